@@ -1,0 +1,1 @@
+"""The backend's catalogue of errors: class, status code, message template (fact, place, cure)."""
