@@ -1,0 +1,86 @@
+"""What every test shares: markers by folder, an environment that no machine's settings reach, seeds that can be repeated."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).resolve().parent
+GROUPS = ("unit", "cpu", "gpu", "multi")
+SEED_VARIABLE = "FLAGOS_TEST_SEED"
+
+settings.register_profile("flagos", deadline=None, print_blob=True)
+settings.load_profile("flagos")
+
+
+def isolate_environment() -> None:
+    """Takes away settings of the machine, before a test module imports a framework or the loader."""
+    kept = ("FLAGOS_TEST_", "FLAGOS_NUM_CPU_DEVICES")
+    for name in list(os.environ):
+        if name.startswith(("FLAGOS_", "JAX_", "XLA_", "TF_", "PJRT_")) and not name.startswith(kept):
+            del os.environ[name]
+    scratch = Path(os.environ.setdefault("FLAGOS_TEST_SCRATCH", tempfile.mkdtemp(prefix="flagos-tests-")))
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        folder = scratch / name.lower()
+        folder.mkdir(exist_ok=True, mode=0o700)
+        os.environ[name] = str(folder)
+
+
+def require_installed_packages() -> None:
+    """Stops a run that is meant for an installed wheel and would test the source tree."""
+    import flagos_backend
+    import plugin_abi
+
+    for package in (plugin_abi, flagos_backend):
+        if Path(package.__path__[0]).resolve().parent == TESTS.parent:
+            raise pytest.UsageError(f"{package.__name__} comes from the source tree; run through tools/test")
+
+
+isolate_environment()
+os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("FLAGOS_TEST_INSTALLED") == "1":
+        require_installed_packages()
+
+
+def pytest_report_header() -> str:
+    return f"flagos: fresh inputs drawn from seed {os.environ[SEED_VARIABLE]} (repeat with {SEED_VARIABLE}=)"
+
+
+def _missing_hardware(group: str) -> str | None:
+    """Why tests of `group` cannot run here, or None."""
+    if group not in ("gpu", "multi"):
+        return None
+    import torch
+
+    needed = 2 if group == "multi" else 1
+    found = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    return None if found >= needed else f"needs {needed} accelerators, torch sees {found}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {}
+    for item in items:
+        group = item.path.relative_to(TESTS).parts[0]
+        if group not in GROUPS:
+            raise pytest.UsageError(f"{item.path}: tests live under one of {', '.join(GROUPS)}; see tests/README.md")
+        item.add_marker(group)
+        if group not in reasons:
+            reasons[group] = _missing_hardware(group)
+        if reasons[group] is not None:
+            item.add_marker(pytest.mark.skip(reason=reasons[group]))
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Fresh random numbers, different in each run and each test, repeatable through the seed in the report header."""
+    name = request.node.nodeid.encode()
+    return np.random.default_rng([int(os.environ[SEED_VARIABLE]), *name])
