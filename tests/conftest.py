@@ -1,4 +1,4 @@
-"""What every test shares: markers by folder, an environment that no machine's settings reach, seeds that can be repeated."""
+"""What every test shares: markers by folder, an environment free of the machine's settings, repeatable seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def isolate_environment() -> None:
     for name in list(os.environ):
         if name.startswith(("FLAGOS_", "JAX_", "XLA_", "TF_", "PJRT_")) and not name.startswith(kept):
             del os.environ[name]
-    scratch = Path(os.environ.setdefault("FLAGOS_TEST_SCRATCH", tempfile.mkdtemp(prefix="flagos-tests-")))
+    if "FLAGOS_TEST_SCRATCH" not in os.environ:  # xdist workers share their controller's
+        os.environ["FLAGOS_TEST_SCRATCH"] = tempfile.mkdtemp(prefix="flagos-tests-")
+    scratch = Path(os.environ["FLAGOS_TEST_SCRATCH"])
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         folder = scratch / name.lower()
         folder.mkdir(exist_ok=True, mode=0o700)
