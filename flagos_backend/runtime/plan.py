@@ -1,5 +1,5 @@
-"""A compiled computation: a straight line of steps over numbered slots, run by one loop. Built from the IR with kernels of
-the registry; the last stage before execution, called by runtime/bridge.py."""
+"""A compiled computation: a straight line of steps over numbered slots, run by one loop. Built from the IR with kernels
+of the registry; the last stage before execution, called by runtime/bridge.py."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """``run`` may be called from several threads at once. Values of a tuple shape are passed as their leaves, in order."""
+    """``run`` may be called from several threads at once. A value of a tuple shape is passed as its leaves, in order."""
 
     name: str
     steps: tuple[Step, ...]
