@@ -1,31 +1,157 @@
-"""The backend's catalogue of errors: class, status code, message template (fact, place, cure)."""
+"""The backend's catalogue of errors: class, number, status code, message template (fact, place, cure).
+
+Each class states its facts as template fields; ``payloads`` hands them to the host as named bytes.
+"""
 
 from __future__ import annotations
 
-
-class FlagosError(Exception):
-    """An error with the status code that the plugin ABI carries (the numbers of absl::StatusCode)."""
-
-    code = 2
+import enum
+import string
+from typing import ClassVar
 
 
-class UnsupportedOpcode(FlagosError):
-    """An instruction that no kernel computes."""
+class StatusCode(enum.IntEnum):
+    """absl's status codes, as the plugin ABI numbers them."""
 
-    code = 12
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
 
-    def __init__(self, opcode: str, place: str) -> None:
-        super().__init__(
-            f"the flagos backend has no kernel for {opcode}, at {place}; avoid it or run the program on cpu"
-        )
+
+CATALOGUE: dict[int, type[FlagosBackendError]] = {}
 
 
-class UnsupportedElementType(FlagosError):
-    """An instruction that no kernel computes on this element type."""
+class FlagosBackendError(Exception):
+    """Base of every error that the backend raises on purpose.
 
-    code = 12
+    Subclasses set ``number`` (unique, 100 a stage), ``code`` and ``template``; the constructor takes exactly the
+    template's fields. Numbers: 1xx graph format and importer, 2xx IR and passes, 3xx kernels, 4xx runtime,
+    5xx collectives, 6xx front ends.
+    """
 
-    def __init__(self, opcode: str, element_type: str, place: str) -> None:
-        super().__init__(
-            f"the flagos backend has no kernel for {opcode} on {element_type}, at {place}; convert it first"
-        )
+    number: ClassVar[int]
+    code: ClassVar[StatusCode]
+    template: ClassVar[str]
+    fields: ClassVar[frozenset[str]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.fields = frozenset(name for _, name, _, _ in string.Formatter().parse(cls.template) if name)
+        other = CATALOGUE.setdefault(cls.number, cls)
+        if other is not cls and other.__qualname__ != cls.__qualname__:
+            raise TypeError(f"{cls.__qualname__} and {other.__qualname__} share the error number {cls.number}")
+
+    def __init__(self, **facts: object) -> None:
+        if facts.keys() != self.fields:
+            raise TypeError(f"{type(self).__name__} takes {sorted(self.fields)}, got {sorted(facts)}")
+        self.facts = {name: str(value) for name, value in facts.items()}
+        super().__init__(f"{self.template.format(**self.facts)} [FLAGOS-{self.number}]")
+
+    @property
+    def payloads(self) -> dict[str, bytes]:
+        """The facts for the host's error object: ``flagos.error`` is the class, the rest the template's fields."""
+        named = {"flagos.error": type(self).__name__, "flagos.error_number": str(self.number), **self._prefixed()}
+        return {name: value.encode("utf-8", "backslashreplace") for name, value in named.items()}
+
+    def _prefixed(self) -> dict[str, str]:
+        return {f"flagos.{name}": value for name, value in self.facts.items()}
+
+
+# 1xx: the graph format and the importer. ``place`` names the instruction, its operands' shapes and its source.
+
+
+class MalformedProgram(FlagosBackendError):
+    number = 101
+    code = StatusCode.INVALID_ARGUMENT
+    template = "The program is malformed: {fact}. At {place}. Have its producer serialize it again, and report it there."
+
+
+class UnsupportedOpcode(FlagosBackendError):
+    number = 102
+    code = StatusCode.UNIMPLEMENTED
+    template = "The instruction {opcode} is not supported: {reason}. At {place}. Express the program without it."
+
+
+class UnsupportedElementType(FlagosBackendError):
+    number = 103
+    code = StatusCode.UNIMPLEMENTED
+    template = "The element type {element_type} is not supported. At {place}. Convert to another type before it."
+
+
+class UnsupportedShape(FlagosBackendError):
+    number = 104
+    code = StatusCode.UNIMPLEMENTED
+    template = "The shape is not supported: {reason}. At {place}. Give every dimension a fixed size."
+
+
+class UnsupportedLayout(FlagosBackendError):
+    number = 105
+    code = StatusCode.UNIMPLEMENTED
+    template = "The layout {layout} is not supported: arrays are row major. At {place}. Ask for the default layout."
+
+
+class UnsupportedAttribute(FlagosBackendError):
+    number = 106
+    code = StatusCode.UNIMPLEMENTED
+    template = "The attribute {attribute} = {value} is not supported. At {place}. Leave it at its default."
+
+
+class UnsupportedSchemaVersion(FlagosBackendError):
+    number = 107
+    code = StatusCode.FAILED_PRECONDITION
+    template = (
+        "The program has schema version {version}; this backend reads up to {supported}. At {place}. "
+        "Update the backend, or the host to a release that writes the older schema."
+    )
+
+
+class ProgramTooDeep(FlagosBackendError):
+    number = 108
+    code = StatusCode.RESOURCE_EXHAUSTED
+    template = (
+        "Computations call each other {depth} levels deep; the limit is {limit}. At {place}. "
+        "Turn nested calls into a loop."
+    )
+
+
+# 2xx: the IR and its passes.
+
+
+class VerificationFailed(FlagosBackendError):
+    number = 201
+    code = StatusCode.INVALID_ARGUMENT
+    template = "The graph breaks a rule of the IR: {rule}. At {place}. See flagos_backend/ir/SPEC.md for the rule."
+
+
+class PassFailed(FlagosBackendError):
+    number = 202
+    code = StatusCode.INTERNAL
+    template = (
+        "The pass {name} made an invalid graph: {reason}. At {place}. This is a bug of the backend: please report it."
+    )
+
+
+# 3xx: kernels.
+
+
+class UnknownCustomCall(FlagosBackendError):
+    number = 301
+    code = StatusCode.UNIMPLEMENTED
+    template = (
+        "No kernel is registered for the custom call {target}. At {place}. Install the package that provides it, "
+        "or express the program without it."
+    )
