@@ -1,0 +1,165 @@
+"""The demo: trains a small GPT-2 on flagos and on JAX's own CPU in one process, and shows a manifest being refused.
+
+Run through tools/demo. Exits with 1 if a loss does not fall, the curves part, or the refusal does not happen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gpt2
+import jax
+import numpy as np
+
+TOLERANCE = 1e-3
+"""Largest difference of the two losses. JAX's CPU against itself, started from parameters that differ in the last bit,
+parts by 2e-6 in 100 steps; kernels that sum in another order part a little further."""
+
+FALL = 1.5
+"""The loss must fall by this much, in nats per byte; it starts near ln 256 = 5.5."""
+
+_OPCODE = re.compile(r"^ +(?:ROOT )?%?[\w.-]+ = .*?[\])}] ([a-z][\w-]*)\(", re.MULTILINE)
+
+REFUSED_PROGRAM = """
+import jax, jax.numpy as jnp
+print("jax.devices():", jax.devices(), "and it computes: 1 + 1 =", int(jnp.add(1, 1)))
+try:
+    print("jax.devices('flagos'):", jax.devices("flagos"))
+except RuntimeError as error:
+    print("jax.devices('flagos'):", error)
+"""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training run on one device. Times in seconds."""
+
+    losses: np.ndarray
+    compile_time: float
+    step_time: float
+    opcodes: Counter[str]
+
+
+def train(device: jax.Device, config: gpt2.Config, start: Any, batches: Sequence[np.ndarray]) -> Training:
+    """Compiles the training step for `device` and takes one step for each batch."""
+    _, step = gpt2.training(config)
+    state, tokens = jax.device_put(start, device), jax.device_put(batches[0], device)
+    lowered = jax.jit(step, donate_argnums=0).lower(state, tokens)
+    began = time.perf_counter()
+    compiled = lowered.compile()
+    compile_time = time.perf_counter() - began
+    losses, times = [], []
+    for number, batch in enumerate(batches):
+        began = time.perf_counter()
+        state, loss = compiled(state, jax.device_put(batch, device))
+        losses.append(float(loss))
+        times.append(time.perf_counter() - began)
+        if sys.stderr.isatty():
+            print(f"\r  {device.platform}: step {number + 1}, loss {losses[-1]:.3f}", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    modules = compiled.runtime_executable().hlo_modules()
+    opcodes = Counter(opcode for module in modules for opcode in _OPCODE.findall(module.to_string()))
+    return Training(np.array(losses), compile_time, statistics.median(times[1:]), opcodes)
+
+
+def curve(values: np.ndarray, low: float, high: float) -> str:
+    """The values as one line of block characters."""
+    levels = np.clip((values - low) / (high - low) * 7.99, 0, 7).astype(int)
+    return "".join("▁▂▃▄▅▆▇█"[level] for level in levels)
+
+
+def report(ours: Training, peer: Training) -> list[str]:
+    """Prints the comparison; returns what is wrong with it."""
+    difference = np.abs(ours.losses - peer.losses)
+    everything = np.concatenate([ours.losses, peer.losses])
+    for name, run in (("flagos", ours), ("JAX CPU", peer)):
+        line = curve(run.losses[:: max(1, len(run.losses) // 50)], everything.min(), everything.max())
+        print(f"  loss on {name:8} {run.losses[0]:.4f} → {run.losses[-1]:.4f}  {line}")
+    print(f"  difference: first step {difference[0]:.2e}, mean {difference.mean():.2e}, largest {difference.max():.2e}")
+    for name, mine, theirs in (
+        ("compile", ours.compile_time, peer.compile_time),
+        ("step (median)", ours.step_time, peer.step_time),
+    ):
+        print(f"  {name}: flagos {mine * 1e3:.1f} ms, JAX CPU {theirs * 1e3:.1f} ms, ratio {mine / theirs:.2f}")
+    most = ", ".join(f"{count} {opcode}" for opcode, count in ours.opcodes.most_common(12))
+    print(f"  the program on flagos: {ours.opcodes.total()} instructions of {len(ours.opcodes)} kinds: {most}, …")
+    problems = []
+    for name, run in (("flagos", ours), ("JAX CPU", peer)):
+        fall = run.losses[:5].mean() - run.losses[-5:].mean()
+        if not fall > FALL:
+            problems.append(f"the loss on {name} fell by {fall:.3f} only; expected {FALL}")
+    if not difference.max() < TOLERANCE:
+        problems.append(f"the curves differ by {difference.max():.4f}; at most {TOLERANCE} is rounding")
+    return problems
+
+
+def show_refusal() -> list[str]:
+    """Starts JAX with a copy of the manifest that states another compiler; returns what is wrong with the outcome."""
+    from plugin_abi import loader
+
+    accepted = next(candidate for candidate in loader.discover().accepted)
+    manifest = json.loads(accepted.manifest_path.read_text(encoding="utf-8"))
+    manifest["library_path"] = str(accepted.library_path)
+    stated = manifest["built_with"]["compiler"]
+    manifest["built_with"]["compiler"] = "gcc 4.8.5"
+    print(f"  built_with.compiler changed from {stated!r} to 'gcc 4.8.5'; the library is the same. A new process says:")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "50_flagos.json"
+        path.write_text(json.dumps(manifest), encoding="utf-8")
+        environment = os.environ | {"FLAGOS_DRIVER_FILES": str(path)}
+        done = subprocess.run(
+            [sys.executable, "-c", REFUSED_PROGRAM], env=environment, capture_output=True, text=True, timeout=120
+        )
+    said = done.stderr + done.stdout
+    print("".join(f"    {line}\n" for line in said.splitlines()), end="")
+    problems = []
+    if done.returncode != 0:
+        problems.append(f"the process with the refused manifest ended with {done.returncode}")
+    if "1 + 1 = 2" not in done.stdout:
+        problems.append("JAX did not compute beside the refused manifest")
+    if "gcc 4.8.5" not in done.stderr or "gcc 4.8.5" not in done.stdout.partition("jax.devices('flagos')")[2]:
+        problems.append("warning and error do not name the compiler that the manifest states")
+    return problems
+
+
+def main() -> int:
+    """Runs the demo; 1 if anything is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100)
+    options = parser.parse_args()
+    config = gpt2.Config(layers=4, width=128, context=128, batch=8)
+    device, peer = jax.devices("flagos")[0], jax.devices("cpu")[0]
+    with jax.default_device(peer):
+        start = jax.device_get(jax.jit(gpt2.training(config)[0])())
+    batches = gpt2.batches(config, options.steps)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(start.parameters))
+    print(
+        f"GPT-2, {config.layers} layers, width {config.width}, {parameters} parameters; {options.steps} steps of "
+        f"{config.batch} × {config.context} bytes from {len(gpt2.text())} bytes of the standard library's source"
+    )
+    print(f"jax {jax.__version__}, Python {sys.version.split()[0]}, devices: {device} and {peer}")
+    problems = report(train(device, config, start, batches), train(peer, config, start, batches))
+    print("A manifest that does not match its library:")
+    problems += show_refusal()
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    print("demo failed" if problems else "demo passed")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
