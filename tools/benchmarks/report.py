@@ -1,0 +1,126 @@
+"""What every benchmark shares: the command line, alternating measurement, a report that says where it comes from."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured quantity. `floor` is what no implementation can beat here; `peer` is JAX's own CPU."""
+
+    name: str
+    unit: str
+    floor: float
+    ours: float
+    peer: float
+    goal: float | None = None
+    """Largest ratio that the project sets itself, if it sets one."""
+
+    @property
+    def ratio(self) -> float:
+        """Ours over peer: below 1 is faster than the peer."""
+        return self.ours / self.peer
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where figures come from."""
+
+    date: str
+    command: str
+    hardware: str
+    versions: dict[str, str]
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    result = argparse.ArgumentParser(description=description)
+    result.add_argument("--device", default="flagos", help="the platform that is measured against cpu")
+    result.add_argument("--save", action="store_true", help="write the result into tools/benchmarks/results")
+    return result
+
+
+def hardware() -> str:
+    """Processor, cores and memory of this machine."""
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    models = {line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{', '.join(sorted(models)) or platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that takes part."""
+    found = {"python": platform.python_version(), "glibc": platform.libc_ver()[1]}
+    for name in ("jax", "jaxlib", "torch", "numpy", "flax"):
+        found[name] = importlib.metadata.version(name)
+    import flagos_backend
+
+    return found | {"flagos": flagos_backend.__version__}
+
+
+def origin(name: str) -> Origin:
+    """Where the figures of this process come from."""
+    command = " ".join(["tools/bench", name, *(argument for argument in sys.argv[1:] if argument != "--save")])
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return Origin(date, command, hardware(), versions())
+
+
+def render(rows: Sequence[Row], source: Origin) -> str:
+    """The rows as a table, and their origin below."""
+    lines = [f"{'':36}{'floor':>12}{'ours':>12}{'JAX CPU':>12}{'ratio':>8}{'goal':>7}"]
+    for row in rows:
+        goal = "" if row.goal is None else f"≤ {row.goal:g}"
+        label = f"{row.name} [{row.unit}]"
+        lines.append(f"{label:36}{row.floor:12.4g}{row.ours:12.4g}{row.peer:12.4g}{row.ratio:8.2f}{goal:>7}")
+    lines.append(", ".join(f"{name} {version}" for name, version in source.versions.items()))
+    lines.append(f"{source.hardware}; {source.date}; {source.command}")
+    return "\n".join(lines) + "\n"
+
+
+def publish(name: str, rows: Sequence[Row], save: bool) -> None:
+    """Prints the report; with `save`, also writes NAME.txt and NAME.json."""
+    source = origin(name)
+    text = render(rows, source)
+    print(text, end="")
+    if save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.txt").write_text(text, encoding="utf-8")
+        content = asdict(source) | {"rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
+        (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def alternate(functions: Sequence[Callable[[], object]], rounds: int, calls: int = 1) -> list[float]:
+    """Median seconds of one call of each function.
+
+    The functions take turns, so that a machine that slows down slows all of them down.
+    """
+    for function in functions:
+        function()
+    times: list[list[float]] = [[] for _ in functions]
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for function, measured in zip(functions, times, strict=True):
+                began = time.perf_counter()
+                for _ in range(calls):
+                    function()
+                measured.append((time.perf_counter() - began) / calls)
+    finally:
+        gc.enable()
+    return [statistics.median(measured) for measured in times]

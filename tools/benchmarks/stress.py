@@ -1,0 +1,110 @@
+"""10,000 jit calls in 8 threads with donation and deletion: exits with 1 unless results are right and memory is flat."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from benchmarks import report
+
+THREADS = 8
+SIZES = (1, 7, 1024, 65536, 262144)
+ALLOWED_GROWTH = 8 * 2**20
+"""Bytes that the second half of the calls may add, 1.6 KB a call: JAX's own CPU moves by up to 5 MB either way, while one
+leaked buffer in a hundred calls would add more."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of the calls gave. Bytes and seconds."""
+
+    wrong: int
+    middle_resident: int
+    final_resident: int
+    seconds: float
+
+    @property
+    def growth(self) -> int:
+        """Resident bytes that the second half added."""
+        return self.final_resident - self.middle_resident
+
+
+def resident() -> int:
+    """Resident bytes of this process, after everything unused was given back."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def one_thread(device: jax.Device, number: int, calls: int, start: threading.Barrier) -> int:
+    """Number of wrong results of `calls` calls, which in turn donate the argument, delete it, drop the result unread."""
+    donating = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
+    keeping = jax.jit(lambda x, y: (x + y, (x - y).sum()))
+    rng = np.random.default_rng()
+    wrong = 0
+    start.wait()
+    for call in range(calls):
+        host = rng.integers(-1000, 1000, SIZES[(call + number) % len(SIZES)]).astype(np.int32)
+        value = jax.device_put(host, device)
+        match call % 3:
+            case 0:
+                result = donating(value)
+                wrong += not np.array_equal(np.asarray(result), host * 2 + 1)
+            case 1:
+                total, difference = keeping(value, value)
+                value.delete()
+                wrong += not np.array_equal(np.asarray(total), host * 2) or int(difference) != 0
+            case _:
+                donating(value)
+    return wrong
+
+
+def run(device: jax.Device, calls: int) -> Outcome:
+    """Makes `calls` calls from all threads, in two halves after a warm-up."""
+
+    def half(count: int) -> int:
+        start = threading.Barrier(THREADS)
+        with ThreadPoolExecutor(THREADS) as pool:
+            per_thread = [pool.submit(one_thread, device, number, count // THREADS, start) for number in range(THREADS)]
+            return sum(future.result() for future in per_thread)
+
+    wrong = half(calls // 10)
+    began = time.perf_counter()
+    wrong += half(calls // 2)
+    middle = resident()
+    wrong += half(calls // 2)
+    seconds = time.perf_counter() - began
+    return Outcome(wrong, middle, resident(), seconds)
+
+
+def main() -> int:
+    """Command line; see tools/benchmarks/README.md."""
+    arguments = report.parser(__doc__)
+    arguments.add_argument("--calls", type=int, default=10_000)
+    options = arguments.parse_args()
+    ours = run(jax.devices(options.device)[0], options.calls)
+    peer = run(jax.devices("cpu")[0], options.calls)
+    rows = [
+        report.Row("time of a call", "µs", 0, ours.seconds / options.calls * 1e6, peer.seconds / options.calls * 1e6),
+        report.Row("resident memory at the end", "MB", 0, ours.final_resident / 1e6, peer.final_resident / 1e6),
+    ]
+    report.publish("stress", rows, options.save)
+    flat = ours.growth <= ALLOWED_GROWTH
+    print(
+        f"{options.calls} calls in {THREADS} threads: {ours.wrong} wrong results; the second half added "
+        f"{ours.growth / 1e6:.2f} MB (JAX CPU: {peer.growth / 1e6:.2f} MB); {'flat' if flat else 'NOT FLAT'}"
+    )
+    return 0 if flat and ours.wrong == 0 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
