@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gpt2
 import jax
 import numpy as np
+
+import gpt2
 
 TOLERANCE = 1e-3
 """Largest difference of the two losses. JAX's CPU against itself, started from parameters that differ in the last bit,

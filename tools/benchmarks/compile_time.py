@@ -10,10 +10,10 @@ import sys
 import tempfile
 import time
 
-import gpt2
 import jax
 import numpy as np
 
+import gpt2
 from benchmarks import report
 
 CONFIG = gpt2.Config(layers=4, width=128, context=128, batch=8)

@@ -1,4 +1,4 @@
-"""10,000 jit calls in 8 threads with donation and deletion: exits with 1 unless results are right and memory is flat."""
+"""10,000 jit calls in 8 threads with donation and deletion: exits with 1 unless results are right and memory flat."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from benchmarks import report
 THREADS = 8
 SIZES = (1, 7, 1024, 65536, 262144)
 ALLOWED_GROWTH = 8 * 2**20
-"""Bytes that the second half of the calls may add, 1.6 KB a call: JAX's own CPU moves by up to 5 MB either way, while one
-leaked buffer in a hundred calls would add more."""
+"""Bytes that the second half of the calls may add, 1.6 KB a call: JAX's own CPU moves by up to 5 MB either way, while
+one leaked buffer in a hundred calls would add more."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def resident() -> int:
 
 
 def one_thread(device: jax.Device, number: int, calls: int, start: threading.Barrier) -> int:
-    """Number of wrong results of `calls` calls, which in turn donate the argument, delete it, drop the result unread."""
+    """Number of wrong results of `calls` calls, which in turn donate the argument, delete it, ignore the result."""
     donating = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
     keeping = jax.jit(lambda x, y: (x + y, (x - y).sum()))
     rng = np.random.default_rng()
