@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """``run`` may be called from several threads at once. A value of a tuple shape is passed as its leaves, in order."""
+    """``run`` may be called by several threads at once. A value of a tuple shape is passed as its leaves, in order."""
 
     name: str
     steps: tuple[Step, ...]
@@ -273,7 +273,8 @@ class _Builder:
         if scalar and opcode is Opcode.MAP:
             return self._inline(instruction.called[0], operands)
         if not scalar or not registry.is_elementwise(opcode):
-            raise UnsupportedOpcode(opcode.value, f"{instruction.name}, inside a scalar function")
+            reason = "inside a scalar function (reducer, comparator, map) every instruction must be elementwise"
+            raise UnsupportedOpcode.at(instruction, opcode=opcode, reason=reason)
         return self._emit_kernel(instruction, operands)
 
     def _emit_kernel(self, instruction: Instruction, operands: list[Tree]) -> Tree:

@@ -173,5 +173,5 @@ def _entry(instruction: Instruction) -> _Entry:
     _load_families()
     entry = _KERNELS.get(instruction.opcode)
     if entry is None:
-        raise UnsupportedOpcode(instruction.opcode.value, instruction.name)
+        raise UnsupportedOpcode.at(instruction, opcode=instruction.opcode, reason="it has no kernel")
     return entry
