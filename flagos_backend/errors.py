@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import enum
 import string
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
+
+if TYPE_CHECKING:
+    from flagos_backend.ir.hlo import Instruction
 
 
 class StatusCode(enum.IntEnum):
@@ -61,6 +64,11 @@ class FlagosBackendError(Exception):
         self.facts = {name: str(value) for name, value in facts.items()}
         super().__init__(f"{self.template.format(**self.facts)} [FLAGOS-{self.number}]")
 
+    @classmethod
+    def at(cls, instruction: Instruction, **facts: object) -> Self:
+        """The error with ``place`` filled in from an instruction of the IR."""
+        return cls(place=place_of(instruction), **facts)
+
     @property
     def payloads(self) -> dict[str, bytes]:
         """The facts for the host's error object: ``flagos.error`` is the class, the rest the template's fields."""
@@ -71,13 +79,22 @@ class FlagosBackendError(Exception):
         return {f"flagos.{name}": value for name, value in self.facts.items()}
 
 
+def place_of(instruction: Instruction) -> str:
+    """``%name = f32[2] opcode(f32[2], s32[]), from the framework's own name``."""
+    operands = ", ".join(str(operand.shape) for operand in instruction.operands)
+    source = f", from {instruction.metadata}" if instruction.metadata else ""
+    return f"%{instruction.name} = {instruction.shape} {instruction.opcode}({operands}){source}"
+
+
 # 1xx: the graph format and the importer. ``place`` names the instruction, its operands' shapes and its source.
 
 
 class MalformedProgram(FlagosBackendError):
     number = 101
     code = StatusCode.INVALID_ARGUMENT
-    template = "The program is malformed: {fact}. At {place}. Have its producer serialize it again, and report it there."
+    template = (
+        "The program is malformed: {fact}. At {place}. Have its producer serialize it again, and report it there."
+    )
 
 
 class UnsupportedOpcode(FlagosBackendError):

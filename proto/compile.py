@@ -1,6 +1,7 @@
 """Compiles the .proto files beside it into the descriptor set that flagos_backend ships.
 
-Run after editing a .proto file: ``python proto/compile.py``. Needs grpcio-tools. A test compares the result with a fresh compile.
+Run after editing a .proto file: ``python proto/compile.py``. Needs grpcio-tools. A test compares the result with a
+fresh compile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A corpus of named JAX programs, their HLO bytes, and stock XLA as the oracle that runs them.
 
-``PROGRAMS[name]`` holds a function and its argument specs; ``hlo_bytes`` lowers it, ``run_on_xla`` runs HLO on jaxlib's CPU.
+``PROGRAMS[name]`` holds a function and its argument specs; ``hlo_bytes`` lowers it, ``run_on_xla`` runs HLO on jaxlib's
+CPU client.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Program:
         return tuple(make_argument(spec, rng) for spec in self.specs)
 
     def hlo(self, platform: str = "flagos") -> bytes:
-        """``platform`` "flagos" gives the generic lowerings (any name that JAX has no rules for), "cpu" JAX's CPU ones."""
+        """``platform`` "flagos", or any name without rules of its own, gives JAX's generic lowerings, "cpu" its CPU ones."""
         with jax.enable_x64(self.x64):
             return _lower(self, platform)
 
@@ -359,7 +360,7 @@ for _source in _CONVERT_TYPES:
         lambda x, y, targets=_targets: [lax.convert_element_type(v, _DTYPES[t]) for v in (x, y) for t in targets]
     )
 
-_SMALL_FLOATS = tuple(t for t in _DTYPES if t.startswith("f8") or t.startswith("f4"))
+_SMALL_FLOATS = tuple(t for t in _DTYPES if t.startswith(("f8", "f4")))
 for _small in _SMALL_FLOATS:
     program(f"{_small}[48]", "f32[48]", "bf16[16]", name=f"convert_{_small}", exact=True)(
         lambda x, y, z, t=_small: (

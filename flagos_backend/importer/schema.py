@@ -1,4 +1,4 @@
-"""Message classes of proto/xla.proto and proto/flagos.proto, the graph format. First stop of the pipeline: bytes in, bytes out.
+"""Message classes of proto/xla.proto and proto/flagos.proto, the graph format. First stop of the pipeline.
 
 The classes live in a descriptor pool of their own, so TensorFlow's or XLA's registrations of the same names in this
 process do not collide with them, and no generated code ties the backend to one protobuf runtime.

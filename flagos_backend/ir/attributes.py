@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from flagos_backend.ir.opcode import (
     Comparison,
     ComparisonOrder,
+    DotAlgorithm,
     FftType,
     Opcode,
     Precision,
@@ -95,6 +96,7 @@ class DotAttributes:
     lhs_batch: Dims = ()
     rhs_batch: Dims = ()
     precision: Precision = Precision.DEFAULT
+    algorithm: DotAlgorithm = DotAlgorithm.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +220,17 @@ class BatchNormAttributes:
 
 @dataclass(frozen=True, slots=True)
 class CustomCallAttributes:
-    """``output_operand_aliases``: pairs (result tuple index path, operand number) the callee may share storage for."""
+    """``output_operand_aliases``: pairs (result tuple index path, operand number) the callee may share storage for.
+    The ``*_layouts`` are what a layout-constrained callee of stock XLA would see, minor to major, one for each array
+    inside the operands (results), or empty: all row major. Values of the IR are row major whatever they say."""
 
     target: str
     backend_config: bytes = b""
     api_version: int = 0
     has_side_effect: bool = False
     output_operand_aliases: tuple[tuple[Dims, int], ...] = ()
+    operand_layouts: tuple[Dims, ...] = ()
+    result_layouts: tuple[Dims, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +297,7 @@ Attributes = (
 
 NONE = NoAttributes()
 
-ATTRIBUTES_OF: dict[Opcode, type[Attributes]] = {opcode: NoAttributes for opcode in Opcode} | {
+ATTRIBUTES_OF: dict[Opcode, type[Attributes]] = dict.fromkeys(Opcode, NoAttributes) | {
     Opcode.PARAMETER: ParameterAttributes,
     Opcode.CONSTANT: ConstantAttributes,
     Opcode.IOTA: DimensionAttributes,

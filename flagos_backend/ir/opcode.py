@@ -170,3 +170,22 @@ class Precision(enum.IntEnum):
     DEFAULT = 0
     HIGH = 1
     HIGHEST = 2
+
+
+class DotAlgorithm(enum.IntEnum):
+    """The arithmetic that a dot asks for: operands, then the accumulator. UNSET leaves it to ``Precision``."""
+
+    UNSET = 0
+    ANY_F8_ANY_F8_F32 = 1
+    ANY_F8_ANY_F8_F32_FAST_ACCUM = 2
+    F16_F16_F16 = 3
+    F16_F16_F32 = 4
+    BF16_BF16_BF16 = 5
+    BF16_BF16_F32 = 6
+    BF16_BF16_F32_X3 = 7
+    BF16_BF16_F32_X6 = 8
+    TF32_TF32_F32 = 9
+    TF32_TF32_F32_X3 = 10
+    F32_F32_F32 = 11
+    F64_F64_F64 = 12
+    BF16_BF16_F32_X9 = 13

@@ -83,14 +83,14 @@ class ElementType(enum.IntEnum):
 _BITS = {
     ElementType.PRED: 8,
     ElementType.TOKEN: 0,
-    **{t: 1 for t in (ElementType.S1, ElementType.U1)},
-    **{t: 2 for t in (ElementType.S2, ElementType.U2)},
-    **{t: 4 for t in (ElementType.S4, ElementType.U4, ElementType.F4E2M1FN)},
+    **dict.fromkeys((ElementType.S1, ElementType.U1), 1),
+    **dict.fromkeys((ElementType.S2, ElementType.U2), 2),
+    **dict.fromkeys((ElementType.S4, ElementType.U4, ElementType.F4E2M1FN), 4),
     **{t: 8 for t in ElementType if t.name.startswith("F8")},
-    **{t: 8 for t in (ElementType.S8, ElementType.U8)},
-    **{t: 16 for t in (ElementType.S16, ElementType.U16, ElementType.F16, ElementType.BF16)},
-    **{t: 32 for t in (ElementType.S32, ElementType.U32, ElementType.F32)},
-    **{t: 64 for t in (ElementType.S64, ElementType.U64, ElementType.F64, ElementType.C64)},
+    **dict.fromkeys((ElementType.S8, ElementType.U8), 8),
+    **dict.fromkeys((ElementType.S16, ElementType.U16, ElementType.F16, ElementType.BF16), 16),
+    **dict.fromkeys((ElementType.S32, ElementType.U32, ElementType.F32), 32),
+    **dict.fromkeys((ElementType.S64, ElementType.U64, ElementType.F64, ElementType.C64), 64),
     ElementType.C128: 128,
 }
 _SIGNED = frozenset(t for t in ElementType if t.name[0] == "S")

@@ -1,0 +1,6 @@
+"""Graph bytes to IR and back: the schema, the importer and the exporter."""
+
+from flagos_backend.importer.graph import import_module
+from flagos_backend.importer.program import Program, import_program
+
+__all__ = ["Program", "import_module", "import_program"]
