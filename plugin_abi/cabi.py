@@ -1,0 +1,92 @@
+"""The plugin ABI for cffi, made from the text of the header itself: one source of truth for Python and C.
+
+Serves the loader, the trial load and the host client.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import cffi
+
+HEADER: Final = Path(__file__).parent / "include" / "flagos" / "plugin_abi.h"
+_CPLUSPLUS_BLOCK: Final = re.compile(r"^#ifdef __cplusplus$.*?^#endif$", re.MULTILINE | re.DOTALL)
+_DIRECTIVE: Final = re.compile(r"^\s*#.*$", re.MULTILINE)
+_ENTRY_DECLARATION: Final = "int32_t flagos_plugin_entry(FlagosEntryArgs* args);"
+
+
+def declarations(header: str) -> str:
+    """The C declarations of a header's text, as cffi reads them: no preprocessor lines, no C++ parts."""
+    return _DIRECTIVE.sub("", _CPLUSPLUS_BLOCK.sub("", header))
+
+
+def ffi_from_header(header: str) -> cffi.FFI:
+    """An FFI over a plugin_abi.h; another minor version's text gives the FFI of a host of that version."""
+    ffi = cffi.FFI()
+    ffi.cdef(declarations(header) + _ENTRY_DECLARATION)
+    return ffi
+
+
+@functools.cache
+def ffi() -> cffi.FFI:
+    """The FFI of this package's own header. Takes some 25 ms the first time."""
+    return ffi_from_header(HEADER.read_text("utf-8"))
+
+
+@dataclass(frozen=True)
+class FieldLayout:
+    """Where one field lies."""
+
+    name: str
+    offset: int
+    size: int
+    type: str
+
+
+@dataclass(frozen=True)
+class StructLayout:
+    """Where the fields of one struct lie, in bytes, on this machine."""
+
+    name: str
+    size: int
+    alignment: int
+    fields: tuple[FieldLayout, ...]
+
+    def field(self, name: str) -> FieldLayout:
+        return next(field for field in self.fields if field.name == name)
+
+
+def struct_layout(ffi: cffi.FFI, name: str) -> StructLayout:
+    """The layout of one struct of the header."""
+    fields: list[tuple[str, Any]] = ffi.typeof(name).fields
+    return StructLayout(
+        name,
+        ffi.sizeof(name),
+        ffi.alignof(name),
+        tuple(FieldLayout(n, f.offset, ffi.sizeof(f.type), f.type.cname) for n, f in fields),
+    )
+
+
+def struct_names(header: str) -> tuple[str, ...]:
+    """The names of all structs that a header defines, in its order."""
+    pattern = re.compile(r"^(?:typedef )?struct (Flagos[A-Za-z]+) \{", re.MULTILINE)
+    return tuple(pattern.findall(header))
+
+
+def layouts(ffi: cffi.FFI, header: str) -> Iterator[StructLayout]:
+    """The layout of every struct that a header defines."""
+    return (struct_layout(ffi, name) for name in struct_names(header))
+
+
+@functools.cache
+def constants() -> dict[str, int]:
+    """The header's enumerators by name."""
+    names = re.findall(r"^\s+(FLAGOS_[A-Z0-9_]+) = -?[0-9]+", HEADER.read_text("utf-8"), re.MULTILINE)
+    names += re.findall(r"[{,] (FLAGOS_[A-Z_]+) = [0-9]+", HEADER.read_text("utf-8"))
+    library: Any = ffi().dlopen(None)
+    return {name: getattr(library, name) for name in names}

@@ -1,0 +1,335 @@
+"""Finds, checks and loads a backend: manifests in, one accepted Backend or reasons out. A refusal never raises.
+
+The whole host side in one call: search, manifest, policy, trial, dlopen, negotiation. Front ends begin here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from plugin_abi import cabi, log
+from plugin_abi.errors import CHOSEN_BY_USER, Refusal, RefusalCode
+from plugin_abi.frameworks import RunningFramework
+from plugin_abi.libraries import current_linker
+from plugin_abi.log import logger
+from plugin_abi.manifest import Manifest, OptionValue, read_manifest
+from plugin_abi.negotiation import PluginInfo, call_entry, judge, judge_table
+from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
+from plugin_abi.search import FoundManifest, SearchEnvironment, SearchResult, find_manifests
+from plugin_abi.trial import Trial, cache_folder, trial_mode, trial_timeout
+from plugin_abi.versions import AbiVersion
+
+DEFAULT_PLATFORM: Final = "flagos"
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """A backend that was accepted and is in the process for good; its table may be called."""
+
+    #: None for a backend that was registered natively.
+    manifest: Manifest | None
+    info: PluginInfo
+    version: AbiVersion
+    #: The address of the FlagosApi table, valid until the process ends.
+    address: int
+    priority: int
+    place: str
+    #: The table as a cffi pointer.
+    api: Any = field(repr=False)
+
+    @property
+    def platform(self) -> str:
+        return self.info.platform
+
+    @property
+    def options(self) -> dict[str, OptionValue]:
+        """The manifest's options for context_create; the host's own come after them and win."""
+        return dict(self.manifest.options) if self.manifest is not None else {}
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What a load came to. `standby`: backends of the platform that were outranked and therefore not looked into."""
+
+    platform: str
+    accepted: Backend | None
+    refusals: tuple[Refusal, ...]
+    standby: tuple[Manifest, ...] = ()
+    searched: SearchResult | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A manifest that the search found, read: what `flagos doctor` lists."""
+
+    found: FoundManifest
+    #: None where the file is left out or cannot be read; then `refusal` says why.
+    manifest: Manifest | None
+    library: Path | None
+    refusal: Refusal | None
+
+
+@dataclass
+class _State:
+    """What this process has loaded. Libraries stay for good: a backend is never unloaded."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    #: By the real path of the library.
+    backends: dict[str, Backend] = field(default_factory=dict)
+    native: list[Backend] = field(default_factory=list)
+    results: dict[str, LoadResult] = field(default_factory=dict)
+    #: The cffi libraries and the log callback: they must outlive every call.
+    libraries: list[Any] = field(default_factory=list)
+    log_callback: Any = None
+
+
+_state = _State()
+
+
+# ---- Logs of the backend -------------------------------------------------------------------------------------------
+
+#: FLAGOS_LOG_* to logging's levels.
+_LOG_LEVELS: Final = (40, 30, 20, 10, 5)
+
+
+def _on_log(_user_data: Any, level: int, message: Any, size: int) -> None:
+    text = bytes(cabi.ffi().buffer(message, size)).decode("utf-8", "replace")
+    logger.log(_LOG_LEVELS[min(max(level, 0), len(_LOG_LEVELS) - 1)], "backend: %s", text)
+
+
+def _log_callback() -> Any:
+    if _state.log_callback is None:
+        _state.log_callback = cabi.ffi().callback("FlagosLogCallback", _on_log)
+    return _state.log_callback
+
+
+def _backend_log_level() -> int:
+    """The most verbose FLAGOS_LOG_* that the logger would show."""
+    return max((n for n, level in enumerate(_LOG_LEVELS) if logger.isEnabledFor(level)), default=0)
+
+
+# ---- Loading one library -------------------------------------------------------------------------------------------
+
+
+def _negotiate(entry: Any, manifest: Manifest | None, priority: int, place: str) -> Backend | Refusal:
+    """Call an entry and judge what it answers."""
+    ffi = cabi.ffi()
+    answer, api = call_entry(ffi, entry, HOST_ABI, _log_callback(), _backend_log_level())
+    refusal = judge(answer, manifest, HOST_ABI, place) or judge_table(ffi, api, answer.version, place)
+    if refusal is not None:
+        return refusal
+    # An interpreter that has ended can take no more lines; a second negotiation without a callback says so.
+    atexit.register(call_entry, ffi, entry, HOST_ABI, ffi.NULL, 0)
+    address = int(ffi.cast("uintptr_t", api))
+    return Backend(manifest, answer.plugin_info, answer.version, address, priority, place, api)
+
+
+def _open(library: Library, manifest: Manifest) -> Backend | Refusal:
+    """dlopen a library that passed every check, for good, and negotiate with it."""
+    path = os.path.realpath(library.path)
+    ffi = cabi.ffi()
+    try:
+        handle: Any = ffi.dlopen(path, os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_NODELETE)
+        entry = handle.flagos_plugin_entry
+    except (OSError, AttributeError) as error:
+        fact = "the dynamic linker does not load it"
+        return Refusal(RefusalCode.DLOPEN_FAILED, fact, path, "correct what the cause names", str(error), error)
+    _state.libraries.append(handle)
+    return _negotiate(entry, manifest, manifest.priority, path)
+
+
+@dataclass(frozen=True)
+class _Session:
+    """One load: what it depends on besides the manifests."""
+
+    policy: Policy
+    trial: Trial
+
+    @classmethod
+    def begin(cls, environment: SearchEnvironment, frameworks: Iterable[RunningFramework]) -> _Session:
+        variables = environment.variables
+        policy = Policy(
+            linker=current_linker(),
+            static_initializers=static_initializers_policy(variables),
+            frameworks=tuple(frameworks),
+        )
+        folder = cache_folder(variables, environment.privileged)
+        return cls(policy, Trial(trial_mode(variables), trial_timeout(variables), folder))
+
+    def check(self, manifest: Manifest) -> Library | Refusal:
+        """Everything that can be known without the library's code in this process."""
+        library = examine(manifest, self.policy)
+        if isinstance(library, Refusal):
+            return library
+        return self.trial.judge(library, manifest, self.policy.abi) or library
+
+    def load(self, manifest: Manifest) -> Backend | Refusal:
+        library = self.check(manifest)
+        if isinstance(library, Refusal):
+            return library
+        real = os.path.realpath(library.path)
+        known = _state.backends.get(real)
+        if known is not None:
+            return known
+        backend = _open(library, manifest)
+        if isinstance(backend, Backend):
+            _state.backends[real] = backend
+        return backend
+
+
+# ---- Choosing among several ----------------------------------------------------------------------------------------
+
+
+def _read(found: FoundManifest, session: _Session, seen: dict[str, Path]) -> Candidate:
+    """Read one found manifest; one whose library an earlier manifest has already named is refused."""
+    if found.refusal is not None:
+        return Candidate(found, None, None, found.refusal)
+    manifest = read_manifest(found.path)
+    if isinstance(manifest, Refusal):
+        return Candidate(found, None, None, manifest)
+    library = locate(manifest, session.policy.linker)
+    if isinstance(library, Refusal):
+        return Candidate(found, manifest, None, library)
+    real = os.path.realpath(library)
+    if real in seen:
+        fact = f"its library {real} already belongs to the manifest {seen[real]}"
+        cure = "remove one of the two manifests"
+        refusal = Refusal(RefusalCode.DUPLICATE_LIBRARY, fact, str(found.path), cure)
+        return Candidate(found, manifest, library, refusal)
+    seen[real] = found.path
+    return Candidate(found, manifest, library, None)
+
+
+def _candidates(environment: SearchEnvironment, session: _Session) -> tuple[SearchResult, tuple[Candidate, ...]]:
+    searched = find_manifests(environment)
+    seen: dict[str, Path] = {}
+    return searched, tuple(_read(found, session, seen) for found in searched.manifests)
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\n", " ")
+
+
+def _report(refusal: Refusal, manifest: Path) -> None:
+    write = logger.info if refusal.code in CHOSEN_BY_USER else logger.warning
+    write("%s", _printable(f"manifest {manifest} is not used: {refusal}"))
+
+
+def _choose(platform: str, candidates: tuple[Candidate, ...], session: _Session, searched: SearchResult) -> LoadResult:
+    """The first backend that is accepted, by priority and then by the order of the search."""
+    refusals: list[Refusal] = []
+
+    def refuse(refusal: Refusal, manifest: Path) -> None:
+        refusals.append(refusal)
+        _report(refusal, manifest)
+
+    usable: list[tuple[int, Backend | Manifest]] = [
+        (backend.priority, backend) for backend in _state.native if backend.platform == platform
+    ]
+    for candidate in candidates:
+        manifest = candidate.manifest
+        if manifest is not None and manifest.platform != platform:
+            logger.info("manifest %s is for the platform %s, not %s", manifest.path, manifest.platform, platform)
+        elif candidate.refusal is not None:
+            refuse(candidate.refusal, candidate.found.path)
+        elif manifest is not None:
+            usable.append((manifest.priority, manifest))
+    # Sorting is stable: equal priorities keep the order of the search.
+    usable.sort(key=lambda item: -item[0])
+    for index, (_, choice) in enumerate(usable):
+        loaded = choice if isinstance(choice, Backend) else session.load(choice)
+        if isinstance(loaded, Backend):
+            logger.info("the platform %s is served by %s (ABI %s)", platform, loaded.place, loaded.version)
+            standby = tuple(rest for _, rest in usable[index + 1 :] if isinstance(rest, Manifest))
+            return LoadResult(platform, loaded, tuple(refusals), standby, searched)
+        assert isinstance(choice, Manifest)
+        refuse(loaded, choice.path)
+    return LoadResult(platform, None, tuple(refusals), (), searched)
+
+
+# ---- What front ends and tools call --------------------------------------------------------------------------------
+
+
+def load(
+    platform: str = DEFAULT_PLATFORM,
+    frameworks: Iterable[RunningFramework] = (),
+    environment: SearchEnvironment | None = None,
+) -> LoadResult:
+    """Find a backend for a platform and load it, once and for good.
+
+    `frameworks` are the facts that the caller knows of the frameworks it serves; of others that a manifest names, the
+    installed package's files are read. `environment` replaces the process's variables and folders.
+
+    Never raises for what manifests and libraries contain: a backend that is not used is a Refusal in the result, with
+    one WARNING line on the logger "flagos.loader". A library that was accepted before is not loaded again.
+    """
+    environment = environment or SearchEnvironment.current()
+    with _state.lock:
+        log.configure(environment.variables)
+        session = _Session.begin(environment, frameworks)
+        searched, candidates = _candidates(environment, session)
+        result = _choose(platform, candidates, session, searched)
+        _state.results[platform] = result
+        return result
+
+
+def register_native(entry_address: int, priority: int = 0, place: str = "this process") -> Backend | Refusal:
+    """Register a backend that is built into the process: the address of a FlagosPluginEntry, no file, no manifest.
+
+    The entry is negotiated with like that of a library, in this process. load() then considers the backend beside
+    those of the manifests; among equal priorities it comes first.
+    """
+    with _state.lock:
+        entry = cabi.ffi().cast("FlagosPluginEntry", entry_address)
+        backend = _negotiate(entry, None, priority, place)
+        if isinstance(backend, Refusal):
+            logger.warning("%s", _printable(f"native backend is not used: {backend}"))
+        else:
+            _state.native.append(backend)
+        return backend
+
+
+def check(
+    manifest_path: Path,
+    frameworks: Iterable[RunningFramework] = (),
+    environment: SearchEnvironment | None = None,
+) -> Refusal | None:
+    """Why a manifest would be refused; None where it would be accepted. The library never enters this process."""
+    environment = environment or SearchEnvironment.current()
+    manifest = read_manifest(Path(manifest_path))
+    if isinstance(manifest, Refusal):
+        return manifest
+    outcome = _Session.begin(environment, frameworks).check(manifest)
+    return outcome if isinstance(outcome, Refusal) else None
+
+
+def search(environment: SearchEnvironment | None = None) -> tuple[SearchResult, tuple[Candidate, ...]]:
+    """The places that a load would look at and every manifest in them, read but not checked further."""
+    environment = environment or SearchEnvironment.current()
+    return _candidates(environment, _Session.begin(environment, ()))
+
+
+def last_result(platform: str = DEFAULT_PLATFORM) -> LoadResult | None:
+    """What the last load() for a platform came to; None before the first."""
+    return _state.results.get(platform)
+
+
+def no_such_device_message(platform: str = DEFAULT_PLATFORM) -> str:
+    """What to tell a program that names a device which no accepted backend serves: the fact, the reasons, the cure."""
+    result = last_result(platform)
+    if result is None:
+        return f"no such device: {platform}. Its backends were not looked for yet. Cure: call plugin_abi.loader.load()."
+    if result.refusals:
+        reasons = " ".join(f"[{number}] {refusal}" for number, refusal in enumerate(result.refusals, 1))
+        return f"no such device: {platform}. Every backend that was found is refused: {reasons}"
+    looked = ", ".join(str(place.path) for place in result.searched.places) if result.searched else "nowhere"
+    return (
+        f"no such device: {platform}. No manifest for it was found; looked in {looked}. "
+        f"Cure: install a backend for {platform}, or name its manifest in FLAGOS_DRIVER_FILES."
+    )

@@ -1,0 +1,283 @@
+"""The trial load: a child process loads a library and calls its entry, so that a crash or a hang is not the host's.
+
+Stage between policy and loader. Verdicts are kept by the library's hash, so a library is tried once, not at each start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from plugin_abi import __version__, cabi
+from plugin_abi.errors import Refusal, RefusalCode
+from plugin_abi.log import logger
+from plugin_abi.manifest import Manifest
+from plugin_abi.negotiation import HOST_NAME, EntryAnswer, judge
+from plugin_abi.policy import Library
+from plugin_abi.versions import AbiRange, AbiVersion
+
+MODE_VARIABLE: Final = "FLAGOS_TRIAL_LOAD"
+TIMEOUT_VARIABLE: Final = "FLAGOS_TRIAL_TIMEOUT"
+DEFAULT_TIMEOUT: Final = 20.0
+#: A crash or a hang may have had a passing cause; after this long it is tried again.
+BAD_VERDICT_SECONDS: Final = 3600.0
+_CHILD: Final = Path(__file__).parent / "trial_child.py"
+_NOT_LOADED: Final = 3
+_STDERR_TAIL: Final = 400
+
+
+class TrialMode(enum.Enum):
+    """When a library is tried in a child: unless its verdict is known, always, or never."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+def trial_mode(variables: Mapping[str, str]) -> TrialMode:
+    """What FLAGOS_TRIAL_LOAD says: 1 or always, 0 or never; anything else is auto."""
+    value = variables.get(MODE_VARIABLE, "").strip().lower()
+    words = {"1": TrialMode.ALWAYS, "always": TrialMode.ALWAYS, "0": TrialMode.NEVER, "never": TrialMode.NEVER}
+    return words.get(value, TrialMode.AUTO)
+
+
+def trial_timeout(variables: Mapping[str, str]) -> float:
+    """What FLAGOS_TRIAL_TIMEOUT says, in seconds; the default where it says nothing that can be used."""
+    try:
+        value = float(variables.get(TIMEOUT_VARIABLE, ""))
+    except ValueError:
+        return DEFAULT_TIMEOUT
+    return value if 0 < value <= 3600 else DEFAULT_TIMEOUT
+
+
+# ---- Verdicts that are kept ----------------------------------------------------------------------------------------
+
+
+def cache_folder(variables: Mapping[str, str], privileged: bool) -> Path | None:
+    """The folder of the kept verdicts, created if need be; None where there is none that is this user's alone."""
+    base = variables.get("XDG_CACHE_HOME", "")
+    home = variables.get("HOME", "")
+    if privileged or not (base.startswith("/") or home.startswith("/")):
+        return None
+    folder = (Path(base) if base.startswith("/") else Path(home) / ".cache") / "flagos" / "loader"
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        logger.debug("no verdicts are kept: %s", error)
+        return None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o170077 != 0o040000:
+        logger.info("no verdicts are kept: %s is not a folder of this user alone (mode 0700)", folder)
+        return None
+    return folder
+
+
+def _key(library: Library, manifest: Manifest, host: AbiRange) -> str:
+    """What a verdict depends on: the library, what it is loaded with, who loads it and what it is compared with."""
+    dependencies = []
+    for name, path in sorted(library.dependencies.found.items()):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            dependencies.append((name, str(path), status.st_size, status.st_mtime_ns))
+    built = manifest.built_with
+    facts = (
+        *(library.sha256, str(host), __version__, platform.libc_ver(), dependencies),
+        *(manifest.name, manifest.platform, manifest.version, repr(built)),
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _recall(folder: Path, key: str, place: str) -> tuple[bool, Refusal | None]:
+    """Whether a verdict is kept that still holds, and which."""
+    try:
+        descriptor = os.open(folder / f"{key}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                return False, None
+            value = json.loads(file.read(65536))
+        if value["good"] is True:
+            return True, None
+        age = time.time() - float(value["time"])
+        if 0 <= age < BAD_VERDICT_SECONDS:
+            cure = f"{value['cure']}; to try it again now, set {MODE_VARIABLE}=1"
+            fact = f"{value['fact']} (when it was tried {int(age)} s ago)"
+            return True, Refusal(RefusalCode(value["code"]), fact, place, cure, str(value["cause"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        # Absent, damaged or of another version: as good as never tried.
+        pass
+    return False, None
+
+
+def _keep(folder: Path, key: str, refusal: Refusal | None) -> None:
+    value: dict[str, Any] = {"good": refusal is None, "time": time.time()}
+    if refusal is not None:
+        value |= {"code": int(refusal.code), "fact": refusal.fact, "cure": refusal.cure, "cause": refusal.cause}
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=folder)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        Path(temporary).replace(folder / f"{key}.json")
+    except OSError as error:
+        logger.debug("the verdict is not kept: %s", error)
+
+
+# ---- The child -----------------------------------------------------------------------------------------------------
+
+
+def _python() -> str | None:
+    """A Python to run the child with; in an embedding host sys.executable may be any program."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = (Path(sys.exec_prefix) / "bin", Path(sys.base_exec_prefix) / "bin")
+    candidates = [Path(sys.executable or "/"), *(folder / name for folder in folders for name in (version, "python3"))]
+    for path in candidates:
+        if path.name.startswith("python") and os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+def _request(library: Library, host: AbiRange, timeout: float, result_fd: int) -> str:
+    ffi = cabi.ffi()
+
+    def layout(name: str) -> dict[str, Any]:
+        struct = cabi.struct_layout(ffi, name)
+        # cffi writes "char *" with and without const alike.
+        return {"size": struct.size, "fields": {f.name: (f.offset, f.size, f.type) for f in struct.fields}}
+
+    return json.dumps(
+        {
+            "library": os.path.realpath(library.path),
+            "min": host.min.number,
+            "max": host.max.number,
+            "host_name": HOST_NAME,
+            "timeout": timeout,
+            "result_fd": result_fd,
+            "args": layout("FlagosEntryArgs"),
+            "info": layout("FlagosPluginInfo"),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """How a child ended. `status` is None when it was killed for taking too long; below zero: a signal."""
+
+    status: int | None
+    result: bytes
+    errors: str
+
+
+def _run_child(library: Library, host: AbiRange, python: str, timeout: float) -> _Outcome:
+    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as errors:
+        request = _request(library, host, timeout, result.fileno())
+        child = subprocess.Popen(
+            [python, "-I", "-S", str(_CHILD), request],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=(result.fileno(),),
+            start_new_session=True,
+        )
+        try:
+            status: int | None = child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        result.seek(0)
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - _STDERR_TAIL))
+        return _Outcome(status, result.read(1 << 20), errors.read().decode("utf-8", "replace").strip())
+
+
+def _answer(result: bytes) -> EntryAnswer:
+    """The child's account of the entry's answer. Raises ValueError, KeyError or TypeError where it is damaged."""
+    value = json.loads(result)
+    args = value["args"]
+    return EntryAnswer(
+        status=int(value["status"]),
+        version=AbiVersion.from_number(args["version"]),
+        plugin_range=AbiRange(
+            AbiVersion.from_number(args["plugin_version_min"]), AbiVersion.from_number(args["plugin_version_max"])
+        ),
+        has_api=bool(args["has_api"]),
+        info=value["info"],
+        message=args["message"] or "",
+    )
+
+
+def _try(library: Library, manifest: Manifest, host: AbiRange, timeout: float) -> Refusal | None:
+    place = str(library.path)
+    vendor = "report it to the backend's vendor, or remove its manifest"
+    python = _python()
+    if python is None:
+        cure = f"set {MODE_VARIABLE}=0 to load the library without a trial"
+        fact = "there is no Python program to try the library with"
+        return Refusal(RefusalCode.TRIAL_UNAVAILABLE, fact, place, cure)
+    try:
+        outcome = _run_child(library, host, python, timeout)
+    except OSError as error:
+        cure = f"correct the cause, or set {MODE_VARIABLE}=0 to load the library without a trial"
+        fact = "the trial load could not be started"
+        return Refusal(RefusalCode.TRIAL_UNAVAILABLE, fact, place, cure, str(error), error)
+    if outcome.status is None:
+        fact = f"its trial load did not end within {timeout:g} s"
+        cure = f"{vendor}; {TIMEOUT_VARIABLE} allows a slow library more time"
+        return Refusal(RefusalCode.ENTRY_HANGS, fact, place, cure, outcome.errors)
+    if outcome.status == _NOT_LOADED:
+        with contextlib.suppress(ValueError, KeyError):
+            cause = str(json.loads(outcome.result)["error"])
+            fact = "the dynamic linker does not load it"
+            return Refusal(RefusalCode.DLOPEN_FAILED, fact, place, "correct what the cause names", cause)
+    if outcome.status == 0:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return judge(_answer(outcome.result), manifest, host, place)
+    fact = f"its trial load ended the process with {_describe(outcome.status)}"
+    return Refusal(RefusalCode.ENTRY_CRASHED, fact, place, vendor, outcome.errors)
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How libraries are tried in this process."""
+
+    mode: TrialMode
+    timeout: float = DEFAULT_TIMEOUT
+    folder: Path | None = None
+
+    def judge(self, library: Library, manifest: Manifest, host: AbiRange) -> Refusal | None:
+        """The verdict on a library: the kept one where it may be used, else that of a child."""
+        if self.mode is TrialMode.NEVER:
+            return None
+        key = _key(library, manifest, host)
+        if self.mode is TrialMode.AUTO and self.folder is not None:
+            known, refusal = _recall(self.folder, key, str(library.path))
+            if known:
+                logger.debug("trial: the verdict on %s is known", library.path)
+                return refusal
+        logger.info("trial: loading %s in a child process", library.path)
+        refusal = _try(library, manifest, host, self.timeout)
+        if self.folder is not None and (refusal is None or refusal.code is not RefusalCode.TRIAL_UNAVAILABLE):
+            _keep(self.folder, key, refusal)
+        return refusal
