@@ -1,0 +1,43 @@
+"""Show what flagos keeps in the user's cache folder, or clear it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from flagos_backend.cli.failure import CommandFailed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("show", "clear"), nargs="?", default="show")
+
+
+def cache_folder() -> Path:
+    """The folder below which loader and backend keep what can be made again: $XDG_CACHE_HOME/flagos."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification: a relative path there is invalid and is to be ignored.
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "flagos"
+
+
+def run(options: argparse.Namespace) -> int:
+    folder = cache_folder()
+    print(folder if folder.is_dir() else f"{folder} (does not exist)")
+    for part in sorted(folder.iterdir()) if folder.is_dir() else ():
+        files = [part] if not part.is_dir() else [path for path in part.rglob("*") if path.is_file()]
+        size = sum(path.lstat().st_size for path in files)
+        print(f"  {part.name}: {len(files)} files, {size / 1024:.1f} KiB")
+    if options.action == "clear" and folder.exists():
+        _clear(folder)
+        print("cleared")
+    return 0
+
+
+def _clear(folder: Path) -> None:
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise CommandFailed(f"{folder} is a link or not this user's; remove it by hand if that is meant")
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise CommandFailed(f"{error.filename} cannot be removed ({error.strerror}); change its permissions") from error

@@ -1,0 +1,32 @@
+"""List the devices of the platform flagos and their memories."""
+
+from __future__ import annotations
+
+import argparse
+
+from flagos_backend.cli.session import open_context
+from plugin_abi.host import Context
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Takes none."""
+
+
+def run(options: argparse.Namespace) -> int:
+    with open_context() as context:
+        lines = describe_devices(context)
+    print("\n".join(lines))
+    return 0 if lines else 1
+
+
+def describe_devices(context: Context) -> list[str]:
+    """One line for each device, and one for the runtime below them."""
+    lines = [context.platform_version]
+    for device in context.devices:
+        kinds = ", ".join(memory.kind for memory in device.memories) if device.is_addressable else "other process"
+        lines.append(f"{device.to_string}: {device.kind}, process {device.process_index}, memories: {kinds}")
+        if device.is_addressable:
+            stats = device.memory_stats()
+            limit = "unknown" if stats.bytes_limit < 0 else f"{stats.bytes_limit / 2**30:.1f} GiB"
+            lines.append(f"  {stats.bytes_in_use} bytes in use, limit {limit}")
+    return lines

@@ -1,0 +1,85 @@
+"""Report the environment, the folders searched, every manifest with its verdict, and the devices.
+
+Exits with 0 if the platform flagos has a backend and a device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+
+from flagos_backend import __version__
+from flagos_backend.cli.devices import describe_devices
+from plugin_abi import loader
+from plugin_abi.frameworks import detect
+from plugin_abi.host import Context
+from plugin_abi.loader import Backend, Candidate
+from plugin_abi.policy import HOST_ABI
+
+FRAMEWORKS = ("jax", "jaxlib", "torch", "triton", "flag_gems")
+_VARIABLE_PREFIXES = ("FLAGOS_", "JAX_PLATFORMS", "XLA_FLAGS")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--platform", default=loader.DEFAULT_PLATFORM, help="the platform to look for")
+
+
+def run(options: argparse.Namespace) -> int:
+    _print_environment()
+    _print_search()
+    result = loader.load(options.platform)
+    if result.accepted is None:
+        print(f"\n{loader.no_such_device_message(options.platform)}")
+        return 1
+    _print_backend(result.accepted)
+    with Context(result.accepted) as context:
+        lines = describe_devices(context)
+    print("\n".join(["Devices", *(f"  {line}" for line in lines)]))
+    return 0 if lines else 1
+
+
+def _print_environment() -> None:
+    print("Environment")
+    libc = " ".join(platform.libc_ver())
+    print(f"  flagos {__version__}, Python {platform.python_version()}, {libc}, {platform.machine()}")
+    for name in FRAMEWORKS:
+        found = detect(name)
+        if found is None:
+            print(f"  {name}: not installed")
+            continue
+        facts = (f"git {found.git_revision}" if found.git_revision else "", found.compiler or "")
+        print(f"  {name} {found.version}" + "".join(f", {fact}" for fact in facts if fact))
+    for name in sorted(os.environ):
+        if name.startswith(_VARIABLE_PREFIXES):
+            print(f"  {name}={os.environ[name]}")
+
+
+def _print_search() -> None:
+    searched, candidates = loader.search()
+    print("Searched")
+    for place in searched.places:
+        print(f"  {place.path} ({place.origin.value}){'' if place.path.exists() else ': does not exist'}")
+    print("Manifests")
+    for candidate in candidates:
+        print(f"  {candidate.found.path}: {_verdict(candidate)}")
+    if not candidates:
+        print("  none")
+
+
+def _verdict(candidate: Candidate) -> str:
+    refusal = candidate.refusal
+    if refusal is None and candidate.manifest is not None:
+        refusal = loader.check(candidate.manifest.path)
+    if refusal is not None:
+        return f"refused\n    {refusal}"
+    assert candidate.manifest is not None
+    return f"accepted, for the platform {candidate.manifest.platform}, priority {candidate.manifest.priority}"
+
+
+def _print_backend(backend: Backend) -> None:
+    info = backend.info
+    print("Backend")
+    print(f"  {info.name} {info.version} ({info.build_id}), git {info.git_revision or 'unknown'}")
+    print(f"  {backend.place}")
+    print(f"  {info.compiler}, glibc {info.glibc}, ABI {backend.version} negotiated (this host speaks {HOST_ABI})")
