@@ -1,0 +1,82 @@
+// A context: the devices of this process, what runs on them, and what the host gave us to call.
+#ifndef FLAGOS_NATIVE_CONTEXT_H_
+#define FLAGOS_NATIVE_CONTEXT_H_
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "event.h"
+#include "memory.h"
+#include "options.h"
+#include "profiler.h"
+#include "python.h"
+#include "threads.h"
+
+struct FlagosDevice {
+  int64_t id = 0;
+  int32_t process_index = 0;
+  int32_t local_hardware_id = -1;
+  std::string kind;
+  std::string debug_string;
+  std::string to_string;
+  FlagosContext* context = nullptr;
+  std::vector<std::unique_ptr<FlagosMemory>> owned_memories;
+  std::vector<FlagosMemory*> memories;
+  std::vector<FlagosNamedValue> attributes;
+  std::unique_ptr<flagos::DeviceQueue> queue;  // NULL: another process's
+
+  bool addressable() const noexcept { return queue != nullptr; }
+  FlagosMemory* default_memory() const noexcept { return memories.empty() ? nullptr : memories.front(); }
+
+  // Work in flight, so that synchronize and shutdown can wait for it.
+  void Track(flagos::Ref<flagos::Event> done);
+  void Synchronize();
+
+ private:
+  struct Pending {
+    std::mutex mutex;
+    std::list<flagos::Ref<flagos::Event>> events;
+  };
+  std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
+};
+
+struct FlagosContext : flagos::RefCounted<FlagosContext> {
+  explicit FlagosContext(const FlagosContextCreateArgs& args);
+  ~FlagosContext() = default;
+
+  // Waits for what runs; then work that still comes runs in the thread that brings it.
+  void Close();
+
+  flagos::Options options;
+  std::string platform_version;
+  int32_t process_index = 0;
+  FlagosHostCallback host_callback = nullptr;
+  void* host_callback_user_data = nullptr;
+  flagos::python::Settings python;
+  std::vector<std::unique_ptr<FlagosDevice>> owned_devices;
+  std::vector<FlagosDevice*> devices;
+  std::vector<FlagosDevice*> addressable_devices;
+  std::vector<FlagosMemory*> memories;
+  flagos::Profiler profiler;
+  std::unique_ptr<flagos::ThreadPool> transfers;
+  // Held while a launch is put into the queues of its devices: every queue sees the launches in one order.
+  std::mutex launch_mutex;
+
+  FlagosDevice* FindDevice(int64_t id) const noexcept;
+
+ private:
+  void AddDevices(const std::vector<int64_t>& counts);
+  void AddMemories(FlagosDevice& device);
+};
+
+namespace flagos {
+
+using Context = ::FlagosContext;
+using Device = ::FlagosDevice;
+
+}  // namespace flagos
+
+#endif  // FLAGOS_NATIVE_CONTEXT_H_

@@ -1,0 +1,63 @@
+// Something that will have happened: completes once, with success or an error, and then calls whoever asked.
+#ifndef FLAGOS_NATIVE_EVENT_H_
+#define FLAGOS_NATIVE_EVENT_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "error.h"
+#include "ref.h"
+
+struct FlagosEvent final : flagos::RefCounted<FlagosEvent> {
+ public:
+  using Callback = std::function<void(const flagos::Status&)>;
+
+  FlagosEvent() = default;
+  ~FlagosEvent() = default;
+
+  // The one event that has always been complete. Shared by everybody, so that what is ready costs nothing.
+  static flagos::Ref<FlagosEvent> Ready();
+  static flagos::Ref<FlagosEvent> Failed(flagos::Status status);
+
+  // False: it was complete already, and nothing changed. Callbacks run here, with no lock held.
+  bool Complete(flagos::Status status);
+
+  bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }
+  // Why it failed; only once ready.
+  const flagos::Status& status() const noexcept { return status_; }
+
+  // Runs callback once complete, at once if it is. An exception in a callback is a defect and ends in the log.
+  void OnReady(Callback callback);
+
+  // Blocks, without the interpreter lock. Callers keep a reference meanwhile.
+  const flagos::Status& Wait();
+  // False: the time ran out.
+  bool WaitFor(int64_t timeout_ns);
+
+  // An event that the host completes with event_set.
+  bool set_by_host = false;
+
+ private:
+  static void Run(const Callback& callback, const flagos::Status& status) noexcept;
+
+  std::atomic<bool> ready_{false};
+  flagos::Status status_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Callback> callbacks_;
+};
+
+namespace flagos {
+
+using Event = ::FlagosEvent;
+
+// Complete when all of `events` are; fails with the first error in their order.
+Ref<Event> WhenAll(const std::vector<Ref<Event>>& events);
+
+}  // namespace flagos
+
+#endif  // FLAGOS_NATIVE_EVENT_H_

@@ -1,0 +1,306 @@
+// Running an executable: checks, donation, then at once in the caller's thread or in the queues of the devices.
+#include <algorithm>
+#include <cinttypes>
+
+#include "api.h"
+#include "call.h"
+#include "executable.h"
+#include "log.h"
+
+namespace flagos {
+namespace {
+
+// One device's part of a launch.
+struct Share {
+  Place place;
+  const std::vector<Memory*>* memories;
+  std::vector<Argument> arguments;
+  std::vector<Ref<Contents>> outputs;
+  Ref<Event> done;
+};
+
+struct Launch {
+  Ref<Executable> executable;
+  std::vector<Memory*> portable_memories;  // of a device that the program was not compiled for
+  std::unique_ptr<LaunchState> state;
+  std::vector<Share> shares;
+};
+
+std::string Name(const Executable& executable, size_t argument) {
+  return Format("execute: argument %zu of %s", argument, executable.info().name.c_str());
+}
+
+void CheckArgument(const Executable& executable, size_t number, const Buffer* buffer, const Device& device) {
+  if (buffer == nullptr) Fail(FLAGOS_INVALID_ARGUMENT, "%s is NULL", Name(executable, number).c_str());
+  if (buffer->context() != executable.context.get()) {
+    Fail(FLAGOS_INVALID_ARGUMENT, "%s belongs to another context; copy it through the host",
+         Name(executable, number).c_str());
+  }
+  if (buffer->device() != &device) {
+    Fail(FLAGOS_INVALID_ARGUMENT, "%s is on %s, but runs on %s; copy it with buffer_copy",
+         Name(executable, number).c_str(), buffer->device()->debug_string.c_str(), device.debug_string.c_str());
+  }
+  const Shape& expected = executable.info().arguments[number];
+  if (buffer->shape != expected) {
+    Fail(FLAGOS_INVALID_ARGUMENT, "%s is %s, but was compiled as %s; compile again for other shapes",
+         Name(executable, number).c_str(), ToString(buffer->shape).c_str(), ToString(expected).c_str());
+  }
+}
+
+// Which arguments this launch gives up.
+std::vector<char> Donations(const Executable& executable, const FlagosExecuteArgs& args) {
+  const ProgramInfo& info = executable.info();
+  std::vector<char> donated(info.arguments.size(), 0);
+  for (const int64_t number : info.donors) donated[static_cast<size_t>(number)] = 1;
+  if (args.num_non_donatable > 0 && args.non_donatable == nullptr) {
+    Fail(FLAGOS_INVALID_ARGUMENT, "execute: non_donatable is NULL but num_non_donatable is %zu",
+         args.num_non_donatable);
+  }
+  for (size_t i = 0; i < args.num_non_donatable; ++i) {
+    const int64_t number = args.non_donatable[i];
+    if (number < 0 || static_cast<size_t>(number) >= donated.size()) {
+      Fail(FLAGOS_INVALID_ARGUMENT, "execute: non_donatable[%zu] is %" PRId64 ", but %s has %zu arguments", i, number,
+           info.name.c_str(), donated.size());
+    }
+    donated[static_cast<size_t>(number)] = 0;
+  }
+  return donated;
+}
+
+// A buffer that is given up must not be passed a second time.
+void CheckDuplicates(const Executable& executable, FlagosBuffer* const* buffers, const std::vector<char>& donated) {
+  std::vector<std::pair<const Buffer*, size_t>> sorted;
+  sorted.reserve(donated.size());
+  for (size_t i = 0; i < donated.size(); ++i) sorted.emplace_back(buffers[i], i);
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 1; i < sorted.size(); ++i) {
+    const size_t first = sorted[i - 1].second, second = sorted[i].second;
+    if (sorted[i].first == sorted[i - 1].first && (donated[first] || donated[second])) {
+      Fail(FLAGOS_INVALID_ARGUMENT,
+           "execute: arguments %zu and %zu of %s are the same buffer, and argument %zu is donated; pass a copy, or do "
+           "not "
+           "donate it",
+           first, second, executable.info().name.c_str(), donated[first] ? first : second);
+    }
+  }
+}
+
+// Checks everything, then takes the contents: when it throws, no buffer has been given up.
+void TakeArguments(const Executable& executable, FlagosBuffer* const* const* buffers, const std::vector<char>& donated,
+                   std::vector<Share>& shares) {
+  const size_t count = donated.size();
+  const bool donates = std::find(donated.begin(), donated.end(), 1) != donated.end();
+  for (size_t d = 0; d < shares.size(); ++d) {
+    if (count > 0 && (buffers == nullptr || buffers[d] == nullptr)) {
+      Fail(FLAGOS_INVALID_ARGUMENT, "execute: the arguments of device %zu are NULL", d);
+    }
+    shares[d].arguments.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      CheckArgument(executable, i, buffers[d][i], *shares[d].place.device);
+      Ref<Contents> contents = buffers[d][i]->contents();
+      if (!contents) contents = buffers[d][i]->Require(Name(executable, i).c_str());
+      shares[d].arguments.push_back({std::move(contents), &executable.info().arguments[i], donated[i] != 0});
+    }
+    if (donates) CheckDuplicates(executable, buffers[d], donated);
+  }
+  if (!donates) return;
+  for (size_t d = 0; d < shares.size(); ++d) {
+    for (size_t i = 0; i < count; ++i) {
+      if (donated[i]) buffers[d][i]->Take("donated to an execution");
+    }
+  }
+}
+
+// Runs one share in this thread and completes its outputs.
+void RunShare(Launch& launch, Share& share) noexcept {
+  Status status;
+  try {
+    const ProgramInfo& info = launch.executable->info();
+    ScopedSpan span(share.place.device->context->profiler, "execute", info.name, share.place.device->id);
+    std::vector<Ref<Block>> blocks =
+        launch.executable->program->Run(share.place, launch.state.get(), share.arguments, *share.memories);
+    for (size_t i = 0; i < blocks.size(); ++i) share.outputs[i]->SetBlock(std::move(blocks[i]));
+  } catch (...) {
+    status = StatusOfException("execute");
+    if (launch.state) launch.state->Abort(status);
+  }
+  // What was given up is free, and the outputs have one owner less, before anybody hears that it is done.
+  share.arguments.clear();
+  share.outputs.clear();
+  share.done->Complete(std::move(status));
+}
+
+void FailAll(Launch& launch, const Status& status) {
+  for (Share& share : launch.shares) {
+    share.arguments.clear();
+    share.outputs.clear();
+    share.done->Complete(status);
+  }
+}
+
+// Puts every share into its device's queue; no other launch comes in between on any of them, or two launches with
+// collectives could wait for each other.
+void Enqueue(const std::shared_ptr<Launch>& launch) {
+  std::lock_guard<std::mutex> lock(launch->executable->context->launch_mutex);
+  for (Share& share : launch->shares) {
+    DeviceQueue* queue = share.place.device->queue.get();
+    queue->Push([launch, &share, queue] {
+      QueueScope scope(queue);
+      RunShare(*launch, share);
+    });
+  }
+}
+
+// Outputs of a share that runs later: empty contents that share one event.
+void Promise(Share& share, size_t outputs) {
+  share.done = Make<Event>();
+  share.outputs.reserve(outputs);
+  for (size_t i = 0; i < outputs; ++i) share.outputs.push_back(Make<Contents>(share.place.device->context, share.done));
+  share.place.device->Track(share.done);
+}
+
+void Dispatch(const std::shared_ptr<Launch>& launch) {
+  std::vector<Ref<Event>> inputs;
+  for (const Share& share : launch->shares) {
+    for (const Argument& argument : share.arguments) {
+      if (!argument.contents->ready->ready() || !argument.contents->ready->status().ok()) {
+        inputs.push_back(argument.contents->ready);
+      }
+    }
+  }
+  if (inputs.empty()) {
+    Enqueue(launch);
+    return;
+  }
+  WhenAll(inputs)->OnReady([launch](const Status& status) {
+    if (status.ok()) {
+      Enqueue(launch);
+    } else {
+      FailAll(*launch, status);
+    }
+  });
+}
+
+// Short work whose inputs are there, on an idle device, costs less here than handing it to another thread.
+bool RunInline(Launch& launch) {
+  if (launch.shares.size() != 1 || !launch.executable->info().is_small) return false;
+  Share& share = launch.shares[0];
+  for (const Argument& argument : share.arguments) {
+    if (!argument.contents->ready->ready() || !argument.contents->ready->status().ok()) return false;
+  }
+  DeviceQueue* queue = share.place.device->queue.get();
+  if (!queue->TryEnter()) return false;
+  struct Leave {
+    DeviceQueue* queue;
+    ~Leave() { queue->Leave(); }
+  } leave{queue};
+  QueueScope scope(queue);
+  Status status;
+  std::vector<Ref<Block>> blocks;
+  try {
+    ScopedSpan span(share.place.device->context->profiler, "execute", launch.executable->info().name,
+                    share.place.device->id);
+    blocks = launch.executable->program->Run(share.place, nullptr, share.arguments, *share.memories);
+  } catch (...) {
+    status = StatusOfException("execute");
+  }
+  share.arguments.clear();
+  share.done = status.ok() ? Event::Ready() : Event::Failed(std::move(status));
+  const size_t outputs = launch.executable->info().outputs.size();
+  blocks.resize(outputs);
+  share.outputs.reserve(outputs);
+  for (Ref<Block>& block : blocks) {
+    share.outputs.push_back(Make<Contents>(share.place.device->context, share.done, std::move(block)));
+  }
+  return true;
+}
+
+std::vector<Share> MakeShares(Launch& launch, const FlagosExecuteArgs& args) {
+  const Executable& executable = *launch.executable;
+  std::vector<Share> shares;
+  if (args.device == nullptr) {
+    if (args.num_devices != executable.places.size()) {
+      Fail(FLAGOS_INVALID_ARGUMENT, "execute: arguments for %zu devices are given, but %s is compiled for %zu here",
+           args.num_devices, executable.info().name.c_str(), executable.places.size());
+    }
+    for (size_t i = 0; i < executable.places.size(); ++i) {
+      shares.push_back({executable.places[i], &executable.output_memories[i], {}, {}, nullptr});
+    }
+    return shares;
+  }
+  if (args.num_devices != 1 || executable.info().device_assignment.size() != 1) {
+    Fail(FLAGOS_INVALID_ARGUMENT,
+         "execute: a device is named, but %s is compiled for %zu devices and called for %zu; only "
+         "a program of one device can be moved",
+         executable.info().name.c_str(), executable.info().device_assignment.size(), args.num_devices);
+  }
+  if (args.device->context != executable.context.get() || !args.device->addressable()) {
+    Fail(FLAGOS_INVALID_ARGUMENT, "execute: %s belongs to another context or process",
+         args.device->debug_string.c_str());
+  }
+  launch.portable_memories = executable.OutputMemories(*args.device);
+  shares.push_back({{args.device, 0, 0}, &launch.portable_memories, {}, {}, nullptr});
+  return shares;
+}
+
+void CheckOutputs(const Executable& executable, const FlagosExecuteArgs& args) {
+  if (args.num_arguments != executable.info().arguments.size()) {
+    Fail(FLAGOS_INVALID_ARGUMENT, "execute: %zu arguments are given, but %s takes %zu", args.num_arguments,
+         executable.info().name.c_str(), executable.info().arguments.size());
+  }
+  if (executable.info().outputs.empty()) return;
+  FLAGOS_REQUIRE(args, outputs);
+  for (size_t d = 0; d < args.num_devices; ++d) {
+    if (args.outputs[d] == nullptr) Fail(FLAGOS_INVALID_ARGUMENT, "execute: outputs[%zu] is NULL", d);
+  }
+}
+
+}  // namespace
+
+namespace api {
+
+FlagosError* execute(FlagosExecuteArgs* host) {
+  return Enter("execute", host, [](FlagosExecuteArgs& args) {
+    FLAGOS_REQUIRE(args, executable);
+    auto launch = std::make_shared<Launch>();
+    launch->executable = Ref<Executable>::Share(args.executable);
+    const Executable& executable = *args.executable;
+    launch->shares = MakeShares(*launch, args);
+    CheckOutputs(executable, args);
+    const size_t outputs = executable.info().outputs.size();
+    const std::vector<char> donated = Donations(executable, args);
+    // Everything that may fail for lack of memory comes before a buffer is given up, as far as that is foreseeable.
+    std::vector<std::vector<std::unique_ptr<Buffer>>> made(launch->shares.size());
+    if (launch->shares.size() > 1) launch->state = executable.program->Begin();
+    TakeArguments(executable, args.arguments, donated, launch->shares);
+    if (!RunInline(*launch)) {
+      for (Share& share : launch->shares) Promise(share, outputs);
+      // The outputs' handles first: Dispatch may run in other threads and clear the shares.
+      for (size_t d = 0; d < launch->shares.size(); ++d) {
+        for (size_t i = 0; i < outputs; ++i) {
+          const Share& share = launch->shares[d];
+          made[d].push_back(
+              std::make_unique<Buffer>((*share.memories)[i], executable.info().outputs[i], share.outputs[i]));
+        }
+      }
+      std::vector<Ref<Event>> done;
+      for (const Share& share : launch->shares) done.push_back(share.done);
+      Dispatch(launch);
+      for (size_t d = 0; d < done.size(); ++d) {
+        for (size_t i = 0; i < outputs; ++i) args.outputs[d][i] = made[d][i].release();
+        if (args.done != nullptr) args.done[d] = done[d].Detach();
+      }
+      return;
+    }
+    Share& share = launch->shares[0];
+    for (size_t i = 0; i < outputs; ++i) {
+      made[0].push_back(
+          std::make_unique<Buffer>((*share.memories)[i], executable.info().outputs[i], std::move(share.outputs[i])));
+    }
+    for (size_t i = 0; i < outputs; ++i) args.outputs[0][i] = made[0][i].release();
+    if (args.done != nullptr) args.done[0] = share.done.Detach();
+  });
+}
+
+}  // namespace api
+}  // namespace flagos

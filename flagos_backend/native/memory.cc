@@ -1,0 +1,172 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "error.h"
+
+namespace flagos {
+namespace {
+
+// From here on a block is worth keeping: below, malloc does as well.
+constexpr size_t kLarge = size_t{1} << 20;
+constexpr size_t kHugePage = size_t{2} << 20;
+// Empty arrays have an address too.
+alignas(kBlockAlignment) char g_empty[kBlockAlignment];
+
+// Freed large blocks by size.
+struct Cache {
+  std::mutex mutex;
+  std::multimap<size_t, void*> blocks;
+  size_t bytes = 0;
+  size_t limit = 0;
+};
+Cache& TheCache() {
+  static auto* const cache = new Cache;
+  return *cache;
+}
+
+// Sizes in steps of an eighth of their power of two, so that similar sizes share blocks.
+size_t SizeClass(size_t bytes) {
+  if (bytes < kLarge) return (bytes + kBlockAlignment - 1) & ~(kBlockAlignment - 1);
+  const size_t step = (size_t{1} << (63 - __builtin_clzll(bytes))) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+void* AllocateBytes(size_t bytes) {
+  const size_t size = SizeClass(bytes);
+  if (size < bytes) return nullptr;
+  if (size < kLarge) return std::aligned_alloc(kBlockAlignment, size);
+  {
+    Cache& cache = TheCache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    auto found = cache.blocks.find(size);
+    if (found != cache.blocks.end()) {
+      void* data = found->second;
+      cache.blocks.erase(found);
+      cache.bytes -= size;
+      return data;
+    }
+  }
+  const size_t alignment = size >= 2 * kHugePage ? kHugePage : kBlockAlignment;
+  void* data = nullptr;
+  if (posix_memalign(&data, alignment, size) != 0) return nullptr;
+  if (alignment == kHugePage) madvise(data, size / kHugePage * kHugePage, MADV_HUGEPAGE);  // advice: may fail
+  return data;
+}
+
+void FreeBytes(void* data, size_t bytes) noexcept {
+  const size_t size = SizeClass(bytes);
+  if (size >= kLarge) {
+    Cache& cache = TheCache();
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    if (cache.bytes + size <= cache.limit) {
+      try {
+        cache.blocks.emplace(size, data);
+        cache.bytes += size;
+        return;
+      } catch (...) {
+        // No memory to remember it: give it back instead.
+      }
+    }
+  }
+  std::free(data);
+}
+
+void RaiseTo(std::atomic<int64_t>& peak, int64_t value) noexcept {
+  int64_t seen = peak.load(std::memory_order_relaxed);
+  while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+void SetCacheLimit(size_t bytes) noexcept {
+  Cache& cache = TheCache();
+  std::lock_guard<std::mutex> lock(cache.mutex);
+  cache.limit = bytes;
+}
+
+Ref<Block> Block::Allocate(Memory* memory, size_t bytes) {
+  if (bytes == 0) return Ref<Block>::Adopt(new Block(memory, g_empty, 0));
+  memory->Reserve(bytes);
+  void* data = AllocateBytes(bytes);
+  if (data == nullptr) {
+    memory->Unreserve(bytes);
+    Fail(FLAGOS_RESOURCE_EXHAUSTED, "the host has no memory for %zu bytes in %s; free buffers or use smaller ones",
+         bytes, memory->debug_string.c_str());
+  }
+  try {
+    auto block = Ref<Block>::Adopt(new Block(memory, data, bytes));
+    block->owned_ = block->counted_ = true;
+    return block;
+  } catch (...) {
+    FreeBytes(data, bytes);
+    memory->Unreserve(bytes);
+    throw;
+  }
+}
+
+Ref<Block> Block::Wrap(Memory* memory, void* data, size_t bytes, bool writable) {
+  auto block = Ref<Block>::Adopt(new Block(memory, bytes ? data : g_empty, bytes));
+  block->writable_ = writable;
+  return block;
+}
+
+Ref<Block> Block::Hold(Memory* memory, void* data, const Shape& shape, PyObject* tensor) {
+  auto block = Ref<Block>::Adopt(new Block(memory, shape.bytes ? data : g_empty, shape.bytes));
+  block->tensor_shape_ = shape;
+  if (shape.bytes != 0) {
+    memory->Reserve(shape.bytes);
+    block->counted_ = true;
+  }
+  python::Known()->Py_IncRef(tensor);
+  block->tensor_ = tensor;
+  return block;
+}
+
+Block::~Block() {
+  if (owned_) FreeBytes(data_, bytes_);
+  if (counted_) memory_->Unreserve(bytes_);
+  if (tensor_ != nullptr) python::Discard(tensor_, bytes_);
+  if (release_ != nullptr) release_(release_user_data_);
+}
+
+}  // namespace flagos
+
+void FlagosMemory::Reserve(size_t bytes) {
+  const auto size = static_cast<int64_t>(bytes);
+  int64_t used = in_use_.load(std::memory_order_relaxed);
+  do {
+    if (size > limit - used) {
+      flagos::Fail(
+          FLAGOS_RESOURCE_EXHAUSTED,
+          "%s: %zu bytes do not fit: %lld of %lld bytes are in use; free buffers, use smaller ones, or raise the "
+          "context option 'memory_limit_bytes'",
+          debug_string.c_str(), bytes, static_cast<long long>(used), static_cast<long long>(limit));
+    }
+  } while (!in_use_.compare_exchange_weak(used, used + size, std::memory_order_relaxed));
+  live_.fetch_add(1, std::memory_order_relaxed);
+  flagos::RaiseTo(peak_, used + size);
+  flagos::RaiseTo(largest_, size);
+}
+
+void FlagosMemory::Unreserve(size_t bytes) noexcept {
+  in_use_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  live_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void FlagosMemory::ReadStats(FlagosDeviceMemoryStatsArgs& args) noexcept {
+  args.bytes_in_use = in_use_.load(std::memory_order_relaxed);
+  args.peak_bytes_in_use = peak_.load(std::memory_order_relaxed);
+  args.num_allocations = live_.load(std::memory_order_relaxed);
+  args.largest_allocation = largest_.load(std::memory_order_relaxed);
+  args.bytes_limit = limit;
+  if (args.clear_peaks != 0) {
+    peak_.store(args.bytes_in_use, std::memory_order_relaxed);
+    largest_.store(0, std::memory_order_relaxed);
+  }
+}

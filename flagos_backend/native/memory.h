@@ -1,0 +1,89 @@
+// Memories of a device and the blocks in them. A block frees itself when the last who uses it lets go.
+#ifndef FLAGOS_NATIVE_MEMORY_H_
+#define FLAGOS_NATIVE_MEMORY_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flagos/plugin_abi.h"
+#include "python.h"
+#include "ref.h"
+#include "shape.h"
+
+struct FlagosMemory {
+  int64_t id = 0;
+  std::string kind;
+  int32_t kind_id = 0;
+  std::string debug_string;
+  std::string to_string;
+  FlagosContext* context = nullptr;
+  FlagosDevice* device = nullptr;
+  std::vector<FlagosDevice*> devices;
+  int64_t limit = 0;  // bytes
+
+  // Accounts for `bytes`; throws Failure(RESOURCE_EXHAUSTED) beyond the limit.
+  void Reserve(size_t bytes);
+  void Unreserve(size_t bytes) noexcept;
+  void ReadStats(FlagosDeviceMemoryStatsArgs& args) noexcept;
+
+ private:
+  std::atomic<int64_t> in_use_{0};
+  std::atomic<int64_t> peak_{0};
+  std::atomic<int64_t> live_{0};
+  std::atomic<int64_t> largest_{0};
+};
+
+namespace flagos {
+
+using Memory = ::FlagosMemory;
+
+// What zero-copy and every kernel may rely on: the alignment that malloc gives, so that nearly all host arrays qualify.
+inline constexpr size_t kHostAlignment = 16;
+// What our own allocations have: a cache line, and a full vector register.
+inline constexpr size_t kBlockAlignment = 64;
+
+// Contiguous memory. Who may write is decided by who holds references.
+class Block : public RefCounted<Block> {
+ public:
+  static Ref<Block> Allocate(Memory* memory, size_t bytes);
+  // Memory of the host, which hears through SetRelease when nobody uses it any more.
+  static Ref<Block> Wrap(Memory* memory, void* data, size_t bytes, bool writable);
+  // Memory of a dense tensor of `shape`, which is kept until then; with the GIL.
+  static Ref<Block> Hold(Memory* memory, void* data, const Shape& shape, PyObject* tensor);
+  ~Block();
+
+  void SetRelease(FlagosReleaseCallback release, void* user_data) noexcept {
+    release_ = release;
+    release_user_data_ = user_data;
+  }
+
+  void* data() const noexcept { return data_; }
+  size_t bytes() const noexcept { return bytes_; }
+  Memory* memory() const noexcept { return memory_; }
+  bool writable() const noexcept { return writable_; }
+  // The tensor that owns the memory if it has just this shape, else NULL.
+  PyObject* tensor(const Shape& shape) const noexcept { return tensor_ && tensor_shape_ == shape ? tensor_ : nullptr; }
+
+ private:
+  Block(Memory* memory, void* data, size_t bytes) : memory_(memory), data_(data), bytes_(bytes) {}
+
+  Memory* memory_;
+  void* data_;
+  size_t bytes_;
+  bool writable_ = true;
+  bool owned_ = false;    // by the allocator
+  bool counted_ = false;  // in the memory's statistics
+  PyObject* tensor_ = nullptr;
+  Shape tensor_shape_;
+  FlagosReleaseCallback release_ = nullptr;
+  void* release_user_data_ = nullptr;
+};
+
+// Sets how many bytes of freed large blocks are kept for reuse, which saves touching fresh pages.
+void SetCacheLimit(size_t bytes) noexcept;
+
+}  // namespace flagos
+
+#endif  // FLAGOS_NATIVE_MEMORY_H_

@@ -1,0 +1,101 @@
+// A compiled program as the runtime sees it: facts, and a way to run one device's share of a launch.
+#ifndef FLAGOS_NATIVE_PROGRAM_H_
+#define FLAGOS_NATIVE_PROGRAM_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "buffer.h"
+
+namespace flagos {
+
+struct ProgramInfo {
+  std::string name;
+  std::string fingerprint;
+  int64_t num_replicas = 1;
+  int64_t num_partitions = 1;
+  std::vector<int64_t> device_assignment;  // ids, [num_replicas][num_partitions]
+  std::vector<Shape> arguments;
+  std::vector<Shape> outputs;
+  std::vector<std::string> argument_memory_kinds;  // empty string: the device's default
+  std::vector<std::string> output_memory_kinds;
+  std::vector<std::string> argument_shardings;  // empty list: not sharded
+  std::vector<std::string> output_shardings;
+  std::vector<int64_t> argument_aliases;  // [num_arguments], output index or -1
+  std::vector<int64_t> donors;            // arguments that the program may use up, aliased or not
+  size_t generated_code_bytes = 0;
+  size_t temporary_bytes = 0;
+  size_t peak_bytes = 0;
+  std::vector<std::pair<std::string, double>> costs;
+  // Short enough to run in the caller's thread, and calls nobody who may wait.
+  bool is_small = false;
+};
+
+struct Argument {
+  Ref<Contents> contents;
+  const Shape* shape;
+  bool donated;
+};
+
+// What all devices of one launch share: where their collectives meet. Made by Program::Begin.
+class LaunchState {
+ public:
+  virtual ~LaunchState() = default;
+  // A participant failed: whoever waits for it must give up. Any thread, any number of times.
+  virtual void Abort(const Status& status) noexcept = 0;
+};
+
+// Where and as which participant a program runs.
+struct Place {
+  Device* device;
+  int64_t replica;
+  int64_t partition;
+};
+
+class Program {
+ public:
+  virtual ~Program() = default;
+
+  // Called before the shares of a launch over several devices; may return NULL.
+  virtual std::unique_ptr<LaunchState> Begin() = 0;
+
+  // Runs one share. Arguments are ready; it may take their contents away. `memories` has one entry for each output,
+  // where its block is accounted. Returns the outputs' blocks, shared with nobody else. Throws Failure.
+  virtual std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
+                                      const std::vector<Memory*>& memories) = 0;
+
+  // One of FLAGOS_ARTIFACT_*. Throws Failure.
+  virtual std::string Artifact(int32_t kind) = 0;
+
+  const ProgramInfo& info() const noexcept { return info_; }
+
+ protected:
+  ProgramInfo info_;
+};
+
+// Compiles a serialized flagos.Program.
+std::unique_ptr<Program> CompileProgram(Context* context, const void* program, size_t size);
+// Restores what Artifact(FLAGOS_ARTIFACT_SERIALIZED) gave; `assignment` replaces the device assignment unless empty.
+std::unique_ptr<Program> LoadProgram(Context* context, const void* serialized, size_t size,
+                                     const std::vector<int64_t>& assignment);
+
+// The queue whose task runs in this thread, or NULL: what a program that waits for the host must let go of meanwhile.
+DeviceQueue* CurrentQueue() noexcept;
+
+// Names the queue of the running task for the length of a scope.
+class QueueScope {
+ public:
+  explicit QueueScope(DeviceQueue* queue) noexcept;
+  ~QueueScope();
+  QueueScope(const QueueScope&) = delete;
+  QueueScope& operator=(const QueueScope&) = delete;
+
+ private:
+  DeviceQueue* outer_;
+};
+
+}  // namespace flagos
+
+#endif  // FLAGOS_NATIVE_PROGRAM_H_

@@ -1,0 +1,384 @@
+#include "python_program.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "flagos/build_facts.h"
+#include "log.h"
+#include "tensor.h"
+
+namespace flagos {
+namespace {
+
+using python::Object;
+using python::Reader;
+
+// Callables of the Python side, found once and kept for ever: they outlive every context.
+struct Bridge {
+  PyObject* compile;
+  PyObject* load;
+  PyObject* from_dlpack;
+  PyObject* to_dlpack;
+};
+
+Status CallHost(Context* context, int64_t id, Reader arguments, Reader results);
+
+// host_callback(context, id, arguments, results) for the bridge: None, or (code, message) when the host reported an
+// error. An array is (address, element type, dims).
+PyObject* HostCallbackEntry(PyObject*, PyObject* arguments) {
+  const python::Functions& py = *python::Known();
+  try {
+    Reader reader(arguments);
+    auto* context = reinterpret_cast<Context*>(reader.Integer());
+    const int64_t id = reader.Integer();
+    PyObject* inputs = reader.Next();
+    const Status status = CallHost(context, id, Reader(inputs), reader.Tuple());
+    if (status.ok()) {
+      py.Py_IncRef(py.none);
+      return py.none;
+    }
+    Object answer = python::Check(py.PyTuple_New(2), "PyTuple_New");
+    py.PyTuple_SetItem(answer.get(), 0, python::Integer(status.code()).Detach());
+    py.PyTuple_SetItem(answer.get(), 1, python::Text(status.data()->message).Detach());
+    return answer.Detach();
+  } catch (...) {
+    py.PyErr_SetString(py.runtime_error, StatusOfException("host callback").data()->message.c_str());
+    return nullptr;
+  }
+}
+
+Bridge& TheBridge() {
+  static Bridge* bridge = nullptr;  // guarded by the GIL
+  if (bridge != nullptr) return *bridge;
+  static python::PyMethodDef method{"host_callback", HostCallbackEntry, python::kMethodVarArgs,
+                                    "Calls the host's function for a program."};
+  Object module = python::Import("flagos_backend.runtime.bridge");
+  python::SetDescribe(python::Attribute(module.get(), "describe_exception"));
+  Object callback = python::Check(python::Known()->PyCFunction_NewEx(&method, nullptr, nullptr), "PyCFunction_NewEx");
+  Object attach = python::Attribute(module.get(), "attach");
+  python::Call(attach.get(), {callback.get()}, "bridge.attach");
+  auto* made = new Bridge{python::Attribute(module.get(), "compile_program").Detach(),
+                          python::Attribute(module.get(), "load_program").Detach(),
+                          python::Attribute(module.get(), "from_dlpack").Detach(),
+                          python::Attribute(module.get(), "to_dlpack").Detach()};
+  if (bridge == nullptr) bridge = made;
+  return *bridge;
+}
+
+struct HostArrays {
+  std::vector<Shape> shapes;
+  std::vector<FlagosHostArray> arrays;
+
+  explicit HostArrays(Reader list) {
+    shapes.reserve(static_cast<size_t>(list.size()));
+    while (!list.done()) {
+      Reader array = list.Tuple();
+      const int64_t address = array.Integer();
+      const auto type = static_cast<int32_t>(array.Integer());
+      std::vector<int64_t> dims;
+      Reader sizes = array.Tuple();
+      while (!sizes.done()) dims.push_back(sizes.Integer());
+      shapes.push_back(MakeShape("host_callback", type, dims.data(), dims.size()));
+      FlagosHostArray host{};
+      host.struct_size = sizeof(host);
+      host.data = reinterpret_cast<void*>(address);
+      host.size_bytes = shapes.back().bytes;
+      host.dims = shapes.back().dims.data();
+      host.rank = shapes.back().dims.rank();
+      host.element_type = type;
+      arrays.push_back(host);
+    }
+  }
+};
+
+Status CallHost(Context* context, int64_t id, Reader arguments, Reader results) {
+  HostArrays inputs(arguments), outputs(results);
+  if (context->host_callback == nullptr) {
+    return Status(FLAGOS_FAILED_PRECONDITION, "the host gave no host_callback when it created the context");
+  }
+  python::ReleaseGil released;
+  // The host's function may run programs on this very device.
+  struct Blocking {
+    DeviceQueue* queue = CurrentQueue();
+    Blocking() {
+      if (queue) queue->BeginBlocking();
+    }
+    ~Blocking() {
+      if (queue) queue->EndBlocking();
+    }
+  } blocking;
+  QueueScope outside(nullptr);
+  return TakeError(context->host_callback(context->host_callback_user_data, id, inputs.arrays.data(),
+                                          inputs.arrays.size(), outputs.arrays.data(), outputs.arrays.size()));
+}
+
+Object Facts(Context* context) {
+  const python::Functions& py = *python::Known();
+  Object facts = python::Check(py.PyTuple_New(3), "PyTuple_New");
+  py.PyTuple_SetItem(facts.get(), 0, python::Text(FLAGOS_BUILD_ID).Detach());
+  py.PyTuple_SetItem(facts.get(), 1, python::Integer(reinterpret_cast<int64_t>(context)).Detach());
+  py.PyTuple_SetItem(facts.get(), 2, python::Integer(context->host_callback != nullptr).Detach());
+  return facts;
+}
+
+std::vector<int64_t> Integers(Reader reader) {
+  std::vector<int64_t> values;
+  while (!reader.done()) values.push_back(reader.Integer());
+  return values;
+}
+
+std::vector<std::string> Texts(Reader reader) {
+  std::vector<std::string> values;
+  while (!reader.done()) values.push_back(reader.Text());
+  return values;
+}
+
+std::vector<std::string> BytesList(Reader reader) {
+  std::vector<std::string> values;
+  while (!reader.done()) values.push_back(reader.Bytes());
+  return values;
+}
+
+std::vector<Shape> Shapes(Reader reader) {
+  std::vector<Shape> shapes;
+  while (!reader.done()) {
+    Reader pair = reader.Tuple();
+    const auto type = static_cast<int32_t>(pair.Integer());
+    const std::vector<int64_t> dims = Integers(pair.Tuple());
+    shapes.push_back(MakeShape("compile", type, dims.data(), dims.size()));
+  }
+  return shapes;
+}
+
+void CheckInfo(const ProgramInfo& info) {
+  const auto fits = [](size_t size, size_t count) { return size == count || size == 0; };
+  const auto below = [](const std::vector<int64_t>& numbers, size_t count) {
+    return std::all_of(numbers.begin(), numbers.end(),
+                       [count](int64_t n) { return n < 0 || static_cast<size_t>(n) < count; });
+  };
+  const size_t inputs = info.arguments.size(), outputs = info.outputs.size();
+  if (info.argument_memory_kinds.size() != inputs || info.output_memory_kinds.size() != outputs ||
+      !fits(info.argument_shardings.size(), inputs) || !fits(info.output_shardings.size(), outputs) ||
+      info.argument_aliases.size() != inputs || !below(info.argument_aliases, outputs) || !below(info.donors, inputs) ||
+      info.num_replicas < 1 || info.num_partitions < 1 ||
+      static_cast<int64_t>(info.device_assignment.size()) != info.num_replicas * info.num_partitions) {
+    Fail(FLAGOS_INTERNAL,
+         "compile: the bridge describes %s inconsistently; this is a defect of the backend, please report "
+         "it",
+         info.name.c_str());
+  }
+}
+
+// The order is that of CompiledProgram.describe in runtime/bridge.py.
+ProgramInfo ReadInfo(Reader reader) {
+  ProgramInfo info;
+  info.name = reader.Text();
+  info.fingerprint = reader.Text();
+  info.num_replicas = reader.Integer();
+  info.num_partitions = reader.Integer();
+  info.device_assignment = Integers(reader.Tuple());
+  info.arguments = Shapes(reader.Tuple());
+  info.outputs = Shapes(reader.Tuple());
+  info.argument_memory_kinds = Texts(reader.Tuple());
+  info.output_memory_kinds = Texts(reader.Tuple());
+  info.argument_shardings = BytesList(reader.Tuple());
+  info.output_shardings = BytesList(reader.Tuple());
+  info.argument_aliases = Integers(reader.Tuple());
+  info.donors = Integers(reader.Tuple());
+  info.generated_code_bytes = static_cast<size_t>(reader.Integer());
+  info.temporary_bytes = static_cast<size_t>(reader.Integer());
+  info.peak_bytes = static_cast<size_t>(reader.Integer());
+  Reader costs = reader.Tuple();
+  while (!costs.done()) {
+    Reader pair = costs.Tuple();
+    std::string name = pair.Text();
+    info.costs.emplace_back(std::move(name), pair.Double());
+  }
+  info.is_small = reader.Integer() != 0;
+  CheckInfo(info);
+  return info;
+}
+
+class PythonLaunch final : public LaunchState {
+ public:
+  explicit PythonLaunch(Object launch) : launch_(launch.Detach()) {}
+  ~PythonLaunch() override { python::Discard(launch_, 0); }
+
+  void Abort(const Status& status) noexcept override {
+    python::Gil gil;
+    if (!gil) return;
+    try {
+      Object abort = python::Attribute(launch_, "abort");
+      Object code = python::Integer(status.code());
+      Object message = python::Text(status.data()->message);
+      python::Call(abort.get(), {code.get(), message.get()}, "abort");
+    } catch (...) {
+      Log(FLAGOS_LOG_ERROR, "%s", StatusOfException("aborting a launch").data()->message.c_str());
+    }
+  }
+
+  PyObject* get() const noexcept { return launch_; }
+
+ private:
+  PyObject* launch_;
+};
+
+class PythonProgram final : public Program {
+ public:
+  // `compiled`: (description, runner). With the GIL.
+  explicit PythonProgram(PyObject* compiled) {
+    Reader reader(compiled);
+    info_ = ReadInfo(reader.Tuple());
+    runner_ = Object::Share(reader.Next()).Detach();
+  }
+
+  ~PythonProgram() override {
+    for (const auto& bound : bound_) python::Discard(bound.second, 0);
+    python::Discard(runner_, info_.generated_code_bytes);
+  }
+
+  std::unique_ptr<LaunchState> Begin() override {
+    python::Gil gil;
+    CheckOpen(gil);
+    Object begin = python::Attribute(runner_, "begin");
+    return std::make_unique<PythonLaunch>(python::Call(begin.get(), {}, "begin"));
+  }
+
+  std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
+                              const std::vector<Memory*>& memories) override;
+
+  std::string Artifact(int32_t kind) override {
+    python::Gil gil;
+    CheckOpen(gil);
+    Object artifact = python::Attribute(runner_, "artifact");
+    Object number = python::Integer(kind);
+    Object bytes = python::Call(artifact.get(), {number.get()}, "artifact");
+    char* data = nullptr;
+    ptrdiff_t size = 0;
+    if (python::Known()->PyBytes_AsStringAndSize(bytes.get(), &data, &size) != 0) {
+      throw Failure(python::TakeException("artifact"));
+    }
+    return std::string(data, static_cast<size_t>(size));
+  }
+
+ private:
+  static void CheckOpen(const python::Gil& gil) {
+    if (!gil) {
+      Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be compiled or run any more");
+    }
+  }
+
+  PyObject* Bound(const Place& place);
+
+  PyObject* runner_;
+  std::unordered_map<int64_t, PyObject*> bound_;  // by device id; guarded by the GIL
+};
+
+// The callable that runs the program on one device.
+PyObject* PythonProgram::Bound(const Place& place) {
+  auto found = bound_.find(place.device->id);
+  if (found != bound_.end()) return found->second;
+  Object bind = python::Attribute(runner_, "bind");
+  Object device = python::Integer(place.device->id);
+  Object replica = python::Integer(place.replica);
+  Object partition = python::Integer(place.partition);
+  Object bound = python::Call(bind.get(), {device.get(), replica.get(), partition.get()}, "bind");
+  return bound_.emplace(place.device->id, bound.Detach()).first->second;
+}
+
+Object ToTensor(const Bridge& bridge, const Argument& argument) {
+  const python::Functions& py = *python::Known();
+  if (argument.shape->type == FLAGOS_TYPE_TOKEN) return python::Check(py.PyTuple_New(0), "PyTuple_New");
+  const Ref<Block>& block = argument.contents->shared_block();
+  if (PyObject* tensor = block->tensor(*argument.shape)) return Object::Share(tensor);
+  Object capsule = ToCapsule(block, *argument.shape);
+  return python::Call(bridge.from_dlpack, {capsule.get()}, "from_dlpack");
+}
+
+// The result's block: the donated argument's if the program wrote there, else the tensor's own memory, without a copy.
+Ref<Block> ToBlock(const Bridge& bridge, PyObject* tensor, const Shape& shape, Memory* memory,
+                   std::vector<Ref<Block>>& reusable) {
+  if (shape.type == FLAGOS_TYPE_TOKEN) return Block::Allocate(memory, 0);
+  Object capsule = python::Call(bridge.to_dlpack, {tensor}, "to_dlpack");
+  const TensorView view = FromCapsule(capsule.get(), shape, "execute");
+  for (Ref<Block>& block : reusable) {
+    if (block && block->data() == view.data && block->bytes() == view.bytes && view.bytes > 0 &&
+        block->memory() == memory) {
+      return std::move(block);
+    }
+  }
+  const bool aligned = reinterpret_cast<uintptr_t>(view.data) % kHostAlignment == 0;
+  if (aligned || view.bytes == 0) return Block::Hold(memory, view.data, shape, tensor);
+  Ref<Block> copy = Block::Allocate(memory, view.bytes);
+  std::memcpy(copy->data(), view.data, view.bytes);
+  return copy;
+}
+
+std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
+                                           const std::vector<Memory*>& memories) {
+  // Decided before the GIL: the blocks that only this launch sees may be written over.
+  bool in_place = false;
+  for (const int64_t donor : info_.donors) {
+    const Argument& argument = arguments[static_cast<size_t>(donor)];
+    in_place = argument.donated && argument.contents->SoleOwner();
+    if (!in_place) break;
+  }
+  python::Gil gil;
+  CheckOpen(gil);
+  const python::Functions& py = *python::Known();
+  const Bridge& bridge = TheBridge();
+  Object list = python::Check(py.PyList_New(static_cast<ptrdiff_t>(arguments.size())), "PyList_New");
+  std::vector<Ref<Block>> reusable;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    py.PyList_SetItem(list.get(), static_cast<ptrdiff_t>(i), ToTensor(bridge, arguments[i]).Detach());
+    if (in_place && arguments[i].donated) reusable.push_back(arguments[i].contents->shared_block());
+  }
+  PyObject* launch = state ? static_cast<PythonLaunch*>(state)->get() : py.none;
+  Object flag = python::Integer(in_place);
+  Object results = python::Call(Bound(place), {list.get(), flag.get(), launch}, "execute");
+  const size_t count = info_.outputs.size();
+  if (py.PyList_Size(results.get()) != static_cast<ptrdiff_t>(count)) {
+    py.PyErr_Clear();
+    Fail(FLAGOS_INTERNAL,
+         "execute: %s did not return a list of its %zu outputs; this is a defect of the backend, please "
+         "report it",
+         info_.name.c_str(), count);
+  }
+  std::vector<Ref<Block>> blocks;
+  blocks.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* tensor = py.PyList_GetItem(results.get(), static_cast<ptrdiff_t>(i));
+    blocks.push_back(ToBlock(bridge, tensor, info_.outputs[i], memories[i], reusable));
+  }
+  return blocks;
+}
+
+}  // namespace
+
+std::unique_ptr<Program> CompilePythonProgram(Context* context, const void* program, size_t size) {
+  python::Require(context->python);
+  python::Gil gil;
+  if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be compiled any more");
+  Object bytes = python::Bytes(program, size);
+  Object facts = Facts(context);
+  Object compiled = python::Call(TheBridge().compile, {bytes.get(), facts.get()}, "compile");
+  return std::make_unique<PythonProgram>(compiled.get());
+}
+
+std::unique_ptr<Program> LoadPythonProgram(Context* context, const void* serialized, size_t size,
+                                           const std::vector<int64_t>& assignment) {
+  python::Require(context->python);
+  python::Gil gil;
+  if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be loaded any more");
+  const python::Functions& py = *python::Known();
+  Object bytes = python::Bytes(serialized, size);
+  Object ids = python::Check(py.PyTuple_New(static_cast<ptrdiff_t>(assignment.size())), "PyTuple_New");
+  for (size_t i = 0; i < assignment.size(); ++i) {
+    py.PyTuple_SetItem(ids.get(), static_cast<ptrdiff_t>(i), python::Integer(assignment[i]).Detach());
+  }
+  Object facts = Facts(context);
+  Object compiled = python::Call(TheBridge().load, {bytes.get(), ids.get(), facts.get()}, "executable_load");
+  return std::make_unique<PythonProgram>(compiled.get());
+}
+
+}  // namespace flagos

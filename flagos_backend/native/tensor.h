@@ -1,0 +1,26 @@
+// Blocks as tensors and back, through DLPack capsules. All with the GIL.
+#ifndef FLAGOS_NATIVE_TENSOR_H_
+#define FLAGOS_NATIVE_TENSOR_H_
+
+#include "memory.h"
+#include "python.h"
+#include "shape.h"
+
+namespace flagos {
+
+// What a dense tensor says of itself.
+struct TensorView {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+// A capsule "dltensor" over the block, in the storage dtype of the shape's type; it keeps the block.
+python::Object ToCapsule(const Ref<Block>& block, const Shape& shape);
+
+// Where the elements of the tensor in a capsule lie. Throws Failure(INTERNAL) that names `what` unless it is a dense
+// host array of exactly this shape in its storage dtype.
+TensorView FromCapsule(PyObject* capsule, const Shape& shape, const char* what);
+
+}  // namespace flagos
+
+#endif  // FLAGOS_NATIVE_TENSOR_H_

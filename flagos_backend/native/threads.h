@@ -1,0 +1,61 @@
+// The threads of the library: a pool for transfers, and one queue in order for each device.
+#ifndef FLAGOS_NATIVE_THREADS_H_
+#define FLAGOS_NATIVE_THREADS_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace flagos {
+
+using Task = std::function<void()>;
+
+// Tasks in any order on a few threads, which start when first needed. Tasks do not throw and do not wait for each
+// other.
+class ThreadPool {
+ public:
+  ThreadPool(std::string name, int max_threads);
+  // Runs what was submitted, then ends the threads.
+  ~ThreadPool();
+
+  void Submit(Task task);
+  // body(0) ... body(count - 1), each once, in any order; the caller works too, and needs no free thread to finish.
+  void ParallelFor(int64_t count, const std::function<void(int64_t)>& body);
+
+ private:
+  struct State;
+  static void Loop(const std::shared_ptr<State>& state);
+  std::shared_ptr<State> state_;
+};
+
+// Tasks strictly one after another. Whoever finds the queue idle may also run one right in its own thread.
+class DeviceQueue {
+ public:
+  explicit DeviceQueue(std::string name);
+  // Runs what was pushed, then ends the thread.
+  ~DeviceQueue();
+
+  void Push(Task task);
+
+  // True: nothing runs or waits, and the caller is now the one that runs; ends with Leave.
+  bool TryEnter();
+  void Leave();
+
+  // Around a wait inside a task for something that may itself need this device (a host callback that runs a program):
+  // meanwhile another thread serves the queue. End waits until that one is between two tasks.
+  void BeginBlocking();
+  void EndBlocking();
+
+ private:
+  struct State;
+  static void Loop(const std::shared_ptr<State>& state);
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace flagos
+
+#endif  // FLAGOS_NATIVE_THREADS_H_
