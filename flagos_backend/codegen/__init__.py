@@ -1,0 +1,1 @@
+"""Emitters: regions and library calls in, something that runs out."""

@@ -1,0 +1,576 @@
+"""Writes a computation as a native program: the words that native/cpu/native_program.cc parses and runs without Python.
+
+Everything the program touches is planned here: loop nests, registers, and where each temporary stands in the arena.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flagos_backend.codegen.arena import Interval, plan_arena
+from flagos_backend.codegen.loops import Nest, simplify
+from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.fusion.flat import FlatComputation, flatten
+from flagos_backend.fusion.fuse import Schedule, fuse
+from flagos_backend.fusion.indexing import dims_of
+from flagos_backend.fusion.region import Affine, Apply, Expression, Index, Literal, Load, Region, Store, axis
+from flagos_backend.ir.attributes import ConstantAttributes, WhileAttributes
+from flagos_backend.ir.hlo import Computation, Instruction, Module
+from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+
+_MAGIC = 0x31504F4F4C534F46
+_LOOP, _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(1, 8)
+# How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
+_BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
+_APPLY, _CONVERT, _BITCAST = 0, 1, 2
+
+# The order of FLAGOS_CPU_OPS in native/cpu/kernels.h.
+_OPERATIONS: dict[Opcode, int] = {
+    opcode: number
+    for number, opcode in enumerate(
+        (
+            Opcode.ABS,
+            Opcode.NEGATE,
+            Opcode.NOT,
+            Opcode.SIGN,
+            Opcode.CEIL,
+            Opcode.FLOOR,
+            Opcode.ROUND_AFZ,
+            Opcode.ROUND_EVEN,
+            Opcode.SQRT,
+            Opcode.RSQRT,
+            Opcode.CBRT,
+            Opcode.EXP,
+            Opcode.EXPM1,
+            Opcode.LOG,
+            Opcode.LOG1P,
+            Opcode.LOGISTIC,
+            Opcode.TANH,
+            Opcode.SIN,
+            Opcode.COS,
+            Opcode.TAN,
+            Opcode.ASIN,
+            Opcode.ACOS,
+            Opcode.ASINH,
+            Opcode.ACOSH,
+            Opcode.ATANH,
+            Opcode.SINH,
+            Opcode.COSH,
+            Opcode.ERF,
+            Opcode.IS_FINITE,
+            Opcode.POPCNT,
+            Opcode.CLZ,
+            Opcode.ADD,
+            Opcode.SUBTRACT,
+            Opcode.MULTIPLY,
+            Opcode.DIVIDE,
+            Opcode.REMAINDER,
+            Opcode.MAXIMUM,
+            Opcode.MINIMUM,
+            Opcode.POWER,
+            Opcode.ATAN2,
+            Opcode.AND,
+            Opcode.OR,
+            Opcode.XOR,
+            Opcode.SHIFT_LEFT,
+            Opcode.SHIFT_RIGHT_ARITHMETIC,
+            Opcode.SHIFT_RIGHT_LOGICAL,
+        )
+    )
+}
+_FIRST_COMPARISON = len(_OPERATIONS)
+_COMPARISONS = (Comparison.EQ, Comparison.NE, Comparison.GE, Comparison.GT, Comparison.LE, Comparison.LT)
+_OPERATIONS[Opcode.SELECT] = _FIRST_COMPARISON + 2 * len(_COMPARISONS)
+_OPERATIONS[Opcode.CLAMP] = _OPERATIONS[Opcode.SELECT] + 1
+
+_COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
+
+# Types that tiles only move are moved as unsigned integers of their width.
+_ARITHMETIC = frozenset(
+    t
+    for t in ElementType
+    if t.name in ("PRED", "S8", "S16", "S32", "S64", "U8", "U16", "U32", "U64", "F16", "BF16", "F32", "F64")
+)
+_BY_WIDTH = {1: ElementType.U8, 2: ElementType.U16, 4: ElementType.U32, 8: ElementType.U64}
+
+
+class NotNativeError(Exception):
+    """The computation holds something that a native program cannot express; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCode:
+    """``words``: little-endian int64; ``constants``: the data they point into; ``steps``: a line each, for explain.
+
+    ``calls``: the instructions that the program hands back to its host, by number, with their flat operands.
+    """
+
+    words: bytes = field(repr=False)
+    constants: bytes = field(repr=False)
+    calls: tuple[Call, ...]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A library call: reads the buffers of ``operands`` and fills one buffer for each of ``results``."""
+
+    instruction: Instruction
+    operands: tuple[ArrayShape, ...]
+    results: tuple[ArrayShape, ...]
+
+
+def emit(module: Module) -> NativeCode:
+    """The entry computation as a native program.
+
+    Raises:
+        NotNativeError: a value has no place in memory (a token, or elements wider than 8 bytes where tiles move them).
+    """
+    shared = _Shared()
+    emitter = _Emitter(module.entry, shared, "")
+    words, _ = emitter.emit()
+    return NativeCode(
+        struct.pack(f"<{len(words)}q", *words), bytes(shared.data), tuple(shared.calls), tuple(emitter.lines)
+    )
+
+
+class _Shared:
+    """What a program and the programs nested in it have in common."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.calls: list[Call] = []
+
+    def place(self, content: bytes) -> int:
+        """The offset at which ``content`` now stands."""
+        self.data.extend(b"\0" * (-len(self.data) % 64))
+        offset = len(self.data)
+        self.data.extend(content)
+        return offset
+
+
+def _tile_type(element_type: ElementType) -> ElementType:
+    return element_type if element_type in _ARITHMETIC else _BY_WIDTH[element_type.bytes]
+
+
+def _array(instruction: Instruction) -> ArrayShape:
+    if not isinstance(instruction.shape, ArrayShape):
+        raise NotNativeError(f"{instruction.opcode} {instruction.name} is a tuple")
+    if instruction.shape.element_type is ElementType.TOKEN:
+        raise NotNativeError(f"{instruction.opcode} {instruction.name} is a token")
+    return instruction.shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A library call as the native program runs it: kind, buffers it reads, buffers it fills, numbers in between.
+
+    ``scratch``: buffers that only this step uses.
+    """
+
+    kind: int
+    sources: tuple[Instruction, ...]
+    targets: tuple[Instruction, ...]
+    text: str
+    numbers: tuple[int, ...] = ()
+    scratch: tuple[Instruction, ...] = ()
+    nested: tuple[int, ...] = ()
+
+
+_Item = Region | MatrixProduct | _Step
+
+
+class _Emitter:
+    """One computation. ``indent`` sets the lines of nested programs apart in the explanation."""
+
+    def __init__(self, computation: Computation, shared: _Shared, indent: str) -> None:
+        self.shared = shared
+        self.indent = indent
+        self.flat: FlatComputation = flatten(computation)
+        for instruction in (*self.flat.parameters, *self.flat.outputs):
+            _array(instruction)
+        self.schedule: Schedule = fuse(self.flat)
+        self.items: list[_Item] = []
+        self.slots: dict[Instruction, int] = {}
+        self.lines: list[str] = []
+        self.in_place: dict[Instruction, Instruction] = {}  # result -> parameter whose buffer it overwrites
+        self.aliases: dict[Instruction, Instruction] = {}  # loop result -> the operand that the loop leaves unchanged
+
+    def emit(self, *, carried: bool = False) -> tuple[list[int], int]:
+        """The program's words and the bytes of scratch memory it needs.
+
+        ``carried``: result k may be written over parameter k, as in the body of a loop.
+        """
+        self.items = [self._lower(item) for item in self.schedule.items]
+        if carried:
+            self._find_in_place()
+        results = self._assign_results(carried)
+        self.slots.update((parameter, number) for number, parameter in enumerate(self.flat.parameters))
+        for number, result in enumerate(results):
+            parameter = self.in_place.get(result)
+            if parameter is not None:
+                self.slots[result] = self.slots[parameter]
+            elif result not in self.slots:
+                self.slots[result] = len(self.flat.parameters) + number
+        constants = self._place_constants(len(self.flat.parameters) + len(results))
+        arena_bytes, temporaries = self._place_temporaries(len(self.flat.parameters) + len(results) + len(constants))
+        words = [_MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
+        words += [_array(p).num_bytes for p in self.flat.parameters]
+        words += [_array(r).num_bytes for r in results]
+        words += [self.slots[r] if self.slots[r] < len(self.flat.parameters) else -1 for r in results]
+        for offset, size in (*constants, *temporaries):
+            words += [offset, size]
+        live = [item for item in self.items if not _is_empty(item)]
+        words.append(len(live))
+        for item in live:
+            words += self._write(item)
+        return words, arena_bytes
+
+    def _buffer(self, value: Instruction) -> Instruction:
+        """Where ``value`` stands in memory."""
+        buffer = self.schedule.buffers.get(value, value)
+        while buffer in self.aliases:
+            buffer = self.aliases[buffer]
+        return buffer
+
+    # ---- library calls ----
+
+    def _lower(self, item: Region | Instruction) -> _Item:
+        if isinstance(item, Region):
+            return item
+        if item.opcode is Opcode.DOT:
+            product = as_matrix_product(item, self.schedule.buffers)
+            if product is not None:
+                return product
+        lower = {
+            Opcode.DYNAMIC_SLICE: self._lower_dynamic_slice,
+            Opcode.DYNAMIC_UPDATE_SLICE: self._lower_dynamic_update_slice,
+            Opcode.WHILE: self._lower_while,
+            Opcode.CONDITIONAL: self._lower_conditional,
+        }.get(item.opcode)
+        return self._lower_call(item) if lower is None else lower(item)
+
+    def _buffers(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        return tuple(self._buffer(operand) for operand in self.flat.operands(instruction))
+
+    def _lower_call(self, item: Instruction) -> _Step:
+        targets = self.flat.leaves_of[item]
+        operands = tuple(_array(o) for o in self.flat.operands(item))
+        self.shared.calls.append(Call(item, operands, tuple(_array(t) for t in targets)))
+        text = f"call {item.opcode} {item.name}"
+        return _Step(_CALL, self._buffers(item), targets, text, numbers=(len(self.shared.calls) - 1,))
+
+    def _lower_dynamic_slice(self, item: Instruction) -> _Step:
+        array, *starts = self.flat.operands(item)
+        return self._copy_block(item, (array, *starts), dims_of(array), dims_of(item), "native dynamic-slice")
+
+    def _lower_dynamic_update_slice(self, item: Instruction) -> _Step:
+        array, update, *starts = self.flat.operands(item)
+        operands = (update, array, *starts)
+        return self._copy_block(item, operands, dims_of(item), dims_of(update), "native dynamic-update-slice")
+
+    def _copy_block(
+        self,
+        item: Instruction,
+        operands: tuple[Instruction, ...],
+        dims: tuple[int, ...],
+        block: tuple[int, ...],
+        name: str,
+    ) -> _Step:
+        """A block at run-time starts: sliced out of an array, or written into a copy of one."""
+        kind = _SLICE if item.opcode is Opcode.DYNAMIC_SLICE else _UPDATE
+        starts = operands[1:] if kind == _SLICE else operands[2:]
+        types = [int(_array(start).element_type) for start in starts]
+        numbers = (_array(item).element_type.bytes, len(dims), *dims, *block, *types)
+        buffers = tuple(self._buffer(o) for o in operands)
+        return _Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers)
+
+    def _nested(self, computation: Computation, *, carried: bool = False) -> tuple[_Emitter, list[int], int]:
+        emitter = _Emitter(computation, self.shared, self.indent + "  ")
+        words, scratch = emitter.emit(carried=carried)
+        return emitter, words, scratch
+
+    def _lower_while(self, item: Instruction) -> _Step:
+        try:
+            condition, condition_words, condition_scratch = self._nested(item.called[0])
+            body, body_words, body_scratch = self._nested(item.called[1], carried=True)
+        except NotNativeError:
+            return self._lower_call(item)
+        leaves = self.flat.leaves_of[item]
+        modes = [
+            _OVERWRITTEN if output in body.in_place else _INVARIANT if output is parameter else _BUFFERED
+            for output, parameter in zip(body.flat.outputs, body.flat.parameters, strict=True)
+        ]
+        carried = tuple(zip(leaves, modes, self._buffers(item), strict=True))
+        self.aliases.update((leaf, source) for leaf, mode, source in carried if mode == _INVARIANT)
+        targets = tuple(leaf for leaf, mode, _ in carried if mode != _INVARIANT)
+        second = tuple(
+            Instruction(Opcode.COPY, t.shape, (t,), name=f"{t.name}.next")
+            for t, mode, _ in carried
+            if mode == _BUFFERED
+        )
+        scratch = _scratch(item, max(condition_scratch, body_scratch))
+        trip_count = item.attributes_as(WhileAttributes).trip_count
+        numbers = (-1 if trip_count is None else trip_count, len(modes), *modes)
+        nested = (len(condition_words), *condition_words, len(body_words), *body_words)
+        times = "while" if trip_count is None else f"{trip_count} times"
+        text = "\n".join((f"native loop {item.name} {times}", *condition.lines, *body.lines))
+        return _Step(_WHILE, self._buffers(item), targets, text, numbers, (*second, scratch), nested)
+
+    def _lower_conditional(self, item: Instruction) -> _Step:
+        index, *operands = (self.flat.leaves_of[operand] for operand in item.operands)
+        nested: list[int] = []
+        lines: list[str] = []
+        scratch_bytes = 0
+        try:
+            for computation in item.called:
+                emitter, words, scratch = self._nested(computation)
+                nested += [len(words), *words]
+                lines += [f"{self.indent}  branch {computation.name}", *emitter.lines]
+                scratch_bytes = max(scratch_bytes, scratch)
+        except NotNativeError:
+            return self._lower_call(item)
+        is_pred = _array(index[0]).element_type is ElementType.PRED
+        targets = self.flat.leaves_of[item]
+        numbers = (int(is_pred), len(item.called), *(len(leaves) for leaves in operands), len(targets))
+        text = "\n".join((f"native conditional {item.name}", *lines))
+        memory = _scratch(item, scratch_bytes)
+        return _Step(_CONDITIONAL, self._buffers(item), targets, text, numbers, (memory,), tuple(nested))
+
+    # ---- places ----
+
+    def _find_in_place(self) -> None:
+        """Results that a dynamic-update-slice writes over the parameter of the same number, dead by then."""
+        for output, parameter in zip(self.flat.outputs, self.flat.parameters, strict=True):
+            number, step = next(((n, i) for n, i in enumerate(self.items) if output in _targets(i)), (0, None))
+            if not isinstance(step, _Step) or step.kind != _UPDATE or step.sources[1] is not parameter:
+                continue
+            readers = [n for n, item in enumerate(self.items) if parameter in _sources(item)]
+            update_is_parameter = step.sources[0] is parameter
+            others = self.flat.outputs.count(output) > 1 or self.flat.outputs.count(parameter) > 0
+            if max(readers) == number and not update_is_parameter and not others:
+                self.in_place[output] = parameter
+
+    def _assign_results(self, carried: bool) -> list[Instruction]:
+        """One buffer for each output; outputs that are parameters, constants or repeated are copied.
+
+        ``carried``: parameter k as output k stays where it is.
+        """
+        taken: set[Instruction] = set()
+        results = []
+        written = {target for item in self.items for target in _targets(item)}
+        for number, output in enumerate(self.flat.outputs):
+            buffer = self._buffer(output)
+            unchanged = carried and buffer is self.flat.parameters[number]
+            if not unchanged and (buffer in taken or buffer not in written):
+                dims = (_array(buffer).num_elements,)
+                copy = Instruction(Opcode.COPY, output.shape, (buffer,), name=f"{output.name}.copy")
+                value = Load(_movable(_array(buffer)).element_type, buffer, axis(0, 1))
+                self.items.append(Region(dims, stores=(Store(copy, value, axis(0, 1)),)))
+                buffer = copy
+            taken.add(buffer)
+            results.append(buffer)
+        return results
+
+    def _place_constants(self, first_slot: int) -> list[tuple[int, int]]:
+        places: list[tuple[int, int]] = []
+        for source in dict.fromkeys(self._buffer(s) for item in self.items for s in _sources(item)):
+            if source.opcode is Opcode.CONSTANT:
+                content = source.attributes_as(ConstantAttributes).data
+                self.slots[source] = first_slot + len(places)
+                places.append((self.shared.place(content), len(content)))
+        return places
+
+    def _place_temporaries(self, first_slot: int) -> tuple[int, list[tuple[int, int]]]:
+        first: dict[Instruction, int] = {}
+        last: dict[Instruction, int] = {}
+        for number, item in enumerate(self.items):
+            for target in (*_targets(item), *_scratches(item)):
+                first.setdefault(target, number)
+                last[target] = number
+            for source in map(self._buffer, _sources(item)):
+                last[source] = number
+        temporaries = [t for t in first if t not in self.slots]
+        intervals = [Interval(first[t], last[t], _array(t).num_bytes) for t in temporaries]
+        offsets, total = plan_arena(intervals)
+        self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
+        self.slots.update((alias, self.slots[self._buffer(alias)]) for alias in self.aliases)
+        return total, [(o, i.size) for o, i in zip(offsets, intervals, strict=True)]
+
+    # ---- words ----
+
+    def _write(self, item: _Item) -> list[int]:
+        self.lines += (
+            self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(_text(item).split("\n"))
+        )
+        if isinstance(item, Region):
+            return _LoopWriter(item, self.slots).words()
+        if isinstance(item, MatrixProduct):
+            return self._write_product(item)
+        words = [item.kind, *item.numbers]
+        for group in (item.sources, item.targets, item.scratch):
+            words += [len(group), *(self.slots[buffer] for buffer in group)]
+        return [*words, *item.nested]
+
+    def _write_product(self, product: MatrixProduct) -> list[int]:
+        words = [_PRODUCT, int(product.element_type), product.batch, product.m, product.n, product.k]
+        for operand in (product.lhs, product.rhs, product.result):
+            words += [self.slots[operand.buffer], operand.offset, operand.batch_stride]
+            words += [operand.leading, int(operand.transposed)]
+        return words
+
+
+def _scratch(item: Instruction, size: int) -> Instruction:
+    return Instruction(Opcode.COPY, ArrayShape(ElementType.U8, (size,)), (item,), name=f"{item.name}.scratch")
+
+
+def _movable(shape: ArrayShape) -> ArrayShape:
+    if shape.element_type.bytes not in _BY_WIDTH:
+        raise NotNativeError(f"{shape} has elements that tiles cannot move")
+    return shape
+
+
+def _is_empty(item: _Item) -> bool:
+    """A loop that stores nothing. A fold over nothing still stores its initial value."""
+    if not isinstance(item, Region):
+        return False
+    return 0 in [size for d, size in enumerate(item.dims) if d not in item.folded]
+
+
+def _targets(item: _Item) -> Sequence[Instruction]:
+    if isinstance(item, MatrixProduct):
+        return [item.result.buffer]
+    if isinstance(item, _Step):
+        return item.targets
+    return [*(s.target for s in item.stores), *(r.target for r in item.reductions)]
+
+
+def _sources(item: _Item) -> Sequence[Instruction]:
+    if isinstance(item, MatrixProduct):
+        return [item.lhs.buffer, item.rhs.buffer]
+    if isinstance(item, _Step):
+        return item.sources
+    loads = [e.source for e in item.expressions() if isinstance(e, Load)]
+    return [*loads, *(r.initial for r in item.reductions)]
+
+
+def _scratches(item: _Item) -> Sequence[Instruction]:
+    return item.scratch if isinstance(item, _Step) else ()
+
+
+def _text(item: _Item) -> str:
+    if isinstance(item, _Step):
+        return item.text
+    if isinstance(item, MatrixProduct):
+        shape = f"{item.batch}x{item.m}x{item.n}x{item.k}"
+        return f"native product {item.result.buffer.name} {item.element_type.name.lower()} {shape} (BLAS)"
+    operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
+    kind = "fold" if item.reductions else "loop"
+    names = ", ".join(t.name for t in _targets(item))
+    return f"native {kind} {names} over {'x'.join(map(str, item.dims)) or 'scalar'}: {' '.join(operations) or 'copy'}"
+
+
+class _LoopWriter:
+    """One region as words: registers are assigned here, sources keep theirs, results of steps are reused once read."""
+
+    def __init__(self, region: Region, slots: dict[Instruction, int]) -> None:
+        self.region = region
+        self.slots = slots
+        self.nest: Nest = simplify(region)
+        self.types: list[ElementType] = []
+        self.registers: dict[Expression, int] = {}
+
+    def words(self) -> list[int]:
+        expressions = self.region.expressions()
+        inputs, literals, indices = self._sources(expressions)
+        steps = self._steps(expressions)
+        ends = self._ends()
+        words = [_LOOP, self._mode(), len(self.nest.dims), *self.nest.dims, len(self.nest.folded)]
+        words += [len(self.types), *map(int, self.types)]
+        for group in (inputs, literals, indices, steps, *ends):
+            words.append(len(group))
+            for entry in group:
+                words += entry
+        return words
+
+    def _mode(self) -> int:
+        if not self.region.folded:
+            return 0
+        return 1 if self.nest.folded[-1] == len(self.nest.dims) - 1 else 2
+
+    def _register(self, element_type: ElementType) -> int:
+        self.types.append(_tile_type(element_type))
+        return len(self.types) - 1
+
+    def _strides(self, index: Affine) -> tuple[int, ...]:
+        return self.nest.strides(index)
+
+    def _sources(self, expressions: Sequence[Expression]) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        inputs, literals, indices = [], [], []
+        for expression in expressions:
+            if isinstance(expression, Apply):
+                continue
+            register = self.registers[expression] = self._register(expression.element_type)
+            if isinstance(expression, Load):
+                index = expression.index
+                inputs.append([self.slots[expression.source], register, index.offset, *self._strides(index)])
+            elif isinstance(expression, Literal):
+                literals.append([register, int.from_bytes(expression.data.ljust(8, b"\0"), "little", signed=True)])
+            elif isinstance(expression, Index):
+                indices.append([register, expression.value.offset, *self._strides(expression.value)])
+        return inputs, literals, indices
+
+    def _steps(self, expressions: Sequence[Expression]) -> list[list[int]]:
+        last_use = {o: n for n, e in enumerate(expressions) if isinstance(e, Apply) for o in e.operands}
+        pinned = set(self.region.roots())
+        free: dict[ElementType, list[int]] = {}
+        steps = []
+        for number, expression in enumerate(expressions):
+            if not isinstance(expression, Apply):
+                continue
+            tile_type = _tile_type(expression.element_type)
+            waiting = free.get(tile_type)
+            reuse = waiting.pop() if waiting and expression not in pinned else None
+            register = self._register(expression.element_type) if reuse is None else reuse
+            self.registers[expression] = register
+            operands = [self.registers[o] for o in expression.operands]
+            steps.append([*_operation(expression), register, *operands, *[operands[-1]] * (3 - len(operands))])
+            for operand in dict.fromkeys(expression.operands):
+                if isinstance(operand, Apply) and operand not in pinned and last_use[operand] == number:
+                    free.setdefault(_tile_type(operand.element_type), []).append(self.registers[operand])
+        return steps
+
+    def _ends(self) -> tuple[list[list[int]], list[list[int]]]:
+        reductions: list[list[int]] = []
+        outputs: list[list[int]] = []
+        kept = [position for position in range(len(self.nest.dims)) if position not in self.nest.folded]
+        for store in self.region.stores:
+            register = self.registers[store.value]
+            outputs.append([self.slots[store.target], register, store.index.offset, *self._strides(store.index)])
+        for reduction in self.region.reductions:
+            result = self._register(reduction.value.element_type)
+            initial = self.slots[reduction.initial]
+            reductions.append([_COMBINES.index(reduction.combine), self.registers[reduction.value], result, initial])
+            strides = self._strides(reduction.index)
+            outputs.append([self.slots[reduction.target], result, reduction.index.offset, *(strides[k] for k in kept)])
+        return reductions, outputs
+
+
+def _operation(expression: Apply) -> tuple[int, int, int]:
+    """Kind, number and element type of a step."""
+    operand_type = _tile_type(expression.operands[-1].element_type)
+    if expression.opcode is Opcode.CONVERT:
+        return _CONVERT, int(operand_type), int(expression.element_type)
+    if expression.opcode is Opcode.BITCAST_CONVERT:
+        return _BITCAST, int(operand_type), int(expression.element_type)
+    if expression.opcode is Opcode.COMPARE:
+        number = _FIRST_COMPARISON + _COMPARISONS.index(Comparison(expression.detail))
+        if expression.order is ComparisonOrder.TOTAL:
+            number += len(_COMPARISONS)
+        return _APPLY, number, int(operand_type)
+    if expression.opcode is Opcode.IS_FINITE:
+        return _APPLY, _OPERATIONS[expression.opcode], int(operand_type)
+    return _APPLY, _OPERATIONS[expression.opcode], int(_tile_type(expression.element_type))

@@ -1,0 +1,89 @@
+"""Recognises a dot that is a (batched) matrix product on strided operands, as every BLAS takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from flagos_backend.fusion.indexing import dims_of
+from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ArrayShape, ElementType
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A stack of matrices in a buffer: ``leading`` elements from row to row; ``transposed``: rows are columns."""
+
+    buffer: Instruction
+    batch_stride: int
+    leading: int
+    transposed: bool = False
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """result[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]."""
+
+    element_type: ElementType
+    batch: int
+    m: int
+    n: int
+    k: int
+    lhs: Operand
+    rhs: Operand
+    result: Operand
+
+
+def as_matrix_product(dot: Instruction, buffers: Mapping[Instruction, Instruction]) -> MatrixProduct | None:
+    """``dot`` as one product, or None: another element type, an empty dimension, or dimensions that do not group."""
+    attributes = dot.attributes_as(DotAttributes)
+    shapes = [dot.shape, *(o.shape for o in dot.operands)]
+    types = {s.element_type for s in shapes if isinstance(s, ArrayShape)}
+    if len(types) != 1 or not types <= {ElementType.F32, ElementType.F64}:
+        return None
+    lhs_dims, rhs_dims = map(dims_of, dot.operands)
+    if 0 in lhs_dims or 0 in rhs_dims:
+        return None
+    lhs_free = _rest(lhs_dims, attributes.lhs_batch, attributes.lhs_contracting)
+    rhs_free = _rest(rhs_dims, attributes.rhs_batch, attributes.rhs_contracting)
+    m, n = (prod(d[i] for i in free) for d, free in ((lhs_dims, lhs_free), (rhs_dims, rhs_free)))
+    k = prod(lhs_dims[i] for i in attributes.lhs_contracting)
+    lhs = _operand(buffers[dot.operands[0]], lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
+    rhs = _operand(buffers[dot.operands[1]], rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
+    if lhs is None or rhs is None:
+        return None
+    batch = prod(lhs_dims[i] for i in attributes.lhs_batch)
+    return MatrixProduct(types.pop(), batch, m, n, k, lhs, rhs, Operand(dot, m * n, n))
+
+
+def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int]) -> tuple[int, ...]:
+    return tuple(d for d in range(len(dims)) if d not in batch and d not in contracting)
+
+
+def _operand(
+    buffer: Instruction, dims: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
+) -> Operand | None:
+    strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
+    steps = [_step(dims, strides, group) for group in (batch, rows, columns)]
+    if any(step is None for step in steps):
+        return None
+    batch_step, row_step, column_step = (step or 0 for step in steps)
+    num_rows, num_columns = prod(dims[d] for d in rows), prod(dims[d] for d in columns)
+    if column_step == 1 or num_columns == 1:
+        return Operand(buffer, batch_step, row_step if num_rows > 1 else max(row_step, num_columns))
+    if row_step == 1 or num_rows == 1:
+        return Operand(buffer, batch_step, column_step if num_columns > 1 else max(column_step, num_rows), True)
+    return None
+
+
+def _step(dims: Sequence[int], strides: Sequence[int], group: Sequence[int]) -> int | None:
+    """The stride of the group's dimensions as one dimension; None when they do not merge."""
+    real = [d for d in group if dims[d] != 1]
+    for outer, inner in pairwise(real):
+        if strides[outer] != strides[inner] * dims[inner]:
+            return None
+    return strides[real[-1]] if real else 1

@@ -1,0 +1,358 @@
+"""Splits a computation into regions and library calls.
+
+One walk from the results backwards decides for every instruction whether it becomes a buffer or is computed inside the
+regions that want it; a second walk forwards builds the regions. Both take time linear in the program.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import prod
+
+from flagos_backend.fusion.flat import FlatComputation
+from flagos_backend.fusion.indexing import MOVEMENTS, Indices, dims_of, reshape_indices
+from flagos_backend.fusion.region import (
+    Apply,
+    Expression,
+    Index,
+    Literal,
+    Load,
+    Reduction,
+    Region,
+    Store,
+    axis,
+    linear,
+)
+from flagos_backend.fusion.support import element_type, is_elementwise, is_growing_pad, reduction_opcode
+from flagos_backend.ir.attributes import (
+    CompareAttributes,
+    ConstantAttributes,
+    DimensionAttributes,
+    DimensionsAttributes,
+    PadAttributes,
+)
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import ComparisonOrder, Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+
+# Communicating instructions run even when nobody reads their results: the other participants wait for them.
+_SIDE_EFFECTS = frozenset(
+    {
+        Opcode.ALL_GATHER,
+        Opcode.ALL_REDUCE,
+        Opcode.ALL_TO_ALL,
+        Opcode.COLLECTIVE_BROADCAST,
+        Opcode.COLLECTIVE_PERMUTE,
+        Opcode.RAGGED_ALL_TO_ALL,
+        Opcode.REDUCE_SCATTER,
+        Opcode.WHILE,
+        Opcode.CONDITIONAL,
+    }
+)
+
+# More operations than this in one region and its tiles no longer stay in the first-level cache.
+MAX_OPERATIONS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What to run, in order. ``buffers`` maps an instruction to the one whose buffer holds its value (itself, or the
+    operand of a reshape that costs nothing)."""
+
+    items: tuple[Region | Instruction, ...]
+    buffers: dict[Instruction, Instruction] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """One region in the making: the instruction it stores, and which part of it (concatenate and pad have several)."""
+
+    target: Instruction
+    part: int = 0
+
+
+def fuse(computation: FlatComputation) -> Schedule:
+    """Regions and library calls of ``computation``."""
+    fuser = _Fuser(computation)
+    fuser.decide()
+    return fuser.build()
+
+
+class _Fuser:
+    def __init__(self, computation: FlatComputation) -> None:
+        self.computation = computation
+        self.loops: dict[_Key, tuple[int, ...]] = {}  # region -> its dimensions
+        self.keys: dict[Instruction, list[_Key]] = {}  # buffer made by regions -> those, in order
+        self.demands: defaultdict[Instruction, dict[tuple[_Key, Indices], None]] = defaultdict(dict)
+        self.wanted: set[Instruction] = set()  # must be a buffer
+        self.sizes: defaultdict[_Key, int] = defaultdict(int)
+        self.buffers: dict[Instruction, Instruction] = {}
+        self.library: set[Instruction] = set()
+
+    # ---- backwards: what becomes a buffer ----
+
+    def decide(self) -> None:
+        self.wanted.update(self.computation.outputs)
+        for instruction in reversed(self.computation.instructions):
+            leaves = self.computation.leaves_of[instruction]
+            used = any(leaf in self.wanted or leaf in self.demands for leaf in leaves)
+            if used or instruction.opcode in _SIDE_EFFECTS or _has_side_effect(instruction):
+                self._decide(instruction)
+
+    def _decide(self, instruction: Instruction) -> None:
+        opcode = instruction.opcode
+        if opcode is Opcode.CONSTANT:
+            return
+        if not isinstance(instruction.shape, ArrayShape):
+            self._make_library_call(instruction)
+        elif opcode in (Opcode.RESHAPE, Opcode.COPY, Opcode.OPTIMIZATION_BARRIER) and instruction in self.wanted:
+            self.wanted.add(self._operands(instruction)[0])
+        elif opcode is Opcode.RESHAPE or opcode in MOVEMENTS or opcode is Opcode.IOTA:
+            if not _is_regular(instruction):
+                self._make_library_call(instruction)
+            elif instruction in self.wanted:
+                self._make_buffer(instruction)
+            else:
+                self._fuse_everywhere(instruction)
+        elif opcode is Opcode.REDUCE and reduction_opcode(instruction) is not None:
+            self._make_reduction(instruction)
+        elif opcode is Opcode.CONCATENATE and _is_regular(instruction):
+            for part, operand in enumerate(self._operands(instruction)):
+                self._open(_Key(instruction, part), dims_of(operand), (operand,))
+        elif opcode is Opcode.PAD and is_growing_pad(instruction):
+            array, value = self._operands(instruction)
+            self._open(_Key(instruction, 0), dims_of(instruction), ())
+            self._want(value, _Key(instruction, 0), ())
+            self._open(_Key(instruction, 1), dims_of(array), (array,))
+        elif is_elementwise(instruction):
+            self._decide_elementwise(instruction)
+        else:
+            self._make_library_call(instruction)
+
+    def _decide_elementwise(self, instruction: Instruction) -> None:
+        uses = self.demands[instruction]
+        elements = prod(dims_of(instruction))
+        once = len(uses) == 1 or (instruction.opcode is Opcode.CONVERT and len(uses) <= 4)
+        fits = all(prod(self.loops[k]) <= elements and self.sizes[k] < MAX_OPERATIONS for k, _ in uses)
+        if instruction in self.wanted or not once or not fits:
+            self._make_buffer(instruction)
+        else:
+            self._fuse_everywhere(instruction)
+
+    def _make_library_call(self, instruction: Instruction) -> None:
+        self.library.add(instruction)
+        self.wanted.update(self._operands(instruction))
+
+    def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        return self.computation.operands(instruction)
+
+    def _make_buffer(self, instruction: Instruction) -> None:
+        key = _Key(instruction)
+        dims = dims_of(instruction)
+        self.loops[key] = dims
+        self.keys.setdefault(instruction, []).append(key)
+        self._spread(instruction, key, tuple(axis(d, len(dims)) for d in range(len(dims))))
+
+    def _make_reduction(self, instruction: Instruction) -> None:
+        array, initial = self._operands(instruction)
+        self.wanted.add(initial)
+        order, _ = reduction_order(instruction)
+        dims = dims_of(array)
+        key = _Key(instruction)
+        self.loops[key] = tuple(dims[d] for d in order)
+        self.keys.setdefault(instruction, []).append(key)
+        self._want(array, key, tuple(axis(order.index(d), len(dims)) for d in range(len(dims))))
+
+    def _open(self, key: _Key, dims: tuple[int, ...], operands: tuple[Instruction, ...]) -> None:
+        self.loops[key] = dims
+        self.keys.setdefault(key.target, []).append(key)
+        for operand in operands:
+            self._want(operand, key, tuple(axis(d, len(dims)) for d in range(len(dims))))
+
+    def _fuse_everywhere(self, instruction: Instruction) -> None:
+        for key, indices in self.demands[instruction]:
+            self._spread(instruction, key, indices)
+
+    def _spread(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
+        """Passes the wish for ``instruction`` at ``indices`` on to its operands."""
+        if instruction.opcode not in MOVEMENTS and instruction.opcode is not Opcode.RESHAPE:
+            self.sizes[key] += 1
+        for operand in self._operands(instruction):
+            operand_indices = self._operand_indices(instruction, operand, indices, len(self.loops[key]))
+            if operand_indices is None:
+                self.wanted.add(operand)
+            else:
+                self._want(operand, key, operand_indices)
+
+    def _want(self, operand: Instruction, key: _Key, indices: Indices) -> None:
+        self.demands[operand][key, indices] = None
+
+    @staticmethod
+    def _operand_indices(instruction: Instruction, operand: Instruction, indices: Indices, rank: int) -> Indices | None:
+        movement = MOVEMENTS.get(instruction.opcode)
+        if movement is not None:
+            return movement(instruction, indices)
+        if instruction.opcode is Opcode.RESHAPE:
+            return reshape_indices(indices, dims_of(instruction), dims_of(operand), rank)
+        return indices if dims_of(operand) else ()  # select and clamp take scalars beside arrays
+
+    # ---- forwards: regions ----
+
+    def build(self) -> Schedule:
+        items: list[Region | Instruction] = []
+        self.buffers.update((parameter, parameter) for parameter in self.computation.parameters)
+        for instruction in self.computation.instructions:
+            if instruction in self.keys:
+                items.extend(self._build_region(key) for key in self.keys[instruction])
+                self.buffers[instruction] = instruction
+            elif instruction in self.library:
+                items.append(instruction)
+                self.buffers.update((leaf, leaf) for leaf in self.computation.leaves_of[instruction])
+            elif instruction.opcode is Opcode.CONSTANT:
+                self.buffers[instruction] = instruction
+            elif instruction in self.wanted and instruction.opcode in (
+                Opcode.RESHAPE,
+                Opcode.COPY,
+                Opcode.OPTIMIZATION_BARRIER,
+            ):
+                self.buffers[instruction] = self.buffers[self._operands(instruction)[0]]
+        return Schedule(tuple(items), self.buffers)
+
+    def _build_region(self, key: _Key) -> Region:
+        target, dims = key.target, self.loops[key]
+        rank = len(dims)
+        expressions = _Expressions(self, rank)
+        here = tuple(axis(d, rank) for d in range(rank))
+        if target.opcode is Opcode.REDUCE:
+            return self._build_reduction(target, dims, expressions)
+        if target.opcode is Opcode.CONCATENATE:
+            dimension = target.attributes_as(DimensionAttributes).dimension
+            before = sum(dims_of(operand)[dimension] for operand in target.operands[: key.part])
+            there = tuple(index.scaled(1, before) if d == dimension else index for d, index in enumerate(here))
+            value = expressions.of(self._operands(target)[key.part], here)
+            return Region(dims, stores=(Store(target, value, linear(there, dims_of(target), rank)),))
+        if target.opcode is Opcode.PAD and key.part == 1:
+            pad = target.attributes_as(PadAttributes)
+            there = tuple(i.scaled(n + 1, low) for i, n, low in zip(here, pad.interior, pad.low, strict=True))
+            value = expressions.of(self._operands(target)[0], here)
+            return Region(dims, stores=(Store(target, value, linear(there, dims_of(target), rank)),))
+        value = (
+            expressions.of(self._operands(target)[1], ())
+            if target.opcode is Opcode.PAD
+            else expressions.compute(target, here)
+        )
+        return Region(dims, stores=(Store(target, value, linear(here, dims, rank)),))
+
+    def _build_reduction(self, target: Instruction, dims: tuple[int, ...], expressions: _Expressions) -> Region:
+        order, folded = reduction_order(target)
+        array, initial = self._operands(target)
+        rank = len(dims)
+        value = expressions.of(array, tuple(axis(order.index(d), rank) for d in range(rank)))
+        kept = tuple(axis(position, rank) for position in range(rank) if position not in folded)
+        combine = reduction_opcode(target)
+        if combine is None:
+            raise AssertionError(f"{target.name} was taken for a reduction that a region can fold")
+        index = linear(kept, dims_of(target), rank)
+        return Region(dims, folded, reductions=(Reduction(target, value, combine, self.buffers[initial], index),))
+
+
+class _Expressions:
+    """The expressions of one region, each made once."""
+
+    def __init__(self, fuser: _Fuser, rank: int) -> None:
+        self.fuser = fuser
+        self.rank = rank
+        self.made: dict[tuple[Instruction, Indices], Expression] = {}
+
+    def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        return self.fuser.computation.operands(instruction)
+
+    def of(self, instruction: Instruction, indices: Indices) -> Expression:
+        """The value of ``instruction`` at ``indices``: a load when it is a buffer, else its computation."""
+        found = self.made.get((instruction, indices))
+        if found is None:
+            buffer = self.fuser.buffers.get(instruction)
+            literal = _literal(instruction)
+            if literal is not None:
+                found = literal
+            elif buffer is not None:
+                dims = dims_of(instruction)
+                found = Load(_typed(instruction), buffer, linear(indices, dims, self.rank))
+            else:
+                found = self.compute(instruction, indices)
+            self.made[instruction, indices] = found
+        return found
+
+    def compute(self, instruction: Instruction, indices: Indices) -> Expression:
+        movement = MOVEMENTS.get(instruction.opcode)
+        if movement is not None:
+            return self.of(self._operands(instruction)[0], movement(instruction, indices))
+        if instruction.opcode is Opcode.RESHAPE:
+            return self._reshape(instruction, indices)
+        if instruction.opcode is Opcode.IOTA:
+            return Index(_typed(instruction), indices[instruction.attributes_as(DimensionAttributes).dimension])
+        if instruction.opcode is Opcode.CONSTANT:
+            return Load(_typed(instruction), instruction, linear(indices, dims_of(instruction), self.rank))
+        operands = tuple(self.of(o, indices if dims_of(o) else ()) for o in self._operands(instruction))
+        if instruction.opcode is Opcode.COMPARE:
+            compare = instruction.attributes_as(CompareAttributes)
+            floating = (element_type(instruction.operands[0]) or ElementType.PRED).is_float
+            order = compare.order if floating else ComparisonOrder.PARTIAL
+            return Apply(ElementType.PRED, Opcode.COMPARE, operands, compare.direction.value, order)
+        return Apply(_typed(instruction), instruction.opcode, operands)
+
+    def _reshape(self, instruction: Instruction, indices: Indices) -> Expression:
+        (operand,) = self._operands(instruction)
+        buffer = self.fuser.buffers.get(operand)
+        if buffer is not None and _literal(operand) is None:
+            # A buffer is addressed by element number, which a reshape does not change.
+            return Load(_typed(instruction), buffer, linear(indices, dims_of(instruction), self.rank))
+        operand_indices = reshape_indices(indices, dims_of(instruction), dims_of(operand), self.rank)
+        if operand_indices is None:
+            raise AssertionError(f"{operand.name} should have become a buffer")
+        return self.of(operand, operand_indices)
+
+
+def reduction_order(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """In which order a reduce walks its operand's dimensions, and which positions of that order are folded.
+
+    The last dimension stays last, because memory is contiguous along it; the folded ones stand together.
+    """
+    rank = len(dims_of(instruction.operands[0]))
+    reduced = set(instruction.attributes_as(DimensionsAttributes).dimensions)
+    kept = [d for d in range(rank) if d not in reduced]
+    inner = [rank - 1] if kept and kept[-1] == rank - 1 else []
+    outer = [d for d in kept if d not in inner]
+    folded = sorted(reduced)
+    order = (*outer, *folded, *inner)
+    return order, tuple(range(len(outer), len(outer) + len(folded)))
+
+
+def _typed(instruction: Instruction) -> ElementType:
+    found = element_type(instruction)
+    if found is None:
+        raise TypeError(f"{instruction.name} is a tuple, not an array")
+    return found
+
+
+def _is_regular(instruction: Instruction) -> bool:
+    """Whether tiles can hold its elements: up to 8 bytes, no sub-byte or 8-bit float arithmetic involved in moving."""
+    found = element_type(instruction)
+    return found is not None and found.bytes in (1, 2, 4, 8) and found is not ElementType.TOKEN
+
+
+def _literal(instruction: Instruction) -> Literal | None:
+    """A constant whose elements are all the same, as one scalar."""
+    if instruction.opcode is not Opcode.CONSTANT or not isinstance(instruction.shape, ArrayShape):
+        return None
+    data = instruction.attributes_as(ConstantAttributes).data
+    size = instruction.shape.element_type.bytes
+    first = data[:size]
+    if size == 0 or size > 8 or not data or (len(data) > size and first * (len(data) // size) != data):
+        return None
+    return Literal(instruction.shape.element_type, first)
+
+
+def _has_side_effect(instruction: Instruction) -> bool:
+    return instruction.opcode is Opcode.CUSTOM_CALL and getattr(instruction.attributes, "has_side_effect", False)

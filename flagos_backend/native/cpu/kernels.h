@@ -1,0 +1,75 @@
+// Tile kernels of the host CPU: one function computes one scalar operation over a tile of at most a few thousand
+// elements. Compiled once for each instruction set; SelectKernels picks the best that the machine runs.
+#ifndef FLAGOS_NATIVE_CPU_KERNELS_H_
+#define FLAGOS_NATIVE_CPU_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flagos::cpu {
+
+// The numbers are part of the program format that flagos_backend/codegen/native.py writes.
+enum class Type : int64_t {
+  kPred = 1,
+  kS8 = 2,
+  kS16 = 3,
+  kS32 = 4,
+  kS64 = 5,
+  kU8 = 6,
+  kU16 = 7,
+  kU32 = 8,
+  kU64 = 9,
+  kF16 = 10,
+  kF32 = 11,
+  kF64 = 12,
+  kBF16 = 16,
+};
+inline constexpr int kNumTypes = 17;  // one past the greatest
+
+#define FLAGOS_CPU_OPS(X)                                                                                            \
+  X(Abs) X(Negate) X(Not) X(Sign) X(Ceil) X(Floor) X(RoundAfz) X(RoundEven) X(Sqrt) X(Rsqrt) X(Cbrt) X(Exp) X(Expm1) \
+  X(Log) X(Log1p) X(Logistic) X(Tanh) X(Sin) X(Cos) X(Tan) X(Asin) X(Acos) X(Asinh) X(Acosh) X(Atanh) X(Sinh)        \
+  X(Cosh) X(Erf) X(IsFinite) X(Popcnt) X(Clz) X(Add) X(Subtract) X(Multiply) X(Divide) X(Remainder) X(Maximum)       \
+  X(Minimum) X(Power) X(Atan2) X(And) X(Or) X(Xor) X(ShiftLeft) X(ShiftRightArithmetic) X(ShiftRightLogical) X(Eq)   \
+  X(Ne) X(Ge) X(Gt) X(Le) X(Lt) X(EqTotal) X(NeTotal) X(GeTotal) X(GtTotal) X(LeTotal) X(LtTotal) X(Select) X(Clamp)
+
+enum class Op : int64_t {
+#define FLAGOS_CPU_ENUM(name) k##name,
+  FLAGOS_CPU_OPS(FLAGOS_CPU_ENUM)
+#undef FLAGOS_CPU_ENUM
+      kCount
+};
+inline constexpr int kNumOps = static_cast<int>(Op::kCount);
+
+enum class Combine : int64_t { kAdd, kMultiply, kMaximum, kMinimum, kAnd, kOr, kXor, kCount };
+inline constexpr int kNumCombines = static_cast<int>(Combine::kCount);
+
+// result[i] = op(a[i], b[i], c[i]); unused operands are ignored. result may be exactly one of the operands.
+using TileFunction = void (*)(void* result, const void* a, const void* b, const void* c, int64_t n);
+// *accumulator = *accumulator op x[0] op ... op x[n - 1], the accumulator in AccumulatorType.
+using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
+
+// nullptr: that combination does not exist.
+struct Kernels {
+  const char* name;
+  TileFunction apply[kNumOps][kNumTypes];
+  TileFunction convert[kNumTypes][kNumTypes];      // [from][to]
+  FoldFunction fold[kNumCombines][kNumTypes];      // [Combine][type of x]
+  TileFunction iota[kNumTypes];                    // result[i] = *a (int64) + i * *b (int64)
+};
+
+const Kernels& BaselineKernels();
+#if defined(__x86_64__)
+const Kernels& Avx2Kernels();
+const Kernels& Avx512Kernels();
+#endif
+const Kernels& SelectKernels();
+
+int64_t TypeBytes(Type type);  // 0 for a number that is no type
+
+// Sums and products of floats are folded in double, of 16-bit floats in float; everything else in its own type.
+Type AccumulatorType(Combine combine, Type type);
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_KERNELS_H_

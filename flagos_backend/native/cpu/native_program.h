@@ -1,0 +1,157 @@
+// A program that runs on the host CPU without Python: loop nests over tiles and matrix products, between buffers whose
+// places were planned at compile time. flagos_backend/codegen/native.py writes the words that Parse reads.
+#ifndef FLAGOS_NATIVE_CPU_NATIVE_PROGRAM_H_
+#define FLAGOS_NATIVE_CPU_NATIVE_PROGRAM_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cpu/kernels.h"
+
+namespace flagos::cpu {
+
+// How a loop nest ends: every point is stored, or trailing dimensions are folded (rows), or the dimensions just before
+// the last are (columns).
+enum class LoopMode : int64_t { kMap = 0, kRows = 1, kColumns = 2 };
+
+struct Loop {
+  struct Input {
+    int64_t slot, reg, offset;  // offset and strides in elements
+    std::vector<int64_t> strides;
+    bool invariant;  // one element for the whole loop
+  };
+  struct Constant {
+    int64_t reg, bits;
+  };
+  struct Iota {  // offset + sum of coefficients times indices
+    int64_t reg, offset;
+    std::vector<int64_t> coefficients;
+  };
+  struct Step {
+    TileFunction function;
+    int64_t result, a, b, c;
+  };
+  struct Reduction {
+    Combine combine;
+    Type type;
+    int64_t reg, result, initial_slot;  // initial_slot: where the scalar initial value stands
+    FoldFunction fold;
+    TileFunction widen, combine_wide, narrow;  // to, in and from AccumulatorType; widen and narrow null when it is type
+  };
+  struct Output {
+    int64_t slot, reg, offset;
+    std::vector<int64_t> strides;  // one for each dimension that is not folded
+    bool in_place = false;         // the step that computes the register may write here directly
+  };
+
+  LoopMode mode;
+  std::vector<int64_t> dims;
+  int64_t num_folded = 0;  // dimensions that reductions fold
+  std::vector<Type> registers;
+  std::vector<Input> inputs;
+  std::vector<Constant> constants;
+  std::vector<Iota> iotas;
+  std::vector<Step> steps;
+  std::vector<Reduction> reductions;
+  std::vector<Output> outputs;
+  int64_t tile = 0;  // elements
+  int64_t work = 0;  // points times steps, to decide on threads
+};
+
+// A library call that the host of the program makes: buffers in, buffers out.
+struct Call {
+  int64_t number;
+  std::vector<int64_t> sources, targets;  // slots
+};
+
+// A block at run-time starts, which are clamped so that it lies inside: sliced out of an array (sources: array, starts),
+// or written into it (sources: block, array, starts; the array is copied first unless source and target are one slot).
+struct BlockCopy {
+  bool is_update;
+  int64_t element_bytes;
+  std::vector<int64_t> dims, block;
+  std::vector<Type> start_types;
+  std::vector<int64_t> sources;
+  int64_t target;
+};
+
+class NativeProgram;
+
+// How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
+enum class Carry : int64_t { kBuffered = 0, kInvariant = 1, kOverwritten = 2 };
+
+struct While {
+  int64_t trip_count;  // -1: as long as the condition holds
+  std::vector<Carry> carries;
+  std::vector<int64_t> bytes;    // of each carried value
+  std::vector<int64_t> sources;  // one for each carried value
+  std::vector<int64_t> targets;  // one for each that is not invariant
+  std::vector<int64_t> seconds;  // one for each that is buffered
+  int64_t scratch;
+  std::unique_ptr<NativeProgram> condition, body;
+};
+
+struct Conditional {
+  bool is_pred;  // true: branch 0 when the predicate holds; else a number, out of range: the last branch
+  std::vector<int64_t> sources, targets;
+  std::vector<int64_t> first_source;  // of each branch, in sources; sources[0] is the index
+  int64_t scratch;
+  std::vector<std::unique_ptr<NativeProgram>> branches;
+};
+
+struct MatrixProduct {
+  struct Operand {
+    int64_t slot, offset, batch_stride, leading;
+    bool transposed;
+  };
+  Type type;
+  int64_t batch, m, n, k;
+  Operand a, b, c;
+};
+
+// Makes the library calls of a program. Returns false when one failed; the program then stops.
+struct CallHandler {
+  bool (*call)(void* user, int64_t number, void* const* sources, void* const* targets);
+  void* user;
+};
+
+class NativeProgram {
+ public:
+  // Checks everything, also that no step reaches outside its buffers, so that Run needs no checks. On failure returns
+  // nullptr and says why.
+  static std::unique_ptr<NativeProgram> Parse(const int64_t* words, size_t num_words, const uint8_t* constants,
+                                              size_t constants_size, std::string* error);
+
+  size_t num_arguments() const { return argument_bytes_.size(); }
+  size_t num_results() const { return result_bytes_.size(); }
+  int64_t argument_bytes(size_t i) const { return argument_bytes_[i]; }
+  int64_t result_bytes(size_t i) const { return result_bytes_[i]; }
+  int64_t scratch_bytes() const { return arena_bytes_; }
+  int64_t work() const { return work_; }  // element operations, to tell short programs from long ones
+  bool has_calls() const { return has_calls_; }
+
+  // Buffers aligned to 16 bytes; results overlap neither each other nor arguments. scratch: scratch_bytes() bytes aligned
+  // to 64. Several runs may go on at once with different scratch. False: a library call failed.
+  bool Run(void* const* arguments, void* const* results, void* scratch, const CallHandler& handler) const;
+
+ private:
+  friend class Parser;
+  friend class Runner;
+  using Step = std::variant<Loop, MatrixProduct, Call, BlockCopy, While, Conditional>;
+
+  std::vector<int64_t> argument_bytes_, result_bytes_;
+  std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1
+  std::shared_ptr<const std::vector<uint8_t>> constants_;
+  std::vector<int64_t> constant_offsets_, temporary_offsets_;
+  std::vector<Step> steps_;
+  int64_t arena_bytes_ = 0;
+  int64_t work_ = 0;
+  bool has_calls_ = false;
+};
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_NATIVE_PROGRAM_H_

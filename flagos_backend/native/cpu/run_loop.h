@@ -1,0 +1,17 @@
+#ifndef FLAGOS_NATIVE_CPU_RUN_LOOP_H_
+#define FLAGOS_NATIVE_CPU_RUN_LOOP_H_
+
+#include "cpu/native_program.h"
+
+namespace flagos::cpu {
+
+// slots: base address of every buffer of the program.
+void RunLoop(const Loop& loop, char* const* slots);
+void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
+
+// True when a BLAS is in the process: the one torch brings.
+bool HaveMatrixProducts();
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_RUN_LOOP_H_

@@ -1,0 +1,45 @@
+// A fixed set of threads that share one loop at a time. The caller works too; nested or concurrent loops run alone.
+#ifndef FLAGOS_NATIVE_CPU_THREAD_POOL_H_
+#define FLAGOS_NATIVE_CPU_THREAD_POOL_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace flagos::cpu {
+
+class ThreadPool {
+ public:
+  // Runs body(user, begin, end) over disjoint ranges that cover [0, count); returns when all are done.
+  using Body = void (*)(void* user, int64_t begin, int64_t end);
+
+  // The process's pool: one thread for each processor it may run on, made at first use and never destroyed, because
+  // work may still run while the process exits.
+  static ThreadPool& Shared();
+
+  void ParallelFor(int64_t count, int64_t grain, Body body, void* user);
+
+ private:
+  explicit ThreadPool(int num_threads);
+  void Work();
+  void TakeChunks();
+
+  const int num_threads_;
+  std::vector<std::thread> threads_;
+  std::mutex busy_;  // held by the one loop in progress
+  std::mutex mutex_;
+  std::condition_variable start_, done_;
+  uint64_t generation_ = 0;
+  int active_ = 0;
+  Body body_ = nullptr;
+  void* user_ = nullptr;
+  int64_t count_ = 0, chunk_ = 0;
+  std::atomic<int64_t> next_{0};
+};
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_THREAD_POOL_H_
