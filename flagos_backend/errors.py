@@ -169,6 +169,6 @@ class UnknownCustomCall(FlagosBackendError):
     number = 301
     code = StatusCode.UNIMPLEMENTED
     template = (
-        "No kernel is registered for the custom call {target}. At {place}. Install the package that provides it, "
-        "or express the program without it."
+        "No kernel is registered for the custom call {target}. At {place}. Express the program without it, or call one "
+        "of: {known}."
     )

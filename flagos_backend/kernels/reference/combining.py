@@ -1,0 +1,139 @@
+"""Folding many updates into an array at positions that may repeat; scatter and select-and-scatter end here.
+
+Updates of one position apply in their order, so a combiner that is not commutative gives XLA's sequential result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flagos_backend.ir.hlo import Computation
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ElementType
+from flagos_backend.kernels.reference.computations import (
+    ScalarFunction,
+    plain_combiner,
+    returned_parameter,
+    scalar_function,
+)
+from flagos_backend.kernels.reference.registry import Run
+
+# combine(run, targets, rows, updates): targets [positions, width] are updated in place with updates [n, width], row by
+# row at ``rows`` [n] (int64, in bounds).
+Combine = Callable[[Run, list[Tensor], Tensor, list[Tensor]], None]
+
+_REDUCE = {Opcode.ADD: "sum", Opcode.MULTIPLY: "prod", Opcode.MAXIMUM: "amax", Opcode.MINIMUM: "amin"}
+_REDUCE_PRED = {
+    Opcode.ADD: "amax",
+    Opcode.OR: "amax",
+    Opcode.MAXIMUM: "amax",
+    Opcode.MULTIPLY: "amin",
+    Opcode.AND: "amin",
+    Opcode.MINIMUM: "amin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Combiner:
+    """``apply`` folds rows; ``function`` is the combiner itself, on arrays."""
+
+    apply: Combine
+    function: ScalarFunction
+
+
+def prepare_combiner(computation: Computation, element_types: tuple[ElementType, ...], unique: bool) -> Combiner:
+    """The combiner of one scatter. ``unique`` promises that no position repeats."""
+    function = scalar_function(computation)
+    if len(element_types) == 1:
+        if returned_parameter(computation) == 1:
+            return Combiner(_assign(unique), function)
+        opcode = plain_combiner(computation)
+        reduction = opcode and _native_reduction(opcode, element_types[0])
+        if reduction:
+            return Combiner(_reduce(reduction, element_types[0], opcode in (Opcode.MAXIMUM, Opcode.MINIMUM)), function)
+    return Combiner(_apply_once(function) if unique else _apply_in_rounds(function), function)
+
+
+def _native_reduction(opcode: Opcode, element_type: ElementType) -> str | None:
+    """torch's name for the reduction, where its result is XLA's."""
+    if element_type is ElementType.PRED:
+        return _REDUCE_PRED.get(opcode)
+    if element_type.bits < 8 or (element_type.is_float and element_type.bits == 8):
+        return None  # storage is not arithmetic
+    if element_type.is_complex and opcode in (Opcode.MAXIMUM, Opcode.MINIMUM):
+        return None
+    return _REDUCE.get(opcode)
+
+
+def _reduce(reduction: str, element_type: ElementType, ordering: bool) -> Combine:
+    flips = ordering and element_type.is_unsigned and element_type.bits > 8
+    pred = element_type is ElementType.PRED
+
+    def apply(_: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
+        target, update = targets[0], updates[0]
+        if pred:
+            target, update = target.view(torch.uint8), update.to(torch.uint8)
+        if flips:  # signed storage of unsigned values: turning the top bit makes signed order the unsigned one
+            top = torch.iinfo(target.dtype).min
+            target.bitwise_xor_(top)
+            update = update ^ top
+        index = rows.unsqueeze(1).expand_as(update)
+        if reduction == "sum":
+            target.scatter_add_(0, index, update)
+        else:
+            target.scatter_reduce_(0, index, update, reduction)
+        if flips:
+            target.bitwise_xor_(top)
+
+    return apply
+
+
+def _assign(unique: bool) -> Combine:
+    def apply(_: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
+        update = updates[0]
+        if not unique and len(rows) > 1:
+            ordered, order = rows.sort(stable=True)
+            last = torch.ones_like(rows, dtype=torch.bool)
+            torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
+            if not last.all():
+                rows, update = ordered[last], update[order[last]]
+        targets[0].index_put_((rows,), update)
+
+    return apply
+
+
+def _apply_once(function: ScalarFunction) -> Combine:
+    def apply(run: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
+        current = [target.index_select(0, rows) for target in targets]
+        for target, update, value in zip(targets, updates, function(run, current + updates), strict=True):
+            target.index_put_((rows,), value.expand_as(update))
+
+    return apply
+
+
+def _apply_in_rounds(function: ScalarFunction) -> Combine:
+    """Round k applies the k-th update of every position that has one."""
+    once = _apply_once(function)
+
+    def apply(run: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
+        for chosen in _rounds(rows):
+            once(run, targets, rows[chosen], [update[chosen] for update in updates])
+
+    return apply
+
+
+def _rounds(rows: Tensor) -> tuple[Tensor, ...]:
+    """Splits the update numbers so that each part holds no position twice and the parts keep each position's order."""
+    if len(rows) < 2:
+        return (torch.arange(len(rows), device=rows.device),)
+    ordered, order = rows.sort(stable=True)
+    number = torch.arange(len(rows), device=rows.device)
+    starts = torch.zeros_like(number)
+    starts[1:] = torch.where(ordered[1:] != ordered[:-1], number[1:], 0)
+    occurrence = number - starts.cummax(0).values
+    by_round = occurrence.sort(stable=True).indices
+    return torch.split(order[by_round], occurrence.bincount().tolist())

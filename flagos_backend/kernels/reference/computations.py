@@ -1,0 +1,48 @@
+"""What kernels do with the scalar functions an instruction calls: run them on arrays, or recognise a plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from flagos_backend.ir.attributes import ParameterAttributes
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.plan import Plan
+
+# Takes the arguments, which broadcast together, and returns the results (0-d when they depend on no argument).
+ScalarFunction = Callable[[Run, list[Tensor]], list[Tensor]]
+
+_COMMUTATIVE = frozenset(
+    {Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR}
+)
+
+
+def scalar_function(computation: Computation) -> ScalarFunction:
+    """``computation`` applied element by element. Raises UnsupportedOpcode when it is not elementwise."""
+    return Plan.lift(computation).run
+
+
+def parameter_number(instruction: Instruction) -> int | None:
+    """The number of a parameter; None for any other instruction."""
+    if instruction.opcode is not Opcode.PARAMETER:
+        return None
+    return instruction.attributes_as(ParameterAttributes).number
+
+
+def plain_combiner(computation: Computation) -> Opcode | None:
+    """The opcode of a function (a, b) that is one commutative operation on both; None when it is something else."""
+    root = computation.root
+    if root.opcode not in _COMMUTATIVE:
+        return None
+    return root.opcode if {parameter_number(operand) for operand in root.operands} == {0, 1} else None
+
+
+def returned_parameter(computation: Computation) -> int | None:
+    """The number of the parameter that the function hands back unchanged, or None."""
+    root = computation.root
+    while root.opcode is Opcode.COPY:
+        root = root.operands[0]
+    return parameter_number(root)

@@ -1,0 +1,207 @@
+"""Convolution of every rank, type and window. Operands come into torch's layout (batch, feature, spatial...); what
+torch.convolution cannot say (padding, reversal, groups over the batch) is done to the operands first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from flagos_backend.ir.attributes import ConvolutionAttributes, WindowDimension
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference import integers, storage
+from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+from flagos_backend.kernels.reference.small_floats import decode, encode
+
+# convolve(input [n, c, spatial...], weight [o, c / groups, spatial...]) -> [n, o, spatial...]
+Convolve = Callable[[Tensor, Tensor], Tensor]
+
+_TORCH_RANK_LIMIT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """The window in each spatial dimension, reversal and batch groups already taken out of it."""
+
+    window: tuple[WindowDimension, ...]
+    groups: int
+
+    @property
+    def rank(self) -> int:
+        return len(self.window)
+
+    def field(self, name: str) -> list[int]:
+        return [getattr(w, name) for w in self.window]
+
+
+def _pad_spatial(x: Tensor, amounts: list[tuple[int, int]]) -> Tensor:
+    """Zero-pads (crops, where negative) the trailing dimensions."""
+    if not any(low or high for low, high in amounts):
+        return x
+    flat = [amount for pair in reversed(amounts) for amount in pair]
+    return torch.constant_pad_nd(x, flat, 0)
+
+
+def _dilate(x: Tensor, geometry: _Geometry) -> Tensor:
+    """Puts zeros between elements by the base dilation."""
+    dilations = geometry.field("base_dilation")
+    if all(d == 1 for d in dilations):
+        return x
+    dims = [max((size - 1) * d + 1, 0) for size, d in zip(x.shape[2:], dilations, strict=True)]
+    dilated = x.new_zeros((*x.shape[:2], *dims))
+    dilated[(slice(None), slice(None), *(slice(None, None, d) for d in dilations))] = x
+    return dilated
+
+
+def _padded(x: Tensor, geometry: _Geometry) -> Tensor:
+    return _pad_spatial(_dilate(x, geometry), [(w.padding_low, w.padding_high) for w in geometry.window])
+
+
+def _by_torch(geometry: _Geometry) -> Convolve:
+    """floats, up to three spatial dimensions."""
+    strides, dilations = geometry.field("stride"), geometry.field("window_dilation")
+    zeros = [0] * geometry.rank
+    symmetric = all(w.padding_low == w.padding_high >= 0 and w.base_dilation == 1 for w in geometry.window)
+
+    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        if symmetric:
+            paddings = geometry.field("padding_low")
+            return torch.convolution(x, weight, None, strides, paddings, dilations, False, zeros, geometry.groups)
+        padded = _padded(x, geometry)
+        return torch.convolution(padded, weight, None, strides, zeros, dilations, False, zeros, geometry.groups)
+
+    return convolve
+
+
+def _by_transposed_torch(geometry: _Geometry) -> Convolve:
+    """A dilated base under a window of stride 1 is torch's transposed convolution, padded or cropped afterwards."""
+    dilations, bases = geometry.field("window_dilation"), geometry.field("base_dilation")
+    groups, zeros = geometry.groups, [0] * geometry.rank
+    spatial = list(range(2, 2 + geometry.rank))
+
+    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        per_group = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
+        turned = per_group.reshape(x.shape[1], -1, *weight.shape[2:]).flip(spatial)
+        full = torch.convolution(x, turned, None, bases, zeros, dilations, True, zeros, groups)
+        amounts = []
+        for w in geometry.window:
+            reach = (w.size - 1) * w.window_dilation
+            amounts.append((w.padding_low - reach, w.padding_high - reach))
+        return _pad_spatial(full, amounts)
+
+    return convolve
+
+
+def _by_patches(geometry: _Geometry) -> Convolve:
+    """Any rank and type: windows as one strided view, contracted by matmul."""
+    groups = geometry.groups
+
+    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        padded = _padded(x, geometry).contiguous()
+        counts, window_strides, element_strides = [], [], []
+        for d, w in enumerate(geometry.window, start=2):
+            extent = (w.size - 1) * w.window_dilation + 1
+            counts.append((padded.shape[d] - extent) // w.stride + 1)
+            window_strides.append(padded.stride(d) * w.stride)
+            element_strides.append(padded.stride(d) * w.window_dilation)
+        batch, features = padded.shape[:2]
+        patches = padded.as_strided(
+            (batch, *counts, features, *geometry.field("size")),
+            (padded.stride(0), *window_strides, padded.stride(1), *element_strides),
+        ).reshape(batch, prod(counts), groups, -1)
+        columns = weight.reshape(groups, weight.shape[0] // groups, -1)
+        products = torch.matmul(columns, patches.permute(0, 2, 3, 1))  # [n, g, o / g, windows]
+        return products.reshape(batch, weight.shape[0], *counts)
+
+    return convolve
+
+
+def _choose(geometry: _Geometry, floating: bool) -> Convolve:
+    if not floating or geometry.rank > _TORCH_RANK_LIMIT:
+        return _by_patches(geometry)
+    if any(w.base_dilation > 1 for w in geometry.window) and all(w.stride == 1 for w in geometry.window):
+        return _by_transposed_torch(geometry)
+    return _by_torch(geometry)
+
+
+def _prepare_arithmetic(
+    convolve: Callable[[bool], Convolve], lhs: ElementType, rhs: ElementType, result: ElementType
+) -> Convolve:
+    """Wraps a convolution of torch numbers into one of storage values, in ``result``'s type."""
+    dtype = storage.dtype_of(result)
+    if result.is_complex:
+        real = convolve(True)
+
+        def complex_convolve(x: Tensor, weight: Tensor) -> Tensor:
+            x, weight = x.to(dtype), weight.to(dtype)
+            a, b, c, d = x.real.contiguous(), x.imag.contiguous(), weight.real.contiguous(), weight.imag.contiguous()
+            return torch.complex(real(a, c) - real(b, d), real(a, d) + real(b, c))
+
+        return complex_convolve
+    if result.is_float:
+        floating = convolve(True)
+        # Narrow types accumulate in f32 and round once.
+        wide = torch.float64 if result is ElementType.F64 else torch.float32
+        return lambda x, w: _rounded(floating(_decoded(x, lhs).to(wide), _decoded(w, rhs).to(wide)), result)
+    if lhs.bits <= 16 and rhs.bits <= 16:
+        exact = convolve(True)  # products under 2^32: f64 sums them exactly
+        return lambda x, w: integers.narrowed(
+            exact(integers.widened(x, lhs).double(), integers.widened(w, rhs).double()).to(torch.int64), result
+        )
+    wrapping = convolve(False)
+    return lambda x, w: integers.narrowed(wrapping(integers.widened(x, lhs), integers.widened(w, rhs)), result)
+
+
+def _decoded(x: Tensor, element_type: ElementType) -> Tensor:
+    return decode(x, element_type) if element_type.is_float and element_type.bits <= 8 else x
+
+
+def _rounded(x: Tensor, element_type: ElementType) -> Tensor:
+    if element_type.bits <= 8:
+        return encode(x, element_type)
+    return x.to(storage.dtype_of(element_type))
+
+
+@kernel(Opcode.CONVOLUTION, storage=Storage.FRESH)
+def prepare_convolution(instruction: Instruction) -> Kernel:
+    attributes = instruction.attributes_as(ConvolutionAttributes)
+    lhs, rhs = (operand.shape for operand in instruction.operands)
+    result = instruction.shape
+    assert isinstance(lhs, ArrayShape)
+    assert isinstance(rhs, ArrayShape)
+    assert isinstance(result, ArrayShape)
+    dtype = storage.dtype_of(result.element_type)
+    if 0 in (result.num_elements, lhs.num_elements, rhs.num_elements):
+        return lambda run, x, weight: torch.zeros(result.dims, dtype=dtype, device=x.device)
+    # Without spatial dimensions: one of size 1.
+    window = attributes.window or (WindowDimension(1),)
+    batch_groups = attributes.batch_group_count
+    groups = attributes.feature_group_count * batch_groups
+    geometry = _Geometry(window, groups)
+    reversed_dims = [2 + d for d, w in enumerate(window) if w.window_reversal]
+    convolve = _prepare_arithmetic(
+        lambda floating: _choose(geometry, floating), lhs.element_type, rhs.element_type, result.element_type
+    )
+    to_input = (attributes.input_batch, attributes.input_feature, *attributes.input_spatial)
+    to_weight = (attributes.kernel_output_feature, attributes.kernel_input_feature, *attributes.kernel_spatial)
+    produced = (attributes.output_batch, attributes.output_feature, *attributes.output_spatial)
+    to_result = tuple(produced.index(d) for d in range(result.rank))
+    flat = not attributes.window
+
+    def run_convolution(_: Run, x: Tensor, weight: Tensor) -> Tensor:
+        x, weight = x.permute(to_input), weight.permute(to_weight)
+        if flat:
+            x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+        if batch_groups > 1:  # a group of the batch becomes a group of features
+            x = x.reshape(batch_groups, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+        if reversed_dims:
+            weight = weight.flip(reversed_dims)
+        y = convolve(x, weight)
+        return (y.squeeze(2) if flat else y).permute(to_result)
+
+    return run_convolution

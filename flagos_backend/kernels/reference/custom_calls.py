@@ -1,0 +1,205 @@
+"""The table of custom-call targets (CUSTOM_CALLS.md documents each) and the kernel that dispatches to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from flagos_backend.errors import MalformedProgram, UnknownCustomCall, UnsupportedAttribute
+from flagos_backend.ir.attributes import CustomCallAttributes, SortAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
+from flagos_backend.kernels.reference import registry
+from flagos_backend.kernels.reference.registry import Kernel, Run, Value, identity, kernel
+from flagos_backend.kernels.reference.sorting import top_k
+
+Config = Mapping[str, Any]
+TargetPreparer = Callable[[Instruction, Config], Kernel]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    preparer: TargetPreparer
+    defaults: Mapping[str, Any] | None
+
+
+_TARGETS: dict[str, _Target] = {}
+REQUIRED = object()
+
+
+def custom_call(
+    *targets: str, reads_config: bool = True, **defaults: Any
+) -> Callable[[TargetPreparer], TargetPreparer]:
+    """Registers what prepares the kernel of ``targets``.
+
+    ``defaults`` are the keys of its JSON backend config (REQUIRED: the program must give it); the preparer gets them all.
+    With ``reads_config=False`` the backend config is left alone and the preparer gets an empty one.
+    """
+
+    def register(preparer: TargetPreparer) -> TargetPreparer:
+        for target in targets:
+            if target in _TARGETS:
+                raise ValueError(f"{target} has two kernels")
+            _TARGETS[target] = _Target(preparer, defaults if reads_config else None)
+        return preparer
+
+    return register
+
+
+def known_targets() -> tuple[str, ...]:
+    """Every target that compiles, sorted."""
+    return tuple(sorted(_TARGETS))
+
+
+def read_config(instruction: Instruction, defaults: Mapping[str, Any]) -> Config:
+    """The JSON backend config over ``defaults``. Raises MalformedProgram or UnsupportedAttribute, naming the key."""
+    text = instruction.attributes_as(CustomCallAttributes).backend_config
+    try:
+        given = json.loads(text) if text else {}
+    except ValueError as error:
+        fact = f"the backend config of a custom call is not JSON ({error})"
+        raise MalformedProgram.at(instruction, fact=fact) from error
+    if not isinstance(given, dict):
+        raise MalformedProgram.at(instruction, fact="the backend config of a custom call is not a JSON object")
+    for key, value in given.items():
+        if key not in defaults:
+            raise UnsupportedAttribute.at(instruction, attribute=f"backend_config.{key}", value=value)
+        expected = defaults[key]
+        if isinstance(expected, bool) and not isinstance(value, bool):
+            fact = f"backend_config.{key} is {value!r}, not true or false"
+            raise MalformedProgram.at(instruction, fact=fact)
+    config = {**defaults, **given}
+    missing = [key for key, value in config.items() if value is REQUIRED]
+    if missing:
+        raise MalformedProgram.at(instruction, fact=f"the backend config lacks {', '.join(missing)}")
+    return config
+
+
+@kernel(Opcode.CUSTOM_CALL)
+def prepare_custom_call(instruction: Instruction) -> Kernel:
+    name = instruction.attributes_as(CustomCallAttributes).target
+    target = _TARGETS.get(name)
+    if target is None:
+        raise UnknownCustomCall.at(instruction, target=name, known=", ".join(known_targets()))
+    config = {} if target.defaults is None else read_config(instruction, target.defaults)
+    run = target.preparer(instruction, config)
+    shape = instruction.shape
+    if isinstance(shape, TupleShape) and len(shape.elements) == 1:
+        return lambda launch, *operands: _in_tuple(run(launch, *operands))
+    return run
+
+
+def _in_tuple(value: Value) -> Value:
+    return value if isinstance(value, tuple) else (value,)
+
+
+@custom_call(
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "LayoutConstraint",
+    "annotate_device_placement",
+    reads_config=False,
+)
+def _marker(instruction: Instruction, config: Config) -> Kernel:
+    """Says where a value lies; on one device it is the value."""
+    operand = instruction.operands[0]
+    if operand.shape != instruction.shape:
+        fact = f"{instruction.attributes_as(CustomCallAttributes).target} changes a shape, so the program is not partitioned"
+        raise MalformedProgram.at(instruction, fact=fact)
+    return identity
+
+
+@custom_call("flagos.host_callback", id=REQUIRED)
+def _host_callback(instruction: Instruction, config: Config) -> Kernel:
+    """Calls the host with the arrays among the operands; tokens only order calls."""
+    identifier = config["id"]
+    if not isinstance(identifier, int) or isinstance(identifier, bool):
+        raise MalformedProgram.at(instruction, fact=f"backend_config.id is {identifier!r}, not an integer")
+    shapes = [leaf for operand in instruction.operands for leaf in leaves(operand.shape) if not _is_token(leaf)]
+    results = [leaf for leaf in leaves(instruction.shape) if not _is_token(leaf)]
+    shape = instruction.shape
+
+    def run(launch: Run, *operands: Value) -> Value:
+        if launch.host_callback is None:
+            raise RuntimeError(f"{instruction.name}: this host gave no function for flagos.host_callback")
+        arguments = [operand.contiguous().cpu() for operand in operands if isinstance(operand, Tensor)]
+        values = iter(launch.host_callback(identifier, arguments, shapes, results))
+        return _fill(shape, values, launch)
+
+    return run
+
+
+def _is_token(shape: Shape) -> bool:
+    return isinstance(shape, ArrayShape) and shape.element_type is ElementType.TOKEN
+
+
+def _fill(shape: Shape, values: Any, launch: Run) -> Value:
+    if isinstance(shape, TupleShape):
+        return tuple(_fill(element, values, launch) for element in shape.elements)
+    return () if _is_token(shape) else next(values).to(launch.device)
+
+
+@custom_call("TopK", "mhlo.topk", reads_config=False)
+def _top_k(instruction: Instruction, config: Config) -> Kernel:
+    """operand [..., n] -> the k greatest [..., k] and their s32 indices; called[0], if any, may ask for the least."""
+    operand, result = instruction.operands[0].shape, instruction.shape
+    assert isinstance(operand, ArrayShape)
+    assert isinstance(result, TupleShape)
+    values = result.elements[0]
+    assert isinstance(values, ArrayShape)
+    element_type, k = operand.element_type, values.dims[-1]
+    return lambda run, array: top_k(array, element_type, k)
+
+
+@custom_call("PartialReduce", reads_config=False)
+def _partial_reduce(instruction: Instruction, config: Config) -> Kernel:
+    """Approximate top-k: n arrays and n initial values -> arrays shorter along one dimension that keep what the
+    comparator puts first. Here exact: the first elements of the whole sort."""
+    count = len(instruction.operands) // 2
+    arrays = instruction.operands[:count]
+    before, after = arrays[0].shape, next(leaves(instruction.shape))
+    assert isinstance(before, ArrayShape)
+    shorter = [d for d, (old, new) in enumerate(zip(before.dims, after.dims, strict=True)) if old != new]
+    if not shorter:
+        return lambda run, *operands: operands[:count] if count > 1 else operands[0]
+    dimension, length = shorter[0], after.dims[shorter[0]]
+    shape: Shape = before if count == 1 else TupleShape(tuple(a.shape for a in arrays))
+    sort = Instruction(
+        Opcode.SORT, shape, arrays, SortAttributes(dimension, True), instruction.called, f"{instruction.name}.sort"
+    )
+    run_sort = registry.prepare(sort)
+
+    def run(launch: Run, *operands: Tensor) -> Value:
+        ordered = _in_tuple(run_sort(launch, *operands[:count]))
+        cut = tuple(array.narrow(dimension, 0, length) for array in ordered if isinstance(array, Tensor))
+        return cut[0] if count == 1 else cut
+
+    return run
+
+
+def _elementwise(opcode: Opcode) -> TargetPreparer:
+    def prepare(instruction: Instruction, config: Config) -> Kernel:
+        plain = Instruction(opcode, instruction.shape, instruction.operands, name=instruction.name)
+        return registry.prepare(plain)
+
+    return prepare
+
+
+for _name, _opcode in {
+    "mhlo.acos": Opcode.ACOS,
+    "mhlo.acosh": Opcode.ACOSH,
+    "mhlo.asin": Opcode.ASIN,
+    "mhlo.asinh": Opcode.ASINH,
+    "mhlo.atanh": Opcode.ATANH,
+    "mhlo.cosh": Opcode.COSH,
+    "mhlo.erf": Opcode.ERF,
+    "mhlo.sinh": Opcode.SINH,
+    "mhlo.tan": Opcode.TAN,
+}.items():
+    custom_call(_name, reads_config=False)(_elementwise(_opcode))

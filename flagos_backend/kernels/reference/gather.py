@@ -1,0 +1,154 @@
+"""Gather in full generality. Start indices are clamped so that every window lies inside the operand, as XLA does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from flagos_backend.ir.attributes import GatherAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference.index_arithmetic import index_values, row_major_strides, window_offsets
+from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """What a gather's attributes and shapes come to.
+
+    ``indexed``: operand dimensions that start indices or batching choose; ``limits`` the greatest start in each.
+    ``batch_sources``: for each trailing entry of ``indexed`` the batch dimension of the indices that it runs along.
+    """
+
+    operand_dims: tuple[int, ...]
+    batch_dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+    indexed: tuple[int, ...]
+    limits: tuple[int, ...]
+    batch_sources: tuple[int, ...]
+    index_vector_dim: int
+    window_dims: tuple[int, ...]
+    to_result: tuple[int, ...]
+    result_dims: tuple[int, ...]
+    index_type: ElementType
+
+
+def plan_gather(
+    attributes: GatherAttributes, operand: ArrayShape, indices: ArrayShape, result: ArrayShape
+) -> GatherPlan:
+    """Reads the attributes once. Shapes are as the verifier has checked them."""
+    indexed = attributes.start_index_map + attributes.operand_batching_dims
+    dropped = frozenset(attributes.collapsed_slice_dims) | frozenset(attributes.operand_batching_dims)
+    window_dims = tuple(d for d in range(operand.rank) if d not in dropped)
+    batch_positions = tuple(d for d in range(result.rank) if d not in attributes.offset_dims)
+    produced = batch_positions + attributes.offset_dims
+    vector_dim = attributes.index_vector_dim
+    return GatherPlan(
+        operand_dims=operand.dims,
+        batch_dims=tuple(size for d, size in enumerate(indices.dims) if d != vector_dim),
+        sizes=attributes.slice_sizes,
+        indexed=indexed,
+        limits=tuple(operand.dims[d] - attributes.slice_sizes[d] for d in indexed),
+        batch_sources=tuple(d - (d > vector_dim) for d in attributes.start_indices_batching_dims),
+        index_vector_dim=vector_dim,
+        window_dims=window_dims,
+        to_result=tuple(produced.index(d) for d in range(result.rank)),
+        result_dims=result.dims,
+        index_type=indices.element_type,
+    )
+
+
+def clamped_starts(plan: GatherPlan, indices: Tensor) -> list[Tensor]:
+    """For each dimension of ``plan.indexed`` the start positions, int64, broadcastable to the batch dimensions."""
+    values = index_values(indices, plan.index_type)
+    if plan.index_vector_dim == indices.dim():
+        vectors = [values]
+    else:
+        vectors = list(values.unbind(plan.index_vector_dim))
+    starts = [v.clamp(0, limit) for v, limit in zip(vectors, plan.limits, strict=False)]
+    for source in plan.batch_sources:
+        shape = [1] * len(plan.batch_dims)
+        shape[source] = plan.batch_dims[source]
+        starts.append(torch.arange(plan.batch_dims[source], device=indices.device).reshape(shape))
+    return starts
+
+
+def _linear(plan: GatherPlan, starts: list[Tensor], strides: list[int]) -> Tensor:
+    """Flat batch of linear positions."""
+    total: Tensor | int = 0
+    for start, stride in zip(starts, strides, strict=True):
+        total = start * stride + total
+    if isinstance(total, int):
+        return torch.full((prod(plan.batch_dims),), total)
+    return total.expand(plan.batch_dims).reshape(-1)
+
+
+def _gather_rows(plan: GatherPlan) -> Kernel:
+    """Whole rows: each indexed dimension is taken one position at a time, every other one in full."""
+    others = tuple(d for d in range(len(plan.operand_dims)) if d not in plan.indexed)
+    order = plan.indexed + others
+    in_order = order == tuple(range(len(order)))
+    rows = prod(plan.operand_dims[d] for d in plan.indexed)
+    indexed_dims = tuple(plan.operand_dims[d] for d in plan.indexed)
+    strides = list(row_major_strides(indexed_dims))
+    # An indexed dimension of the window has one position: it adds a dimension of size 1.
+    shape = plan.batch_dims + tuple(plan.sizes[d] for d in plan.window_dims)
+    window_order = tuple(d for d in plan.window_dims if d in others)
+    assert window_order == others
+
+    def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
+        positions = _linear(plan, clamped_starts(plan, indices), strides)
+        table = (operand if in_order else operand.permute(order)).reshape(rows, -1)
+        taken = table.index_select(0, positions)
+        return taken.reshape(shape).permute(plan.to_result).contiguous()
+
+    return run
+
+
+def _gather_one(plan: GatherPlan) -> Kernel:
+    """A single window: a slice at a run-time position."""
+
+    def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
+        window = operand
+        for d, start in zip(plan.indexed, clamped_starts(plan, indices), strict=True):
+            window = window.narrow(d, int(start), plan.sizes[d])
+        window = window.reshape(plan.batch_dims + tuple(plan.sizes[d] for d in plan.window_dims))
+        return window.permute(plan.to_result).clone(memory_format=torch.contiguous_format)
+
+    return run
+
+
+def _gather_elements(plan: GatherPlan) -> Kernel:
+    """Any windows, element by element."""
+    strides = row_major_strides(plan.operand_dims)
+    indexed_strides = [strides[d] for d in plan.indexed]
+    window_sizes = tuple(plan.sizes[d] for d in plan.window_dims)
+    offsets = window_offsets(window_sizes, tuple(strides[d] for d in plan.window_dims)).reshape(1, -1)
+
+    def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
+        starts = _linear(plan, clamped_starts(plan, indices), indexed_strides)
+        positions = starts.unsqueeze(1) + offsets.to(starts.device)
+        taken = operand.reshape(-1).index_select(0, positions.reshape(-1))
+        return taken.reshape(plan.batch_dims + window_sizes).permute(plan.to_result).contiguous()
+
+    return run
+
+
+@kernel(Opcode.GATHER, storage=Storage.FRESH)
+def prepare_gather(instruction: Instruction) -> Kernel:
+    operand, indices = (o.shape for o in instruction.operands)
+    result = instruction.shape
+    assert isinstance(operand, ArrayShape)
+    assert isinstance(indices, ArrayShape)
+    assert isinstance(result, ArrayShape)
+    plan = plan_gather(instruction.attributes_as(GatherAttributes), operand, indices, result)
+    if result.num_elements == 0:
+        return lambda run, array, positions: array.new_empty(result.dims)
+    if prod(plan.batch_dims) == 1:
+        return _gather_one(plan)
+    whole = all(size == (1 if d in plan.indexed else plan.operand_dims[d]) for d, size in enumerate(plan.sizes))
+    return _gather_rows(plan) if whole else _gather_elements(plan)

@@ -1,0 +1,144 @@
+"""Sort keys: reading a comparator as a list of keys, and turning keys into integers that torch orders as HLO does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flagos_backend.ir.attributes import CompareAttributes
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference.computations import parameter_number
+
+_BITS_DTYPE = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+_ASCENDING = frozenset({Comparison.LT, Comparison.LE})
+_ORDERED = frozenset({Comparison.LT, Comparison.LE, Comparison.GT, Comparison.GE})
+_MIRRORED = {
+    Comparison.LT: Comparison.GT,
+    Comparison.LE: Comparison.GE,
+    Comparison.GT: Comparison.LT,
+    Comparison.GE: Comparison.LE,
+    Comparison.EQ: Comparison.EQ,
+    Comparison.NE: Comparison.NE,
+}
+
+
+def total_order(values: Tensor, element_type: ElementType) -> Tensor:
+    """Integers in the order of ``values``, floats as -NaN < -inf < ... < -0 < +0 < ... < inf < NaN. Not for complex."""
+    if element_type is ElementType.PRED:
+        return values.to(torch.uint8)
+    if element_type.is_float:
+        bits = values.contiguous().view(_BITS_DTYPE[values.element_size() * 8])
+        if element_type.bits == 4:
+            bits = bits << 4  # brings the sign to the top
+        if element_type is ElementType.F8E8M0FNU:
+            return values  # unsigned exponents: the bits are the order
+        info = torch.iinfo(bits.dtype)
+        return bits ^ ((bits >> (info.bits - 1)) & info.max)
+    if element_type.is_unsigned and element_type.bits > 8:
+        return values ^ torch.iinfo(values.dtype).min
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """Elements go by ``expression``, an instruction of the comparator that reads only left-hand (even) parameters."""
+
+    expression: Instruction
+    descending: bool
+    total: bool
+
+    @property
+    def element_type(self) -> ElementType:
+        shape = self.expression.shape
+        assert isinstance(shape, ArrayShape)
+        return shape.element_type
+
+
+def sort_keys(comparator: Computation) -> list[SortKey] | None:
+    """The keys, most significant first, by which ``comparator`` orders; None when it is not such a comparator.
+
+    Reads the lexicographic comparators that front ends emit: a comparison, or less | (equal & rest), or a select on
+    equality. Each side of a comparison may be any function, the same on both sides.
+    """
+    return _parse(comparator.root)
+
+
+def _parse(node: Instruction) -> list[SortKey] | None:
+    comparison = _comparison(node)
+    if comparison is not None:
+        key, direction = comparison
+        return [key] if direction in _ORDERED else None
+    if node.opcode is Opcode.OR:
+        for first, second in (node.operands, node.operands[::-1]):
+            if second.opcode is Opcode.AND:
+                for equal, rest in (second.operands, second.operands[::-1]):
+                    keys = _lexicographic(first, equal, Comparison.EQ, rest)
+                    if keys:
+                        return keys
+    if node.opcode is Opcode.SELECT:
+        condition, on_true, on_false = node.operands
+        return _lexicographic(on_false, condition, Comparison.EQ, on_true) or _lexicographic(
+            on_true, condition, Comparison.NE, on_false
+        )
+    return None
+
+
+def _lexicographic(
+    less: Instruction, equal: Instruction, direction: Comparison, rest: Instruction
+) -> list[SortKey] | None:
+    """The keys of: go by ``less``; where ``equal`` tells that it cannot decide, go by ``rest``."""
+    first, second = _comparison(less), _comparison(equal)
+    if first is None or second is None or first[1] not in (Comparison.LT, Comparison.GT) or second[1] is not direction:
+        return None
+    if first[0].total is not second[0].total or not _same(first[0].expression, second[0].expression, mirrored=False):
+        return None
+    keys = _parse(rest)
+    return keys and [first[0], *keys]
+
+
+def _comparison(node: Instruction) -> tuple[SortKey, Comparison] | None:
+    """``node`` as a comparison of one function of the left-hand elements with the same of the right-hand ones."""
+    if node.opcode is not Opcode.COMPARE:
+        return None
+    attributes = node.attributes_as(CompareAttributes)
+    left, right = node.operands
+    direction = attributes.direction
+    if _sides(left) == {1} and _sides(right) == {0}:
+        left, right = right, left
+        direction = _MIRRORED[direction]
+    shape = left.shape
+    if _sides(left) != {0} or not _same(left, right, mirrored=True) or not isinstance(shape, ArrayShape):
+        return None
+    if shape.element_type.is_complex:
+        return None
+    total = attributes.order is ComparisonOrder.TOTAL
+    return SortKey(left, direction not in _ASCENDING, total), direction
+
+
+def _sides(node: Instruction) -> set[int]:
+    """0 when ``node`` reads left-hand parameters, 1 when right-hand ones."""
+    number = parameter_number(node)
+    if number is not None:
+        return {number % 2}
+    return set().union(*(_sides(operand) for operand in node.operands))
+
+
+def _same(a: Instruction, b: Instruction, mirrored: bool) -> bool:
+    """Whether both compute the same function; ``mirrored``: b of right-hand parameters where a has left-hand ones."""
+    if a is b:
+        return not mirrored or not _sides(a)
+    number = parameter_number(a)
+    if number is not None:
+        return parameter_number(b) == number + mirrored
+    return (
+        a.opcode is b.opcode
+        and a.shape == b.shape
+        and a.attributes == b.attributes
+        and a.called == b.called
+        and len(a.operands) == len(b.operands)
+        and all(_same(x, y, mirrored) for x, y in zip(a.operands, b.operands, strict=True))
+    )

@@ -1,0 +1,335 @@
+"""Reduce-window with any reducer, and select-and-scatter.
+
+HLO takes a reducer to be associative, so a windowed reduction folds one dimension after another, each in O(log size)
+calls of the reducer, or by torch's cumulative functions where the windows are prefixes or suffixes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flagos_backend.ir.attributes import ConstantAttributes, WindowAttributes, WindowDimension
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference import storage
+from flagos_backend.kernels.reference.combining import prepare_combiner
+from flagos_backend.kernels.reference.computations import ScalarFunction, plain_combiner, scalar_function
+from flagos_backend.kernels.reference.index_arithmetic import row_major_strides
+from flagos_backend.kernels.reference.ordering import total_order
+from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+
+# Folds the windows along one dimension: arrays in, one value for each window out.
+Fold = Callable[[Run, list[Tensor]], list[Tensor]]
+
+_TRIVIAL = WindowDimension(1)
+_SEQUENTIAL_LIMIT = 8  # windows up to this size fold place by place
+
+
+def window_count(size: int, window: WindowDimension) -> int:
+    """How many windows fit along a dimension of ``size`` elements."""
+    base = 0 if size == 0 else (size - 1) * window.base_dilation + 1
+    padded = base + window.padding_low + window.padding_high
+    extent = (window.size - 1) * window.window_dilation + 1
+    return 0 if padded < extent else (padded - extent) // window.stride + 1
+
+
+def _element_at(places: Tensor, size: int, window: WindowDimension) -> Tensor:
+    """The element at each place of the dilated base (0 is its first), or -1 for padding and holes."""
+    elements = places.div(window.base_dilation, rounding_mode="floor")
+    inside = (places >= 0) & (places % window.base_dilation == 0) & (elements < size)
+    return torch.where(inside, elements, -1)
+
+
+def window_positions(size: int, window: WindowDimension) -> Tensor:
+    """[windows, window size]: the element under each place of each window, or -1 for padding and holes."""
+    starts = torch.arange(window_count(size, window)) * window.stride - window.padding_low
+    places = starts.unsqueeze(1) + torch.arange(window.size) * window.window_dilation
+    return _element_at(places, size, window)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """The dimension being folded, among ``rank``."""
+
+    dimension: int
+    rank: int
+
+    def mask(self, flags: Tensor) -> Tensor | None:
+        """``flags`` of the places along the axis, shaped to broadcast; None when none is set."""
+        if not flags.any():
+            return None
+        shape = [1] * self.rank
+        shape[self.dimension] = -1
+        return flags.reshape(shape)
+
+    def selection(self, elements: Tensor) -> Callable[[Tensor], Tensor]:
+        """Takes the elements of these numbers; anything where a number is -1."""
+        elements = elements.clamp(min=0)
+        start, count, dimension = int(elements[0]), len(elements), self.dimension
+        step = int(elements[1]) - start if count > 1 else 1
+        if step > 0 and bool((elements == start + torch.arange(count) * step).all()):
+            window = (slice(None),) * dimension + (slice(start, start + (count - 1) * step + 1, step),)
+            return lambda array: array[window]
+        return lambda array: array.index_select(dimension, elements.to(array.device))
+
+
+def _joining(axis: _Axis, reducer: ScalarFunction, has_left: Tensor, has_right: Tensor) -> Callable[..., list[Tensor]]:
+    """left ∘ right where both have a value, else the one that has."""
+    keep_left = axis.mask(has_left & ~has_right)
+    keep_right = axis.mask(has_right & ~has_left)
+
+    def join(run: Run, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+        values = reducer(run, left + right)
+        if keep_left is not None:
+            values = [torch.where(keep_left, a, value) for a, value in zip(left, values, strict=True)]
+        if keep_right is not None:
+            values = [torch.where(keep_right, b, value) for b, value in zip(right, values, strict=True)]
+        return [value.expand_as(a) for value, a in zip(values, left, strict=True)]
+
+    return join
+
+
+def _sequential_fold(axis: _Axis, reducer: ScalarFunction, positions: Tensor) -> Fold:
+    """Window place by window place, in order."""
+    columns = [column for column in positions.unbind(1) if (column >= 0).any()]
+    first = axis.selection(columns[0])
+    exists = columns[0] >= 0
+    steps = []
+    for column in columns[1:]:
+        steps.append((axis.selection(column), _joining(axis, reducer, exists, column >= 0)))
+        exists = exists | (column >= 0)
+
+    def fold(run: Run, arrays: list[Tensor]) -> list[Tensor]:
+        result = [first(array) for array in arrays]
+        for select, join in steps:
+            result = join(run, result, [select(array) for array in arrays])
+        return result
+
+    return fold
+
+
+def _doubling_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension) -> Fold:
+    """Folds of 1, 2, 4, ... places at every start, put together by the binary digits of the window size."""
+    dimension, dilation = axis.dimension, window.window_dilation
+    windows = (window_count(size, window) - 1) * window.stride + 1
+    places = torch.arange(windows + (window.size - 1) * dilation) - window.padding_low
+    elements = _element_at(places, size, window)
+    select = axis.selection(elements)
+    exists = elements >= 0
+    result_exists: Tensor | None = None
+    digits: list[tuple[int, Callable[..., list[Tensor]] | None]] = []  # offset of the part, None: not a digit
+    joins: list[tuple[int, Callable[..., list[Tensor]]]] = []
+    taken = 0
+    for bit in range(window.size.bit_length()):
+        length = 1 << bit
+        if bit:
+            shift = (length // 2) * dilation
+            left, right = exists[: len(exists) - shift], exists[shift:]
+            joins.append((shift, _joining(axis, reducer, left, right)))
+            exists = left | right
+        if window.size & length:
+            part = exists[taken * dilation :][:windows]
+            join = None if result_exists is None else _joining(axis, reducer, result_exists, part)
+            result_exists = part if result_exists is None else result_exists | part
+            digits.append((taken * dilation, join))
+            taken += length
+        else:
+            digits.append((-1, None))
+
+    def fold(run: Run, arrays: list[Tensor]) -> list[Tensor]:
+        level = [select(array) for array in arrays]
+        result: list[Tensor] = []
+        for bit, (offset, join) in enumerate(digits):
+            if bit:
+                shift, double = joins[bit - 1]
+                count = level[0].shape[dimension] - shift
+                left = [array.narrow(dimension, 0, count) for array in level]
+                level = double(run, left, [array.narrow(dimension, shift, count) for array in level])
+            if offset >= 0:
+                part = [array.narrow(dimension, offset, windows) for array in level]
+                result = part if join is None else join(run, result, part)
+        strided = (slice(None),) * dimension + (slice(None, None, window.stride),)
+        return [array[strided] for array in result]
+
+    return fold
+
+
+def _prepare_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension) -> Fold:
+    if window.size <= _SEQUENTIAL_LIMIT:
+        return _sequential_fold(axis, reducer, window_positions(size, window))
+    return _doubling_fold(axis, reducer, size, window)
+
+
+def _is_prefix(size: int, window: WindowDimension) -> bool:
+    return window == WindowDimension(window.size, padding_low=window.size - 1) and window.size >= size
+
+
+def _is_suffix(size: int, window: WindowDimension) -> bool:
+    return window == WindowDimension(window.size, padding_high=window.size - 1) and window.size >= size
+
+
+def _is_plain_number(element_type: ElementType) -> bool:
+    return element_type.bits >= 16 or (element_type.is_integer and element_type.bits == 8)
+
+
+def _running(opcode: Opcode, element_type: ElementType, dimension: int) -> Callable[[Tensor], Tensor] | None:
+    """torch's cumulative form of ``opcode`` along ``dimension``, where its result is XLA's."""
+    if element_type is ElementType.PRED:
+        if opcode in (Opcode.ADD, Opcode.OR, Opcode.MAXIMUM):
+            return lambda x: x.to(torch.uint8).cummax(dimension).values.to(torch.bool)
+        if opcode in (Opcode.MULTIPLY, Opcode.AND, Opcode.MINIMUM):
+            return lambda x: x.to(torch.uint8).cummin(dimension).values.to(torch.bool)
+        return None
+    if not _is_plain_number(element_type):
+        return None
+    if opcode is Opcode.ADD:
+        return lambda x: x.cumsum(dimension, dtype=x.dtype)
+    if opcode is Opcode.MULTIPLY:
+        return lambda x: x.cumprod(dimension, dtype=x.dtype)
+    if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM) or element_type.is_complex:
+        return None
+    if element_type.is_unsigned and element_type.bits > 8:
+        # total_order is its own inverse on unsigned integers.
+        if opcode is Opcode.MAXIMUM:
+            return lambda x: total_order(total_order(x, element_type).cummax(dimension).values, element_type)
+        return lambda x: total_order(total_order(x, element_type).cummin(dimension).values, element_type)
+    if opcode is Opcode.MAXIMUM:
+        return lambda x: x.cummax(dimension).values
+    return lambda x: x.cummin(dimension).values
+
+
+def _prepare_cumulative(instruction: Instruction, window: Sequence[WindowDimension], shape: ArrayShape) -> Fold | None:
+    """One operation along one dimension whose windows are all prefixes or all suffixes; None for anything else."""
+    opcode = plain_combiner(instruction.called[0]) if len(instruction.operands) == 2 else None
+    folded = [d for d, w in enumerate(window) if w != _TRIVIAL]
+    if opcode is None or len(folded) != 1:
+        return None
+    dimension = folded[0]
+    size = shape.dims[dimension]
+    prefix, suffix = _is_prefix(size, window[dimension]), _is_suffix(size, window[dimension])
+    running = _running(opcode, shape.element_type, dimension)
+    if running is None or not (prefix or suffix):
+        return None
+    if prefix:
+        return lambda run, arrays: [running(arrays[0])]
+    return lambda run, arrays: [running(arrays[0].flip(dimension)).flip(dimension)]
+
+
+def _starts_with_identity(instruction: Instruction) -> bool:
+    """Whether the initial value is a constant that the reducer does not feel."""
+    initial, opcode = instruction.operands[-1], plain_combiner(instruction.called[0])
+    shape = initial.shape
+    if len(instruction.operands) != 2 or initial.opcode is not Opcode.CONSTANT or not isinstance(shape, ArrayShape):
+        return False
+    if not _is_plain_number(shape.element_type) or shape.element_type.is_complex:
+        return False
+    value = storage.from_bytes(initial.attributes_as(ConstantAttributes).data, shape)
+    ordered = total_order(value, shape.element_type)
+    if opcode is Opcode.ADD:
+        return value.item() == 0
+    if opcode is Opcode.MULTIPLY:
+        return value.item() == 1
+    if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM):
+        return False
+    if shape.element_type.is_float:
+        return value.item() == float("-inf" if opcode is Opcode.MAXIMUM else "inf")
+    info = torch.iinfo(ordered.dtype)
+    return ordered.item() == (info.min if opcode is Opcode.MAXIMUM else info.max)
+
+
+@kernel(Opcode.REDUCE_WINDOW, storage=Storage.SHARED)
+def prepare_reduce_window(instruction: Instruction) -> Kernel:
+    """Operands: n arrays, n initial values; called[0] folds. Places outside an array are skipped, so the initial value
+    enters each window once, as on XLA."""
+    window = instruction.attributes_as(WindowAttributes).window
+    count = len(instruction.operands) // 2
+    shape = instruction.operands[0].shape
+    assert isinstance(shape, ArrayShape)
+    result_dims = tuple(window_count(size, w) for size, w in zip(shape.dims, window, strict=True))
+    tables = [window_positions(size, w) for size, w in zip(shape.dims, window, strict=True)]
+
+    def initial_only(run: Run, *operands: Tensor) -> Tensor | tuple[Tensor, ...]:
+        results = tuple(initial.expand(result_dims) for initial in operands[count:])
+        return results[0] if count == 1 else results
+
+    occupied = [(table >= 0).any(dim=1) for table in tables]
+    if not all(bool(flags.any()) for flags in occupied):
+        return initial_only
+    reducer = scalar_function(instruction.called[0])
+    folds: list[Fold] = []
+    cumulative = _prepare_cumulative(instruction, window, shape)
+    if cumulative is not None:
+        folds.append(cumulative)
+    else:
+        for d in reversed(range(shape.rank)):
+            if window[d] != _TRIVIAL:
+                folds.append(_prepare_fold(_Axis(d, shape.rank), reducer, shape.dims[d], window[d]))
+    empty_masks = [_Axis(d, shape.rank).mask(~flags) for d, flags in enumerate(occupied)]
+    masks = [mask for mask in empty_masks if mask is not None]
+    skip_initial = _starts_with_identity(instruction)
+
+    def run_windows(run: Run, *operands: Tensor) -> Tensor | tuple[Tensor, ...]:
+        arrays, initials = list(operands[:count]), list(operands[count:])
+        for fold in folds:
+            arrays = fold(run, arrays)
+        if not skip_initial:
+            arrays = [v.expand(result_dims) for v in reducer(run, initials + arrays)]
+        for mask in masks:
+            arrays = [torch.where(mask, initial, a) for initial, a in zip(initials, arrays, strict=True)]
+        return arrays[0] if count == 1 else tuple(arrays)
+
+    return run_windows
+
+
+@kernel(Opcode.SELECT_AND_SCATTER, storage=Storage.FRESH)
+def prepare_select_and_scatter(instruction: Instruction) -> Kernel:
+    """Operands: array, source, initial value. called[0](a, b): whether a stays chosen over b; called[1] combines."""
+    window = instruction.attributes_as(WindowAttributes).window
+    shape = instruction.operands[0].shape
+    assert isinstance(shape, ArrayShape)
+    tables = [window_positions(size, w) for size, w in zip(shape.dims, window, strict=True)]
+    places = _window_places(tables, shape.dims)
+    select = scalar_function(instruction.called[0])
+    combiner = prepare_combiner(instruction.called[1], (shape.element_type,), unique=False)
+
+    def run(launch: Run, operand: Tensor, source: Tensor, initial: Tensor) -> Tensor:
+        target = initial.expand(shape.dims).clone(memory_format=torch.contiguous_format)
+        if source.numel() == 0 or not places:
+            return target
+        flat = operand.reshape(-1)
+        chosen = torch.full((source.numel(),), -1, dtype=torch.int64, device=operand.device)
+        current = flat.new_zeros(source.numel())
+        for place in places:
+            index = place.to(operand.device)
+            candidate = flat.index_select(0, index.clamp(min=0))
+            keeps = select(launch, [current, candidate])[0] & (chosen >= 0)
+            replace = (index >= 0) & ~keeps
+            chosen = torch.where(replace, index, chosen)
+            current = torch.where(replace, candidate, current)
+        valid = chosen >= 0
+        combiner.apply(launch, [target.view(-1, 1)], chosen[valid], [source.reshape(-1, 1)[valid]])
+        return target
+
+    return run
+
+
+def _window_places(tables: Sequence[Tensor], dims: tuple[int, ...]) -> list[Tensor]:
+    """For each place in the window, in row-major order, the linear element under it in every window, or -1."""
+    strides = row_major_strides(dims)
+    places = []
+    for place in itertools.product(*(range(table.shape[1]) for table in tables)):
+        linear = torch.zeros((), dtype=torch.int64)
+        inside = torch.ones((), dtype=torch.bool)
+        for d, (table, k) in enumerate(zip(tables, place, strict=True)):
+            column = table[:, k].reshape((-1,) + (1,) * (len(tables) - d - 1))
+            linear = linear + column * strides[d]
+            inside = inside & (column >= 0)
+        if inside.any():
+            places.append(torch.where(inside, linear, -1).reshape(-1))
+    return places
