@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 import gpt2
+from plugin_abi import loader
 
 TOLERANCE = 1e-3
 """Largest difference of the two losses. JAX's CPU against itself, started from parameters that differ in the last bit,
@@ -110,18 +111,18 @@ def report(ours: Training, peer: Training) -> list[str]:
 
 def show_refusal() -> list[str]:
     """Starts JAX with a copy of the manifest that states another compiler; returns what is wrong with the outcome."""
-    from plugin_abi import loader
-
-    accepted = next(candidate for candidate in loader.discover().accepted)
-    manifest = json.loads(accepted.manifest_path.read_text(encoding="utf-8"))
-    manifest["library_path"] = str(accepted.library_path)
+    result = loader.last_result("flagos")
+    assert result is not None and result.accepted is not None and result.accepted.manifest is not None
+    path = result.accepted.manifest.path
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["library_path"] = str((path.parent / manifest["library_path"]).resolve())
     stated = manifest["built_with"]["compiler"]
     manifest["built_with"]["compiler"] = "gcc 4.8.5"
     print(f"  built_with.compiler changed from {stated!r} to 'gcc 4.8.5'; the library is the same. A new process says:")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "50_flagos.json"
-        path.write_text(json.dumps(manifest), encoding="utf-8")
-        environment = os.environ | {"FLAGOS_DRIVER_FILES": str(path)}
+        changed = Path(folder) / path.name
+        changed.write_text(json.dumps(manifest), encoding="utf-8")
+        environment = os.environ | {"FLAGOS_DRIVER_FILES": str(changed)}
         done = subprocess.run(
             [sys.executable, "-c", REFUSED_PROGRAM], env=environment, capture_output=True, text=True, timeout=120
         )
