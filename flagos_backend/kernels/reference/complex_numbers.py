@@ -1,6 +1,10 @@
-"""Functions of complex numbers with XLA's accuracy and special values; the elementwise kernels take their tables."""
+"""Functions of complex numbers, accurate and with the special values of C99's Annex G, which XLA reaches up to numbers
+that are infinite in one part and NaN in the other. The elementwise kernels take their tables."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import torch
 
@@ -8,6 +12,66 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.reference.integers import Binary, Unary
 
 O = Opcode  # noqa: E741
+
+
+def _partwise(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Binary:
+    # torch's complex addition multiplies by its alpha, which makes NaN of an infinite part.
+    def compute(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_complex(function(torch.view_as_real(a), torch.view_as_real(b)))
+
+    return compute
+
+
+def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """C99 G.5.1: where plain division gives NaN in both parts, a quotient of infinities or by zero is recovered."""
+    quotient = torch.div(a, b)
+    x, y = quotient.real, quotient.imag
+    ar, ai, br, bi = a.real, a.imag, b.real, b.imag
+    by_zero = (br == 0) & (bi == 0)
+    lost = x.isnan() & y.isnan()
+    if not (by_zero | lost).any():
+        return quotient
+    infinite_a, infinite_b = ar.isinf() | ai.isinf(), br.isinf() | bi.isinf()
+    finite_a, finite_b = ar.isfinite() & ai.isfinite(), br.isfinite() & bi.isfinite()
+
+    huge = torch.copysign(torch.full_like(br, math.inf), br)
+    x, y = torch.where(by_zero, huge * ar, x), torch.where(by_zero, huge * ai, y)
+
+    overflow = lost & ~by_zero & infinite_a & finite_b
+    ur, ui = _unit_box(ar), _unit_box(ai)
+    x = torch.where(overflow, math.inf * (ur * br + ui * bi), x)
+    y = torch.where(overflow, math.inf * (ui * br - ur * bi), y)
+
+    vanish = lost & infinite_b & finite_a
+    ur, ui = _unit_box(br), _unit_box(bi)
+    x = torch.where(vanish, 0.0 * (ar * ur + ai * ui), x)
+    y = torch.where(vanish, 0.0 * (ai * ur - ar * ui), y)
+    return torch.complex(x, y)
+
+
+def _unit_box(part: torch.Tensor) -> torch.Tensor:
+    """1 for infinity and 0 for the rest, with the part's sign."""
+    return torch.copysign(part.isinf().to(part.dtype), part)
+
+
+def _expm1(z: torch.Tensor) -> torch.Tensor:
+    """The real part is expm1(x) cos y - 2 sin²(y/2), which does not cancel near 0."""
+    x, y = z.real, z.imag
+    growth = torch.expm1(x)
+    half = torch.sin(y / 2)
+    real = torch.where(y == 0, growth, growth * torch.cos(y) - 2 * half * half)
+    imaginary = torch.where(y == 0, y, torch.exp(x) * torch.sin(y))
+    return torch.complex(real, imaginary)
+
+
+def _logistic(z: torch.Tensor) -> torch.Tensor:
+    return _divide(torch.ones_like(z), 1 + torch.exp(-z))
+
+
+def _power(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # A large exponent multiplies the logarithm's error, so single precision goes through double.
+    return torch.pow(a.to(torch.complex128), b.to(torch.complex128)).to(a.dtype)
+
 
 UNARY: dict[Opcode, Unary] = {
     O.ABS: torch.abs,
@@ -19,11 +83,11 @@ UNARY: dict[Opcode, Unary] = {
     O.COS: torch.cos,
     O.COSH: torch.cosh,
     O.EXP: torch.exp,
-    O.EXPM1: torch.expm1,
+    O.EXPM1: _expm1,
     O.IMAG: lambda z: z.imag.clone(),
     O.LOG: torch.log,
     O.LOG1P: torch.log1p,
-    O.LOGISTIC: lambda z: 1 / (1 + torch.exp(-z)),
+    O.LOGISTIC: _logistic,
     O.NEGATE: torch.neg,
     O.REAL: lambda z: z.real.clone(),
     O.RSQRT: torch.rsqrt,
@@ -35,9 +99,9 @@ UNARY: dict[Opcode, Unary] = {
     O.TANH: torch.tanh,
 }
 BINARY: dict[Opcode, Binary] = {
-    O.ADD: torch.add,
-    O.DIVIDE: torch.div,
+    O.ADD: _partwise(torch.add),
+    O.DIVIDE: _divide,
     O.MULTIPLY: torch.mul,
-    O.POWER: torch.pow,
-    O.SUBTRACT: torch.sub,
+    O.POWER: _power,
+    O.SUBTRACT: _partwise(torch.sub),
 }
