@@ -1,0 +1,15 @@
+"""The loader with sound plugins: one is accepted, the best one, once, and its table works."""
+
+from __future__ import annotations
+
+from unit.plugin_abi.plugins import Plugins
+
+from plugin_abi import loader
+
+
+def test_a_sound_backend_is_accepted(plugins: Plugins) -> None:
+    manifest = plugins.add()
+    result = loader.load(environment=plugins.environment())
+    assert result.refusals == ()
+    assert result.accepted is not None
+    assert result.accepted.manifest is not None and result.accepted.manifest.path == manifest
