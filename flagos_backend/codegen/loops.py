@@ -37,11 +37,21 @@ def simplify(region: Region) -> Nest:
             runs[-1].append(d)
         else:
             runs.append([d])
+    runs = _one_dimension_after_folds(region, runs)
     return Nest(
         dims=tuple(prod(region.dims[d] for d in run) for run in runs),
         sources=tuple(run[-1] for run in runs),
         folded=tuple(i for i, run in enumerate(runs) if run[-1] in region.folded),
     )
+
+
+def _one_dimension_after_folds(region: Region, runs: list[list[int]]) -> list[list[int]]:
+    """Kept dimensions between the folded ones and the last one go before the folded ones."""
+    folded = [run for run in runs if run[-1] in region.folded]
+    if not folded or runs[-1] in folded:
+        return runs
+    kept = [run for run in runs if run not in folded]
+    return [*kept[:-1], *folded, kept[-1]]
 
 
 def _must_stay(region: Region, d: int) -> bool:

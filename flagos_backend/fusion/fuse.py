@@ -317,14 +317,12 @@ class _Expressions:
 def reduction_order(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """In which order a reduce walks its operand's dimensions, and which positions of that order are folded.
 
-    The last dimension stays last, because memory is contiguous along it; the folded ones stand together.
+    The folded ones stand together, and what is contiguous in memory after them stays after them.
     """
     rank = len(dims_of(instruction.operands[0]))
-    reduced = set(instruction.attributes_as(DimensionsAttributes).dimensions)
-    kept = [d for d in range(rank) if d not in reduced]
-    inner = [rank - 1] if kept and kept[-1] == rank - 1 else []
-    outer = [d for d in kept if d not in inner]
-    folded = sorted(reduced)
+    folded = sorted(instruction.attributes_as(DimensionsAttributes).dimensions)
+    outer = [d for d in range(rank) if d not in folded and d < max(folded)]
+    inner = [d for d in range(rank) if d not in folded and d > max(folded)]
     order = (*outer, *folded, *inner)
     return order, tuple(range(len(outer), len(outer) + len(folded)))
 

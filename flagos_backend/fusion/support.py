@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flagos_backend.ir.attributes import PadAttributes
+from flagos_backend.ir.attributes import DimensionsAttributes, PadAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -117,6 +117,8 @@ def _converts(source: ElementType, result: ElementType) -> bool:
 def reduction_opcode(instruction: Instruction) -> Opcode | None:
     """The binary operation that a one-operand reduce folds with, if a region can do it; else None."""
     if instruction.opcode is not Opcode.REDUCE or len(instruction.operands) != 2:
+        return None
+    if not instruction.attributes_as(DimensionsAttributes).dimensions:
         return None
     root = instruction.called[0].root
     source = element_type(instruction.operands[0])

@@ -1,0 +1,146 @@
+"""Evaluates fused schedules with NumPy over whole index grids: the oracle of fusion and of its emitters."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from flagos_backend.fusion.flat import FlatComputation
+from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.region import Affine, Apply, Expression, Index, Literal, Load, Region
+from flagos_backend.ir.attributes import ConstantAttributes, DotAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ElementType
+
+_COMPARE = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "GE": np.greater_equal,
+    "GT": np.greater,
+    "LE": np.less_equal,
+    "LT": np.less,
+}
+_BINARY = {
+    Opcode.ADD: np.add,
+    Opcode.SUBTRACT: np.subtract,
+    Opcode.MULTIPLY: np.multiply,
+    Opcode.DIVIDE: np.true_divide,
+    Opcode.MAXIMUM: np.maximum,
+    Opcode.MINIMUM: np.minimum,
+    Opcode.AND: np.bitwise_and,
+    Opcode.OR: np.bitwise_or,
+    Opcode.XOR: np.bitwise_xor,
+    Opcode.POWER: np.power,
+}
+_UNARY = {
+    Opcode.NEGATE: np.negative,
+    Opcode.EXP: np.exp,
+    Opcode.LOG: np.log,
+    Opcode.TANH: np.tanh,
+    Opcode.SQRT: np.sqrt,
+    Opcode.RSQRT: lambda x: 1 / np.sqrt(x),
+    Opcode.ABS: np.abs,
+    Opcode.NOT: np.invert,
+    Opcode.IS_FINITE: np.isfinite,
+}
+
+
+def numpy_dtype(element_type: ElementType) -> np.dtype:
+    if element_type is ElementType.PRED:
+        return np.dtype(bool)
+    if element_type is ElementType.BF16:
+        return np.dtype(ml_dtypes.bfloat16)
+    name = element_type.name.lower()
+    return np.dtype({"s": "int", "u": "uint", "f": "float", "c": "complex"}[name[0]] + name[1:])
+
+
+def evaluate(computation: FlatComputation, schedule: Schedule, arguments: list[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of ``computation``, run as ``schedule`` says. Library calls other than dot are a KeyError."""
+    memory = {p: np.ascontiguousarray(a).reshape(-1) for p, a in zip(computation.parameters, arguments, strict=True)}
+    for instruction in computation.instructions:
+        if instruction.opcode is Opcode.CONSTANT:
+            data = instruction.attributes_as(ConstantAttributes).data
+            memory[instruction] = np.frombuffer(data, numpy_dtype(instruction.shape.element_type))
+    for item in schedule.items:
+        if isinstance(item, Region):
+            _run_region(item, memory)
+        else:
+            _run_dot(item, schedule, memory)
+    return [memory[schedule.buffers[o]].reshape(o.shape.dims) for o in computation.outputs]
+
+
+def _run_region(region: Region, memory: dict[Instruction, np.ndarray]) -> None:
+    grid = np.indices(region.dims) if region.dims else []
+    values: dict[Expression, np.ndarray] = {}
+    with np.errstate(all="ignore"):
+        for expression in region.expressions():
+            values[expression] = np.broadcast_to(_value(expression, values, grid, memory), region.dims)
+    for store in region.stores:
+        _buffer(store.target, memory)[_positions(store.index, grid, region.dims)] = values[store.value]
+    for reduction in region.reductions:
+        folded = _BINARY[reduction.combine].reduce(values[reduction.value], axis=region.folded)
+        initial = memory[reduction.initial][0]
+        where = _positions(reduction.index, grid, region.dims)
+        kept = where[tuple(slice(0, 1) if d in region.folded else slice(None) for d in range(region.rank))]
+        result = _BINARY[reduction.combine](initial, folded)
+        _buffer(reduction.target, memory)[kept.reshape(-1)] = np.asarray(result).reshape(-1)
+
+
+def _buffer(target: Instruction, memory: dict[Instruction, np.ndarray]) -> np.ndarray:
+    if target not in memory:
+        memory[target] = np.zeros(target.shape.num_elements, numpy_dtype(target.shape.element_type))
+    return memory[target]
+
+
+def _positions(index: Affine, grid: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+    total = np.full(dims, index.offset)
+    for coefficient, axis in zip(index.coefficients, grid, strict=True):
+        total = total + coefficient * axis
+    return total
+
+
+def _value(
+    expression: Expression,
+    values: dict[Expression, np.ndarray],
+    grid: np.ndarray,
+    memory: dict[Instruction, np.ndarray],
+) -> np.ndarray:
+    dims = np.shape(grid)[1:]
+    dtype = numpy_dtype(expression.element_type)
+    if isinstance(expression, Load):
+        return memory[expression.source][_positions(expression.index, grid, dims)]
+    if isinstance(expression, Literal):
+        return np.frombuffer(expression.data, dtype)[0]
+    if isinstance(expression, Index):
+        return _positions(expression.value, grid, dims).astype(dtype)
+    assert isinstance(expression, Apply)
+    operands = [values[operand] for operand in expression.operands]
+    if expression.opcode is Opcode.COMPARE:
+        return _COMPARE[expression.detail](*operands)
+    if expression.opcode is Opcode.SELECT:
+        return np.where(*operands)
+    if expression.opcode is Opcode.CLAMP:
+        return np.minimum(np.maximum(operands[0], operands[1]), operands[2])
+    if expression.opcode is Opcode.CONVERT:
+        return operands[0].astype(dtype)
+    table = _UNARY if len(operands) == 1 else _BINARY
+    return table[expression.opcode](*operands).astype(dtype)
+
+
+def _run_dot(dot: Instruction, schedule: Schedule, memory: dict[Instruction, np.ndarray]) -> None:
+    assert dot.opcode is Opcode.DOT, f"{dot.opcode} has no region"
+    attributes = dot.attributes_as(DotAttributes)
+    lhs, rhs = (memory[schedule.buffers[o]].reshape(o.shape.dims) for o in dot.operands)
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    left = [next(letters) for _ in lhs.shape]
+    right = [next(letters) for _ in rhs.shape]
+    pairs = [*zip(attributes.lhs_batch, attributes.rhs_batch, strict=True)]
+    pairs += zip(attributes.lhs_contracting, attributes.rhs_contracting, strict=True)
+    for a, b in pairs:
+        right[b] = left[a]
+    batch = [left[d] for d in attributes.lhs_batch]
+    free = [c for d, c in enumerate(left) if d not in (*attributes.lhs_batch, *attributes.lhs_contracting)]
+    free += [c for d, c in enumerate(right) if d not in (*attributes.rhs_batch, *attributes.rhs_contracting)]
+    out = np.einsum(f"{''.join(left)},{''.join(right)}->{''.join(batch + free)}", lhs, rhs)
+    memory[dot] = np.ascontiguousarray(out).reshape(-1)

@@ -1,0 +1,138 @@
+"""Fused schedules compute what stock XLA computes, in as few regions as they should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from flagos_backend.fusion.flat import FlatComputation, flatten
+from flagos_backend.fusion.fuse import MAX_OPERATIONS, Schedule, fuse
+from flagos_backend.fusion.region import Apply, Load, Region
+from flagos_backend.importer import import_module
+from flagos_backend.ir.opcode import Opcode
+from programs import hlo_bytes, run_on_xla
+from support.regions import evaluate
+
+
+def schedule_of(function: Callable[..., Any], *arguments: np.ndarray) -> tuple[FlatComputation, Schedule, bytes]:
+    hlo = hlo_bytes(function, *arguments)
+    flat = flatten(import_module(hlo).entry)
+    return flat, fuse(flat), hlo
+
+
+def check(function: Callable[..., Any], *arguments: np.ndarray) -> list[Any]:
+    """Compares with stock XLA and returns the schedule's items."""
+    flat, schedule, hlo = schedule_of(function, *arguments)
+    expected = run_on_xla(hlo, arguments)
+    for ours, theirs in zip(evaluate(flat, schedule, list(arguments)), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+    return list(schedule.items)
+
+
+def test_elementwise_chain_is_one_region(rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((2, 5, 7)).astype(np.float32)
+    (region,) = check(lambda x, y: jnp.exp(x * 2 - y) / (y * y + 1), x, y)
+    assert isinstance(region, Region)
+    assert region.dims == (5, 7)
+
+
+def test_broadcast_row_and_column_are_loads_with_zero_strides(rng: np.random.Generator) -> None:
+    x, row, column = (rng.standard_normal(s).astype(np.float32) for s in ((5, 7), (7,), (5, 1)))
+    (region,) = check(lambda x, row, column: x * row + column, x, row, column)
+    strides = {e.index.coefficients for e in region.expressions() if isinstance(e, Load)}
+    assert strides == {(7, 1), (0, 1), (1, 0)}
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: x.T + 1,
+        lambda x: x[1:5:2, ::-1] * 2,
+        lambda x: x.reshape(3, 2, 4).transpose(1, 0, 2) + 1,
+        lambda x: x.reshape(-1)[3:17] + 1,
+        lambda x: (x + 1).reshape(2, 12) * 2,
+        lambda x: (x.T + 1).reshape(24),
+        lambda x: x[None, :, None, :] + jnp.arange(3)[:, None, None, None],
+        lambda x: jnp.broadcast_to(x[:, None, :], (6, 3, 4)).reshape(18, 4) - 1,
+        lambda x: lax.rev(x, (0, 1)).T,
+    ],
+)
+def test_data_movement(move: Callable[..., Any], rng: np.random.Generator) -> None:
+    check(move, rng.standard_normal((6, 4)).astype(np.float32))
+
+
+def test_movement_costs_no_region_of_its_own(rng: np.random.Generator) -> None:
+    items = check(lambda x: x.T[1:3, ::-1] + 1, rng.standard_normal((6, 4)).astype(np.float32))
+    assert len(items) == 1
+
+
+def test_softmax_is_two_folds_and_two_loops(rng: np.random.Generator) -> None:
+    items = check(lambda x: jax.nn.softmax(x, axis=-1), rng.standard_normal((5, 33)).astype(np.float32))
+    assert sum(bool(item.reductions) for item in items) == 2
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_reductions_over_any_dimensions(axes: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 5, 6)).astype(np.float32)
+    check(lambda x: (jnp.sum(x * x, axes), jnp.max(x.transpose(2, 0, 1), axes)), x)
+
+
+def test_concatenate_and_pad_write_parts_of_one_buffer(rng: np.random.Generator) -> None:
+    x, y = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4), (3, 2)))
+    items = check(lambda x, y: jnp.concatenate([x * 2, y, x], axis=1) + 1, x, y)
+    assert len({store.target for item in items for store in item.stores}) == 2
+    check(lambda x: lax.pad(x + 1, -3.0, ((1, 2, 1), (0, 3, 0))), x)
+
+
+def test_value_with_two_readers_is_computed_once(rng: np.random.Generator) -> None:
+    def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jnp.exp(x)
+        return y.sum(0), y.T * 3
+
+    items = check(function, rng.standard_normal((4, 6)).astype(np.float32))
+    computed = [e for item in items for e in item.expressions() if isinstance(e, Apply) and e.opcode is Opcode.EXP]
+    assert len(computed) == 1
+
+
+def test_value_is_not_recomputed_for_each_element_it_is_broadcast_to(rng: np.random.Generator) -> None:
+    items = check(
+        lambda x, y: jnp.exp(y)[None, :] * x, *(rng.standard_normal(s).astype(np.float32) for s in ((64, 8), 8))
+    )
+    assert [item.dims for item in items] == [(8,), (64, 8)]
+
+
+def test_long_chains_are_cut(rng: np.random.Generator) -> None:
+    def function(x: jax.Array) -> jax.Array:
+        for _ in range(100):
+            x = x * 1.01 + 0.5
+        return x
+
+    items = check(function, rng.standard_normal(10).astype(np.float32))
+    assert len(items) > 1
+    assert all(sum(isinstance(e, Apply) for e in item.expressions()) <= MAX_OPERATIONS + 1 for item in items)
+
+
+def test_products_stay_calls_between_regions(rng: np.random.Generator) -> None:
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4, 5), (5, 6)))
+    items = check(lambda x, w: jnp.tanh(jnp.einsum("bik,kj->bij", x, w)) + 1, x, w)
+    assert [isinstance(item, Region) for item in items] == [False, True]
+
+
+def test_results_that_are_arguments_or_constants(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 3)).astype(np.float32)
+    flat, schedule, _ = schedule_of(lambda x: (x, x, jnp.arange(3) * 0 + 7, x.reshape(6)), x)
+    outputs = evaluate(flat, schedule, [x])
+    np.testing.assert_array_equal(outputs[0], x)
+    np.testing.assert_array_equal(outputs[3], x.reshape(6))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1)])
+def test_odd_shapes(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = np.asarray(rng.standard_normal(shape), np.float32)
+    check(lambda x: (x * 2 + 1, jnp.sum(x), jnp.ravel(x) + 1), x)
