@@ -172,3 +172,52 @@ class UnknownCustomCall(FlagosBackendError):
         "No kernel is registered for the custom call {target}. At {place}. Express the program without it, or call one "
         "of: {known}."
     )
+
+
+# 4xx: the runtime.
+
+
+class SerializedExecutableInvalid(FlagosBackendError):
+    number = 401
+    code = StatusCode.INVALID_ARGUMENT
+    template = (
+        "These bytes are no serialized executable: {reason}. At executable_load. Pass what executable_artifact gave."
+    )
+
+
+class SerializedExecutableForeign(FlagosBackendError):
+    number = 402
+    code = StatusCode.FAILED_PRECONDITION
+    template = (
+        "The serialized executable is of another build of the backend, {theirs}, and this is {ours}. "
+        "At executable_load. Compile the program again."
+    )
+
+
+class SerializedExecutableDamaged(FlagosBackendError):
+    number = 403
+    code = StatusCode.DATA_LOSS
+    template = (
+        "The serialized executable is damaged: {reason}. At executable_load. Remove it and compile the program again."
+    )
+
+
+class HostCallbackMissing(FlagosBackendError):
+    number = 404
+    code = StatusCode.FAILED_PRECONDITION
+    template = (
+        "The program calls back into the host, but this host cannot be called: it gave no host_callback when it created "
+        "the context. At {place}. Create the context with one, or compile the program without callbacks."
+    )
+
+
+# 5xx: collectives.
+
+
+class CollectiveAborted(FlagosBackendError):
+    number = 501
+    code = StatusCode.ABORTED
+    template = (
+        "Another device of this launch failed, so its collectives cannot complete: {reason}. At participant "
+        "{participant}. Look for that device's own error."
+    )

@@ -1,0 +1,216 @@
+"""What libflagos_backend.so calls: compile, load, and the callables that run one device's share of a launch.
+
+The other side is native/python_program.cc. Only plain values, DLPack capsules and tensors cross.
+"""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flagos_backend.errors import FlagosBackendError, StatusCode
+from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
+from flagos_backend.kernels.reference.registry import HostCallback, Run
+from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.runtime import compiler, serialization
+from flagos_backend.runtime.compiler import CompiledProgram
+from flagos_backend.runtime.rendezvous import ThreadRendezvous
+
+__all__ = ["attach", "compile_program", "describe_exception", "from_dlpack", "load_program", "to_dlpack"]
+
+# (build id, address of the native context, whether the host can be called back)
+Facts = tuple[str, int, int]
+# (address, element type, dims): a host array as the native side takes it
+HostArray = tuple[int, int, tuple[int, ...]]
+NativeHostCallback = Callable[[int, int, tuple[HostArray, ...], tuple[HostArray, ...]], tuple[int, str] | None]
+Payloads = tuple[tuple[str, bytes], ...]
+# execute(arguments, in place, launch): empties the list of tensors and returns the list of results.
+Execute = Callable[[list[Any], int, ThreadRendezvous | None], list[Any]]
+
+# What torch.utils.dlpack and torch.inference_mode wrap; the wrappers alone cost more than running a small program.
+from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
+to_dlpack: Callable[[torch.Tensor], Any] = torch._C._to_dlpack
+_inference_mode: Callable[[bool], Any] = torch._C._InferenceMode
+
+_native_host_callback: NativeHostCallback | None = None
+
+
+class Artifact(enum.IntEnum):
+    """FLAGOS_ARTIFACT_* of the plugin ABI."""
+
+    SERIALIZED = 0
+    OPTIMIZED_PROGRAM = 1
+    EXPLANATION = 2
+    COMPILE_OPTIONS = 3
+
+
+class HostError(Exception):
+    """What the host's callback reported; passed on as it is."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def attach(host_callback: NativeHostCallback) -> None:
+    """Called once by the native side, before anything else."""
+    global _native_host_callback
+    _native_host_callback = host_callback
+
+
+def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner]:
+    """The description that python_program.cc reads, in its order, and the runner. Raises what compiler does."""
+    build_id, context, can_call_host = facts
+    compiled = compiler.compile_program(source, build_id, bool(can_call_host))
+    return _describe(compiled), Runner(compiled, build_id, context if can_call_host else None)
+
+
+def load_program(serialized: bytes, device_ids: Sequence[int], facts: Facts) -> tuple[tuple[Any, ...], Runner]:
+    """The executable that ``Artifact.SERIALIZED`` gave, for other devices unless ``device_ids`` is empty. Raises what
+    serialization.deserialize does."""
+    source = serialization.deserialize(serialized, facts[0])
+    if device_ids:
+        source = serialization.reassign(source, device_ids)
+    return compile_program(source, facts)
+
+
+def describe_exception(error: BaseException) -> tuple[int, str, Payloads]:
+    """(status code, message, payloads) of any exception."""
+    if isinstance(error, FlagosBackendError):
+        return int(error.code), str(error), tuple(error.payloads.items())
+    if isinstance(error, HostError):
+        return error.code, str(error), ()
+    frames = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+    payloads = (("flagos.traceback", frames),)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        message = f"The host has no memory left: {error}. Free buffers, or run a smaller program."
+        return int(StatusCode.RESOURCE_EXHAUSTED), message, payloads
+    place = traceback.extract_tb(error.__traceback__)
+    where = f"{place[-1].filename}:{place[-1].lineno}" if place else "an unknown place"
+    message = f"{type(error).__name__}: {error}. At {where}. This is a defect of the backend: please report it."
+    return int(StatusCode.INTERNAL), message, payloads
+
+
+def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
+    program, module = compiled.program, compiled.module
+    parameter_sizes = [len(tuple(leaves(p.shape))) for p in module.entry.parameters]
+    root = module.entry.root.shape
+    output_sizes = [1] if isinstance(root, ArrayShape) else [len(tuple(leaves(e))) for e in root.elements]
+    return (
+        module.name,
+        compiled.fingerprint,
+        program.num_replicas,
+        program.num_partitions,
+        tuple(number for row in program.device_assignment for number in row),
+        tuple((int(shape.element_type), shape.dims) for shape in compiled.arguments),
+        tuple((int(shape.element_type), shape.dims) for shape in compiled.outputs),
+        _spread(program.argument_memory_kinds, parameter_sizes) or ("",) * len(compiled.arguments),
+        _spread(program.output_memory_kinds, output_sizes) or ("",) * len(compiled.outputs),
+        _spread(program.argument_shardings, parameter_sizes),
+        _spread(program.output_shardings, output_sizes),
+        compiled.argument_aliases,
+        compiled.donors,
+        0,  # the steps are Python objects: there is no generated code
+        compiled.temporary_bytes,
+        compiled.peak_bytes,
+        compiled.cost.properties(),
+        int(compiled.is_small),
+    )
+
+
+def _spread(values: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
+    """What is said of a parameter or a result is said of each array in it."""
+    return tuple(value for value, size in zip(values, sizes, strict=bool(values)) for _ in range(size))
+
+
+class Runner:
+    """Runs a compiled program. Kept by the native executable; every method may be called from several threads."""
+
+    def __init__(self, compiled: CompiledProgram, build_id: str, context: int | None) -> None:
+        self._compiled = compiled
+        self._build_id = build_id
+        self._host_callback = None if context is None else _host_callback(context)
+
+    def begin(self) -> ThreadRendezvous:
+        """Where the devices of one launch meet."""
+        return ThreadRendezvous()
+
+    def bind(self, device_ordinal: int, replica_id: int, partition_id: int) -> Execute:
+        """The program on one device, as one participant."""
+        compiled = self._compiled
+        program = compiled.program
+        callback = self._host_callback
+        # Alone, a collective meets only itself.
+        alone = ThreadRendezvous()
+        solo = Run(device_ordinal, replica_id, partition_id, 1, 1, rendezvous=alone, host_callback=callback)
+        donating = compiled.plan.run
+
+        def execute(arguments: list[Any], in_place: int, launch: ThreadRendezvous | None) -> list[Any]:
+            run = solo
+            if launch is not None:
+                replicas, partitions = program.num_replicas, program.num_partitions
+                run = Run(
+                    device_ordinal,
+                    replica_id,
+                    partition_id,
+                    replicas,
+                    partitions,
+                    rendezvous=launch,
+                    host_callback=callback,
+                )
+            with _inference_mode(True):
+                if in_place or not compiled.donors:
+                    return donating(run, arguments)
+                return compiled.plan_without_donation.run(run, arguments)
+
+        return execute
+
+    def artifact(self, kind: int) -> bytes:
+        """The bytes of one of ``Artifact``."""
+        compiled = self._compiled
+        match Artifact(kind):
+            case Artifact.SERIALIZED:
+                return serialization.serialize(compiled.source, self._build_id)
+            case Artifact.OPTIMIZED_PROGRAM:
+                return compiled.optimized_program()
+            case Artifact.EXPLANATION:
+                return compiled.explain().encode()
+            case Artifact.COMPILE_OPTIONS:
+                return compiled.program.compile_options
+
+
+def _host_callback(context: int) -> HostCallback:
+    """``Run.host_callback`` for the programs of one native context."""
+
+    def call(
+        identifier: int, arguments: Sequence[torch.Tensor], shapes: Sequence[Shape], results: Sequence[Shape]
+    ) -> list[torch.Tensor]:
+        assert _native_host_callback is not None
+        inputs = [argument.contiguous() for argument in arguments]
+        arrays = [_array(shape) for shape in results]
+        outputs = [torch.empty(shape.dims, dtype=dtype_of(shape.element_type)) for shape in arrays]
+        error = _native_host_callback(
+            context,
+            identifier,
+            tuple(_host_array(tensor, _array(shape)) for tensor, shape in zip(inputs, shapes, strict=True)),
+            tuple(_host_array(tensor, shape) for tensor, shape in zip(outputs, arrays, strict=True)),
+        )
+        if error is not None:
+            raise HostError(*error)
+        return outputs
+
+    return call
+
+
+def _array(shape: Shape) -> ArrayShape:
+    if not isinstance(shape, ArrayShape) or shape.element_type is ElementType.TOKEN:
+        raise TypeError(f"a host callback takes and returns arrays, not {shape}")
+    return shape
+
+
+def _host_array(tensor: torch.Tensor, shape: ArrayShape) -> HostArray:
+    return tensor.data_ptr(), int(shape.element_type), shape.dims

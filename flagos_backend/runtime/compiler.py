@@ -1,0 +1,184 @@
+"""From a serialized flagos.Program to a plan and what a host may ask about it. Called by runtime/bridge.py."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from dataclasses import dataclass
+
+import torch
+
+import flagos_backend
+from flagos_backend.errors import HostCallbackMissing, place_of
+from flagos_backend.importer import Program, import_program, schema
+from flagos_backend.importer.export import export_message
+from flagos_backend.ir.attributes import CustomCallAttributes, WhileAttributes
+from flagos_backend.ir.hlo import Instruction, Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, leaves
+from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
+from flagos_backend.runtime.plan import Plan
+
+logger = logging.getLogger("flagos_backend")
+
+_HOST_CALLBACK = "flagos.host_callback"
+_MAY_WAIT = frozenset(
+    {
+        Opcode.ALL_GATHER,
+        Opcode.ALL_REDUCE,
+        Opcode.ALL_TO_ALL,
+        Opcode.COLLECTIVE_BROADCAST,
+        Opcode.COLLECTIVE_PERMUTE,
+        Opcode.RAGGED_ALL_TO_ALL,
+        Opcode.REDUCE_SCATTER,
+    }
+)
+# Beyond either a program takes longer than handing it to the device's thread.
+_SMALL_STEPS = 24
+_SMALL_SECONDS = 20e-6
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledProgram:
+    """``source`` is what was compiled; ``module`` what the passes made of it. Arguments and outputs are the arrays
+    inside the entry computation's parameters and result, in order."""
+
+    source: bytes
+    program: Program
+    module: Module
+    plan: Plan
+    fingerprint: str
+    cost: Cost
+    temporary_bytes: int
+
+    @functools.cached_property
+    def arguments(self) -> tuple[ArrayShape, ...]:
+        return tuple(leaf for parameter in self.module.entry.parameters for leaf in leaves(parameter.shape))
+
+    @functools.cached_property
+    def outputs(self) -> tuple[ArrayShape, ...]:
+        return tuple(leaves(self.module.entry.root.shape))
+
+    @functools.cached_property
+    def argument_aliases(self) -> tuple[int, ...]:
+        """For each argument, the output that may take over its storage, or -1."""
+        return _argument_aliases(self.module)
+
+    @functools.cached_property
+    def donors(self) -> tuple[int, ...]:
+        """The arguments that a launch uses up."""
+        return _donors(self.module)
+
+    @functools.cached_property
+    def plan_without_donation(self) -> Plan:
+        """For launches whose donated arguments somebody else still holds: writes over none of them."""
+        return Plan.build(self.module.entry)
+
+    @functools.cached_property
+    def is_small(self) -> bool:
+        """Whether a run is short, and waits for nobody: it may take place in the thread that launches it."""
+        waits = any(_may_wait(i) for computation in self.module.computations() for i in computation.instructions)
+        return not waits and self.cost.steps <= _SMALL_STEPS and self.cost.seconds <= _SMALL_SECONDS
+
+    @property
+    def peak_bytes(self) -> int:
+        arrays = sum(shape.num_bytes for shape in (*self.arguments, *self.outputs))
+        reused = sum(s.num_bytes for s, alias in zip(self.arguments, self.argument_aliases, strict=True) if alias >= 0)
+        return arrays - reused + self.temporary_bytes
+
+    def optimized_program(self) -> bytes:
+        """A serialized flagos.Program after the passes."""
+        proto = schema.Program.FromString(self.source)
+        proto.module.CopyFrom(export_message(self.module))
+        return bytes(proto.SerializeToString())
+
+    def explain(self) -> str:
+        """What the program became, step by step."""
+        cost = self.cost
+        head = (
+            f"{self.module.name}: {len(self.arguments)} arguments, {len(self.outputs)} outputs, "
+            f"{self.program.num_replicas} replicas x {self.program.num_partitions} partitions\n"
+            f"  {cost.flops:.4g} flops, {cost.transcendentals:.4g} transcendentals, {cost.bytes_accessed:.4g} bytes "
+            f"accessed, {self.temporary_bytes} bytes of temporaries\n"
+            f"  runs {'in the launching thread' if self.is_small else 'on the thread of its device'}\n"
+        )
+        return head + self.plan.explain() + "\n"
+
+
+def compile_program(source: bytes, build_id: str, can_call_host: bool) -> CompiledProgram:
+    """Imports, checks, optimizes and plans ``source``, a serialized flagos.Program.
+
+    Raises the errors of errors.py: for malformed bytes, for whatever is not supported, and HostCallbackMissing for a
+    program with host callbacks when the host has none.
+    """
+    program = import_program(source)
+    if not can_call_host:
+        _refuse_host_callbacks(program.module)
+    module = program.module
+    with torch.inference_mode():
+        plan = Plan.build(module.entry, _donors(module))
+    logger.debug("planned %s: %d steps", module.name, len(plan.steps))
+    digest = hashlib.sha256()
+    for part in (flagos_backend.__version__.encode(), build_id.encode(), source):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
+    return CompiledProgram(source, program, module, plan, digest.hexdigest(), cost, temporaries)
+
+
+def _refuse_host_callbacks(module: Module) -> None:
+    for computation in module.computations():
+        for instruction in computation.instructions:
+            if _calls_host(instruction):
+                raise HostCallbackMissing(place=place_of(instruction))
+
+
+def _calls_host(instruction: Instruction) -> bool:
+    attributes = instruction.attributes
+    return isinstance(attributes, CustomCallAttributes) and attributes.target == _HOST_CALLBACK
+
+
+def _may_wait(instruction: Instruction) -> bool:
+    if instruction.opcode is Opcode.WHILE:
+        return instruction.attributes_as(WhileAttributes).trip_count is None
+    return instruction.opcode in _MAY_WAIT or _calls_host(instruction)
+
+
+def _first_leaves(module: Module) -> tuple[int, ...]:
+    """For each parameter, the number of the first of its arrays."""
+    starts, start = [], 0
+    for parameter in module.entry.parameters:
+        starts.append(start)
+        start += len(tuple(leaves(parameter.shape)))
+    return tuple(starts)
+
+
+def _leaf_number(module: Module, index: tuple[int, ...], shape_of: Instruction) -> int:
+    """Which of the arrays in an instruction's shape the tuple index ``index`` leads to."""
+    number, shape = 0, shape_of.shape
+    for position in index:
+        assert not isinstance(shape, ArrayShape), f"{module.name}: an alias leads into an array"
+        number += sum(len(tuple(leaves(element))) for element in shape.elements[:position])
+        shape = shape.elements[position]
+    return number
+
+
+def _argument_of(module: Module, parameter: int, index: tuple[int, ...]) -> int:
+    return _first_leaves(module)[parameter] + _leaf_number(module, index, module.entry.parameters[parameter])
+
+
+def _argument_aliases(module: Module) -> tuple[int, ...]:
+    count = sum(len(tuple(leaves(parameter.shape))) for parameter in module.entry.parameters)
+    aliases = [-1] * count
+    for alias in module.aliases:
+        argument = _argument_of(module, alias.parameter_number, alias.parameter_index)
+        aliases[argument] = _leaf_number(module, alias.output_index, module.entry.root)
+    return tuple(aliases)
+
+
+def _donors(module: Module) -> tuple[int, ...]:
+    donors = {_argument_of(module, alias.parameter_number, alias.parameter_index) for alias in module.aliases}
+    starts = _first_leaves(module)
+    for number in module.donors:
+        donors.update(starts[number] + i for i in range(len(tuple(leaves(module.entry.parameters[number].shape)))))
+    return tuple(sorted(donors))
