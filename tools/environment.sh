@@ -70,7 +70,9 @@ prepare() {
     echo "$wanted" >"$venv/flagos-environment"
   fi
 
+  [[ "${FLAGOS_TEST_WERROR:-}" != 1 ]] || export SKBUILD_CMAKE_DEFINE=FLAGOS_WERROR=ON
   wanted="$(cd "$root" && {
+    echo "${SKBUILD_CMAKE_DEFINE:-}"
     git rev-parse HEAD 2>/dev/null || true
     find plugin_abi flagos_backend proto manifests pyproject.toml CMakeLists.txt README.md tools/build_facts.py -type f \
       -not -path '*/__pycache__/*' -not -path '*/lib/*' -not -name 50_flagos.json -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
