@@ -221,3 +221,21 @@ class CollectiveAborted(FlagosBackendError):
         "Another device of this launch failed, so its collectives cannot complete: {reason}. At participant "
         "{participant}. Look for that device's own error."
     )
+
+
+class CollectiveTimeout(FlagosBackendError):
+    number = 502
+    code = StatusCode.DEADLINE_EXCEEDED
+    template = (
+        "The collective {channel} waited {seconds} s for the participants {missing}. At participant {participant}. See "
+        "that they run the same program and that none of them hangs."
+    )
+
+
+class CollectiveGroupMismatch(FlagosBackendError):
+    number = 503
+    code = StatusCode.INVALID_ARGUMENT
+    template = (
+        "The collective's groups do not fit the launch of {replicas} replicas and {partitions} partitions: {fact}. "
+        "At {place}. Launch the program on the devices that it was compiled for."
+    )

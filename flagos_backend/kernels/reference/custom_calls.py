@@ -37,7 +37,7 @@ def custom_call(
 ) -> Callable[[TargetPreparer], TargetPreparer]:
     """Registers what prepares the kernel of ``targets``.
 
-    ``defaults`` are the keys of its JSON backend config (REQUIRED: the program must give it); the preparer gets them all.
+    ``defaults`` are the keys of its JSON backend config (REQUIRED: the program must give it); the preparer gets all.
     With ``reads_config=False`` the backend config is left alone and the preparer gets an empty one.
     """
 
@@ -110,8 +110,7 @@ def _marker(instruction: Instruction, config: Config) -> Kernel:
     """Says where a value lies; on one device it is the value."""
     operand = instruction.operands[0]
     if operand.shape != instruction.shape:
-        fact = f"{instruction.attributes_as(CustomCallAttributes).target} changes a shape, so the program is not partitioned"
-        raise MalformedProgram.at(instruction, fact=fact)
+        raise MalformedProgram.at(instruction, fact="a sharding marker changes a shape: the program is not partitioned")
     return identity
 
 

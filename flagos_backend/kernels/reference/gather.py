@@ -65,10 +65,7 @@ def plan_gather(
 def clamped_starts(plan: GatherPlan, indices: Tensor) -> list[Tensor]:
     """For each dimension of ``plan.indexed`` the start positions, int64, broadcastable to the batch dimensions."""
     values = index_values(indices, plan.index_type)
-    if plan.index_vector_dim == indices.dim():
-        vectors = [values]
-    else:
-        vectors = list(values.unbind(plan.index_vector_dim))
+    vectors = [values] if plan.index_vector_dim == indices.dim() else list(values.unbind(plan.index_vector_dim))
     starts = [v.clamp(0, limit) for v, limit in zip(vectors, plan.limits, strict=False)]
     for source in plan.batch_sources:
         shape = [1] * len(plan.batch_dims)
@@ -97,8 +94,6 @@ def _gather_rows(plan: GatherPlan) -> Kernel:
     strides = list(row_major_strides(indexed_dims))
     # An indexed dimension of the window has one position: it adds a dimension of size 1.
     shape = plan.batch_dims + tuple(plan.sizes[d] for d in plan.window_dims)
-    window_order = tuple(d for d in plan.window_dims if d in others)
-    assert window_order == others
 
     def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
         positions = _linear(plan, clamped_starts(plan, indices), strides)

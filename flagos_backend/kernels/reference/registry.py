@@ -7,12 +7,13 @@ import enum
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from flagos_backend.collectives.communicator import Communicator
 from flagos_backend.errors import UnsupportedOpcode
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -20,17 +21,6 @@ from flagos_backend.ir.types import Shape
 
 # An array in its storage dtype (storage.py), a tuple of values, or () for a token.
 Value = torch.Tensor | tuple["Value", ...]
-
-
-class Rendezvous(Protocol):
-    """Where the devices of one launch meet for a collective."""
-
-    def exchange(
-        self, channel: Hashable, participants: tuple[int, ...], participant: int, value: Value
-    ) -> tuple[Value, ...]:
-        """Blocks until every participant has come with the same channel; returns their values in the order of
-        ``participants``, which are flattened ids: replica * num_partitions + partition."""
-        ...
 
 
 class HostCallback(Protocol):
@@ -51,7 +41,7 @@ class Run:
     num_replicas: int = 1
     num_partitions: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    rendezvous: Rendezvous | None = None
+    rendezvous: Communicator | None = None  # where the devices of the launch meet for collectives
     host_callback: HostCallback | None = None
 
 

@@ -1,0 +1,114 @@
+"""The interface through which the devices of one launch talk. Kernels of collectives call it; each transport implements
+``exchange`` and overrides the operations that it has natively."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Gets every participant's contribution, in order; returns what each of them takes away, in the same order.
+Combine = Callable[[Sequence[Any]], Sequence[Any]]
+Reducer = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One collective as one participant sees it.
+
+    ``participants`` are flattened ids (replica * num_partitions + partition) in the order that the program gives;
+    ``participant`` is this one. ``channel`` names the instruction, alike on every participant.
+    """
+
+    channel: Hashable
+    participants: tuple[int, ...]
+    participant: int
+
+    @property
+    def size(self) -> int:
+        return len(self.participants)
+
+    @property
+    def rank(self) -> int:
+        return self.participants.index(self.participant)
+
+
+class Communicator(ABC):
+    """All operations block until every participant of the meeting has come, and raise when one of them cannot.
+
+    Results are new storage, the same on every participant bit for bit: reductions fold in the order of ranks. Once an
+    operation has returned, nobody reads the arrays that were given to it.
+    """
+
+    @abstractmethod
+    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
+        """Brings all contributions to one ``combine``, called once in the group, and returns this participant's part.
+
+        Raises CollectiveAborted when another participant failed, CollectiveTimeout when one does not come.
+        """
+
+    def all_reduce(self, meeting: Meeting, arrays: Sequence[Tensor], reducer: Reducer) -> list[Tensor]:
+        """Every participant gets the fold of each array over all of them."""
+
+        def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+            totals = [_fold(column, reducer) for column in zip(*contributions, strict=True)]
+            return [totals if rank == 0 else [t.clone() for t in totals] for rank in range(meeting.size)]
+
+        return list(self.exchange(meeting, arrays, combine))
+
+    def all_gather(self, meeting: Meeting, arrays: Sequence[Tensor], dimension: int) -> list[Tensor]:
+        """Each array of all participants, joined along ``dimension`` in the order of ranks."""
+
+        def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+            whole = [torch.cat(column, dim=dimension) for column in zip(*contributions, strict=True)]
+            return [whole if rank == 0 else [w.clone() for w in whole] for rank in range(meeting.size)]
+
+        return list(self.exchange(meeting, arrays, combine))
+
+    def reduce_scatter(
+        self, meeting: Meeting, arrays: Sequence[Tensor], reducer: Reducer, dimension: int
+    ) -> list[Tensor]:
+        """Each array's fold, split along ``dimension``: every participant gets the part of its rank."""
+
+        def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+            totals = [_fold(column, reducer) for column in zip(*contributions, strict=True)]
+            parts = [torch.tensor_split(total, meeting.size, dim=dimension) for total in totals]
+            return [[part[rank].clone() for part in parts] for rank in range(meeting.size)]
+
+        return list(self.exchange(meeting, arrays, combine))
+
+    def all_to_all(self, meeting: Meeting, parts: Sequence[Tensor]) -> list[Tensor]:
+        """``parts[i]`` goes to rank i; returns what came, by the sender's rank."""
+
+        def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+            return [[sent[rank].clone() for sent in contributions] for rank in range(meeting.size)]
+
+        return list(self.exchange(meeting, parts, combine))
+
+    def permute(
+        self, meeting: Meeting, arrays: Sequence[Tensor], source_of: Sequence[int | None]
+    ) -> list[Tensor] | None:
+        """Rank r gets the arrays of rank ``source_of[r]``; None when that is None."""
+
+        def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor] | None]:
+            return [None if s is None else [array.clone() for array in contributions[s]] for s in source_of]
+
+        received = self.exchange(meeting, arrays, combine)
+        return None if received is None else list(received)
+
+    def broadcast(self, meeting: Meeting, arrays: Sequence[Tensor]) -> list[Tensor]:
+        """Every participant gets the arrays of rank 0."""
+        received = self.permute(meeting, arrays, [0] * meeting.size)
+        assert received is not None
+        return received
+
+
+def _fold(values: Sequence[Tensor], reducer: Reducer) -> Tensor:
+    total = reduce(reducer, values)
+    lent = {value.untyped_storage().data_ptr() for value in values}
+    return total.clone() if total.untyped_storage().data_ptr() in lent else total
