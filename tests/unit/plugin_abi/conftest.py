@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.plugin_abi.plugins import MARKER_VARIABLE, Plugins, Toolchain
 
 from plugin_abi.log import logger
+from unit.plugin_abi.plugins import MARKER_VARIABLE, Plugins, Toolchain
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Builds real backends with the system's compiler, sound ones and one for each defect, and the manifests beside them."""
+"""Builds real backends with the system's compiler, sound or with the defects that a test asks for, and manifests."""
 
 from __future__ import annotations
 
@@ -60,13 +60,10 @@ class Toolchain:
         for source in sources:
             target = library.parent / f"{source}.o"
             compiler = ["g++", "-std=c++17"] if source.endswith(".cc") else ["gcc", "-std=c11"]
-            warnings = ["-Wall", "-Wextra", "-Werror"]
-            compile_flags = [flag for flag in flags if not flag.startswith(("-Wl,", "-l", "-L"))]
-            subprocess.run(
-                [*compiler, *warnings, "-O1", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}", *quoted, *compile_flags]
-                + ["-c", str(FIXTURES / source), "-o", str(target)],
-                check=True,
-            )
+            options = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}", *quoted]
+            options += [flag for flag in flags if not flag.startswith(("-Wl,", "-l", "-L"))]
+            files = ["-c", str(FIXTURES / source), "-o", str(target)]
+            subprocess.run([*compiler, *options, *files], check=True)
             objects.append(str(target))
         link_flags = [flag for flag in flags if not flag.startswith("-D")]
         subprocess.run([linker, "-shared", *objects, "-o", str(library), *link_flags], check=True)
@@ -109,7 +106,7 @@ class Plugins:
         """What ran of the plugins so far, each with its process."""
         if not self.marker.exists():
             return []
-        return [(what, int(process)) for what, process in (l.split() for l in self.marker.read_text().splitlines())]
+        return [(what, int(process)) for what, process in map(str.split, self.marker.read_text().splitlines())]
 
     def fields(self, **changes: Any) -> dict[str, Any]:
         """The manifest's fields with changes; `built_with__glibc` means the field glibc inside built_with."""
@@ -134,7 +131,7 @@ class Plugins:
         else:
             shutil.copy(self.toolchain.build() if library is None else library, target)
         path = place / f"{name}.json"
-        path.write_text(json.dumps(self.fields(library_path=f"./{target.name}") | _top(self.fields(**changes), changes)))
+        path.write_text(json.dumps(self.fields(**{"library_path": f"./{target.name}", **changes})))
         return path
 
     def environment(self, **variables: str) -> SearchEnvironment:
@@ -149,8 +146,3 @@ class Plugins:
             package_folders=lambda: (self.folder / "package" / "manifests",),
             system_folders=(self.folder / "etc", self.folder / "usr"),
         )
-
-
-def _top(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The top-level fields that the changes touch."""
-    return {name: fields[name] for name in {path.split("__")[0] for path in changes}}

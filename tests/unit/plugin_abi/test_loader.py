@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from unit.plugin_abi.plugins import Plugins
-
 from plugin_abi import loader
+from unit.plugin_abi.plugins import Plugins
 
 
 def test_a_sound_backend_is_accepted(plugins: Plugins) -> None:
