@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.errors import FlagosBackendError, StatusCode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime import compiler, serialization
 from flagos_backend.runtime.compiler import CompiledProgram
-from flagos_backend.runtime.rendezvous import ThreadRendezvous
 
 __all__ = ["attach", "compile_program", "describe_exception", "from_dlpack", "load_program", "to_dlpack"]
 
@@ -29,7 +29,7 @@ HostArray = tuple[int, int, tuple[int, ...]]
 NativeHostCallback = Callable[[int, int, tuple[HostArray, ...], tuple[HostArray, ...]], tuple[int, str] | None]
 Payloads = tuple[tuple[str, bytes], ...]
 # execute(arguments, in place, launch): empties the list of tensors and returns the list of results.
-Execute = Callable[[list[Any], int, ThreadRendezvous | None], list[Any]]
+Execute = Callable[[list[Any], int, InProcessCommunicator | None], list[Any]]
 
 # What torch.utils.dlpack and torch.inference_mode wrap; the wrappers alone cost more than running a small program.
 from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
@@ -135,9 +135,9 @@ class Runner:
         self._build_id = build_id
         self._host_callback = None if context is None else _host_callback(context)
 
-    def begin(self) -> ThreadRendezvous:
+    def begin(self) -> InProcessCommunicator:
         """Where the devices of one launch meet."""
-        return ThreadRendezvous()
+        return InProcessCommunicator()
 
     def bind(self, device_ordinal: int, replica_id: int, partition_id: int) -> Execute:
         """The program on one device, as one participant."""
@@ -145,11 +145,11 @@ class Runner:
         program = compiled.program
         callback = self._host_callback
         # Alone, a collective meets only itself.
-        alone = ThreadRendezvous()
+        alone = InProcessCommunicator()
         solo = Run(device_ordinal, replica_id, partition_id, 1, 1, rendezvous=alone, host_callback=callback)
         donating = compiled.plan.run
 
-        def execute(arguments: list[Any], in_place: int, launch: ThreadRendezvous | None) -> list[Any]:
+        def execute(arguments: list[Any], in_place: int, launch: InProcessCommunicator | None) -> list[Any]:
             run = solo
             if launch is not None:
                 replicas, partitions = program.num_replicas, program.num_partitions
