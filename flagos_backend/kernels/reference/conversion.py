@@ -111,7 +111,7 @@ def _float_to_integer(source: ElementType, target: ElementType) -> Unary:
 
         def saturate(x: torch.Tensor) -> torch.Tensor:
             # Every 32-bit bound is exact in float64.
-            return x.double().clamp_(low, high).nan_to_num_(0).to(wide).to(dtype)
+            return x.double().clamp(low, high).nan_to_num_(0).to(wide).to(dtype)
 
     if small_floats.is_small(source):
         return lambda x: saturate(small_floats.decode(x, source))
