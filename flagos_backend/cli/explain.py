@@ -14,5 +14,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     with compile_file(options.path) as compiled:
-        print(compiled.executable.artifact(Artifact.EXPLANATION).decode("utf-8"))
+        print(compiled.executable.artifact(Artifact.EXPLANATION).decode("utf-8").rstrip())
     return 0

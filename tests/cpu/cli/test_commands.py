@@ -1,0 +1,106 @@
+"""The subcommands that use a device, on the host CPU."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flagos_backend.cli.bench import random_bytes
+from flagos_backend.cli.main import main
+from flagos_backend.importer import schema
+from flagos_backend.ir.types import ArrayShape, ElementType
+from programs import hlo_bytes
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tanh(x @ y) summed over the rows."""
+    path = tmp_path_factory.mktemp("programs") / "dense.hlo"
+    operand = np.ones((16, 16), np.float32)
+    path.write_bytes(hlo_bytes(lambda x, y: jnp.tanh(x @ y).sum(0), operand, operand))
+    return path
+
+
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_doctor_finds_the_device(capsys: pytest.CaptureFixture[str]) -> None:
+    out = output_of(capsys, "doctor")
+    assert "50_flagos.json: accepted, for the platform flagos" in out
+    assert "ABI 1.0 negotiated" in out
+    assert ": cpu, process 0, memories: " in out
+
+
+def test_devices_lists_one(capsys: pytest.CaptureFixture[str]) -> None:
+    out = output_of(capsys, "devices")
+    assert out.count(": cpu, process 0") == 1
+    assert "bytes in use" in out
+
+
+def test_explain_names_the_operations(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = output_of(capsys, "explain", str(program))
+    for opcode in ("dot", "tanh", "reduce"):
+        assert opcode in out
+
+
+def test_compile_describes_the_interface(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = output_of(capsys, "compile", str(program))
+    assert "2 arguments (0 may be donated), 1 outputs: f32[16]" in out
+    assert "arguments 2048, outputs 64" in out
+
+
+def test_compile_keeps_what_is_asked_for(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optimized, serialized = tmp_path / "optimized", tmp_path / "serialized"
+    output_of(capsys, "compile", str(program), "--optimized", str(optimized), "--serialized", str(serialized))
+    assert schema.Program.FromString(optimized.read_bytes()).module.computations
+    assert serialized.stat().st_size > 0
+    assert "dot" in output_of(capsys, "explain", str(optimized))
+
+
+def test_compile_into_no_folder_says_so(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", str(program), "--optimized", str(tmp_path / "absent" / "f")]) == 1
+    assert "cannot be written (No such file or directory)" in capsys.readouterr().err
+
+
+def test_bench_times_each_part(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = output_of(capsys, "bench", str(program), "--rounds", "3")
+    assert [line.split()[0] for line in out.splitlines()] == ["compile", "again", "first", "launch", "run"]
+
+
+def test_bench_of_no_rounds(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(program), "--rounds", "0"]) == 1
+    assert "at least one round" in capsys.readouterr().err
+
+
+def test_a_program_that_is_not_supported_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = schema.HloModuleProto.FromString(hlo_bytes(jnp.sin, 1.0))
+    for instruction in module.computations[0].instructions:
+        if instruction.opcode == "sine":
+            instruction.opcode = "no-such-opcode"
+    path = tmp_path / "unknown.hlo"
+    path.write_bytes(module.SerializeToString())
+    assert main(["explain", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert "no-such-opcode" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ElementType if kind is not ElementType.TOKEN])
+def test_random_arguments_fill_their_shape(kind: ElementType, rng: np.random.Generator) -> None:
+    data = random_bytes(ArrayShape(kind, (3, 5)), rng)
+    assert len(data) == 15 * kind.bytes
+    assert len(set(data)) > 1
+
+
+def test_random_floats_are_finite_and_integers_are_indices(rng: np.random.Generator) -> None:
+    floats = np.frombuffer(random_bytes(ArrayShape(ElementType.F32, (1000,)), rng), np.float32)
+    assert np.all(np.abs(floats) <= 1) and floats.std() > 0.5
+    upper_half = np.frombuffer(random_bytes(ArrayShape(ElementType.BF16, (1000,)), rng), np.uint16).astype(np.uint32)
+    assert np.all(np.abs((upper_half << 16).view(np.float32)) <= 1)
+    integers = np.frombuffer(random_bytes(ArrayShape(ElementType.S64, (1000,)), rng), np.int64)
+    assert set(integers) == {0, 1}
