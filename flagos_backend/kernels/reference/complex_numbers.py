@@ -31,7 +31,7 @@ def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     lost = x.isnan() & y.isnan()
     if not (by_zero | lost).any():
         return quotient
-    infinite_a, infinite_b = ar.isinf() | ai.isinf(), br.isinf() | bi.isinf()
+    infinite_a, infinite_b = _infinite(a), _infinite(b)
     finite_a, finite_b = ar.isfinite() & ai.isfinite(), br.isfinite() & bi.isfinite()
 
     huge = torch.copysign(torch.full_like(br, math.inf), br)
@@ -64,6 +64,18 @@ def _expm1(z: torch.Tensor) -> torch.Tensor:
     return torch.complex(real, imaginary)
 
 
+def _log1p(z: torch.Tensor) -> torch.Tensor:
+    return torch.where(_infinite(z), torch.log(z), torch.log1p(z))
+
+
+def _rsqrt(z: torch.Tensor) -> torch.Tensor:
+    return torch.where(_infinite(z), 0, torch.rsqrt(z))
+
+
+def _infinite(z: torch.Tensor) -> torch.Tensor:
+    return z.real.isinf() | z.imag.isinf()
+
+
 def _logistic(z: torch.Tensor) -> torch.Tensor:
     return _divide(torch.ones_like(z), 1 + torch.exp(-z))
 
@@ -86,11 +98,11 @@ UNARY: dict[Opcode, Unary] = {
     O.EXPM1: _expm1,
     O.IMAG: lambda z: z.imag.clone(),
     O.LOG: torch.log,
-    O.LOG1P: torch.log1p,
+    O.LOG1P: _log1p,
     O.LOGISTIC: _logistic,
     O.NEGATE: torch.neg,
     O.REAL: lambda z: z.real.clone(),
-    O.RSQRT: torch.rsqrt,
+    O.RSQRT: _rsqrt,
     O.SIGN: torch.sgn,
     O.SIN: torch.sin,
     O.SINH: torch.sinh,
