@@ -19,8 +19,8 @@ def print_module(module: Module) -> str:
     """The whole program. Aliases and donors come first, the entry computation last."""
     header = [f"module {module.name}, replicas={module.num_replicas}, partitions={module.num_partitions}"]
     header += [
-        f"  output {list(alias.output_index)} takes over parameter {alias.parameter_number} {list(alias.parameter_index)}"
-        for alias in module.aliases
+        f"  output {list(a.output_index)} takes over parameter {a.parameter_number} {list(a.parameter_index)}"
+        for a in module.aliases
     ]
     header += [f"  any output may take over parameter {donor}" for donor in module.donors]
     return "\n\n".join(

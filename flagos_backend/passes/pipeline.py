@@ -1,0 +1,78 @@
+"""The order of the passes, and a report of what each did. Between import and kernel choice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flagos_backend.errors import PassFailed, VerificationFailed
+from flagos_backend.ir.hlo import Module
+from flagos_backend.ir.verifier import verify as verify_module
+from flagos_backend.passes.cse import eliminate_common_subexpressions
+from flagos_backend.passes.dce import eliminate_dead_code
+from flagos_backend.passes.fold_constants import fold_constants
+from flagos_backend.passes.inline_calls import inline_calls
+from flagos_backend.passes.simplify import simplify
+from flagos_backend.passes.trip_count import find_trip_counts
+
+Pass = Callable[[Module], Module]
+
+# Folding and simplifying feed each other; what the second round does not reach is rare and stays correct.
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("inline_calls", inline_calls),
+    ("dce", eliminate_dead_code),
+    ("simplify", simplify),
+    ("fold_constants", fold_constants),
+    ("cse", eliminate_common_subexpressions),
+    ("trip_count", find_trip_counts),
+    ("simplify", simplify),
+    ("fold_constants", fold_constants),
+    ("cse", eliminate_common_subexpressions),
+    ("dce", eliminate_dead_code),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did: instruction counts of the whole program, and the seconds it took."""
+
+    name: str
+    changed: bool
+    instructions_before: int
+    instructions_after: int
+    seconds: float
+
+    def __str__(self) -> str:
+        change = f"{self.instructions_before} -> {self.instructions_after}" if self.changed else "no change"
+        return f"{self.name}: {change}, {self.seconds * 1e3:.1f} ms"
+
+
+def optimize_with_report(module: Module, *, verify: bool) -> tuple[Module, tuple[PassReport, ...]]:
+    """``module`` after all passes, and a report of each. ``verify`` checks every intermediate result.
+
+    Raises PassFailed when a pass breaks the graph, which only ``verify`` notices.
+    """
+    reports = []
+    size = _size(module)
+    for name, run in PASSES:
+        start = time.perf_counter()
+        result = run(module)
+        seconds = time.perf_counter() - start
+        if verify and result is not module:
+            try:
+                verify_module(result)
+            except VerificationFailed as error:
+                raise PassFailed(name=name, reason=error.facts["rule"], place=error.facts["place"]) from error
+        before, size = size, size if result is module else _size(result)
+        reports.append(PassReport(name, result is not module, before, size, seconds))
+        module = result
+    return module, tuple(reports)
+
+
+def optimize(module: Module, *, verify: bool = False) -> Module:
+    return optimize_with_report(module, verify=verify)[0]
+
+
+def _size(module: Module) -> int:
+    return sum(len(computation.instructions) for computation in module.computations())

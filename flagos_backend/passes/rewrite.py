@@ -1,0 +1,131 @@
+"""The walk that passes share: callees before callers, operands before users, untouched parts kept as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from flagos_backend.ir.attributes import NONE, Attributes
+from flagos_backend.ir.hlo import Computation, Instruction, Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, Shape
+
+# Looks at an instruction whose operands are already rewritten; a value to use instead, or None to keep it.
+Rule = Callable[[Instruction, "Emitter"], Instruction | None]
+
+
+class Emitter:
+    """Collects the instructions of the computation being rewritten. New ones pass through the rule as well."""
+
+    def __init__(self, rule: Rule | None = None) -> None:
+        self.instructions: list[Instruction] = []
+        self._rule = rule
+
+    def emit(
+        self,
+        opcode: Opcode,
+        shape: Shape,
+        operands: Iterable[Instruction],
+        attributes: Attributes = NONE,
+        called: tuple[Computation, ...] = (),
+        *,
+        like: Instruction,
+    ) -> Instruction:
+        """The value of a new instruction, which takes name and metadata from ``like``."""
+        return self.put(Instruction(opcode, shape, tuple(operands), attributes, called, like.name, like.metadata))
+
+    def put(self, instruction: Instruction) -> Instruction:
+        """Appends ``instruction`` unless the rule has something better; the value to use."""
+        if self._rule is not None:
+            better = self._rule(instruction, self)
+            if better is not None:
+                return better
+        self.instructions.append(instruction)
+        return instruction
+
+
+def array_shape(instruction: Instruction) -> ArrayShape:
+    """The shape of a value known to be an array; TypeError otherwise."""
+    if not isinstance(instruction.shape, ArrayShape):
+        raise TypeError(f"{instruction!r} is no array")
+    return instruction.shape
+
+
+def with_operands(
+    instruction: Instruction, operands: tuple[Instruction, ...], called: tuple[Computation, ...]
+) -> Instruction:
+    return Instruction(
+        instruction.opcode,
+        instruction.shape,
+        operands,
+        instruction.attributes,
+        called,
+        instruction.name,
+        instruction.metadata,
+    )
+
+
+class Substitution:
+    """Values that replace others, applied to instructions in order. Identity when nothing was replaced."""
+
+    def __init__(self, computations: dict[int, Computation]) -> None:
+        self.values: dict[int, Instruction] = {}
+        self._computations = computations
+
+    def apply(self, instruction: Instruction) -> Instruction:
+        """``instruction`` on the replaced operands and computations; itself when none of them was."""
+        values = self.values
+        operands = instruction.operands
+        for operand in operands:
+            if id(operand) in values:
+                operands = tuple([values.get(id(o), o) for o in operands])
+                break
+        called = instruction.called
+        if called:
+            replaced = tuple([self._computations[id(callee)] for callee in called])
+            called = called if all(map(_same, replaced, called)) else replaced
+        if operands is instruction.operands and called is instruction.called:
+            return instruction
+        return with_operands(instruction, operands, called)
+
+    def record(self, old: Instruction, new: Instruction) -> None:
+        if new is not old:
+            self.values[id(old)] = new
+
+    def value(self, old: Instruction) -> Instruction:
+        return self.values.get(id(old), old)
+
+
+def _same(a: object, b: object) -> bool:
+    return a is b
+
+
+def rewrite_computations(
+    module: Module, transform: Callable[[Computation, dict[int, Computation]], Computation]
+) -> Module:
+    """``module`` with each reachable computation transformed, callees first.
+
+    ``transform`` gets the computation and what became of each of its callees; the same module when all return what
+    they got.
+    """
+    replaced: dict[int, Computation] = {}
+    kept: list[Computation] = []  # ids are unique only among living objects
+    for computation in list(module.computations()):
+        kept.append(computation)
+        replaced[id(computation)] = transform(computation, replaced)
+    entry = replaced[id(module.entry)]
+    return module if entry is module.entry else replace(module, entry=entry)
+
+
+def apply_rule(module: Module, rule: Rule) -> Module:
+    """``module`` with ``rule`` offered every instruction once its operands are rewritten."""
+
+    def transform(computation: Computation, replaced: dict[int, Computation]) -> Computation:
+        emitter, substitution = Emitter(rule), Substitution(replaced)
+        for instruction in computation.instructions:
+            substitution.record(instruction, emitter.put(substitution.apply(instruction)))
+        if not substitution.values:
+            return computation
+        return Computation(computation.name, tuple(emitter.instructions), substitution.value(computation.root))
+
+    return rewrite_computations(module, transform)
