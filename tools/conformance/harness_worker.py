@@ -1,0 +1,50 @@
+"""Worker of the harness suite: reads harness names, runs each on the platform and on JAX's CPU, answers in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import jax
+import numpy as np
+
+from tools.conformance.comparison import compare
+from tools.conformance.results import Status
+
+
+def main(platform: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever is printed by a test must not look like an answer
+    jax.config.update("jax_enable_x64", True)
+    from jax._src.internal_test_util import test_harnesses
+
+    device, cpu = jax.devices(platform)[0], jax.devices("cpu")[0]
+    harnesses = {h.fullname: h for h in test_harnesses.all_harnesses}
+    for line in sys.stdin:
+        start = time.perf_counter()
+        status, message = _run(harnesses[line.rstrip("\n")], device, cpu)
+        seconds = round(time.perf_counter() - start, 3)
+        print(json.dumps({"status": status, "message": message, "seconds": seconds}), file=answers, flush=True)
+
+
+def _run(harness, device, cpu) -> tuple[Status, str]:
+    arguments = harness.dyn_args_maker(np.random.RandomState(abs(hash(harness.fullname)) % 2**31))
+    try:
+        with jax.default_device(cpu):
+            theirs = jax.device_get(jax.jit(harness.dyn_fun)(*arguments))
+    except Exception as error:  # the peer refuses the program, for whatever reason
+        return Status.NOT_APPLICABLE, f"JAX's CPU: {error}"[:500]
+    try:
+        with jax.default_device(device):
+            placed = jax.device_put(arguments, device)
+            ours = jax.device_get(jax.jit(harness.dyn_fun)(*placed))
+    except Exception as error:  # whatever the platform raises is the result of this test
+        return Status.FAILED, f"{type(error).__name__}: {error}"[:1500]
+    difference = compare(harness.group_name, arguments, ours, theirs)
+    return (Status.FAILED, difference) if difference else (Status.PASSED, "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

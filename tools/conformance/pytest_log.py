@@ -1,0 +1,47 @@
+"""Pytest plugin: logs each test's start and outcome as a JSON line, and leaves out tests that a former run has seen."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(os.environ["FLAGOS_CONFORMANCE_FOLDER"])
+
+
+def _write(entry: dict[str, object]) -> None:
+    with (_FOLDER / "log").open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seen = set((_FOLDER / "seen").read_text().splitlines())
+    items[:] = [item for item in items if item.nodeid not in seen]
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _write({"name": nodeid})
+
+
+_outcomes: dict[str, tuple[str, str, float]] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    status, message, seconds = _outcomes.get(report.nodeid, ("passed", "", 0.0))
+    if report.failed:
+        status, message = "failed", _last_line(report)
+    elif report.skipped and status == "passed":
+        status, message = "skipped", str(report.longrepr)[-300:]
+    _outcomes[report.nodeid] = (status, message, seconds + report.duration)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    status, message, seconds = _outcomes.pop(nodeid, ("failed", "no report", 0.0))
+    _write({"name": nodeid, "status": status, "message": message, "seconds": round(seconds, 3)})
+
+
+def _last_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (crash.message if crash is not None else str(report.longrepr))[:1500]

@@ -1,0 +1,79 @@
+"""Result files: one record a test, written as the run goes, so that an interrupted run can resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import importlib.metadata
+import json
+import os
+import platform as host
+import sys
+from pathlib import Path
+
+
+class Status(enum.StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    # The peer (JAX's CPU) fails or refuses it too: it says nothing about the platform.
+    NOT_APPLICABLE = "not applicable"
+    # Skipped by the suite itself.
+    SKIPPED = "skipped"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """``group``: a primitive or a test file. ``message``: the cause, for whatever did not pass."""
+
+    name: str
+    group: str
+    status: Status
+    message: str = ""
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is part of the pass rate."""
+        return self.status not in (Status.NOT_APPLICABLE, Status.SKIPPED)
+
+
+class ResultFile:
+    """``path`` holds a header line and then one JSON record a line."""
+
+    def __init__(self, path: Path, suite: str, platform: str, *, resume: bool) -> None:
+        self._path = path
+        self.records: dict[str, Record] = {}
+        if resume and path.exists():
+            self.records = {record.name: record for record in load(path)[1]}
+            return
+        header = {"suite": suite, "platform": platform, **_facts()}
+        path.write_text(json.dumps(header) + "\n")
+
+    def add(self, record: Record) -> None:
+        self.records[record.name] = record
+        with self._path.open("a") as file:
+            file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+
+
+def load(path: Path) -> tuple[dict[str, str], list[Record]]:
+    """The header and the records; a later record of the same name replaces an earlier one."""
+    header, *lines = path.read_text().splitlines()
+    records = {}
+    for line in lines:
+        fields = json.loads(line)
+        records[fields["name"]] = Record(**{**fields, "status": Status(fields["status"])})
+    return json.loads(header), list(records.values())
+
+
+def _facts() -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "torch", "numpy")}
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "python": host.python_version(),
+        "machine": f"{os.cpu_count()} cores, {host.machine()}",
+        "command": " ".join(["python -m tools.conformance", *sys.argv[1:]]),
+        **versions,
+    }

@@ -1,0 +1,101 @@
+"""Runs numbered tests in one worker process that is started again after a crash or a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tools.conformance.results import Record, Status
+
+
+def run_in_worker(
+    command: Sequence[str],
+    names: Sequence[str],
+    groups: Sequence[str],
+    *,
+    timeout: float,
+    environment: Mapping[str, str],
+) -> Iterator[Record]:
+    """One record for each of ``names``, in order.
+
+    The worker reads a name a line and answers each with one JSON line {status, message, seconds}; whatever else it
+    prints goes to its standard error. No answer within ``timeout`` seconds is a hang.
+    """
+    worker: _Worker | None = None
+    for name, group in zip(names, groups, strict=True):
+        if worker is None:
+            worker = _Worker(command, environment)
+        answer = worker.ask(name, timeout)
+        if answer is None:
+            status, message = worker.post_mortem()
+            worker = None
+            yield Record(name, group, status, message)
+        else:
+            yield Record(name, group, Status(answer["status"]), answer["message"], answer["seconds"])
+    if worker is not None:
+        worker.close()
+
+
+class _Worker:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._log = Path(tempfile.gettempdir()) / f"flagos-conformance-{os.getpid()}.log"
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log.open("wb"),
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._buffer = b""
+        self._timed_out = False
+
+    def ask(self, name: str, timeout: float) -> dict | None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(name.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        line = self._read_line(timeout)
+        return None if line is None else json.loads(line)
+
+    def _read_line(self, timeout: float) -> bytes | None:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self._timed_out = True
+                    return None
+                chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    return None
+                self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def post_mortem(self) -> tuple[Status, str]:
+        """Ends the worker and says how it died."""
+        if self._timed_out:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        tail = self._log.read_text(errors="replace")[-2000:]
+        if self._timed_out:
+            return Status.HUNG, f"no answer in time\n{tail}"
+        name = signal.Signals(-code).name if code < 0 else f"exit {code}"
+        return Status.CRASHED, f"{name}\n{tail}"
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._log.unlink(missing_ok=True)
