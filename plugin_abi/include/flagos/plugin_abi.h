@@ -47,8 +47,8 @@ extern "C" {
 
 typedef struct FlagosError FlagosError;
 typedef struct FlagosContext FlagosContext;
-typedef struct FlagosDevice FlagosDevice;         /* owned by its context */
-typedef struct FlagosMemory FlagosMemory;         /* owned by its context */
+typedef struct FlagosDevice FlagosDevice; /* owned by its context */
+typedef struct FlagosMemory FlagosMemory; /* owned by its context */
 typedef struct FlagosBuffer FlagosBuffer;
 typedef struct FlagosEvent FlagosEvent;
 typedef struct FlagosExecutable FlagosExecutable;
@@ -204,13 +204,13 @@ typedef struct FlagosEntryArgs {
   const char* host_name; /* for messages: "flagos loader 0.1.0"; borrowed */
   FlagosLogCallback log; /* may be NULL; may be called until the process ends */
   void* log_user_data;
-  int32_t log_level; /* most verbose level that the host wants */
-  uint32_t version;  /* out: the version that api speaks */
-  uint32_t plugin_version_min;      /* out, also when incompatible */
-  uint32_t plugin_version_max;      /* out, also when incompatible */
-  const FlagosApi* api;             /* out: lives until the process ends */
-  const FlagosPluginInfo* info;     /* out: lives until the process ends, also when incompatible */
-  const char* message;              /* out: why, unless FLAGOS_ENTRY_OK; static text */
+  int32_t log_level;            /* most verbose level that the host wants */
+  uint32_t version;             /* out: the version that api speaks */
+  uint32_t plugin_version_min;  /* out, also when incompatible */
+  uint32_t plugin_version_max;  /* out, also when incompatible */
+  const FlagosApi* api;         /* out: lives until the process ends */
+  const FlagosPluginInfo* info; /* out: lives until the process ends, also when incompatible */
+  const char* message;          /* out: why, unless FLAGOS_ENTRY_OK; static text */
 } FlagosEntryArgs;
 
 /* The only exported symbol. Does no work beyond negotiation: no thread, no file, no interpreter. May be called again,
@@ -259,45 +259,45 @@ typedef struct FlagosContextCreateArgs {
 typedef struct FlagosContextDescribeArgs {
   size_t struct_size;
   FlagosContext* context;
-  const char* platform_name;             /* out */
-  const char* platform_version;          /* out: backend, versions of what it runs on */
-  FlagosDevice* const* devices;          /* out: all, ordered by id */
-  size_t num_devices;                    /* out */
+  const char* platform_name;                /* out */
+  const char* platform_version;             /* out: backend, versions of what it runs on */
+  FlagosDevice* const* devices;             /* out: all, ordered by id */
+  size_t num_devices;                       /* out */
   FlagosDevice* const* addressable_devices; /* out: this process's */
-  size_t num_addressable_devices;        /* out */
-  FlagosMemory* const* memories;         /* out: this process's */
-  size_t num_memories;                   /* out */
+  size_t num_addressable_devices;           /* out */
+  FlagosMemory* const* memories;            /* out: this process's */
+  size_t num_memories;                      /* out */
 } FlagosContextDescribeArgs;
 
 typedef struct FlagosDeviceDescribeArgs {
   size_t struct_size;
   FlagosDevice* device;
-  int64_t id;                  /* out: unique among all processes */
-  int32_t process_index;       /* out */
-  int32_t local_hardware_id;   /* out: -1 when not addressable */
-  int32_t is_addressable;      /* out */
-  int32_t is_host_memory;      /* out: 1 when device memory is ordinary host memory */
-  const char* kind;            /* out: "cpu", "NVIDIA H200", ... */
-  const char* debug_string;    /* out */
-  const char* to_string;       /* out */
+  int64_t id;                         /* out: unique among all processes */
+  int32_t process_index;              /* out */
+  int32_t local_hardware_id;          /* out: -1 when not addressable */
+  int32_t is_addressable;             /* out */
+  int32_t is_host_memory;             /* out: 1 when device memory is ordinary host memory */
+  const char* kind;                   /* out: "cpu", "NVIDIA H200", ... */
+  const char* debug_string;           /* out */
+  const char* to_string;              /* out */
   const FlagosNamedValue* attributes; /* out */
-  size_t num_attributes;       /* out */
-  FlagosMemory* const* memories; /* out */
-  size_t num_memories;         /* out */
-  FlagosMemory* default_memory; /* out */
+  size_t num_attributes;              /* out */
+  FlagosMemory* const* memories;      /* out */
+  size_t num_memories;                /* out */
+  FlagosMemory* default_memory;       /* out */
 } FlagosDeviceDescribeArgs;
 
 typedef struct FlagosMemoryDescribeArgs {
   size_t struct_size;
   FlagosMemory* memory;
-  int64_t id;                    /* out */
-  const char* kind;              /* out: "device", "pinned_host", "unpinned_host" */
-  int32_t kind_id;               /* out */
+  int64_t id;       /* out */
+  const char* kind; /* out: "device", "pinned_host", "unpinned_host" */
+  int32_t kind_id;  /* out */
   int32_t reserved;
-  const char* debug_string;      /* out */
-  const char* to_string;         /* out */
-  FlagosDevice* const* devices;  /* out: those that can address it */
-  size_t num_devices;            /* out */
+  const char* debug_string;     /* out */
+  const char* to_string;        /* out */
+  FlagosDevice* const* devices; /* out: those that can address it */
+  size_t num_devices;           /* out */
 } FlagosMemoryDescribeArgs;
 
 /* Counters in bytes unless named num_*; -1: the device does not know. */
@@ -306,11 +306,11 @@ typedef struct FlagosDeviceMemoryStatsArgs {
   FlagosDevice* device;
   int32_t clear_peaks; /* 1: reset the peaks after reading */
   int32_t reserved;
-  int64_t bytes_in_use;        /* out */
-  int64_t peak_bytes_in_use;   /* out */
-  int64_t num_allocations;     /* out: live now */
-  int64_t largest_allocation;  /* out */
-  int64_t bytes_limit;         /* out */
+  int64_t bytes_in_use;       /* out */
+  int64_t peak_bytes_in_use;  /* out */
+  int64_t num_allocations;    /* out: live now */
+  int64_t largest_allocation; /* out */
+  int64_t bytes_limit;        /* out */
 } FlagosDeviceMemoryStatsArgs;
 
 /* Blocks until all work enqueued on the device before this call is done. */
@@ -426,13 +426,13 @@ typedef struct FlagosBufferFulfillArgs { /* source's contents become promise's; 
 typedef struct FlagosBufferDescribeArgs {
   size_t struct_size;
   FlagosBuffer* buffer;
-  const int64_t* dims;     /* out: lives as long as the buffer */
-  size_t rank;             /* out */
-  size_t size_bytes;       /* out */
-  FlagosDevice* device;    /* out */
-  FlagosMemory* memory;    /* out */
-  int32_t element_type;    /* out */
-  int32_t is_deleted;      /* out */
+  const int64_t* dims;  /* out: lives as long as the buffer */
+  size_t rank;          /* out */
+  size_t size_bytes;    /* out */
+  FlagosDevice* device; /* out */
+  FlagosMemory* memory; /* out */
+  int32_t element_type; /* out */
+  int32_t is_deleted;   /* out */
 } FlagosBufferDescribeArgs;
 
 typedef struct FlagosBufferReadyEventArgs {
@@ -448,7 +448,7 @@ typedef struct FlagosBufferToHostArgs {
   void* data; /* at least size bytes, valid until done */
   size_t size;
   const int64_t* byte_strides; /* NULL: dense row major */
-  FlagosEvent* done; /* out */
+  FlagosEvent* done;           /* out */
 } FlagosBufferToHostArgs;
 
 /* Raw bytes of [offset, offset + size). Writing is for buffers that the host itself allocated and nobody reads yet. */
@@ -527,31 +527,31 @@ typedef struct FlagosCompileArgs {
 typedef struct FlagosExecutableDescribeArgs {
   size_t struct_size;
   FlagosExecutable* executable;
-  const char* name;                        /* out */
-  const char* fingerprint;                 /* out: hex digest of program, options and backend */
-  int64_t num_replicas;                    /* out */
-  int64_t num_partitions;                  /* out */
-  FlagosDevice* const* devices;            /* out: addressable, in order of execution arguments */
-  size_t num_devices;                      /* out */
-  const int64_t* device_assignment;        /* out: ids, [num_replicas][num_partitions] */
-  size_t num_arguments;                    /* out */
-  size_t num_outputs;                      /* out */
-  const int32_t* output_types;             /* out: [num_outputs] */
-  const int64_t* output_dims;              /* out: all outputs' dims one after another */
-  const size_t* output_ranks;              /* out: [num_outputs] */
-  const char* const* output_memory_kinds;  /* out: [num_outputs] */
+  const char* name;                         /* out */
+  const char* fingerprint;                  /* out: hex digest of program, options and backend */
+  int64_t num_replicas;                     /* out */
+  int64_t num_partitions;                   /* out */
+  FlagosDevice* const* devices;             /* out: addressable, in order of execution arguments */
+  size_t num_devices;                       /* out */
+  const int64_t* device_assignment;         /* out: ids, [num_replicas][num_partitions] */
+  size_t num_arguments;                     /* out */
+  size_t num_outputs;                       /* out */
+  const int32_t* output_types;              /* out: [num_outputs] */
+  const int64_t* output_dims;               /* out: all outputs' dims one after another */
+  const size_t* output_ranks;               /* out: [num_outputs] */
+  const char* const* output_memory_kinds;   /* out: [num_outputs] */
   const char* const* argument_memory_kinds; /* out: [num_arguments] */
-  const FlagosBytes* output_shardings;     /* out: serialized OpSharding each, or NULL: not sharded */
-  const FlagosBytes* argument_shardings;   /* out: the same for arguments */
-  const int64_t* argument_aliases;         /* out: [num_arguments], the output that may take over its storage, or -1 */
-  size_t generated_code_bytes;             /* out */
-  size_t argument_bytes;                   /* out: of one device */
-  size_t output_bytes;                     /* out */
-  size_t alias_bytes;                      /* out */
-  size_t temporary_bytes;                  /* out */
-  size_t peak_bytes;                       /* out */
-  const FlagosNamedValue* cost_analysis;   /* out: "flops", "bytes accessed", ... */
-  size_t num_cost_analysis;                /* out */
+  const FlagosBytes* output_shardings;      /* out: serialized OpSharding each, or NULL: not sharded */
+  const FlagosBytes* argument_shardings;    /* out: the same for arguments */
+  const int64_t* argument_aliases;          /* out: [num_arguments], the output that may take over its storage, or -1 */
+  size_t generated_code_bytes;              /* out */
+  size_t argument_bytes;                    /* out: of one device */
+  size_t output_bytes;                      /* out */
+  size_t alias_bytes;                       /* out */
+  size_t temporary_bytes;                   /* out */
+  size_t peak_bytes;                        /* out */
+  const FlagosNamedValue* cost_analysis;    /* out: "flops", "bytes accessed", ... */
+  size_t num_cost_analysis;                 /* out */
 } FlagosExecutableDescribeArgs;
 
 /* Texts and bytes that are made on demand; handed to sink before the call returns. */
@@ -588,8 +588,8 @@ typedef struct FlagosExecuteArgs {
   FlagosBuffer* const* const* arguments; /* [num_devices][num_arguments] */
   const int64_t* non_donatable;          /* arguments that must survive although the program may alias them */
   size_t num_non_donatable;
-  FlagosDevice* device; /* NULL: as compiled; else run a one-device program here */
-  int64_t launch_id;    /* equal on all processes of one logical launch */
+  FlagosDevice* device;          /* NULL: as compiled; else run a one-device program here */
+  int64_t launch_id;             /* equal on all processes of one logical launch */
   FlagosBuffer** const* outputs; /* out: [num_devices][num_outputs] */
   FlagosEvent** done;            /* out: [num_devices], or NULL: not wanted */
 } FlagosExecuteArgs;
