@@ -115,7 +115,7 @@ class Program:
         return tuple(make_argument(spec, rng) for spec in self.specs)
 
     def hlo(self, platform: str = "flagos") -> bytes:
-        """``platform`` "flagos", or any name without rules of its own, gives JAX's generic lowerings, "cpu" its CPU ones."""
+        """``platform`` "flagos" (any name without rules of its own): JAX's generic lowerings; "cpu": its CPU ones."""
         with jax.enable_x64(self.x64):
             return _lower(self, platform)
 
