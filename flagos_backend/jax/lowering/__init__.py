@@ -1,0 +1,28 @@
+"""Lowering rules for the platform flagos: for primitives that JAX has no default for, and where the default is slow.
+
+One module per family of primitives; each is a table from a primitive's place in JAX to its rule.
+"""
+
+from __future__ import annotations
+
+from flagos_backend.jax import PLATFORM, jax_internals
+from flagos_backend.jax.lowering import callbacks, collectives, linear_algebra, scaled_matmul, sparse
+from flagos_backend.jax.lowering.rule import LoweringRule
+
+RULES: tuple[LoweringRule, ...] = (
+    *callbacks.RULES,
+    *collectives.RULES,
+    *linear_algebra.RULES,
+    *scaled_matmul.RULES,
+    *sparse.RULES,
+)
+
+
+def register_rules() -> None:
+    """Register every rule. JAX must know the platform; a primitive that this release does not have is passed over."""
+    for rule in RULES:
+        primitive = jax_internals.primitive(rule.module, rule.primitive)
+        if primitive is not None:
+            jax_internals.register_lowering(primitive, rule.function, PLATFORM)
+    for target in linear_algebra.BATCH_PARTITIONABLE:
+        jax_internals.register_batch_partitionable(target)
