@@ -83,10 +83,8 @@ def layouts(ffi: cffi.FFI, header: str) -> Iterator[StructLayout]:
     return (struct_layout(ffi, name) for name in struct_names(header))
 
 
-@functools.cache
-def constants() -> dict[str, int]:
-    """The header's enumerators by name."""
-    names = re.findall(r"^\s+(FLAGOS_[A-Z0-9_]+) = -?[0-9]+", HEADER.read_text("utf-8"), re.MULTILINE)
-    names += re.findall(r"[{,] (FLAGOS_[A-Z_]+) = [0-9]+", HEADER.read_text("utf-8"))
-    library: Any = ffi().dlopen(None)
+def constants(header: str) -> dict[str, int]:
+    """The enumerators of a header by name, in its order."""
+    names = re.findall(r"\b(FLAGOS_[A-Z0-9_]+) = -?[0-9]+", header)
+    library: Any = ffi_from_header(header).dlopen(None)
     return {name: getattr(library, name) for name in names}

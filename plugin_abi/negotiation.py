@@ -64,7 +64,7 @@ def judge(answer: EntryAnswer, manifest: Manifest | None, host: AbiRange, place:
 
     fixed = "report the defect to the backend's vendor, or remove its manifest"
     if answer.status == ENTRY_INCOMPATIBLE:
-        refusal = refuse_abi(answer.plugin_range, host, place)
+        refusal = refuse_abi(answer.plugin_range, host, place, answer.message)
         fact = f"the entry refuses the host's ABI {host} although it speaks {answer.plugin_range}"
         return refusal or refuse(RefusalCode.ENTRY_FAILED, fact, fixed)
     if answer.status != ENTRY_OK:

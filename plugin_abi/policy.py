@@ -98,13 +98,14 @@ def check_abi_range(manifest: Manifest, host: AbiRange) -> Refusal | None:
     return refuse_abi(declared, host, str(manifest.path))
 
 
-def refuse_abi(declared: AbiRange, host: AbiRange, place: str) -> Refusal | None:
+def refuse_abi(declared: AbiRange, host: AbiRange, place: str, cause: str = "") -> Refusal | None:
     """A refusal where the two ranges do not meet."""
     fact = f"the backend speaks plugin ABI {declared}, this host speaks {host}"
     if declared.max < host.min:
-        return Refusal(RefusalCode.ABI_TOO_OLD, fact, place, "install a newer build of the backend")
+        return Refusal(RefusalCode.ABI_TOO_OLD, fact, place, "install a newer build of the backend", cause)
     if declared.min > host.max:
-        return Refusal(RefusalCode.ABI_TOO_NEW, fact, place, "install a newer flagos, or an older build of the backend")
+        cure = "install a newer flagos, or an older build of the backend"
+        return Refusal(RefusalCode.ABI_TOO_NEW, fact, place, cure, cause)
     return None
 
 

@@ -98,6 +98,16 @@ _FORMATS: Final[dict[str, ElementType]] = {
 }
 
 
+class _ValueKind(enum.IntEnum):
+    """Which member of a FlagosNamedValue is meaningful."""
+
+    STRING = 0
+    INT64 = 1
+    INT64_LIST = 2
+    DOUBLE = 3
+    BOOL = 4
+
+
 @dataclass(frozen=True)
 class HostArray:
     """A dense row-major array in host memory, as a host callback sees it: results are to be filled in place."""
@@ -224,19 +234,13 @@ class Api:
         }
 
     def _value(self, value: Any) -> Value:
-        lib = self.constants
-        if value.kind == lib["FLAGOS_VALUE_STRING"]:
+        if value.kind == _ValueKind.STRING:
             return self.read_text(value.string_value, value.value_size)
-        if value.kind == lib["FLAGOS_VALUE_INT64"]:
+        if value.kind == _ValueKind.INT64:
             return int(value.int64_value)
-        if value.kind == lib["FLAGOS_VALUE_INT64_LIST"]:
+        if value.kind == _ValueKind.INT64_LIST:
             return tuple(self.read_list(value.int64_list, value.value_size))
-        return bool(value.bool_value) if value.kind == lib["FLAGOS_VALUE_BOOL"] else float(value.double_value)
-
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """The header's enumerators by name."""
-        return cabi.constants()
+        return bool(value.bool_value) if value.kind == _ValueKind.BOOL else float(value.double_value)
 
     def make_named_values(self, values: Mapping[str, Value]) -> tuple[Any, list[Any]]:
         """An array of FlagosNamedValue for a call, and what must stay alive as long as the array is used."""
@@ -255,17 +259,16 @@ class Api:
         return kept[-1]
 
     def _fill(self, item: Any, value: Value, kept: list[Any]) -> None:
-        lib = self.constants
         if isinstance(value, str | bytes):
             data = value.encode() if isinstance(value, str) else value
-            item.kind, item.value_size = lib["FLAGOS_VALUE_STRING"], len(data)
+            item.kind, item.value_size = _ValueKind.STRING, len(data)
             item.string_value = self._keep(kept, "char[]", data)
         elif isinstance(value, bool):
-            item.kind, item.bool_value = lib["FLAGOS_VALUE_BOOL"], int(value)
+            item.kind, item.bool_value = _ValueKind.BOOL, int(value)
         elif isinstance(value, int):
-            item.kind, item.int64_value = lib["FLAGOS_VALUE_INT64"], value
+            item.kind, item.int64_value = _ValueKind.INT64, value
         elif isinstance(value, float):
-            item.kind, item.double_value = lib["FLAGOS_VALUE_DOUBLE"], value
+            item.kind, item.double_value = _ValueKind.DOUBLE, value
         else:
-            item.kind, item.value_size = lib["FLAGOS_VALUE_INT64_LIST"], len(value)
+            item.kind, item.value_size = _ValueKind.INT64_LIST, len(value)
             item.int64_list = self._keep(kept, "int64_t[]", list(value))
