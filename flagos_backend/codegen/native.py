@@ -242,7 +242,7 @@ class _Emitter:
         if isinstance(item, Region):
             return item
         if item.opcode is Opcode.DOT:
-            product = as_matrix_product(item, self.schedule.buffers)
+            product = as_matrix_product(item, *self._buffers(item))
             if product is not None:
                 return product
         lower = {

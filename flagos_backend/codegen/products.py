@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -38,7 +38,7 @@ class MatrixProduct:
     result: Operand
 
 
-def as_matrix_product(dot: Instruction, buffers: Mapping[Instruction, Instruction]) -> MatrixProduct | None:
+def as_matrix_product(dot: Instruction, lhs_buffer: Instruction, rhs_buffer: Instruction) -> MatrixProduct | None:
     """``dot`` as one product, or None: another element type, an empty dimension, or dimensions that do not group."""
     attributes = dot.attributes_as(DotAttributes)
     shapes = [dot.shape, *(o.shape for o in dot.operands)]
@@ -52,8 +52,8 @@ def as_matrix_product(dot: Instruction, buffers: Mapping[Instruction, Instructio
     rhs_free = _rest(rhs_dims, attributes.rhs_batch, attributes.rhs_contracting)
     m, n = (prod(d[i] for i in free) for d, free in ((lhs_dims, lhs_free), (rhs_dims, rhs_free)))
     k = prod(lhs_dims[i] for i in attributes.lhs_contracting)
-    lhs = _operand(buffers[dot.operands[0]], lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
-    rhs = _operand(buffers[dot.operands[1]], rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
+    lhs = _operand(lhs_buffer, lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
+    rhs = _operand(rhs_buffer, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
     if lhs is None or rhs is None:
         return None
     batch = prod(lhs_dims[i] for i in attributes.lhs_batch)

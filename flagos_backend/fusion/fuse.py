@@ -24,7 +24,7 @@ from flagos_backend.fusion.region import (
     axis,
     linear,
 )
-from flagos_backend.fusion.support import element_type, is_elementwise, is_growing_pad, reduction_opcode
+from flagos_backend.fusion.support import element_type, is_arithmetic, is_elementwise, is_growing_pad, reduction_opcode
 from flagos_backend.ir.attributes import (
     CompareAttributes,
     ConstantAttributes,
@@ -109,7 +109,7 @@ class _Fuser:
         elif opcode in (Opcode.RESHAPE, Opcode.COPY, Opcode.OPTIMIZATION_BARRIER) and instruction in self.wanted:
             self.wanted.add(self._operands(instruction)[0])
         elif opcode is Opcode.RESHAPE or opcode in MOVEMENTS or opcode is Opcode.IOTA:
-            if not _is_regular(instruction):
+            if not _is_regular(instruction) or (opcode is Opcode.IOTA and not is_arithmetic(instruction)):
                 self._make_library_call(instruction)
             elif instruction in self.wanted:
                 self._make_buffer(instruction)

@@ -91,6 +91,11 @@ def element_type(instruction: Instruction) -> ElementType | None:
     return instruction.shape.element_type if isinstance(instruction.shape, ArrayShape) else None
 
 
+def is_arithmetic(instruction: Instruction) -> bool:
+    """Whether tiles can compute with its elements, rather than only move them."""
+    return element_type(instruction) in _ALL
+
+
 def is_elementwise(instruction: Instruction) -> bool:
     """Whether a region can compute ``instruction`` point by point."""
     allowed = ELEMENTWISE.get(instruction.opcode)
