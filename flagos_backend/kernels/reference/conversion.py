@@ -32,13 +32,10 @@ def converter(source: ElementType, target: ElementType) -> Unary | None:
     """The function that converts storage of one type to new storage of another, or None when the storage is the same.
 
     Integers wrap around, floats round to nearest even, floats to integers truncate and saturate with NaN giving 0,
-    complex to real drops the imaginary part, anything but zero is true.
+    anything but zero is true. Complex converts to complex only: the verifier holds programs to that.
     """
     if source is target or _same_storage(source, target):
         return None
-    if source.is_complex and not target.is_complex and target is not E.PRED:
-        real = converter(source.real, target)
-        return (lambda x: real(x.real)) if real else lambda x: x.real.clone()
     if target.is_complex and not source.is_complex:
         dtype = dtype_of(target)
         widen = converter(source, target.real)
