@@ -22,7 +22,7 @@ TARGET: Final = "flagos.host_callback"
 
 
 class HostFunction:
-    """A flat callback with the results that its program expects. JAX keeps it while an executable or launch needs it."""
+    """A flat callback and what its program expects of it. JAX keeps it while an executable or a launch needs it."""
 
     __slots__ = ("__weakref__", "_callback", "_results", "id", "name")
 
@@ -33,7 +33,7 @@ class HostFunction:
         self.id = _register(self)
 
     def __call__(self, *arguments: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The function's results as dense arrays. Raises TypeError or ValueError where they are not what was declared."""
+        """The function's results as arrays. Raises TypeError or ValueError where they are not what was declared."""
         outputs = self._callback(*arguments)
         if len(outputs) != len(self._results):
             raise ValueError(
@@ -67,15 +67,13 @@ def _register(function: HostFunction) -> int:
 
 
 def call(number: int, arguments: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Calls the function with this number. Raises HostCallbackGone, or HostCallbackFailed with the function's traceback."""
+    """Calls the function with this number. Raises HostCallbackGone, or HostCallbackFailed with its traceback."""
     function = _functions.get(number)
     if function is None:
         raise HostCallbackGone(id=number, place="a program that is running")
     try:
         return function(*arguments)
-    except (
-        BaseException
-    ) as error:  # A boundary to the device: KeyboardInterrupt too has to end the program that called.
+    except BaseException as error:  # A boundary to the device: KeyboardInterrupt too ends the program that called.
         text = "".join(traceback.format_exception(error))
         shown = f"{type(error).__name__}: {error}"
         raise HostCallbackFailed(name=function.name, error=shown, traceback=text) from error

@@ -38,8 +38,8 @@ class CompileOptions:
 
 
 def parse(data: bytes) -> CompileOptions:
-    """Reads a serialized CompileOptionsProto. Raises MalformedCompileOptions, UnknownCompileOption, InvalidCompileOption
-    and UnsupportedPartitioning."""
+    """Reads a serialized CompileOptionsProto. Raises MalformedCompileOptions, UnsupportedPartitioning,
+    UnknownCompileOption and InvalidCompileOption."""
     try:
         native = jax_internals.parse_compile_options(data)
         replicas, partitions = max(native.num_replicas, 1), max(native.num_partitions, 1)

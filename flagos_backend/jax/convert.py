@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import jax
-import jaxlib
 
 from flagos_backend.importer import schema
 from flagos_backend.importer.program import SCHEMA_VERSION
@@ -42,7 +41,7 @@ def convert(format: str, code: bytes, compile_options: bytes) -> bytes:
     """A serialized flagos.Program.
 
     `format` is "mlir" (StableHLO artifact or text) or "hlo" (serialized HloModuleProto); `compile_options` a serialized
-    CompileOptionsProto. Raises the errors of jax/errors.py, each with a status code; may be called from several threads.
+    CompileOptionsProto. Raises the errors of jax/errors.py, each with a status code. Any thread may call it.
     """
     options = parse(compile_options)
     converters = {"mlir": _from_stablehlo, "hlo": _from_hlo}
@@ -74,7 +73,9 @@ def _from_hlo(code: bytes, options: CompileOptions) -> _Converted:
 
 
 def _malformed(format: str, error: RuntimeError) -> MalformedGraph:
-    return MalformedGraph(format=format, reason=str(error).strip().replace("\n", "; "), version=jaxlib.__version__)
+    return MalformedGraph(
+        format=format, reason=str(error).strip().replace("\n", "; "), version=jax_internals.JAXLIB_VERSION
+    )
 
 
 def _partitioned(
@@ -86,7 +87,7 @@ def _partitioned(
 
 
 def _has_sharding_constructs(module: bytes) -> bool:
-    """Whether a serialized module calls one of the partitioner's markers; a name that only looks like one costs time."""
+    """Whether a serialized module calls a marker of the partitioner; a name that only looks like one costs time."""
     return b"xla.sdy." in module or any(_string_field(target) in module for target in _SHARDING_TARGETS)
 
 

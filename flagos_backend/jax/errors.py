@@ -19,8 +19,8 @@ class MalformedCompileOptions(FlagosBackendError):
     code = StatusCode.INVALID_ARGUMENT
     # The first sentence is what PJRT's own conformance test looks for.
     template = (
-        "PJRT_Client_Compile: failed to deserialize CompileOptionsProto. {reason}. At the compile options of the program. "
-        "Pass what jaxlib's CompileOptions serializes to."
+        "PJRT_Client_Compile: failed to deserialize CompileOptionsProto. {reason}. At the compile options of the "
+        "program. Pass what jaxlib's CompileOptions serializes to."
     )
 
 
@@ -64,8 +64,8 @@ class PartitioningFailed(FlagosBackendError):
     number = 608
     code = StatusCode.INVALID_ARGUMENT
     template = (
-        "XLA's partitioner refuses the program for {partitions} partitions: {reason}. At compile. Correct the shardings "
-        "that the reason names."
+        "XLA's partitioner refuses the program for {partitions} partitions: {reason}. At compile. Correct the "
+        "shardings that the reason names."
     )
 
 

@@ -18,6 +18,7 @@ import jax
 from flagos_backend.jax.errors import JaxApiChanged
 
 Options = Mapping[str, str | int | list[int] | float | bool]
+JAXLIB_VERSION: str = importlib.import_module("jaxlib.version").__version__
 #: What jax._src.callback.emit_python_callback returns: result values, the new token, the host callback object.
 EmittedCallback = tuple[Sequence[Any], Any, Any]
 
@@ -387,7 +388,7 @@ PRE_SCHEDULER = 0
 
 
 def register_transform(name: str, transform: Callable[[bytes], bytes | None]) -> None:
-    """Have XLA's CPU compiler show every module to ``transform`` after its HLO passes, in all clients of the process."""
+    """Have XLA's CPU compiler show every module of the process to ``transform`` after its HLO passes."""
     lookup("jaxlib._xla", "register_xla_transform")(name, PRE_SCHEDULER, transform)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import jaxlib
 import numpy as np
 
 from flagos_backend.importer import schema
@@ -48,7 +47,7 @@ class Partitioned:
 def partition(code: bytes, options: CompileOptions) -> Partitioned:
     """Partitions a StableHLO program. Raises UnsupportedPartitioning and PartitioningFailed."""
     if not jax_internals.can_transform_modules():
-        reason = f"jaxlib {jaxlib.__version__} does not give out partitioned modules"
+        reason = f"jaxlib {jax_internals.JAXLIB_VERSION} does not give out partitioned modules"
         cure = "Install jaxlib 0.10.2 or newer"
         raise UnsupportedPartitioning(partitions=options.num_partitions, reason=reason, cure=cure)
     try:

@@ -54,7 +54,7 @@ def running_frameworks() -> tuple[frameworks.RunningFramework, ...]:
 
 
 def _is_host(backend: Backend) -> bool:
-    """Whether the backend's first device is the host itself. Raises LookupError where it has none, FlagosStatusError."""
+    """Whether the backend's first device is the host. Raises LookupError where it has none, FlagosStatusError."""
     with Context(backend) as context:
         devices = context.addressable_devices
         if not devices:

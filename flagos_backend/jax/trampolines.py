@@ -102,7 +102,9 @@ def _array(host_array: Any) -> np.ndarray:
     ffi = cabi.ffi()
     dims = tuple(ffi.unpack(host_array.dims, host_array.rank)) if host_array.rank else ()
     dtype = _DTYPES[host_array.element_type]
-    memory = ffi.buffer(ffi.cast("char*", host_array.data), host_array.size_bytes) if host_array.size_bytes else b""
+    memory: Any = b""
+    if host_array.size_bytes:
+        memory = ffi.buffer(ffi.cast("char*", host_array.data), host_array.size_bytes)
     return np.frombuffer(memory, dtype=dtype).reshape(dims)
 
 
