@@ -59,6 +59,7 @@ struct Loop {
   std::vector<Output> outputs;
   int64_t tile = 0;  // elements
   int64_t work = 0;  // points times steps, to decide on threads
+  size_t lane_bytes = 0;  // what one thread needs for its tiles
 };
 
 // A library call that the host of the program makes: buffers in, buffers out.

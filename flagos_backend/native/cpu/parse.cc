@@ -361,6 +361,8 @@ class Parser {
     ParseSources(loop);
     ParseSteps(loop);
     ParseEnds(loop);
+    loop.lane_bytes = 64 + loop.reductions.size() * static_cast<size_t>(2 * (loop.tile * 8 + 64));
+    for (Type type : loop.registers) loop.lane_bytes += static_cast<size_t>(loop.tile * TypeBytes(type) + 64);
     loop.work = Times(points, static_cast<int64_t>(1 + loop.steps.size() + loop.reductions.size()));
     return loop;
   }

@@ -51,28 +51,42 @@ void Scatter(char* to, const void* from, int64_t stride, int64_t n, int64_t byte
   }
 }
 
+// Memory that a thread keeps from loop to loop. A thread runs one loop at a time.
+struct LaneMemory {
+  std::vector<char> tiles;
+  std::vector<char*> pointers;
+  std::vector<int64_t> index;
+};
+
+LaneMemory& ThisThreadsMemory() {
+  thread_local LaneMemory memory;
+  return memory;
+}
+
 // What one thread needs for one loop: a tile of memory for each register, and where each register's tile lies now (a
 // contiguous input is read in place, a result that is stored contiguously is computed in place).
 class Lane {
  public:
   Lane(const Loop& loop, char* const* slots) : loop_(loop), slots_(slots), kernels_(SelectedKernels()) {
-    const size_t n = loop.registers.size();
-    thread_local std::vector<char> memory;
-    size_t bytes = 64;
-    for (Type type : loop.registers) bytes += static_cast<size_t>(loop.tile * TypeBytes(type) + 64);
-    bytes += loop.reductions.size() * static_cast<size_t>(loop.tile * 16 + 64);
-    if (memory.size() < bytes) memory.resize(bytes);
-    cursor_ = memory.data();
-    home_.reserve(n);
-    for (Type type : loop.registers) home_.push_back(Take(loop.tile * TypeBytes(type)));
-    place_ = home_;
-    for (size_t i = 0; i < loop.reductions.size(); ++i) {
-      accumulators_.push_back(Take(loop.tile * 8));
-      widened_.push_back(Take(loop.tile * 8));
+    LaneMemory& memory = ThisThreadsMemory();
+    const size_t n = loop.registers.size(), num_reductions = loop.reductions.size();
+    if (memory.tiles.size() < loop.lane_bytes) memory.tiles.resize(loop.lane_bytes);
+    if (memory.pointers.size() < 2 * (n + num_reductions)) memory.pointers.resize(2 * (n + num_reductions));
+    memory.index.assign(loop.dims.size(), 0);
+    cursor_ = memory.tiles.data();
+    home_ = memory.pointers.data();
+    place_ = home_ + n;
+    accumulators_ = place_ + n;
+    widened_ = accumulators_ + num_reductions;
+    index_ = memory.index.data();
+    for (size_t i = 0; i < n; ++i) home_[i] = place_[i] = Take(loop.tile * TypeBytes(loop.registers[i]));
+    for (size_t i = 0; i < num_reductions; ++i) {
+      accumulators_[i] = Take(loop.tile * 8);
+      widened_[i] = Take(loop.tile * 8);
     }
-    index_.assign(loop.dims.size(), 0);
     for (const Loop::Constant& constant : loop.constants) {
-      Gather(home_[Index(constant.reg)], reinterpret_cast<const char*>(&constant.bits), 0, loop.tile, Bytes(constant.reg));
+      const char* const bits = reinterpret_cast<const char*>(&constant.bits);
+      Gather(home_[Index(constant.reg)], bits, 0, loop.tile, Bytes(constant.reg));
     }
     for (const Loop::Input& input : loop.inputs) {
       if (input.invariant) LoadTile(input, loop.tile);
@@ -88,14 +102,14 @@ class Lane {
   }
 
   void Compute(int64_t inner, int64_t n) {
-    if (!index_.empty()) index_.back() = inner;
+    if (!loop_.dims.empty()) index_[loop_.dims.size() - 1] = inner;
     for (const Loop::Input& input : loop_.inputs) {
       if (!input.invariant) LoadTile(input, n);
     }
     for (const Loop::Iota& iota : loop_.iotas) {
       int64_t start = iota.offset;
-      for (size_t d = 0; d < index_.size(); ++d) start += index_[d] * iota.coefficients[d];
-      const int64_t step = index_.empty() ? 0 : iota.coefficients.back();
+      for (size_t d = 0; d < loop_.dims.size(); ++d) start += index_[d] * iota.coefficients[d];
+      const int64_t step = loop_.dims.empty() ? 0 : iota.coefficients.back();
       kernels_.iota[static_cast<int>(loop_.registers[Index(iota.reg)])](home_[Index(iota.reg)], &start, &step, nullptr, n);
     }
     for (const Loop::Step& step : loop_.steps) {
@@ -111,7 +125,7 @@ class Lane {
       const int64_t start = task % chunks * loop_.tile;
       const int64_t n = std::min(loop_.tile, inner - start);
       SetIndex(task / chunks, 0, outer_rank);
-      if (!index_.empty()) index_.back() = start;
+      if (!loop_.dims.empty()) index_[loop_.dims.size() - 1] = start;
       for (const Loop::Output& output : loop_.outputs) {
         if (output.in_place) place_[Index(output.reg)] = OutputAddress(output);
       }
@@ -191,7 +205,7 @@ class Lane {
 
   void LoadTile(const Loop::Input& input, int64_t n) {
     int64_t offset = input.offset;
-    for (size_t d = 0; d < index_.size(); ++d) offset += index_[d] * input.strides[d];
+    for (size_t d = 0; d < loop_.dims.size(); ++d) offset += index_[d] * input.strides[d];
     const int64_t bytes = Bytes(input.reg);
     const int64_t stride = input.strides.empty() ? 1 : input.strides.back();
     char* from = slots_[Index(input.slot)] + offset * bytes;
@@ -246,8 +260,11 @@ class Lane {
   char* const* slots_;
   const Kernels& kernels_;
   char* cursor_ = nullptr;
-  std::vector<char*> home_, place_, accumulators_, widened_;
-  std::vector<int64_t> index_;
+  char** home_;          // of each register
+  char** place_;         // of each register
+  char** accumulators_;  // of each reduction
+  char** widened_;       // of each reduction
+  int64_t* index_;       // of each dimension
 };
 
 int64_t Product(const std::vector<int64_t>& dims, size_t begin, size_t end) {
