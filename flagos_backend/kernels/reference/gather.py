@@ -111,6 +111,8 @@ def _gather_one(plan: GatherPlan) -> Kernel:
         window = operand
         for d, start in zip(plan.indexed, clamped_starts(plan, indices), strict=True):
             window = window.narrow(d, int(start), plan.sizes[d])
+        for d, size in enumerate(plan.sizes):  # a window may be smaller than a dimension that no index moves it in
+            window = window.narrow(d, 0, size)
         window = window.reshape(plan.batch_dims + tuple(plan.sizes[d] for d in plan.window_dims))
         return window.permute(plan.to_result).clone(memory_format=torch.contiguous_format)
 

@@ -1,0 +1,142 @@
+"""Convolution against stock XLA: random windows, groups and dimension numbers, every rank and type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from flagos_backend.ir.attributes import WindowDimension
+from flagos_backend.ir.types import ElementType
+from flagos_backend.kernels.reference.windows import window_count
+from support.against_xla import check
+from support.numbers import random_values
+
+E = ElementType
+TOLERANCE = {E.F16: 1e-2, E.BF16: 5e-2, E.F32: 1e-5, E.C64: 1e-5, E.F64: 1e-12, E.C128: 1e-12}
+
+
+@dataclass(frozen=True)
+class Convolution:
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    result: tuple[int, ...]
+    attributes: str
+
+
+def labels(names: str, order: np.ndarray) -> str:
+    return "".join(names[i] for i in order)
+
+
+def random_convolution(rank: int, rng: np.random.Generator, padded: bool = True) -> Convolution:
+    while True:
+        groups = int(rng.integers(1, 4))
+        kind = rng.choice(["none", "feature", "batch"])
+        feature_groups = groups if kind == "feature" else 1
+        batch_groups = groups if kind == "batch" else 1
+        per_group, outputs = int(rng.integers(1, 4)), int(rng.integers(1, 4)) * groups
+        batch = int(rng.integers(1, 4)) * batch_groups
+        spatial = [int(d) for d in rng.integers(1, 8, rank)]
+        window = [
+            WindowDimension(
+                int(rng.integers(1, 4)),
+                int(rng.integers(1, 3)) if rng.random() < 0.6 else 1,
+                int(rng.integers(-1, 4)) if padded else 0,
+                int(rng.integers(-1, 4)) if padded else 0,
+                int(rng.integers(1, 3)),
+                int(rng.integers(1, 4)) if padded and rng.random() < 0.5 else 1,
+                bool(rng.random() < 0.3),
+            )
+            for _ in range(rank)
+        ]
+        counts = [window_count(s, w) for s, w in zip(spatial, window, strict=True)]
+        if all(counts):
+            break
+    names = "".join(map(str, range(rank)))
+    orders = [rng.permutation(rank + 2) for _ in range(3)]
+    sizes = (
+        [batch, per_group * feature_groups, *spatial],
+        [outputs, per_group, *(w.size for w in window)],
+        [batch // batch_groups, outputs, *counts],
+    )
+    lhs, rhs, result = (tuple(s[i] for i in order) for s, order in zip(sizes, orders, strict=True))
+    dim_labels = (
+        f"{labels('bf' + names, orders[0])}_{labels('oi' + names, orders[1])}->{labels('bf' + names, orders[2])}"
+    )
+    attributes = f"dim_labels={dim_labels}"
+    if rank:
+        attributes += (
+            f", window={{size={'x'.join(str(w.size) for w in window)} stride={'x'.join(str(w.stride) for w in window)}"
+            f" pad={'x'.join(f'{w.padding_low}_{w.padding_high}' for w in window)}"
+            f" lhs_dilate={'x'.join(str(w.base_dilation) for w in window)}"
+            f" rhs_dilate={'x'.join(str(w.window_dilation) for w in window)}"
+            f" rhs_reversal={'x'.join(str(int(w.window_reversal)) for w in window)}}}"
+        )
+    if feature_groups > 1:
+        attributes += f", feature_group_count={feature_groups}"
+    if batch_groups > 1:
+        attributes += f", batch_group_count={batch_groups}"
+    return Convolution(lhs, rhs, result, attributes)
+
+
+def convolution_text(c: Convolution, lhs: str, rhs: str, result: str) -> str:
+    def shape(name: str, dims: tuple[int, ...]) -> str:
+        return f"{name}[{','.join(map(str, dims))}]"
+
+    return f"""
+ENTRY e {{
+  x = {shape(lhs, c.lhs)} parameter(0)
+  w = {shape(rhs, c.rhs)} parameter(1)
+  ROOT r = {shape(result, c.result)} convolution(x, w), {c.attributes}
+}}"""
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+@pytest.mark.parametrize("number", range(12))
+def test_random_convolutions(rank: int, number: int, rng: np.random.Generator) -> None:
+    c = random_convolution(rank, rng)
+    x, w = (rng.standard_normal(dims).astype(np.float32) for dims in (c.lhs, c.rhs))
+    check(convolution_text(c, "f32", "f32", "f32"), x, w, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    "element_type", [*TOLERANCE, E.S8, E.U8, E.S16, E.U16, E.S32, E.U32, E.S64, E.U64], ids=lambda t: t.name
+)
+@pytest.mark.parametrize("number", range(3))
+def test_every_type(element_type: ElementType, number: int, rng: np.random.Generator) -> None:
+    c = random_convolution(2, rng)
+    t = element_type.name.lower()
+    x, w = (random_values(element_type, int(np.prod(dims)), rng).reshape(dims) for dims in (c.lhs, c.rhs))
+    if element_type in TOLERANCE:
+        x, w = ((a / max(float(np.abs(a).max()), 1)).astype(a.dtype) for a in (x, w))
+    check(convolution_text(c, t, t, t), x, w, tolerance=TOLERANCE.get(element_type))
+
+
+@pytest.mark.parametrize("types", [("s8", "s8", "s32"), ("bf16", "bf16", "f32"), ("f16", "f16", "f32")], ids="-".join)
+def test_wider_results(types: tuple[str, str, str], rng: np.random.Generator) -> None:
+    c = random_convolution(2, rng)
+    x, w = (
+        random_values(E[t.upper()], int(np.prod(dims)), rng).reshape(dims)
+        for t, dims in zip(types, (c.lhs, c.rhs), strict=False)
+    )
+    if types[0] != "s8":
+        x, w = (np.clip(a.astype(np.float32), -4, 4).astype(a.dtype) for a in (x, w))
+    check(convolution_text(c, *types), x, w, tolerance=1e-5)
+
+
+def test_four_spatial_dimensions_against_numpy(rng: np.random.Generator) -> None:
+    """XLA's CPU has no such kernel: the oracle is the definition."""
+    from support.against_xla import hlo_of_text, run_on_backend
+
+    x, w = rng.standard_normal((2, 2, 3, 4, 3, 4)), rng.standard_normal((3, 2, 2, 2, 2, 2))
+    c = Convolution(x.shape, w.shape, (2, 3, 2, 3, 2, 3), "dim_labels=bf0123_oi0123->bf0123, window={size=2x2x2x2}")
+    (ours,) = run_on_backend(hlo_of_text(convolution_text(c, "f64", "f64", "f64")), [x, w])
+    windows = np.lib.stride_tricks.sliding_window_view(x, (2, 2, 2, 2), axis=(2, 3, 4, 5))
+    np.testing.assert_allclose(ours, np.einsum("bcijklwxyz,ocwxyz->boijkl", windows, w), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [((0, 2, 5), (3, 2, 2)), ((2, 0, 5), (3, 0, 2))])
+def test_without_elements(dims: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    c = Convolution(*dims, (dims[0][0], 3, 4), "dim_labels=bf0_oi0->bf0, window={size=2}")
+    check(convolution_text(c, "f32", "f32", "f32"), *(np.ones(d, np.float32) for d in dims))
