@@ -17,7 +17,7 @@ from flagos_backend.kernels.reference.computations import ScalarFunction, plain_
 from flagos_backend.kernels.reference.elementwise import binary_function, element_type_of, splat_constant
 from flagos_backend.kernels.reference.integers import Unary
 from flagos_backend.kernels.reference.movement import array_shape
-from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, identity, kernel
 from flagos_backend.kernels.reference.storage import wrap
 
 E = ElementType
@@ -33,6 +33,10 @@ def _prepare_reduce(instruction: Instruction) -> Kernel:
     dimensions = instruction.attributes_as(DimensionsAttributes).dimensions
     arrays = instruction.operands[: len(instruction.operands) // 2]
     dims = array_shape(arrays[0]).dims
+    if not dimensions:
+        # Nothing is combined: stock XLA leaves the initial values out as well.
+        count = len(arrays)
+        return identity if count == 1 else lambda run, *operands: tuple(x.clone() for x in operands[:count])
     if len(arrays) == 1:
         special = _plain(instruction, dims, dimensions)
         if special is not None:
@@ -81,8 +85,6 @@ def _identity(opcode: Opcode, element_type: ElementType) -> int | float | bool |
 def _reduction(
     opcode: Opcode, element_type: ElementType, dims: tuple[int, ...], dimensions: tuple[int, ...]
 ) -> Reduction | None:
-    if not dimensions:
-        return torch.clone
     if element_type is E.PRED:
         return _pred_reduction(opcode, dimensions)
     if small_floats.is_small(element_type):
