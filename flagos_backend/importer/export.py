@@ -47,30 +47,40 @@ def _valid(name: str) -> str:
     return name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
 
 
+class _Names:
+    """Names given so far in one module; a taken one gets a number behind it."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._next_suffix: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        name = _valid(name)
+        if name in self._taken:
+            suffix = self._next_suffix.get(name, 1)
+            while f"{name}.{suffix}" in self._taken:
+                suffix += 1
+            self._next_suffix[name] = suffix + 1
+            name = f"{name}.{suffix}"
+        self._taken.add(name)
+        return name
+
+
 class _Exporter:
     def __init__(self, proto: Any) -> None:
         self._proto = proto
         self.computation_ids: dict[int, int] = {}
-        self._names: set[str] = set()
-        self._next_suffix: dict[str, int] = {}
+        self._computation_names = _Names()
+        self._instruction_names = _Names()
         self._next_id = 1
-
-    def _unique(self, name: str) -> str:
-        name = _valid(name)
-        if name in self._names:
-            suffix = self._next_suffix.get(name, 1)
-            while f"{name}.{suffix}" in self._names:
-                suffix += 1
-            self._next_suffix[name] = suffix + 1
-            name = f"{name}.{suffix}"
-        self._names.add(name)
-        return name
 
     def add(self, computation: Computation) -> None:
         """Callees must have been added before."""
         number = len(self._proto.computations) + 1
         self.computation_ids[id(computation)] = number
-        proto = self._proto.computations.add(name=self._unique(computation.name or "computation"), id=number)
+        proto = self._proto.computations.add(
+            name=self._computation_names.unique(computation.name or "computation"), id=number
+        )
         ids: dict[int, int] = {}
         names: dict[int, str] = {}
         for instruction in computation.instructions:
@@ -84,7 +94,7 @@ class _Exporter:
         write_shape(computation.root.shape, proto.program_shape.result)
 
     def _instruction(self, instruction: Instruction, proto: Any, ids: dict[int, int]) -> str:
-        name = self._unique(instruction.name or instruction.opcode.value)
+        name = self._instruction_names.unique(instruction.name or instruction.opcode.value)
         proto.name, proto.opcode = name, instruction.opcode.value
         write_shape(instruction.shape, proto.shape)
         if instruction.metadata:
