@@ -47,9 +47,9 @@ void FlagosBuffer::Hold(int32_t delta) {
   }
 }
 
-bool FlagosBuffer::TakePromise() {
+Ref<Contents> FlagosBuffer::TakePromise() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return std::exchange(is_promise, false);
+  return std::move(promised_);
 }
 
 namespace flagos {
@@ -113,7 +113,7 @@ FlagosError* buffer_promise(FlagosBufferPromiseArgs* host) {
     const bool open = status.ok();
     Ref<Event> ready = open ? Make<Event>() : Event::Failed(std::move(status));
     auto buffer = std::make_unique<Buffer>(args.memory, std::move(shape), Make<Contents>(args.context, ready));
-    buffer->is_promise = open;
+    if (open) buffer->MakePromise();
     args.buffer = buffer.release();
   });
 }
@@ -137,8 +137,8 @@ FlagosError* buffer_fulfill(FlagosBufferFulfillArgs* host) {
       }
       source = args.source->Require("buffer_fulfill");
     }
-    Ref<Contents> target = promise.Require("buffer_fulfill");
-    if (!promise.TakePromise()) {
+    Ref<Contents> target = promise.TakePromise();
+    if (!target) {
       Fail(FLAGOS_FAILED_PRECONDITION,
            "buffer_fulfill: this buffer is no open promise: it was fulfilled before, or not "
            "made by buffer_promise");
@@ -159,10 +159,8 @@ FlagosError* buffer_fulfill(FlagosBufferFulfillArgs* host) {
 
 void buffer_destroy(FlagosBuffer* buffer) {
   if (buffer == nullptr) return;
-  if (buffer->TakePromise()) {
-    if (Ref<Contents> contents = buffer->contents()) {
-      contents->Abandon(Status(FLAGOS_CANCELLED, "the host destroyed a promised buffer without fulfilling it"));
-    }
+  if (Ref<Contents> promised = buffer->TakePromise()) {
+    promised->Abandon(Status(FLAGOS_CANCELLED, "the host destroyed a promised buffer without fulfilling it"));
   }
   delete buffer;
 }

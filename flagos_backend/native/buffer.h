@@ -66,13 +66,15 @@ struct FlagosBuffer {
   flagos::Ref<flagos::Contents> Take(const char* why);
   void Hold(int32_t delta);
 
-  bool is_promise = false;  // may be fulfilled by the host; guarded by the mutex
-  bool TakePromise();
+  // The contents that the host promised, also after they were passed on or deleted; NULL from the second call on.
+  flagos::Ref<flagos::Contents> TakePromise();
+  void MakePromise() { promised_ = contents_; }
 
  private:
   mutable std::mutex mutex_;
   flagos::Ref<flagos::Contents> contents_;
   flagos::Ref<flagos::Contents> held_;  // while holds_ > 0, also after deletion
+  flagos::Ref<flagos::Contents> promised_;
   int32_t holds_ = 0;
   const char* gone_ = nullptr;
   flagos::Ref<flagos::Context> context_;
