@@ -1,0 +1,51 @@
+"""Runs one program on several devices of this process, one thread each, as the bridge does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from flagos_backend.collectives import InProcessCommunicator
+from flagos_backend.importer import import_module
+from flagos_backend.ir.types import leaves
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.plan import Plan
+from support.against_xla import from_storage, hlo_of_text, to_storage
+
+
+def on_each(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """``work(participant)`` on ``count`` threads at once; results or exceptions, by participant."""
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(work, participant) for participant in range(count)]
+        return [future.exception() or future.result() for future in futures]
+
+
+def run_on_devices(
+    text: str, arguments: Sequence[Sequence[np.ndarray]], replicas: int = 1, partitions: int = 1
+) -> list[list[np.ndarray]]:
+    """The program's results on every device; ``arguments`` and results by flattened id."""
+    module = import_module(hlo_of_text(text), num_replicas=replicas, num_partitions=partitions)
+    plan = Plan.build(module.entry)
+    shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
+    communicator = InProcessCommunicator(timeout_seconds=60)
+
+    def work(device: int) -> list[np.ndarray]:
+        run = Run(device, device // partitions, device % partitions, replicas, partitions, rendezvous=communicator)
+        try:
+            with torch.inference_mode():
+                tensors = [to_storage(a, s) for a, s in zip(arguments[device], shapes, strict=True)]
+                results = plan.run(run, tensors)
+        except Exception as error:
+            communicator.abort(13, str(error))
+            raise
+        return [from_storage(t, s) for t, s in zip(results, plan.result_shapes, strict=True)]
+
+    outcomes = on_each(replicas * partitions, work)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes

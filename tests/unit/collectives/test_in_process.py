@@ -1,0 +1,106 @@
+"""The in-process communicator: meetings, repeated meetings, failures, missing participants."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from flagos_backend.collectives import InProcessCommunicator, Meeting
+from flagos_backend.errors import CollectiveAborted, CollectiveTimeout
+from support.devices import on_each
+
+
+def everything(contributions: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [tuple(contributions)] * len(contributions)
+
+
+def test_everybody_gets_all_contributions_in_the_order_of_the_group() -> None:
+    communicator = InProcessCommunicator()
+    participants = (2, 0, 1)
+    results = on_each(3, lambda p: communicator.exchange(Meeting("c", participants, p), f"from {p}", everything))
+    assert results == [("from 2", "from 0", "from 1")] * 3
+
+
+def test_one_participant_alone_does_not_wait() -> None:
+    assert InProcessCommunicator().exchange(Meeting("c", (5,), 5), "alone", everything) == ("alone",)
+
+
+def test_meetings_repeat_and_groups_do_not_mix() -> None:
+    communicator = InProcessCommunicator()
+
+    def work(p: int) -> list[Any]:
+        group = (0, 1) if p < 2 else (2, 3)
+        return [communicator.exchange(Meeting("loop", group, p), (p, turn), everything) for turn in range(200)]
+
+    for p, turns in enumerate(on_each(4, work)):
+        first = p // 2 * 2
+        assert turns == [((first, turn), (first + 1, turn)) for turn in range(200)]
+
+
+def test_combine_runs_once() -> None:
+    communicator = InProcessCommunicator()
+    calls = []
+
+    def combine(contributions: Sequence[Any]) -> Sequence[Any]:
+        calls.append(threading.get_ident())
+        return contributions
+
+    on_each(4, lambda p: communicator.exchange(Meeting("c", (0, 1, 2, 3), p), p, combine))
+    assert len(calls) == 1
+
+
+def test_a_failure_wakes_those_who_wait_and_refuses_those_who_come() -> None:
+    communicator = InProcessCommunicator()
+
+    def work(p: int) -> Any:
+        if p == 1:
+            communicator.abort(13, "device 1 ran out of luck")
+            return None
+        return communicator.exchange(Meeting("c", (0, 1, 2), p), p, everything)
+
+    first, _, third = on_each(3, work)
+    for error in (first, third):
+        assert isinstance(error, CollectiveAborted)
+        assert "device 1 ran out of luck" in str(error)
+    with pytest.raises(CollectiveAborted):
+        communicator.exchange(Meeting("later", (0, 1), 1), None, everything)
+
+
+def test_a_failing_combine_fails_everybody() -> None:
+    communicator = InProcessCommunicator()
+
+    def combine(contributions: Sequence[Any]) -> Sequence[Any]:
+        raise ArithmeticError("no sum")
+
+    outcomes = on_each(3, lambda p: communicator.exchange(Meeting("c", (0, 1, 2), p), p, combine))
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+        "ArithmeticError",
+        "CollectiveAborted",
+        "CollectiveAborted",
+    ]
+    assert all("no sum" in str(outcome) for outcome in outcomes)
+
+
+def test_a_timeout_names_who_is_missing() -> None:
+    communicator = InProcessCommunicator(timeout_seconds=0.2)
+    outcomes = on_each(2, lambda p: communicator.exchange(Meeting("%all-reduce.7", (0, 1, 2, 3), p), p, everything))
+    kinds = {type(outcome) for outcome in outcomes}
+    assert CollectiveTimeout in kinds
+    assert kinds <= {CollectiveTimeout, CollectiveAborted}
+    timeout = next(outcome for outcome in outcomes if isinstance(outcome, CollectiveTimeout))
+    assert "%all-reduce.7" in str(timeout)
+    assert "[2, 3]" in str(timeout)
+
+
+def test_all_reduce_folds_in_the_order_of_ranks_and_alike_everywhere() -> None:
+    communicator = InProcessCommunicator()
+    values = [torch.tensor([1e8], dtype=torch.float32), torch.tensor([1.0]), torch.tensor([-1e8]), torch.tensor([1.0])]
+    participants = (3, 1, 0, 2)
+    results = on_each(4, lambda p: communicator.all_reduce(Meeting("c", participants, p), [values[p]], torch.add)[0])
+    expected = ((values[3] + values[1]) + values[0]) + values[2]
+    assert all(result.equal(expected) for result in results)
+    assert len({result.data_ptr() for result in results}) == 4
