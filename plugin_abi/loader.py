@@ -324,12 +324,12 @@ def no_such_device_message(platform: str = DEFAULT_PLATFORM) -> str:
     """What to tell a program that names a device which no accepted backend serves: the fact, the reasons, the cure."""
     result = last_result(platform)
     if result is None:
-        return f"no such device: {platform}. Its backends were not looked for yet. Cure: call plugin_abi.loader.load()."
+        return f"no such device {platform}. Its backends were not looked for yet. Cure: call plugin_abi.loader.load()."
     if result.refusals:
         reasons = " ".join(f"[{number}] {refusal}" for number, refusal in enumerate(result.refusals, 1))
-        return f"no such device: {platform}. Every backend that was found is refused: {reasons}"
+        return f"no such device {platform}. Every backend that was found is refused: {reasons}"
     looked = ", ".join(str(place.path) for place in result.searched.places) if result.searched else "nowhere"
     return (
-        f"no such device: {platform}. No manifest for it was found; looked in {looked}. "
+        f"no such device {platform}. No manifest for it was found; looked in {looked}. "
         f"Cure: install a backend for {platform}, or name its manifest in FLAGOS_DRIVER_FILES."
     )

@@ -116,8 +116,10 @@ def test_an_event_of_the_host(context: Context) -> None:
             event.wait(0.01)
         assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
         event.on_ready(seen.append)
-        threading.Timer(0.05, event.set).start()
+        setter = threading.Timer(0.05, event.set)
+        setter.start()
         event.wait()
+        setter.join()
         assert event.query() == (True, None)
         event.on_ready(seen.append)
         with pytest.raises(FlagosStatusError) as caught:
