@@ -37,7 +37,9 @@ void SetLog(FlagosLogCallback callback, void* user_data, int32_t level) noexcept
       return;
     }
     g_level.store(std::max(level, debug), std::memory_order_relaxed);
-  } else if (g_sink.load(std::memory_order_acquire) == nullptr) {
+  } else {
+    // Also how a host takes its callback back, before what it calls goes away.
+    g_sink.store(nullptr, std::memory_order_release);
     g_level.store(debug > 0 ? debug : -1, std::memory_order_relaxed);
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
+from flagos_backend.passes.pipeline import optimize_with_report
 from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
 from flagos_backend.runtime.plan import Plan
 
@@ -115,7 +117,9 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool) -> Compil
     program = import_program(source)
     if not can_call_host:
         _refuse_host_callbacks(program.module)
-    module = program.module
+    module, reports = optimize_with_report(program.module, verify=_verifies_passes())
+    for report in reports:
+        logger.debug("%s: %s", module.name, report)
     with torch.inference_mode():
         plan = Plan.build(module.entry, _donors(module))
     logger.debug("planned %s: %d steps", module.name, len(plan.steps))
@@ -124,6 +128,12 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool) -> Compil
         digest.update(len(part).to_bytes(8, "little") + part)
     cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
     return CompiledProgram(source, program, module, plan, digest.hexdigest(), cost, temporaries)
+
+
+def _verifies_passes() -> bool:
+    """FLAGOS_DEBUG=3 or more checks the graph after each pass."""
+    level = os.environ.get("FLAGOS_DEBUG", "")
+    return level.isdecimal() and int(level) >= 3
 
 
 def _refuse_host_callbacks(module: Module) -> None:
