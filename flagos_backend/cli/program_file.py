@@ -61,14 +61,14 @@ def _module(data: bytes, form: Form, path: Path) -> bytes:
     if form is Form.HLO_PROTO:
         return data
     try:
-        from flagos_backend.jax import jaxlib_api
+        from flagos_backend.jax import jax_internals
     except ImportError as error:
         cure = "pip install 'flagos[jax]', or give a serialized HloModuleProto"
         raise CommandFailed(f"{path} is {form.value}, which jaxlib reads; {error}. Cure: {cure}") from error
-    convert = jaxlib_api.mlir_to_hlo if form is Form.MLIR else jaxlib_api.hlo_text_to_hlo
+    convert = jax_internals.stablehlo_to_hlo if form is Form.MLIR else jax_internals.hlo_text_to_hlo
     try:
         return convert(data)
-    except Exception as error:  # jaxlib raises classes of its own for what does not parse
+    except RuntimeError as error:
         raise CommandFailed(f"{path} is not valid {form.value}: {error}") from error
 
 

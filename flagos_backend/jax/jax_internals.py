@@ -297,6 +297,13 @@ def hlo_to_stablehlo(proto: bytes) -> bytes:
     return code
 
 
+def hlo_text_to_hlo(text: bytes) -> bytes:
+    """HLO text to a serialized HloModuleProto. Raises RuntimeError for what XLA does not parse."""
+    module = lookup("jaxlib._hlo", "hlo_module_from_text")(text.decode("utf-8", "replace"))
+    proto: bytes = module.as_serialized_hlo_module_proto()
+    return proto
+
+
 def check_hlo(proto: bytes) -> None:
     """Have XLA parse and verify a serialized HloModuleProto. Raises RuntimeError for what it refuses."""
     lookup("jaxlib._hlo", "HloModule.from_serialized_hlo_module_proto")(proto)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from flagos_backend.cli.failure import CommandFailed
@@ -60,3 +61,24 @@ def test_a_file_that_is_no_program_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"absent cannot be read \(No such file"):
         read_program(tmp_path / "absent")
+
+
+def texts() -> dict[str, bytes]:
+    lowered = jax.jit(lambda x: x + 1).lower(2.0)
+    return {"stablehlo": lowered.as_text().encode(), "hlo": lowered.as_text("hlo").encode()}
+
+
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+def test_texts_are_converted_by_jaxlib(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "f.txt"
+    path.write_bytes(texts()[form])
+    program = import_program(read_program(path))
+    assert "add" in {str(instruction.opcode) for instruction in program.module.entry.instructions}
+
+
+@pytest.mark.parametrize(("text", "form"), [(b"module {", "StableHLO"), (b"HloModule f", "HLO text")])
+def test_a_text_that_does_not_parse_is_named(text: bytes, form: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken"
+    path.write_bytes(text)
+    with pytest.raises(CommandFailed, match=f"broken is not valid {form}"):
+        read_program(path)
