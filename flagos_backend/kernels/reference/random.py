@@ -11,11 +11,12 @@ from math import prod
 import torch
 from torch import Tensor
 
+from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.attributes import RngAttributes, RngBitGeneratorAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode, RngAlgorithm, RngDistribution
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
-from flagos_backend.kernels.reference import storage
+from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -33,7 +34,7 @@ _generator_lock = threading.Lock()
 
 def _halves(value: Tensor) -> tuple[Tensor, Tensor]:
     """The low and high 32 bits of int64 bit patterns, as int32 bit patterns."""
-    words = value.contiguous().view(torch.int32).reshape(*value.shape, 2)
+    words = value.contiguous().unsqueeze(-1).view(torch.int32)
     return words[..., 0], words[..., 1]
 
 
@@ -112,7 +113,7 @@ def _philox_words(state: Tensor, count: int) -> tuple[Tensor, Tensor]:
     key, low, high = parts if len(parts) >= 3 else (parts[0], parts[1], parts[0])
     blocks = -(-count // 4)
     lows = low + torch.arange(blocks, device=state.device)
-    wrapped = (lows ^ _SIGN_BIT) < (low ^ _SIGN_BIT)
+    wrapped = _order(lows) < (low ^ _SIGN_BIT)
     highs = torch.where(wrapped, _wrap64(high + 1), high)
     counters = [lows & _MASK32, (lows >> 32) & _MASK32, highs & _MASK32, (highs >> 32) & _MASK32]
     words = torch.stack(philox4x32(counters, (key & _MASK32, (key >> 32) & _MASK32)), dim=-1)
@@ -170,9 +171,7 @@ def prepare_rng_bit_generator(instruction: Instruction) -> Kernel:
     assert isinstance(state_shape, ArrayShape)
     assert isinstance(result, ArrayShape)
     if not result.element_type.is_integer:
-        raise NotImplementedError(
-            f"{instruction.name}: rng-bit-generator gives integers, not {result.element_type.name}"
-        )
+        raise UnsupportedElementType.at(instruction, element_type=result.element_type.name)
 
     def run(_: Run, state: Tensor) -> tuple[Tensor, Tensor]:
         words = state if state.dtype == torch.int64 else state.contiguous().view(torch.int64)
@@ -187,12 +186,26 @@ def _uniform_integers(low: int, high: int, dims: tuple[int, ...]) -> Tensor:
     count = high - low
     if count <= 0:
         return torch.full(dims, _wrap64(low), dtype=torch.int64)
-    bits = torch.empty(dims, dtype=torch.int64).random_(generator=_generator)  # 63 random bits
-    if count < 1 << 63:
-        return bits.remainder_(count) + _wrap64(low)
-    bits = bits ^ (torch.empty(dims, dtype=torch.int64).random_(generator=_generator) << 32)
-    beyond = (bits ^ _SIGN_BIT) >= (_wrap64(count) ^ _SIGN_BIT)
-    return torch.where(beyond, bits - _wrap64(count), bits) + _wrap64(low)
+    # Numbers from the incomplete last multiple of count are drawn again: no value comes more often than another.
+    limit = (1 << 64) // count * count
+    bits = _random_words(dims)
+    while True:
+        beyond = _order(bits) >= _order(torch.tensor(_wrap64(limit))) if limit < 1 << 64 else torch.tensor(False)
+        if not beyond.any():
+            break
+        bits = torch.where(beyond, _random_words(dims), bits)
+    return integers.remainder(ElementType.U64)(bits, torch.tensor(_wrap64(count))) + _wrap64(low)
+
+
+def _random_words(dims: tuple[int, ...]) -> Tensor:
+    """64 random bits each."""
+    halves = torch.empty((2, *dims), dtype=torch.int64).random_(0, 1 << 32, generator=_generator)
+    return halves[0] | (halves[1] << 32)
+
+
+def _order(bits: Tensor) -> Tensor:
+    """int64 in the order of the unsigned values of ``bits``."""
+    return bits ^ _SIGN_BIT
 
 
 def _unsigned(value: int, element_type: ElementType) -> int:
@@ -210,23 +223,23 @@ def prepare_rng(instruction: Instruction) -> Kernel:
     if not (element_type.is_float and dtype.is_floating_point) and not (
         element_type.is_integer and distribution is RngDistribution.UNIFORM
     ):
-        raise NotImplementedError(
-            f"{instruction.name}: rng {distribution.name} of {element_type.name} is not supported"
-        )
+        raise UnsupportedElementType.at(instruction, element_type=element_type.name)
 
-    def normal(_: Run, mean: Tensor, deviation: Tensor) -> Tensor:
+    def normal(run: Run, mean: Tensor, deviation: Tensor) -> Tensor:
         with _generator_lock:
-            return torch.randn(result.dims, dtype=dtype, generator=_generator).mul_(deviation).add_(mean)
+            drawn = torch.randn(result.dims, dtype=dtype, generator=_generator)
+        return drawn.to(run.device).mul_(deviation).add_(mean)
 
-    def uniform(_: Run, low: Tensor, high: Tensor) -> Tensor:
+    def uniform(run: Run, low: Tensor, high: Tensor) -> Tensor:
         with _generator_lock:
-            return torch.rand(result.dims, dtype=dtype, generator=_generator).mul_(high - low).add_(low)
+            drawn = torch.rand(result.dims, dtype=dtype, generator=_generator)
+        return drawn.to(run.device).mul_(high - low).add_(low)
 
-    def uniform_integer(_: Run, low: Tensor, high: Tensor) -> Tensor:
+    def uniform_integer(run: Run, low: Tensor, high: Tensor) -> Tensor:
         bounds = [_unsigned(int(bound), element_type) for bound in (low, high)]
         with _generator_lock:
             drawn = _uniform_integers(bounds[0], bounds[1], result.dims)
-        return _narrow(drawn, element_type)
+        return _narrow(drawn, element_type).to(run.device)
 
     if distribution is RngDistribution.NORMAL:
         return normal
