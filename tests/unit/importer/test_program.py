@@ -1,0 +1,77 @@
+"""The envelope flagos.Program: what is checked, what is filled in."""
+
+import pytest
+
+from flagos_backend import errors
+from flagos_backend.importer import import_program, schema
+from programs import PROGRAMS
+
+
+def envelope(**fields):
+    module = schema.HloModuleProto.FromString(PROGRAMS["adam_update"].hlo())
+    return schema.Program(**{"schema_version": 1, "producer": "test 1.0", "module": module} | fields)
+
+
+def load(**fields):
+    return import_program(envelope(**fields).SerializeToString())
+
+
+def test_defaults():
+    program = load()
+    assert program.producer == "test 1.0"
+    assert (program.num_replicas, program.num_partitions) == (1, 1)
+    assert program.device_assignment == ((0,),)
+    assert program.argument_shardings == program.output_shardings == ()
+    assert (program.argument_memory_kinds, program.output_memory_kinds) == ((), ())
+    assert program.module.name == "jit_adam_update"
+    assert program.options == {}
+
+
+def test_everything_filled_in():
+    program = load(
+        num_replicas=2,
+        num_partitions=2,
+        device_assignment=[3, 1, 0, 2],
+        argument_memory_kinds=["device"] * 5,
+        output_memory_kinds=["device"] * 4,
+        argument_shardings=[schema.OpSharding(type=0).SerializeToString()] * 5,
+        options={"explain": "1"},
+        compile_options=b"opaque",
+    )
+    assert program.device_assignment == ((3, 1), (0, 2))
+    assert (program.module.num_replicas, program.module.num_partitions) == (2, 2)
+    assert len(program.argument_shardings) == 5
+    assert program.options == {"explain": "1"}
+    assert program.compile_options == b"opaque"
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"),
+    [
+        ({"schema_version": 0}, "schema_version is 0"),
+        ({"module": None}, "carries no module"),
+        ({"num_replicas": -1}, "-1 replicas"),
+        ({"num_partitions": 2**30}, f"{2**30} partitions"),
+        ({"device_assignment": [0, 1]}, r"does not name 1 x 1 different devices"),
+        ({"num_replicas": 2, "device_assignment": [1, 1]}, "different devices"),
+        ({"num_replicas": 2, "device_assignment": [1, -1]}, "different devices"),
+        ({"argument_memory_kinds": ["device"]}, "argument_memory_kinds has 1 entries for 5 values"),
+        ({"output_memory_kinds": ["device"]}, "output_memory_kinds has 1 entries for 4 values"),
+        ({"output_shardings": [b"\xff"] * 4}, "OpSharding|sharding 0"),
+    ],
+)
+def test_malformed_envelope(fields, fact):
+    with pytest.raises(errors.MalformedProgram, match=fact):
+        load(**fields)
+
+
+def test_later_schema_version():
+    with pytest.raises(
+        errors.UnsupportedSchemaVersion, match=r"schema version 2; this backend reads up to 1.*test 1\.0"
+    ):
+        load(schema_version=2)
+
+
+def test_bytes_that_are_no_envelope():
+    with pytest.raises(errors.MalformedProgram, match=r"flagos\.Program does not parse"):
+        import_program(b"\xff\xff")
