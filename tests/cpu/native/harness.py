@@ -1,0 +1,96 @@
+"""Programs from HLO text, numpy arrays in and out of buffers, and the C hosts of this folder, compiled."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from jaxlib import _hlo
+
+from flagos_backend.importer import schema
+from plugin_abi.host import Buffer, Context, ElementType, Executable, HostBufferSemantics, Memory
+
+FOLDER = Path(__file__).parent
+INCLUDE = FOLDER.parents[2] / "plugin_abi" / "include"
+
+ADD_ONE = """
+ENTRY main {
+  x = f32[2,3] parameter(0)
+  one = f32[] constant(1)
+  ones = f32[2,3] broadcast(one), dimensions={}
+  ROOT y = f32[2,3] add(x, ones)
+}"""
+
+
+def add_one(elements: int, *, donate: bool = True) -> str:
+    """x + 1 on f32[elements], which may take over its argument."""
+    alias = ", input_output_alias={ {}: (0, {}, may-alias) }" if donate else ""
+    return f"""HloModule add_one{alias}
+ENTRY main {{
+  x = f32[{elements}] parameter(0)
+  one = f32[] constant(1)
+  ones = f32[{elements}] broadcast(one), dimensions={{}}
+  ROOT y = f32[{elements}] add(x, ones)
+}}"""
+
+
+def program(text: str, **fields: object) -> bytes:
+    """A serialized flagos.Program of an HLO text; ``fields`` are the envelope's."""
+    if not text.lstrip().startswith("HloModule"):
+        text = f"HloModule test\n{text}"
+    message = schema.Program(schema_version=1, producer="tests", **fields)
+    message.module.MergeFromString(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+    return message.SerializeToString()
+
+
+def compile(context: Context, text: str, **fields: object) -> Executable:
+    return Executable.compile(context, program(text, **fields))
+
+
+ELEMENT_TYPE = {
+    np.dtype(name): ElementType[element]
+    for name, element in {
+        "bool": "PRED",
+        **{f"int{bits}": f"S{bits}" for bits in (8, 16, 32, 64)},
+        **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+        **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+        "complex64": "C64",
+        "complex128": "C128",
+    }.items()
+} | {np.dtype(ml_dtypes.bfloat16): ElementType.BF16, np.dtype(ml_dtypes.float8_e4m3fn): ElementType.F8E4M3FN}
+
+
+def put(
+    memory: Memory, array: np.ndarray, semantics: HostBufferSemantics = HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+) -> Buffer:
+    """A buffer with the elements of ``array``, whatever its strides; the caller keeps the array."""
+    strides = None if array.flags.c_contiguous else array.strides
+    buffer, done = memory.from_host_async(
+        array.ctypes.data, array.shape, ELEMENT_TYPE[array.dtype], byte_strides=strides, semantics=semantics
+    )
+    if semantics <= HostBufferSemantics.IMMUTABLE_UNTIL_TRANSFER:
+        done.wait()
+    return buffer
+
+
+def get(buffer: Buffer) -> np.ndarray:
+    dtype = next(dtype for dtype, element in ELEMENT_TYPE.items() if element == buffer.element_type)
+    return np.frombuffer(buffer.to_host(), dtype).reshape(buffer.dims)
+
+
+def run(executable: Executable, *arguments: Buffer, **options: object) -> list[Buffer]:
+    """The outputs of a program of one device."""
+    outputs, done = executable.execute([arguments], **options)
+    done[0].close()
+    return outputs[0]
+
+
+def build_host(source: str, target: Path, flags: Sequence[str] = ()) -> Path:
+    """Compiles a C file of this folder against the header alone."""
+    command = ["cc", "-std=c99", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", *flags]
+    command += [f"-I{INCLUDE}", str(FOLDER / source), "-o", str(target), "-ldl", "-lpthread"]
+    subprocess.run(command, check=True)
+    return target
