@@ -56,27 +56,31 @@ def known_targets() -> tuple[str, ...]:
     return tuple(sorted(_TARGETS))
 
 
+def malformed(instruction: Instruction, fact: str) -> MalformedProgram:
+    """The error for a custom call that breaks its target's convention."""
+    target = instruction.attributes_as(CustomCallAttributes).target
+    return MalformedProgram.at(instruction, fact=f"the custom call {target} breaks its convention: {fact}")
+
+
 def read_config(instruction: Instruction, defaults: Mapping[str, Any]) -> Config:
     """The JSON backend config over ``defaults``. Raises MalformedProgram or UnsupportedAttribute, naming the key."""
     text = instruction.attributes_as(CustomCallAttributes).backend_config
     try:
         given = json.loads(text) if text else {}
     except ValueError as error:
-        fact = f"the backend config of a custom call is not JSON ({error})"
-        raise MalformedProgram.at(instruction, fact=fact) from error
+        raise malformed(instruction, f"its backend config is not JSON ({error})") from error
     if not isinstance(given, dict):
-        raise MalformedProgram.at(instruction, fact="the backend config of a custom call is not a JSON object")
+        raise malformed(instruction, "its backend config is not a JSON object")
     for key, value in given.items():
         if key not in defaults:
             raise UnsupportedAttribute.at(instruction, attribute=f"backend_config.{key}", value=value)
         expected = defaults[key]
         if isinstance(expected, bool) and not isinstance(value, bool):
-            fact = f"backend_config.{key} is {value!r}, not true or false"
-            raise MalformedProgram.at(instruction, fact=fact)
+            raise malformed(instruction, f"backend_config.{key} is {value!r}, not true or false")
     config = {**defaults, **given}
     missing = [key for key, value in config.items() if value is REQUIRED]
     if missing:
-        raise MalformedProgram.at(instruction, fact=f"the backend config lacks {', '.join(missing)}")
+        raise malformed(instruction, f"its backend config lacks {', '.join(missing)}")
     return config
 
 
@@ -110,7 +114,7 @@ def _marker(instruction: Instruction, config: Config) -> Kernel:
     """Says where a value lies; on one device it is the value."""
     operand = instruction.operands[0]
     if operand.shape != instruction.shape:
-        raise MalformedProgram.at(instruction, fact="a sharding marker changes a shape: the program is not partitioned")
+        raise malformed(instruction, "it changes a shape, so the program is not partitioned")
     return identity
 
 
@@ -119,7 +123,7 @@ def _host_callback(instruction: Instruction, config: Config) -> Kernel:
     """Calls the host with the arrays among the operands; tokens only order calls."""
     identifier = config["id"]
     if not isinstance(identifier, int) or isinstance(identifier, bool):
-        raise MalformedProgram.at(instruction, fact=f"backend_config.id is {identifier!r}, not an integer")
+        raise malformed(instruction, f"backend_config.id is {identifier!r}, not an integer")
     shapes = [leaf for operand in instruction.operands for leaf in leaves(operand.shape) if not _is_token(leaf)]
     results = [leaf for leaf in leaves(instruction.shape) if not _is_token(leaf)]
     shape = instruction.shape

@@ -11,11 +11,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from flagos_backend.errors import MalformedProgram, UnsupportedElementType
+from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference import householder, storage
-from flagos_backend.kernels.reference.custom_calls import Config, custom_call
+from flagos_backend.kernels.reference.custom_calls import Config, custom_call, malformed
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.schur import NotConverged, schur
 
@@ -29,7 +29,7 @@ Factorise = Callable[[Tensor], tuple[Tensor, ...]]
 def _matrix(instruction: Instruction) -> ArrayShape:
     shape = instruction.operands[0].shape
     if not isinstance(shape, ArrayShape) or shape.rank < 2:
-        raise MalformedProgram.at(instruction, fact=f"its first operand is {shape}, not a matrix")
+        raise malformed(instruction, f"its first operand is {shape}, not a matrix")
     if shape.element_type not in _TYPES:
         raise UnsupportedElementType.at(instruction, element_type=shape.element_type.name)
     return shape

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flagos_backend.errors import MalformedProgram
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.kernels.reference.custom_calls import REQUIRED, Config, custom_call
+from flagos_backend.kernels.reference.custom_calls import REQUIRED, Config, custom_call, malformed
 from flagos_backend.kernels.reference.registry import Kernel, Run
 
 
@@ -32,7 +31,7 @@ def multiply(data: Tensor, row: Tensor, col: Tensor, x: Tensor, shape: tuple[int
 def _shape(instruction: Instruction, config: Config) -> tuple[int, int]:
     shape = config["shape"]
     if not isinstance(shape, list) or len(shape) != 2 or not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise MalformedProgram.at(instruction, fact=f"backend_config.shape is {shape!r}, not [rows, columns]")
+        raise malformed(instruction, f"backend_config.shape is {shape!r}, not [rows, columns]")
     return shape[0], shape[1]
 
 
