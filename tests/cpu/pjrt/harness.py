@@ -91,9 +91,7 @@ class Client:
 
     def get(self, buffer: Any, dtype: Any) -> np.ndarray:
         array = np.empty(self.dims(buffer), dtype)
-        args = self.api.call(
-            "PJRT_Buffer_ToHostBuffer", src=buffer, dst=pjrt.pointer_to(array), dst_size=array.nbytes
-        )
+        args = self.api.call("PJRT_Buffer_ToHostBuffer", src=buffer, dst=pjrt.pointer_to(array), dst_size=array.nbytes)
         self.api.wait(args.event)
         return array
 

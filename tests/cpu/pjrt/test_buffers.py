@@ -488,9 +488,7 @@ def test_donation_with_a_dependency(client: Client) -> None:
     donated, args = donate(client)
     ready = client.api.call("PJRT_Buffer_ReadyEvent", buffer=donated).event
     assert not client.api.call("PJRT_Event_IsReady", event=ready).is_ready
-    given = client.api.new(
-        "PJRT_Buffer_DonateWithControlDependency_Callback_Args", callback_data=args.callback_data
-    )
+    given = client.api.new("PJRT_Buffer_DonateWithControlDependency_Callback_Args", callback_data=args.callback_data)
     args.dependency_ready_callback(given)
     client.api.wait(ready)
     assert client.get(donated, np.int32).tolist() == [0, 1, 2, 3]

@@ -81,7 +81,11 @@ def test_a_younger_caller_is_served(api: Pjrt, client: Client) -> None:
 
 def test_destroying_nothing_is_fine(api: Pjrt) -> None:
     for function in pjrt.abi.api_functions():
-        if function.name.endswith("_Destroy") and function.result != "void" and "CopyToDeviceStream" not in function.name:
+        if (
+            function.name.endswith("_Destroy")
+            and function.result != "void"
+            and "CopyToDeviceStream" not in function.name
+        ):
             api.call(function.name)
 
 

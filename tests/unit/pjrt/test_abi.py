@@ -56,7 +56,9 @@ def test_a_wrong_fact_stops_the_compiler(tmp_path: Path) -> None:
         pytest.skip("no C++ compiler on this machine")
     header = pjrt.generate.header(pjrt.abi)
     assert "offsetof(PJRT_Program, code_size) == 24" in header
-    (tmp_path / "test.cc").write_text(header.replace("offsetof(PJRT_Program, code_size) == 24", "offsetof(PJRT_Program, code_size) == 32"))
+    (tmp_path / "test.cc").write_text(
+        header.replace("offsetof(PJRT_Program, code_size) == 24", "offsetof(PJRT_Program, code_size) == 32")
+    )
     command = [compiler, "-std=c++17", "-fsyntax-only", str(tmp_path / "test.cc")]
     outcome = subprocess.run(command, capture_output=True, text=True)
     assert outcome.returncode != 0
