@@ -162,29 +162,41 @@ def _pack(template: Tree) -> Kernel:
     return lambda run, *values: build(template, iter(values))
 
 
-def _has_side_effect(instruction: Instruction) -> bool:
-    if instruction.opcode is Opcode.CUSTOM_CALL:
-        return instruction.attributes_as(CustomCallAttributes).has_side_effect
-    return any(_has_side_effect(inner) for called in instruction.called for inner in called.instructions)
+class _SideEffects:
+    """Which instructions must run though nobody uses their results. Each computation is looked at once."""
 
+    def __init__(self) -> None:
+        self._known: dict[int, bool] = {}
 
-def _needed(computation: Computation) -> list[Instruction]:
-    """The instructions that the root or a side effect depends on, in order."""
-    marked: set[int] = set()
-    needed = []
-    for instruction in reversed(computation.instructions):
-        if instruction is computation.root or id(instruction) in marked or _has_side_effect(instruction):
-            marked.update(id(operand) for operand in instruction.operands)
-            needed.append(instruction)
-    return needed[::-1]
+    def of(self, instruction: Instruction) -> bool:
+        if instruction.opcode is Opcode.CUSTOM_CALL:
+            return instruction.attributes_as(CustomCallAttributes).has_side_effect
+        return any(self._inside(called) for called in instruction.called)
+
+    def _inside(self, computation: Computation) -> bool:
+        known = self._known.get(id(computation))
+        if known is None:
+            known = self._known[id(computation)] = any(self.of(i) for i in computation.instructions)
+        return known
+
+    def needed(self, computation: Computation) -> list[Instruction]:
+        """The instructions that the root or a side effect depends on, in order."""
+        marked = {id(computation.root)}
+        needed = []
+        for instruction in reversed(computation.instructions):
+            if id(instruction) in marked or self.of(instruction):
+                marked.update(id(operand) for operand in instruction.operands)
+                needed.append(instruction)
+        return needed[::-1]
 
 
 class _Builder:
     """Builds one plan. Calls are inlined, tuples are resolved to the slots of their leaves and cost no step."""
 
-    def __init__(self, device: torch.device, lifted: bool = False) -> None:
+    def __init__(self, device: torch.device, lifted: bool = False, side_effects: _SideEffects | None = None) -> None:
         self._device = device
         self._lifted = lifted
+        self._side_effects = side_effects or _SideEffects()
         self._initial: list[Any] = []
         self._pending: list[_Pending] = []
         self._constants: list[int] = []
@@ -200,6 +212,9 @@ class _Builder:
         results = tuple(_flatten(tree))
         shapes = tuple(leaves(computation.root.shape))
         return self._finish(computation, results, shapes, owned, entry)
+
+    def _nested(self) -> _Builder:
+        return _Builder(self._device, self._lifted, self._side_effects)
 
     # ---- From instructions to pending steps
 
@@ -224,7 +239,7 @@ class _Builder:
 
     def _inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
         trees: dict[int, Tree] = {}
-        for instruction in _needed(computation):
+        for instruction in self._side_effects.needed(computation):
             operands = [trees[id(operand)] for operand in instruction.operands]
             trees[id(instruction)] = self._emit(instruction, operands, arguments)
         return trees[id(computation.root)]
@@ -311,8 +326,8 @@ class _Builder:
         operands = tuple(_flatten(operand))
         results = self._new_slots(instruction.shape)
         flat = tuple(_flatten(results))
-        condition_plan = _Builder(self._device, self._lifted).build(condition, ())
-        body_plan = _Builder(self._device, self._lifted).build(body, () if self._lifted else range(len(operands)))
+        condition_plan = self._nested().build(condition, ())
+        body_plan = self._nested().build(body, () if self._lifted else range(len(operands)))
         loop = close_loop(body_plan.summary)
         trip_count = instruction.attributes_as(WhileAttributes).trip_count
 
@@ -338,7 +353,7 @@ class _Builder:
         results = self._new_slots(instruction.shape)
         flat = tuple(_flatten(results))
         plans = tuple(
-            _Builder(self._device, self._lifted).build(branch, () if self._lifted else range(len(slots)))
+            self._nested().build(branch, () if self._lifted else range(len(slots)))
             for branch, slots in zip(instruction.called, arguments, strict=True)
         )
         branches = [plan.run for plan in plans]

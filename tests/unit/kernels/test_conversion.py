@@ -140,7 +140,7 @@ def test_unsupported_bitcast_is_refused_by_name(rng: np.random.Generator) -> Non
 
     x = Instruction(Opcode.PARAMETER, ArrayShape(E.C64, (2,)), attributes=ParameterAttributes(0), name="x")
     root = Instruction(Opcode.BITCAST_CONVERT, ArrayShape(E.S64, (2,)), (x,), name="bits")
-    with pytest.raises(UnsupportedElementType, match="C64 bitcast to S64.*bits"):
+    with pytest.raises(UnsupportedElementType, match=r"C64 bitcast to S64.*bits"):
         Plan.build(Computation("e", (x, root), root))
 
 
