@@ -13,6 +13,8 @@ from cpu.pjrt.harness import Client
 from plugin_abi import loader
 from support.pjrt import FlagosTable, Pjrt
 
+TABLES: list[FlagosTable] = []
+
 
 @pytest.fixture(scope="session")
 def api() -> Pjrt:
@@ -34,6 +36,9 @@ def client(api: Pjrt, backend: loader.Backend) -> Iterator[Client]:
 
 
 @pytest.fixture
-def table(backend: loader.Backend) -> FlagosTable:
-    """A function table of the test's own, whose slots it may replace."""
-    return FlagosTable(backend.address)
+def table(backend: loader.Backend) -> Iterator[FlagosTable]:
+    """A function table of the test's own, whose slots it may replace. It stays: a client may outlive the test."""
+    table = FlagosTable(backend.address)
+    TABLES.append(table)
+    yield table
+    table.restore()

@@ -29,7 +29,7 @@ def compile_options(replicas: int = 1, devices: Sequence[int] | None = None) -> 
 
 
 class Client:
-    """One PJRT_Client. Buffers, executables and events are raw pointers that the test destroys, or leaves to the end."""
+    """One PJRT_Client. Buffers, executables and events are raw pointers; the test destroys them, or nobody does."""
 
     def __init__(self, api: Pjrt, table_address: int, **options: Any) -> None:
         self.api = api

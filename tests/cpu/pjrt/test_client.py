@@ -175,7 +175,7 @@ def test_tracking_events_and_execute_contexts(api: Pjrt, client: Client) -> None
 
 
 def test_a_client_needs_a_table(api: Pjrt) -> None:
-    with pytest.raises(PjrtError, match='option "flagos_api".* is missing') as error:
+    with pytest.raises(PjrtError, match=r'option "flagos_api".* is missing') as error:
         api.call("PJRT_Client_Create")
     assert error.value.code == "INVALID_ARGUMENT"
     array, _kept = api.named_values({"flagos_api": "not an address"})
@@ -185,12 +185,12 @@ def test_a_client_needs_a_table(api: Pjrt) -> None:
 
 def test_a_table_of_another_abi_is_refused(api: Pjrt, table: FlagosTable) -> None:
     table.copy.version = 2 << 16
-    with pytest.raises(PjrtError, match="the backend's table speaks ABI 2.0") as error:
+    with pytest.raises(PjrtError, match=r"the backend's table speaks ABI 2\.0") as error:
         Client(api, table.address)
     assert error.value.code == "FAILED_PRECONDITION"
     table.restore()
     table.copy.struct_size -= 8
-    with pytest.raises(PjrtError, match="needs ABI 1.0 in at least"):
+    with pytest.raises(PjrtError, match=r"needs ABI 1\.0 in at least"):
         Client(api, table.address)
 
 

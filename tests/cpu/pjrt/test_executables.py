@@ -26,7 +26,11 @@ module @axpy {
 # Each replica gives its own value plus the sum over all of them.
 ALL_REDUCE = """
 add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = f32[] add(a, b) }
-ENTRY main { x = f32[4] parameter(0) s = f32[4] all-reduce(x), replica_groups={}, to_apply=add ROOT y = f32[4] add(x, s) }
+ENTRY main {
+  x = f32[4] parameter(0)
+  s = f32[4] all-reduce(x), replica_groups={}, to_apply=add
+  ROOT y = f32[4] add(x, s)
+}
 """
 ALIASED = """, input_output_alias={ {}: (0, {}, may-alias) }
 ENTRY main { x = f32[256] parameter(0) y = f32[256] parameter(1) ROOT z = f32[256] add(x, y) }
@@ -251,7 +255,7 @@ def test_donation(client: Client) -> None:
     assert client.is_deleted(x)
     assert not client.is_deleted(y)
     np.testing.assert_array_equal(client.get(out, np.float32), np.full(256, 3))
-    with pytest.raises(PjrtError, match="delete|donate"):
+    with pytest.raises(PjrtError, match=r"delete|donate"):
         client.execute(loaded, [x, y])
 
 
