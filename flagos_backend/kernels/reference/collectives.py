@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flagos_backend.collectives.communicator import Communicator, Meeting, Reducer
 from flagos_backend.collectives.groups import Position, group_mode, participants_of
+from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.errors import CollectiveGroupMismatch
 from flagos_backend.ir.attributes import CollectiveAttributes, CollectivePermuteAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -25,10 +26,16 @@ def _position(run: Run) -> Position:
     return Position(run.replica_id, run.partition_id, run.num_replicas, run.num_partitions)
 
 
-def _communicator(instruction: Instruction, run: Run) -> Communicator:
-    if run.rendezvous is None:
+# For a group of one, which needs nobody else.
+_ALONE = InProcessCommunicator()
+
+
+def _communicator(instruction: Instruction, run: Run, meeting: Meeting) -> Communicator:
+    if run.rendezvous is not None:
+        return run.rendezvous
+    if meeting.size > 1:
         raise _mismatch(instruction, run, "the launch has no communicator")
-    return run.rendezvous
+    return _ALONE
 
 
 def _mismatch(instruction: Instruction, run: Run, fact: str) -> CollectiveGroupMismatch:
@@ -62,7 +69,7 @@ def _required(instruction: Instruction) -> Callable[[Run], tuple[Communicator, M
         meeting = find(run)
         if meeting is None:
             raise _mismatch(instruction, run, f"no group holds the device {_position(run).flattened}")
-        return _communicator(instruction, run), meeting
+        return _communicator(instruction, run, meeting), meeting
 
     return meet
 
@@ -145,7 +152,7 @@ def prepare_collective_broadcast(instruction: Instruction) -> Kernel:
         meeting = find(launch)
         if meeting is None:
             return _result(instruction, [torch.zeros_like(operand) for operand in operands])
-        received = _communicator(instruction, launch).broadcast(meeting, operands)
+        received = _communicator(instruction, launch, meeting).broadcast(meeting, operands)
         return _result(instruction, received)
 
     return run
@@ -168,7 +175,7 @@ def prepare_collective_permute(instruction: Instruction) -> Kernel:
         if position.own_number(mode) in members:
             participants = tuple(device for number in members for device in position.flatten(mode, number))
             meeting = Meeting(channel, _checked(instruction, launch, participants), position.flattened)
-            received = _communicator(instruction, launch).permute(meeting, operands, source_of)
+            received = _communicator(instruction, launch, meeting).permute(meeting, operands, source_of)
         return _result(instruction, received or [torch.zeros_like(operand) for operand in operands])
 
     return run

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flagos_backend.errors import MalformedProgram, UnknownCustomCall, UnsupportedAttribute
+from flagos_backend.errors import HostCallbackMissing, MalformedProgram, UnknownCustomCall, UnsupportedAttribute
 from flagos_backend.ir.attributes import CustomCallAttributes, SortAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -130,7 +130,7 @@ def _host_callback(instruction: Instruction, config: Config) -> Kernel:
 
     def run(launch: Run, *operands: Value) -> Value:
         if launch.host_callback is None:
-            raise RuntimeError(f"{instruction.name}: this host gave no function for flagos.host_callback")
+            raise HostCallbackMissing.at(instruction)
         arguments = [operand.contiguous().cpu() for operand in operands if isinstance(operand, Tensor)]
         values = iter(launch.host_callback(identifier, arguments, shapes, results))
         return _fill(shape, values, launch)

@@ -85,21 +85,28 @@ def _linear(plan: GatherPlan, starts: list[Tensor], strides: list[int]) -> Tenso
 
 
 def _gather_rows(plan: GatherPlan) -> Kernel:
-    """Whole rows: each indexed dimension is taken one position at a time, every other one in full."""
-    others = tuple(d for d in range(len(plan.operand_dims)) if d not in plan.indexed)
-    order = plan.indexed + others
-    in_order = order == tuple(range(len(order)))
+    """Whole rows: the indexed dimensions lead, each taken one position at a time, every other one in full."""
     rows = prod(plan.operand_dims[d] for d in plan.indexed)
-    indexed_dims = tuple(plan.operand_dims[d] for d in plan.indexed)
-    strides = list(row_major_strides(indexed_dims))
-    # An indexed dimension of the window has one position: it adds a dimension of size 1.
+    row_strides = row_major_strides(plan.operand_dims[: len(plan.indexed)])
+    strides = [row_strides[d] for d in plan.indexed]
     shape = plan.batch_dims + tuple(plan.sizes[d] for d in plan.window_dims)
 
     def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
         positions = _linear(plan, clamped_starts(plan, indices), strides)
-        table = (operand if in_order else operand.permute(order)).reshape(rows, -1)
-        taken = table.index_select(0, positions)
-        return taken.reshape(shape).permute(plan.to_result).contiguous()
+        return operand.reshape(rows, -1).index_select(0, positions).reshape(shape).permute(plan.to_result)
+
+    return run
+
+
+def _gather_along_one(plan: GatherPlan) -> Kernel:
+    """One indexed dimension, anywhere, taken one position at a time, every other one in full."""
+    dimension = plan.indexed[0]
+    shape = plan.batch_dims + tuple(plan.sizes[d] for d in plan.window_dims)
+
+    def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
+        positions = _linear(plan, clamped_starts(plan, indices), [1])
+        taken = operand.index_select(dimension, positions)
+        return taken.movedim(dimension, 0).reshape(shape).permute(plan.to_result)
 
     return run
 
@@ -130,7 +137,7 @@ def _gather_elements(plan: GatherPlan) -> Kernel:
         starts = _linear(plan, clamped_starts(plan, indices), indexed_strides)
         positions = starts.unsqueeze(1) + offsets.to(starts.device)
         taken = operand.reshape(-1).index_select(0, positions.reshape(-1))
-        return taken.reshape(plan.batch_dims + window_sizes).permute(plan.to_result).contiguous()
+        return taken.reshape(plan.batch_dims + window_sizes).permute(plan.to_result)
 
     return run
 
@@ -148,4 +155,6 @@ def prepare_gather(instruction: Instruction) -> Kernel:
     if prod(plan.batch_dims) == 1:
         return _gather_one(plan)
     whole = all(size == (1 if d in plan.indexed else plan.operand_dims[d]) for d, size in enumerate(plan.sizes))
-    return _gather_rows(plan) if whole else _gather_elements(plan)
+    if whole and sorted(plan.indexed) == list(range(len(plan.indexed))):
+        return _gather_rows(plan)
+    return _gather_along_one(plan) if whole and len(plan.indexed) == 1 else _gather_elements(plan)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from flagos_backend.errors import CollectiveGroupMismatch
+from support.against_xla import hlo_of_text, run_on_backend
 from support.devices import run_on_devices
 
 DEVICES = 8
@@ -228,3 +229,9 @@ ENTRY e {
 def test_a_group_beyond_the_launch_is_named(arguments: np.ndarray) -> None:
     with pytest.raises(CollectiveGroupMismatch, match="all-reduce"):
         run_on_devices(program(PROGRAMS["all-reduce"]), [[a] for a in arguments[:2]], partitions=2)
+
+
+def test_one_device_alone_needs_no_communicator(arguments: np.ndarray) -> None:
+    body = "ROOT r = f32[8,4] all-reduce(x), replica_groups={}, to_apply=sum"
+    (result,) = run_on_backend(hlo_of_text(program(body)), [arguments[0]])
+    np.testing.assert_array_equal(result, arguments[0])
