@@ -6,6 +6,7 @@
 #include "flagos/build_facts.h"
 #include "log.h"
 #include "tensor.h"
+#include "tile_program.h"
 
 namespace flagos {
 namespace {
@@ -170,7 +171,7 @@ void CheckInfo(const ProgramInfo& info) {
 }
 
 // The order is that of CompiledProgram.describe in runtime/bridge.py.
-ProgramInfo ReadInfo(Reader reader) {
+ProgramInfo ReadInfo(Reader& reader) {
   ProgramInfo info;
   info.name = reader.Text();
   info.fingerprint = reader.Text();
@@ -223,13 +224,51 @@ class PythonLaunch final : public LaunchState {
   PyObject* launch_;
 };
 
-class PythonProgram final : public Program {
+// The native form of a program, if it has one.
+struct NativeForm {
+  std::string words;  // empty: none
+  std::string constants;
+  struct Call {
+    std::vector<Shape> operands, results;
+  };
+  std::vector<Call> calls;
+
+  NativeForm() = default;
+  explicit NativeForm(Reader reader) {
+    if (reader.done()) return;
+    words = reader.Bytes();
+    constants = reader.Bytes();
+    Reader list = reader.Tuple();
+    while (!list.done()) {
+      Reader call = list.Tuple();
+      calls.push_back({});
+      calls.back().operands = Shapes(call.Tuple());
+      calls.back().results = Shapes(call.Tuple());
+    }
+  }
+};
+
+class PythonProgram final : public Program, public LibraryCaller {
  public:
   // `compiled`: (description, runner). With the GIL.
   explicit PythonProgram(PyObject* compiled) {
     Reader reader(compiled);
-    info_ = ReadInfo(reader.Tuple());
+    Reader description = reader.Tuple();
+    info_ = ReadInfo(description);
+    native_ = NativeForm(description.Tuple());
     runner_ = Object::Share(reader.Next()).Detach();
+  }
+
+  const NativeForm& native() const noexcept { return native_; }
+
+  void CallLibrary(int64_t number, void* const* sources, void* const* targets) override {
+    const NativeForm::Call& call = native_.calls.at(static_cast<size_t>(number));
+    python::Gil gil;
+    CheckOpen(gil);
+    Object function = python::Attribute(runner_, "call");
+    Object index = python::Integer(number);
+    Object operands = Tensors(sources, call.operands), results = Tensors(targets, call.results);
+    python::Call(function.get(), {index.get(), operands.get(), results.get()}, "execute");
   }
 
   ~PythonProgram() override {
@@ -270,6 +309,19 @@ class PythonProgram final : public Program {
 
   PyObject* Bound(const Place& place);
 
+  // A list of tensors over memory that outlives the call they are made for.
+  static Object Tensors(void* const* addresses, const std::vector<Shape>& shapes) {
+    const python::Functions& py = *python::Known();
+    Object list = python::Check(py.PyList_New(static_cast<ptrdiff_t>(shapes.size())), "PyList_New");
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      Object capsule = ToCapsule(addresses[i], shapes[i]);
+      Object tensor = python::Call(TheBridge().from_dlpack, {capsule.get()}, "from_dlpack");
+      py.PyList_SetItem(list.get(), static_cast<ptrdiff_t>(i), tensor.Detach());
+    }
+    return list;
+  }
+
+  NativeForm native_;
   PyObject* runner_;
   std::unordered_map<int64_t, PyObject*> bound_;  // by device id; guarded by the GIL
 };
@@ -353,6 +405,15 @@ std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* stat
   return blocks;
 }
 
+// The program of the bridge's answer, natively where it has a native form. With the GIL.
+std::unique_ptr<Program> MakeProgram(PyObject* compiled) {
+  auto python = std::make_unique<PythonProgram>(compiled);
+  if (python->native().words.empty()) return python;
+  const NativeForm& native = python->native();
+  LibraryCaller* const caller = python.get();
+  return MakeTileProgram(std::move(python), caller, native.words, native.constants);
+}
+
 }  // namespace
 
 std::unique_ptr<Program> CompilePythonProgram(Context* context, const void* program, size_t size) {
@@ -362,7 +423,7 @@ std::unique_ptr<Program> CompilePythonProgram(Context* context, const void* prog
   Object bytes = python::Bytes(program, size);
   Object facts = Facts(context);
   Object compiled = python::Call(TheBridge().compile, {bytes.get(), facts.get()}, "compile");
-  return std::make_unique<PythonProgram>(compiled.get());
+  return MakeProgram(compiled.get());
 }
 
 std::unique_ptr<Program> LoadPythonProgram(Context* context, const void* serialized, size_t size,
@@ -378,7 +439,7 @@ std::unique_ptr<Program> LoadPythonProgram(Context* context, const void* seriali
   }
   Object facts = Facts(context);
   Object compiled = python::Call(TheBridge().load, {bytes.get(), ids.get(), facts.get()}, "executable_load");
-  return std::make_unique<PythonProgram>(compiled.get());
+  return MakeProgram(compiled.get());
 }
 
 }  // namespace flagos

@@ -98,12 +98,15 @@ bool IsDenseTensor(const DLTensor& tensor, const Shape& shape) {
 
 }  // namespace
 
-python::Object ToCapsule(const Ref<Block>& block, const Shape& shape) {
+namespace {
+
+// `block` may be NULL: somebody else keeps the memory.
+python::Object MakeCapsule(void* data, const Ref<Block>& block, const Shape& shape) {
   auto exported = std::make_unique<Export>();
   exported->block = block;
   exported->dims = shape.dims;
   DLManagedTensor& managed = exported->managed;
-  managed.tensor.data = block->data();
+  managed.tensor.data = data;
   managed.tensor.device = {kCpu, 0};
   managed.tensor.ndim = static_cast<int32_t>(shape.dims.rank());
   managed.tensor.dtype = StorageType(shape.type);
@@ -117,6 +120,14 @@ python::Object ToCapsule(const Ref<Block>& block, const Shape& shape) {
   exported.release();
   return capsule;
 }
+
+}  // namespace
+
+python::Object ToCapsule(const Ref<Block>& block, const Shape& shape) {
+  return MakeCapsule(block->data(), block, shape);
+}
+
+python::Object ToCapsule(void* data, const Shape& shape) { return MakeCapsule(data, nullptr, shape); }
 
 TensorView FromCapsule(PyObject* capsule, const Shape& shape, const char* what) {
   auto* managed = static_cast<DLManagedTensor*>(python::Known()->PyCapsule_GetPointer(capsule, kCapsuleName));

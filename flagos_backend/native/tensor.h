@@ -17,6 +17,9 @@ struct TensorView {
 // A capsule "dltensor" over the block, in the storage dtype of the shape's type; it keeps the block.
 python::Object ToCapsule(const Ref<Block>& block, const Shape& shape);
 
+// The same over memory that the caller keeps until every tensor made from the capsule is gone.
+python::Object ToCapsule(void* data, const Shape& shape);
+
 // Where the elements of the tensor in a capsule lie. Throws Failure(INTERNAL) that names `what` unless it is a dense
 // host array of exactly this shape in its storage dtype.
 TensorView FromCapsule(PyObject* capsule, const Shape& shape, const char* what);

@@ -106,8 +106,8 @@ def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
         program.num_replicas,
         program.num_partitions,
         tuple(number for row in program.device_assignment for number in row),
-        tuple((int(shape.element_type), shape.dims) for shape in compiled.arguments),
-        tuple((int(shape.element_type), shape.dims) for shape in compiled.outputs),
+        _shapes(compiled.arguments),
+        _shapes(compiled.outputs),
         _spread(program.argument_memory_kinds, parameter_sizes) or ("",) * len(compiled.arguments),
         _spread(program.output_memory_kinds, output_sizes) or ("",) * len(compiled.outputs),
         _spread(program.argument_shardings, parameter_sizes),
@@ -119,7 +119,21 @@ def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
         compiled.peak_bytes,
         compiled.cost.properties(),
         int(compiled.is_small),
+        _native(compiled),
     )
+
+
+def _native(compiled: CompiledProgram) -> tuple[Any, ...]:
+    """The native program: words, constants, and for each library call the shapes of operands and results; or ()."""
+    if compiled.native is None:
+        return ()
+    code = compiled.native.code
+    calls = tuple(tuple(_shapes(part) for part in (call.operands, call.results)) for call in code.calls)
+    return code.words, code.constants, calls
+
+
+def _shapes(shapes: Sequence[ArrayShape]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    return tuple((int(shape.element_type), shape.dims) for shape in shapes)
 
 
 def _spread(values: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
@@ -134,6 +148,7 @@ class Runner:
         self._compiled = compiled
         self._build_id = build_id
         self._host_callback = None if context is None else _host_callback(context)
+        self._library_run = Run()
 
     def begin(self) -> InProcessCommunicator:
         """Where the devices of one launch meet."""
@@ -147,7 +162,6 @@ class Runner:
         # Alone, a collective meets only itself.
         alone = InProcessCommunicator()
         solo = Run(device_ordinal, replica_id, partition_id, 1, 1, rendezvous=alone, host_callback=callback)
-        donating = compiled.plan.run
 
         def execute(arguments: list[Any], in_place: int, launch: InProcessCommunicator | None) -> list[Any]:
             run = solo
@@ -164,10 +178,17 @@ class Runner:
                 )
             with _inference_mode(True):
                 if in_place or not compiled.donors:
-                    return donating(run, arguments)
+                    return compiled.plan.run(run, arguments)
                 return compiled.plan_without_donation.run(run, arguments)
 
         return execute
+
+    def call(self, number: int, operands: list[torch.Tensor], results: list[torch.Tensor]) -> None:
+        """Library call ``number`` of the native program: fills ``results``. Empties ``operands``."""
+        native = self._compiled.native
+        assert native is not None
+        with _inference_mode(True):
+            native.calls[number](self._library_run, operands, results)
 
     def artifact(self, kind: int) -> bytes:
         """The bytes of one of ``Artifact``."""

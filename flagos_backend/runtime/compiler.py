@@ -20,6 +20,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.passes.pipeline import optimize_with_report
 from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
+from flagos_backend.runtime.native import NativePart, native_part
 from flagos_backend.runtime.plan import Plan
 
 logger = logging.getLogger("flagos_backend")
@@ -49,7 +50,8 @@ class CompiledProgram:
     source: bytes
     program: Program
     module: Module
-    plan: Plan
+    native: NativePart | None
+    not_native: str
     fingerprint: str
     cost: Cost
     temporary_bytes: int
@@ -71,6 +73,12 @@ class CompiledProgram:
     def donors(self) -> tuple[int, ...]:
         """The arguments that a launch uses up."""
         return _donors(self.module)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """Runs the program where its native part does not: when there is none, and on several devices at once."""
+        with torch.inference_mode():
+            return Plan.build(self.module.entry, self.donors)
 
     @functools.cached_property
     def plan_without_donation(self) -> Plan:
@@ -105,7 +113,10 @@ class CompiledProgram:
             f"accessed, {self.temporary_bytes} bytes of temporaries\n"
             f"  runs {'in the launching thread' if self.is_small else 'on the thread of its device'}\n"
         )
-        return head + self.plan.explain() + "\n"
+        if self.native is None:
+            return f"{head}  runs as Python steps: {self.not_native}\n{self.plan.explain()}\n"
+        calls = len(self.native.calls)
+        return f"{head}  runs as native tiles with {calls} library calls\n" + "\n".join(self.native.code.steps) + "\n"
 
 
 def compile_program(source: bytes, build_id: str, can_call_host: bool) -> CompiledProgram:
@@ -121,13 +132,18 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool) -> Compil
     for report in reports:
         logger.debug("%s: %s", module.name, report)
     with torch.inference_mode():
-        plan = Plan.build(module.entry, _donors(module))
-    logger.debug("planned %s: %d steps", module.name, len(plan.steps))
+        native, not_native = native_part(module)
     digest = hashlib.sha256()
     for part in (flagos_backend.__version__.encode(), build_id.encode(), source):
         digest.update(len(part).to_bytes(8, "little") + part)
     cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
-    return CompiledProgram(source, program, module, plan, digest.hexdigest(), cost, temporaries)
+    compiled = CompiledProgram(source, program, module, native, not_native, digest.hexdigest(), cost, temporaries)
+    if native is None:
+        # What cannot run is refused now, not at the first launch.
+        logger.debug("planned %s: %d steps; not native: %s", module.name, len(compiled.plan.steps), not_native)
+    else:
+        logger.debug("emitted %s: %d native steps, %d calls", module.name, len(native.code.steps), len(native.calls))
+    return compiled
 
 
 def _verifies_passes() -> bool:

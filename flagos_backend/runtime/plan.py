@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flagos_backend.errors import UnsupportedOpcode
+from flagos_backend.errors import ProgramTooLarge, UnsupportedOpcode
 from flagos_backend.ir.attributes import (
     ConstantAttributes,
     CustomCallAttributes,
@@ -95,6 +95,8 @@ class Plan:
     def run(self, run: Run, arguments: list[Any]) -> list[Any]:
         """Executes on the flat ``arguments`` and returns the flat results. Empties ``arguments``, so that the plan can
         free each at its last use. Callers enter torch.inference_mode() once per thread."""
+        if len(arguments) != self.num_parameters:
+            raise ValueError(f"{self.name} takes {self.num_parameters} arrays, got {len(arguments)}")
         values = self._initial.copy()
         values[: self.num_parameters] = arguments
         arguments.clear()
@@ -162,21 +164,33 @@ def _pack(template: Tree) -> Kernel:
     return lambda run, *values: build(template, iter(values))
 
 
-class _SideEffects:
-    """Which instructions must run though nobody uses their results. Each computation is looked at once."""
+# Calls are inlined, and a few lines of nested calls can mean more instructions than any machine holds.
+MAX_INSTRUCTIONS = 1 << 20
+
+
+class _Program:
+    """What the builders of one plan and its nested plans share: how many instructions they made, and which must run
+    though nobody uses their results (each computation is looked at once)."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
+        self._count = 0
 
-    def of(self, instruction: Instruction) -> bool:
+    def count(self, instruction: Instruction) -> None:
+        self._count += 1
+        if self._count > MAX_INSTRUCTIONS:
+            raise ProgramTooLarge.at(instruction, limit=MAX_INSTRUCTIONS)
+
+    def has_side_effect(self, instruction: Instruction) -> bool:
         if instruction.opcode is Opcode.CUSTOM_CALL:
             return instruction.attributes_as(CustomCallAttributes).has_side_effect
-        return any(self._inside(called) for called in instruction.called)
+        return any(self.any_side_effect(called) for called in instruction.called)
 
-    def _inside(self, computation: Computation) -> bool:
+    def any_side_effect(self, computation: Computation) -> bool:
         known = self._known.get(id(computation))
         if known is None:
-            known = self._known[id(computation)] = any(self.of(i) for i in computation.instructions)
+            known = any(self.has_side_effect(instruction) for instruction in computation.instructions)
+            self._known[id(computation)] = known
         return known
 
     def needed(self, computation: Computation) -> list[Instruction]:
@@ -184,7 +198,7 @@ class _SideEffects:
         marked = {id(computation.root)}
         needed = []
         for instruction in reversed(computation.instructions):
-            if id(instruction) in marked or self.of(instruction):
+            if id(instruction) in marked or self.has_side_effect(instruction):
                 marked.update(id(operand) for operand in instruction.operands)
                 needed.append(instruction)
         return needed[::-1]
@@ -193,10 +207,10 @@ class _SideEffects:
 class _Builder:
     """Builds one plan. Calls are inlined, tuples are resolved to the slots of their leaves and cost no step."""
 
-    def __init__(self, device: torch.device, lifted: bool = False, side_effects: _SideEffects | None = None) -> None:
+    def __init__(self, device: torch.device, lifted: bool = False, program: _Program | None = None) -> None:
         self._device = device
         self._lifted = lifted
-        self._side_effects = side_effects or _SideEffects()
+        self._program = program or _Program()
         self._initial: list[Any] = []
         self._pending: list[_Pending] = []
         self._constants: list[int] = []
@@ -214,7 +228,7 @@ class _Builder:
         return self._finish(computation, results, shapes, owned, entry)
 
     def _nested(self) -> _Builder:
-        return _Builder(self._device, self._lifted, self._side_effects)
+        return _Builder(self._device, self._lifted, self._program)
 
     # ---- From instructions to pending steps
 
@@ -239,7 +253,8 @@ class _Builder:
 
     def _inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
         trees: dict[int, Tree] = {}
-        for instruction in self._side_effects.needed(computation):
+        for instruction in self._program.needed(computation):
+            self._program.count(instruction)
             operands = [trees[id(operand)] for operand in instruction.operands]
             trees[id(instruction)] = self._emit(instruction, operands, arguments)
         return trees[id(computation.root)]
@@ -330,6 +345,8 @@ class _Builder:
         body_plan = self._nested().build(body, () if self._lifted else range(len(operands)))
         loop = close_loop(body_plan.summary)
         trip_count = instruction.attributes_as(WhileAttributes).trip_count
+        if self._program.any_side_effect(condition):
+            trip_count = None  # the condition must run, whatever it says
 
         def finish(pending: _Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             copied = _hand_over(owner, loop.overwrites, operands, dying)

@@ -35,13 +35,14 @@ template <class T, class F>
 void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
   const T one = 1, zero = 0;
   const int m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
-  const int lda = static_cast<int>(p.a.leading), ldb = static_cast<int>(p.b.leading), ldc = static_cast<int>(p.c.leading);
+  const int lda = static_cast<int>(p.a.leading), ldb = static_cast<int>(p.b.leading),
+            ldc = static_cast<int>(p.c.leading);
   const auto base = [&](const MatrixProduct::Operand& operand, int64_t i) {
     return reinterpret_cast<T*>(slots[operand.slot]) + operand.offset + i * operand.batch_stride;
   };
   for (int64_t i = 0; i < p.batch; ++i) {
-    gemm(p.b.transposed ? "T" : "N", p.a.transposed ? "T" : "N", &n, &m, &k, &one, base(p.b, i), &ldb, base(p.a, i), &lda,
-         &zero, base(p.c, i), &ldc);
+    gemm(p.b.transposed ? "T" : "N", p.a.transposed ? "T" : "N", &n, &m, &k, &one, base(p.b, i), &ldb, base(p.a, i),
+         &lda, &zero, base(p.c, i), &ldc);
   }
 }
 

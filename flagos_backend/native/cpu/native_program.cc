@@ -129,7 +129,8 @@ class Runner {
       now.swap(next);
     }
     for (size_t i = 0; i < n; ++i) {
-      if (target[i] != nullptr && now[i] != target[i]) std::memcpy(target[i], now[i], static_cast<size_t>(loop.bytes[i]));
+      if (target[i] != nullptr && now[i] != target[i])
+        std::memcpy(target[i], now[i], static_cast<size_t>(loop.bytes[i]));
     }
     return true;
   }

@@ -57,8 +57,8 @@ struct Loop {
   std::vector<Step> steps;
   std::vector<Reduction> reductions;
   std::vector<Output> outputs;
-  int64_t tile = 0;  // elements
-  int64_t work = 0;  // points times steps, to decide on threads
+  int64_t tile = 0;       // elements
+  int64_t work = 0;       // points times steps, to decide on threads
   size_t lane_bytes = 0;  // what one thread needs for its tiles
 };
 

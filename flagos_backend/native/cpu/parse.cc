@@ -1,10 +1,9 @@
 // Reads the words of a native program and proves that running them stays inside its buffers.
-#include "cpu/native_program.h"
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
+#include "cpu/native_program.h"
 #include "cpu/run_loop.h"
 
 namespace flagos::cpu {
@@ -83,7 +82,8 @@ class Parser {
     }
     const int64_t constants_size = static_cast<int64_t>(constants_->size());
     for (int64_t i = 0; i < num_constants; ++i) program->constant_offsets_.push_back(AddPlanned(constants_size));
-    for (int64_t i = 0; i < num_temporaries; ++i) program->temporary_offsets_.push_back(AddPlanned(program->arena_bytes_));
+    for (int64_t i = 0; i < num_temporaries; ++i)
+      program->temporary_offsets_.push_back(AddPlanned(program->arena_bytes_));
     first_result_ = num_arguments;
     first_constant_ = num_arguments + num_results;
     first_temporary_ = first_constant_ + num_constants;
@@ -158,7 +158,8 @@ class Parser {
       if (dims[d] == 0) return;
       int64_t reach;
       Require(!__builtin_mul_overflow(dims[d] - 1, strides[d], &reach), "a stride is too large");
-      Require(!__builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high), "a stride is too large");
+      Require(!__builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high),
+              "a stride is too large");
     }
     Require(low >= 0 && high < SlotBytes(slot) / TypeBytes(type), "a loop reaches outside its buffer");
   }
@@ -232,7 +233,8 @@ class Parser {
     Require(Count() == 0 && targets.size() == 1, "a block copy has one result and no scratch");
     copy.target = targets[0];
     const size_t arrays = is_update ? 2 : 1;
-    Require(copy.sources.size() == arrays + static_cast<size_t>(rank), "a block copy needs one start for each dimension");
+    Require(copy.sources.size() == arrays + static_cast<size_t>(rank),
+            "a block copy needs one start for each dimension");
     const int64_t array = copy.sources[arrays - 1], block = is_update ? copy.sources[0] : copy.target;
     Require(SlotBytes(array) == Times(elements, copy.element_bytes), "an array has the wrong size");
     Require(SlotBytes(block) == Times(block_elements, copy.element_bytes), "a block has the wrong size");
@@ -257,7 +259,8 @@ class Parser {
   // A nested program reads and fills buffers of exactly its sizes.
   void CheckBuffers(const std::vector<int64_t>& slots, const std::vector<int64_t>& bytes) const {
     Require(slots.size() == bytes.size(), "a nested program has another number of buffers");
-    for (size_t i = 0; i < slots.size(); ++i) Require(SlotBytes(slots[i]) == bytes[i], "a nested program's buffer has another size");
+    for (size_t i = 0; i < slots.size(); ++i)
+      Require(SlotBytes(slots[i]) == bytes[i], "a nested program's buffer has another size");
   }
 
   While ParseWhile(NativeProgram& parent) {
@@ -294,7 +297,8 @@ class Parser {
     CheckScratch(loop.scratch, *loop.condition);
     CheckScratch(loop.scratch, *loop.body);
     constexpr int64_t kManyTrips = 1 << 20;
-    parent.work_ += Times(std::min(loop.body->work_, kManyTrips), loop.trip_count < 0 ? kManyTrips : std::min(loop.trip_count, kManyTrips));
+    parent.work_ += Times(std::min(loop.body->work_, kManyTrips),
+                          loop.trip_count < 0 ? kManyTrips : std::min(loop.trip_count, kManyTrips));
     return loop;
   }
 
@@ -430,7 +434,8 @@ class Parser {
     const bool to_pred = !is_convert && (op == Op::kIsFinite || (op >= Op::kEq && op <= Op::kLtTotal));
     Require(type_of(step.result) == (to_pred ? Type::kPred : type), "a result register has the wrong type");
     const Type operand = is_convert ? static_cast<Type>(what) : type;
-    Require(type_of(step.a) == (!is_convert && op == Op::kSelect ? Type::kPred : operand), "an operand has the wrong type");
+    Require(type_of(step.a) == (!is_convert && op == Op::kSelect ? Type::kPred : operand),
+            "an operand has the wrong type");
     if (is_convert || op < Op::kAdd) return;
     Require(type_of(step.b) == type, "an operand has the wrong type");
     if (op >= Op::kSelect) Require(type_of(step.c) == type, "an operand has the wrong type");
@@ -457,7 +462,8 @@ class Parser {
       reduction.combine_wide = kernels.apply[static_cast<int>(kOps[combine])][wide];
       reduction.widen = wide == type ? nullptr : kernels.convert[type][wide];
       reduction.narrow = wide == type ? nullptr : NarrowFunction(static_cast<Type>(wide), reduction.type);
-      Require(reduction.fold != nullptr && reduction.combine_wide != nullptr, "a reduction does not exist for its type");
+      Require(reduction.fold != nullptr && reduction.combine_wide != nullptr,
+              "a reduction does not exist for its type");
       Require(wide == type || reduction.narrow != nullptr, "a reduction does not exist for its type");
       loop.reductions.push_back(reduction);
     }
@@ -518,7 +524,8 @@ class Parser {
     operand.leading = Word();
     operand.transposed = Word() != 0;
     if (operand.transposed) std::swap(rows, columns);
-    Require(operand.leading >= columns && operand.leading <= std::numeric_limits<int32_t>::max(), "bad leading dimension");
+    Require(operand.leading >= columns && operand.leading <= std::numeric_limits<int32_t>::max(),
+            "bad leading dimension");
     Require(!(is_result && operand.transposed), "a result cannot be transposed");
     CheckAccess(operand.slot, type, operand.offset, {batch, rows, columns}, {operand.batch_stride, operand.leading, 1});
     return operand;

@@ -110,7 +110,8 @@ class Lane {
       int64_t start = iota.offset;
       for (size_t d = 0; d < loop_.dims.size(); ++d) start += index_[d] * iota.coefficients[d];
       const int64_t step = loop_.dims.empty() ? 0 : iota.coefficients.back();
-      kernels_.iota[static_cast<int>(loop_.registers[Index(iota.reg)])](home_[Index(iota.reg)], &start, &step, nullptr, n);
+      kernels_.iota[static_cast<int>(loop_.registers[Index(iota.reg)])](home_[Index(iota.reg)], &start, &step, nullptr,
+                                                                        n);
     }
     for (const Loop::Step& step : loop_.steps) {
       step.function(place_[Index(step.result)], place_[Index(step.a)], place_[Index(step.b)], place_[Index(step.c)], n);
@@ -220,7 +221,8 @@ class Lane {
     int64_t offset = output.offset;
     // In column mode the last stride belongs to the tile dimension, which is the last of the loop.
     for (size_t d = 0; d < output.strides.size(); ++d) {
-      const size_t dimension = loop_.mode == LoopMode::kColumns && d + 1 == output.strides.size() ? loop_.dims.size() - 1 : d;
+      const size_t dimension =
+          loop_.mode == LoopMode::kColumns && d + 1 == output.strides.size() ? loop_.dims.size() - 1 : d;
       offset += index_[dimension] * output.strides[d];
     }
     return slots_[Index(output.slot)] + offset * Bytes(output.reg);

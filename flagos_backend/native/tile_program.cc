@@ -1,0 +1,108 @@
+#include "tile_program.h"
+
+#include <cstring>
+
+namespace flagos {
+namespace {
+
+// Element operations that take about as long as handing a program to the device's thread.
+constexpr int64_t kSmallWork = 1 << 15;
+
+class TileProgram final : public Program {
+ public:
+  TileProgram(std::unique_ptr<Program> python, LibraryCaller* caller, std::unique_ptr<cpu::NativeProgram> native)
+      : python_(std::move(python)), caller_(caller), native_(std::move(native)) {
+    info_ = python_->info();
+    info_.temporary_bytes = static_cast<size_t>(native_->scratch_bytes());
+    if (!native_->has_calls()) info_.is_small = native_->work() <= kSmallWork;
+  }
+
+  std::unique_ptr<LaunchState> Begin() override { return python_->Begin(); }
+  std::string Artifact(int32_t kind) override { return python_->Artifact(kind); }
+
+  std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
+                              const std::vector<Memory*>& memories) override {
+    if (state != nullptr) return python_->Run(place, state, arguments, memories);
+    constexpr size_t kFew = 16;
+    void* few[2 * kFew];
+    const size_t num_arguments = arguments.size(), num_results = memories.size();
+    std::vector<void*> many(num_arguments + num_results > 2 * kFew ? num_arguments + num_results : 0);
+    void** const addresses = many.empty() ? few : many.data();
+    for (size_t i = 0; i < num_arguments; ++i) addresses[i] = arguments[i].contents->block().data();
+    std::vector<Ref<Block>> results;
+    results.reserve(num_results);
+    for (size_t i = 0; i < num_results; ++i) {
+      results.push_back(Block::Allocate(memories[i], info_.outputs[i].bytes));
+      addresses[num_arguments + i] = results.back()->data();
+    }
+    Ref<Block> scratch;
+    if (native_->scratch_bytes() > 0) {
+      scratch = Block::Allocate(place.device->default_memory(), static_cast<size_t>(native_->scratch_bytes()));
+    }
+    Calls calls{caller_, Status()};
+    const cpu::CallHandler handler{&Calls::Make, &calls};
+    void* const memory = scratch ? scratch->data() : nullptr;
+    if (!native_->Run(addresses, addresses + num_arguments, memory, handler)) throw Failure(std::move(calls.status));
+    return results;
+  }
+
+ private:
+  // One run's library calls, and why the last one failed.
+  struct Calls {
+    LibraryCaller* caller;
+    Status status;
+
+    static bool Make(void* user, int64_t number, void* const* sources, void* const* targets) {
+      Calls& calls = *static_cast<Calls*>(user);
+      try {
+        calls.caller->CallLibrary(number, sources, targets);
+        return true;
+      } catch (...) {
+        calls.status = StatusOfException("library call");
+        return false;
+      }
+    }
+  };
+
+  const std::unique_ptr<Program> python_;
+  LibraryCaller* const caller_;
+  const std::unique_ptr<cpu::NativeProgram> native_;
+};
+
+// A native program agrees with what the host is told about it.
+void CheckSizes(const ProgramInfo& info, const cpu::NativeProgram& native) {
+  bool agree = native.num_arguments() == info.arguments.size() && native.num_results() == info.outputs.size();
+  for (size_t i = 0; agree && i < info.arguments.size(); ++i) {
+    agree = native.argument_bytes(i) == static_cast<int64_t>(info.arguments[i].bytes);
+  }
+  for (size_t i = 0; agree && i < info.outputs.size(); ++i) {
+    agree = native.result_bytes(i) == static_cast<int64_t>(info.outputs[i].bytes);
+  }
+  if (!agree) {
+    Fail(FLAGOS_INTERNAL,
+         "compile: the native program of %s has other arrays than it; this is a defect of the backend, "
+         "please report it",
+         info.name.c_str());
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Program> MakeTileProgram(std::unique_ptr<Program> python, LibraryCaller* caller,
+                                         const std::string& words, const std::string& constants) {
+  std::vector<int64_t> numbers(words.size() / sizeof(int64_t));
+  std::memcpy(numbers.data(), words.data(), numbers.size() * sizeof(int64_t));
+  std::string error;
+  const auto* data = reinterpret_cast<const uint8_t*>(constants.data());
+  auto native = cpu::NativeProgram::Parse(numbers.data(), numbers.size(), data, constants.size(), &error);
+  if (native == nullptr) {
+    Fail(FLAGOS_INTERNAL,
+         "compile: the native program of %s is malformed: %s; this is a defect of the backend, please "
+         "report it",
+         python->info().name.c_str(), error.c_str());
+  }
+  CheckSizes(python->info(), *native);
+  return std::make_unique<TileProgram>(std::move(python), caller, std::move(native));
+}
+
+}  // namespace flagos

@@ -1,0 +1,104 @@
+"""Decides whether a program runs as native tiles, and runs the library calls of one that does.
+
+Between codegen/native.py, which writes the program, and runtime/bridge.py, which hands it to native/tile_program.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from flagos_backend.codegen.native import Call, NativeCode, NotNativeError, emit
+from flagos_backend.ir.attributes import CustomCallAttributes, ParameterAttributes
+from flagos_backend.ir.hlo import Computation, Instruction, Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, Shape
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.plan import Plan
+
+# They need to know which device runs them, or wait for other devices or the host: the Python plan does that.
+_PLACED = frozenset(
+    {
+        Opcode.ALL_GATHER,
+        Opcode.ALL_REDUCE,
+        Opcode.ALL_TO_ALL,
+        Opcode.COLLECTIVE_BROADCAST,
+        Opcode.COLLECTIVE_PERMUTE,
+        Opcode.PARTITION_ID,
+        Opcode.RAGGED_ALL_TO_ALL,
+        Opcode.REDUCE_SCATTER,
+        Opcode.REPLICA_ID,
+    }
+)
+# A library call from native code costs about as much as this many steps of a Python plan save.
+_STEPS_PER_CALL = 2
+
+LibraryCall = Callable[[Run, list[torch.Tensor], Sequence[torch.Tensor]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class NativePart:
+    """A native program, and what runs each of its library calls."""
+
+    code: NativeCode
+    calls: tuple[LibraryCall, ...]
+
+
+def native_part(module: Module) -> tuple[NativePart | None, str]:
+    """The native form of ``module``, or None and why it has none. Raises the errors of errors.py as Plan.build does."""
+    for computation in module.computations():
+        for instruction in computation.instructions:
+            reason = _reason_against(instruction)
+            if reason:
+                return None, reason
+    try:
+        code = emit(module)
+    except NotNativeError as error:
+        return None, str(error)
+    native_steps = len(code.steps) - len(code.calls)
+    if native_steps < _STEPS_PER_CALL * len(code.calls):
+        return None, f"{len(code.calls)} library calls to {native_steps} native steps"
+    return NativePart(code, tuple(_library_call(call) for call in code.calls)), ""
+
+
+def _reason_against(instruction: Instruction) -> str:
+    if instruction.opcode in _PLACED:
+        return f"{instruction.opcode} {instruction.name} depends on the device that runs it"
+    if isinstance(instruction.attributes, CustomCallAttributes) and instruction.attributes.has_side_effect:
+        return f"{instruction.opcode} {instruction.name} has a side effect"
+    return ""
+
+
+def _library_call(call: Call) -> LibraryCall:
+    """Computes the call's instruction from tensors and copies the results to where the program wants them."""
+    plan = Plan.build(_computation_of(call))
+
+    def run_call(run: Run, operands: list[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        for result, value in zip(results, plan.run(run, operands), strict=True):
+            result.copy_(value)
+
+    return run_call
+
+
+def _computation_of(call: Call) -> Computation:
+    """The call's instruction alone, on flat parameters."""
+    parameters = [
+        Instruction(Opcode.PARAMETER, shape, attributes=ParameterAttributes(number), name=f"operand.{number}")
+        for number, shape in enumerate(call.operands)
+    ]
+    instructions: list[Instruction] = list(parameters)
+    rest = iter(parameters)
+
+    def pack(shape: Shape) -> Instruction:
+        if isinstance(shape, ArrayShape):
+            return next(rest)
+        packed = Instruction(Opcode.TUPLE, shape, tuple(pack(element) for element in shape.elements), name="operands")
+        instructions.append(packed)
+        return packed
+
+    operands = tuple(pack(operand.shape) for operand in call.instruction.operands)
+    instruction = replace(call.instruction, operands=operands)
+    instructions.append(instruction)
+    return Computation(call.instruction.name, tuple(instructions), instruction)
