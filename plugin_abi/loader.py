@@ -302,6 +302,7 @@ def check(
 ) -> Refusal | None:
     """Why a manifest would be refused; None where it would be accepted. The library never enters this process."""
     environment = environment or SearchEnvironment.current()
+    log.configure(environment.variables)
     manifest = read_manifest(Path(manifest_path))
     if isinstance(manifest, Refusal):
         return manifest
@@ -312,6 +313,7 @@ def check(
 def search(environment: SearchEnvironment | None = None) -> tuple[SearchResult, tuple[Candidate, ...]]:
     """The places that a load would look at and every manifest in them, read but not checked further."""
     environment = environment or SearchEnvironment.current()
+    log.configure(environment.variables)
     return _candidates(environment, _Session.begin(environment, ()))
 
 
