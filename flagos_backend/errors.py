@@ -211,6 +211,15 @@ class HostCallbackMissing(FlagosBackendError):
     )
 
 
+class ProgramTooLarge(FlagosBackendError):
+    number = 405
+    code = StatusCode.RESOURCE_EXHAUSTED
+    template = (
+        "With its calls inlined the program has more than {limit} instructions. At {place}. "
+        "Turn repeated calls into a loop."
+    )
+
+
 # 5xx: collectives.
 
 

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from flagos_backend.errors import UnsupportedOpcode
+from flagos_backend.errors import ProgramTooLarge, UnsupportedOpcode
 from flagos_backend.importer import import_module
+from flagos_backend.ir.attributes import ParameterAttributes
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime import plan as plan_module
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import check, hlo_of_text
 
@@ -406,9 +411,28 @@ def test_array_instruction_in_a_scalar_function_is_refused_by_name() -> None:
         plan_of(text)
 
 
+def test_calls_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 40 functions calls the one before it twice."""
+    monkeypatch.setattr(plan_module, "MAX_INSTRUCTIONS", 10_000)
+    shape = ArrayShape(ElementType.F32)
+    parameter = Instruction(Opcode.PARAMETER, shape, attributes=ParameterAttributes(0), name="a")
+    function = Computation("f", (parameter,), parameter)
+    for _ in range(40):
+        first = Instruction(Opcode.CALL, shape, (parameter,), called=(function,), name="first")
+        second = Instruction(Opcode.CALL, shape, (first,), called=(function,), name="second")
+        function = Computation("f", (parameter, first, second), second)
+    with pytest.raises(ProgramTooLarge, match="more than 10000 instructions"):
+        Plan.build(function)
+
+
+def test_wrong_number_of_arguments_is_refused() -> None:
+    with pytest.raises(ValueError, match="takes 2 arrays, got 1"):
+        run(plan_of(UPDATE), torch.zeros(8))
+
+
 def test_opcode_without_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.supported_opcodes()
-    monkeypatch.delitem(registry._KERNELS, registry.Opcode.NEGATE)
+    monkeypatch.delitem(registry._KERNELS, Opcode.NEGATE)
     with pytest.raises(UnsupportedOpcode, match=r"negate.*no kernel"):
         plan_of("ENTRY e { x = f32[2] parameter(0)\n ROOT r = f32[2] negate(x) }")
 
