@@ -1,4 +1,4 @@
-"""JAX with every defective plugin of the loader's tests before it: it starts, and naming the device gives all reasons."""
+"""JAX beside every defective plugin of the loader's tests: it starts, and naming the device gives all reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_jax_starts_and_naming_the_device_gives_every_reason(tmp_path: Path) -> 
     (tmp_path / "home").mkdir()
     variables = {
         "FLAGOS_DRIVER_FILES": ":".join(map(str, folders)),
-        "FLAGOS_TRIAL_TIMEOUT": "1",
+        "FLAGOS_TRIAL_TIMEOUT": "5",
         "XDG_CACHE_HOME": str(tmp_path / "home"),
     }
     done = subprocess.run(

@@ -290,9 +290,9 @@ DEFECTS: dict[str, Defect] = {
     "entry that hangs": Defect(
         RefusalCode.ENTRY_HANGS,
         _built(HANG),
-        ("did not end within 0.5 s", "FLAGOS_TRIAL_TIMEOUT"),
+        ("did not end within 2 s", "FLAGOS_TRIAL_TIMEOUT"),
         runs_in_child=True,
-        variables={"FLAGOS_TRIAL_TIMEOUT": "0.5"},
+        variables={"FLAGOS_TRIAL_TIMEOUT": "2"},
     ),
     "entry that fails": Defect(
         RefusalCode.ENTRY_FAILED,

@@ -120,7 +120,7 @@ def test_jax_starts_beside_all_defects_at_once(plugins: Plugins) -> None:
         "print(jax.default_backend(), jax.jit(lambda x: x + 1)(41))\n"
     )
     files = ":".join(map(str, [*folders, sound]))
-    variables = {**plugins.environment(FLAGOS_DRIVER_FILES=files).variables, "FLAGOS_TRIAL_TIMEOUT": "1"}
+    variables = {**plugins.environment(FLAGOS_DRIVER_FILES=files).variables, "FLAGOS_TRIAL_TIMEOUT": "5"}
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **variables, "JAX_PLATFORMS": "cpu"},

@@ -71,7 +71,7 @@ def test_a_hang_ends_with_everything_that_the_child_started(plugins: Plugins) ->
     """The entry forks before it hangs: the child's own child goes with it."""
     library = plugins.toolchain.build(flags=(HANG.replace("for", 'if(fork()==0)minimal_mark("grandchild");for'),))
     manifest = plugins.add("hang", library)
-    refusal = _check(plugins, manifest, FLAGOS_TRIAL_TIMEOUT="1")
+    refusal = _check(plugins, manifest, FLAGOS_TRIAL_TIMEOUT="2")
     assert refusal is not None and refusal.code is RefusalCode.ENTRY_HANGS
     assert {what for what, _ in plugins.ran()} == {"entry", "grandchild"}
     for _, process in plugins.ran():
