@@ -234,7 +234,7 @@ def test_error_names_the_users_source_line():
     proto = schema.HloModuleProto.FromString(PROGRAMS["adam_update"].hlo())
     root = next(i for i in proto.computations[-1].instructions if i.opcode == "sqrt")
     root.opcode = "square-root"
-    with pytest.raises(errors.UnsupportedOpcode, match=r"from jit\(adam_update\)/sqrt \(.*programs\.py:\d+\)"):
+    with pytest.raises(errors.UnsupportedOpcode, match=r"from jit\(adam_update\)/sqrt \(.*models\.py:\d+\)"):
         import_module(proto.SerializeToString())
 
 

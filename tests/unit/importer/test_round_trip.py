@@ -24,7 +24,7 @@ def assert_equal_outputs(program, before, after):
             assert actual.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("platform", ["flagos", "cpu"])
+@pytest.mark.parametrize("platform", ["generic", "cpu", "flagos"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_export_is_a_fixed_point_that_xla_accepts(name, platform):
     module = import_module(PROGRAMS[name].hlo(platform))
@@ -92,7 +92,7 @@ def test_metadata_names_the_framework_operation_and_its_source():
     module = import_module(PROGRAMS["adam_update"].hlo())
     sources = [i.metadata for i in module.entry.instructions if i.opcode is Opcode.SQRT]
     assert sources
-    assert all("sqrt" in source and "programs.py:" in source for source in sources)
+    assert all("sqrt" in source and "models.py:" in source for source in sources)
 
 
 def test_names_are_made_unique_and_valid():

@@ -49,7 +49,7 @@ def agrees(ours: np.ndarray, theirs: np.ndarray, exact: bool) -> np.ndarray:
 def test_program(name: str, seed: str) -> None:
     program = PROGRAMS[name]
     arguments = [without_subnormals(np.asarray(a)) for a in program.arguments(SEEDS[seed])]
-    ours = run_on_backend(program.hlo(), arguments)
+    ours = run_on_backend(program.hlo("flagos"), arguments)
     theirs = run_on_xla(program.hlo("cpu"), arguments)
     assert len(ours) == len(theirs)
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
