@@ -19,17 +19,20 @@ from flagos_backend.jax import jax_internals
 from flagos_backend.jax.errors import HostCallbackFailed, HostCallbackGone
 
 TARGET: Final = "flagos.host_callback"
+#: XLA's partitioners know callbacks by these names alone: they keep a call without results on its device, or split it.
+#: partition.py puts TARGET in their place again.
+PLACEHOLDER: Final = "xla_ffi_python_cpu_callback"
+PARTITIONED_PLACEHOLDER: Final = "xla_ffi_partitioned_python_cpu_callback"
 
 
 class HostFunction:
     """A flat callback and what its program expects of it. JAX keeps it while an executable or a launch needs it."""
 
-    __slots__ = ("__weakref__", "_callback", "_results", "id", "name")
+    __slots__ = ("__weakref__", "_callback", "_results", "id")
 
     def __init__(self, callback: Callable[..., Sequence[Any]], results: Sequence[Any]) -> None:
         self._callback = callback
         self._results = tuple((tuple(aval.shape), np.dtype(aval.dtype)) for aval in results)
-        self.name = getattr(callback, "__qualname__", type(callback).__name__)
         self.id = _register(self)
 
     def __call__(self, *arguments: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -76,7 +79,7 @@ def call(number: int, arguments: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]
     except BaseException as error:  # A boundary to the device: KeyboardInterrupt too ends the program that called.
         text = "".join(traceback.format_exception(error))
         shown = f"{type(error).__name__}: {error}"
-        raise HostCallbackFailed(name=function.name, error=shown, traceback=text) from error
+        raise HostCallbackFailed(error=shown, traceback=text) from error
 
 
 def emit_python_callback(
@@ -93,7 +96,7 @@ def emit_python_callback(
     sharding: Any | None = None,
 ) -> jax_internals.EmittedCallback:
     """What JAX's function of this name does, for flagos: results, the next token and the callback's object."""
-    del operand_avals, returns_token
+    del returns_token
     if partitioned and result_avals:
         raise ValueError("Partitioned callback not supported with return values.")
     function = HostFunction(callback, [jax_internals.physical_aval(aval) for aval in result_avals])
@@ -103,8 +106,15 @@ def emit_python_callback(
         operands, types = [token, *operands], [jax_internals.token_type(), *types]
         if sharding is not None and result_avals:
             sharding = jax_internals.sharding_with_token(sharding)
+    target = TARGET
+    if sharding is not None and jax_internals.num_devices(ctx) > 1:
+        target = PARTITIONED_PLACEHOLDER if partitioned else PLACEHOLDER
     config = json.dumps({"id": function.id})
-    operation = jax_internals.custom_call(TARGET, types, operands, config, has_side_effect=has_side_effect)
+    # XLA's partitioner for callbacks insists on layouts; a token has no dimensions.
+    shapes = [[jax_internals.physical_aval(aval).shape for aval in avals] for avals in (operand_avals, result_avals)]
+    prefix = [] if token is None else [0]
+    ranks = ([*prefix, *map(len, shapes[0])], [*prefix, *map(len, shapes[1])])
+    operation = jax_internals.custom_call(target, types, operands, config, has_side_effect=has_side_effect, ranks=ranks)
     if sharding is not None:
         jax_internals.set_sharding(ctx, operation, sharding)
     results = list(operation.results)

@@ -195,8 +195,13 @@ def custom_call(
     has_side_effect: bool = False,
     result_shapes: Sequence[Any] | None = None,
     attributes: dict[str, Any] | None = None,
+    ranks: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Any:
-    """Emit a StableHLO custom call whose backend config is a string; gives the operation."""
+    """Emit a StableHLO custom call whose backend config is a string; gives the operation.
+
+    ``ranks`` of operands and results constrain their layouts to row major, which XLA's batch partitioner insists on.
+    """
+    operand_ranks, result_ranks = ranks or (None, None)
     return lookup("jax._src.interpreters.mlir", "custom_call")(
         target,
         result_types=list(result_types),
@@ -204,8 +209,14 @@ def custom_call(
         backend_config=backend_config,
         has_side_effect=has_side_effect,
         result_shapes=result_shapes,
+        operand_layouts=None if operand_ranks is None else _row_major(operand_ranks),
+        result_layouts=None if result_ranks is None else _row_major(result_ranks),
         extra_attributes=attributes,
     )
+
+
+def _row_major(ranks: Sequence[int]) -> list[list[int]]:
+    return [list(range(rank))[::-1] for rank in ranks]
 
 
 def dynamic_result_shapes(ctx: Any, avals: Sequence[Any]) -> list[Any] | None:
@@ -252,6 +263,14 @@ def sharding_with_token(sharding: Any) -> Any:
     first = sharding.shardings[0]
     token = sdy_array(mesh_shape=(), dim_shardings=(), logical_device_ids=first.logical_device_ids)
     return sdy_list((token, *sharding.shardings))
+
+
+def num_devices(ctx: Any) -> int:
+    """How many devices the program that is being lowered is for; 1 where JAX does not say."""
+    axes = ctx.module_context.axis_context
+    if hasattr(axes, "mesh"):
+        return int(axes.mesh.size)
+    return int(getattr(axes, "num_devices", 1))
 
 
 def add_host_callback(ctx: Any, function: Any) -> None:

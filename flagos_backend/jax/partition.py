@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from flagos_backend.importer import schema
-from flagos_backend.jax import jax_internals
+from flagos_backend.jax import callbacks, jax_internals
 from flagos_backend.jax.compile_options import CompileOptions
 from flagos_backend.jax.errors import PartitioningFailed, UnsupportedPartitioning
 
@@ -23,10 +23,12 @@ from flagos_backend.jax.errors import PartitioningFailed, UnsupportedPartitionin
 _TRANSFORM_PASS: Final = "apply-xla-transforms"
 #: The passes that partition, and those that tidy up after them. Everything else is the backend's work.
 _PASSES: Final = (
+    "strip-memory-placement-annotations",
+    "flatten-call-graph",
     "shardy-xla",
-    "spmd-partitioning",
-    "spmd-prepare",
     "sharding-propagation",
+    "spmd-partitioning",
+    "control-dep-rewriter",
     "sharding-remover",
     "collective-permute-motion",
     "tuple-simplifier",
@@ -107,7 +109,16 @@ def _run_passes(module: Any, options: CompileOptions) -> Any:
         jax_internals.clear_transform(mark)
     proto = schema.HloModuleProto.FromString(taken[0])
     proto.name = name or proto.name
+    _name_callbacks(proto)
     return proto
+
+
+def _name_callbacks(proto: Any) -> None:
+    """Gives host callbacks their own name again, which XLA's partitioners do not know."""
+    for computation in proto.computations:
+        for instruction in computation.instructions:
+            if instruction.custom_call_target in (callbacks.PLACEHOLDER, callbacks.PARTITIONED_PLACEHOLDER):
+                instruction.custom_call_target = callbacks.TARGET
 
 
 def _native_options(options: CompileOptions) -> Any:

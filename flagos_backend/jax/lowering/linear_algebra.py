@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from flagos_backend.jax import jax_internals
 from flagos_backend.jax.errors import UnsupportedParameter
 from flagos_backend.jax.lowering.rule import LoweringRule, custom_call
 
@@ -24,10 +23,7 @@ def _decompose(ctx: Any, target: str, operands: tuple[Any, ...], config: dict[st
             reason="matrix decompositions take float32, float64, complex64 and complex128",
             cure="Convert the matrix first",
         )
-    attributes = None
-    if jax_internals.dynamic_result_shapes(ctx, [*ctx.avals_in, *ctx.avals_out]) is None:
-        attributes = jax_internals.batch_partitioning_attributes(ctx, matrix.ndim - 2, ctx.avals_in, ctx.avals_out)
-    return custom_call(ctx, target, operands, config, attributes=attributes)
+    return custom_call(ctx, target, operands, config, num_batch_dims=matrix.ndim - 2)
 
 
 def _refuse_algorithm(primitive: str, algorithm: Any, accepted: frozenset[str]) -> None:
