@@ -143,7 +143,7 @@ def _flatten(tree: Tree) -> Iterator[int]:
 
 
 def _flat_values(value: Value) -> Iterator[Value]:
-    # A token is the empty tuple and a leaf; an empty tuple shape has no leaves and no kernel returns one.
+    # A token is the empty tuple and a leaf; an empty tuple shape has no leaves and is not spread.
     if isinstance(value, torch.Tensor) or not value:
         yield value
     else:
@@ -498,6 +498,12 @@ def _choose_storage(pending: _Pending, kernel: Kernel, owner: Ownership, dying: 
 def _spread(kernel: Kernel, pending: _Pending) -> Kernel:
     """Puts the leaves of a tuple result into their slots."""
     operands, results = pending.operands, pending.results
+
+    def run_for_effect(run: Run, values: list[Any]) -> None:
+        kernel(run, *[values[slot] for slot in operands])
+
+    if not results:  # The empty tuple of a callback without results, which looks like a token.
+        return run_for_effect
 
     def run_spread(run: Run, values: list[Any]) -> None:
         outcome = kernel(run, *[values[slot] for slot in operands])
