@@ -40,7 +40,7 @@ def agrees(ours: np.ndarray, theirs: np.ndarray, exact: bool) -> np.ndarray:
     with np.errstate(all="ignore"):
         a, b = ours.astype(wide), theirs.astype(wide)
         finite = np.abs(b[np.isfinite(b)])
-        scale = max(finite.max(initial=0.0), 0.1)  # a result may be nothing but the rounding of larger numbers
+        scale = max(finite.max(initial=0.0), 1.0)  # a result may be nothing but the rounding of larger numbers
         return (off <= ULP) | (np.abs(a - b) <= RELATIVE[ours.real.dtype.itemsize] * scale)
 
 
