@@ -61,7 +61,7 @@ class FlagosBackendError(Exception):
     def __init__(self, **facts: object) -> None:
         if facts.keys() != self.fields:
             raise TypeError(f"{type(self).__name__} takes {sorted(self.fields)}, got {sorted(facts)}")
-        self.facts = {name: str(value) for name, value in facts.items()}
+        self.facts = {name: _printable(str(value)) for name, value in facts.items()}
         super().__init__(f"{self.template.format(**self.facts)} [FLAGOS-{self.number}]")
 
     @classmethod
@@ -73,10 +73,17 @@ class FlagosBackendError(Exception):
     def payloads(self) -> dict[str, bytes]:
         """The facts for the host's error object: ``flagos.error`` is the class, the rest the template's fields."""
         named = {"flagos.error": type(self).__name__, "flagos.error_number": str(self.number), **self._prefixed()}
-        return {name: value.encode("utf-8", "backslashreplace") for name, value in named.items()}
+        return {name: value.encode() for name, value in named.items()}
 
     def _prefixed(self) -> dict[str, str]:
         return {f"flagos.{name}": value for name, value in self.facts.items()}
+
+
+def _printable(text: str) -> str:
+    """Names come out of untrusted bytes, and go into logs and C strings."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def place_of(instruction: Instruction) -> str:

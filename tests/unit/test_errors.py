@@ -44,6 +44,6 @@ def test_a_number_cannot_be_used_twice():
 
 
 def test_facts_that_are_no_text():
-    error = errors.MalformedProgram(fact="bad \udcff", place=7)
-    assert error.payloads["flagos.fact"] == rb"bad \udcff"
+    error = errors.MalformedProgram(fact="bad \udcff\0", place=7)
+    assert error.payloads["flagos.fact"] == rb"bad \udcff\x00"
     assert error.facts["place"] == "7"
