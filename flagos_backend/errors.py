@@ -213,7 +213,7 @@ class HostCallbackMissing(FlagosBackendError):
     number = 404
     code = StatusCode.FAILED_PRECONDITION
     template = (
-        "The program calls back into the host, but this host cannot be called: it gave no host_callback when it created "
+        "The program calls back into the host, but this host gave no host_callback when it created "
         "the context. At {place}. Create the context with one, or compile the program without callbacks."
     )
 
