@@ -26,6 +26,9 @@ from flagos_backend.kernels.reference.registry import Run
 # row at ``rows`` [n] (int64, in bounds).
 Combine = Callable[[Run, list[Tensor], Tensor, list[Tensor]], None]
 
+# A table of all positions is quicker than sorting the updates, up to this many positions an update.
+_TABLE_RATIO = 16
+
 _REDUCE = {Opcode.ADD: "sum", Opcode.MULTIPLY: "prod", Opcode.MAXIMUM: "amax", Opcode.MINIMUM: "amin"}
 _REDUCE_PRED = {
     Opcode.ADD: "amax",
@@ -81,7 +84,10 @@ def _reduce(reduction: str, element_type: ElementType, ordering: bool) -> Combin
             top = torch.iinfo(target.dtype).min
             target.bitwise_xor_(top)
             update = update ^ top
-        index = rows.unsqueeze(1).expand_as(update)
+        if update.shape[1] == 1:
+            target, update, index = target.squeeze(1), update.squeeze(1), rows
+        else:
+            index = rows.unsqueeze(1).expand_as(update)
         if reduction == "sum":
             target.scatter_add_(0, index, update)
         else:
@@ -94,16 +100,26 @@ def _reduce(reduction: str, element_type: ElementType, ordering: bool) -> Combin
 
 def _assign(unique: bool) -> Combine:
     def apply(_: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
-        update = updates[0]
+        target, update = targets[0], updates[0]
         if not unique and len(rows) > 1:
-            ordered, order = rows.sort(stable=True)
-            last = torch.ones_like(rows, dtype=torch.bool)
-            torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
+            last = _last_of_each(rows, len(target))
             if not last.all():
-                rows, update = ordered[last], update[order[last]]
-        targets[0].index_put_((rows,), update)
+                rows, update = rows[last], update[last]
+        target.index_put_((rows,), update)
 
     return apply
+
+
+def _last_of_each(rows: Tensor, positions: int) -> Tensor:
+    """Which updates no later one of the same position overwrites."""
+    number = torch.arange(len(rows), device=rows.device)
+    if positions <= _TABLE_RATIO * len(rows):
+        latest = torch.zeros(positions, dtype=torch.int64, device=rows.device)
+        return latest.scatter_reduce_(0, rows, number, "amax")[rows] == number
+    ordered, order = rows.sort(stable=True)
+    last = torch.ones_like(rows, dtype=torch.bool)
+    last[order[:-1]] = ordered[1:] != ordered[:-1]
+    return last
 
 
 def _apply_once(function: ScalarFunction) -> Combine:

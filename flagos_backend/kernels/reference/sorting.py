@@ -151,15 +151,25 @@ def top_k(values: Tensor, element_type: ElementType, k: int, largest: bool = Tru
     order = total_order(values, element_type)
     if not largest:
         order = ~order if order.dtype is not torch.uint8 else 255 - order
-    count = values.shape[-1]
-    if order.element_size() < 8:
-        # One integer for value and position: torch.topk, which is not stable, then has no ties to break.
-        positions = torch.arange(count - 1, -1, -1, device=values.device)
-        unique = (order.to(torch.int64) << 32) | positions
-        indices = (count - 1) - (unique.topk(k, dim=-1).values & 0xFFFFFFFF)
-    else:
-        indices = order.sort(dim=-1, stable=True, descending=True).indices[..., :k]
+    indices = _top_indices(order, k)
     return values.gather(-1, indices), indices.to(torch.int32)
+
+
+def _top_indices(order: Tensor, k: int) -> Tensor:
+    """Where the ``k`` greatest integers along the last dimension are, ties by lower index."""
+    best, indices = order.topk(k, dim=-1)
+    if k == 0:
+        return indices
+    tied = (best[..., 1:] == best[..., :-1]).any() or (order >= best[..., -1:]).sum() > best.numel()
+    if not tied:
+        return indices
+    if order.element_size() == 8:
+        return order.sort(dim=-1, stable=True, descending=True).indices[..., :k]
+    # torch.topk takes any of equals. One integer for value and position leaves it no ties.
+    count = order.shape[-1]
+    positions = torch.arange(count - 1, -1, -1, device=order.device)
+    unique = (order.to(torch.int64) << 32) | positions
+    return (count - 1) - (unique.topk(k, dim=-1).values & 0xFFFFFFFF)
 
 
 @kernel(Opcode.TOP_K, storage=Storage.FRESH)

@@ -17,7 +17,7 @@ from flagos_backend.ir.attributes import ConstantAttributes, WindowAttributes, W
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.reference import storage
+from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.combining import prepare_combiner
 from flagos_backend.kernels.reference.computations import ScalarFunction, plain_combiner, scalar_function
 from flagos_backend.kernels.reference.index_arithmetic import row_major_strides
@@ -160,7 +160,55 @@ def _doubling_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: Wind
     return fold
 
 
+def _prefix_scan(axis: _Axis, reducer: ScalarFunction, size: int, suffix: bool) -> Fold:
+    """Folds of everything up to (from) each element, in log2(size) calls on the whole arrays."""
+    dimension = axis.dimension
+
+    def fold(run: Run, arrays: list[Tensor]) -> list[Tensor]:
+        shift = 1
+        while shift < size:
+            head = [array.narrow(dimension, 0, size - shift) for array in arrays]
+            tail = [array.narrow(dimension, shift, size - shift) for array in arrays]
+            joined = [v.expand_as(a) for v, a in zip(reducer(run, head + tail), head, strict=True)]
+            kept = [array.narrow(dimension, size - shift if suffix else 0, shift) for array in arrays]
+            pairs = zip(joined, kept, strict=True)
+            arrays = [torch.cat((v, k) if suffix else (k, v), dim=dimension) for v, k in pairs]
+            shift *= 2
+        return arrays
+
+    return fold
+
+
+def _identity_of(opcode: Opcode | None, element_type: ElementType) -> float | int | None:
+    """The storage value that ``opcode`` does not feel, for the types that torch pads as they are."""
+    if not _is_plain_number(element_type) or element_type.is_complex:
+        return None
+    if opcode is Opcode.ADD:
+        return 0
+    if opcode is Opcode.MULTIPLY:
+        return 1
+    if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM):
+        return None
+    if element_type.is_float:
+        return float("-inf" if opcode is Opcode.MAXIMUM else "inf")
+    return integers.least(element_type) if opcode is Opcode.MAXIMUM else integers.greatest(element_type)
+
+
+def _padded_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension, identity: float) -> Fold:
+    """Pads one array by the reducer's identity, so that every place of every window holds an element."""
+    amounts = [0, 0] * (axis.rank - axis.dimension - 1) + [window.padding_low, window.padding_high]
+    inner = _prepare_fold(
+        axis,
+        reducer,
+        size + window.padding_low + window.padding_high,
+        WindowDimension(window.size, window.stride, window_dilation=window.window_dilation),
+    )
+    return lambda run, arrays: inner(run, [torch.constant_pad_nd(array, amounts, identity) for array in arrays])
+
+
 def _prepare_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension) -> Fold:
+    if size > 1 and (_is_prefix(size, window) or _is_suffix(size, window)):
+        return _prefix_scan(axis, reducer, size, suffix=_is_suffix(size, window))
     if window.size <= _SEQUENTIAL_LIMIT:
         return _sequential_fold(axis, reducer, window_positions(size, window))
     return _doubling_fold(axis, reducer, size, window)
@@ -227,20 +275,9 @@ def _starts_with_identity(instruction: Instruction) -> bool:
     shape = initial.shape
     if len(instruction.operands) != 2 or initial.opcode is not Opcode.CONSTANT or not isinstance(shape, ArrayShape):
         return False
-    if not _is_plain_number(shape.element_type) or shape.element_type.is_complex:
-        return False
+    identity = _identity_of(opcode, shape.element_type)
     value = storage.from_bytes(initial.attributes_as(ConstantAttributes).data, shape)
-    ordered = total_order(value, shape.element_type)
-    if opcode is Opcode.ADD:
-        return value.item() == 0
-    if opcode is Opcode.MULTIPLY:
-        return value.item() == 1
-    if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM):
-        return False
-    if shape.element_type.is_float:
-        return value.item() == float("-inf" if opcode is Opcode.MAXIMUM else "inf")
-    info = torch.iinfo(ordered.dtype)
-    return ordered.item() == (info.min if opcode is Opcode.MAXIMUM else info.max)
+    return identity is not None and value.item() == identity
 
 
 @kernel(Opcode.REDUCE_WINDOW, storage=Storage.SHARED)
@@ -267,9 +304,13 @@ def prepare_reduce_window(instruction: Instruction) -> Kernel:
     if cumulative is not None:
         folds.append(cumulative)
     else:
+        identity = _identity_of(plain_combiner(instruction.called[0]), shape.element_type) if count == 1 else None
         for d in reversed(range(shape.rank)):
-            if window[d] != _TRIVIAL:
-                folds.append(_prepare_fold(_Axis(d, shape.rank), reducer, shape.dims[d], window[d]))
+            axis, size, w = _Axis(d, shape.rank), shape.dims[d], window[d]
+            if identity is not None and w.base_dilation == 1 and (w.padding_low or w.padding_high):
+                folds.append(_padded_fold(axis, reducer, size, w, identity))
+            elif w != _TRIVIAL:
+                folds.append(_prepare_fold(axis, reducer, size, w))
     empty_masks = [_Axis(d, shape.rank).mask(~flags) for d, flags in enumerate(occupied)]
     masks = [mask for mask in empty_masks if mask is not None]
     skip_initial = _starts_with_identity(instruction)

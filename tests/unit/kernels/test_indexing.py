@@ -164,6 +164,8 @@ def test_gather_with_random_dimension_numbers(number: int, rng: np.random.Genera
 @pytest.mark.parametrize("number", range(8))
 def test_scatter_with_random_dimension_numbers(combiner: str, number: int, rng: np.random.Generator) -> None:
     case = random_case(rng)
+    while not case.start_index_map:
+        case = random_case(rng)  # stock XLA drops updates when index vectors are empty and there are several
     index_type = INDEX_TYPES[number]
     check(
         scatter_text(case, combiner, "s32", index_type),
