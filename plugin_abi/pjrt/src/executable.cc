@@ -29,6 +29,7 @@ PJRT_Error* PJRT_Compile(PJRT_Compile_Args* args) {
     return MakeError(FLAGOS_FAILED_PRECONDITION,
                      {kWhere, ": a deserialized topology has no backend to compile with; pass a client as well."});
   }
+  FLAGOS_RETURN_IF_ERROR(CheckConverterAnswers(client, kWhere));
   Ref<Program> program;
   FLAGOS_RETURN_IF_ERROR(Compile(
       client, args->program, std::string_view(args->compile_options, args->compile_options_size), kWhere, &program));

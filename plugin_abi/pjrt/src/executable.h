@@ -52,6 +52,8 @@ class Program : public RefCounted {
 // Converts and compiles; format, code and options as PJRT gives them.
 [[nodiscard]] PJRT_Error* Compile(PJRT_Client* client, const PJRT_Program* source, std::string_view options,
                                   const char* where, Ref<Program>* program);
+// Refuses, instead of waiting for ever, when the converter cannot run as long as the caller waits.
+[[nodiscard]] PJRT_Error* CheckConverterAnswers(PJRT_Client* client, const char* where);
 // Loads what Artifact(FLAGOS_ARTIFACT_SERIALIZED) gave, on the devices that options assign, if they assign any.
 [[nodiscard]] PJRT_Error* Load(PJRT_Client* client, std::string_view serialized, std::string_view options,
                                const char* where, Ref<Program>* program);

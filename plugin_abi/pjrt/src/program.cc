@@ -1,5 +1,9 @@
 // Programs: from a framework's graph, through the host's converter, to a backend executable and its description.
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <memory>
+#include <thread>
 #include <utility>
 
 #include "api.h"
@@ -14,6 +18,17 @@ namespace {
 void AppendTo(void* sink_data, const void* bytes, size_t size) {
   static_cast<std::string*>(sink_data)->append(static_cast<const char*>(bytes), size);
 }
+
+void Ignore(void*, const void*, size_t) {}
+
+// How long PJRT_Compile waits for the converter to answer anything at all.
+constexpr std::chrono::seconds kConverterPatience{10};
+
+struct Probe {
+  std::mutex mutex;
+  std::condition_variable answered;
+  bool done = false;
+};
 
 PJRT_Error* Convert(PJRT_Client* client, const PJRT_Program& source, std::string_view options, const char* where,
                     std::string* converted) {
@@ -36,6 +51,19 @@ PJRT_Error* Convert(PJRT_Client* client, const PJRT_Program& source, std::string
                                          options.data(), options.size(), &AppendTo, converted);
   if (code == FLAGOS_OK) return nullptr;
   return MakeError(code, *converted);
+}
+
+// The sharing of state with the probing thread keeps it valid for a probe that is answered too late.
+bool Answers(FlagosGraphConverter converter) {
+  auto probe = std::make_shared<Probe>();
+  std::thread([probe, converter] {
+    converter(nullptr, "", 0, "", 0, "", 0, &Ignore, nullptr);
+    const std::lock_guard<std::mutex> lock(probe->mutex);
+    probe->done = true;
+    probe->answered.notify_all();
+  }).detach();
+  std::unique_lock<std::mutex> lock(probe->mutex);
+  return probe->answered.wait_for(lock, kConverterPatience, [&] { return probe->done; });
 }
 
 void ReadShardings(const FlagosBytes* bytes, size_t count, std::vector<const char*>* shardings,
@@ -163,6 +191,15 @@ PJRT_Error* Compile(PJRT_Client* client, const PJRT_Program* source, std::string
   compile.program_size = converted.size();
   FLAGOS_RETURN_IF_ERROR(TakeError(*client->api, client->api->compile(&compile)));
   return Program::Create(client, OwnedExecutable(compile.executable, Destroyer{client->api}), program);
+}
+
+PJRT_Error* CheckConverterAnswers(PJRT_Client* client, const char* where) {
+  if (client->converter == nullptr || Answers(client->converter)) return nullptr;
+  return MakeError(FLAGOS_FAILED_PRECONDITION,
+                   {where,
+                    ": the caller keeps the Python interpreter locked while it waits for this compilation, which "
+                    "needs the interpreter. jaxlib does so when it compiles for a topology without devices; "
+                    "compile for this process's devices instead, with jax.jit(f).lower(...).compile()."});
 }
 
 PJRT_Error* Load(PJRT_Client* client, std::string_view serialized, std::string_view options, const char* where,

@@ -5,18 +5,20 @@ Also: a client that is destroyed before what was made with it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cpu.pjrt.harness import Client, compile_options
+from cpu.pjrt.harness import Client, Program, compile_options
 from support import pjrt
 from support.pjrt import FlagosTable, Pjrt, PjrtError, ffi
 
 RESOURCE_EXHAUSTED = 8
 MESSAGE = "made to fail"
+CONVERTER = "int32_t(void*, char*, size_t, void*, size_t, void*, size_t, void (*)(void*, void*, size_t), void*)"
 
 
 class Scene:
@@ -206,9 +208,7 @@ def test_a_client_lives_as_long_as_what_was_made_with_it(api: Pjrt, table: Flago
 
 
 def test_converter_that_fails(api: Pjrt, backend: Any) -> None:
-    signature = "int32_t(void*, char*, size_t, void*, size_t, void*, size_t, void (*)(void*, void*, size_t), void*)"
-
-    @ffi().callback(signature)
+    @ffi().callback(CONVERTER)
     def convert(_user: Any, _f: Any, _fs: int, _c: Any, _cs: int, _o: Any, _os: int, sink: Any, data: Any) -> int:
         text = "kein Übersetzer".encode()
         sink(data, ffi().from_buffer(text), len(text))
@@ -218,4 +218,23 @@ def test_converter_that_fails(api: Pjrt, backend: Any) -> None:
     with pytest.raises(PjrtError) as error:
         client.compile_bytes(b"x", options=compile_options())
     assert (error.value.code, error.value.message) == ("DATA_LOSS", "kein Übersetzer")
+    client.close()
+
+
+def test_a_converter_that_cannot_answer_is_not_waited_for(api: Pjrt, backend: Any) -> None:
+    """jaxlib holds the interpreter's lock while it waits for PJRT_Compile; a converter in Python then never runs."""
+    locked = threading.Event()
+
+    @ffi().callback(CONVERTER)
+    def convert(_user: Any, _f: Any, _fs: int, _c: Any, _cs: int, _o: Any, _os: int, _sink: Any, _data: Any) -> int:
+        locked.wait()
+        return 1
+
+    client = Client(api, backend.address, flagos_converter=int(ffi().cast("intptr_t", convert)))
+    topology = client.call("PJRT_Client_TopologyDescription").topology
+    program = Program(api, b"x", "hlo")
+    with pytest.raises(PjrtError, match="keeps the Python interpreter locked") as error:
+        api.call("PJRT_Compile", topology=topology, program=program.pointer)
+    assert error.value.code == "FAILED_PRECONDITION"
+    locked.set()
     client.close()
