@@ -264,6 +264,7 @@ namespace api {
 FlagosError* execute(FlagosExecuteArgs* host) {
   return Enter("execute", host, [](FlagosExecuteArgs& args) {
     FLAGOS_REQUIRE(args, executable);
+    python::RequireOpen();
     auto launch = std::make_shared<Launch>();
     launch->executable = Ref<Executable>::Share(args.executable);
     const Executable& executable = *args.executable;

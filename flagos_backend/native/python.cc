@@ -16,7 +16,9 @@ namespace flagos::python {
 namespace {
 
 std::atomic<const Functions*> g_functions{nullptr};
-// Set by the exit hook; from then on no thread enters the interpreter.
+// Set first by the exit hook: what comes in from now on is refused, or waiting for the rest might never end.
+std::atomic<bool> g_ending{false};
+// Set last by the exit hook; from then on no thread enters the interpreter.
 std::atomic<bool> g_closing{false};
 // The exit hook is registered and sys.path is complete.
 std::atomic<bool> g_prepared{false};
@@ -81,6 +83,7 @@ const char* ResolveAll(void* library, Functions& functions) {
 PyObject* OnExit(PyObject*, PyObject*) {
   const Functions& py = *Known();
   PyThreadState* state = py.PyEval_SaveThread();
+  g_ending.store(true, std::memory_order_seq_cst);
   if (auto* drain = g_drain.load(std::memory_order_acquire)) drain();
   g_closing.store(true, std::memory_order_seq_cst);
   while (g_users.load(std::memory_order_seq_cst) != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -220,9 +223,7 @@ void SweepLoop() {
 const Functions* Known() noexcept { return g_functions.load(std::memory_order_acquire); }
 
 const Functions& Require(const Settings& settings) {
-  if (g_closing.load()) {
-    Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be compiled or run any more");
-  }
+  RequireOpen();
   Notice();
   bool load = false, started = false;
   if (Known() == nullptr) {
@@ -320,6 +321,12 @@ void DropThreadState() noexcept {
   }
   t_kept = nullptr;
   g_users.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void RequireOpen() {
+  if (g_ending.load(std::memory_order_relaxed)) {
+    Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be compiled or run any more");
+  }
 }
 
 void SetDrain(void (*drain)()) noexcept { g_drain.store(drain, std::memory_order_release); }

@@ -131,6 +131,9 @@ bool HoldsGil() noexcept;
 void KeepThreadState() noexcept;
 void DropThreadState() noexcept;
 
+// Throws Failure(UNAVAILABLE) once the interpreter is about to go: what is enqueued still runs, nothing new begins.
+void RequireOpen();
+
 // Called once, before the interpreter goes: wait for what runs in it. Set by the context.
 void SetDrain(void (*drain)()) noexcept;
 

@@ -133,17 +133,24 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool) -> Compil
         logger.debug("%s: %s", module.name, report)
     with torch.inference_mode():
         native, not_native = native_part(module)
-    digest = hashlib.sha256()
-    for part in (flagos_backend.__version__.encode(), build_id.encode(), source):
-        digest.update(len(part).to_bytes(8, "little") + part)
     cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
-    compiled = CompiledProgram(source, program, module, native, not_native, digest.hexdigest(), cost, temporaries)
+    compiled = CompiledProgram(source, program, module, native, not_native, _fingerprint(source, build_id), cost, temporaries)
     if native is None:
         # What cannot run is refused now, not at the first launch.
         logger.debug("planned %s: %d steps; not native: %s", module.name, len(compiled.plan.steps), not_native)
     else:
         logger.debug("emitted %s: %d native steps, %d calls", module.name, len(native.code.steps), len(native.calls))
     return compiled
+
+
+def _fingerprint(source: bytes, build_id: str) -> str:
+    """Hex digest of program, options and backend: equal in every process."""
+    proto = schema.Program.FromString(source)
+    proto.module.ClearField("id")  # counts the modules of the process that made it
+    digest = hashlib.sha256()
+    for part in (flagos_backend.__version__.encode(), build_id.encode(), proto.SerializeToString(deterministic=True)):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
 
 
 def _verifies_passes() -> bool:

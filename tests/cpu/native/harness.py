@@ -25,6 +25,38 @@ ENTRY main {
 }"""
 
 
+# A loop of an unknown number of turns, so it runs on the thread of its device.
+LOOP = """HloModule loop
+body {
+  state = (s32[], s32[], f32[64,64]) parameter(0)
+  count = s32[] get-tuple-element(state), index=0
+  limit = s32[] get-tuple-element(state), index=1
+  x = f32[64,64] get-tuple-element(state), index=2
+  one = s32[] constant(1)
+  next = s32[] add(count, one)
+  bounded = f32[64,64] tanh(x)
+  ROOT result = (s32[], s32[], f32[64,64]) tuple(next, limit, bounded)
+}
+condition {
+  state = (s32[], s32[], f32[64,64]) parameter(0)
+  count = s32[] get-tuple-element(state), index=0
+  limit = s32[] get-tuple-element(state), index=1
+  ROOT more = pred[] compare(count, limit), direction=LT
+}
+ENTRY main {
+  x = f32[64,64] parameter(0)
+  zero = s32[] constant(0)
+  corner = f32[1,1] slice(x), slice={[0:1], [0:1]}
+  scalar = f32[] reshape(corner)
+  one = s32[] convert(scalar)
+  thousand = s32[] constant(1000)
+  limit = s32[] multiply(one, thousand)
+  initial = (s32[], s32[], f32[64,64]) tuple(zero, limit, x)
+  final = (s32[], s32[], f32[64,64]) while(initial), condition=condition, body=body
+  ROOT y = f32[64,64] get-tuple-element(final), index=2
+}"""
+
+
 def add_one(elements: int, *, donate: bool = True) -> str:
     """x + 1 on f32[elements], which may take over its argument."""
     alias = ", input_output_alias={ {}: (0, {}, may-alias) }" if donate else ""

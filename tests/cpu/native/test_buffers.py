@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from cpu.native.harness import ELEMENT_TYPE, get, put
 
+from cpu.native.harness import ELEMENT_TYPE, get, put
 from plugin_abi.errors import FlagosStatusError, StatusCode
 from plugin_abi.host import Context, ElementType, HostBufferSemantics, Memory
 
