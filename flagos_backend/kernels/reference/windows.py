@@ -6,6 +6,7 @@ calls of the reducer, or by torch's cumulative functions where the windows are p
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -335,29 +336,56 @@ def prepare_select_and_scatter(instruction: Instruction) -> Kernel:
     shape = instruction.operands[0].shape
     assert isinstance(shape, ArrayShape)
     tables = [window_positions(size, w) for size, w in zip(shape.dims, window, strict=True)]
-    places = _window_places(tables, shape.dims)
+    dims = shape.dims
+    if any(len(table) == 0 for table in tables):  # no windows
+        return lambda run, _, source, initial: initial.expand(dims).clone(memory_format=torch.contiguous_format)
+    axes = [_Axis(d, shape.rank) for d in range(shape.rank)]
+    places = [
+        (
+            [axes[d].selection(tables[d][:, k]) for d, k in enumerate(place)],
+            _outside(axes, [tables[d][:, k] for d, k in enumerate(place)]),
+        )
+        for place in itertools.product(*(range(table.shape[1]) for table in tables))
+    ]
+    elements = torch.stack(_window_places(tables, shape.dims)) if places else torch.empty(0)
     select = scalar_function(instruction.called[0])
     combiner = prepare_combiner(instruction.called[1], (shape.element_type,), unique=False)
 
+    def choose(launch: Run, operand: Tensor, dims: torch.Size) -> Tensor:
+        """The number of the chosen place of each window, -1 where a window has no element."""
+        chosen = torch.full(dims, -1, dtype=torch.int64, device=operand.device)
+        current = operand.new_zeros(dims)
+        for number, (selections, outside) in enumerate(places):
+            candidate = operand
+            for selection in selections:
+                candidate = selection(candidate)
+            replace = ~(select(launch, [current, candidate])[0] & (chosen >= 0))
+            if outside is not None:
+                replace = replace & ~outside
+            chosen = torch.where(replace, number, chosen)
+            current = torch.where(replace, candidate, current)
+        return chosen
+
     def run(launch: Run, operand: Tensor, source: Tensor, initial: Tensor) -> Tensor:
         target = initial.expand(shape.dims).clone(memory_format=torch.contiguous_format)
-        if source.numel() == 0 or not places:
+        if source.numel() == 0 or operand.numel() == 0:
             return target
-        flat = operand.reshape(-1)
-        chosen = torch.full((source.numel(),), -1, dtype=torch.int64, device=operand.device)
-        current = flat.new_zeros(source.numel())
-        for place in places:
-            index = place.to(operand.device)
-            candidate = flat.index_select(0, index.clamp(min=0))
-            keeps = select(launch, [current, candidate])[0] & (chosen >= 0)
-            replace = (index >= 0) & ~keeps
-            chosen = torch.where(replace, index, chosen)
-            current = torch.where(replace, candidate, current)
-        valid = chosen >= 0
-        combiner.apply(launch, [target.view(-1, 1)], chosen[valid], [source.reshape(-1, 1)[valid]])
+        chosen = choose(launch, operand, source.shape).reshape(1, -1)
+        index = elements.to(operand.device).gather(0, chosen.clamp(min=0)).squeeze(0)
+        valid = chosen.squeeze(0) >= 0
+        rows, updates = index, source.reshape(-1, 1)
+        if not valid.all():
+            rows, updates = rows[valid], updates[valid]
+        combiner.apply(launch, [target.view(-1, 1)], rows, [updates])
         return target
 
     return run
+
+
+def _outside(axes: Sequence[_Axis], columns: Sequence[Tensor]) -> Tensor | None:
+    """Where a place of the window holds no element, to broadcast over the windows; None when it always does."""
+    masks = [mask for axis, column in zip(axes, columns, strict=True) if (mask := axis.mask(column < 0)) is not None]
+    return functools.reduce(torch.logical_or, masks) if masks else None
 
 
 def _window_places(tables: Sequence[Tensor], dims: tuple[int, ...]) -> list[Tensor]:
@@ -371,6 +399,5 @@ def _window_places(tables: Sequence[Tensor], dims: tuple[int, ...]) -> list[Tens
             column = table[:, k].reshape((-1,) + (1,) * (len(tables) - d - 1))
             linear = linear + column * strides[d]
             inside = inside & (column >= 0)
-        if inside.any():
-            places.append(torch.where(inside, linear, -1).reshape(-1))
+        places.append(torch.where(inside, linear, -1).reshape(-1))
     return places

@@ -248,3 +248,24 @@ def test_windows_without_elements_give_the_initial_value(dims: tuple[int, int]) 
     check_function(
         lambda x: lax.reduce_window(x, 2.0, lax.add, (2, 2), (1, 1), ((2, 2), (2, 2))), np.ones(dims, np.float32)
     )
+
+
+def test_select_and_scatter_of_no_windows() -> None:
+    text = """
+choose {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT r = pred[] compare(a, b), direction=GE
+}
+combine {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT r = f32[] add(a, b)
+}
+ENTRY e {
+  x = f32[2] parameter(0)
+  s = f32[0] parameter(1)
+  i = f32[] constant(5)
+  ROOT r = f32[2] select-and-scatter(x, s, i), window={size=3}, select=choose, scatter=combine
+}"""
+    check(text, np.ones(2, np.float32), np.ones(0, np.float32))
