@@ -149,7 +149,8 @@ ENTRY e {
   p = s32[6,40] iota(), iota_dimension=1
   least = s32[] constant(-2147483648)
   none = s32[] constant(-1)
-  ROOT r = (s32[5,18], s32[5,18]) reduce-window(x, p, least, none), window={size=2x12 stride=1x2 pad=0_0x3_3}, to_apply=best
+  ROOT r = (s32[5,18], s32[5,18]) reduce-window(x, p, least, none),
+    window={size=2x12 stride=1x2 pad=0_0x3_3}, to_apply=best
 }"""
     check(text, rng.integers(0, 6, (6, 40)).astype(np.int32))
 
