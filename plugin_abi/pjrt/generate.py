@@ -160,10 +160,10 @@ def _struct_lines(struct: Struct) -> Iterator[str]:
     yield "};"
 
 
-def declarations(abi: Abi) -> Iterator[str]:
+def declarations(abi: Abi, enum_base: str = "") -> Iterator[str]:
     """Plain C declarations without any preprocessor line, as a C compiler and cffi both read them."""
     for enum, values in abi.enums.items():
-        yield f"typedef enum {enum} {{"
+        yield f"typedef enum {enum}{enum_base} {{"
         yield from (f"  {name} = {value}," for name, value in values.items())
         yield f"}} {enum};"
     texts = [field.type for struct in abi.structs.values() for field in struct.fields] + list(abi.callbacks.values())
@@ -193,7 +193,8 @@ def header(abi: Abi) -> str:
         'extern "C" {',
         f"#define PJRT_API_MAJOR {MAJOR}",
         f"#define PJRT_API_MINOR {MINOR}",
-        *declarations(abi),
+        # With a base, a number that a caller made up is a value like any other and can be looked at.
+        *declarations(abi, enum_base=" : int"),
     ]
     for struct in abi.structs.values():
         lines.append(f"enum {{ {struct.name}_STRUCT_SIZE = {struct.unpadded_size}, ")
