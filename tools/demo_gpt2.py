@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,9 @@ import jax
 import numpy as np
 
 import gpt2
+from flagos_backend.cli.session import compile_file
 from plugin_abi import loader
+from plugin_abi.host import Artifact
 
 TOLERANCE = 1e-3
 """Largest difference of the two losses. JAX's CPU against itself, started from parameters that differ in the last bit,
@@ -32,8 +33,6 @@ parts by 2e-6 in 100 steps; kernels that sum in another order part a little furt
 
 FALL = 1.5
 """The loss must fall by this much, in nats per byte; it starts near ln 256 = 5.5."""
-
-_OPCODE = re.compile(r"^ +(?:ROOT )?%?[\w.-]+ = .*?[\])}] ([a-z][\w-]*)\(", re.MULTILINE)
 
 REFUSED_PROGRAM = """
 import jax, jax.numpy as jnp
@@ -52,7 +51,8 @@ class Training:
     losses: np.ndarray
     compile_time: float
     step_time: float
-    opcodes: Counter[str]
+    program: str
+    """The step as StableHLO."""
 
 
 def train(device: jax.Device, config: gpt2.Config, start: Any, batches: Sequence[np.ndarray]) -> Training:
@@ -73,9 +73,7 @@ def train(device: jax.Device, config: gpt2.Config, start: Any, batches: Sequence
             print(f"\r  {device.platform}: step {number + 1}, loss {losses[-1]:.3f}", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    modules = compiled.runtime_executable().hlo_modules()
-    opcodes = Counter(opcode for module in modules for opcode in _OPCODE.findall(module.to_string()))
-    return Training(np.array(losses), compile_time, statistics.median(times[1:]), opcodes)
+    return Training(np.array(losses), compile_time, statistics.median(times[1:]), lowered.as_text())
 
 
 def curve(values: np.ndarray, low: float, high: float) -> str:
@@ -97,8 +95,6 @@ def report(ours: Training, peer: Training) -> list[str]:
         ("step (median)", ours.step_time, peer.step_time),
     ):
         print(f"  {name}: flagos {mine * 1e3:.1f} ms, JAX CPU {theirs * 1e3:.1f} ms, ratio {mine / theirs:.2f}")
-    most = ", ".join(f"{count} {opcode}" for opcode, count in ours.opcodes.most_common(12))
-    print(f"  the program on flagos: {ours.opcodes.total()} instructions of {len(ours.opcodes)} kinds: {most}, …")
     problems = []
     for name, run in (("flagos", ours), ("JAX CPU", peer)):
         fall = run.losses[:5].mean() - run.losses[-5:].mean()
@@ -107,6 +103,20 @@ def report(ours: Training, peer: Training) -> list[str]:
     if not difference.max() < TOLERANCE:
         problems.append(f"the curves differ by {difference.max():.4f}; at most {TOLERANCE} is rounding")
     return problems
+
+
+def show_program(program: str) -> None:
+    """Prints what the step became on flagos: `flagos explain`, with lines that begin alike counted together."""
+    with tempfile.NamedTemporaryFile("w", suffix=".mlir", encoding="utf-8") as file:
+        file.write(program)
+        file.flush()
+        with compile_file(Path(file.name)) as compiled:
+            lines = compiled.executable.artifact(Artifact.EXPLANATION).decode("utf-8").splitlines()
+    steps = [line for line in lines[1:] if not line.startswith(" ")]
+    kinds = Counter(" ".join(line.split()[:2]) for line in steps)
+    print("\n".join(f"  {line.strip()}" for line in lines if line not in steps))
+    print(f"  {len(steps)} steps: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
+    print(f"  for example: {max(steps, key=len)}")
 
 
 def show_refusal() -> list[str]:
@@ -154,7 +164,10 @@ def main() -> int:
         f"{config.batch} × {config.context} bytes from {len(gpt2.text())} bytes of the standard library's source"
     )
     print(f"jax {jax.__version__}, Python {sys.version.split()[0]}, devices: {device} and {peer}")
-    problems = report(train(device, config, start, batches), train(peer, config, start, batches))
+    ours = train(device, config, start, batches)
+    problems = report(ours, train(peer, config, start, batches))
+    print("What the training step consists of on flagos (flagos explain):")
+    show_program(ours.program)
     print("A manifest that does not match its library:")
     problems += show_refusal()
     for problem in problems:
