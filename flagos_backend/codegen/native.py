@@ -416,9 +416,10 @@ class _Emitter:
         return [*words, *item.nested]
 
     def _write_product(self, product: MatrixProduct) -> list[int]:
-        words = [_PRODUCT, int(product.element_type), product.batch, product.m, product.n, product.k]
+        sizes = (product.m, product.n, product.k)
+        words = [_PRODUCT, int(product.element_type), len(product.batch), *product.batch, *sizes]
         for operand in (product.lhs, product.rhs, product.result):
-            words += [self.slots[operand.buffer], operand.offset, operand.batch_stride]
+            words += [self.slots[operand.buffer], operand.offset, *operand.batch_strides]
             words += [operand.leading, int(operand.transposed)]
         return words
 
@@ -465,7 +466,7 @@ def _text(item: _Item) -> str:
     if isinstance(item, _Step):
         return item.text
     if isinstance(item, MatrixProduct):
-        shape = f"{item.batch}x{item.m}x{item.n}x{item.k}"
+        shape = "x".join(map(str, (*item.batch, item.m, item.n, item.k)))
         return f"native product {item.result.buffer.name} {item.element_type.name.lower()} {shape} (BLAS)"
     operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
     kind = "fold" if item.reductions else "loop"

@@ -15,10 +15,10 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A stack of matrices in a buffer: ``leading`` elements from row to row; ``transposed``: rows are columns."""
+    """Matrices in a buffer: ``leading`` elements from row to row; ``transposed``: rows are columns."""
 
     buffer: Instruction
-    batch_stride: int
+    batch_strides: tuple[int, ...]
     leading: int
     transposed: bool = False
     offset: int = 0
@@ -26,10 +26,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """result[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]."""
+    """result[b..., m, n] = sum over k of lhs[b..., m, k] * rhs[b..., k, n]; ``batch``: the sizes of b..."""
 
     element_type: ElementType
-    batch: int
+    batch: tuple[int, ...]
     m: int
     n: int
     k: int
@@ -56,8 +56,9 @@ def as_matrix_product(dot: Instruction, lhs_buffer: Instruction, rhs_buffer: Ins
     rhs = _operand(rhs_buffer, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
     if lhs is None or rhs is None:
         return None
-    batch = prod(lhs_dims[i] for i in attributes.lhs_batch)
-    return MatrixProduct(types.pop(), batch, m, n, k, lhs, rhs, Operand(dot, m * n, n))
+    batch = tuple(lhs_dims[i] for i in attributes.lhs_batch)
+    strides = tuple(prod(batch[d + 1 :]) * m * n for d in range(len(batch)))
+    return MatrixProduct(types.pop(), batch, m, n, k, lhs, rhs, Operand(dot, strides, n))
 
 
 def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int]) -> tuple[int, ...]:
@@ -68,15 +69,15 @@ def _operand(
     buffer: Instruction, dims: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
 ) -> Operand | None:
     strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
-    steps = [_step(dims, strides, group) for group in (batch, rows, columns)]
-    if any(step is None for step in steps):
+    batch_strides = tuple(strides[d] for d in batch)
+    row_step, column_step = _step(dims, strides, rows), _step(dims, strides, columns)
+    if row_step is None or column_step is None:
         return None
-    batch_step, row_step, column_step = (step or 0 for step in steps)
     num_rows, num_columns = prod(dims[d] for d in rows), prod(dims[d] for d in columns)
     if column_step == 1 or num_columns == 1:
-        return Operand(buffer, batch_step, row_step if num_rows > 1 else max(row_step, num_columns))
+        return Operand(buffer, batch_strides, row_step if num_rows > 1 else max(row_step, num_columns))
     if row_step == 1 or num_rows == 1:
-        return Operand(buffer, batch_step, column_step if num_columns > 1 else max(column_step, num_rows), True)
+        return Operand(buffer, batch_strides, column_step if num_columns > 1 else max(column_step, num_rows), True)
     return None
 
 

@@ -1,8 +1,9 @@
 #include <dlfcn.h>
 
-#include <cstring>
+#include <algorithm>
 
 #include "cpu/run_loop.h"
+#include "cpu/thread_pool.h"
 
 namespace flagos::cpu {
 namespace {
@@ -12,9 +13,12 @@ using Gemm32 = void (*)(const char*, const char*, const int*, const int*, const 
 using Gemm64 = void (*)(const char*, const char*, const int*, const int*, const int*, const double*, const double*,
                         const int*, const double*, const int*, const double*, double*, const int*);
 
+using SetThreads = int (*)(int);
+
 struct Blas {
   Gemm32 sgemm = nullptr;
   Gemm64 dgemm = nullptr;
+  SetThreads set_threads = nullptr;  // of the calling thread; returns the former number. Only MKL has it.
 };
 
 // The BLAS inside libtorch_cpu (MKL or OpenBLAS, 32-bit integers), found among the libraries already loaded.
@@ -25,25 +29,83 @@ const Blas& FindBlas() {
     if (torch == nullptr) return found;
     found.sgemm = reinterpret_cast<Gemm32>(dlsym(torch, "sgemm_"));
     found.dgemm = reinterpret_cast<Gemm64>(dlsym(torch, "dgemm_"));
+    found.set_threads = reinterpret_cast<SetThreads>(dlsym(torch, "MKL_Set_Num_Threads_Local"));
     return found;
   }();
   return blas;
 }
 
-// Row-major C[m, n] = A[m, k] B[k, n] is column-major C' = B' A', which is what BLAS computes.
+// One thread each: our own pool shares the work, because the threads of a BLAS spin while they wait for each other and
+// starve everything else that wants the processors.
+class OneThread {
+ public:
+  OneThread() : before_(FindBlas().set_threads == nullptr ? 0 : FindBlas().set_threads(1)) {}
+  ~OneThread() {
+    if (FindBlas().set_threads != nullptr) FindBlas().set_threads(before_);
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  const int before_;
+};
+
+// A product cut into blocks of rows of each matrix of the batch.
+template <class T, class F>
+struct Job {
+  F gemm;
+  const MatrixProduct& product;
+  char* const* slots;
+  int64_t block_rows;
+  int64_t blocks;  // of one matrix
+
+  T* Base(const MatrixProduct::Operand& operand, int64_t batch, int64_t row) const {
+    const int64_t step = operand.transposed ? row : row * operand.leading;
+    int64_t offset = operand.offset + step;
+    for (size_t d = product.batch.size(); d-- > 0;) {
+      offset += batch % product.batch[d] * operand.batch_strides[d];
+      batch /= product.batch[d];
+    }
+    return reinterpret_cast<T*>(slots[operand.slot]) + offset;
+  }
+
+  // Row-major C[m, n] = A[m, k] B[k, n] is column-major C' = B' A', which is what BLAS computes.
+  void Run(int64_t task) const {
+    const MatrixProduct& p = product;
+    const T one = 1, zero = 0;
+    const int64_t batch = task / blocks, row = task % blocks * block_rows;
+    const int m = static_cast<int>(std::min(block_rows, p.m - row));
+    const int n = static_cast<int>(p.n), k = static_cast<int>(p.k);
+    const int lda = static_cast<int>(p.a.leading), ldb = static_cast<int>(p.b.leading);
+    const int ldc = static_cast<int>(p.c.leading);
+    gemm(p.b.transposed ? "T" : "N", p.a.transposed ? "T" : "N", &n, &m, &k, &one, Base(p.b, batch, 0), &ldb,
+         Base(p.a, batch, row), &lda, &zero, Base(p.c, batch, row), &ldc);
+  }
+};
+
+constexpr int64_t kTaskWork = 1 << 18;  // multiplications below which a task of its own costs more than it brings
+constexpr int64_t kMinRows = 32;        // fewer and a block is no longer a matrix product
+constexpr int64_t kTasksPerThread = 2;  // enough to even out; more and every block packs the right-hand side again
+
 template <class T, class F>
 void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
-  const T one = 1, zero = 0;
-  const int m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
-  const int lda = static_cast<int>(p.a.leading), ldb = static_cast<int>(p.b.leading),
-            ldc = static_cast<int>(p.c.leading);
-  const auto base = [&](const MatrixProduct::Operand& operand, int64_t i) {
-    return reinterpret_cast<T*>(slots[operand.slot]) + operand.offset + i * operand.batch_stride;
-  };
-  for (int64_t i = 0; i < p.batch; ++i) {
-    gemm(p.b.transposed ? "T" : "N", p.a.transposed ? "T" : "N", &n, &m, &k, &one, base(p.b, i), &ldb, base(p.a, i),
-         &lda, &zero, base(p.c, i), &ldc);
+  ThreadPool& pool = ThreadPool::Shared();
+  int64_t blocks = 1;
+  if (FindBlas().set_threads != nullptr) {
+    const int64_t wanted = (kTasksPerThread * pool.num_threads() + p.num_matrices - 1) / p.num_matrices;
+    const int64_t sensible = std::min(p.m / kMinRows, p.m * p.n * p.k / kTaskWork);
+    blocks = std::clamp<int64_t>(sensible, 1, wanted);
   }
+  const int64_t rows = (p.m + blocks - 1) / blocks;
+  const Job<T, F> job{gemm, p, slots, rows, (p.m + rows - 1) / rows};
+  const auto body = [](void* user, int64_t begin, int64_t end) {
+    const OneThread one_thread;
+    for (int64_t task = begin; task < end; ++task) static_cast<const Job<T, F>*>(user)->Run(task);
+  };
+  const int64_t tasks = p.num_matrices * job.blocks;
+  const int64_t grain = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(rows * p.n * p.k, 1));
+  // A BLAS that cannot be held to one thread shares the work itself.
+  pool.ParallelFor(tasks, FindBlas().set_threads == nullptr ? tasks : grain, body, const_cast<Job<T, F>*>(&job));
 }
 
 }  // namespace

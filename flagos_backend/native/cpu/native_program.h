@@ -105,11 +105,14 @@ struct Conditional {
 
 struct MatrixProduct {
   struct Operand {
-    int64_t slot, offset, batch_stride, leading;
+    int64_t slot, offset;
+    std::vector<int64_t> batch_strides;
+    int64_t leading;
     bool transposed;
   };
   Type type;
-  int64_t batch, m, n, k;
+  std::vector<int64_t> batch;  // sizes
+  int64_t num_matrices, m, n, k;
   Operand a, b, c;
 };
 

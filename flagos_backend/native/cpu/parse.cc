@@ -178,7 +178,7 @@ class Parser {
         return;
       case kProductItem: {
         const MatrixProduct p = ParseProduct();
-        program.work_ += Times(Times(p.batch, p.m), Times(p.n, p.k));
+        program.work_ += Times(Times(p.num_matrices, p.m), Times(p.n, p.k));
         program.steps_.emplace_back(p);
         return;
       }
@@ -503,11 +503,17 @@ class Parser {
     product.type = ParseType();
     Require(product.type == Type::kF32 || product.type == Type::kF64, "a matrix product of this type does not exist");
     Require(HaveMatrixProducts(), "no BLAS in this process");
-    product.batch = Word();
+    const int64_t rank = Count();
+    Require(rank <= kMaxRank, "too many batch dimensions");
+    product.num_matrices = 1;
+    for (int64_t d = 0; d < rank; ++d) {
+      product.batch.push_back(Word());
+      product.num_matrices = Times(product.num_matrices, product.batch.back());
+    }
     product.m = Word();
     product.n = Word();
     product.k = Word();
-    for (int64_t size : {product.batch, product.m, product.n, product.k}) {
+    for (int64_t size : {product.num_matrices, product.m, product.n, product.k}) {
       Require(size > 0 && size <= std::numeric_limits<int32_t>::max(), "a matrix dimension is out of range");
     }
     product.a = ParseOperand(product.type, product.batch, product.m, product.k, false);
@@ -516,18 +522,22 @@ class Parser {
     return product;
   }
 
-  MatrixProduct::Operand ParseOperand(Type type, int64_t batch, int64_t rows, int64_t columns, bool is_result) {
+  MatrixProduct::Operand ParseOperand(Type type, const std::vector<int64_t>& batch, int64_t rows, int64_t columns,
+                                      bool is_result) {
     MatrixProduct::Operand operand;
     operand.slot = is_result ? WritableSlot() : ReadableSlot();
     operand.offset = Word();
-    operand.batch_stride = Word();
+    operand.batch_strides = ParseStrides(batch.size());
     operand.leading = Word();
     operand.transposed = Word() != 0;
     if (operand.transposed) std::swap(rows, columns);
     Require(operand.leading >= columns && operand.leading <= std::numeric_limits<int32_t>::max(),
             "bad leading dimension");
     Require(!(is_result && operand.transposed), "a result cannot be transposed");
-    CheckAccess(operand.slot, type, operand.offset, {batch, rows, columns}, {operand.batch_stride, operand.leading, 1});
+    std::vector<int64_t> dims = batch, strides = operand.batch_strides;
+    dims.insert(dims.end(), {rows, columns});
+    strides.insert(strides.end(), {operand.leading, 1});
+    CheckAccess(operand.slot, type, operand.offset, dims, strides);
     return operand;
   }
 

@@ -20,6 +20,8 @@ class ThreadPool {
   // work may still run while the process exits.
   static ThreadPool& Shared();
 
+  int num_threads() const { return num_threads_; }
+
   void ParallelFor(int64_t count, int64_t grain, Body body, void* user);
 
  private:
