@@ -41,6 +41,8 @@ def parse(data: bytes) -> CompileOptions:
     """Reads a serialized CompileOptionsProto. Raises MalformedCompileOptions, UnsupportedPartitioning,
     UnknownCompileOption and InvalidCompileOption."""
     try:
+        # jaxlib's own parser takes what it understands of malformed bytes and leaves out the rest.
+        schema.CompileOptionsProto.FromString(data)
         native = jax_internals.parse_compile_options(data)
         replicas, partitions = max(native.num_replicas, 1), max(native.num_partitions, 1)
         device_ids = _device_ids(native, replicas, partitions)

@@ -136,6 +136,61 @@ def enable_python_callbacks(platform: str, emit: Callable[..., EmittedCallback])
             setattr(module, "emit_python_callback", emit_python_callback)  # noqa: B010
 
 
+def has_backend(platform: str) -> bool:
+    """Whether JAX has made a client of this platform."""
+    return platform in lookup("jax._src.xla_bridge", "backends")()
+
+
+def array_from_dlpack(capsule: Any, device: Any, copy: bool | None, device_type: int) -> Any:
+    """jaxlib's array over the memory of a DLPack capsule, on a device whose client takes it as its own."""
+    convert = lookup("jaxlib._jax", "dlpack_managed_tensor_to_buffer")
+    try:
+        return convert(capsule, device, None, copy, device_type)
+    except TypeError:  # Before 0.10.2 it did not ask for the type of device.
+        return convert(capsule, device, None, copy)
+
+
+def wrap_dlpack(
+    export: Callable[..., Any],
+    device_of: Callable[[Any], tuple[int, int] | None],
+    import_: Callable[[Any, Any, bool | None], Any],
+) -> None:
+    """Put functions for one platform in front of jax.Array's DLPack methods and jax.dlpack.from_dlpack.
+
+    ``device_of`` gives None for arrays of other platforms and ``import_`` for tensors that are not for this one.
+    """
+    array_type = lookup("jax._src.array", "ArrayImpl")
+    if getattr(array_type.__dlpack__, "flagos_wrapper", False):
+        return
+    original_export, original_device, original_import = (
+        array_type.__dlpack__,
+        array_type.__dlpack_device__,
+        lookup("jax.dlpack", "from_dlpack"),
+    )
+
+    @functools.wraps(original_export)
+    def __dlpack__(self: Any, *, dl_device: Any = None, copy: bool | None = None, **options: Any) -> Any:
+        if device_of(self) is None:
+            return original_export(self, dl_device=dl_device, copy=copy, **options)
+        return export(self, dl_device=dl_device, copy=copy, **options)
+
+    @functools.wraps(original_device)
+    def __dlpack_device__(self: Any) -> tuple[Any, int]:
+        found: tuple[Any, int] = device_of(self) or original_device(self)
+        return found
+
+    @functools.wraps(original_import)
+    def from_dlpack(external_array: Any, device: Any = None, copy: bool | None = None) -> Any:
+        array = import_(external_array, device, copy)
+        return original_import(external_array, device=device, copy=copy) if array is None else array
+
+    __dlpack__.flagos_wrapper = True  # type: ignore[attr-defined]
+    array_type.__dlpack__ = __dlpack__
+    array_type.__dlpack_device__ = __dlpack_device__
+    for module in ("jax.dlpack", "jax._src.dlpack"):
+        setattr(importlib.import_module(module), "from_dlpack", from_dlpack)  # noqa: B010
+
+
 # ---- Lowering ------------------------------------------------------------------------------------------------------
 
 

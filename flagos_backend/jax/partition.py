@@ -6,9 +6,12 @@ passes and the code generator, which never runs. See convert.py for what comes b
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
 import secrets
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +22,8 @@ from flagos_backend.jax import callbacks, jax_internals
 from flagos_backend.jax.compile_options import CompileOptions
 from flagos_backend.jax.errors import PartitioningFailed, UnsupportedPartitioning
 
+_NAME_PREFIX: Final = "flagos_partition_"
+_NAME: Final = re.compile(rb"flagos_partition_[0-9a-f]{16}")
 #: XLA's name for the pass that shows modules to register_transform.
 _TRANSFORM_PASS: Final = "apply-xla-transforms"
 #: The passes that partition, and those that tidy up after them. Everything else is the backend's work.
@@ -88,29 +93,65 @@ def _client(num_devices: int) -> Any:
 
 def _run_passes(module: Any, options: CompileOptions) -> Any:
     """The HloModuleProto after the passes. Raises RuntimeError with XLA's message."""
-    taken: list[bytes] = []
-    # XLA shows the modules of all CPU clients, also of one that compiles just now in another thread: the name tells.
-    mark = f"flagos_partition_{secrets.token_hex(8)}"
-    name = jax_internals.rename_module(module, mark)
-
-    def take(shown: bytes) -> None:
-        if mark.encode() in shown:
-            taken.append(shown)
-            raise _TakenError
-
-    jax_internals.register_transform(mark, take)
-    try:
-        client = _client(options.num_replicas * options.num_partitions)
-        jax_internals.compile_on_client(client, module, _native_options(options))
-    except RuntimeError:
-        if not taken:
-            raise
-    finally:
-        jax_internals.clear_transform(mark)
-    proto = schema.HloModuleProto.FromString(taken[0])
+    with _modules.expect() as expected:
+        name = jax_internals.rename_module(module, expected.name)
+        try:
+            client = _client(options.num_replicas * options.num_partitions)
+            jax_internals.compile_on_client(client, module, _native_options(options))
+        except RuntimeError:
+            if expected.module is None:
+                raise
+    proto = schema.HloModuleProto.FromString(expected.module)
     proto.name = name or proto.name
     _name_callbacks(proto)
     return proto
+
+
+@dataclass
+class _Expected:
+    """A module that is being compiled under a name of its own, and its bytes once XLA has shown them."""
+
+    name: str
+    module: bytes | None = None
+
+
+class _Modules:
+    """The modules that XLA shows, told apart by name: also those of programs that compile just now on JAX's own CPU."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._expected: dict[bytes, _Expected] = {}
+        self._shown = self._take
+        # jaxlib copies and drops references to the function without holding the GIL. So many stay here that no count
+        # which went wrong in that way comes near zero.
+        self._references = [self._shown] * 16384
+
+    @contextlib.contextmanager
+    def expect(self) -> Iterator[_Expected]:
+        """Within it, a module with the name that it gives is taken and its compile is ended."""
+        expected = _Expected(f"{_NAME_PREFIX}{secrets.token_hex(8)}")
+        key = expected.name.encode()
+        with self._lock:
+            if not self._expected:
+                jax_internals.register_transform(_NAME_PREFIX, self._shown)
+            self._expected[key] = expected
+        try:
+            yield expected
+        finally:
+            with self._lock:
+                del self._expected[key]
+                if not self._expected:
+                    jax_internals.clear_transform(_NAME_PREFIX)
+
+    def _take(self, module: bytes) -> None:
+        match = _NAME.search(module)
+        expected = self._expected.get(match[0]) if match is not None else None
+        if expected is not None:
+            expected.module = module
+            raise _TakenError
+
+
+_modules = _Modules()
 
 
 def _name_callbacks(proto: Any) -> None:

@@ -70,7 +70,7 @@ def _register_unavailable(reason: str) -> None:
 
 
 def _register_backend(backend: Backend, priority: int) -> None:
-    from flagos_backend.jax import callbacks, lowering
+    from flagos_backend.jax import callbacks, dlpack, lowering
 
     adapter = importlib.resources.files("plugin_abi").joinpath(_ADAPTER)
     jax_internals.register_plugin(PLATFORM, str(adapter), priority, lambda: client_options(backend))
@@ -78,6 +78,7 @@ def _register_backend(backend: Backend, priority: int) -> None:
     jax_internals.enable_donation(PLATFORM)
     jax_internals.enable_compilation_cache(PLATFORM)
     jax_internals.enable_python_callbacks(PLATFORM, callbacks.emit_python_callback)
+    dlpack.enable()
 
 
 def client_options(backend: Backend) -> jax_internals.Options:
