@@ -117,6 +117,7 @@ def test_from_torch(devices: list[Any]) -> None:
     np.testing.assert_array_equal(np.asarray(there), np.arange(6).reshape(2, 3))
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_to_torch(devices: list[Any]) -> None:
     """The array's memory as a tensor, without a copy, through NumPy."""
     there = jax.device_put(np.arange(6, dtype=np.float32), devices[0])
