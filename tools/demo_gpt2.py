@@ -114,9 +114,10 @@ def show_program(program: str) -> None:
             lines = compiled.executable.artifact(Artifact.EXPLANATION).decode("utf-8").splitlines()
     steps = [line for line in lines[1:] if not line.startswith(" ")]
     kinds = Counter(" ".join(line.split()[:2]) for line in steps)
+    examples = [next(line for line in steps if line.startswith(kind)) for kind in kinds]
     print("\n".join(f"  {line.strip()}" for line in lines if line not in steps))
     print(f"  {len(steps)} steps: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
-    print(f"  for example: {max(steps, key=len)}")
+    print("\n".join(f"    {example}" for example in examples))
 
 
 def show_refusal() -> list[str]:
