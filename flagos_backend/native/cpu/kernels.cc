@@ -1,15 +1,33 @@
 #include "cpu/kernels.h"
 
+#if defined(__x86_64__)
+#include <sys/platform/x86.h>
+#endif
+
 namespace flagos::cpu {
+
+#if defined(__x86_64__)
+namespace {
+
+// The levels that the kernels are compiled for, x86-64-v3 and -v4: what processor and system both have switched on. glibc
+// is asked, because the compiler's own __builtin_cpu_supports brings a static initializer, which the loader refuses.
+bool HasLevel3() {
+  return CPU_FEATURE_ACTIVE(AVX2) && CPU_FEATURE_ACTIVE(BMI1) && CPU_FEATURE_ACTIVE(BMI2) && CPU_FEATURE_ACTIVE(F16C) &&
+         CPU_FEATURE_ACTIVE(FMA) && CPU_FEATURE_ACTIVE(LZCNT) && CPU_FEATURE_ACTIVE(MOVBE);
+}
+
+bool HasLevel4() {
+  return HasLevel3() && CPU_FEATURE_ACTIVE(AVX512F) && CPU_FEATURE_ACTIVE(AVX512BW) && CPU_FEATURE_ACTIVE(AVX512CD) &&
+         CPU_FEATURE_ACTIVE(AVX512DQ) && CPU_FEATURE_ACTIVE(AVX512VL);
+}
+
+}  // namespace
+#endif
 
 const Kernels& SelectKernels() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return Avx512Kernels();
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Avx2Kernels();
+  if (HasLevel4()) return Avx512Kernels();
+  if (HasLevel3()) return Avx2Kernels();
 #endif
   return BaselineKernels();
 }
