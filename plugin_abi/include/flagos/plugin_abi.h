@@ -17,7 +17,8 @@
  *              crosses this boundary. When an error is returned no "out" field is meaningful.
  *   Ownership  Who allocates frees: handles come from *_create, *_compile, ... and end in the matching *_destroy.
  *              Pointers inside a described object live as long as that object unless said otherwise. Inputs are borrowed
- *              for the duration of the call unless said otherwise.
+ *              for the duration of the call unless said otherwise. An error that is handed over is taken even when the
+ *              call that takes it fails.
  *   Threads    Any function may be called from any thread at any time, several at once, also on the same handle. A
  *              handle must not be used after or during its own *_destroy. Callbacks may arrive on any thread, also before
  *              the function that registered them returns; they must not block on device work.
@@ -202,7 +203,7 @@ typedef struct FlagosEntryArgs {
   uint32_t host_version_min;
   uint32_t host_version_max;
   const char* host_name; /* for messages: "flagos loader 0.1.0"; borrowed */
-  FlagosLogCallback log; /* may be NULL; may be called until the process ends */
+  FlagosLogCallback log; /* may be NULL; the latest call's is used until the process ends, NULL ends all logging */
   void* log_user_data;
   int32_t log_level;            /* most verbose level that the host wants */
   uint32_t version;             /* out: the version that api speaks */
@@ -601,7 +602,8 @@ typedef struct FlagosProfilerStartArgs {
   FlagosContext* context;
 } FlagosProfilerStartArgs;
 
-typedef struct FlagosProfilerStopArgs { /* Chrome trace-event JSON of what ran since profiler_start */
+/* Chrome trace-event JSON of what ran since profiler_start; times are microseconds of the monotonic clock. */
+typedef struct FlagosProfilerStopArgs {
   size_t struct_size;
   FlagosContext* context;
   FlagosBytesSink sink;
