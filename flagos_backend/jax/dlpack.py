@@ -16,6 +16,11 @@ from flagos_backend.jax import PLATFORM, jax_internals
 
 #: DLDeviceType of ordinary host memory.
 _DL_CPU: Final = 1
+#: The names that JAX and torch share.
+_ELEMENT_TYPES: Final = frozenset(
+    {"bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
 
 
 def enable() -> None:
@@ -61,9 +66,9 @@ def _tensor(array: Any) -> Any:
 
     # A view that holds the storage: it is neither freed nor donated before the view goes.
     view = np.asarray(array)
-    dtype = getattr(torch, array.dtype.name, None) if array.dtype != np.bool_ else torch.bool
-    if not isinstance(dtype, torch.dtype):
+    if array.dtype.name not in _ELEMENT_TYPES:
         raise BufferError(f"DLPack has no element type {array.dtype}. Convert the array first.")
+    dtype = getattr(torch, array.dtype.name)
     if view.size == 0:
         return torch.empty(view.shape, dtype=dtype)
     memory = (ctypes.c_char * view.nbytes).from_address(view.ctypes.data)
