@@ -6,7 +6,7 @@ Everything the program touches is planned here: loop nests, registers, and where
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flagos_backend.codegen.arena import Interval, plan_arena
@@ -123,15 +123,17 @@ class Call:
     results: tuple[ArrayShape, ...]
 
 
-def emit(module: Module) -> NativeCode:
+def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
     """The entry computation as a native program.
+
+    ``argument_aliases``: for each flat argument, the flat output that may be written over it, or -1.
 
     Raises:
         NotNativeError: a value has no place in memory (a token, or elements wider than 8 bytes where tiles move them).
     """
     shared = _Shared()
     emitter = _Emitter(module.entry, shared, "")
-    words, _ = emitter.emit()
+    words, _ = emitter.emit(aliases={output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
         struct.pack(f"<{len(words)}q", *words), bytes(shared.data), tuple(shared.calls), tuple(emitter.lines)
     )
@@ -199,15 +201,18 @@ class _Emitter:
         self.in_place: dict[Instruction, Instruction] = {}  # result -> parameter whose buffer it overwrites
         self.aliases: dict[Instruction, Instruction] = {}  # loop result -> the operand that the loop leaves unchanged
 
-    def emit(self, *, carried: bool = False) -> tuple[list[int], int]:
+    def emit(self, *, carried: bool = False, aliases: Mapping[int, int] | None = None) -> tuple[list[int], int]:
         """The program's words and the bytes of scratch memory it needs.
 
-        ``carried``: result k may be written over parameter k, as in the body of a loop.
+        ``carried``: result k may be written over parameter k, as in the body of a loop. ``aliases``: the same for any
+        pairs (result, parameter).
         """
         self.items = [self._lower(item) for item in self.schedule.items]
         if carried:
-            self._find_in_place()
+            self._find_in_place({number: number for number in range(len(self.flat.outputs))})
         results = self._assign_results(carried)
+        if aliases:
+            self._find_in_place(aliases)
         self.slots.update((parameter, number) for number, parameter in enumerate(self.flat.parameters))
         for number, result in enumerate(results):
             parameter = self.in_place.get(result)
@@ -229,7 +234,7 @@ class _Emitter:
             words += self._write(item)
         return words, arena_bytes
 
-    def _buffer(self, value: Instruction) -> Instruction:
+    def buffer_of(self, value: Instruction) -> Instruction:
         """Where ``value`` stands in memory."""
         buffer = self.schedule.buffers.get(value, value)
         while buffer in self.aliases:
@@ -254,7 +259,7 @@ class _Emitter:
         return self._lower_call(item) if lower is None else lower(item)
 
     def _buffers(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        return tuple(self._buffer(operand) for operand in self.flat.operands(instruction))
+        return tuple(self.buffer_of(operand) for operand in self.flat.operands(instruction))
 
     def _lower_call(self, item: Instruction) -> _Step:
         targets = self.flat.leaves_of[item]
@@ -285,7 +290,7 @@ class _Emitter:
         starts = operands[1:] if kind == _SLICE else operands[2:]
         types = [int(_array(start).element_type) for start in starts]
         numbers = (_array(item).element_type.bytes, len(dims), *dims, *block, *types)
-        buffers = tuple(self._buffer(o) for o in operands)
+        buffers = tuple(self.buffer_of(o) for o in operands)
         return _Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers)
 
     def _nested(self, computation: Computation, *, carried: bool = False) -> tuple[_Emitter, list[int], int]:
@@ -302,7 +307,7 @@ class _Emitter:
         leaves = self.flat.leaves_of[item]
         modes = [
             _OVERWRITTEN if output in body.in_place else _INVARIANT if output is parameter else _BUFFERED
-            for output, parameter in zip(body.flat.outputs, body.flat.parameters, strict=True)
+            for output, parameter in zip(map(body.buffer_of, body.flat.outputs), body.flat.parameters, strict=True)
         ]
         carried = tuple(zip(leaves, modes, self._buffers(item), strict=True))
         self.aliases.update((leaf, source) for leaf, mode, source in carried if mode == _INVARIANT)
@@ -342,16 +347,18 @@ class _Emitter:
 
     # ---- places ----
 
-    def _find_in_place(self) -> None:
-        """Results that a dynamic-update-slice writes over the parameter of the same number, dead by then."""
-        for output, parameter in zip(self.flat.outputs, self.flat.parameters, strict=True):
-            number, step = next(((n, i) for n, i in enumerate(self.items) if output in _targets(i)), (0, None))
-            if not isinstance(step, _Step) or step.kind != _UPDATE or step.sources[1] is not parameter:
+    def _find_in_place(self, aliases: Mapping[int, int]) -> None:
+        """Results that may be written over a parameter, because nobody reads it from then on."""
+        buffers = [self.buffer_of(output) for output in self.flat.outputs]
+        for result, number in aliases.items():
+            output, parameter = buffers[result], self.flat.parameters[number]
+            writers = [n for n, item in enumerate(self.items) if output in _targets(item)]
+            readers = [n for n, item in enumerate(self.items) if parameter in map(self.buffer_of, _sources(item))]
+            once = buffers.count(output) == 1 and parameter not in buffers
+            if not writers or not once or _array(output).num_bytes != _array(parameter).num_bytes:
                 continue
-            readers = [n for n, item in enumerate(self.items) if parameter in _sources(item)]
-            update_is_parameter = step.sources[0] is parameter
-            others = self.flat.outputs.count(output) > 1 or self.flat.outputs.count(parameter) > 0
-            if max(readers) == number and not update_is_parameter and not others:
+            last = max(readers, default=-1)
+            if last < writers[0] or (writers == [last] and _writes_over(self.items[last], output, parameter)):
                 self.in_place[output] = parameter
 
     def _assign_results(self, carried: bool) -> list[Instruction]:
@@ -363,7 +370,7 @@ class _Emitter:
         results = []
         written = {target for item in self.items for target in _targets(item)}
         for number, output in enumerate(self.flat.outputs):
-            buffer = self._buffer(output)
+            buffer = self.buffer_of(output)
             unchanged = carried and buffer is self.flat.parameters[number]
             if not unchanged and (buffer in taken or buffer not in written):
                 dims = (_array(buffer).num_elements,)
@@ -377,7 +384,7 @@ class _Emitter:
 
     def _place_constants(self, first_slot: int) -> list[tuple[int, int]]:
         places: list[tuple[int, int]] = []
-        for source in dict.fromkeys(self._buffer(s) for item in self.items for s in _sources(item)):
+        for source in dict.fromkeys(self.buffer_of(s) for item in self.items for s in _sources(item)):
             if source.opcode is Opcode.CONSTANT:
                 content = source.attributes_as(ConstantAttributes).data
                 self.slots[source] = first_slot + len(places)
@@ -391,13 +398,13 @@ class _Emitter:
             for target in (*_targets(item), *_scratches(item)):
                 first.setdefault(target, number)
                 last[target] = number
-            for source in map(self._buffer, _sources(item)):
+            for source in map(self.buffer_of, _sources(item)):
                 last[source] = number
         temporaries = [t for t in first if t not in self.slots]
         intervals = [Interval(first[t], last[t], _array(t).num_bytes) for t in temporaries]
         offsets, total = plan_arena(intervals)
         self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
-        self.slots.update((alias, self.slots[self._buffer(alias)]) for alias in self.aliases)
+        self.slots.update((alias, self.slots[self.buffer_of(alias)]) for alias in self.aliases)
         return total, [(o, i.size) for o, i in zip(offsets, intervals, strict=True)]
 
     # ---- words ----
@@ -439,6 +446,16 @@ def _is_empty(item: _Item) -> bool:
     if not isinstance(item, Region):
         return False
     return 0 in [size for d, size in enumerate(item.dims) if d not in item.folded]
+
+
+def _writes_over(item: _Item, target: Instruction, source: Instruction) -> bool:
+    """Whether ``item`` may write ``target`` where it reads ``source``: each element only after its last use."""
+    if isinstance(item, Region):
+        (store,) = item.stores or (None,)
+        loads = [e for e in item.expressions() if isinstance(e, Load) and e.source is source]
+        widths = {_array(target).element_type.bytes, *(load.element_type.bytes for load in loads)}
+        return store is not None and len(widths) == 1 and all(load.index == store.index for load in loads)
+    return isinstance(item, _Step) and item.kind == _UPDATE and item.sources.count(source) == 1
 
 
 def _targets(item: _Item) -> Sequence[Instruction]:

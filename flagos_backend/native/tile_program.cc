@@ -32,7 +32,14 @@ class TileProgram final : public Program {
     std::vector<Ref<Block>> results;
     results.reserve(num_results);
     for (size_t i = 0; i < num_results; ++i) {
-      results.push_back(Block::Allocate(memories[i], info_.outputs[i].bytes));
+      const int64_t overwritten = native_->overwritten(i);
+      if (overwritten < 0) {
+        results.push_back(Block::Allocate(memories[i], info_.outputs[i].bytes));
+      } else {
+        void*& address = addresses[overwritten];
+        results.push_back(TakeOver(arguments[static_cast<size_t>(overwritten)], memories[i]));
+        address = results.back()->data();
+      }
       addresses[num_arguments + i] = results.back()->data();
     }
     Ref<Block> scratch;
@@ -47,6 +54,15 @@ class TileProgram final : public Program {
   }
 
  private:
+  // The argument's block if this launch alone has it, else a copy to write over.
+  static Ref<Block> TakeOver(const Argument& argument, Memory* memory) {
+    const Ref<Block>& block = argument.contents->shared_block();
+    if (argument.donated && argument.contents->SoleOwner() && block->memory() == memory) return block;
+    Ref<Block> copy = Block::Allocate(memory, block->bytes());
+    std::memcpy(copy->data(), block->data(), block->bytes());
+    return copy;
+  }
+
   // One run's library calls, and why the last one failed.
   struct Calls {
     LibraryCaller* caller;

@@ -132,9 +132,11 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool) -> Compil
     for report in reports:
         logger.debug("%s: %s", module.name, report)
     with torch.inference_mode():
-        native, not_native = native_part(module)
+        native, not_native = native_part(module, _argument_aliases(module))
     cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
-    compiled = CompiledProgram(source, program, module, native, not_native, _fingerprint(source, build_id), cost, temporaries)
+    compiled = CompiledProgram(
+        source, program, module, native, not_native, _fingerprint(source, build_id), cost, temporaries
+    )
     if native is None:
         # What cannot run is refused now, not at the first launch.
         logger.debug("planned %s: %d steps; not native: %s", module.name, len(compiled.plan.steps), not_native)

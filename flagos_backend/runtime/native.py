@@ -46,15 +46,18 @@ class NativePart:
     calls: tuple[LibraryCall, ...]
 
 
-def native_part(module: Module) -> tuple[NativePart | None, str]:
-    """The native form of ``module``, or None and why it has none. Raises the errors of errors.py as Plan.build does."""
+def native_part(module: Module, argument_aliases: Sequence[int] = ()) -> tuple[NativePart | None, str]:
+    """The native form of ``module``, or None and why it has none; ``argument_aliases`` as for codegen.native.emit.
+
+    Raises the errors of errors.py as Plan.build does.
+    """
     for computation in module.computations():
         for instruction in computation.instructions:
             reason = _reason_against(instruction)
             if reason:
                 return None, reason
     try:
-        code = emit(module)
+        code = emit(module, argument_aliases)
     except NotNativeError as error:
         return None, str(error)
     native_steps = len(code.steps) - len(code.calls)

@@ -133,11 +133,14 @@ class NativeProgram {
   size_t num_results() const { return result_bytes_.size(); }
   int64_t argument_bytes(size_t i) const { return argument_bytes_[i]; }
   int64_t result_bytes(size_t i) const { return result_bytes_[i]; }
+  // The argument over which the program writes result i, or -1.
+  int64_t overwritten(size_t i) const { return overwritten_[i]; }
   int64_t scratch_bytes() const { return arena_bytes_; }
   int64_t work() const { return work_; }  // element operations, to tell short programs from long ones
   bool has_calls() const { return has_calls_; }
 
-  // Buffers aligned to 16 bytes; results overlap neither each other nor arguments. scratch: scratch_bytes() bytes aligned
+  // Buffers aligned to 16 bytes; results overlap neither each other nor arguments, but a result that overwrites an
+  // argument is written there and its own address is not used. scratch: scratch_bytes() bytes aligned
   // to 64. Several runs may go on at once with different scratch. False: a library call failed.
   bool Run(void* const* arguments, void* const* results, void* scratch, const CallHandler& handler) const;
 

@@ -75,8 +75,8 @@ class Parser {
       const int64_t argument = Word();
       program->overwritten_.push_back(argument);
       if (argument < 0) continue;
-      const size_t number = static_cast<size_t>(i);
-      Require(depth_ > 0 && argument == i && i < num_arguments && slot_bytes_[number] == program->result_bytes_[number],
+      Require(argument < num_arguments && !overwritten_[static_cast<size_t>(argument)] &&
+                  SlotBytes(argument) == program->result_bytes_[static_cast<size_t>(i)],
               "a result overwrites an argument that it may not");
       overwritten_[static_cast<size_t>(argument)] = true;
     }
@@ -288,7 +288,8 @@ class Parser {
     std::vector<int64_t> target_bytes, second_bytes;
     for (size_t i = 0; i < loop.carries.size(); ++i) {
       const bool buffered = loop.carries[i] == Carry::kBuffered;
-      Require((loop.body->overwritten_[i] < 0) == buffered, "a loop and its body disagree on how a value is carried");
+      Require(loop.body->overwritten_[i] == (buffered ? -1 : static_cast<int64_t>(i)),
+              "a loop and its body disagree on how a value is carried");
       if (loop.carries[i] != Carry::kInvariant) target_bytes.push_back(loop.bytes[i]);
       if (buffered) second_bytes.push_back(loop.bytes[i]);
     }
