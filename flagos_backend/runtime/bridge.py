@@ -148,7 +148,7 @@ class Runner:
         self._compiled = compiled
         self._build_id = build_id
         self._host_callback = None if context is None else _host_callback(context)
-        self._library_run = Run()
+        self._library_run = Run(host_callback=self._host_callback)
 
     def begin(self) -> InProcessCommunicator:
         """Where the devices of one launch meet."""
