@@ -45,10 +45,17 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def double_and_add_one(x: jax.Array) -> jax.Array:
+    return x * 2 + 1
+
+
+def sum_and_difference(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x + y, (x - y).sum()
+
+
 def one_thread(device: jax.Device, number: int, calls: int, start: threading.Barrier) -> int:
     """Number of wrong results of `calls` calls, which in turn donate the argument, delete it, ignore the result."""
-    donating = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
-    keeping = jax.jit(lambda x, y: (x + y, (x - y).sum()))
+    donating, keeping = jax.jit(double_and_add_one, donate_argnums=0), jax.jit(sum_and_difference)
     rng = np.random.default_rng()
     wrong = 0
     start.wait()
@@ -69,7 +76,7 @@ def one_thread(device: jax.Device, number: int, calls: int, start: threading.Bar
 
 
 def run(device: jax.Device, calls: int) -> Outcome:
-    """Makes `calls` calls from all threads, in two halves after a warm-up."""
+    """Makes `calls` calls from all threads, in two halves, after a warm-up in which the allocator's arenas fill."""
 
     def half(count: int) -> int:
         start = threading.Barrier(THREADS)
@@ -77,7 +84,7 @@ def run(device: jax.Device, calls: int) -> Outcome:
             per_thread = [pool.submit(one_thread, device, number, count // THREADS, start) for number in range(THREADS)]
             return sum(future.result() for future in per_thread)
 
-    wrong = half(calls // 10)
+    wrong = half(2 * calls)
     began = time.perf_counter()
     wrong += half(calls // 2)
     middle = resident()
