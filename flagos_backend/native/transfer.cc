@@ -56,9 +56,39 @@ struct Strides {
   const int64_t* get() const noexcept { return given ? values : nullptr; }
 };
 
+// Bits of an element that is narrower than its byte, or 0. Hosts give them in the low bits; what they leave in the others
+// is not specified, and kernels take signed ones sign-extended and unsigned ones zero-extended.
+int NarrowBits(int32_t type) noexcept {
+  switch (type) {
+    case FLAGOS_TYPE_S1:
+    case FLAGOS_TYPE_U1:
+      return 1;
+    case FLAGOS_TYPE_S2:
+    case FLAGOS_TYPE_U2:
+      return 2;
+    case FLAGOS_TYPE_S4:
+    case FLAGOS_TYPE_U4:
+    case FLAGOS_TYPE_F4E2M1FN:
+      return 4;
+    default:
+      return 0;
+  }
+}
+
+void Extend(const Shape& shape, void* data) noexcept {
+  const int bits = NarrowBits(shape.type);
+  if (bits == 0) return;
+  const bool is_signed = shape.type == FLAGOS_TYPE_S1 || shape.type == FLAGOS_TYPE_S2 || shape.type == FLAGOS_TYPE_S4;
+  auto* bytes = static_cast<uint8_t*>(data);
+  const int sign = is_signed ? 1 << (bits - 1) : 0;
+  const int mask = (1 << bits) - 1;
+  for (size_t i = 0; i < shape.bytes; ++i) bytes[i] = static_cast<uint8_t>(((bytes[i] & mask) ^ sign) - sign);
+}
+
 bool MayAlias(const FlagosBufferFromHostArgs& args, const Shape& shape) {
   return args.semantics >= FLAGOS_HOST_IMMUTABLE_ZERO_COPY && shape.bytes >= kZeroCopyBytes &&
-         reinterpret_cast<uintptr_t>(args.data) % kHostAlignment == 0 && IsDense(shape, args.byte_strides);
+         NarrowBits(shape.type) == 0 && reinterpret_cast<uintptr_t>(args.data) % kHostAlignment == 0 &&
+         IsDense(shape, args.byte_strides);
 }
 
 void CheckRange(const char* function, const Buffer& buffer, const void* data, int64_t offset, int64_t size) {
@@ -116,6 +146,7 @@ FlagosError* buffer_from_host(FlagosBufferFromHostArgs* host) {
     ThreadPool* pool = args.context->transfers.get();
     auto work = [block, shape, strides, pool, data = args.data] {
       CopyElements(shape, block->data(), nullptr, data, strides.get(), pool);
+      Extend(shape, block->data());
     };
     if (args.semantics == FLAGOS_HOST_IMMUTABLE_ONLY_DURING_CALL && shape.bytes > kInlineBytes) {
       python::ReleaseGil released;
