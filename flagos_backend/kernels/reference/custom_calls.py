@@ -29,6 +29,7 @@ class _Target:
 
 
 _TARGETS: dict[str, _Target] = {}
+_NAMESPACES: dict[str, _Target] = {}
 REQUIRED = object()
 
 
@@ -51,9 +52,21 @@ def custom_call(
     return register
 
 
+def custom_call_namespace(name: str, **defaults: Any) -> Callable[[TargetPreparer], TargetPreparer]:
+    """Registers what prepares the kernels of all targets ``<name>::...``; ``defaults`` as for ``custom_call``."""
+
+    def register(preparer: TargetPreparer) -> TargetPreparer:
+        if name in _NAMESPACES:
+            raise ValueError(f"{name}:: has two kernels")
+        _NAMESPACES[name] = _Target(preparer, defaults)
+        return preparer
+
+    return register
+
+
 def known_targets() -> tuple[str, ...]:
-    """Every target that compiles, sorted."""
-    return tuple(sorted(_TARGETS))
+    """Every target that compiles, sorted; ``name::*`` is a whole namespace."""
+    return tuple(sorted([*_TARGETS, *(f"{name}::*" for name in _NAMESPACES)]))
 
 
 def malformed(instruction: Instruction, fact: str) -> MalformedProgram:
@@ -87,7 +100,8 @@ def read_config(instruction: Instruction, defaults: Mapping[str, Any]) -> Config
 @kernel(Opcode.CUSTOM_CALL)
 def prepare_custom_call(instruction: Instruction) -> Kernel:
     name = instruction.attributes_as(CustomCallAttributes).target
-    target = _TARGETS.get(name)
+    namespace, separator, _ = name.partition("::")
+    target = _NAMESPACES.get(namespace) if separator else _TARGETS.get(name)
     if target is None:
         raise UnknownCustomCall.at(instruction, target=name, known=", ".join(known_targets()))
     config = {} if target.defaults is None else read_config(instruction, target.defaults)

@@ -1,0 +1,161 @@
+"""Custom calls ``aten::<op>.<overload>``: the PyTorch operator of that name, run on the operands. CUSTOM_CALLS.md holds
+the format of the backend config; torch/compile/lowering/aten_call.py writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flagos_backend.errors import AtenCallFailed
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ArrayShape, ElementType, leaves
+from flagos_backend.kernels.reference.custom_calls import REQUIRED, Config, custom_call_namespace, malformed
+from flagos_backend.kernels.reference.registry import Kernel, Run, Value
+from flagos_backend.kernels.reference.storage import STORAGE_DTYPE, dtype_of
+
+E = ElementType
+
+# What an element type is to PyTorch, where that is not its storage dtype.
+_UNSIGNED_AND_SMALL = {
+    E.U16: torch.uint16,
+    E.U32: torch.uint32,
+    E.U64: torch.uint64,
+    E.F8E4M3FN: torch.float8_e4m3fn,
+    E.F8E5M2: torch.float8_e5m2,
+    E.F8E4M3FNUZ: torch.float8_e4m3fnuz,
+    E.F8E5M2FNUZ: torch.float8_e5m2fnuz,
+    E.F8E8M0FNU: torch.float8_e8m0fnu,
+}
+_DENSE = (E.PRED, E.S8, E.S16, E.S32, E.S64, E.U8, E.F16, E.BF16, E.F32, E.F64, E.C64, E.C128)
+#: The dtype that PyTorch itself gives each element type it has.
+TORCH_DTYPE: dict[ElementType, torch.dtype] = {**{e: STORAGE_DTYPE[e] for e in _DENSE}, **_UNSIGNED_AND_SMALL}
+
+_NAMED: dict[str, Callable[[str], Any]] = {
+    "dtype": lambda name: getattr(torch, name),
+    "layout": lambda name: getattr(torch, name),
+    "memory_format": lambda name: getattr(torch, name),
+    "device": torch.device,
+    "float": float,
+    "complex": complex,
+}
+
+# Builds one argument of the call from the operands.
+_Build = Callable[[Sequence[Any]], Any]
+
+
+@custom_call_namespace("aten", arguments=REQUIRED, keywords=REQUIRED, results=REQUIRED)
+def _prepare_aten(instruction: Instruction, config: Config) -> Kernel:
+    operator = _operator(instruction)
+    casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
+    arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
+    keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
+    finish = _results(instruction, config["results"])
+    place = instruction.metadata or instruction.name
+
+    def run(launch: Run, *operands: Any) -> Value:
+        try:
+            outcome = operator(*[a(operands) for a in arguments], **{n: k(operands) for n, k in keywords.items()})
+        except Exception as error:  # Whatever the operator refuses is the program's error, in its own words.
+            raise AtenCallFailed(exception=type(error).__name__, message=error, place=place) from error
+        return finish(outcome)
+
+    return run
+
+
+def _operator(instruction: Instruction) -> Any:
+    name = instruction.attributes_as(CustomCallAttributes).target.removeprefix("aten::")
+    packet, _, overload = name.partition(".")
+    try:
+        operator = getattr(getattr(torch.ops.aten, packet), overload)
+    except AttributeError:
+        raise malformed(instruction, f"PyTorch {torch.__version__} has no operator {name}") from None
+    if operator._schema.is_mutable:
+        raise malformed(instruction, f"{name} writes over its arguments")
+    return operator
+
+
+def _as_torch(instruction: Instruction, shape: object) -> torch.dtype | None:
+    """The dtype that an operand must be seen as, or None where it is stored as that."""
+    if not isinstance(shape, ArrayShape) or shape.element_type not in TORCH_DTYPE:
+        raise malformed(instruction, f"PyTorch has no tensor {shape}")
+    dtype = TORCH_DTYPE[shape.element_type]
+    return None if dtype is dtype_of(shape.element_type) else dtype
+
+
+def _decode(instruction: Instruction, value: Any, casts: Sequence[torch.dtype | None]) -> _Build:
+    if isinstance(value, list):
+        parts = [_decode(instruction, part, casts) for part in value]
+        return lambda operands: [part(operands) for part in parts]
+    if not isinstance(value, dict):
+        return lambda operands: value
+    kind = next(iter(value), "")
+    if kind == "tensor":
+        return _operand(instruction, value, casts)
+    if kind not in _NAMED or not isinstance(value[kind], str):
+        raise malformed(instruction, f"{value} is no argument")
+    try:
+        constant = _NAMED[kind](value[kind])
+    except (AttributeError, ValueError, RuntimeError):
+        raise malformed(instruction, f"{value} is no {kind} of PyTorch {torch.__version__}") from None
+    return lambda operands: constant
+
+
+def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[torch.dtype | None]) -> _Build:
+    number, strides = value["tensor"], value.get("strides")
+    if not isinstance(number, int) or not 0 <= number < len(casts):
+        raise malformed(instruction, f"it has no operand {number!r}")
+    dtype = casts[number]
+    if strides is None:
+        return (lambda operands: operands[number]) if dtype is None else lambda o: o[number].view(dtype)
+
+    def strided(operands: Sequence[Any]) -> Any:
+        tensor = operands[number] if dtype is None else operands[number].view(dtype)
+        if list(tensor.stride()) == strides and tensor.storage_offset() == 0:
+            return tensor
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+    return strided
+
+
+def _results(instruction: Instruction, kept: object) -> Callable[[Any], Value]:
+    """What makes the instruction's value of what the operator returned. ``kept``: null for the one tensor, else which
+    of the returned values, lists spread, are tensors of the result."""
+    give = []
+    for shape in leaves(instruction.shape):
+        seen = _as_torch(instruction, shape)
+        give.append(_in_storage(seen or dtype_of(shape.element_type), dtype_of(shape.element_type)))
+    if kept is None:
+        if not isinstance(instruction.shape, ArrayShape):
+            raise malformed(instruction, f"one tensor is no {instruction.shape}")
+        return give[0]
+    if not isinstance(kept, list) or len(kept) != len(give) or not all(isinstance(k, int) for k in kept):
+        raise malformed(instruction, f"results {kept} do not make {instruction.shape}")
+
+    def finish(outcome: Any) -> Value:
+        flat = list(_spread(outcome))
+        return tuple(store(flat[index]) for index, store in zip(kept, give, strict=True))
+
+    return finish
+
+
+def _in_storage(dtype: torch.dtype, storage: torch.dtype) -> Callable[[Any], Any]:
+    """A returned tensor as it is stored. Operators may return another dtype than they do for tensors without data
+    (statistics of norms of halves), and the program says which one is meant."""
+
+    def give(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype is not dtype:
+            tensor = tensor.to(dtype)
+        return tensor if dtype is storage else tensor.view(storage)
+
+    return give
+
+
+def _spread(outcome: Any) -> Any:
+    if isinstance(outcome, list | tuple):
+        for part in outcome:
+            yield from _spread(part)
+    else:
+        yield outcome

@@ -1,0 +1,58 @@
+"""torch.compile(model, backend="flagos"): Dynamo's graph through AOTAutograd to compiled graphs. Where it begins."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from flagos_backend.torch.compile.norm_statistics import correct_graph
+from flagos_backend.torch.compile.options import CompileOptions, read_options
+from flagos_backend.torch.compile.specialization import CompiledGraph
+
+
+def flagos(
+    graph: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compiles a Dynamo graph; see options.py for ``mode`` and ``options``.
+
+    Raises UnknownOption, BackendUnavailable when the loader accepted no backend, and UnsupportedTensor, UnsupportedNode
+    or FallbackRefused for what cannot be part of a program.
+    """
+    settings = read_options(mode, options)
+    compiler: Callable[..., Callable[..., Any]] = aot_autograd(
+        fw_compiler=functools.partial(_compile, "forward", settings),
+        bw_compiler=functools.partial(_compile, "backward", settings),
+        inference_compiler=functools.partial(_compile, "inference", settings),
+        partition_fn=_partition,
+        # Every operator that ATen has whole stays whole.
+        decompositions={},
+    )
+    return compiler(graph, example_inputs)
+
+
+def _partition(joint: GraphModule, *arguments: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+    correct_graph(joint)
+    forward, backward = min_cut_rematerialization_partition(joint, *arguments, **options)
+    return forward, backward
+
+
+def _compile(
+    kind: str, options: CompileOptions, graph: GraphModule, example_inputs: Sequence[Any]
+) -> Callable[[list[Any]], list[Any]]:
+    # A bound method takes no attributes, and what wraps the backward looks for them on a function.
+    compiled = CompiledGraph(graph, kind, options)
+
+    def run(inputs: list[Any]) -> list[Any]:
+        return compiled(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,47 @@
+"""Errors of torch.compile(backend="flagos"): part 65x of the backend's catalogue."""
+
+from __future__ import annotations
+
+from flagos_backend.errors import FlagosBackendError, StatusCode
+
+
+class UnknownOption(FlagosBackendError):
+    number = 651
+    code = StatusCode.INVALID_ARGUMENT
+    template = (
+        "torch.compile has no {kind} {value} for the backend flagos. At torch.compile. Leave it out, or choose one of: "
+        "{known}."
+    )
+
+
+class UnsupportedTensor(FlagosBackendError):
+    number = 652
+    code = StatusCode.UNIMPLEMENTED
+    template = (
+        "A tensor with {fact} cannot enter a program. At {place}. Convert it first, or keep this part out of the graph "
+        "with torch.compiler.disable."
+    )
+
+
+class UnsupportedNode(FlagosBackendError):
+    number = 653
+    code = StatusCode.UNIMPLEMENTED
+    template = (
+        "{target} cannot be part of a program: {reason}. At {place}. Keep it out of the graph with "
+        "torch.compiler.disable."
+    )
+
+
+class FallbackRefused(FlagosBackendError):
+    number = 654
+    code = StatusCode.UNIMPLEMENTED
+    template = (
+        "{target} has no lowering and would run as itself, which options={{'fallback': 'error'}} refuses. At {place}. "
+        "Allow it, or write the model without it."
+    )
+
+
+class BackendUnavailable(FlagosBackendError):
+    number = 655
+    code = StatusCode.UNAVAILABLE
+    template = "torch.compile found no backend: {reason} At torch.compile. See `flagos doctor`."

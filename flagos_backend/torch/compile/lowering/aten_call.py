@@ -1,0 +1,148 @@
+"""An operator left whole: the custom call ``aten::<op>.<overload>`` that kernels/reference/aten.py runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, Shape, TupleShape
+from flagos_backend.torch.compile.lowering.emitter import element_type
+from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload
+
+aten = torch.ops.aten
+
+# Operators that are left whole because ATen's own kernel is what runs best; leaving one whole is no fallback.
+_WHOLE = """
+_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
+_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm
+native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward
+addmm addmv addr baddbmm convolution convolution_backward
+embedding embedding_dense_backward index gather scatter scatter_add index_put index_select index_add
+argmax argmin cumsum max min sort topk
+gelu gelu_backward silu silu_backward native_dropout native_dropout_backward
+nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward
+max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
+_adaptive_avg_pool2d _adaptive_avg_pool2d_backward
+"""
+WHOLE: frozenset[str] = frozenset(f"aten::{name}" for name in _WHOLE.split())
+
+# What they compute depends on how their argument lies in memory, so it is laid out as it was when traced.
+_READS_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
+
+_NAMED = ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format"))
+
+
+def draws_random_numbers(target: Overload) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def call_aten(
+    builder: Builder,
+    target: Overload,
+    result: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    traced: Sequence[Any],
+) -> Any:
+    """Emits ``target`` as it is; what it gives has the structure of ``result``, its traced value. ``traced`` are the
+    traced positional arguments. Raises NoLoweringError for what cannot cross."""
+    writer = _Writer(traced if target in _READS_STRIDES else None)
+    config = {
+        "arguments": [writer.encode(value) for value in args],
+        "keywords": {name: writer.encode(value) for name, value in kwargs.items()},
+        "results": None if isinstance(result, torch.Tensor) else _kept(result),
+    }
+    # Nobody asks for the value of an assertion: it runs for its effect.
+    effect = draws_random_numbers(target) or not _tensors(result)
+    attributes = CustomCallAttributes(
+        f"aten::{target._schema.name.removeprefix('aten::')}.{target._overloadname}",
+        json.dumps(config, allow_nan=False).encode(),
+        has_side_effect=effect,
+    )
+    call = builder.add(Opcode.CUSTOM_CALL, writer.operands, attributes, shape=result_shape(result))
+    return unpack(builder, call, result)
+
+
+def result_shape(result: Any) -> Shape:
+    """One tensor is an array, everything else the tuple of the tensors in it."""
+    if isinstance(result, torch.Tensor):
+        return ArrayShape(element_type(result), tuple(result.shape))
+    return TupleShape(tuple(ArrayShape(element_type(t), tuple(t.shape)) for t in _tensors(result)))
+
+
+def unpack(builder: Builder, call: Instruction, result: Any) -> Any:
+    """The value of a call in the structure of ``result``."""
+    if isinstance(result, torch.Tensor):
+        return call
+    count = 0
+
+    def take(part: Any) -> Any:
+        nonlocal count
+        if isinstance(part, torch.Tensor):
+            count += 1
+            return builder.element(call, count - 1)
+        if isinstance(part, list | tuple):
+            return [take(inner) for inner in part]
+        if part is None or isinstance(part, bool | int | float):
+            return part
+        raise NoLoweringError(f"it returns a {type(part).__name__}")
+
+    return take(result)
+
+
+def _flat(result: Any) -> list[Any]:
+    if isinstance(result, list | tuple):
+        return [leaf for part in result for leaf in _flat(part)]
+    return [result]
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _flat(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _kept(result: Any) -> list[int]:
+    return [index for index, leaf in enumerate(_flat(result)) if isinstance(leaf, torch.Tensor)]
+
+
+class _Writer:
+    """Arguments as JSON; collects the operands. ``traced``: strides of top-level tensors are written from it."""
+
+    def __init__(self, traced: Sequence[Any] | None) -> None:
+        self.operands: list[Instruction] = []
+        self._strides = {}
+        for position, tensor in enumerate(traced or ()):
+            if isinstance(tensor, torch.Tensor):
+                if tensor.storage_offset() != 0:
+                    raise NoLoweringError("it reads the memory around a view")
+                self._strides[position] = list(tensor.stride())
+
+    def encode(self, value: Any) -> Any:
+        if isinstance(value, Instruction):
+            self.operands.append(value)
+            number = len(self.operands) - 1
+            strides = self._strides.get(number)
+            return {"tensor": number} if strides is None else {"tensor": number, "strides": strides}
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if isinstance(value, complex):
+            return {"complex": repr(value)}
+        if isinstance(value, list | tuple):
+            return [self.encode(part) for part in value]
+        for kind, name in _NAMED:
+            if isinstance(value, kind):
+                return {name: str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device) and value.type == "cpu":
+            return {"device": "cpu"}
+        raise NoLoweringError(f"an argument is {value!r}")

@@ -1,0 +1,337 @@
+"""Elementwise operators, with PyTorch's type promotion. Complex numbers are left to ATen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from flagos_backend.ir.attributes import CompareAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Comparison, Opcode
+from flagos_backend.ir.types import ElementType
+from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE, TORCH_DTYPE
+from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
+from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload, Rule, lowering
+
+aten = torch.ops.aten
+E = ElementType
+Operand = Instruction | complex
+_HALF = (E.F16, E.BF16)
+
+
+def _real(result: torch.Tensor, operands: Sequence[Any]) -> None:
+    kinds = [element_type(result), *(array(o).element_type for o in operands if isinstance(o, Instruction))]
+    if any(kind.is_complex or (kind.is_float and kind.bits < 16) for kind in kinds):
+        raise NoLoweringError("complex numbers and small floats are ATen's")
+    if any(isinstance(o, complex) for o in operands):
+        raise NoLoweringError("complex numbers are ATen's")
+
+
+def _compute_type(kind: ElementType, operands: Sequence[Any]) -> ElementType:
+    """ATen computes halves with a number in float32, and does not round the number first."""
+    return E.F32 if kind in _HALF and not all(isinstance(o, Instruction) for o in operands) else kind
+
+
+_UNARY: dict[Overload, Opcode] = {
+    aten.ceil.default: Opcode.CEIL,
+    aten.cos.default: Opcode.COS,
+    aten.erf.default: Opcode.ERF,
+    aten.exp.default: Opcode.EXP,
+    aten.expm1.default: Opcode.EXPM1,
+    aten.floor.default: Opcode.FLOOR,
+    aten.log.default: Opcode.LOG,
+    aten.log1p.default: Opcode.LOG1P,
+    aten.rsqrt.default: Opcode.RSQRT,
+    aten.sigmoid.default: Opcode.LOGISTIC,
+    aten.sin.default: Opcode.SIN,
+    aten.sqrt.default: Opcode.SQRT,
+    aten.tanh.default: Opcode.TANH,
+}
+
+
+def _float_unary(opcode: Opcode) -> Rule:
+    """Operators of floats; integers become floats first, and floor and ceil of them are ATen's."""
+
+    def rule(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+        _real(result, [x])
+        kind = element_type(result)
+        if not kind.is_float:
+            raise NoLoweringError("integers stay as they are")
+        return emitter.add(opcode, emitter.convert(x, kind))
+
+    return rule
+
+
+for _overload, _opcode in _UNARY.items():
+    lowering(_overload)(_float_unary(_opcode))
+
+
+@lowering(aten.neg.default)
+def _neg(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    _real(result, [x])
+    return emitter.add(Opcode.NEGATE, x)
+
+
+@lowering(aten.abs.default)
+def _abs(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    _real(result, [x])
+    if not (array(x).element_type.is_float or array(x).element_type.is_signed):
+        raise NoLoweringError("abs of unsigned integers is ATen's")
+    return emitter.add(Opcode.ABS, x)
+
+
+@lowering(aten.reciprocal.default)
+def _reciprocal(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    return _binary(emitter, result, Opcode.DIVIDE, 1.0, x, exact_number=True)
+
+
+@lowering(aten.bitwise_not.default)
+def _bitwise_not(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    return emitter.add(Opcode.NOT, x)
+
+
+@lowering(aten.logical_not.default)
+def _logical_not(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    _real(result, [x])
+    return emitter.add(Opcode.NOT, emitter.convert(x, E.PRED))
+
+
+@lowering(aten.relu.default)
+def _relu(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    return _binary(emitter, result, Opcode.MAXIMUM, x, 0, exact_number=True)
+
+
+def _binary(
+    emitter: Emitter, result: torch.Tensor, opcode: Opcode, x: Operand, y: Operand, *, exact_number: bool = False
+) -> Instruction:
+    """``exact_number``: a number among the operands is the same in every type, so nothing is computed wider."""
+    _real(result, [x, y])
+    kind = element_type(result)
+    compute = kind if exact_number else _compute_type(kind, [x, y])
+    dims = tuple(result.shape)
+    operands = [emitter.operand(value, compute, dims) for value in (x, y)]
+    return emitter.convert(emitter.add(opcode, *operands), kind)
+
+
+def _number(result: torch.Tensor) -> None:
+    if result.dtype == torch.bool:
+        raise NoLoweringError("arithmetic on booleans is ATen's")
+
+
+@lowering(aten.add.Tensor, aten.add.Scalar)
+def _add(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, alpha: float = 1) -> Instruction:
+    _number(result)
+    return _binary(emitter, result, Opcode.ADD, x, _scaled(emitter, result, y, alpha))
+
+
+@lowering(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, alpha: float = 1) -> Instruction:
+    _number(result)
+    return _binary(emitter, result, Opcode.SUBTRACT, x, _scaled(emitter, result, y, alpha))
+
+
+@lowering(aten.rsub.Tensor, aten.rsub.Scalar)
+def _rsub(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, alpha: float = 1) -> Instruction:
+    _number(result)
+    return _binary(emitter, result, Opcode.SUBTRACT, y, _scaled(emitter, result, x, alpha))
+
+
+def _scaled(emitter: Emitter, result: torch.Tensor, y: Operand, alpha: float) -> Operand:
+    if alpha == 1:
+        return y
+    if not isinstance(y, Instruction):
+        return y * alpha
+    kind = element_type(result)
+    if kind in _HALF:
+        raise NoLoweringError("ATen scales halves in float32 within the sum")
+    _real(result, [y])
+    dims = array(y).dims
+    return emitter.add(Opcode.MULTIPLY, emitter.convert(y, kind), emitter.operand(alpha, kind, dims))
+
+
+@lowering(aten.mul.Tensor, aten.mul.Scalar)
+def _mul(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
+    _number(result)
+    return _binary(emitter, result, Opcode.MULTIPLY, x, y)
+
+
+@lowering(aten.div.Tensor, aten.div.Scalar)
+def _div(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
+    return _binary(emitter, result, Opcode.DIVIDE, x, y)
+
+
+@lowering(aten.maximum.default)
+def _maximum(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
+    return _binary(emitter, result, Opcode.MAXIMUM, x, y)
+
+
+@lowering(aten.minimum.default)
+def _minimum(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
+    return _binary(emitter, result, Opcode.MINIMUM, x, y)
+
+
+@lowering(aten.pow.Tensor_Scalar)
+def _pow(emitter: Emitter, result: torch.Tensor, x: Instruction, exponent: float) -> Instruction:
+    """The exponents that ATen itself turns into products and roots."""
+    _real(result, [x])
+    kind = element_type(result)
+    if kind not in (E.F32, E.F64):
+        raise NoLoweringError("powers of other types are ATen's")
+    x = emitter.convert(x, kind)
+    if exponent == 2:
+        return emitter.add(Opcode.MULTIPLY, x, x)
+    if exponent == 3:
+        return emitter.add(Opcode.MULTIPLY, emitter.add(Opcode.MULTIPLY, x, x), x)
+    if exponent == 0.5:
+        return emitter.add(Opcode.SQRT, x)
+    raise NoLoweringError("other powers are ATen's")
+
+
+def _bitwise(opcode: Opcode) -> Rule:
+    def rule(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
+        return _binary(emitter, result, opcode, x, y)
+
+    return rule
+
+
+lowering(aten.bitwise_and.Tensor, aten.bitwise_and.Scalar)(_bitwise(Opcode.AND))
+lowering(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)(_bitwise(Opcode.OR))
+lowering(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)(_bitwise(Opcode.XOR))
+
+
+def _logical(opcode: Opcode) -> Rule:
+    def rule(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
+        _real(result, [x, y])
+        return emitter.add(opcode, *(emitter.operand(value, E.PRED, tuple(result.shape)) for value in (x, y)))
+
+    return rule
+
+
+lowering(aten.logical_and.default)(_logical(Opcode.AND))
+lowering(aten.logical_or.default)(_logical(Opcode.OR))
+lowering(aten.logical_xor.default)(_logical(Opcode.XOR))
+
+
+def _compare(direction: Comparison) -> Rule:
+    def rule(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Operand) -> Instruction:
+        _real(result, [x, y])
+        kind = _common_type(x, y)
+        operands = [emitter.operand(value, kind, tuple(result.shape)) for value in (x, y)]
+        return emitter.builder.add(Opcode.COMPARE, operands, CompareAttributes(direction))
+
+    return rule
+
+
+def _common_type(x: Instruction, y: Operand) -> ElementType:
+    def meta(value: Operand) -> Any:
+        if not isinstance(value, Instruction):
+            return value
+        # Only dtype and whether there are dimensions matter to promotion.
+        dims = (1,) * array(value).rank
+        return torch.empty(dims, dtype=TORCH_DTYPE[array(value).element_type], device="meta")
+
+    kind = ELEMENTWISE_TYPE_PROMOTION_KIND.ALWAYS_BOOL
+    compute, _ = elementwise_dtypes(meta(x), meta(y), type_promotion_kind=kind)
+    common = ELEMENT_TYPE[compute]
+    if array(x).element_type in _HALF and not isinstance(y, Instruction):
+        return E.F32 if common in _HALF else common
+    return common
+
+
+for _name, _direction in {
+    "eq": Comparison.EQ,
+    "ne": Comparison.NE,
+    "lt": Comparison.LT,
+    "le": Comparison.LE,
+    "gt": Comparison.GT,
+    "ge": Comparison.GE,
+}.items():
+    lowering(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(_compare(_direction))
+
+
+@lowering(aten.where.self)
+def _where(emitter: Emitter, result: torch.Tensor, condition: Any, x: Operand, y: Operand) -> Instruction:
+    kind, dims = element_type(result), tuple(result.shape)
+    if array(condition).element_type is not E.PRED:
+        raise NoLoweringError("the condition is not boolean")
+    chosen = [emitter.operand(value, kind, dims) for value in (x, y)]
+    return emitter.add(Opcode.SELECT, emitter.expand(condition, dims), *chosen)
+
+
+@lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def _masked_fill(emitter: Emitter, result: torch.Tensor, x: Instruction, mask: Instruction, value: Any) -> Instruction:
+    half = isinstance(value, float) and element_type(result) in _HALF
+    if half and torch.finfo(result.dtype).max < abs(value) < float("inf"):
+        raise NoLoweringError("ATen refuses a value out of range")
+    return _where(emitter, result, mask, value, x)
+
+
+@lowering(aten.clamp.default)
+def _clamp(
+    emitter: Emitter, result: torch.Tensor, x: Instruction, low: float | None = None, high: float | None = None
+) -> Instruction:
+    if any(bound is not None and bound != bound for bound in (low, high)):
+        raise NoLoweringError("a bound is NaN")
+    if element_type(result) in _HALF:
+        raise NoLoweringError("ATen rounds the bounds of halves its own way")
+    for opcode, bound in ((Opcode.MAXIMUM, low), (Opcode.MINIMUM, high)):
+        if bound is not None:
+            x = _binary(emitter, result, opcode, x, bound)
+    return emitter.convert(x, element_type(result))
+
+
+# Derivatives that are a product or a choice.
+
+
+@lowering(aten.threshold_backward.default)
+def _threshold_backward(
+    emitter: Emitter, result: torch.Tensor, gradient: Instruction, x: Instruction, threshold: float
+) -> Instruction:
+    _real(result, [gradient, x])
+    passes = _compare(Comparison.LE)(emitter, result, x, threshold)
+    return _where(emitter, result, passes, 0, gradient)
+
+
+@lowering(aten.tanh_backward.default)
+def _tanh_backward(emitter: Emitter, result: torch.Tensor, gradient: Instruction, y: Instruction) -> Instruction:
+    kind, dims = _full_precision(result, gradient, y)
+    square = emitter.add(Opcode.MULTIPLY, y, y)
+    rest = emitter.add(Opcode.SUBTRACT, emitter.operand(1.0, kind, dims), square)
+    return emitter.add(Opcode.MULTIPLY, gradient, rest)
+
+
+@lowering(aten.sigmoid_backward.default)
+def _sigmoid_backward(emitter: Emitter, result: torch.Tensor, gradient: Instruction, y: Instruction) -> Instruction:
+    kind, dims = _full_precision(result, gradient, y)
+    rest = emitter.add(Opcode.SUBTRACT, emitter.operand(1.0, kind, dims), y)
+    return emitter.add(Opcode.MULTIPLY, gradient, emitter.add(Opcode.MULTIPLY, rest, y))
+
+
+def _full_precision(result: torch.Tensor, *operands: Instruction) -> tuple[ElementType, tuple[int, ...]]:
+    kind, dims = element_type(result), tuple(result.shape)
+    if kind not in (E.F32, E.F64) or any(array(o).element_type is not kind or array(o).dims != dims for o in operands):
+        raise NoLoweringError("ATen computes this in another type")
+    return kind, dims
+
+
+@lowering(aten._to_copy.default)
+def _to_copy(emitter: Emitter, result: torch.Tensor, x: Instruction, **_: Any) -> Instruction:
+    return _convert(emitter, result, x)
+
+
+@lowering(torch.ops.prims.convert_element_type.default)
+def _convert_element_type(emitter: Emitter, result: torch.Tensor, x: Instruction, dtype: torch.dtype) -> Instruction:
+    return _convert(emitter, result, x)
+
+
+def _convert(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    before, after = array(x).element_type, element_type(result)
+    if before is after:
+        return x
+    _real(result, [x])
+    if before.is_float and after.is_integer:
+        raise NoLoweringError("what is out of range is ATen's to say")
+    return emitter.convert(x, after)

@@ -1,0 +1,87 @@
+"""What rules emit with: the builder, and the few steps that nearly every operator needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flagos_backend.ir.attributes import DimensionsAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE
+from flagos_backend.torch.compile.lowering.table import NoLoweringError
+
+
+def array(instruction: Instruction) -> ArrayShape:
+    """The shape of a tensor's instruction."""
+    assert isinstance(instruction.shape, ArrayShape)
+    return instruction.shape
+
+
+def element_type(tensor: torch.Tensor) -> ElementType:
+    """The element type of a node's tensor. Raises NoLoweringError where the IR has none."""
+    kind = ELEMENT_TYPE.get(tensor.dtype)
+    if kind is None:
+        raise NoLoweringError(f"{tensor.dtype} has no element type")
+    return kind
+
+
+class Emitter:
+    """Emits into one computation. Sizes are concrete."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self._combiners: dict[tuple[Opcode, ElementType], Computation] = {}
+
+    def scalar(self, value: complex, kind: ElementType) -> Instruction:
+        """Raises NoLoweringError when ``kind`` cannot hold ``value`` as PyTorch would."""
+        try:
+            if kind is ElementType.PRED:
+                value = bool(value)
+            return self.builder.scalar(value, kind)
+        except (ValueError, OverflowError, KeyError) as error:
+            raise NoLoweringError(str(error)) from None
+
+    def convert(self, operand: Instruction, kind: ElementType) -> Instruction:
+        return operand if array(operand).element_type is kind else self.builder.convert(operand, kind)
+
+    def reshape(self, operand: Instruction, dims: Sequence[int]) -> Instruction:
+        return operand if array(operand).dims == tuple(dims) else self.builder.reshape(operand, dims)
+
+    def transpose(self, operand: Instruction, permutation: Sequence[int]) -> Instruction:
+        if list(permutation) == list(range(len(permutation))):
+            return operand
+        return self.builder.add(Opcode.TRANSPOSE, [operand], DimensionsAttributes(tuple(permutation)))
+
+    def expand(self, operand: Instruction, dims: Sequence[int]) -> Instruction:
+        """``operand`` broadcast to ``dims`` by PyTorch's rule: aligned at the end, sizes of 1 repeat."""
+        dims, own = tuple(dims), array(operand).dims
+        if own == dims:
+            return operand
+        lead = len(dims) - len(own)
+        kept = [d for d, size in enumerate(own) if size == dims[lead + d]]
+        if len(kept) < len(own):
+            operand = self.builder.reshape(operand, [own[d] for d in kept])
+        return self.builder.broadcast(operand, dims, [lead + d for d in kept])
+
+    def operand(self, value: Instruction | complex, kind: ElementType, dims: Sequence[int]) -> Instruction:
+        """A tensor or number as an array of ``kind`` and ``dims``."""
+        if isinstance(value, Instruction):
+            return self.expand(self.convert(value, kind), dims)
+        return self.expand(self.scalar(value, kind), dims)
+
+    def add(self, opcode: Opcode, *operands: Instruction) -> Instruction:
+        """An instruction without attributes."""
+        return self.builder.add(opcode, operands)
+
+    def combiner(self, opcode: Opcode, kind: ElementType) -> Computation:
+        """The computation of two scalars that a reduction folds with."""
+        known = self._combiners.get((opcode, kind))
+        if known is None:
+            builder = Builder(f"{opcode.value}_{kind.name.lower()}")
+            parameters = [builder.parameter(ArrayShape(kind), name) for name in ("lhs", "rhs")]
+            known = self._combiners[opcode, kind] = builder.build(builder.add(opcode, parameters))
+        return known

@@ -1,0 +1,158 @@
+"""Views and data movement. Values have no strides here: a view is a reshape, transpose, slice or broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flagos_backend.ir.attributes import DimensionAttributes, DimensionsAttributes, PadAttributes, SliceAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
+from flagos_backend.torch.compile.lowering.table import NoLoweringError, lowering
+
+aten = torch.ops.aten
+
+
+@lowering(aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default)
+def _identity(emitter: Emitter, result: torch.Tensor, x: Instruction, **_: Any) -> Instruction:
+    return x
+
+
+@lowering(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten._reshape_alias.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+)
+def _reshape(emitter: Emitter, result: torch.Tensor, x: Instruction, *_: Any, **__: Any) -> Instruction:
+    return emitter.reshape(x, tuple(result.shape))
+
+
+@lowering(aten.expand.default)
+def _expand(emitter: Emitter, result: torch.Tensor, x: Instruction, *_: Any, **__: Any) -> Instruction:
+    return emitter.expand(x, tuple(result.shape))
+
+
+@lowering(aten.permute.default)
+def _permute(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Sequence[int]) -> Instruction:
+    rank = array(x).rank
+    return emitter.transpose(x, [d % rank for d in dims])
+
+
+@lowering(aten.transpose.int)
+def _transpose(emitter: Emitter, result: torch.Tensor, x: Instruction, first: int, second: int) -> Instruction:
+    order = list(range(array(x).rank))
+    if order:
+        order[first], order[second] = order[second], order[first]
+    return emitter.transpose(x, order)
+
+
+@lowering(aten.t.default)
+def _t(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    return emitter.transpose(x, list(range(array(x).rank))[::-1])
+
+
+def _cut(emitter: Emitter, x: Instruction, dim: int, start: int, stop: int, step: int = 1) -> Instruction:
+    dims = array(x).dims
+    if (start, stop, step) == (0, dims[dim], 1):
+        return x
+    starts, limits, strides = [0] * len(dims), list(dims), [1] * len(dims)
+    starts[dim], limits[dim], strides[dim] = start, stop, step
+    return emitter.builder.add(Opcode.SLICE, [x], SliceAttributes(tuple(starts), tuple(limits), tuple(strides)))
+
+
+@lowering(aten.slice.Tensor)
+def _slice(
+    emitter: Emitter,
+    result: torch.Tensor,
+    x: Instruction,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Instruction:
+    dim %= array(x).rank
+    first, last, _ = slice(start, end).indices(array(x).dims[dim])
+    return _cut(emitter, x, dim, first, max(first, last), step)
+
+
+@lowering(aten.select.int)
+def _select(emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: int) -> Instruction:
+    dim %= array(x).rank
+    index %= array(x).dims[dim]
+    return emitter.reshape(_cut(emitter, x, dim, index, index + 1), tuple(result.shape))
+
+
+def _parts(emitter: Emitter, x: Instruction, dim: int, sizes: Sequence[int]) -> list[Instruction]:
+    dim %= array(x).rank
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(_cut(emitter, x, dim, start, start + size))
+        start += size
+    return parts
+
+
+@lowering(aten.split.Tensor)
+def _split(emitter: Emitter, result: Sequence[torch.Tensor], x: Instruction, size: int, dim: int = 0) -> list[Any]:
+    return _parts(emitter, x, dim, [part.shape[dim] for part in result])
+
+
+@lowering(aten.split_with_sizes.default)
+def _split_with_sizes(
+    emitter: Emitter, result: Sequence[torch.Tensor], x: Instruction, sizes: Sequence[int], dim: int = 0
+) -> list[Any]:
+    return _parts(emitter, x, dim, sizes)
+
+
+@lowering(aten.unbind.int)
+def _unbind(emitter: Emitter, result: Sequence[torch.Tensor], x: Instruction, dim: int = 0) -> list[Any]:
+    parts = _parts(emitter, x, dim, [1] * len(result))
+    return [emitter.reshape(part, tuple(tensor.shape)) for part, tensor in zip(parts, result, strict=True)]
+
+
+@lowering(aten.cat.default)
+def _cat(emitter: Emitter, result: torch.Tensor, tensors: Sequence[Instruction], dim: int = 0) -> Instruction:
+    kind = element_type(result)
+    # An empty vector joins arrays of any rank, for history's sake.
+    parts = [emitter.convert(x, kind) for x in tensors if array(x).dims != (0,) or result.dim() == 1]
+    if not parts:
+        raise NoLoweringError("there is nothing to join")
+    if len(parts) == 1:
+        return parts[0]
+    return emitter.builder.add(Opcode.CONCATENATE, parts, DimensionAttributes(dim % result.dim()))
+
+
+@lowering(aten.stack.default)
+def _stack(emitter: Emitter, result: torch.Tensor, tensors: Sequence[Instruction], dim: int = 0) -> Instruction:
+    dims = list(result.shape)
+    dims[dim % result.dim()] = 1
+    parts = [emitter.reshape(emitter.convert(x, element_type(result)), dims) for x in tensors]
+    if len(parts) == 1:
+        return parts[0]
+    return emitter.builder.add(Opcode.CONCATENATE, parts, DimensionAttributes(dim % result.dim()))
+
+
+@lowering(aten.flip.default)
+def _flip(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Sequence[int]) -> Instruction:
+    rank = array(x).rank
+    turned = tuple(sorted({d % rank for d in dims})) if rank else ()
+    return emitter.builder.add(Opcode.REVERSE, [x], DimensionsAttributes(turned)) if turned else x
+
+
+@lowering(aten.constant_pad_nd.default)
+def _constant_pad(
+    emitter: Emitter, result: torch.Tensor, x: Instruction, padding: Sequence[int], value: float = 0
+) -> Instruction:
+    rank = array(x).rank
+    low, high = [0] * rank, [0] * rank
+    for i in range(len(padding) // 2):
+        low[rank - 1 - i], high[rank - 1 - i] = padding[2 * i], padding[2 * i + 1]
+    attributes = PadAttributes(tuple(low), tuple(high), (0,) * rank)
+    return emitter.builder.add(Opcode.PAD, [x, emitter.scalar(value, element_type(result))], attributes)

@@ -1,0 +1,105 @@
+"""Sums, means, extremes and truth over dimensions. Halves are summed in float32, as ATen does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from flagos_backend.ir.attributes import DimensionsAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ElementType
+from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
+from flagos_backend.torch.compile.lowering.table import NoLoweringError, Rule, lowering
+
+aten = torch.ops.aten
+E = ElementType
+Dims = Sequence[int] | int | None
+
+
+def _dimensions(x: Instruction, dims: Dims) -> tuple[int, ...]:
+    """Which dimensions are folded; all of them when none is named."""
+    rank = array(x).rank
+    if dims is None or (not isinstance(dims, int) and not dims):
+        return tuple(range(rank))
+    named = [dims] if isinstance(dims, int) else dims
+    return tuple(sorted({d % rank for d in named})) if rank else ()
+
+
+def _reduce(
+    emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims, opcode: Opcode, initial: float
+) -> Instruction:
+    """``x`` folded, in its own type, in the shape of the result."""
+    kind = array(x).element_type
+    folded = emitter.builder.add(
+        Opcode.REDUCE,
+        [x, emitter.scalar(initial, kind)],
+        DimensionsAttributes(_dimensions(x, dims)),
+        called=[emitter.combiner(opcode, kind)],
+    )
+    return emitter.reshape(folded, tuple(result.shape))
+
+
+def _sum(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims) -> Instruction:
+    kind = element_type(result)
+    if kind.is_complex or (kind.is_float and kind.bits < 16) or kind is E.PRED:
+        raise NoLoweringError("sums of this type are ATen's")
+    if array(x).element_type.is_float and kind.is_integer:
+        raise NoLoweringError("what is out of range is ATen's to say")
+    wide = E.F32 if kind in (E.F16, E.BF16) else kind
+    return _reduce(emitter, result, emitter.convert(x, wide), dims, Opcode.ADD, 0)
+
+
+@lowering(aten.sum.default, aten.sum.dim_IntList)
+def _sum_rule(
+    emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = None, *_: Any, **__: Any
+) -> Instruction:
+    return emitter.convert(_sum(emitter, result, x, dims), element_type(result))
+
+
+@lowering(aten.mean.default, aten.mean.dim)
+def _mean(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = None, *_: Any, **__: Any) -> Instruction:
+    total = _sum(emitter, result, x, dims)
+    count = prod(array(x).dims[d] for d in _dimensions(x, dims))
+    kind = array(total).element_type
+    mean = emitter.add(Opcode.DIVIDE, total, emitter.operand(float(count), kind, tuple(result.shape)))
+    return emitter.convert(mean, element_type(result))
+
+
+def _extreme(opcode: Opcode, largest: bool) -> Rule:
+    def rule(
+        emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = None, keep: bool = False
+    ) -> Instruction:
+        kind = array(x).element_type
+        if kind.is_float and kind.bits >= 16:
+            initial: float = float("-inf") if largest else float("inf")
+        elif kind.is_integer:
+            info = torch.iinfo(result.dtype)
+            initial = info.min if largest else info.max
+        else:
+            raise NoLoweringError("extremes of this type are ATen's")
+        return _reduce(emitter, result, x, dims, opcode, initial)
+
+    return rule
+
+
+lowering(aten.amax.default, aten.max.default)(_extreme(Opcode.MAXIMUM, largest=True))
+lowering(aten.amin.default, aten.min.default)(_extreme(Opcode.MINIMUM, largest=False))
+
+
+def _truth(opcode: Opcode, initial: bool) -> Rule:
+    def rule(
+        emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = None, keep: bool = False
+    ) -> Instruction:
+        if array(x).element_type.is_complex or result.dtype is not torch.bool:
+            raise NoLoweringError("the truth of this type is ATen's")
+        return _reduce(emitter, result, emitter.convert(x, E.PRED), dims, opcode, initial)
+
+    return rule
+
+
+lowering(aten.any.default, aten.any.dim)(_truth(Opcode.OR, False))
+lowering(aten.all.default, aten.all.dim)(_truth(Opcode.AND, True))

@@ -1,0 +1,229 @@
+"""An FX graph of ATen operators to a serialized flagos.Program. Between specialization.py, which knows the sizes, and
+executable.py, which runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from flagos_backend.importer import schema
+from flagos_backend.importer.export import export_message
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.hlo import Instruction, Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape
+from flagos_backend.torch.compile.callbacks import Callback
+from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE
+from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
+from flagos_backend.torch.compile.layout import Layout, layout_of
+from flagos_backend.torch.compile.lowering.aten_call import WHOLE, call_aten, result_shape, unpack
+from flagos_backend.torch.compile.lowering.emitter import Emitter
+from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload, rule_of
+from flagos_backend.torch.compile.options import CompileOptions, Fallback
+from flagos_backend.torch.compile.outputs import OutputPlan, plan_outputs
+from flagos_backend.torch.compile.report import GraphReport
+
+# The traced value of every node: tensors that hold no data, numbers, and structures of both.
+Traced = Mapping[Node, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor at the border of a program."""
+
+    dtype: torch.dtype
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltProgram:
+    """``inputs``: for each parameter the number of the graph's input, or a constant tensor of the graph, and how it
+    lies. ``results``: how each output of the program lies. ``callbacks`` live as long as the program may run."""
+
+    serialized: bytes | None  # None when nothing is to be computed
+    inputs: tuple[tuple[int | torch.Tensor, TensorSpec], ...]
+    results: tuple[TensorSpec, ...]
+    outputs: OutputPlan
+    callbacks: tuple[Callback, ...]
+    report: GraphReport
+
+
+def build_program(name: str, graph: GraphModule, traced: Traced, options: CompileOptions) -> BuiltProgram:
+    """Raises UnsupportedTensor, UnsupportedNode or FallbackRefused, naming the node."""
+    return _Translation(name, graph, traced, options).run()
+
+
+def place_of(node: Node) -> str:
+    """The node, and the line of the user's program that it comes from."""
+    frames = (node.meta.get("stack_trace") or "").strip().splitlines()
+    source = f", from {frames[-2].strip()}: {frames[-1].strip()}" if len(frames) > 1 else ""
+    return f"%{node.name} = {node.target}{source}"
+
+
+class _Translation:
+    def __init__(self, name: str, graph: GraphModule, traced: Traced, options: CompileOptions) -> None:
+        self._graph, self._traced, self._options = graph, traced, options
+        self._builder = Builder(name)
+        self._emitter = Emitter(self._builder)
+        self._values: dict[Node, Any] = {}
+        self._inputs: list[tuple[int | torch.Tensor, TensorSpec]] = []
+        self._callbacks: list[Callback] = []
+        self._effects = False
+        self._report = GraphReport(name)
+
+    def run(self) -> BuiltProgram:
+        outputs = plan_outputs(self._graph, self._traced)
+        positions = {n: i for i, n in enumerate(self._graph.graph.find_nodes(op="placeholder"))}
+        needed = self._needed(outputs)
+        # Parameters first, all of them: their numbers are those of the inputs.
+        for node in self._graph.graph.nodes:
+            if node in needed and node.op in ("placeholder", "get_attr"):
+                self._leaf(node, positions)
+        for node in self._graph.graph.nodes:
+            if node in needed and node.op == "call_function":
+                self._builder.metadata = node.name
+                self._values[node] = self._node(node)
+        self._builder.metadata = ""
+        if not outputs.computed and not self._effects:
+            return BuiltProgram(None, (), (), outputs, (), self._report)
+        specs = [self._spec(node, self._traced[node]) for node in outputs.computed]
+        roots = [self._physical(self._values[node], s) for node, s in zip(outputs.computed, specs, strict=True)]
+        entry = self._builder.build(self._builder.tuple(roots))
+        envelope = schema.Program(schema_version=1, producer=f"torch {torch.__version__}")
+        envelope.module.CopyFrom(export_message(Module(self._report.name, entry)))
+        envelope.num_replicas = envelope.num_partitions = 1
+        return BuiltProgram(
+            envelope.SerializeToString(),
+            tuple(self._inputs),
+            tuple(specs),
+            outputs,
+            tuple(self._callbacks),
+            self._report,
+        )
+
+    def _needed(self, outputs: OutputPlan) -> set[Node]:
+        """What the computed outputs and the effects depend on."""
+        needed: set[Node] = set()
+        waiting = list(outputs.computed)
+        for node in self._graph.graph.nodes:
+            if node.op == "call_function" and node.is_impure():
+                waiting.append(node)
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                waiting.extend(node.all_input_nodes)
+        return needed
+
+    # ---- The border
+
+    def _spec(self, node: Node, tensor: torch.Tensor) -> TensorSpec:
+        fact = ""
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            fact = f"the layout {tensor.layout}" if not tensor.is_quantized else "quantized numbers"
+        elif tensor.device.type != "cpu":
+            fact = f"the device {tensor.device}"
+        elif tensor.dtype not in ELEMENT_TYPE:
+            fact = f"the dtype {tensor.dtype}"
+        if fact:
+            raise UnsupportedTensor(fact=fact, place=place_of(node))
+        return TensorSpec(tensor.dtype, layout_of(tensor.shape, tensor.stride()))
+
+    def _leaf(self, node: Node, positions: Mapping[Node, int]) -> None:
+        if node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(self._graph)
+            if not isinstance(value, torch.Tensor):
+                self._values[node] = value  # the body of a higher-order operator
+                return
+            traced: Any = value
+            source: int | torch.Tensor = value.detach()
+        else:
+            traced, source = self._traced[node], positions[node]
+            if not isinstance(traced, torch.Tensor):
+                self._values[node] = traced
+                return
+        spec = self._spec(node, traced)
+        self._inputs.append((source, spec))
+        shape = ArrayShape(ELEMENT_TYPE[spec.dtype], spec.layout.physical)
+        parameter = self._builder.parameter(shape, node.name)
+        self._values[node] = self._emitter.transpose(parameter, spec.layout.inverse)
+
+    def _physical(self, value: Instruction, spec: TensorSpec) -> Instruction:
+        return self._emitter.transpose(value, spec.layout.order)
+
+    # ---- Nodes
+
+    def _node(self, node: Node) -> Any:
+        result = self._traced[node]
+        if isinstance(result, bool | int | float):
+            return result  # arithmetic on sizes, which are known
+        if node.target is operator.getitem:
+            container, index = node.args
+            return self._values[container][index]  # type: ignore[index]
+        args = torch.fx.map_arg(node.args, self._values.__getitem__)
+        kwargs = torch.fx.map_arg(node.kwargs, self._values.__getitem__)
+        try:
+            if isinstance(node.target, Overload):
+                return self._operator(node, node.target, result, args, kwargs)
+            return self._call_back(node, result, args, kwargs)
+        except NoLoweringError as error:
+            raise UnsupportedNode(target=node.target, reason=error, place=place_of(node)) from None
+
+    def _operator(self, node: Node, target: Overload, result: Any, args: Any, kwargs: Any) -> Any:
+        name = str(target)
+        rule = rule_of(target)
+        if rule is not None:
+            try:
+                value = rule(self._emitter, result, *args, **kwargs)
+                self._report.lowered[name] += 1
+                return value
+            except NoLoweringError:
+                pass  # this case of it has none, so it runs as itself
+        if target.namespace != "aten" or target._schema.is_mutable:
+            return self._call_back(node, result, args, kwargs)
+        if target._schema.name in WHOLE:
+            self._report.whole[name] += 1
+        else:
+            self._refuse_fallback(node)
+            self._report.fallback[name] += 1
+        traced = torch.fx.map_arg(node.args, self._traced.__getitem__)
+        self._effects |= node.is_impure()
+        return call_aten(self._builder, target, result, args, kwargs, traced)
+
+    def _refuse_fallback(self, node: Node) -> None:
+        if self._options.fallback is Fallback.ERROR:
+            raise FallbackRefused(target=node.target, place=place_of(node))
+
+    def _call_back(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
+        """A call that only this process can make: into the PyTorch that compiles."""
+        self._refuse_fallback(node)
+        flat, structure = torch.utils._pytree.tree_flatten((args, kwargs))
+        holes = [index for index, leaf in enumerate(flat) if isinstance(leaf, Instruction)]
+        template = [None if isinstance(leaf, Instruction) else leaf for leaf in flat]
+        target: Any = node.target
+
+        def function(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            filled = list(template)
+            for index, tensor in zip(holes, tensors, strict=True):
+                filled[index] = tensor
+            given, named = torch.utils._pytree.tree_unflatten(filled, structure)
+            leaves = torch.utils._pytree.tree_leaves(target(*given, **named))
+            return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+        callback = Callback(function)
+        self._callbacks.append(callback)
+        self._report.callbacks[str(target)] += 1
+        self._effects = True
+        config = json.dumps({"id": callback.identifier}).encode()
+        attributes = CustomCallAttributes("flagos.host_callback", config, has_side_effect=True)
+        operands = [flat[index] for index in holes]
+        call = self._builder.add(Opcode.CUSTOM_CALL, operands, attributes, shape=result_shape(result))
+        return unpack(self._builder, call, result)

@@ -1,0 +1,207 @@
+"""What a compiled graph owes its caller besides numbers: sizes, strides, aliases, mutation, errors, memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch.nn import functional
+
+from flagos_backend.torch.compile import report
+from flagos_backend.torch.compile.backend import flagos
+from support.torch_compile import assert_same, check_function, compiled
+
+
+def test_strides_of_outputs() -> None:
+    check_function(lambda x: (x.t() + 1, (x * 2).t(), x.expand(3, 4, 5), (x + 1)[:, ::2]), torch.randn(4, 5))
+
+
+def test_strides_of_inputs() -> None:
+    base = torch.randn(6, 8, 4)
+    views = (base[::2], base[:, 1:5], base.permute(2, 0, 1), base[0, 0].expand(3, 4), base[1:])
+    check_function(lambda *views: [view * 2 + 1 for view in views], *views)
+
+
+def test_zero_sizes_and_scalars() -> None:
+    check_function(lambda x, y: (x.sum(0) + 1, y * 3, x * 2, y.exp()), torch.randn(0, 3), torch.tensor(1.5))
+
+
+def test_inputs_as_outputs() -> None:
+    x, y = torch.randn(3), torch.randn(3)
+    first, second, same = compiled(lambda x, y: (x, x + y, y.view(3, 1)))(x, y)
+    assert first is x
+    assert same.data_ptr() == y.data_ptr()
+    assert_same(second, x + y)
+
+
+def test_nothing_and_numbers_as_outputs() -> None:
+    assert_same(compiled(lambda x: (None, 3, x + 1, "a"))(torch.zeros(2)), (None, 3, torch.ones(2), "a"))
+
+
+def test_mutated_inputs_and_buffers() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        y[1:3] = 0
+        return x.mul(2)
+
+    ours, theirs = ([torch.arange(4.0), torch.ones(4)] for _ in range(2))
+    assert_same(compiled(step)(*ours), step(*theirs))
+    assert_same(ours, theirs)
+
+
+def test_output_may_be_written_over() -> None:
+    run = compiled(lambda x: x * 2)
+    x = torch.randn(5, requires_grad=True)
+    y = run(x)
+    y.add_(1)
+    y.sum().backward()
+    assert_same(x.grad, torch.full((5,), 2.0))
+
+
+def test_inputs_are_not_copied() -> None:
+    """The program reads the caller's memory: what is written there between launches is what it sees."""
+    run, x = compiled(lambda x: x + 1), torch.zeros(64)
+    run(x)
+    x.fill_(5)
+    assert_same(run(x), torch.full((64,), 6.0))
+
+
+def test_outputs_outlive_everything() -> None:
+    y = compiled(lambda x: x.exp().cumsum(0))(torch.zeros(1000))
+    torch._dynamo.reset()
+    gc.collect()
+    assert_same(y, torch.arange(1.0, 1001.0))
+
+
+def test_symbolic_sizes_specialize_inside_one_graph() -> None:
+    def scores(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return functional.softmax(x.view(x.shape[0] * 2, -1), -1) @ torch.ones(x.shape[1] // 2, 3), x.shape[0] * 2
+
+    run = torch.compile(scores, backend=flagos, dynamic=True, fullgraph=True)
+    for rows in (3, 5, 8, 3):
+        x = torch.randn(rows, 6)
+        assert_same(run(x), scores(x))
+    names = [known.name for known in report.reports()]
+    assert len(names) == 3, "one program for each of three sizes"
+    assert len(set(names)) == 1, "all of one graph"
+
+
+def test_symbolic_sizes_with_gradients() -> None:
+    layer = torch.nn.Linear(6, 4)
+    run = torch.compile(layer, backend=flagos, dynamic=True, fullgraph=True)
+    for rows in (2, 7, 5):
+        x = torch.randn(rows, 6, requires_grad=True)
+        run(x).square().sum().backward()
+        twin = x.detach().clone().requires_grad_()
+        layer(twin).square().sum().backward()
+        torch.testing.assert_close(x.grad, twin.grad)
+
+
+def test_old_specializations_are_dropped() -> None:
+    options = {"max_specializations": 2}
+    run = torch.compile(lambda x: x.sin(), backend=flagos, dynamic=True, options=options)
+    for rows in (3, 4, 5, 3):
+        x = torch.randn(rows)
+        assert_same(run(x), x.sin())
+    assert len(report.reports()) == 4, "3 was compiled again"
+
+
+def test_conditional_loop_and_custom_operator() -> None:
+    @torch.library.custom_op("flagos_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    twice.register_fake(torch.empty_like)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 3, (x,))
+        return twice(chosen) + 1
+
+    for sign in (1, -1):
+        check_function(program, torch.rand(5) * sign)
+    assert sum(report.reports()[-1].callbacks.values()) == 2
+
+
+def test_error_of_an_operator_is_pytorch_s() -> None:
+    run = compiled(lambda table, rows: functional.embedding(rows, table) + 1)
+    table = torch.randn(4, 2)
+    with pytest.raises(IndexError, match="index out of range"):
+        run(table, torch.tensor([1, 9]))
+    assert_same(run(table, torch.tensor([1, 3])), table[[1, 3]] + 1)
+
+
+def test_error_of_the_users_own_code_is_the_same_exception() -> None:
+    class OwnError(Exception):
+        pass
+
+    @torch.library.custom_op("flagos_tests::refuse", mutates_args=())
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise OwnError("no")
+
+    refuse.register_fake(torch.empty_like)
+    with pytest.raises(OwnError, match="no"):
+        compiled(lambda x: refuse(x) + 1)(torch.ones(2))
+
+
+def test_operators_without_lowering_are_counted_and_can_be_refused() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.special.i0(x) + 1
+
+    check_function(program, torch.randn(4))
+    assert (
+        report.reports()[-1].fallback["aten.special_i0.default"] + report.reports()[-1].fallback["aten.i0.default"] == 1
+    )
+    with pytest.raises(Exception, match=r"has no lowering.*FLAGOS-654"):
+        compiled(program, options={"fallback": "error"})(torch.randn(4))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"options": {"fallbacks": "error"}}, {"options": {"fallback": "maybe"}}, {"mode": "fast"}],
+    ids=["option", "value", "mode"],
+)
+def test_unknown_options_are_refused_by_name(arguments: dict) -> None:
+    with pytest.raises(Exception, match="FLAGOS-651"):
+        compiled(lambda x: x + 1, **arguments)(torch.ones(2))
+
+
+def test_sparse_tensors_are_refused_by_name() -> None:
+    with pytest.raises(Exception, match=r"sparse|FLAGOS-652"):
+        compiled(lambda x: torch.relu(x))(torch.eye(3).to_sparse())
+
+
+def test_threads() -> None:
+    """Eight threads compile and run at once."""
+    run = torch.compile(lambda x: (x @ x).tanh().sum(0), backend=flagos, dynamic=True)
+    failures = []
+
+    def work(size: int) -> None:
+        try:
+            for _ in range(5):
+                x = torch.randn(size, size)
+                assert_same(run(x), (x @ x).tanh().sum(0), rtol=1e-4, atol=1e-5)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in (2, 3, 4, 5, 2, 3, 4, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def test_memory_does_not_grow() -> None:
+    run = compiled(lambda x: (x.sin() @ x).relu())
+    x = torch.randn(64, 64)
+    from flagos_backend.torch.compile.executable import context
+
+    device = context().addressable_devices[0]
+    run(x)
+    gc.collect()
+    before = device.memory_stats().num_allocations, device.memory_stats().bytes_in_use
+    for _ in range(200):
+        run(x)
+    assert (device.memory_stats().num_allocations, device.memory_stats().bytes_in_use) <= before
