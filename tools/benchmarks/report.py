@@ -80,27 +80,29 @@ def origin(name: str) -> Origin:
     return Origin(date, command, hardware(), versions())
 
 
-def render(rows: Sequence[Row], source: Origin) -> str:
-    """The rows as a table, and their origin below."""
+def render(rows: Sequence[Row], source: Origin, notes: Sequence[str] = ()) -> str:
+    """The rows as a table; notes and the rows' origin below."""
     lines = [f"{'':36}{'floor':>12}{'ours':>12}{'JAX CPU':>12}{'ratio':>8}{'goal':>7}"]
     for row in rows:
         goal = "" if row.goal is None else f"≤ {row.goal:g}"
         label = f"{row.name} [{row.unit}]"
         lines.append(f"{label:36}{row.floor:12.4g}{row.ours:12.4g}{row.peer:12.4g}{row.ratio:8.2f}{goal:>7}")
+    lines += notes
     lines.append(", ".join(f"{name} {version}" for name, version in source.versions.items()))
     lines.append(f"{source.hardware}; {source.date}; {source.command}")
     return "\n".join(lines) + "\n"
 
 
-def publish(name: str, rows: Sequence[Row], save: bool) -> None:
+def publish(name: str, rows: Sequence[Row], save: bool, notes: Sequence[str] = ()) -> None:
     """Prints the report; with `save`, also writes NAME.txt and NAME.json."""
     source = origin(name)
-    text = render(rows, source)
+    text = render(rows, source, notes)
     print(text, end="")
     if save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.txt").write_text(text, encoding="utf-8")
-        content = asdict(source) | {"rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
+        measured = [asdict(row) | {"ratio": row.ratio} for row in rows]
+        content = asdict(source) | {"rows": measured, "notes": list(notes)}
         (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
