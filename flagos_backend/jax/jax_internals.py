@@ -117,6 +117,11 @@ def enable_compilation_cache(platform: str) -> None:
     setattr(module, "is_cache_used", is_cache_used)  # noqa: B010
 
 
+def enable_export(targets: Iterable[str]) -> None:
+    """Let jax.export write programs that call these custom calls: their meaning does not change between releases."""
+    lookup("jax._src.export._export", "_CUSTOM_CALL_TARGETS_GUARANTEED_STABLE").update(targets)
+
+
 def enable_python_callbacks(platform: str, emit: Callable[..., EmittedCallback]) -> None:
     """Route emit_python_callback of programs that are lowered for this platform alone to ``emit``."""
     modules = [importlib.import_module("jax._src.callback"), importlib.import_module("jax.interpreters.mlir")]

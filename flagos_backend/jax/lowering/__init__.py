@@ -24,5 +24,7 @@ def register_rules() -> None:
         primitive = jax_internals.primitive(rule.module, rule.primitive)
         if primitive is not None:
             jax_internals.register_lowering(primitive, rule.function, PLATFORM)
-    for target in linear_algebra.BATCH_PARTITIONABLE:
+    for target in linear_algebra.TARGETS:
         jax_internals.register_batch_partitionable(target)
+    # kernels/reference/CUSTOM_CALLS.md is what they mean, for good.
+    jax_internals.enable_export((*linear_algebra.TARGETS, *sparse.TARGETS))

@@ -127,17 +127,20 @@ RULES: Final = (
     LoweringRule(_MODULE, "svd_p", _svd),
 )
 
-#: The targets above: partitioners may split them along their batch dimensions.
-BATCH_PARTITIONABLE: Final = (
-    "flagos.eigh",
-    "flagos.eig",
-    "flagos.schur",
-    "flagos.hessenberg",
-    "flagos.tridiagonal",
-    "flagos.geqp3",
-    "flagos.geqrf",
-    "flagos.householder_product",
-    "flagos.ormqr",
-    "flagos.lu",
-    "flagos.svd",
+#: What the rules above call; partitioners may split each along its batch dimensions.
+TARGETS: Final = tuple(
+    f"flagos.{name}"
+    for name in (
+        "eigh",
+        "eig",
+        "schur",
+        "hessenberg",
+        "tridiagonal",
+        "geqp3",
+        "geqrf",
+        "householder_product",
+        "ormqr",
+        "lu",
+        "svd",
+    )
 )

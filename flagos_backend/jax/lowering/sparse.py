@@ -10,6 +10,9 @@ from flagos_backend.jax.lowering.rule import LoweringRule, custom_call
 _LOWERINGS: Final = "jax.experimental.sparse._lowerings"
 
 
+_PRODUCTS: Final = ("csr_spmv", "csr_spmm", "coo_spmv", "coo_spmm")
+
+
 def _product(target: str) -> Callable[..., list[Any]]:
     def rule(ctx: Any, *operands: Any, shape: tuple[int, int], transpose: bool) -> list[Any]:
         config = {"shape": [int(extent) for extent in shape], "transpose": bool(transpose)}
@@ -24,9 +27,9 @@ def _spsolve(ctx: Any, *operands: Any, **_: Any) -> list[Any]:
 
 
 RULES: Final = (
-    LoweringRule(_LOWERINGS, "csr_spmv_p", _product("flagos.csr_spmv")),
-    LoweringRule(_LOWERINGS, "csr_spmm_p", _product("flagos.csr_spmm")),
-    LoweringRule(_LOWERINGS, "coo_spmv_p", _product("flagos.coo_spmv")),
-    LoweringRule(_LOWERINGS, "coo_spmm_p", _product("flagos.coo_spmm")),
+    *(LoweringRule(_LOWERINGS, f"{name}_p", _product(f"flagos.{name}")) for name in _PRODUCTS),
     LoweringRule("jax.experimental.sparse.linalg", "spsolve_p", _spsolve),
 )
+
+#: What the rules above call.
+TARGETS: Final = (*(f"flagos.{name}" for name in _PRODUCTS), "flagos.spsolve")

@@ -70,6 +70,10 @@ def documented_targets() -> set[str]:
     return set(re.findall(r"`(flagos\.\w+)`", (folder / "CUSTOM_CALLS.md").read_text()))
 
 
+def test_every_target_is_documented() -> None:
+    assert {*lowering.linear_algebra.TARGETS, *lowering.sparse.TARGETS} <= documented_targets()
+
+
 # ---- Linear algebra ------------------------------------------------------------------------------------------------
 
 A = jax.ShapeDtypeStruct((2, 4, 4), jnp.float32)
