@@ -26,17 +26,15 @@ enum class Type : int64_t {
 };
 inline constexpr int kNumTypes = 17;  // one past the greatest
 
-#define FLAGOS_CPU_OPS(X)                                                                                              \
-  X(Abs)                                                                                                               \
-  X(Negate)                                                                                                            \
-  X(Not)                                                                                                               \
-  X(Sign)                                                                                                              \
-  X(Ceil) X(Floor) X(RoundAfz) X(RoundEven) X(Sqrt) X(Rsqrt) X(Cbrt) X(Exp) X(Expm1) X(Log) X(Log1p) X(Logistic)       \
-      X(Tanh) X(Sin) X(Cos) X(Tan) X(Asin) X(Acos) X(Asinh) X(Acosh) X(Atanh) X(Sinh) X(Cosh) X(Erf) X(IsFinite)       \
-          X(Popcnt) X(Clz) X(Add) X(Subtract) X(Multiply) X(Divide) X(Remainder) X(Maximum) X(Minimum) X(Power)        \
-              X(Atan2) X(And) X(Or) X(Xor) X(ShiftLeft) X(ShiftRightArithmetic) X(ShiftRightLogical) X(Eq) X(Ne) X(Ge) \
-                  X(Gt) X(Le) X(Lt) X(EqTotal) X(NeTotal) X(GeTotal) X(GtTotal) X(LeTotal) X(LtTotal) X(Select)        \
-                      X(Clamp)
+// clang-format off
+#define FLAGOS_CPU_OPS(X)                                                                                          \
+  X(Abs) X(Negate) X(Not) X(Sign) X(Ceil) X(Floor) X(RoundAfz) X(RoundEven) X(Sqrt) X(Rsqrt) X(Cbrt) X(Exp)        \
+  X(Expm1) X(Log) X(Log1p) X(Logistic) X(Tanh) X(Sin) X(Cos) X(Tan) X(Asin) X(Acos) X(Asinh) X(Acosh) X(Atanh)     \
+  X(Sinh) X(Cosh) X(Erf) X(IsFinite) X(Popcnt) X(Clz) X(Add) X(Subtract) X(Multiply) X(Divide) X(Remainder)        \
+  X(Maximum) X(Minimum) X(Power) X(Atan2) X(And) X(Or) X(Xor) X(ShiftLeft) X(ShiftRightArithmetic)                 \
+  X(ShiftRightLogical) X(Eq) X(Ne) X(Ge) X(Gt) X(Le) X(Lt) X(EqTotal) X(NeTotal) X(GeTotal) X(GtTotal) X(LeTotal) \
+  X(LtTotal) X(Select) X(Clamp)
+// clang-format on
 
 enum class Op : int64_t {
 #define FLAGOS_CPU_ENUM(name) k##name,
