@@ -16,6 +16,7 @@ import jax.experimental.sparse
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.internal_test_util import test_harnesses
 from jax.experimental import checkify, io_callback
 from jax.experimental.sparse import linalg as sparse_linalg
 from jax.sharding import AxisType, Mesh, PartitionSpec
@@ -58,6 +59,43 @@ def test_every_primitive_has_a_rule_or_a_reason(primitives: dict[Any, frozenset[
 def test_no_vendor_only_primitive_has_a_rule(primitives: dict[Any, frozenset[str | None]]) -> None:
     with_rule = {str(p) for p, platforms in primitives.items() if platforms & {None, "flagos"}}
     assert sorted(with_rule & VENDOR_ONLY.keys()) == []
+
+
+def harnesses() -> dict[str, test_harnesses.Harness]:
+    """One of JAX's own example programs for each of its groups, in float32 where the group has one."""
+    chosen: dict[str, test_harnesses.Harness] = {}
+    for harness in test_harnesses.all_harnesses:
+        if harness.group_name not in chosen or (
+            chosen[harness.group_name].dtype != np.float32 and harness.dtype == np.float32
+        ):
+            chosen[harness.group_name] = harness
+    return chosen
+
+
+HARNESSES = harnesses()
+
+
+@pytest.mark.parametrize("group", HARNESSES)
+def test_jax_s_own_examples_lower(lower: Lower, group: str, rng: np.random.Generator) -> None:
+    harness = HARNESSES[group]
+    random = np.random.RandomState(rng.integers(2**31))
+    lower(harness.dyn_fun, *harness.dyn_args_maker(random))
+
+
+@pytest.mark.parametrize("primitive", ["psend", "precv"])
+def test_point_to_point_transfers_are_gpu_only_in_jax(lower: Lower, primitive: str) -> None:
+    mesh = Mesh(np.array(jax.devices()), ("a",), axis_types=(AxisType.Auto,))
+
+    def transfer(x: jax.Array) -> jax.Array:
+        if primitive == "psend":
+            jax.lax.psend(x, "a", [(0, 1)])
+            return x
+        return jax.lax.precv(jax.lax.create_token(), jax.ShapeDtypeStruct(x.shape, x.dtype), "a", [(0, 1)])
+
+    spec = PartitionSpec("a")
+    mapped = jax.shard_map(transfer, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    with pytest.raises(NotImplementedError, match="only implemented on GPU"):
+        lower(mapped, jax.ShapeDtypeStruct((8,), jnp.float32))
 
 
 @pytest.mark.parametrize("rule", lowering.RULES, ids=lambda rule: rule.primitive)
