@@ -23,6 +23,8 @@ _PREAMBLE: Final = """\
 
 #include "flagos/plugin_abi.h"
 
+/* clang-format off */
+
 #if defined(__cplusplus)
 #define FLAGOS_LAYOUT_ASSERT(condition, name) static_assert(condition, #name)
 #elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
@@ -37,6 +39,8 @@ _EPILOGUE: Final = """
 #endif /* 64 bits */
 
 #undef FLAGOS_LAYOUT_ASSERT
+
+/* clang-format on */
 
 #endif /* FLAGOS_PLUGIN_ABI_LAYOUT_H_ */
 """

@@ -4,6 +4,7 @@
 #include "api.h"
 #include "call.h"
 #include "flagos/build_facts.h"
+#include "flagos/plugin_abi_layout.h"
 #include "log.h"
 
 namespace {

@@ -5,6 +5,8 @@
 
 #include "flagos/plugin_abi.h"
 
+/* clang-format off */
+
 #if defined(__cplusplus)
 #define FLAGOS_LAYOUT_ASSERT(condition, name) static_assert(condition, #name)
 #elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
@@ -436,5 +438,7 @@ FLAGOS_LAYOUT_ASSERT(offsetof(FlagosApi, profiler_stop) == 336, FlagosApi_profil
 #endif /* 64 bits */
 
 #undef FLAGOS_LAYOUT_ASSERT
+
+/* clang-format on */
 
 #endif /* FLAGOS_PLUGIN_ABI_LAYOUT_H_ */

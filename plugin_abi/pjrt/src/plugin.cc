@@ -1,6 +1,7 @@
 // The plugin itself: its attributes, the slots that nothing stands behind, and the table that GetPjrtApi gives out.
 #include "api.h"
 #include "entry.h"
+#include "flagos/plugin_abi_layout.h"
 #include "named_values.h"
 #include "profiler.h"
 
