@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 
 from flagos_backend.torch.compile.norm_statistics import correct_graph
@@ -41,7 +41,9 @@ def flagos(
 
 def _partition(joint: GraphModule, *arguments: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
     correct_graph(joint)
-    forward, backward = min_cut_rematerialization_partition(joint, *arguments, **options)
+    # Saves what eager saves: computing it again pays only where it fuses with what needs it. What the user marks with
+    # torch.utils.checkpoint is computed again all the same.
+    forward, backward = default_partition(joint, *arguments, **options)
     return forward, backward
 
 

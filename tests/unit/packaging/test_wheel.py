@@ -34,6 +34,7 @@ def test_the_version_is_stated_once(wheel: metadata.Distribution) -> None:
     ("group", "value"),
     [
         ("jax_plugins", "flagos_backend.jax"),
+        ("torch_dynamo_backends", "flagos_backend.torch.compile.backend:flagos"),
         ("flagos.manifests", "flagos_backend"),
         ("console_scripts", "flagos_backend.cli.main:main"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
@@ -24,11 +24,22 @@ def _dot(
     return emitter.builder.add(Opcode.DOT, [x, y], attributes, shape=shape)
 
 
-@lowering(aten.mm.default)
-def _mm(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
-    return _dot(emitter, result, x, y, DotAttributes((1,), (0,)))
+def _untransposed(x: Instruction) -> tuple[Instruction, bool]:
+    """What a matrix, the last two dimensions, is the transpose of, and whether it is: a product reads it as it lies."""
+    if x.opcode is not Opcode.TRANSPOSE:
+        return x, False
+    rank = array(x).rank
+    swapped = (*range(rank - 2), rank - 1, rank - 2)
+    if x.attributes_as(DimensionsAttributes).dimensions != swapped:
+        return x, False
+    return x.operands[0], True
 
 
-@lowering(aten.bmm.default)
-def _bmm(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
-    return _dot(emitter, result, x, y, DotAttributes((2,), (1,), (0,), (0,)))
+@lowering(aten.mm.default, aten.bmm.default)
+def _product(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
+    batch = tuple(range(array(x).rank - 2))
+    x, x_turned = _untransposed(x)
+    y, y_turned = _untransposed(y)
+    rows, columns = len(batch), len(batch) + 1
+    contracted = (rows if x_turned else columns,), (columns if y_turned else rows,)
+    return _dot(emitter, result, x, y, DotAttributes(*contracted, batch, batch))

@@ -52,6 +52,10 @@ class Emitter:
         return operand if array(operand).dims == tuple(dims) else self.builder.reshape(operand, dims)
 
     def transpose(self, operand: Instruction, permutation: Sequence[int]) -> Instruction:
+        """Dimension i of the result is dimension ``permutation[i]`` of ``operand``; two in a row become one."""
+        if operand.opcode is Opcode.TRANSPOSE:
+            inner = operand.attributes_as(DimensionsAttributes).dimensions
+            return self.transpose(operand.operands[0], [inner[d] for d in permutation])
         if list(permutation) == list(range(len(permutation))):
             return operand
         return self.builder.add(Opcode.TRANSPOSE, [operand], DimensionsAttributes(tuple(permutation)))

@@ -1,0 +1,100 @@
+"""Custom calls aten::*: the operator on the operands, and every way in which a program can get one wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from flagos_backend.errors import AtenCallFailed, MalformedProgram, UnknownCustomCall, UnsupportedAttribute
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
+from flagos_backend.kernels.reference.registry import Kernel, Run, prepare
+
+E = ElementType
+VECTOR = ArrayShape(E.F32, (4,))
+
+
+def call(target: str, operands: list[Shape], shape: Shape, **config: Any) -> Kernel:
+    given = {"arguments": [{"tensor": 0}], "keywords": {}, "results": None, **config}
+    parameters = tuple(Instruction(Opcode.PARAMETER, operand, name="x") for operand in operands)
+    attributes = CustomCallAttributes(target, json.dumps(given).encode())
+    return prepare(Instruction(Opcode.CUSTOM_CALL, shape, parameters, attributes, name="call"))
+
+
+def test_tensors_lists_numbers_and_names() -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    add = call(
+        "aten::add.Tensor", [VECTOR, VECTOR], VECTOR, arguments=[{"tensor": 0}, {"tensor": 1}], keywords={"alpha": 3}
+    )
+    assert torch.equal(add(Run(), x, y), torch.add(x, y, alpha=3))
+    both = [[{"tensor": 0}, {"tensor": 1}], 0]
+    cat = call("aten::cat.default", [VECTOR, VECTOR], ArrayShape(E.F32, (8,)), arguments=both)
+    assert torch.equal(cat(Run(), x, y), torch.cat([x, y]))
+    full = call(
+        "aten::full.default", [], VECTOR, arguments=[[4], {"float": "-inf"}], keywords={"device": {"device": "cpu"}}
+    )
+    assert torch.equal(full(Run()), torch.full((4,), float("-inf")))
+    copy = call("aten::_to_copy.default", [VECTOR], ArrayShape(E.F64, (4,)), keywords={"dtype": {"dtype": "float64"}})
+    assert torch.equal(copy(Run(), x), x.double())
+
+
+def test_chosen_results() -> None:
+    x = torch.randn(4)
+    top = call(
+        "aten::topk.default",
+        [VECTOR],
+        TupleShape((ArrayShape(E.S64, (2,)),)),
+        arguments=[{"tensor": 0}, 2],
+        results=[1],
+    )
+    (indices,) = top(Run(), x)
+    assert torch.equal(indices, x.topk(2).indices)
+
+
+def test_unsigned_integers_are_seen_as_such() -> None:
+    shape = ArrayShape(E.U16, (3,))
+    stored = torch.tensor([1, -1, 5], dtype=torch.int16)
+    same = call("aten::_to_copy.default", [shape], ArrayShape(E.S64, (3,)), keywords={"dtype": {"dtype": "int64"}})
+    assert same(Run(), stored).tolist() == [1, 65535, 5]
+    back = call("aten::clone.default", [shape], shape)
+    assert torch.equal(back(Run(), stored), stored)
+
+
+def test_a_tensor_laid_out_as_asked() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    arguments = [{"tensor": 0, "strides": [1, 2]}, [6], [1]]
+    flat = call("aten::as_strided.default", [ArrayShape(E.F32, (2, 3))], ArrayShape(E.F32, (6,)), arguments=arguments)
+    assert flat(Run(), x).tolist() == [0, 3, 1, 4, 2, 5]
+
+
+def test_what_the_operator_refuses_keeps_its_words() -> None:
+    index = call("aten::select.int", [VECTOR], ArrayShape(E.F32), arguments=[{"tensor": 0}, 0, 9])
+    with pytest.raises(AtenCallFailed, match="IndexError") as caught:
+        index(Run(), torch.randn(4))
+    assert caught.value.payloads["flagos.exception"] == b"IndexError"
+
+
+@pytest.mark.parametrize(
+    ("target", "config", "error", "named"),
+    [
+        ("aten::no_such.default", {}, MalformedProgram, "no_such.default"),
+        ("aten::relu_.default", {}, MalformedProgram, "writes over its arguments"),
+        ("prims::sin.default", {}, UnknownCustomCall, "prims::sin"),
+        ("aten::sin.default", {"arguments": [{"tensor": 1}]}, MalformedProgram, "no operand 1"),
+        ("aten::sin.default", {"arguments": [{"tensor": "0"}]}, MalformedProgram, "no operand '0'"),
+        ("aten::sin.default", {"arguments": [{"dtype": "float31"}]}, MalformedProgram, "float31"),
+        ("aten::sin.default", {"arguments": [{"eval": "1"}]}, MalformedProgram, "is no argument"),
+        ("aten::sin.default", {"results": [0, 1]}, MalformedProgram, "do not make"),
+        ("aten::sin.default", {"more": 1}, UnsupportedAttribute, "backend_config.more"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) else "",
+)
+def test_malformed_calls(target: str, config: dict[str, Any], error: type[Exception], named: str) -> None:
+    with pytest.raises(error) as caught:
+        call(target, [VECTOR], VECTOR, **config)
+    assert named in str(caught.value)
