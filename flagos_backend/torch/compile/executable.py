@@ -164,7 +164,7 @@ class Launcher:
         if own is not None:
             return own
         name = status.payloads.get("flagos.exception", b"").decode()
-        kind = getattr(builtins, name, None)
+        kind = getattr(builtins, name, None) or getattr(torch._C, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
             return kind(status.payloads["flagos.message"].decode())
         return RuntimeError(str(status))

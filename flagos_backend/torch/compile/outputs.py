@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+# with_effects(token, operator, *args) returns (token, *results).
+WITH_EFFECTS = torch.ops.higher_order.with_effects
+
 # Gives one output from the graph's inputs and the program's outputs.
 Source = Callable[[list[Any], list[torch.Tensor]], Any]
 
@@ -52,6 +55,8 @@ class _Planner:
         return known
 
     def _make(self, node: Node) -> Source:
+        if is_token(node):
+            return lambda inputs, results: None
         traced = self._traced[node]
         if node.op == "placeholder":
             position = self._positions[node]
@@ -70,6 +75,16 @@ class _Planner:
         kwargs = torch.fx.map_arg(node.kwargs, self._traced.__getitem__)
         target: Any = node.target
         return lambda inputs, results: target(origin(inputs, results), *args, **kwargs)
+
+
+def is_token(node: Node) -> bool:
+    """Whether the node is an effect token, which only orders calls: AOTAutograd passes None and looks at none."""
+    if node.op == "placeholder":
+        return bool(node.users) and all(u.target is WITH_EFFECTS and u.args[0] is node for u in node.users)
+    if node.target is not operator.getitem or node.args[1] != 0:
+        return False
+    call = node.args[0]
+    return isinstance(call, Node) and call.target is WITH_EFFECTS
 
 
 def _is_view(node: Node) -> bool:

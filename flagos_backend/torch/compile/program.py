@@ -28,7 +28,7 @@ from flagos_backend.torch.compile.lowering.aten_call import WHOLE, call_aten, re
 from flagos_backend.torch.compile.lowering.emitter import Emitter
 from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload, rule_of
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
-from flagos_backend.torch.compile.outputs import OutputPlan, plan_outputs
+from flagos_backend.torch.compile.outputs import WITH_EFFECTS, OutputPlan, is_token, plan_outputs
 from flagos_backend.torch.compile.report import GraphReport
 
 # The traced value of every node: tensors that hold no data, numbers, and structures of both.
@@ -66,6 +66,10 @@ def place_of(node: Node) -> str:
     frames = (node.meta.get("stack_trace") or "").strip().splitlines()
     source = f", from {frames[-2].strip()}: {frames[-1].strip()}" if len(frames) > 1 else ""
     return f"%{node.name} = {node.target}{source}"
+
+
+def _has_effect(node: Node) -> bool:
+    return node.target is WITH_EFFECTS or node.is_impure()
 
 
 class _Translation:
@@ -114,7 +118,7 @@ class _Translation:
         needed: set[Node] = set()
         waiting = list(outputs.computed)
         for node in self._graph.graph.nodes:
-            if node.op == "call_function" and node.is_impure():
+            if node.op == "call_function" and _has_effect(node):
                 waiting.append(node)
         while waiting:
             node = waiting.pop()
@@ -147,8 +151,8 @@ class _Translation:
             source: int | torch.Tensor = value.detach()
         else:
             traced, source = self._traced[node], positions[node]
-            if not isinstance(traced, torch.Tensor):
-                self._values[node] = traced
+            if not isinstance(traced, torch.Tensor) or is_token(node):
+                self._values[node] = None if is_token(node) else traced
                 return
         spec = self._spec(node, traced)
         self._inputs.append((source, spec))
@@ -171,9 +175,11 @@ class _Translation:
         args = torch.fx.map_arg(node.args, self._values.__getitem__)
         kwargs = torch.fx.map_arg(node.kwargs, self._values.__getitem__)
         try:
+            if node.target is WITH_EFFECTS:
+                return self._effect(node, result, args, kwargs)
             if isinstance(node.target, Overload):
                 return self._operator(node, node.target, result, args, kwargs)
-            return self._call_back(node, result, args, kwargs)
+            return self._call_back(node, node.target, result, args, kwargs)
         except NoLoweringError as error:
             raise UnsupportedNode(target=node.target, reason=error, place=place_of(node)) from None
 
@@ -188,27 +194,40 @@ class _Translation:
             except NoLoweringError:
                 pass  # this case of it has none, so it runs as itself
         if target.namespace != "aten" or target._schema.is_mutable:
-            return self._call_back(node, result, args, kwargs)
+            return self._call_back(node, target, result, args, kwargs)
+        traced = torch.fx.map_arg(node.args, self._traced.__getitem__)
+        return self._whole(node, target, result, args, kwargs, traced)
+
+    def _whole(self, node: Node, target: Overload, result: Any, args: Any, kwargs: Any, traced: Any) -> Any:
         if target._schema.name in WHOLE:
-            self._report.whole[name] += 1
+            self._report.whole[str(target)] += 1
         else:
             self._refuse_fallback(node)
-            self._report.fallback[name] += 1
-        traced = torch.fx.map_arg(node.args, self._traced.__getitem__)
-        self._effects |= node.is_impure()
-        return call_aten(self._builder, target, result, args, kwargs, traced)
+            self._report.fallback[str(target)] += 1
+        effect = _has_effect(node)
+        self._effects |= effect
+        return call_aten(self._builder, target, result, args, kwargs, traced, effect)
+
+    def _effect(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
+        """The operator under an effect token; effects take place in the order of the program without one."""
+        _, target, *given = args
+        outcome = result[1] if len(result) == 2 else tuple(result[1:])
+        if isinstance(target, Overload) and target.namespace == "aten" and not target._schema.is_mutable:
+            value = self._whole(node, target, outcome, given, kwargs, ())
+        else:
+            value = self._call_back(node, target, outcome, given, kwargs)
+        return [None, value] if len(result) == 2 else [None, *value]
 
     def _refuse_fallback(self, node: Node) -> None:
         if self._options.fallback is Fallback.ERROR:
             raise FallbackRefused(target=node.target, place=place_of(node))
 
-    def _call_back(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
+    def _call_back(self, node: Node, target: Any, result: Any, args: Any, kwargs: Any) -> Any:
         """A call that only this process can make: into the PyTorch that compiles."""
         self._refuse_fallback(node)
         flat, structure = torch.utils._pytree.tree_flatten((args, kwargs))
         holes = [index for index, leaf in enumerate(flat) if isinstance(leaf, Instruction)]
         template = [None if isinstance(leaf, Instruction) else leaf for leaf in flat]
-        target: Any = node.target
 
         def function(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             filled = list(template)

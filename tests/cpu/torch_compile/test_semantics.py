@@ -205,3 +205,33 @@ def test_memory_does_not_grow() -> None:
     for _ in range(200):
         run(x)
     assert (device.memory_stats().num_allocations, device.memory_stats().bytes_in_use) <= before
+
+
+def test_effects_take_place_in_order() -> None:
+    seen = []
+
+    @torch.library.custom_op("flagos_tests::note", mutates_args=())
+    def note(x: torch.Tensor, number: int) -> None:
+        seen.append((number, float(x.sum())))
+
+    note.register_fake(lambda x, number: None)
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    _register_effectful_op(torch.ops.flagos_tests.note.default, _EffectType.ORDERED)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        note(x, 1)
+        y = x * 2
+        note(y, 2)
+        return y + 1
+
+    assert_same(compiled(program)(torch.ones(3)), torch.full((3,), 3.0))
+    assert seen == [(1, 3.0), (2, 6.0)]
+
+
+def test_a_singular_matrix_is_refused_as_by_eager() -> None:
+    run = compiled(torch.linalg.inv)
+    matrix = torch.randn(3, 3, requires_grad=True)
+    check_function(torch.linalg.inv, matrix, rtol=1e-4, atol=1e-5)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        run(torch.zeros(3, 3, requires_grad=True))

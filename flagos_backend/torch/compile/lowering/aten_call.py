@@ -53,6 +53,7 @@ def call_aten(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     traced: Sequence[Any],
+    effect: bool,
 ) -> Any:
     """Emits ``target`` as it is; what it gives has the structure of ``result``, its traced value. ``traced`` are the
     traced positional arguments. Raises NoLoweringError for what cannot cross."""
@@ -62,12 +63,11 @@ def call_aten(
         "keywords": {name: writer.encode(value) for name, value in kwargs.items()},
         "results": None if isinstance(result, torch.Tensor) else _kept(result),
     }
-    # Nobody asks for the value of an assertion: it runs for its effect.
-    effect = draws_random_numbers(target) or not _tensors(result)
     attributes = CustomCallAttributes(
         f"aten::{target._schema.name.removeprefix('aten::')}.{target._overloadname}",
         json.dumps(config, allow_nan=False).encode(),
-        has_side_effect=effect,
+        # Nobody asks for the value of an assertion: it runs for its effect.
+        has_side_effect=effect or draws_random_numbers(target) or not _tensors(result),
     )
     call = builder.add(Opcode.CUSTOM_CALL, writer.operands, attributes, shape=result_shape(result))
     return unpack(builder, call, result)
