@@ -21,7 +21,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity. `floor` is what no implementation can beat here; `peer` is JAX's own CPU."""
+    """One measured quantity. `floor` is what no implementation can beat here; `peer` is the framework itself."""
 
     name: str
     unit: str
@@ -80,9 +80,9 @@ def origin(name: str) -> Origin:
     return Origin(date, command, hardware(), versions())
 
 
-def render(rows: Sequence[Row], source: Origin, notes: Sequence[str] = ()) -> str:
+def render(rows: Sequence[Row], source: Origin, notes: Sequence[str] = (), peer: str = "JAX CPU") -> str:
     """The rows as a table; notes and the rows' origin below."""
-    lines = [f"{'':36}{'floor':>12}{'ours':>12}{'JAX CPU':>12}{'ratio':>8}{'goal':>7}"]
+    lines = [f"{'':36}{'floor':>12}{'ours':>12}{peer:>12}{'ratio':>8}{'goal':>7}"]
     for row in rows:
         goal = "" if row.goal is None else f"≤ {row.goal:g}"
         label = f"{row.name} [{row.unit}]"
@@ -93,10 +93,10 @@ def render(rows: Sequence[Row], source: Origin, notes: Sequence[str] = ()) -> st
     return "\n".join(lines) + "\n"
 
 
-def publish(name: str, rows: Sequence[Row], save: bool, notes: Sequence[str] = ()) -> None:
+def publish(name: str, rows: Sequence[Row], save: bool, notes: Sequence[str] = (), peer: str = "JAX CPU") -> None:
     """Prints the report; with `save`, also writes NAME.txt and NAME.json."""
     source = origin(name)
-    text = render(rows, source, notes)
+    text = render(rows, source, notes, peer)
     print(text, end="")
     if save:
         RESULTS.mkdir(exist_ok=True)

@@ -19,6 +19,7 @@ def main() -> None:
         command.add_argument("--resume", action="store_true", help="continue an interrupted run")
         command.add_argument("--timeout", type=float, default=120.0, help="seconds before a test counts as hung")
     commands.choices["harnesses"].add_argument("--stride", type=int, default=1, help="each n-th harness only")
+    commands.choices["harnesses"].add_argument("--offset", type=int, default=0, help="where a stride begins")
     commands.choices["jax-tests"].add_argument("--checkout", type=Path, required=True, help="of jax, at the tag")
     commands.choices["jax-tests"].add_argument("--files", nargs="*", help="test files; default: all that apply")
     tables = commands.add_parser("table")
@@ -29,7 +30,7 @@ def main() -> None:
         return
     common = {"only": arguments.only, "resume": arguments.resume, "timeout": arguments.timeout}
     if arguments.command == "harnesses":
-        harnesses.run(arguments.platform, arguments.out, stride=arguments.stride, **common)
+        harnesses.run(arguments.platform, arguments.out, stride=arguments.stride, offset=arguments.offset, **common)
     else:
         jax_tests.run(arguments.platform, arguments.out, arguments.checkout, arguments.files, **common)
     print(report.table(arguments.out))

@@ -11,13 +11,18 @@ from tools.conformance.worker_pool import run_in_worker
 _WORKER = Path(__file__).with_name("harness_worker.py")
 
 
-def run(platform: str, out: Path, *, only: str, stride: int, resume: bool, timeout: float) -> ResultFile:
-    """Runs the harnesses whose name contains ``only``, each ``stride``-th of them."""
+def run(
+    platform: str, out: Path, *, only: str, stride: int, offset: int, resume: bool, timeout: float
+) -> ResultFile:
+    """Runs the harnesses whose name contains ``only``, each ``stride``-th of them from number ``offset`` on."""
     # Imported here: it takes seconds and needs jax, which `table` does not.
+    import jax
+
+    jax.config.update("jax_enable_x64", True)  # without it the harnesses of 64-bit types do not exist
     from jax._src.internal_test_util import test_harnesses
 
     results = ResultFile(out, "harnesses", platform, resume=resume)
-    chosen = [h for h in test_harnesses.all_harnesses if only in h.fullname][::stride]
+    chosen = [h for h in test_harnesses.all_harnesses if only in h.fullname][offset::stride]
     chosen = [h for h in chosen if h.fullname not in results.records]
     platforms = platform if platform == "cpu" else f"{platform},cpu"
     root = str(_WORKER.parents[2])
