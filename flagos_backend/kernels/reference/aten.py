@@ -13,7 +13,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.custom_calls import REQUIRED, Config, custom_call_namespace, malformed
-from flagos_backend.kernels.reference.registry import Kernel, Run, Value
+from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
 from flagos_backend.kernels.reference.storage import STORAGE_DTYPE, dtype_of
 
 E = ElementType
@@ -46,7 +46,7 @@ _NAMED: dict[str, Callable[[str], Any]] = {
 _Build = Callable[[Sequence[Any]], Any]
 
 
-@custom_call_namespace("aten", arguments=REQUIRED, keywords=REQUIRED, results=REQUIRED)
+@custom_call_namespace("aten", Storage.FRESH, arguments=REQUIRED, keywords=REQUIRED, results=REQUIRED)
 def _prepare_aten(instruction: Instruction, config: Config) -> Kernel:
     operator = _operator(instruction)
     casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
@@ -60,7 +60,7 @@ def _prepare_aten(instruction: Instruction, config: Config) -> Kernel:
             outcome = operator(*[a(operands) for a in arguments], **{n: k(operands) for n, k in keywords.items()})
         except Exception as error:  # Whatever the operator refuses is the program's error, in its own words.
             raise AtenCallFailed(exception=type(error).__name__, message=error, place=place) from error
-        return finish(outcome)
+        return finish(outcome, {o.untyped_storage().data_ptr() for o in operands})
 
     return run
 
@@ -120,9 +120,11 @@ def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[to
     return strided
 
 
-def _results(instruction: Instruction, kept: object) -> Callable[[Any], Value]:
-    """What makes the instruction's value of what the operator returned. ``kept``: null for the one tensor, else which
-    of the returned values, lists spread, are tensors of the result."""
+def _results(instruction: Instruction, kept: object) -> Callable[[Any, set[int]], Value]:
+    """What makes the instruction's value of what the operator returned, in storage that is none of the operands'.
+
+    ``kept``: null for the one tensor, else which of the returned values, lists spread, are tensors of the result.
+    """
     give = []
     for shape in leaves(instruction.shape):
         seen = _as_torch(instruction, shape)
@@ -130,15 +132,25 @@ def _results(instruction: Instruction, kept: object) -> Callable[[Any], Value]:
     if kept is None:
         if not isinstance(instruction.shape, ArrayShape):
             raise malformed(instruction, f"one tensor is no {instruction.shape}")
-        return give[0]
+        store_one = give[0]
+        return lambda outcome, taken: _owned(store_one(outcome), taken)
     if not isinstance(kept, list) or len(kept) != len(give) or not all(isinstance(k, int) for k in kept):
         raise malformed(instruction, f"results {kept} do not make {instruction.shape}")
 
-    def finish(outcome: Any) -> Value:
+    def finish(outcome: Any, taken: set[int]) -> Value:
         flat = list(_spread(outcome))
-        return tuple(store(flat[index]) for index, store in zip(kept, give, strict=True))
+        return tuple(_owned(store(flat[index]), taken) for index, store in zip(kept, give, strict=True))
 
     return finish
+
+
+def _owned(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
+    """The tensor, or a copy where it lies in ``taken`` storage or its elements overlap; takes its storage."""
+    storage = tensor.untyped_storage().data_ptr()
+    if storage in taken or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0):
+        return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() else tensor
+    taken.add(storage)
+    return tensor
 
 
 def _in_storage(dtype: torch.dtype, storage: torch.dtype) -> Callable[[Any], Any]:

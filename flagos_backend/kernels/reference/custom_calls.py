@@ -15,7 +15,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
 from flagos_backend.kernels.reference import registry
-from flagos_backend.kernels.reference.registry import Kernel, Run, Value, identity, kernel
+from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value, identity, kernel
 from flagos_backend.kernels.reference.sorting import top_k
 
 Config = Mapping[str, Any]
@@ -26,6 +26,7 @@ TargetPreparer = Callable[[Instruction, Config], Kernel]
 class _Target:
     preparer: TargetPreparer
     defaults: Mapping[str, Any] | None
+    storage: Storage = Storage.SHARED
 
 
 _TARGETS: dict[str, _Target] = {}
@@ -52,13 +53,14 @@ def custom_call(
     return register
 
 
-def custom_call_namespace(name: str, **defaults: Any) -> Callable[[TargetPreparer], TargetPreparer]:
-    """Registers what prepares the kernels of all targets ``<name>::...``; ``defaults`` as for ``custom_call``."""
+def custom_call_namespace(name: str, storage: Storage, **defaults: Any) -> Callable[[TargetPreparer], TargetPreparer]:
+    """Registers what prepares the kernels of all targets ``<name>::...``, whose results lie as ``storage`` says;
+    ``defaults`` as for ``custom_call``."""
 
     def register(preparer: TargetPreparer) -> TargetPreparer:
         if name in _NAMESPACES:
             raise ValueError(f"{name}:: has two kernels")
-        _NAMESPACES[name] = _Target(preparer, defaults)
+        _NAMESPACES[name] = _Target(preparer, defaults, storage)
         return preparer
 
     return register
@@ -97,11 +99,21 @@ def read_config(instruction: Instruction, defaults: Mapping[str, Any]) -> Config
     return config
 
 
-@kernel(Opcode.CUSTOM_CALL)
-def prepare_custom_call(instruction: Instruction) -> Kernel:
+def _target_of(instruction: Instruction) -> _Target | None:
     name = instruction.attributes_as(CustomCallAttributes).target
     namespace, separator, _ = name.partition("::")
-    target = _NAMESPACES.get(namespace) if separator else _TARGETS.get(name)
+    return _NAMESPACES.get(namespace) if separator else _TARGETS.get(name)
+
+
+def _storage_of(instruction: Instruction) -> Storage:
+    target = _target_of(instruction)
+    return target.storage if target else Storage.SHARED
+
+
+@kernel(Opcode.CUSTOM_CALL, storage=_storage_of)
+def prepare_custom_call(instruction: Instruction) -> Kernel:
+    name = instruction.attributes_as(CustomCallAttributes).target
+    target = _target_of(instruction)
     if target is None:
         raise UnknownCustomCall.at(instruction, target=name, known=", ".join(known_targets()))
     config = {} if target.defaults is None else read_config(instruction, target.defaults)

@@ -73,10 +73,14 @@ class InPlaceKernel:
 InPlacePreparer = Callable[[Instruction], InPlaceKernel | None]
 
 
+# Where the results lie, for opcodes whose instructions differ in it.
+StorageRule = Callable[[Instruction], Storage]
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     preparer: Preparer
-    storage: Storage
+    storage: Storage | StorageRule
     elementwise: bool
 
 
@@ -85,7 +89,7 @@ _IN_PLACE: dict[Opcode, InPlacePreparer] = {}
 
 
 def kernel(
-    *opcodes: Opcode, storage: Storage = Storage.SHARED, elementwise: bool = False
+    *opcodes: Opcode, storage: Storage | StorageRule = Storage.SHARED, elementwise: bool = False
 ) -> Callable[[Preparer], Preparer]:
     """Registers the decorated function as what prepares the kernel of ``opcodes``.
 
@@ -144,7 +148,8 @@ def prepare_in_place(instruction: Instruction) -> InPlaceKernel | None:
 
 def storage_of(instruction: Instruction) -> Storage:
     """Where the results of ``instruction``'s kernel lie."""
-    return _entry(instruction).storage
+    storage = _entry(instruction).storage
+    return storage if isinstance(storage, Storage) else storage(instruction)
 
 
 def is_elementwise(opcode: Opcode) -> bool:

@@ -24,7 +24,7 @@ from flagos_backend.torch.compile.callbacks import Callback
 from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE
 from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
 from flagos_backend.torch.compile.layout import Layout, layout_of
-from flagos_backend.torch.compile.lowering.aten_call import WHOLE, call_aten, result_shape, unpack
+from flagos_backend.torch.compile.lowering.aten_call import DRAWS_NOTHING, WHOLE, call_aten, result_shape, unpack
 from flagos_backend.torch.compile.lowering.emitter import Emitter
 from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload, rule_of
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
@@ -69,7 +69,7 @@ def place_of(node: Node) -> str:
 
 
 def _has_effect(node: Node) -> bool:
-    return node.target is WITH_EFFECTS or node.is_impure()
+    return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
 
 
 class _Translation:

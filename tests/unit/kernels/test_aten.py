@@ -98,3 +98,14 @@ def test_malformed_calls(target: str, config: dict[str, Any], error: type[Except
     with pytest.raises(error) as caught:
         call(target, [VECTOR], VECTOR, **config)
     assert named in str(caught.value)
+
+
+def test_results_lie_in_storage_of_their_own() -> None:
+    x = torch.randn(4)
+    same = call("aten::alias.default", [VECTOR], VECTOR)(Run(), x)
+    assert torch.equal(same, x)
+    assert same.data_ptr() != x.data_ptr()
+    shape = ArrayShape(E.F32, (3, 4))
+    spread = call("aten::expand.default", [VECTOR], shape, arguments=[{"tensor": 0}, [3, 4]])(Run(), x)
+    assert spread.is_contiguous()
+    assert spread.data_ptr() != x.data_ptr()
