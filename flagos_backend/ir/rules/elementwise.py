@@ -101,7 +101,6 @@ def _clamp(operation: Operation) -> Shape:
     for bound in (low, high):
         if bound.element_type is not value.element_type or bound.dims not in ((), value.dims):
             broken(f"a bound of clamp must be a scalar or an array like {value}, not {bound}")
-    _expect_type(operation, value, _ALL - _COMPLEX)
     return value
 
 

@@ -85,6 +85,12 @@ def _power(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.pow(a.to(torch.complex128), b.to(torch.complex128)).to(a.dtype)
 
 
+def clamp(low: torch.Tensor, x: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """As XLA's CPU does: real parts alone decide, a lower bound wins over its equal, and NaN bounds nothing from below."""
+    raised = torch.where(low.real >= x.real, low, x)
+    return torch.where(raised.real <= high.real, raised, high)
+
+
 UNARY: dict[Opcode, Unary] = {
     O.ABS: torch.abs,
     O.ACOS: torch.acos,

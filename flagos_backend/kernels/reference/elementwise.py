@@ -299,10 +299,12 @@ def _prepare_select(instruction: Instruction) -> Kernel:
 
 @kernel(O.CLAMP, storage=Storage.FRESH, elementwise=True)
 def _prepare_clamp(instruction: Instruction) -> Kernel:
-    """min(max(x, low), high); a NaN among the three wins."""
+    """min(max(x, low), high); a NaN among three real numbers wins."""
     element_type = element_type_of(instruction)
     if element_type.is_float and not small_floats.is_small(element_type):
         return lambda run, low, x, high: torch.clamp(x, low, high)
+    if element_type.is_complex:
+        return lambda run, low, x, high: complex_numbers.clamp(low, x, high)
     try:
         maximum, minimum = (binary_function(o, element_type) for o in (O.MAXIMUM, O.MINIMUM))
     except KeyError:

@@ -216,7 +216,7 @@ def test_select_by_array_and_by_scalar(element_type: ElementType, rng: np.random
     check(text, rng.integers(0, 2, (3, 4)).astype(bool), np.array(rng.integers(0, 2), bool), x, y)
 
 
-@pytest.mark.parametrize("element_type", (*INTEGERS, *FLOATS, E.F8E5M2), ids=lambda t: t.name)
+@pytest.mark.parametrize("element_type", (*INTEGERS, *FLOATS, E.F8E5M2, *COMPLEX), ids=lambda t: t.name)
 @pytest.mark.parametrize("scalar_bounds", [True, False])
 def test_clamp(element_type: ElementType, scalar_bounds: bool, rng: np.random.Generator) -> None:
     special = special_values(element_type)
