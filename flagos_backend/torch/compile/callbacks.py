@@ -33,7 +33,6 @@ class Callback:
         _functions.pop(self.identifier, None)
 
 
-#: What the last failed call of each thread that launches raised; kept for it to raise again.
 class Failures:
     """The exceptions that functions raised, by identifier, until the launch that failed of them takes them."""
 
