@@ -184,9 +184,7 @@ class UnknownCustomCall(FlagosBackendError):
 class AtenCallFailed(FlagosBackendError):
     number = 302
     code = StatusCode.INVALID_ARGUMENT
-    template = (
-        "PyTorch's operator refused its arguments, {exception}: {message}. At {place}. Give it what it takes."
-    )
+    template = "PyTorch's operator refused its arguments, {exception}: {message}. At {place}. Give it what it takes."
 
 
 # 4xx: the runtime.
