@@ -86,7 +86,7 @@ def _power(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def clamp(low: torch.Tensor, x: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """As XLA's CPU does: real parts alone decide, a lower bound wins over its equal, and NaN bounds nothing from below."""
+    """As XLA's CPU does: real parts alone decide, a lower bound wins over its equal, NaN bounds nothing below."""
     raised = torch.where(low.real >= x.real, low, x)
     return torch.where(raised.real <= high.real, raised, high)
 
