@@ -57,6 +57,7 @@ class Opcode(enum.StrEnum):
     DIVIDE = "divide"
     MAXIMUM = "maximum"
     MINIMUM = "minimum"
+    MULHI = "mulhi"
     MULTIPLY = "multiply"
     OR = "or"
     POWER = "power"

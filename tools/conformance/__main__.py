@@ -22,18 +22,19 @@ def main() -> None:
     commands.choices["harnesses"].add_argument("--offset", type=int, default=0, help="where a stride begins")
     commands.choices["jax-tests"].add_argument("--checkout", type=Path, required=True, help="of jax, at the tag")
     commands.choices["jax-tests"].add_argument("--files", nargs="*", help="test files; default: all that apply")
-    tables = commands.add_parser("table")
-    tables.add_argument("files", type=Path, nargs="+")
+    published = commands.add_parser("publish")
+    published.add_argument("files", type=Path, nargs="+", help="result files; parts of one suite are joined")
+    published.add_argument("--folder", type=Path, default=Path(__file__).with_name("results"))
     arguments = parser.parse_args()
-    if arguments.command == "table":
-        print("\n".join(report.table(path) for path in arguments.files))
+    if arguments.command == "publish":
+        print("\n".join(map(str, report.publish(arguments.files, arguments.folder))))
         return
     common = {"only": arguments.only, "resume": arguments.resume, "timeout": arguments.timeout}
     if arguments.command == "harnesses":
         harnesses.run(arguments.platform, arguments.out, stride=arguments.stride, offset=arguments.offset, **common)
     else:
         jax_tests.run(arguments.platform, arguments.out, arguments.checkout, arguments.files, **common)
-    print(report.table(arguments.out))
+    print(report.summary(arguments.out))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ from tools.conformance.worker_pool import run_in_worker
 _WORKER = Path(__file__).with_name("harness_worker.py")
 
 
-def run(
-    platform: str, out: Path, *, only: str, stride: int, offset: int, resume: bool, timeout: float
-) -> ResultFile:
+def run(platform: str, out: Path, *, only: str, stride: int, offset: int, resume: bool, timeout: float) -> ResultFile:
     """Runs the harnesses whose name contains ``only``, each ``stride``-th of them from number ``offset`` on."""
     # Imported here: it takes seconds and needs jax, which `table` does not.
     import jax

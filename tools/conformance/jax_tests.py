@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from tools.conformance.results import Record, ResultFile, Status
 
@@ -64,6 +67,7 @@ FILES = (
     "stax_test.py",
 )
 _MAX_RESTARTS = 50
+_REGULAR_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def run(
@@ -76,20 +80,26 @@ def run(
         if done:
             continue
         print(name, file=sys.stderr, flush=True)
-        peer = {} if platform == "cpu" else _run_file(checkout / "tests" / name, "cpu", only, timeout)
-        for test, record in _run_file(checkout / "tests" / name, platform, only, timeout).items():
+        path = checkout / "tests" / name
+        records = _run_file(path, platform, only, timeout)
+        failed = [r.name for r in records.values() if r.counts and r.status is not Status.PASSED]
+        peer = _run_file(path, "cpu", only, timeout, failed) if failed and platform != "cpu" else {}
+        for test, record in records.items():
             other = peer.get(test)
-            failed_too = other is not None and other.status not in (Status.PASSED, Status.SKIPPED)
-            if failed_too and record.status is not Status.PASSED:
-                record = Record(test, name, Status.NOT_APPLICABLE, f"JAX's CPU: {other.message}"[:500])
+            if other is not None and other.status is not Status.PASSED:
+                record = Record(test, name, Status.NOT_APPLICABLE, f"JAX's CPU, {other.status}: {other.message}"[:500])
             results.add(record)
     return results
 
 
-def _run_file(path: Path, platform: str, only: str, timeout: float) -> dict[str, Record]:
-    """Runs one file, again without the tests that were seen after each crash or hang."""
+def _run_file(
+    path: Path, platform: str, only: str, timeout: float, chosen: Sequence[str] | None = None
+) -> dict[str, Record]:
+    """Runs one file, or what is ``chosen`` of it; after a crash or a hang again without the tests that were seen."""
     records: dict[str, Record] = {}
     with tempfile.TemporaryDirectory() as folder:
+        if chosen is not None:
+            (Path(folder) / "chosen").write_text("\n".join(chosen))
         log = Path(folder) / "log"
         for _ in range(_MAX_RESTARTS):
             log.write_text("")
@@ -104,10 +114,13 @@ def _run_file(path: Path, platform: str, only: str, timeout: float) -> dict[str,
                     current = None
                 else:
                     current = entry["name"]
-            if current is None:
+            if code in _REGULAR_ENDS:
                 break
             status = Status.HUNG if hung else Status.CRASHED
-            records[current] = Record(current, path.name, status, f"worker ended with {code}")
+            name = current or f"{path.name}::between tests"
+            records[name] = Record(name, path.name, status, f"pytest ended with {code}")
+            if current is None and code > 0:  # it did not come to the tests: an import failed
+                break
     return records
 
 

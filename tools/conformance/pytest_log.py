@@ -1,4 +1,6 @@
-"""Pytest plugin: logs each test's start and outcome as a JSON line, and leaves out tests that a former run has seen."""
+"""Pytest plugin: logs each test's start and outcome as a JSON line, and runs none that a former run has seen.
+
+The folder given has the files seen, chosen (when it exists, nothing else is run) and log."""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def _write(entry: dict[str, object]) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seen = set((_FOLDER / "seen").read_text().splitlines())
-    items[:] = [item for item in items if item.nodeid not in seen]
+    chosen = set((_FOLDER / "chosen").read_text().splitlines()) if (_FOLDER / "chosen").exists() else None
+    items[:] = [item for item in items if item.nodeid not in seen and (chosen is None or item.nodeid in chosen)]
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:

@@ -41,6 +41,7 @@ _BINARY: dict[Opcode, Types] = {
     **dict.fromkeys((Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_ARITHMETIC, Opcode.SHIFT_RIGHT_LOGICAL), _INTEGER),
     Opcode.ATAN2: _INEXACT,
     Opcode.DIVIDE: _NUMBER,
+    Opcode.MULHI: _INTEGER,
     Opcode.POWER: _NUMBER,
     Opcode.REMAINDER: _NUMBER,
 }

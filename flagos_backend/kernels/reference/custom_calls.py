@@ -144,6 +144,12 @@ def _marker(instruction: Instruction, config: Config) -> Kernel:
     return identity
 
 
+@custom_call("dce_sink", reads_config=False)
+def _sink(instruction: Instruction, config: Config) -> Kernel:
+    """Its side effect, which is none, keeps its operands from being removed as unused."""
+    return lambda run, *operands: ()
+
+
 @custom_call("flagos.host_callback", id=REQUIRED)
 def _host_callback(instruction: Instruction, config: Config) -> Kernel:
     """Calls the host with the arrays among the operands; tokens only order calls."""

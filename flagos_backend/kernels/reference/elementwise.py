@@ -147,6 +147,7 @@ _INTEGER_BINARY: dict[Opcode, Callable[[ElementType], Binary]] = {
     O.DIVIDE: integers.divide,
     O.MAXIMUM: integers.maximum,
     O.MINIMUM: integers.minimum,
+    O.MULHI: integers.multiply_high,
     O.MULTIPLY: lambda e: torch.mul if e.bits >= 8 else lambda a, b: wrap(a * b, e),
     O.OR: lambda e: torch.bitwise_or,
     O.POWER: integers.power,

@@ -60,6 +60,35 @@ def minimum(element_type: ElementType) -> Binary:
     return torch.minimum
 
 
+# ---- The upper half of a product
+
+
+def multiply_high(element_type: ElementType) -> Binary:
+    if element_type is E.U64:
+        return _unsigned_high_64
+    if element_type is E.S64:
+        return lambda a, b: _unsigned_high_64(a, b) - torch.where(a < 0, b, 0) - torch.where(b < 0, a, 0)
+    return lambda a, b: narrowed(
+        (widened(a, element_type) * widened(b, element_type)) >> element_type.bits, element_type
+    )
+
+
+def _unsigned_high_64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of halves of 32 bits, whose products and carries fit 64 bits."""
+    a_low, b_low, a_high, b_high = _lower_32(a), _lower_32(b), _upper_32(a), _upper_32(b)
+    first = a_high * b_low + _upper_32(a_low * b_low)
+    second = a_low * b_high + _lower_32(first)
+    return a_high * b_high + _upper_32(first) + _upper_32(second)
+
+
+def _lower_32(x: torch.Tensor) -> torch.Tensor:
+    return x & 0xFFFF_FFFF
+
+
+def _upper_32(x: torch.Tensor) -> torch.Tensor:
+    return (x >> 32) & 0xFFFF_FFFF
+
+
 # ---- Division
 
 

@@ -392,6 +392,17 @@ def test_top_k_and_the_markers() -> None:
         call("SPMDFullToShardShape", [x], ["f32[1,4]"], ["f32[1,2]"])
 
 
+def test_a_sink_takes_anything_and_gives_nothing() -> None:
+    text = """
+ENTRY e {
+  x = f32[2] parameter(0)
+  y = f32[2] negate(x)
+  sink = () custom-call(y), custom_call_target="dce_sink", custom_call_has_side_effect=true
+  ROOT r = (f32[2]) tuple(x)
+}"""
+    np.testing.assert_array_equal(run_on_backend(hlo_of_text(text), [np.ones(2, np.float32)])[0], [1, 1])
+
+
 def test_approximate_top_k_as_an_accelerator_lowers_it(rng: np.random.Generator) -> None:
     x = rng.permutation(3000).astype(np.float32).reshape(3, 1000)
     for select, best in ((lax.approx_max_k, -x), (lax.approx_min_k, x)):

@@ -161,6 +161,20 @@ def test_constant_second_operand(element_type: ElementType, name: O, rng: np.ran
     check("ENTRY e {\n" + "\n".join(lines) + "\n}", x)
 
 
+@pytest.mark.parametrize("element_type", INTEGERS, ids=lambda t: t.name)
+def test_upper_half_of_a_product(element_type: ElementType, rng: np.random.Generator) -> None:
+    """Against Python's integers: XLA does not read the opcode back from HLO."""
+    special = special_values(element_type)
+    a, b = (
+        np.concatenate([grid.ravel(), random_values(element_type, 500, rng)]) for grid in np.meshgrid(special, special)
+    )
+    array = f"{element_type.name.lower()}[{len(a)}]"
+    text = f"ENTRY e {{\n a = {array} parameter(0)\n b = {array} parameter(1)\n ROOT r = {array} mulhi(a, b) }}"
+    (ours,) = run_on_backend(hlo_of_text(text), [a, b])
+    exact = [(int(x) * int(y)) >> element_type.bits for x, y in zip(a, b, strict=True)]
+    assert [int(x) for x in ours] == exact
+
+
 COMPARED = (E.PRED, *INTEGERS, *FLOATS, E.F8E5M2, E.F8E4M3FN, *COMPLEX)
 
 

@@ -1,0 +1,29 @@
+"""Why tests do not pass, where a class of them has one known cause; the report names it in place of the message."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tools.conformance.results import Record
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``name`` and ``message`` are patterns that a record's fields must contain."""
+
+    text: str
+    name: str = ""
+    message: str = ""
+
+
+CAUSES: Final[tuple[Cause, ...]] = ()
+
+
+def cause_of(record: Record) -> str:
+    """The known cause, or the first line of the message."""
+    for cause in CAUSES:
+        if re.search(cause.name, record.name) and re.search(cause.message, record.message):
+            return cause.text
+    return record.message.strip().split("\n")[0][:200]
