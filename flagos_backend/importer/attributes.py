@@ -60,6 +60,14 @@ E = TypeVar("E")
 Reader = Callable[[Any, object], Attributes]
 
 _COMPARISON_TYPES = ("", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED")
+# XLA of jaxlib 0.11 and later says it in a field of its own.
+_COMPARISON_ORDERS = {
+    "": ComparisonOrder.PARTIAL,
+    "PARTIAL": ComparisonOrder.PARTIAL,
+    "PARTIALORDER": ComparisonOrder.PARTIAL,
+    "TOTAL": ComparisonOrder.TOTAL,
+    "TOTALORDER": ComparisonOrder.TOTAL,
+}
 
 
 def read_attributes(opcode: Opcode, proto: Any, place: object) -> Attributes:
@@ -94,7 +102,10 @@ def _compare(proto: Any, place: object) -> Attributes:
     kind = proto.comparison_type
     if kind not in _COMPARISON_TYPES:
         raise UnsupportedAttribute(attribute="comparison_type", value=kind, place=place)
-    return CompareAttributes(direction, ComparisonOrder.TOTAL if kind == "TOTALORDER" else ComparisonOrder.PARTIAL)
+    order = _COMPARISON_ORDERS.get(proto.comparison_order)
+    if order is None:
+        raise UnsupportedAttribute(attribute="comparison_order", value=proto.comparison_order, place=place)
+    return CompareAttributes(direction, ComparisonOrder.TOTAL if kind == "TOTALORDER" else order)
 
 
 def _slice(proto: Any, _: object) -> Attributes:

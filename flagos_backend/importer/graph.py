@@ -198,7 +198,8 @@ class _Importer:
             value = proto.backend_config_payload.id
             raise UnsupportedAttribute(attribute="backend_config_payload.id", value=value, place=place)
         for field in cast(Iterable[Any], UnknownFieldSet(proto)):
-            if field.field_number not in _HARMLESS_FIELDS:
+            # An empty message or a zero says what its absence says.
+            if field.field_number not in _HARMLESS_FIELDS and field.data:
                 number = f"HloInstructionProto field {field.field_number}"
                 raise UnsupportedAttribute(attribute=number, value="(unknown to this backend)", place=place)
 

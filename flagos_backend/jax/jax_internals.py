@@ -464,6 +464,21 @@ def compile_on_client(client: Any, module: Any, options: Any) -> Any:
     return client.compile_and_load(module, devices, options)
 
 
+def partitioned_module(executable: Any) -> bytes:
+    """The serialized HloModuleProto of what compile_on_client returned, with the shardings of arguments and outputs."""
+    schema = importlib.import_module("flagos_backend.importer.schema")
+    proto = schema.HloModuleProto.FromString(executable.hlo_modules()[0].as_serialized_hlo_module_proto())
+    if not proto.spmd_parameters_shardings:
+        for sharding in executable.get_parameter_shardings() or ():
+            proto.spmd_parameters_shardings.add().MergeFromString(sharding.SerializeToString())
+    outputs = executable.get_output_shardings()
+    if outputs and not proto.HasField("spmd_output_sharding"):
+        proto.spmd_output_sharding.type = schema.OpSharding.TUPLE
+        for sharding in outputs:
+            proto.spmd_output_sharding.tuple_shardings.add().MergeFromString(sharding.SerializeToString())
+    return bytes(proto.SerializeToString())
+
+
 def can_transform_modules() -> bool:
     """Whether this jaxlib (0.10.2 or newer) lets us see a module between XLA's passes and its code generator."""
     return _has_primitive("jaxlib._xla", "register_xla_transform")
