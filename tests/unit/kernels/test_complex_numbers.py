@@ -93,6 +93,16 @@ def test_special_values(name: O, element_type: E) -> None:
 
 
 @pytest.mark.parametrize("element_type", TYPES, ids=lambda t: t.name)
+def test_tangent_of_what_has_none(element_type: E) -> None:
+    name = element_type.name.lower()
+    values = np.array([complex(x, y) for x in (np.inf, -np.inf, np.nan) for y in (0.0, -0.0)])
+    check(
+        f"ENTRY e {{ z = {name}[6] parameter(0)\n ROOT r = {name}[6] tan(z) }}",
+        values.astype(element_type_dtype(element_type)),
+    )
+
+
+@pytest.mark.parametrize("element_type", TYPES, ids=lambda t: t.name)
 def test_sums_keep_infinite_parts_apart(element_type: E) -> None:
     special = special_values(element_type)
     a, b = (grid.ravel()[:3000] for grid in np.meshgrid(special[::3], special[1::5]))
