@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,8 +30,8 @@ _LOOSE = {  # primitives whose reference is itself an iteration or an approximat
 }
 
 
-def compare(group: str, arguments: Sequence[Any], ours: Any, theirs: Any) -> str:
-    """What differs, or "" when nothing does."""
+def compare(group: str, arguments: Sequence[Any], ours: Any, theirs: Any, parameters: Mapping[str, Any]) -> str:
+    """What differs, or "" when nothing does. ``parameters``: the harness's own."""
     mine, reference = jax.tree.leaves(ours), jax.tree.leaves(theirs)
     if len(mine) != len(reference):
         return f"{len(mine)} results instead of {len(reference)}"
@@ -42,11 +42,25 @@ def compare(group: str, arguments: Sequence[Any], ours: Any, theirs: Any) -> str
     check = _DECOMPOSITIONS.get(group)
     if check is not None and mine and mine[0].size:
         return check(arguments, mine, reference)
+    if group == "sort" and not parameters["is_stable"]:
+        mine, reference = _equals_in_one_order(mine, **parameters), _equals_in_one_order(reference, **parameters)
     for number, (a, b) in enumerate(zip(mine, reference, strict=True)):
         difference = _difference(a, b, _LOOSE.get(group, 1.0))
         if difference:
             return f"result {number}: {difference}"
     return ""
+
+
+def _equals_in_one_order(arrays: list[np.ndarray], *, dimension: int, num_keys: int, **_: Any) -> list[np.ndarray]:
+    """A sort that is not stable may leave equal keys in any order: here the other arrays decide among them."""
+    keys, others = arrays[:num_keys], arrays[num_keys:]
+    if not others:
+        return arrays
+    ranks = np.zeros(arrays[0].shape, np.int64)
+    for key in keys:  # a new rank wherever a key changes along the sorted dimension
+        ranks += np.cumsum(np.diff(key, axis=dimension, prepend=key.take([0], dimension)) != 0, axis=dimension)
+    order = np.lexsort([*reversed(others), ranks], axis=dimension)
+    return keys + [np.take_along_axis(other, order, dimension) for other in others]
 
 
 def _key(dtype: np.dtype) -> str:

@@ -42,7 +42,7 @@ def _run(harness, device, cpu) -> tuple[Status, str]:
             ours = jax.device_get(jax.jit(harness.dyn_fun)(*placed))
     except Exception as error:  # whatever the platform raises is the result of this test
         return Status.FAILED, f"{type(error).__name__}: {error}"[:1500]
-    difference = compare(harness.group_name, arguments, ours, theirs)
+    difference = compare(harness.group_name, arguments, ours, theirs, harness.params)
     return (Status.FAILED, difference) if difference else (Status.PASSED, "")
 
 

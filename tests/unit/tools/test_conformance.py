@@ -1,0 +1,119 @@
+"""The conformance tools: crashes and hangs are single failures, nothing is lost, and comparisons see what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tools.conformance import jax_tests, report
+from tools.conformance.comparison import compare
+from tools.conformance.results import Record, ResultFile, Status, load
+from tools.conformance.worker_pool import run_in_worker
+
+SORT = {"dimension": 0, "num_keys": 1, "is_stable": False}
+
+
+def test_a_worker_that_crashes_or_hangs_is_started_again() -> None:
+    worker = """
+import json, os, sys, time
+for line in sys.stdin:
+    match line.strip():
+        case "crash": os.abort()
+        case "hang": time.sleep(1000)
+    print(json.dumps({"status": "passed", "message": "", "seconds": 0.5}), flush=True)
+"""
+    names = ["a", "crash", "b", "hang", "c"]
+    records = run_in_worker([sys.executable, "-c", worker], names, ["group"] * 5, timeout=2, environment={})
+    assert [(r.name, r.status) for r in records] == [
+        ("a", Status.PASSED),
+        ("crash", Status.CRASHED),
+        ("b", Status.PASSED),
+        ("hang", Status.HUNG),
+        ("c", Status.PASSED),
+    ]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Test files of all fates; `JAX_PLATFORMS` tells the platform under test from JAX's CPU."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "fates_test.py").write_text("""
+import os, time, pytest
+ON_CPU = os.environ["JAX_PLATFORMS"] == "cpu"
+def test_passes(): pass
+def test_crashes(): ON_CPU or os.abort()
+def test_passes_later(): pass
+def test_hangs(): ON_CPU or time.sleep(1000)
+def test_fails(): assert ON_CPU, "ours"
+def test_fails_everywhere(): assert False
+def test_is_skipped(): pytest.skip("for a reason")
+""")
+    (tmp_path / "tests" / "import_test.py").write_text("import a_module_that_is_not_there")
+    return tmp_path
+
+
+def test_files_run_to_their_end_and_count_what_the_cpu_passes(checkout: Path, tmp_path: Path) -> None:
+    results = jax_tests.run(
+        "other", tmp_path / "out", checkout, ["fates_test.py", "import_test.py"], only="", resume=False, timeout=3
+    )
+    assert {name.rpartition("::")[2]: r.status for name, r in results.records.items()} == {
+        "test_passes": Status.PASSED,
+        "test_crashes": Status.CRASHED,
+        "test_passes_later": Status.PASSED,
+        "test_hangs": Status.HUNG,
+        "test_fails": Status.FAILED,
+        "test_fails_everywhere": Status.NOT_APPLICABLE,
+        "test_is_skipped": Status.SKIPPED,
+        "between tests": Status.NOT_APPLICABLE,
+    }
+
+
+def _written(path: Path, records: list[Record], suite: str = "some tests") -> Path:
+    results = ResultFile(path, suite, "flagos", resume=False)
+    for record in records:
+        results.add(record)
+    return path
+
+
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
+    path = _written(tmp_path / "out", [Record("a", "g", Status.PASSED)])
+    resumed = ResultFile(path, "some tests", "flagos", resume=True)
+    resumed.add(Record("b", "g", Status.FAILED, "why"))
+    assert [r.name for r in load(path)[1]] == ["a", "b"]
+
+
+def test_what_is_published_hides_no_failure_and_joins_parts(tmp_path: Path) -> None:
+    passed, failed = Status.PASSED, Status.FAILED
+    first = _written(tmp_path / "1", [Record("a", "g", passed), Record("b", "g", failed, "one | two\nthree")])
+    second = _written(tmp_path / "2", [Record("c", "h", Status.NOT_APPLICABLE, "refused"), Record("a", "g", failed)])
+    written = report.publish([first, second], tmp_path / "results")
+    assert [p.name for p in written] == ["some_tests.json", "some_tests.md"]
+    kept = json.loads(written[0].read_text())
+    assert (kept["passed"], kept["counted"], len(kept["runs"])) == (0, 2, 2)
+    assert kept["groups"] == {"g": {"failed": 2}, "h": {"not applicable": 1}}
+    assert [r["name"] for r in kept["not passed"]] == ["a", "b"]
+    assert "| b | failed | one \\| two |" in written[1].read_text()
+
+
+def test_unstable_sorts_may_order_equal_keys_as_they_like() -> None:
+    keys, values = np.array([0, 0, 1], np.int32), np.array([5.0, 7.0, 6.0], np.float32)
+    assert compare("sort", [], [keys, values[[1, 0, 2]]], [keys, values], SORT) == ""
+    assert compare("sort", [], [keys, values[[1, 0, 2]]], [keys, values], SORT | {"is_stable": True})
+    assert compare("sort", [], [keys, values[[0, 2, 1]]], [keys, values], SORT)
+    assert compare("sort", [], [keys[::-1].copy(), values], [keys, values], SORT)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near", "far"),
+    [("float32", 1e-6, 1e-3), ("float64", 1e-14, 1e-8), ("bfloat16", 5e-3, 0.1), ("complex64", 1e-6, 1e-3)],
+)
+def test_tolerance_follows_the_element_type(dtype: str, near: float, far: float) -> None:
+    ones = np.ones(3, np.dtype(dtype))
+    assert compare("add", [], [ones + ones.dtype.type(near)], [ones], {}) == ""
+    assert compare("add", [], [ones + ones.dtype.type(far)], [ones], {})
+    assert compare("add", [], [ones[:2]], [ones], {})
+    assert compare("add", [], [np.full(3, np.nan, ones.dtype)], [ones], {})
