@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import report
 
 
-def caller(platform: str, arguments: int, wait: bool) -> Callable[[], object]:
+def caller(platform: str, arguments: int, wait: bool) -> Callable[[], jax.Array]:
     """A call of a jitted sum of `arguments` small arrays on `platform`."""
     device = jax.devices(platform)[0]
     values = [jax.device_put(np.full(8, number, np.float32), device) for number in range(arguments)]
@@ -28,6 +28,7 @@ def main() -> int:
     for arguments in (1, 16):
         for wait, what in ((False, "dispatch"), (True, "call and wait")):
             ours, peer = caller(options.device, arguments, wait), caller("cpu", arguments, wait)
+            np.testing.assert_array_equal(np.asarray(ours()), np.asarray(peer()))
             floor, mine, theirs = report.alternate([lambda: None, ours, peer], rounds=50, calls=200)
             name, goal = f"{what}, {arguments} argument{'s'[: arguments > 1]}", None if wait else 1.5
             rows.append(report.Row(name, "µs", floor * 1e6, mine * 1e6, theirs * 1e6, goal))
