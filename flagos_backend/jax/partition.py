@@ -18,6 +18,8 @@ from typing import Any, Final
 import numpy as np
 
 from flagos_backend.importer import schema
+from flagos_backend.importer.shapes import write_shape
+from flagos_backend.ir.types import TupleShape
 from flagos_backend.jax import callbacks, jax_internals
 from flagos_backend.jax.compile_options import CompileOptions
 from flagos_backend.jax.errors import PartitioningFailed, UnsupportedPartitioning
@@ -30,6 +32,7 @@ _TRANSFORM_PASS: Final = "apply-xla-transforms"
 _PASSES: Final = (
     "strip-memory-placement-annotations",
     "flatten-call-graph",
+    "call-inliner",  # without it Shardy reduces what is marked unreduced around each call
     "shardy-xla",
     "sharding-propagation",
     "spmd-partitioning",
@@ -70,6 +73,8 @@ def _outputs(proto: Any) -> list[bytes]:
     """The sharding of each element of a tuple result, or of the one array."""
     if not proto.HasField("spmd_output_sharding"):
         return []
+    if proto.host_program_shape.result == write_shape(TupleShape(())):
+        return []  # XLA writes one sharding for no element
     sharding = proto.spmd_output_sharding
     is_tuple = sharding.type == schema.OpSharding.TUPLE
     return _serialized(sharding.tuple_shardings if is_tuple else [sharding])

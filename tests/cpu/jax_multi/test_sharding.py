@@ -277,6 +277,34 @@ def test_a_partitioned_callback_sees_the_shards(agree: Agree, x: np.ndarray) -> 
     agree(run)
 
 
+def test_a_program_without_results(devices: list[jax.Device], x: np.ndarray) -> None:
+    seen: list[float] = []
+    mesh = Mesh(np.array(devices), ("a",))
+
+    def program(x: jax.Array) -> None:
+        jax.debug.callback(lambda a: seen.append(float(a)), x.sum())
+
+    jax.jit(program)(put(x, mesh, "a"))
+    jax.effects_barrier()
+    np.testing.assert_allclose(seen, [x.sum()] * len(seen), rtol=1e-4, atol=1e-4)
+    assert seen
+
+
+def test_gradients_stay_unreduced_across_nested_jits(devices: list[jax.Device]) -> None:
+    """Each device holds a part of the sum, which XLA's own pipeline decides; on JAX's CPU they are the same."""
+
+    def run(devices: list[jax.Device]) -> tuple[list[np.ndarray], np.ndarray]:
+        mesh = Mesh(np.array(devices[:2]), ("a",), axis_types=(AxisType.Explicit,))
+        with jax.set_mesh(mesh):
+            x = jax.reshard(jnp.arange(4.0), P(reduced={"a"}))
+            parts = jax.jit(jax.grad(jax.jit(lambda x: (x + x).sum())))(x)
+            return [np.asarray(shard.data) for shard in parts.addressable_shards], jax.reshard(parts, P())
+
+    (ours, whole), (theirs, _) = run(devices), run(jax.devices("cpu"))
+    np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(whole, np.full(4, 2.0))
+
+
 def test_inspect_array_sharding(mesh: Mesh, x: np.ndarray) -> None:
     seen: list[Any] = []
 
