@@ -38,6 +38,7 @@ _PASSES: Final = (
     "spmd-partitioning",
     "control-dep-rewriter",
     "sharding-remover",
+    "cpu-all-reduce-combiner",
     "collective-permute-motion",
     "tuple-simplifier",
     "dce",

@@ -305,6 +305,16 @@ def test_gradients_stay_unreduced_across_nested_jits(devices: list[jax.Device]) 
     np.testing.assert_array_equal(whole, np.full(4, 2.0))
 
 
+def test_reductions_over_the_same_devices_are_one(agree: Agree, x: np.ndarray, w: np.ndarray) -> None:
+    def run(mesh: Mesh) -> Any:
+        grad = jax.jit(jax.grad(lambda ws, x: jnp.mean(jnp.tanh(x @ ws[0]) @ ws[1])))
+        arguments = (put(w, mesh), put(w.T.copy(), mesh)), put(x, mesh, "a")
+        assert grad.lower(*arguments).compile().as_text().count("all-reduce(") == 1
+        return grad(*arguments)
+
+    agree(run)
+
+
 def test_inspect_array_sharding(mesh: Mesh, x: np.ndarray) -> None:
     seen: list[Any] = []
 
