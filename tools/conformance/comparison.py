@@ -44,6 +44,9 @@ def compare(group: str, arguments: Sequence[Any], ours: Any, theirs: Any, parame
         return check(arguments, mine, reference)
     if group == "sort" and not parameters["is_stable"]:
         mine, reference = _equals_in_one_order(mine, **parameters), _equals_in_one_order(reference, **parameters)
+    if group == "conv_general_dilated" and mine[0].dtype.kind == "c":
+        # JAX's CPU computes complex convolutions in the operands' type, also where a wider one is preferred.
+        mine, reference = ([x.astype(np.asarray(arguments[0]).dtype) for x in xs] for xs in (mine, reference))
     for number, (a, b) in enumerate(zip(mine, reference, strict=True)):
         difference = _difference(a, b, _LOOSE.get(group, 1.0))
         if difference:

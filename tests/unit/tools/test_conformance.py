@@ -107,6 +107,13 @@ def test_unstable_sorts_may_order_equal_keys_as_they_like() -> None:
     assert compare("sort", [], [keys[::-1].copy(), values], [keys, values], SORT)
 
 
+def test_complex_convolutions_are_as_precise_as_their_operands() -> None:
+    operand, result = np.ones(1, np.complex64), np.ones(1, np.complex128)
+    assert compare("conv_general_dilated", [operand, operand], [result + 1e-6], [result], {}) == ""
+    assert compare("conv_general_dilated", [operand, operand], [result + 1e-3], [result], {})
+    assert compare("conv_general_dilated", [result, result], [result + 1e-6], [result], {})
+
+
 @pytest.mark.parametrize(
     ("dtype", "near", "far"),
     [("float32", 1e-6, 1e-3), ("float64", 1e-14, 1e-8), ("bfloat16", 5e-3, 0.1), ("complex64", 1e-6, 1e-3)],
