@@ -294,3 +294,11 @@ _text(
     "f32[2,6]",
     runs=False,
 )
+
+_text(
+    "multiply_high",
+    "ENTRY main {\n x = s32[4] parameter(0)\n y = s32[4] parameter(1)\n ROOT z = s32[4] mulhi(x, y)\n}",
+    "s32[4]",
+    "s32[4]",
+    runs=False,
+)

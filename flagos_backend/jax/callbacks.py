@@ -79,7 +79,7 @@ def call(number: int, arguments: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]
     except BaseException as error:  # A boundary to the device: KeyboardInterrupt too ends the program that called.
         text = "".join(traceback.format_exception(error))
         shown = f"{type(error).__name__}: {error}"
-        raise HostCallbackFailed(error=shown, traceback=text) from error
+        raise HostCallbackFailed(exception=shown, traceback=text) from error
 
 
 def emit_python_callback(

@@ -89,7 +89,7 @@ class HostCallbackGone(FlagosBackendError):
 class HostCallbackFailed(FlagosBackendError):
     number = 611
     code = StatusCode.INTERNAL
-    template = "A host callback raised {error}. At the traceback below. Correct the function.\n{traceback}"
+    template = "A host callback raised {exception}. At the traceback below. Correct the function.\n{traceback}"
 
 
 class UnsupportedParameter(FlagosBackendError, NotImplementedError):
