@@ -81,7 +81,7 @@ def _contraction(attributes: DotAttributes, lhs: ArrayShape, rhs: ArrayShape) ->
     else:
         arrange_lhs = _arrange(lhs.dims, [*lhs_free, *attributes.lhs_contracting], [prod(rows), contracted])
         arrange_rhs = _arrange(rhs.dims, [*attributes.rhs_contracting, *rhs_free], [contracted, prod(columns)])
-    if len(result) == (3 if batch else 2) and len(batch) < 2:
+    if len(rows) == len(columns) == 1 and len(batch) < 2:
         return lambda a, b: multiply(arrange_lhs(a), arrange_rhs(b))
     return lambda a, b: multiply(arrange_lhs(a), arrange_rhs(b)).view(result)
 

@@ -44,6 +44,16 @@ SHAPES = {
     ),
     "nothing_contracted": ("3,0", "0,5", "3,5", "lhs_contracting_dims={1}, rhs_contracting_dims={0}"),
     "no_rows": ("0,4", "4,5", "0,5", "lhs_contracting_dims={1}, rhs_contracting_dims={0}"),
+    "two_rows_no_column": ("2,6,3", "6", "2,3", "lhs_contracting_dims={1}, rhs_contracting_dims={0}"),
+    "two_columns_no_row": ("6", "2,6,3", "2,3", "lhs_contracting_dims={0}, rhs_contracting_dims={1}"),
+    "batch_of_two_rows": (
+        *("4,2,6,3", "4,6", "4,2,3"),
+        "lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={1}",
+    ),
+    "batch_of_two_columns": (
+        *("4,6", "2,6,4,3", "4,2,3"),
+        "lhs_batch_dims={0}, rhs_batch_dims={2}, lhs_contracting_dims={1}, rhs_contracting_dims={1}",
+    ),
     "free_dimensions": ("2,3,4", "5,4,6", "2,3,5,6", "lhs_contracting_dims={2}, rhs_contracting_dims={1}"),
 }
 
