@@ -1,5 +1,5 @@
-"""Products through BLAS against NumPy: random arrangements of batch, contracted and free dimensions, also ones that others
-stand between, so that each either becomes strided matrices or is refused as such and still comes out right."""
+"""Products through BLAS against NumPy: random arrangements of batch, contracted and free dimensions, also ones that
+others stand between; each becomes strided matrices or runs as another kernel, and comes out right either way."""
 
 from __future__ import annotations
 
