@@ -5,23 +5,27 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tools.conformance import harnesses, jax_tests, report
+from tools.conformance import harnesses, jax_tests, opinfo, report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.conformance", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("harnesses", "jax-tests"):
+    for name in ("harnesses", "jax-tests", "opinfo"):
         command = commands.add_parser(name)
-        command.add_argument("--platform", default="flagos")
         command.add_argument("--out", type=Path, required=True)
         command.add_argument("--only", default="", help="run tests whose name contains this")
         command.add_argument("--resume", action="store_true", help="continue an interrupted run")
         command.add_argument("--timeout", type=float, default=120.0, help="seconds before a test counts as hung")
-    commands.choices["harnesses"].add_argument("--stride", type=int, default=1, help="each n-th harness only")
-    commands.choices["harnesses"].add_argument("--offset", type=int, default=0, help="where a stride begins")
+    for name in ("harnesses", "jax-tests"):
+        commands.choices[name].add_argument("--platform", default="flagos")
+    for name in ("harnesses", "opinfo"):
+        commands.choices[name].add_argument("--stride", type=int, default=1, help="each n-th test only")
+        commands.choices[name].add_argument("--offset", type=int, default=0, help="where a stride begins")
     commands.choices["jax-tests"].add_argument("--checkout", type=Path, required=True, help="of jax, at the tag")
     commands.choices["jax-tests"].add_argument("--files", nargs="*", help="test files; default: all that apply")
+    commands.choices["opinfo"].add_argument("--mode", type=opinfo.Mode, choices=list(opinfo.Mode), required=True)
+    commands.choices["opinfo"].add_argument("--samples", type=int, default=3, help="inputs of each test, at most")
     published = commands.add_parser("publish")
     published.add_argument("files", type=Path, nargs="+", help="result files; parts of one suite are joined")
     published.add_argument("--folder", type=Path, default=Path(__file__).with_name("results"))
@@ -30,10 +34,15 @@ def main() -> None:
         print("\n".join(map(str, report.publish(arguments.files, arguments.folder))))
         return
     common = {"only": arguments.only, "resume": arguments.resume, "timeout": arguments.timeout}
-    if arguments.command == "harnesses":
-        harnesses.run(arguments.platform, arguments.out, stride=arguments.stride, offset=arguments.offset, **common)
-    else:
-        jax_tests.run(arguments.platform, arguments.out, arguments.checkout, arguments.files, **common)
+    match arguments.command:
+        case "harnesses":
+            chosen = {"stride": arguments.stride, "offset": arguments.offset}
+            harnesses.run(arguments.platform, arguments.out, **chosen, **common)
+        case "jax-tests":
+            jax_tests.run(arguments.platform, arguments.out, arguments.checkout, arguments.files, **common)
+        case "opinfo":
+            chosen = {"stride": arguments.stride, "offset": arguments.offset, "samples": arguments.samples}
+            opinfo.run(arguments.mode, arguments.out, **chosen, **common)
     print(report.summary(arguments.out))
 
 

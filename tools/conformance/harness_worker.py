@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
 
 import jax
 import numpy as np
 
 from tools.conformance.comparison import compare
 from tools.conformance.results import Status
+from tools.conformance.worker import serve
 
 
 def main(platform: str) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever is printed by a test must not look like an answer
     jax.config.update("jax_enable_x64", True)
     from jax._src.internal_test_util import test_harnesses
 
     device, cpu = jax.devices(platform)[0], jax.devices("cpu")[0]
     harnesses = {h.fullname: h for h in test_harnesses.all_harnesses}
-    for line in sys.stdin:
-        start = time.perf_counter()
-        status, message = _run(harnesses[line.rstrip("\n")], device, cpu)
-        seconds = round(time.perf_counter() - start, 3)
-        print(json.dumps({"status": status, "message": message, "seconds": seconds}), file=answers, flush=True)
+    serve(lambda name: _run(harnesses[name], device, cpu))
 
 
 def _run(harness, device, cpu) -> tuple[Status, str]:

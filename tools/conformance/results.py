@@ -18,7 +18,7 @@ class Status(enum.StrEnum):
     FAILED = "failed"
     CRASHED = "crashed"
     HUNG = "hung"
-    # The peer (JAX's CPU) fails or refuses it too: it says nothing about the platform.
+    # The peer (JAX's CPU, eager PyTorch) fails or refuses it too: it says nothing about the platform.
     NOT_APPLICABLE = "not applicable"
     # Skipped by the suite itself.
     SKIPPED = "skipped"
@@ -26,7 +26,7 @@ class Status(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """``group``: a primitive or a test file. ``message``: the cause, for whatever did not pass."""
+    """``group``: a primitive, an operator, a model or a test file. ``message``: why it did not pass."""
 
     name: str
     group: str
@@ -41,15 +41,17 @@ class Record:
 
 
 class ResultFile:
-    """``path`` holds a header line and then one JSON record a line."""
+    """``path`` holds a header line and then one JSON record a line.
 
-    def __init__(self, path: Path, suite: str, platform: str, *, resume: bool) -> None:
+    ``peer``: what a test must pass on to count, in words."""
+
+    def __init__(self, path: Path, suite: str, platform: str, *, resume: bool, peer: str = "JAX's CPU") -> None:
         self._path = path
         self.records: dict[str, Record] = {}
         if resume and path.exists():
             self.records = {record.name: record for record in load(path)[1]}
             return
-        header = {"suite": suite, "platform": platform, **_facts()}
+        header = {"suite": suite, "platform": platform, "peer": peer, **_facts()}
         path.write_text(json.dumps(header) + "\n")
 
     def add(self, record: Record) -> None:

@@ -1,0 +1,80 @@
+"""The PyTorch suites of the conformance tools: what they compare, and that they see what is wrong."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tools.conformance import opinfo
+from tools.conformance.opinfo import Case, Direction, Mode
+from tools.conformance.results import Status
+from tools.conformance.tensors import compare
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex32])
+def test_tolerance_follows_the_dtype(dtype: torch.dtype) -> None:
+    wide = torch.full((3,), 1.0, dtype=torch.complex128 if dtype.is_complex else torch.float64)
+    eps = torch.finfo(dtype).eps
+    assert compare((wide * (1 + eps)).to(dtype), wide.to(dtype)) == ""
+    assert compare((wide * 1.1).to(dtype), wide.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference"),
+    [
+        (torch.ones(2), torch.ones(3)),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+        (torch.tensor([math.nan, 1.0]), torch.ones(2)),
+        (torch.tensor([True]), torch.tensor([False])),
+        ([torch.ones(2)], [torch.ones(2), torch.ones(2)]),
+        (None, torch.ones(2)),
+        (1, 2),
+        (1, 1.0),
+    ],
+)
+def test_differences_are_seen(ours: object, reference: object) -> None:
+    assert compare(ours, reference)
+    assert compare(reference, reference) == ""
+
+
+def test_empty_memory_is_compared_by_size_and_type_alone() -> None:
+    assert compare(torch.zeros(2), torch.ones(2), values=False) == ""
+    assert compare(torch.zeros(2), torch.zeros(3), values=False)
+    assert compare(torch.zeros(2), torch.zeros(2, dtype=torch.int32), values=False)
+
+
+def test_the_truth_decides_between_two_roundings() -> None:
+    exact = torch.tensor([1.0, 1e-3], dtype=torch.float64)
+    reference = (exact + torch.tensor([0, 2e-4])).float()
+    assert compare((exact + torch.tensor([0, -3e-4])).float(), reference, lambda: exact) == ""
+    assert compare((exact + torch.tensor([0, -9e-4])).float(), reference, lambda: exact)
+    assert compare(exact.float(), reference + 1, lambda: exact), "a reference far from the truth proves nothing"
+    assert compare(torch.tensor([1.0, math.inf]), reference, lambda: exact)
+
+
+def test_each_operator_has_both_directions_where_it_has_derivatives() -> None:
+    cases = {str(case) for case in opinfo.cases()}
+    assert {"add float32 forward", "add float32 backward", "add int64 forward"} <= cases
+    assert "add int64 backward" not in cases
+    assert len(cases) == len(list(opinfo.cases()))
+    assert Case.parse("add int64 forward") == Case("add", "int64", Direction.FORWARD)
+
+
+def test_operators_run_through_torch_compile(tmp_path: Path) -> None:
+    results = opinfo.run(
+        Mode.COMPILE,
+        tmp_path / "out",
+        samples=2,
+        only="nn.functional.softsign float32",
+        stride=1,
+        offset=0,
+        resume=False,
+        timeout=120,
+    )
+    assert {name: record.status for name, record in results.records.items()} == {
+        "nn.functional.softsign float32 forward": Status.PASSED,
+        "nn.functional.softsign float32 backward": Status.PASSED,
+    }

@@ -1,0 +1,81 @@
+"""Compares PyTorch results: by PyTorch's tolerances, and where these are too narrow by the distance to the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+# The next wider type that results are computed in to judge both sides.
+WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+# The truth judges only where the reference itself is near to it: where it is not, they computed something else, such as
+# other random numbers. In square roots of a rounding.
+_REASONABLE = 4.0
+
+
+def compare(ours: Any, reference: Any, truth: Callable[[], Any] | None = None, *, values: bool = True) -> str:
+    """What differs between two structures of tensors and plain values, or "".
+
+    ``truth`` computes the same in WIDER types; ours may be twice as far from it as the reference is. ``values``:
+    whether they are compared, or only sizes and types.
+    """
+    mine, theirs = tree_leaves(ours), tree_leaves(reference)
+    if len(mine) != len(theirs):
+        return f"{len(mine)} results instead of {len(theirs)}"
+    exact: list[Any] | None = None
+    for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        difference = _difference(a, b, values)
+        if difference and truth is not None and isinstance(b, torch.Tensor) and b.dtype in WIDER:
+            exact = tree_leaves(truth()) if exact is None else exact
+            if len(exact) == len(theirs) and _as_near(a, b, exact[number]):
+                continue
+        if difference:
+            return f"result {number}: {difference}"
+    return ""
+
+
+def _difference(a: Any, b: Any, values: bool) -> str:
+    if not isinstance(b, torch.Tensor) or not isinstance(a, torch.Tensor):
+        if type(a) is not type(b):
+            return f"{type(a).__name__} instead of {type(b).__name__}"
+        return "" if not values or a == b or a != a else f"{a} instead of {b}"
+    for what in ("shape", "dtype", "layout"):
+        if getattr(a, what) != getattr(b, what):
+            return f"{what} {getattr(a, what)} instead of {getattr(b, what)}"
+    if not values:
+        return ""
+    if b.dtype is torch.complex32:  # neither compared nor printed by PyTorch
+        a, b = a.to(torch.complex64), b.to(torch.complex64)
+        tolerance = {"rtol": 4e-3, "atol": 4e-3}
+    else:
+        tolerance = {}
+    try:
+        torch.testing.assert_close(a, b, equal_nan=True, **tolerance)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:400]
+    return ""
+
+
+def _as_near(a: torch.Tensor, b: torch.Tensor, exact: Any) -> bool:
+    """Whether ``a`` is as near to the truth as ``b`` by the largest error, or within some roundings of the largest
+    value."""
+    if not isinstance(exact, torch.Tensor) or exact.shape != b.shape or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    rounding = torch.finfo(b.dtype).eps
+    a, b, exact = (t.detach().to_dense().to(WIDER[b.dtype]) for t in (a, b, exact))
+    finite = exact.isfinite() & b.isfinite() & a.isfinite()
+    # Where something is not finite both sides must say the same.
+    special = ~(a.isfinite() & b.isfinite())
+    if not finite.any() or not torch.equal(torch.nan_to_num(a[special]), torch.nan_to_num(b[special])):
+        return False
+    scale = float(exact[finite].abs().max())
+    own, other = (float((t - exact)[finite].abs().max()) for t in (a, b))
+    return other <= _REASONABLE * max(rounding**0.5, 1e-3) * scale and own <= 2 * other + 4 * rounding * scale
