@@ -15,8 +15,8 @@ GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 SHAPES = ((), (1,), (0, 4), (2, 513))
 WIDTHS = (np.uint8, np.uint16, np.uint32, np.uint64)
 FLOATS = (np.float16, jnp.bfloat16, np.float32, np.float64)
-# What moves, adds and compares integers, or floats that nothing rounds (uniform draws of other ranges are scaled, and XLA
-# may contract that into one rounding).
+# What moves, adds and compares integers, or floats that nothing rounds: uniform draws of other ranges are scaled, which
+# XLA may contract into one rounding.
 DRAWS: dict[str, Callable[[jax.Array], Any]] = {
     "split": lambda key: random.key_data(random.split(key, 5)),
     "split_twice": lambda key: random.key_data(random.split(random.split(key, (2, 3))[1, 2])),
