@@ -28,7 +28,7 @@ def simplify(region: Region) -> Nest:
     """The loop nest with the fewest dimensions that visits the same points in the same order."""
     indices = [e.index for e in region.expressions() if isinstance(e, Load)]
     indices += [e.value for e in region.expressions() if isinstance(e, Index)]
-    indices += [store.index for store in region.stores] + [fold.index for fold in region.reductions]
+    indices += [store.index for store in region.stores]
     runs: list[list[int]] = []
     for d in range(region.rank):
         if region.dims[d] == 1 and not _must_stay(region, d):

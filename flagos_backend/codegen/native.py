@@ -15,7 +15,7 @@ from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule, fuse
 from flagos_backend.fusion.indexing import dims_of
-from flagos_backend.fusion.region import Affine, Apply, Expression, Index, Literal, Load, Region, Store, axis
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, axis
 from flagos_backend.ir.attributes import ConstantAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
@@ -451,10 +451,10 @@ def _is_empty(item: _Item) -> bool:
 def _writes_over(item: _Item, target: Instruction, source: Instruction) -> bool:
     """Whether ``item`` may write ``target`` where it reads ``source``: each element only after its last use."""
     if isinstance(item, Region):
-        (store,) = item.stores or (None,)
+        (store,) = item.stores
         loads = [e for e in item.expressions() if isinstance(e, Load) and e.source is source]
         widths = {_array(target).element_type.bytes, *(load.element_type.bytes for load in loads)}
-        return store is not None and len(widths) == 1 and all(load.index == store.index for load in loads)
+        return not item.folds and len(widths) == 1 and all(load.index == store.index for load in loads)
     return isinstance(item, _Step) and item.kind == _UPDATE and item.sources.count(source) == 1
 
 
@@ -463,7 +463,7 @@ def _targets(item: _Item) -> Sequence[Instruction]:
         return [item.result.buffer]
     if isinstance(item, _Step):
         return item.targets
-    return [*(s.target for s in item.stores), *(r.target for r in item.reductions)]
+    return [store.target for store in item.stores]
 
 
 def _sources(item: _Item) -> Sequence[Instruction]:
@@ -471,8 +471,7 @@ def _sources(item: _Item) -> Sequence[Instruction]:
         return [item.lhs.buffer, item.rhs.buffer]
     if isinstance(item, _Step):
         return item.sources
-    loads = [e.source for e in item.expressions() if isinstance(e, Load)]
-    return [*loads, *(r.initial for r in item.reductions)]
+    return [e.source for e in item.expressions() if isinstance(e, Load)]
 
 
 def _scratches(item: _Item) -> Sequence[Instruction]:
@@ -486,7 +485,7 @@ def _text(item: _Item) -> str:
         shape = "x".join(map(str, (*item.batch, item.m, item.n, item.k)))
         return f"native product {item.result.buffer.name} {item.element_type.name.lower()} {shape} (BLAS)"
     operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
-    kind = "fold" if item.reductions else "loop"
+    kind = "fold" if item.folds else "loop"
     names = ", ".join(t.name for t in _targets(item))
     return f"native {kind} {names} over {'x'.join(map(str, item.dims)) or 'scalar'}: {' '.join(operations) or 'copy'}"
 
@@ -498,11 +497,14 @@ class _LoopWriter:
         self.region = region
         self.slots = slots
         self.nest: Nest = simplify(region)
+        # What tiles compute: of a fold the value that goes in. Regions of the host fold only what they then store.
+        values = ((s.value.value if isinstance(s.value, Fold) else s.value, s) for s in region.stores)
+        self.tiles = Region(region.dims, tuple(Store(s.target, value, s.index) for value, s in values))
         self.types: list[ElementType] = []
         self.registers: dict[Expression, int] = {}
 
     def words(self) -> list[int]:
-        expressions = self.region.expressions()
+        expressions = self.tiles.expressions()
         inputs, literals, indices = self._sources(expressions)
         steps = self._steps(expressions)
         ends = self._ends()
@@ -529,7 +531,7 @@ class _LoopWriter:
     def _sources(self, expressions: Sequence[Expression]) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
         inputs, literals, indices = [], [], []
         for expression in expressions:
-            if isinstance(expression, Apply):
+            if isinstance(expression, Apply | Fold):
                 continue
             register = self.registers[expression] = self._register(expression.element_type)
             if isinstance(expression, Load):
@@ -543,7 +545,7 @@ class _LoopWriter:
 
     def _steps(self, expressions: Sequence[Expression]) -> list[list[int]]:
         last_use = {o: n for n, e in enumerate(expressions) if isinstance(e, Apply) for o in e.operands}
-        pinned = set(self.region.roots())
+        pinned = set(self.tiles.roots())
         free: dict[ElementType, list[int]] = {}
         steps = []
         for number, expression in enumerate(expressions):
@@ -566,15 +568,23 @@ class _LoopWriter:
         outputs: list[list[int]] = []
         kept = [position for position in range(len(self.nest.dims)) if position not in self.nest.folded]
         for store in self.region.stores:
-            register = self.registers[store.value]
-            outputs.append([self.slots[store.target], register, store.index.offset, *self._strides(store.index)])
-        for reduction in self.region.reductions:
-            result = self._register(reduction.value.element_type)
-            initial = self.slots[reduction.initial]
-            reductions.append([_COMBINES.index(reduction.combine), self.registers[reduction.value], result, initial])
-            strides = self._strides(reduction.index)
-            outputs.append([self.slots[reduction.target], result, reduction.index.offset, *(strides[k] for k in kept)])
+            strides = self._strides(store.index)
+            if isinstance(store.value, Fold):
+                register = self._fold(store.value, reductions)
+                strides = tuple(strides[k] for k in kept)
+            else:
+                register = self.registers[store.value]
+            outputs.append([self.slots[store.target], register, store.index.offset, *strides])
         return reductions, outputs
+
+    def _fold(self, fold: Fold, reductions: list[list[int]]) -> int:
+        """The register of the fold's result; the fold itself goes to ``reductions``."""
+        if not isinstance(fold.initial, Load):
+            raise AssertionError("the host's regions fold from the value of a buffer on")
+        result = self._register(fold.value.element_type)
+        number = _COMBINES.index(fold.combine)
+        reductions.append([number, self.registers[fold.value], result, self.slots[fold.initial.source]])
+        return result
 
 
 def _operation(expression: Apply) -> tuple[int, int, int]:

@@ -13,12 +13,13 @@ from math import prod
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.indexing import MOVEMENTS, Indices, dims_of, reshape_indices
 from flagos_backend.fusion.region import (
+    Affine,
     Apply,
     Expression,
+    Fold,
     Index,
     Literal,
     Load,
-    Reduction,
     Region,
     Store,
     axis,
@@ -231,18 +232,18 @@ class _Fuser:
             before = sum(dims_of(operand)[dimension] for operand in target.operands[: key.part])
             there = tuple(index.scaled(1, before) if d == dimension else index for d, index in enumerate(here))
             value = expressions.of(self._operands(target)[key.part], here)
-            return Region(dims, stores=(Store(target, value, linear(there, dims_of(target), rank)),))
+            return Region(dims, (Store(target, value, linear(there, dims_of(target), rank)),))
         if target.opcode is Opcode.PAD and key.part == 1:
             pad = target.attributes_as(PadAttributes)
             there = tuple(i.scaled(n + 1, low) for i, n, low in zip(here, pad.interior, pad.low, strict=True))
             value = expressions.of(self._operands(target)[0], here)
-            return Region(dims, stores=(Store(target, value, linear(there, dims_of(target), rank)),))
+            return Region(dims, (Store(target, value, linear(there, dims_of(target), rank)),))
         value = (
             expressions.of(self._operands(target)[1], ())
             if target.opcode is Opcode.PAD
             else expressions.compute(target, here)
         )
-        return Region(dims, stores=(Store(target, value, linear(here, dims, rank)),))
+        return Region(dims, (Store(target, value, linear(here, dims, rank)),))
 
     def _build_reduction(self, target: Instruction, dims: tuple[int, ...], expressions: _Expressions) -> Region:
         order, folded = reduction_order(target)
@@ -253,8 +254,9 @@ class _Fuser:
         combine = reduction_opcode(target)
         if combine is None:
             raise AssertionError(f"{target.name} was taken for a reduction that a region can fold")
-        index = linear(kept, dims_of(target), rank)
-        return Region(dims, folded, reductions=(Reduction(target, value, combine, self.buffers[initial], index),))
+        start = Load(_typed(initial), self.buffers[initial], Affine(0, (0,) * rank))
+        fold = Fold(_typed(target), combine, value, start, folded)
+        return Region(dims, (Store(target, fold, linear(kept, dims_of(target), rank)),))
 
 
 class _Expressions:

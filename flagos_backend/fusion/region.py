@@ -1,7 +1,7 @@
 """The loop-nest IR: one region is one kernel. Emitters (native tiles for the host CPU, Triton) read nothing else.
 
 A region walks ``dims``; at each point it evaluates a DAG of scalar expressions, whose leaves are loads through affine
-index maps. It then stores results, or folds the dimensions of ``folded`` with reductions and stores what is left.
+index maps, and stores results. A fold reduces some dimensions, and its value may be used again at each point.
 """
 
 from __future__ import annotations
@@ -89,50 +89,61 @@ class Apply:
     order: ComparisonOrder = ComparisonOrder.PARTIAL
 
 
-Expression = Load | Literal | Index | Apply
+@dataclass(frozen=True, slots=True, eq=False)
+class Fold:
+    """``value`` folded over ``dims`` of the region with ``combine`` (add, multiply, maximum, minimum, and, or, xor).
+
+    It begins with ``initial``, the same at every point, and does not depend on ``dims``. Compared by identity.
+    """
+
+    element_type: ElementType
+    combine: Opcode
+    value: Expression
+    initial: Expression
+    dims: tuple[int, ...]
+
+    @property
+    def operands(self) -> tuple[Expression, ...]:
+        return self.value, self.initial
+
+
+Expression = Load | Literal | Index | Apply | Fold
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """``value`` goes to element ``index`` of the buffer that holds ``target``."""
+    """``value`` goes to element ``index`` of the buffer that holds ``target``.
 
-    target: Instruction
-    value: Expression
-    index: Affine
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """``value`` folded with ``combine`` (add, multiply, maximum, minimum, and, or, xor) from scalar ``initial`` on.
-
-    ``index`` has coefficient 0 in every folded dimension.
+    ``index`` has coefficient 0 in a dimension of size over 1 only where ``value`` does not depend on that dimension.
     """
 
     target: Instruction
     value: Expression
-    combine: Opcode
-    initial: Instruction
     index: Affine
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """``folded``: the dimensions that the reductions fold; empty when there are only stores."""
-
     dims: tuple[int, ...]
-    folded: tuple[int, ...] = ()
-    stores: tuple[Store, ...] = ()
-    reductions: tuple[Reduction, ...] = ()
+    stores: tuple[Store, ...]
 
     @property
     def rank(self) -> int:
         return len(self.dims)
 
+    @property
+    def folds(self) -> tuple[Fold, ...]:
+        """Every distinct fold, those that others need first."""
+        return tuple(e for e in self.expressions() if isinstance(e, Fold))
+
+    @property
+    def folded(self) -> tuple[int, ...]:
+        """The dimensions that some fold reduces, in order."""
+        return tuple(sorted({d for fold in self.folds for d in fold.dims}))
+
     def roots(self) -> Iterator[Expression]:
         for store in self.stores:
             yield store.value
-        for reduction in self.reductions:
-            yield reduction.value
 
     def expressions(self) -> list[Expression]:
         """Every distinct expression, operands first."""
@@ -143,7 +154,7 @@ class Region:
                 expression, done = stack.pop()
                 if expression in found:
                     continue
-                if done or not isinstance(expression, Apply):
+                if done or not isinstance(expression, Apply | Fold):
                     found[expression] = None
                     continue
                 stack.append((expression, True))

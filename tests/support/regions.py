@@ -7,7 +7,7 @@ import numpy as np
 
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule
-from flagos_backend.fusion.region import Affine, Apply, Expression, Index, Literal, Load, Region
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
 from flagos_backend.ir.attributes import ConstantAttributes, DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -75,16 +75,16 @@ def _run_region(region: Region, memory: dict[Instruction, np.ndarray]) -> None:
     values: dict[Expression, np.ndarray] = {}
     with np.errstate(all="ignore"):
         for expression in region.expressions():
-            values[expression] = np.broadcast_to(_value(expression, values, grid, memory), region.dims)
+            values[expression] = _value(expression, values, grid, memory)
     for store in region.stores:
-        _buffer(store.target, memory)[_positions(store.index, grid, region.dims)] = values[store.value]
-    for reduction in region.reductions:
-        folded = _BINARY[reduction.combine].reduce(values[reduction.value], axis=region.folded)
-        initial = memory[reduction.initial][0]
-        where = _positions(reduction.index, grid, region.dims)
-        kept = where[tuple(slice(0, 1) if d in region.folded else slice(None) for d in range(region.rank))]
-        result = _BINARY[reduction.combine](initial, folded)
-        _buffer(reduction.target, memory)[kept.reshape(-1)] = np.asarray(result).reshape(-1)
+        # A dimension that the index does not depend on was folded: one point of it, even where it is empty.
+        coefficients = store.index.coefficients
+        kept = tuple(size if c else 1 for size, c in zip(region.dims, coefficients, strict=True))
+        where = _positions(store.index, np.indices(kept) if kept else [], kept)
+        value = np.asarray(values[store.value])
+        first = tuple(slice(None) if c else slice(0, 1) for c in coefficients)
+        value = value[first] if value.ndim else value
+        _buffer(store.target, memory)[where] = np.broadcast_to(value, kept)
 
 
 def _buffer(target: Instruction, memory: dict[Instruction, np.ndarray]) -> np.ndarray:
@@ -109,11 +109,16 @@ def _value(
     dims = np.shape(grid)[1:]
     dtype = numpy_dtype(expression.element_type)
     if isinstance(expression, Load):
-        return memory[expression.source][_positions(expression.index, grid, dims)]
+        index = expression.index
+        return memory[expression.source][index.offset if index.is_constant else _positions(index, grid, dims)]
     if isinstance(expression, Literal):
         return np.frombuffer(expression.data, dtype)[0]
     if isinstance(expression, Index):
         return _positions(expression.value, grid, dims).astype(dtype)
+    if isinstance(expression, Fold):
+        combine = _BINARY[expression.combine]
+        value = np.broadcast_to(values[expression.value], dims)
+        return combine(values[expression.initial], combine.reduce(value, axis=expression.dims, keepdims=True))
     assert isinstance(expression, Apply)
     operands = [values[operand] for operand in expression.operands]
     if expression.opcode is Opcode.COMPARE:
