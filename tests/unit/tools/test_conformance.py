@@ -72,6 +72,27 @@ def test_files_run_to_their_end_and_count_what_the_cpu_passes(checkout: Path, tm
     }
 
 
+def test_tests_for_the_cpu_run_on_the_platform(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "tags_test.py").write_text("""
+import os
+os.environ["JAX_PLATFORMS"] = "cpu"
+from absl.testing import absltest
+from jax._src import test_util
+test_util.device_under_test = lambda: "other"
+class Tags(absltest.TestCase):
+    @test_util.run_on_devices("cpu")
+    def test_for_the_cpu(self): pass
+    @test_util.run_on_devices("tpu")
+    def test_for_another(self): pass
+""")
+    results = jax_tests.run("other", tmp_path / "out", tmp_path, ["tags_test.py"], only="", resume=False, timeout=60)
+    assert {name.rpartition("::")[2]: r.status for name, r in results.records.items()} == {
+        "test_for_the_cpu": Status.PASSED,
+        "test_for_another": Status.SKIPPED,
+    }
+
+
 def _written(path: Path, records: list[Record], suite: str = "some tests") -> Path:
     results = ResultFile(path, suite, "flagos", resume=False)
     for record in records:
