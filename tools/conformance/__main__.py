@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tools.conformance import harnesses, jax_tests, opinfo, report
+from tools.conformance import harnesses, jax_tests, models, opinfo, report, torch_tests
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.conformance", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("harnesses", "jax-tests", "opinfo"):
+    for name in ("harnesses", "jax-tests", "opinfo", "models", "torch-tests"):
         command = commands.add_parser(name)
         command.add_argument("--out", type=Path, required=True)
         command.add_argument("--only", default="", help="run tests whose name contains this")
@@ -22,10 +22,12 @@ def main() -> None:
     for name in ("harnesses", "opinfo"):
         commands.choices[name].add_argument("--stride", type=int, default=1, help="each n-th test only")
         commands.choices[name].add_argument("--offset", type=int, default=0, help="where a stride begins")
-    commands.choices["jax-tests"].add_argument("--checkout", type=Path, required=True, help="of jax, at the tag")
-    commands.choices["jax-tests"].add_argument("--files", nargs="*", help="test files; default: all that apply")
+    for name in ("jax-tests", "torch-tests"):
+        commands.choices[name].add_argument("--checkout", type=Path, required=True, help="at the installed version")
+        commands.choices[name].add_argument("--files", nargs="*", help="test files; default: all that apply")
     commands.choices["opinfo"].add_argument("--mode", type=opinfo.Mode, choices=list(opinfo.Mode), required=True)
     commands.choices["opinfo"].add_argument("--samples", type=int, default=3, help="inputs of each test, at most")
+    commands.choices["models"].add_argument("--ways", type=models.Way, nargs="*", default=list(models.Way))
     published = commands.add_parser("publish")
     published.add_argument("files", type=Path, nargs="+", help="result files; parts of one suite are joined")
     published.add_argument("--folder", type=Path, default=Path(__file__).with_name("results"))
@@ -43,6 +45,10 @@ def main() -> None:
         case "opinfo":
             chosen = {"stride": arguments.stride, "offset": arguments.offset, "samples": arguments.samples}
             opinfo.run(arguments.mode, arguments.out, **chosen, **common)
+        case "models":
+            models.run(arguments.out, arguments.ways, **common)
+        case "torch-tests":
+            torch_tests.run(arguments.out, arguments.checkout, arguments.files, **common)
     print(report.summary(arguments.out))
 
 

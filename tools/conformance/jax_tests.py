@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from tools.conformance.results import Record, ResultFile, Status
+from tools.conformance.pytest_files import Peer, Side, run_files
+from tools.conformance.results import ResultFile
 
 # What is not about another vendor's hardware or a build system.
 FILES = (
@@ -66,8 +59,6 @@ FILES = (
     "sparse_test.py",
     "stax_test.py",
 )
-_MAX_RESTARTS = 50
-_REGULAR_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def run(
@@ -75,84 +66,19 @@ def run(
 ) -> ResultFile:
     """Records of ``files`` on ``platform``; tests that JAX's CPU fails too are not applicable."""
     results = ResultFile(out, "jax tests", platform, resume=resume)
-    for name in files or [f for f in FILES if (checkout / "tests" / f).exists()]:
-        done = {r.name for r in results.records.values() if r.group == name}
-        if done:
-            continue
-        print(name, file=sys.stderr, flush=True)
-        path = checkout / "tests" / name
-        records = _run_file(path, platform, only, timeout)
-        failed = [r.name for r in records.values() if r.counts and r.status is not Status.PASSED]
-        peer = _run_file(path, "cpu", only, timeout, failed) if failed and platform != "cpu" else {}
-        for test, record in records.items():
-            other = peer.get(test)
-            if other is not None and other.status is not Status.PASSED:
-                record = Record(test, name, Status.NOT_APPLICABLE, f"JAX's CPU, {other.status}: {other.message}"[:500])
-            results.add(record)
-    return results
+    names = files or [f for f in FILES if (checkout / "tests" / f).exists()]
+    paths = [checkout / "tests" / name for name in names]
+    peer = Peer("JAX's CPU", _side("cpu")) if platform != "cpu" else None
+    return run_files(results, paths, _side(platform), peer, only=only, timeout=timeout)
 
 
-def _run_file(
-    path: Path, platform: str, only: str, timeout: float, chosen: Sequence[str] | None = None
-) -> dict[str, Record]:
-    """Runs one file, or what is ``chosen`` of it; after a crash or a hang again without the tests that were seen."""
-    records: dict[str, Record] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        if chosen is not None:
-            (Path(folder) / "chosen").write_text("\n".join(chosen))
-        log = Path(folder) / "log"
-        for _ in range(_MAX_RESTARTS):
-            log.write_text("")
-            (Path(folder) / "seen").write_text("\n".join(records))
-            process = _start(path, platform, only, timeout, folder)
-            code, hung = _wait(process, log, timeout)
-            current = None
-            for line in log.read_text().splitlines():
-                entry = json.loads(line)
-                if "status" in entry:
-                    records[entry["name"]] = Record(group=path.name, **{**entry, "status": Status(entry["status"])})
-                    current = None
-                else:
-                    current = entry["name"]
-            if code in _REGULAR_ENDS:
-                break
-            status = Status.HUNG if hung else Status.CRASHED
-            name = current or f"{path.name}::between tests"
-            records[name] = Record(name, path.name, status, f"pytest ended with {code}")
-            if current is None and code > 0:  # it did not come to the tests: an import failed
-                break
-    return records
-
-
-def _start(path: Path, platform: str, only: str, timeout: float, folder: str) -> subprocess.Popen[bytes]:
-    platforms = platform if platform == "cpu" else f"{platform},cpu"
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": platforms,
-        "JAX_NUM_GENERATED_CASES": os.environ.get("JAX_NUM_GENERATED_CASES", "10"),
-        "JAX_SKIP_SLOW_TESTS": "true",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "FLAGOS_NUM_CPU_DEVICES": "8",
-        "FLAGOS_CONFORMANCE_FOLDER": folder,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.conformance.pytest_log"]
-    command += ["-p", "no:cacheprovider", "-o", "addopts=", f"--rootdir={path.parent}", str(path)]
-    command += ["-k", only] if only else []
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+def _side(platform: str) -> Side:
+    return Side(
+        {
+            "JAX_PLATFORMS": platform if platform == "cpu" else f"{platform},cpu",
+            "JAX_NUM_GENERATED_CASES": os.environ.get("JAX_NUM_GENERATED_CASES", "10"),
+            "JAX_SKIP_SLOW_TESTS": "true",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "FLAGOS_NUM_CPU_DEVICES": "8",
+        }
     )
-
-
-def _wait(process: subprocess.Popen[bytes], log: Path, timeout: float) -> tuple[int, bool]:
-    """The exit code, and whether the process was ended because its log did not grow for ``timeout`` seconds."""
-    size = -1
-    while True:
-        try:
-            return process.wait(timeout), False
-        except subprocess.TimeoutExpired:
-            grown = log.stat().st_size
-            if grown == size:
-                os.killpg(process.pid, signal.SIGKILL)
-                return process.wait(), True
-            size = grown

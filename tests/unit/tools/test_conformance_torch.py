@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.conformance import opinfo
+from tools.conformance import models, opinfo, torch_tests
+from tools.conformance.models import Way
 from tools.conformance.opinfo import Case, Direction, Mode
 from tools.conformance.results import Status
 from tools.conformance.tensors import compare
@@ -78,3 +79,34 @@ def test_operators_run_through_torch_compile(tmp_path: Path) -> None:
         "nn.functional.softsign float32 forward": Status.PASSED,
         "nn.functional.softsign float32 backward": Status.PASSED,
     }
+
+
+def test_pytorch_s_files_count_what_passes_on_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_fates.py").write_text("""
+import os
+DEVICE = {"cpu": "cpu", "privateuse1": "flagos"}[os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"]]
+
+class Tests:
+    def passes(self): pass
+    def fails(self): assert DEVICE == "cpu"
+    def fails_everywhere(self): assert False
+
+fates = {f"test_{name}_{DEVICE}_float32": getattr(Tests, name) for name in ("passes", "fails", "fails_everywhere")}
+name = f"TestFates{'CPU' if DEVICE == 'cpu' else 'PRIVATEUSE1'}"
+globals()[name] = type(name, (), fates)
+""")
+    results = torch_tests.run(tmp_path / "out", tmp_path, ["test_fates.py"], only="", resume=False, timeout=60)
+    assert {name.rpartition("::")[2]: r.status for name, r in results.records.items()} == {
+        "test_passes_flagos_float32": Status.PASSED,
+        "test_fails_flagos_float32": Status.FAILED,
+        "test_fails_everywhere_flagos_float32": Status.NOT_APPLICABLE,
+    }
+
+
+def test_a_model_trains_compiled(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the transformers library is not installed")
+    results = models.run(tmp_path / "out", [Way.COMPILED_CPU], only="distilbert", resume=False, timeout=240)
+    assert [(r.name, r.status) for r in results.records.values()] == [
+        ("distilbert, compiled on the CPU", Status.PASSED)
+    ]

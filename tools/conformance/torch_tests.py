@@ -1,0 +1,38 @@
+"""PyTorch's own test files, run by pytest on the device flagos and on the CPU from a checkout that the caller gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.conformance.pytest_files import Peer, Side, run_files
+from tools.conformance.results import ResultFile
+
+# Files whose tests PyTorch instantiates for whatever device is registered.
+FILES = (
+    "test_view_ops.py",
+    "test_shape_ops.py",
+    "test_indexing.py",
+    "test_sort_and_select.py",
+    "test_type_promotion.py",
+    "test_modules.py",
+    "test_ops.py",
+)
+_PEER = "PyTorch's CPU"
+
+
+def run(out: Path, checkout: Path, files: list[str] | None, *, only: str, resume: bool, timeout: float) -> ResultFile:
+    """Records of ``files`` on the device flagos; tests that PyTorch's CPU does not pass are not applicable."""
+    results = ResultFile(out, "torch tests", "flagos", peer=_PEER, resume=resume)
+    paths = [checkout / "test" / name for name in files or FILES]
+    peer = Peer(_PEER, _side("cpu"), _name_on_cpu)
+    return run_files(results, paths, _side("privateuse1"), peer, only=only, timeout=timeout)
+
+
+def _side(device_type: str) -> Side:
+    # The checkout's conftest.py is about PyTorch's own CI.
+    return Side({"PYTORCH_TESTING_DEVICE_ONLY_FOR": device_type}, ["--noconftest"])
+
+
+def _name_on_cpu(name: str) -> str:
+    """PyTorch's name for the same test on the CPU."""
+    return name.replace("PRIVATEUSE1::", "CPU::").replace("_flagos", "_cpu")
