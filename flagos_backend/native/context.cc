@@ -168,6 +168,7 @@ void FlagosContext::AddDevices(const std::vector<int64_t>& counts) {
       device->attributes = {flagos::IntegerAttribute("num_cores", std::thread::hardware_concurrency()),
                             flagos::IntegerAttribute("memory_bytes", flagos::HostMemoryBytes())};
       if (static_cast<int32_t>(process) == process_index) {
+  inline_launches = options.Integer("inline_launches", nullptr, 0, 0, 1) != 0;
         device->local_hardware_id = static_cast<int32_t>(local);
         device->queue = std::make_unique<flagos::DeviceQueue>(Format("flagos-dev%lld", static_cast<long long>(id)));
         AddMemories(*device);

@@ -56,6 +56,8 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
   FlagosHostCallback host_callback = nullptr;
   void* host_callback_user_data = nullptr;
   flagos::python::Settings python;
+  // The option of this name: the host waits for every launch anyway, so none is handed to a device's idle thread.
+  bool inline_launches = false;
   std::vector<std::unique_ptr<FlagosDevice>> owned_devices;
   std::vector<FlagosDevice*> devices;
   std::vector<FlagosDevice*> addressable_devices;

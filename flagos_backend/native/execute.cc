@@ -185,7 +185,8 @@ void Dispatch(const std::shared_ptr<Launch>& launch) {
 
 // Short work whose inputs are there, on an idle device, costs less here than handing it to another thread.
 bool RunInline(Launch& launch) {
-  if (launch.shares.size() != 1 || !launch.executable->info().is_small) return false;
+  const bool wanted = launch.executable->info().is_small || launch.executable->context->inline_launches;
+  if (launch.shares.size() != 1 || !wanted) return false;
   Share& share = launch.shares[0];
   for (const Argument& argument : share.arguments) {
     if (!argument.contents->ready->ready() || !argument.contents->ready->status().ok()) return false;

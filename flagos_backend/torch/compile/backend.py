@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from flagos_backend.torch.compile.norm_statistics import correct_graph
 from flagos_backend.torch.compile.options import CompileOptions, read_options
-from flagos_backend.torch.compile.specialization import CompiledGraph
+from flagos_backend.torch.compile.specialization import CompiledGraph, compile_graph
 
 
 def flagos(
@@ -47,14 +47,7 @@ def _partition(joint: GraphModule, *arguments: Any, **options: Any) -> tuple[Gra
     return forward, backward
 
 
-def _compile(
-    kind: str, options: CompileOptions, graph: GraphModule, example_inputs: Sequence[Any]
-) -> Callable[[list[Any]], list[Any]]:
-    # A bound method takes no attributes, and what wraps the backward looks for them on a function.
-    compiled = CompiledGraph(graph, kind, options)
-
-    def run(inputs: list[Any]) -> list[Any]:
-        return compiled(inputs)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+def _compile(kind: str, options: CompileOptions, graph: GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
+    compiled = compile_graph(graph, kind, options)
+    compiled._boxed_call = True  # type: ignore[attr-defined]
+    return compiled

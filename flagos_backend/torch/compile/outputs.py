@@ -22,10 +22,12 @@ Source = Callable[[list[Any], list[torch.Tensor]], Any]
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """``computed``: nodes that the program returns, each once. ``sources``: what makes each output of the graph."""
+    """``computed``: nodes that the program returns, each once. ``sources``: what makes each output of the graph.
+    ``is_direct``: whether the graph's outputs are the program's, no more and no less."""
 
     computed: tuple[Node, ...]
     sources: tuple[Source, ...]
+    is_direct: bool
 
 
 def plan_outputs(graph: GraphModule, traced: Mapping[Node, Any]) -> OutputPlan:
@@ -44,7 +46,8 @@ class _Planner:
         outputs = self._graph.graph.output_node().args[0]
         assert isinstance(outputs, list | tuple)
         sources = tuple(self._source(output) for output in outputs)
-        return OutputPlan(tuple(self._computed), sources)
+        computed = tuple(self._computed)
+        return OutputPlan(computed, sources, is_direct=bool(computed) and tuple(outputs) == computed)
 
     def _source(self, output: Any) -> Source:
         if not isinstance(output, Node):

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from flagos_backend.torch.compile import report
-from flagos_backend.torch.compile.executable import Launcher
+from flagos_backend.torch.compile.executable import launcher_of
 from flagos_backend.torch.compile.norm_statistics import correct_graph, corrected
 from flagos_backend.torch.compile.options import CompileOptions
 from flagos_backend.torch.compile.program import build_program
@@ -26,55 +26,67 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _numbers = itertools.count()
 
 
-class Specialization:
-    """A graph compiled for concrete sizes: a list of inputs to a list of outputs."""
-
-    def __init__(self, name: str, graph: GraphModule, traced: dict[Node, Any], options: CompileOptions) -> None:
-        # Programs hold and compute real tensors, and AOTAutograd is tracing with fake ones around us.
-        with _disable_current_modes():
-            program = build_program(name, graph, traced, options)
-            self._launch = Launcher(program) if program.serialized is not None else None
-        self._sources = program.outputs.sources
-        self._inputs = [source for source, _ in program.inputs]
-        report.record(program.report)
-        logger.info("%s", program.report)
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        results: list[torch.Tensor] = []
-        if self._launch is not None:
-            results = self._launch([inputs[s] if isinstance(s, int) else s for s in self._inputs])
-        return [source(inputs, results) for source in self._sources]
+# A graph of AOTAutograd's takes its inputs in one list, and empties it.
+CompiledGraph = Callable[[list[Any]], list[Any]]
 
 
-class CompiledGraph:
-    """A graph of AOTAutograd's: takes its inputs in one list, and empties it."""
+def specialize(name: str, graph: GraphModule, traced: dict[Node, Any], options: CompileOptions) -> CompiledGraph:
+    """The graph compiled for concrete sizes."""
+    # Programs hold and compute real tensors, and AOTAutograd is tracing with fake ones around us.
+    with _disable_current_modes():
+        program = build_program(name, graph, traced, options)
+        launch = launcher_of(program) if program.serialized is not None else None
+    report.record(program.report)
+    logger.info("%s", program.report)
+    sources, is_direct = program.outputs.sources, program.outputs.is_direct
 
-    def __init__(self, graph: GraphModule, kind: str, options: CompileOptions) -> None:
-        self._graph, self._options = graph, options
-        self._name = f"{kind}_{next(_numbers)}"
-        self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], Specialization] = OrderedDict()
-        correct_graph(graph)
-        traced = {node: node.meta.get("val") for node in graph.graph.nodes}
-        self._dynamic = any(_is_symbolic(value) for value in traced.values())
-        # A graph without symbols is compiled now, so that what cannot be compiled is refused when it is.
-        self._static = None if self._dynamic else Specialization(self._name, graph, traced, options)
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        arguments = list(inputs)
+    def run_direct(inputs: list[Any]) -> list[Any]:
+        assert launch is not None
+        outputs = launch(inputs)
         inputs.clear()
-        if self._static is not None:
-            return self._static(arguments)
-        return self._specialized(arguments)(arguments)
+        return outputs
 
-    def _specialized(self, arguments: Sequence[Any]) -> Specialization:
+    def run(inputs: list[Any]) -> list[Any]:
+        results = launch(inputs) if launch is not None else []
+        outputs = [source(inputs, results) for source in sources]
+        inputs.clear()
+        return outputs
+
+    return run_direct if is_direct else run
+
+
+def compile_graph(graph: GraphModule, kind: str, options: CompileOptions) -> CompiledGraph:
+    """A graph without symbols is compiled now, so that what cannot be compiled is refused now; one with symbols when it
+    is called."""
+    name = f"{kind}_{next(_numbers)}"
+    correct_graph(graph)
+    traced = {node: node.meta.get("val") for node in graph.graph.nodes}
+    if not any(_is_symbolic(value) for value in traced.values()):
+        return specialize(name, graph, traced, options)
+    specializations = _Specializations(name, graph, options)
+
+    def run(inputs: list[Any]) -> list[Any]:
+        return specializations.of(inputs)(inputs)
+
+    return run
+
+
+class _Specializations:
+    """The programs of one graph with symbolic sizes."""
+
+    def __init__(self, name: str, graph: GraphModule, options: CompileOptions) -> None:
+        self._name, self._graph, self._options = name, graph, options
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[Any, ...], CompiledGraph] = OrderedDict()
+
+    def of(self, arguments: Sequence[Any]) -> CompiledGraph:
         key = tuple((a.shape, a.stride()) if isinstance(a, torch.Tensor) else a for a in arguments)
         with self._lock:
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
                 return known
-            made = Specialization(self._name, self._graph, trace(self._graph, arguments), self._options)
+            made = specialize(self._name, self._graph, trace(self._graph, arguments), self._options)
             self._known[key] = made
             if len(self._known) > self._options.max_specializations:
                 self._known.popitem(last=False)
