@@ -30,6 +30,8 @@ _UNSIGNED_AND_SMALL = {
     E.F8E8M0FNU: torch.float8_e8m0fnu,
 }
 _DENSE = (E.PRED, E.S8, E.S16, E.S32, E.S64, E.U8, E.F16, E.BF16, E.F32, E.F64, E.C64, E.C128)
+# Dtypes of PyTorch that no element type stands for: an integer of the size carries the bits.
+_BITS = {"complex32": torch.complex32}
 #: The dtype that PyTorch itself gives each element type it has.
 TORCH_DTYPE: dict[ElementType, torch.dtype] = {**{e: STORAGE_DTYPE[e] for e in _DENSE}, **_UNSIGNED_AND_SMALL}
 
@@ -46,13 +48,13 @@ _NAMED: dict[str, Callable[[str], Any]] = {
 _Build = Callable[[Sequence[Any]], Any]
 
 
-@custom_call_namespace("aten", Storage.FRESH, arguments=REQUIRED, keywords=REQUIRED, results=REQUIRED)
+@custom_call_namespace("aten", Storage.FRESH, arguments=REQUIRED, keywords=REQUIRED, results=REQUIRED, dtypes=None)
 def _prepare_aten(instruction: Instruction, config: Config) -> Kernel:
     operator = _operator(instruction)
     casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
     arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
     keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
-    finish = _results(instruction, config["results"])
+    finish = _results(instruction, config["results"], config["dtypes"])
     place = instruction.metadata or instruction.name
 
     def run(launch: Run, *operands: Any) -> Value:
@@ -85,6 +87,14 @@ def _as_torch(instruction: Instruction, shape: object) -> torch.dtype | None:
     return None if dtype is dtype_of(shape.element_type) else dtype
 
 
+def _of_bits(instruction: Instruction, name: object, shape: object) -> torch.dtype:
+    """The dtype of that name, whose bits an array of ``shape`` carries."""
+    dtype = _BITS.get(name) if isinstance(name, str) else None
+    if dtype is None or not isinstance(shape, ArrayShape) or dtype_of(shape.element_type).itemsize != dtype.itemsize:
+        raise malformed(instruction, f"{shape} does not hold the bits of {name}")
+    return dtype
+
+
 def _decode(instruction: Instruction, value: Any, casts: Sequence[torch.dtype | None]) -> _Build:
     if isinstance(value, list):
         parts = [_decode(instruction, part, casts) for part in value]
@@ -108,6 +118,8 @@ def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[to
     if not isinstance(number, int) or not 0 <= number < len(casts):
         raise malformed(instruction, f"it has no operand {number!r}")
     dtype = casts[number]
+    if "dtype" in value:
+        dtype = _of_bits(instruction, value["dtype"], instruction.operands[number].shape)
     if strides is None:
         return (lambda operands: operands[number]) if dtype is None else lambda o: o[number].view(dtype)
 
@@ -120,14 +132,19 @@ def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[to
     return strided
 
 
-def _results(instruction: Instruction, kept: object) -> Callable[[Any, set[int]], Value]:
+def _results(instruction: Instruction, kept: object, dtypes: object) -> Callable[[Any, set[int]], Value]:
     """What makes the instruction's value of what the operator returned, in storage that is none of the operands'.
 
     ``kept``: null for the one tensor, else which of the returned values, lists spread, are tensors of the result.
+    ``dtypes``: for each tensor of the result the name of the dtype whose bits it holds, or null; null where none does.
     """
     give = []
-    for shape in leaves(instruction.shape):
-        seen = _as_torch(instruction, shape)
+    shapes = list(leaves(instruction.shape))
+    names = [None] * len(shapes) if dtypes is None else dtypes
+    if not isinstance(names, list) or len(names) != len(shapes):
+        raise malformed(instruction, f"dtypes {dtypes} are not those of {instruction.shape}")
+    for shape, name in zip(shapes, names, strict=True):
+        seen = _as_torch(instruction, shape) if name is None else _of_bits(instruction, name, shape)
         give.append(_in_storage(seen or dtype_of(shape.element_type), dtype_of(shape.element_type)))
     if kept is None:
         if not isinstance(instruction.shape, ArrayShape):

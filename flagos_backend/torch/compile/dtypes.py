@@ -9,4 +9,7 @@ from flagos_backend.kernels.reference.aten import TORCH_DTYPE
 
 ELEMENT_TYPE: dict[torch.dtype, ElementType] = {dtype: element for element, dtype in TORCH_DTYPE.items()}
 
-__all__ = ["ELEMENT_TYPE", "TORCH_DTYPE"]
+#: What a program holds tensors as. complex32 has no element type: only its bits cross, and ATen computes with them.
+STORED_TYPE: dict[torch.dtype, ElementType] = {**ELEMENT_TYPE, torch.complex32: ElementType.U32}
+
+__all__ = ["ELEMENT_TYPE", "STORED_TYPE", "TORCH_DTYPE"]

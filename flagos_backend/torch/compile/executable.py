@@ -15,7 +15,7 @@ import torch
 
 from flagos_backend.torch.compile import _launcher
 from flagos_backend.torch.compile.callbacks import Callback, failures, host_callback
-from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE
+from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import BackendUnavailable
 from flagos_backend.torch.compile.program import BuiltProgram, TensorSpec
 from plugin_abi import loader
@@ -66,7 +66,7 @@ def launcher_of(program: BuiltProgram) -> Callable[[list[Any]], list[torch.Tenso
 
 def _described_input(spec: TensorSpec) -> tuple[torch.Tensor, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     layout = spec.layout
-    return _prototype(spec), int(ELEMENT_TYPE[spec.dtype]), layout.physical, layout.sizes, layout.strides
+    return _prototype(spec), int(STORED_TYPE[spec.dtype]), layout.physical, layout.sizes, layout.strides
 
 
 @functools.cache

@@ -21,10 +21,17 @@ from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.torch.compile.callbacks import Callback
-from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE
+from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
 from flagos_backend.torch.compile.layout import Layout, layout_of
-from flagos_backend.torch.compile.lowering.aten_call import DRAWS_NOTHING, WHOLE, call_aten, result_shape, unpack
+from flagos_backend.torch.compile.lowering.aten_call import (
+    DRAWS_NOTHING,
+    WHOLE,
+    call_aten,
+    holds_bits,
+    result_shape,
+    unpack,
+)
 from flagos_backend.torch.compile.lowering.emitter import Emitter
 from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload, rule_of
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
@@ -74,7 +81,7 @@ def _has_effect(node: Node) -> bool:
 
 class _Translation:
     def __init__(self, name: str, graph: GraphModule, traced: Traced, options: CompileOptions) -> None:
-        self._graph, self._traced, self._options = graph, traced, options
+        self._graph, self._traced, self._options = graph, dict(traced), options
         self._builder = Builder(name)
         self._emitter = Emitter(self._builder)
         self._values: dict[Node, Any] = {}
@@ -135,7 +142,7 @@ class _Translation:
             fact = f"the layout {tensor.layout}" if not tensor.is_quantized else "quantized numbers"
         elif tensor.device.type != "cpu":
             fact = f"the device {tensor.device}"
-        elif tensor.dtype not in ELEMENT_TYPE:
+        elif tensor.dtype not in STORED_TYPE:
             fact = f"the dtype {tensor.dtype}"
         if fact:
             raise UnsupportedTensor(fact=fact, place=place_of(node))
@@ -148,6 +155,7 @@ class _Translation:
                 self._values[node] = value  # the body of a higher-order operator
                 return
             traced: Any = value
+            self._traced[node] = value
             source: int | torch.Tensor = value.detach()
         else:
             traced, source = self._traced[node], positions[node]
@@ -156,7 +164,7 @@ class _Translation:
                 return
         spec = self._spec(node, traced)
         self._inputs.append((source, spec))
-        shape = ArrayShape(ELEMENT_TYPE[spec.dtype], spec.layout.physical)
+        shape = ArrayShape(STORED_TYPE[spec.dtype], spec.layout.physical)
         parameter = self._builder.parameter(shape, node.name)
         self._values[node] = self._emitter.transpose(parameter, spec.layout.inverse)
 
@@ -185,8 +193,9 @@ class _Translation:
 
     def _operator(self, node: Node, target: Overload, result: Any, args: Any, kwargs: Any) -> Any:
         name = str(target)
+        traced = self._traced_arguments(node)
         rule = rule_of(target)
-        if rule is not None:
+        if rule is not None and not holds_bits(result, traced):
             try:
                 value = rule(self._emitter, result, *args, **kwargs)
                 self._report.lowered[name] += 1
@@ -195,8 +204,11 @@ class _Translation:
                 pass  # this case of it has none, so it runs as itself
         if target.namespace != "aten" or target._schema.is_mutable:
             return self._call_back(node, target, result, args, kwargs)
-        traced = torch.fx.map_arg(node.args, self._traced.__getitem__)
         return self._whole(node, target, result, args, kwargs, traced)
+
+    def _traced_arguments(self, node: Node) -> tuple[Any, Any]:
+        arguments: tuple[Any, Any] = torch.fx.map_arg((node.args, node.kwargs), self._traced.__getitem__)
+        return arguments
 
     def _whole(self, node: Node, target: Overload, result: Any, args: Any, kwargs: Any, traced: Any) -> Any:
         if target._schema.name in WHOLE:
@@ -213,7 +225,8 @@ class _Translation:
         _, target, *given = args
         outcome = result[1] if len(result) == 2 else tuple(result[1:])
         if isinstance(target, Overload) and target.namespace == "aten" and not target._schema.is_mutable:
-            value = self._whole(node, target, outcome, given, kwargs, ())
+            (_, _, *known), named = self._traced_arguments(node)
+            value = self._whole(node, target, outcome, given, kwargs, (known, named))
         else:
             value = self._call_back(node, target, outcome, given, kwargs)
         return [None, value] if len(result) == 2 else [None, *value]
@@ -225,6 +238,8 @@ class _Translation:
     def _call_back(self, node: Node, target: Any, result: Any, args: Any, kwargs: Any) -> Any:
         """A call that only this process can make: into the PyTorch that compiles."""
         self._refuse_fallback(node)
+        if holds_bits(result, self._traced_arguments(node)):
+            raise NoLoweringError("calls back into PyTorch do not carry complex32")
         flat, structure = torch.utils._pytree.tree_flatten((args, kwargs))
         holes = [index for index, leaf in enumerate(flat) if isinstance(leaf, Instruction)]
         template = [None if isinstance(leaf, Instruction) else leaf for leaf in flat]

@@ -65,6 +65,16 @@ def test_unsigned_integers_are_seen_as_such() -> None:
     assert torch.equal(back(Run(), stored), stored)
 
 
+def test_bits_of_complex32_are_seen_as_such() -> None:
+    x = torch.tensor([1 + 2j, -3.5j], dtype=torch.complex32)
+    bits = ArrayShape(E.U32, (2,))
+    argument = {"tensor": 0, "dtype": "complex32"}
+    conjugate = call("aten::_conj_physical.default", [bits], bits, arguments=[argument], dtypes=["complex32"])
+    assert conjugate(Run(), x.view(torch.int32)).view(torch.complex32).tolist() == [1 - 2j, 3.5j]
+    real = call("aten::view_as_real.default", [bits], ArrayShape(E.F16, (2, 2)), arguments=[argument])
+    assert real(Run(), x.view(torch.int32)).tolist() == [[1, 2], [0, -3.5]]
+
+
 def test_a_tensor_laid_out_as_asked() -> None:
     x = torch.arange(6.0).reshape(2, 3)
     arguments = [{"tensor": 0, "strides": [1, 2]}, [6], [1]]
@@ -90,6 +100,8 @@ def test_what_the_operator_refuses_keeps_its_words() -> None:
         ("aten::sin.default", {"arguments": [{"dtype": "float31"}]}, MalformedProgram, "float31"),
         ("aten::sin.default", {"arguments": [{"eval": "1"}]}, MalformedProgram, "is no argument"),
         ("aten::sin.default", {"results": [0, 1]}, MalformedProgram, "do not make"),
+        ("aten::sin.default", {"arguments": [{"tensor": 0, "dtype": "int3"}]}, MalformedProgram, "the bits of int3"),
+        ("aten::sin.default", {"dtypes": ["complex32", None]}, MalformedProgram, "are not those of"),
         ("aten::sin.default", {"more": 1}, UnsupportedAttribute, "backend_config.more"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, Shape, TupleShape
-from flagos_backend.torch.compile.lowering.emitter import element_type
+from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE, STORED_TYPE
 from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload
 
 aten = torch.ops.aten
@@ -56,17 +57,20 @@ def call_aten(
     result: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    traced: Sequence[Any],
+    traced: tuple[Sequence[Any], Mapping[str, Any]],
     effect: bool,
 ) -> Any:
     """Emits ``target`` as it is; what it gives has the structure of ``result``, its traced value. ``traced`` are the
-    traced positional arguments. Raises NoLoweringError for what cannot cross."""
-    writer = _Writer(traced if target in _READS_STRIDES else None)
+    traced ``args`` and ``kwargs``. Raises NoLoweringError for what cannot cross."""
+    writer = _Writer(target in _READS_STRIDES)
     config = {
-        "arguments": [writer.encode(value) for value in args],
-        "keywords": {name: writer.encode(value) for name, value in kwargs.items()},
+        "arguments": [writer.encode(value, known) for value, known in zip(args, traced[0], strict=True)],
+        "keywords": {name: writer.encode(value, traced[1][name]) for name, value in kwargs.items()},
         "results": None if isinstance(result, torch.Tensor) else _kept(result),
     }
+    dtypes = [_dtype_of_bits(tensor) for tensor in _tensors(result)]
+    if any(dtypes):
+        config["dtypes"] = dtypes
     attributes = CustomCallAttributes(
         f"aten::{target._schema.name.removeprefix('aten::')}.{target._overloadname}",
         json.dumps(config, allow_nan=False).encode(),
@@ -80,8 +84,26 @@ def call_aten(
 def result_shape(result: Any) -> Shape:
     """One tensor is an array, everything else the tuple of the tensors in it."""
     if isinstance(result, torch.Tensor):
-        return ArrayShape(element_type(result), tuple(result.shape))
-    return TupleShape(tuple(ArrayShape(element_type(t), tuple(t.shape)) for t in _tensors(result)))
+        return _array_shape(result)
+    return TupleShape(tuple(_array_shape(tensor) for tensor in _tensors(result)))
+
+
+def _array_shape(tensor: torch.Tensor) -> ArrayShape:
+    kind = STORED_TYPE.get(tensor.dtype)
+    if kind is None:
+        raise NoLoweringError(f"{tensor.dtype} has no element type")
+    return ArrayShape(kind, tuple(tensor.shape))
+
+
+def holds_bits(*values: Any) -> bool:
+    """Whether any traced tensor in the structures is held as bits, which only ATen computes with."""
+    leaves = tree_leaves(values)
+    return any(_dtype_of_bits(leaf) is not None for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _dtype_of_bits(tensor: torch.Tensor) -> str | None:
+    """The name of a dtype that no element type stands for."""
+    return None if tensor.dtype in ELEMENT_TYPE else str(tensor.dtype).removeprefix("torch.")
 
 
 def unpack(builder: Builder, call: Instruction, result: Any) -> Any:
@@ -119,34 +141,38 @@ def _kept(result: Any) -> list[int]:
 
 
 class _Writer:
-    """Arguments as JSON; collects the operands. ``traced``: strides of top-level tensors are written from it."""
+    """Arguments as JSON; collects the operands. ``strides``: write how each tensor lay when traced."""
 
-    def __init__(self, traced: Sequence[Any] | None) -> None:
+    def __init__(self, strides: bool) -> None:
         self.operands: list[Instruction] = []
-        self._strides = {}
-        for position, tensor in enumerate(traced or ()):
-            if isinstance(tensor, torch.Tensor):
-                if tensor.storage_offset() != 0:
-                    raise NoLoweringError("it reads the memory around a view")
-                self._strides[position] = list(tensor.stride())
+        self._strides = strides
 
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: Any, traced: Any) -> Any:
         if isinstance(value, Instruction):
-            self.operands.append(value)
-            number = len(self.operands) - 1
-            strides = self._strides.get(number)
-            return {"tensor": number} if strides is None else {"tensor": number, "strides": strides}
+            return self._operand(value, traced)
+        if isinstance(value, list | tuple):
+            return [self.encode(part, known) for part, known in zip(value, traced, strict=True)]
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
             return value if math.isfinite(value) else {"float": repr(value)}
         if isinstance(value, complex):
             return {"complex": repr(value)}
-        if isinstance(value, list | tuple):
-            return [self.encode(part) for part in value]
         for kind, name in _NAMED:
             if isinstance(value, kind):
                 return {name: str(value).removeprefix("torch.")}
         if isinstance(value, torch.device) and value.type == "cpu":
             return {"device": "cpu"}
         raise NoLoweringError(f"an argument is {value!r}")
+
+    def _operand(self, value: Instruction, traced: torch.Tensor) -> dict[str, Any]:
+        self.operands.append(value)
+        written: dict[str, Any] = {"tensor": len(self.operands) - 1}
+        dtype = _dtype_of_bits(traced)
+        if dtype is not None:
+            written["dtype"] = dtype
+        if self._strides:
+            if traced.storage_offset() != 0:
+                raise NoLoweringError("it reads the memory around a view")
+            written["strides"] = list(traced.stride())
+        return written

@@ -30,7 +30,7 @@ def _full_like(emitter: Emitter, result: torch.Tensor, like: Instruction, value:
     return _filled(emitter, result, value)
 
 
-@lowering(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+@lowering(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)
 def _zeros(emitter: Emitter, result: torch.Tensor, *_: Any, **__: Any) -> Instruction:
     return _filled(emitter, result, 0)
 

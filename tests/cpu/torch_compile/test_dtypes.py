@@ -1,0 +1,35 @@
+"""Dtypes that need care on the way into a program and out of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.torch_compile import assert_same, compiled
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_complex32_is_computed_by_aten_and_carried_as_bits() -> None:
+    x = torch.randn(3, 4, dtype=torch.complex64).to(torch.complex32)
+    y = torch.randn(3, 4, dtype=torch.complex64).to(torch.complex32)
+    wide = compiled(lambda x, y: ((x * y).t() + 2, torch.stack([x, y]), x.to(torch.complex64) - 1, y == x))(x, y)
+    expected = (x * y).t() + 2, torch.stack([x, y]), x.to(torch.complex64) - 1, y == x
+    for ours, theirs in zip(wide, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert_same(*(t.to(torch.complex64) if t.dtype is torch.complex32 else t for t in (ours, theirs)))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_a_constant_and_a_zero_of_complex32() -> None:
+    constant = torch.tensor([1 + 2j, -0.0], dtype=torch.complex32)
+    ours = compiled(lambda x: (x * constant, constant.real, constant == 0))(constant)
+    for mine, theirs in zip(ours, (constant * constant, constant.real, constant == 0), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert_same(mine.to(torch.complex64), theirs.to(torch.complex64))
+
+
+def test_zeros_without_memory() -> None:
+    """The derivative of sgn of real numbers is a zero tensor that has no memory of its own."""
+    x = torch.randn(5, requires_grad=True)
+    (gradient,) = torch.autograd.grad(compiled(torch.sgn)(x).sum(), x)
+    assert_same(gradient, torch.zeros(5))
