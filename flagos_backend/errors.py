@@ -187,6 +187,24 @@ class AtenCallFailed(FlagosBackendError):
     template = "PyTorch's operator refused its arguments, {exception}: {message}. At {place}. Give it what it takes."
 
 
+class KernelBuildFailed(FlagosBackendError):
+    number = 311
+    code = StatusCode.INTERNAL
+    template = (
+        "The source of the generated kernel [{kernel}] does not load, {reason}. At {source}. See that Triton is installed "
+        "and works with this device; if it does, this is a bug of the backend: please report it with that file."
+    )
+
+
+class KernelLaunchFailed(FlagosBackendError):
+    number = 312
+    code = StatusCode.INTERNAL
+    template = (
+        "The generated kernel [{kernel}] did not compile or start, {reason}. At {source}. Unless the device itself failed "
+        "before, this is a bug of the backend or of the device's Triton: please report it with that file."
+    )
+
+
 # 4xx: the runtime.
 
 
@@ -230,6 +248,24 @@ class ProgramTooLarge(FlagosBackendError):
     template = (
         "With its calls inlined the program has more than {limit} instructions. At {place}. "
         "Turn repeated calls into a loop."
+    )
+
+
+class DeviceMissing(FlagosBackendError):
+    number = 406
+    code = StatusCode.NOT_FOUND
+    template = (
+        "FLAGOS_DEVICE names '{name}', but torch {torch} drives no such device here: {reason}. Unset FLAGOS_DEVICE, or "
+        "install a torch for that device."
+    )
+
+
+class DeviceMemoryExhausted(FlagosBackendError):
+    number = 407
+    code = StatusCode.RESOURCE_EXHAUSTED
+    template = (
+        "{device} has no memory for {wanted} bytes: {free} of {total} bytes are free. Free buffers, donate arguments, "
+        "or run a smaller program."
     )
 
 

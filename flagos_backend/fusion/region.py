@@ -6,7 +6,7 @@ index maps, and stores results. A fold reduces some dimensions, and its value ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from flagos_backend.ir.hlo import Instruction
@@ -147,16 +147,24 @@ class Region:
 
     def expressions(self) -> list[Expression]:
         """Every distinct expression, operands first."""
-        found: dict[Expression, None] = {}
-        for root in self.roots():
-            stack: list[tuple[Expression, bool]] = [(root, False)]
-            while stack:
-                expression, done = stack.pop()
-                if expression in found:
-                    continue
-                if done or not isinstance(expression, Apply | Fold):
-                    found[expression] = None
-                    continue
-                stack.append((expression, True))
-                stack.extend((operand, False) for operand in reversed(expression.operands))
-        return list(found)
+        return below(self.roots())
+
+
+def below(roots: Iterable[Expression], stop: Container[Expression] = ()) -> list[Expression]:
+    """The distinct expressions that ``roots`` are made of, themselves included, operands first.
+
+    What expressions in ``stop`` are made of is left out.
+    """
+    found: dict[Expression, None] = {}
+    for root in roots:
+        stack: list[tuple[Expression, bool]] = [(root, False)]
+        while stack:
+            expression, done = stack.pop()
+            if expression in found:
+                continue
+            if done or not isinstance(expression, Apply | Fold) or expression in stop:
+                found[expression] = None
+                continue
+            stack.append((expression, True))
+            stack.extend((operand, False) for operand in reversed(expression.operands))
+    return list(found)

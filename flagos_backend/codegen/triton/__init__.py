@@ -1,0 +1,5 @@
+"""The emitter for accelerators: a region in, Triton source and a prepared kernel out. Beside codegen/native.py."""
+
+from flagos_backend.codegen.triton.kernel import RegionKernel, prepare
+
+__all__ = ["RegionKernel", "prepare"]

@@ -1,0 +1,442 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Scalar functions in plain Triton, which generated kernels import: what the language lacks, with HLO's semantics.
+
+Blocks of any shape; ``x`` is float32 or float64 unless said otherwise. Below scalars.py, which picks between these and
+a vendor's device library.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def as_f16(x):
+    """Rounded to float16, held as float32."""
+    return x.to(tl.float16).to(tl.float32)
+
+
+@triton.jit
+def as_bf16(x):
+    """Rounded to bfloat16, held as float32."""
+    return x.to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def bits(x):
+    """The bits of a float as a signed integer."""
+    if x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True)
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def signbit(x):
+    return bits(x) < 0
+
+
+@triton.jit
+def negate(x):
+    return x * -1.0
+
+
+@triton.jit
+def copysign(x, sign):
+    magnitude = tl.abs(x)
+    return tl.where(signbit(sign), negate(magnitude), magnitude)
+
+
+@triton.jit
+def divide(a, b):
+    """Correctly rounded."""
+    if a.dtype == tl.float64:
+        return a / b
+    return tl.div_rn(a, b)
+
+
+@triton.jit
+def sqrt(x):
+    """Correctly rounded."""
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    return tl.sqrt_rn(x)
+
+
+@triton.jit
+def rsqrt(x):
+    root = sqrt(x)
+    return divide(tl.full(root.shape, 1.0, root.dtype), root)
+
+
+@triton.jit
+def reciprocal(x):
+    return divide(tl.full(x.shape, 1.0, x.dtype), x)
+
+
+@triton.jit
+def maximum(a, b):
+    """NaN if either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):
+    """NaN if either is."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def maximum_by_comparison(a, b):
+    """As maximum, for hardware whose own instruction drops NaN."""
+    return tl.where((a != a) | (a > b), a, b)
+
+
+@triton.jit
+def minimum_by_comparison(a, b):
+    """As minimum, for hardware whose own instruction drops NaN."""
+    return tl.where((a != a) | (a < b), a, b)
+
+
+@triton.jit
+def total_order(x):
+    """An integer that orders floats as HLO's total order does."""
+    b = bits(x)
+    if x.dtype == tl.float64:
+        return b ^ ((b >> 63) & 0x7FFFFFFFFFFFFFFF)
+    return b ^ ((b >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def is_finite(x):
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
+def sign(x):
+    one = tl.full(x.shape, 1.0, x.dtype)
+    return tl.where((x != x) | (x == 0), x, tl.where(x > 0, one, negate(one)))
+
+
+@triton.jit
+def truncate(x):
+    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
+
+
+@triton.jit
+def round_even(x):
+    low = tl.floor(x)
+    rest = x - low
+    odd = low - 2.0 * tl.floor(low * 0.5) != 0
+    rounded = tl.where((rest > 0.5) | ((rest == 0.5) & odd), low + 1.0, low)
+    return copysign(tl.where(is_finite(x), rounded, x), x)
+
+
+@triton.jit
+def round_away(x):
+    whole = truncate(x)
+    rounded = tl.where(tl.abs(x - whole) >= 0.5, whole + sign(x), whole)
+    return copysign(tl.where(is_finite(x), rounded, x), x)
+
+
+@triton.jit
+def logistic(x):
+    return reciprocal(1.0 + tl.exp(negate(x)))
+
+
+@triton.jit
+def expm1(x):
+    """W. Kahan's: the error of exp(x) is divided out by the logarithm of what it became."""
+    u = tl.exp(x)
+    result = (u - 1.0) * divide(x, tl.log(u))
+    result = tl.where(u == 1.0, x, tl.where(u - 1.0 == -1.0, u - 1.0, result))
+    return tl.where(u == float("inf"), u, result)
+
+
+@triton.jit
+def log1p(x):
+    """W. Kahan's, as expm1."""
+    u = 1.0 + x
+    result = tl.log(u) * divide(x, u - 1.0)
+    return tl.where((u == 1.0) | (u == float("inf")), x, result)
+
+
+@triton.jit
+def tanh(x):
+    e = expm1(2.0 * tl.minimum(tl.abs(x), 22.0))
+    return copysign(tl.where(x != x, x, divide(e, e + 2.0)), x)
+
+
+@triton.jit
+def sinh(x):
+    a = tl.abs(x)
+    e = expm1(a)
+    half = tl.exp(a * 0.5)
+    small = 0.5 * (e + divide(e, e + 1.0))
+    return copysign(tl.where(a < 22.0, small, (0.5 * half) * half), x)
+
+
+@triton.jit
+def cosh(x):
+    a = tl.abs(x)
+    e = tl.exp(tl.minimum(a, 22.0))
+    half = tl.exp(a * 0.5)
+    return tl.where(a < 22.0, 0.5 * (e + reciprocal(e)), (0.5 * half) * half)
+
+
+@triton.jit
+def tan(x):
+    return divide(tl.sin(x), tl.cos(x))
+
+
+@triton.jit
+def atan_positive(x):
+    """For x >= 0: the angle is halved twice, then Taylor's series on |y| < 0.2."""
+    inverted = x > 1.0
+    y = tl.where(inverted, reciprocal(x), x)
+    y = divide(y, 1.0 + sqrt(1.0 + y * y))
+    y = divide(y, 1.0 + sqrt(1.0 + y * y))
+    z = y * y
+    series = tl.full(y.shape, 1.0 / 25.0, y.dtype)
+    for n in tl.static_range(11, -1, -1):
+        series = 1.0 / (2 * n + 1) - z * series
+    angle = 4.0 * (y * series)
+    return tl.where(inverted, 1.5707963267948966 - angle, angle)
+
+
+@triton.jit
+def atan2(y, x):
+    b, a = tl.abs(y), tl.abs(x)
+    low, high = tl.minimum(a, b), tl.maximum(a, b)
+    slope = tl.where(low == high, tl.full(low.shape, 1.0, low.dtype), divide(low, high))
+    angle = atan_positive(tl.where(high == 0, low, slope))
+    angle = tl.where(b > a, 1.5707963267948966 - angle, angle)
+    angle = tl.where(signbit(x), 3.141592653589793 - angle, angle)
+    return tl.where((x != x) | (y != y), x + y, copysign(angle, y))
+
+
+@triton.jit
+def asin(x):
+    return copysign(atan_positive(divide(tl.abs(x), sqrt((1.0 - x) * (1.0 + x)))), x)
+
+
+@triton.jit
+def acos(x):
+    return 2.0 * atan_positive(sqrt(divide(1.0 - x, 1.0 + x)))
+
+
+@triton.jit
+def asinh(x):
+    a = tl.abs(x)
+    near = tl.minimum(a, 1.0e8)
+    square = near * near
+    small = log1p(near + divide(square, 1.0 + sqrt(square + 1.0)))
+    return copysign(tl.where(a < 1.0e8, small, tl.log(a) + 0.6931471805599453), x)
+
+
+@triton.jit
+def acosh(x):
+    t = tl.minimum(x, 1.0e8) - 1.0
+    small = log1p(t + sqrt(2.0 * t + t * t))
+    result = tl.where(x < 1.0e8, small, tl.log(x) + 0.6931471805599453)
+    return tl.where(x < 1.0, float("nan"), result)
+
+
+@triton.jit
+def atanh(x):
+    a = tl.abs(x)
+    return copysign(0.5 * log1p(divide(2.0 * a, 1.0 - a)), x)
+
+
+@triton.jit
+def cbrt(x):
+    """From exponential and logarithm, then two steps of Newton's method."""
+    a = tl.abs(x)
+    regular = (a > 0) & (a < float("inf"))
+    a = tl.where(regular, a, 1.0)
+    root = tl.exp(tl.log(a) * (1.0 / 3.0))
+    root = root - divide(root - divide(a, root * root), tl.full(a.shape, 3.0, a.dtype))
+    root = root - divide(root - divide(a, root * root), tl.full(a.shape, 3.0, a.dtype))
+    return tl.where(regular, copysign(root, x), x)
+
+
+@triton.jit
+def power(x, y):
+    """IEEE 754's pow, through float64."""
+    a = tl.abs(x)
+    result = tl.exp(y.to(tl.float64) * tl.log(a.to(tl.float64))).to(x.dtype)
+    odd = (tl.floor(y) == y) & is_finite(y) & (y - 2.0 * tl.floor(y * 0.5) != 0)
+    result = tl.where(signbit(x) & odd, negate(result), result)
+    result = tl.where((x < 0) & (a < float("inf")) & (tl.floor(y) != y), float("nan"), result)
+    return tl.where((y == 0) | (x == 1.0) | ((a == 1.0) & (tl.abs(y) == float("inf"))), 1.0, result)
+
+
+@triton.jit
+def power_of_two(exponent, dtype: tl.constexpr):
+    if dtype == tl.float64:
+        return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def remainder(x, y):
+    """fmod, exact: long division, one bit of the quotient a step."""
+    rest, divisor = tl.abs(x), tl.abs(y)
+    # The span of exponents, from the least subnormal to the greatest number.
+    steps: tl.constexpr = 2098 if x.dtype == tl.float64 else 277
+    for step in range(steps):
+        exponent = steps - 1 - step
+        third = exponent // 3
+        factor = power_of_two(third, x.dtype)
+        multiple = divisor * factor * factor * power_of_two(exponent - 2 * third, x.dtype)
+        rest = tl.where(rest >= multiple, rest - multiple, rest)
+    defined = is_finite(x) & (y == y) & (y != 0)
+    return tl.where(defined, copysign(rest, x), float("nan"))
+
+
+@triton.jit
+def clamp(low, x, high):
+    return minimum(maximum(x, low), high)
+
+
+@triton.jit
+def clamp_by_comparison(low, x, high):
+    return minimum_by_comparison(maximum_by_comparison(x, low), high)
+
+
+@triton.jit
+def to_integer(x, dtype: tl.constexpr, low: tl.constexpr, high: tl.constexpr, past: tl.constexpr):
+    """A float truncated to ``dtype``, which holds ``low`` to ``high``; ``past`` is high + 1. Saturates, NaN is 0."""
+    inside = (x > low * 1.0) & (x < past * 1.0)
+    whole = tl.where(inside, x, 0.0).to(dtype)
+    rest = tl.where(x >= past * 1.0, tl.full(x.shape, high, dtype), tl.full(x.shape, low, dtype))
+    return tl.where(inside | (x != x), whole, rest)
+
+
+# ---- Integers
+
+
+@triton.jit
+def divide_integer(a, b, ones: tl.constexpr, least: tl.constexpr):
+    """Truncates. By zero: all bits set; the least number by -1 (``least``, signed only, is it): itself."""
+    one = tl.full(b.shape, 1, b.dtype)
+    safe = tl.where(b == 0, one, b)
+    if least == 0:
+        quotient = a // safe
+    else:
+        overflow = (a == tl.full(a.shape, least, a.dtype)) & (b == tl.full(b.shape, -1, b.dtype))
+        quotient = a // tl.where(overflow, one, safe)
+    return tl.where(b == 0, tl.full(b.shape, ones, b.dtype), quotient)
+
+
+@triton.jit
+def remainder_integer(a, b, least: tl.constexpr):
+    """Of the sign of ``a``. By zero: ``a``; by -1: 0."""
+    one = tl.full(b.shape, 1, b.dtype)
+    safe = tl.where(b == 0, one, b)
+    if least != 0:
+        safe = tl.where(b == tl.full(b.shape, -1, b.dtype), one, safe)
+    return tl.where(b == 0, a, a % safe)
+
+
+@triton.jit
+def shift_left(value, amount, width: tl.constexpr):
+    """``amount`` is of the unsigned type of the same width. Zero past the width."""
+    inside = amount < width
+    safe = tl.where(inside, amount, tl.full(amount.shape, 0, amount.dtype)).to(value.dtype, bitcast=True)
+    return tl.where(inside, value << safe, tl.full(value.shape, 0, value.dtype))
+
+
+@triton.jit
+def shift_right(value, amount, width: tl.constexpr, signed: tl.constexpr):
+    """``amount`` as for shift_left. Of a signed ``value`` arithmetic: past the width all bits are its sign."""
+    inside = amount < width
+    zero = tl.full(value.shape, 0, value.dtype)
+    shifted = value >> tl.where(inside, amount, tl.full(amount.shape, 0, amount.dtype)).to(value.dtype, bitcast=True)
+    past = zero
+    if signed:
+        past = tl.where(value < 0, tl.full(value.shape, -1, value.dtype), zero)
+    return tl.where(inside, shifted, past)
+
+
+@triton.jit
+def count_ones(x):
+    """Of uint32 or uint64: sums in fields of 2, 4, 8, ... bits."""
+    if x.dtype == tl.uint64:
+        x = x - ((x >> 1) & 0x5555555555555555)
+        x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+        x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+        return (x * 0x0101010101010101) >> 56
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return (x * 0x01010101) >> 24
+
+
+@triton.jit
+def smear(x):
+    """Sets every bit below the highest one, of uint32 or uint64."""
+    x = x | (x >> 1)
+    x = x | (x >> 2)
+    x = x | (x >> 4)
+    x = x | (x >> 8)
+    x = x | (x >> 16)
+    if x.dtype == tl.uint64:
+        x = x | (x >> 32)
+    return x
+
+
+@triton.jit
+def power_integer(x, y, places: tl.constexpr, signed: tl.constexpr):
+    """Wraps around. A negative exponent gives the truncated reciprocal power."""
+    one, zero = tl.full(x.shape, 1, x.dtype), tl.full(x.shape, 0, x.dtype)
+    result, square, rest = one, x, y
+    for _ in range(places):
+        result = tl.where((rest & 1) != 0, result * square, result)
+        square = square * square
+        rest = rest >> 1
+    if signed:
+        least = tl.full(x.shape, -1, x.dtype)
+        parity = tl.where((y & 1) != 0, least, one)
+        reciprocal_power = tl.where(x == 1, one, tl.where(x == least, parity, zero))
+        result = tl.where(y < 0, reciprocal_power, result)
+    return result
+
+
+# ---- What folds combine with; see tl.reduce
+
+
+@triton.jit
+def multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def bitwise_and(a, b):
+    return a & b
+
+
+@triton.jit
+def bitwise_or(a, b):
+    return a | b
+
+
+@triton.jit
+def bitwise_xor(a, b):
+    return a ^ b
+
+
+@triton.jit
+def largest(x, axis: tl.constexpr):
+    """tl.max along ``axis``, which stays with size 1; NaN if any is, whatever the hardware's own fold does."""
+    found = tl.max(x, axis, keep_dims=True)
+    nan = tl.max((x != x).to(tl.int32), axis, keep_dims=True) != 0
+    return tl.where(nan, float("nan"), found)
+
+
+@triton.jit
+def smallest(x, axis: tl.constexpr):
+    """As largest."""
+    found = tl.min(x, axis, keep_dims=True)
+    nan = tl.max((x != x).to(tl.int32), axis, keep_dims=True) != 0
+    return tl.where(nan, float("nan"), found)

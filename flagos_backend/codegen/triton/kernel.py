@@ -1,0 +1,174 @@
+"""A region as a kernel that can be launched. The end of codegen for accelerators; runtime/accelerator calls it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flagos_backend.codegen.triton import sources
+from flagos_backend.codegen.triton.scalars import Dialect
+from flagos_backend.codegen.triton.split import Split, partial_size, split
+from flagos_backend.codegen.triton.tiling import Tiling, choose
+from flagos_backend.codegen.triton.writer import Partial, write_kernel
+from flagos_backend.devices.target import Target
+from flagos_backend.errors import KernelBuildFailed, KernelLaunchFailed
+from flagos_backend.fusion.region import Apply, Load, Region
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ArrayShape
+from flagos_backend.kernels.reference.storage import dtype_of
+
+# Makers whose device library Triton binds, and who let the compiler be told not to contract products with sums.
+_WITH_LIBDEVICE = frozenset({"nvidia", "amd"})
+_UNFUSED = {"enable_fp_fusion": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel function of a source. ``arguments``: buffers by number, inputs then outputs then workspaces."""
+
+    function: str
+    grid: int
+    warps: int
+    arguments: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class RegionKernel:
+    """Computes ``region`` on the current stream of the current device: ``kernel(inputs, outputs)``.
+
+    Arrays are given in the order of ``inputs`` and ``outputs``, dense and row major in their storage type, aligned to
+    16 bytes. Compiles at the first call, which any thread may make. Raises KernelBuildFailed and KernelLaunchFailed.
+    """
+
+    region: Region
+    inputs: tuple[Instruction, ...]
+    outputs: tuple[Instruction, ...]
+    source: str = field(repr=False)
+    launches: tuple[Launch, ...]
+    workspaces: tuple[ArrayShape, ...]
+    options: dict[str, Any]
+    text: str
+    _functions: list[Callable[..., Any]] = field(default_factory=list, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        functions = self._functions or self._build()
+        buffers = [_as_pointer(tensor) for tensor in (*inputs, *outputs)]
+        for shape in self.workspaces:
+            buffers.append(torch.empty(shape.dims, dtype=dtype_of(shape.element_type), device=outputs[0].device))
+        try:
+            for function, launch in zip(functions, self.launches, strict=True):
+                arguments = [buffers[number] for number in launch.arguments]
+                function[(launch.grid, 1, 1)](*arguments, num_warps=launch.warps, **self.options)  # type: ignore[index]
+        except Exception as error:  # the vendor's compiler and driver raise what they like
+            raise KernelLaunchFailed(
+                kernel=self.text, source=sources.path_of(self.source), reason=_reason(error)
+            ) from error
+
+    def may_overwrite(self, output: Instruction, source: Instruction) -> bool:
+        """Whether ``output`` may lie where ``source`` does: each of its elements is read only at the point that then
+        writes it, by the program that does."""
+        loads = [e for e in self.region.expressions() if isinstance(e, Load) and e.source is source]
+        stores = [s for s in self.region.stores if s.target is output]
+        if self.workspaces or len(stores) != 1 or not loads:
+            return False
+        (store,) = stores
+        same_width = {e.element_type.bytes for e in loads} == {store.value.element_type.bytes}
+        return same_width and all(load.index == store.index for load in loads)
+
+    def _build(self) -> list[Callable[..., Any]]:
+        with self._lock:
+            if not self._functions:
+                try:
+                    module = sources.load(self.source)
+                    self._functions.extend(getattr(module, launch.function) for launch in self.launches)
+                except Exception as error:  # whatever importing Triton or running the source raises
+                    path = sources.path_of(self.source)
+                    raise KernelBuildFailed(kernel=self.text, source=path, reason=_reason(error)) from error
+        return self._functions
+
+
+def prepare(region: Region, target: Target) -> RegionKernel:
+    """The kernel of ``region`` on ``target``. Cheap: nothing is compiled yet."""
+    dialect = Dialect.LIBDEVICE if target.vendor in _WITH_LIBDEVICE else Dialect.PLAIN
+    tiling = choose(region, target)
+    inputs = tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
+    outputs = tuple(dict.fromkeys(store.target for store in region.stores))
+    names = {buffer: f"in{n}" for n, buffer in enumerate(inputs)}
+    names |= {buffer: f"out{n}" for n, buffer in enumerate(outputs)}
+    halves = split(region, tiling)
+    numbers = {buffer: n for n, buffer in enumerate((*inputs, *outputs, *(halves.buffers.values() if halves else ())))}
+    kernels = _Kernels(dialect, names, numbers)
+    if halves is None:
+        kernels.add("kernel", region, tiling)
+    else:
+        kernels.add_halves(region, tiling, halves, target)
+    text = describe(region, tiling)
+    workspaces = tuple(_array(buffer) for buffer in halves.buffers.values()) if halves else ()
+    options = _UNFUSED if target.vendor in _WITH_LIBDEVICE else {}
+    source = _head(dialect, text) + "\n\n".join(["", *kernels.functions])
+    return RegionKernel(region, inputs, outputs, source, tuple(kernels.launches), workspaces, options, text)
+
+
+class _Kernels:
+    """The functions of one source, and how to launch them."""
+
+    def __init__(self, dialect: Dialect, names: dict[Instruction, str], numbers: dict[Instruction, int]) -> None:
+        self.dialect, self.names, self.numbers = dialect, names, numbers
+        self.functions: list[str] = []
+        self.launches: list[Launch] = []
+
+    def add(self, name: str, region: Region, tiling: Tiling, halves: Split | None = None) -> None:
+        buffers = [e.source for e in region.expressions() if isinstance(e, Load)]
+        buffers += [store.target for store in region.stores]
+        used = {buffer: self.names[buffer] for buffer in buffers}
+        partials = {f: Partial(b.name, partial_size(b)) for f, b in halves.buffers.items()} if halves else {}
+        self.functions.append(write_kernel(name, region, tiling, self.dialect, used, partials))
+        arguments = [self.numbers[buffer] for buffer in used]
+        arguments += [self.numbers[buffer] for buffer in (halves.buffers.values() if halves else ())]
+        self.launches.append(Launch(name, tiling.grid, tiling.warps, tuple(arguments)))
+
+    def add_halves(self, region: Region, tiling: Tiling, halves: Split, target: Target) -> None:
+        self.names |= {buffer: buffer.name for buffer in halves.buffers.values()}
+        self.add("kernel", region, tiling, halves)
+        self.add("finish", halves.rest, choose(halves.rest, target, splits=False))
+
+
+def _array(instruction: Instruction) -> ArrayShape:
+    assert isinstance(instruction.shape, ArrayShape), instruction
+    return instruction.shape
+
+
+def _head(dialect: Dialect, text: str) -> str:
+    lines = [f'"""{text}."""', "", "import triton", "import triton.language as tl"]
+    if dialect is Dialect.LIBDEVICE:
+        lines.append("from triton.language.extra import libdevice")
+    return "\n".join([*lines, "", "from flagos_backend.codegen.triton import formulas as fm", ""])
+
+
+def describe(region: Region, tiling: Tiling) -> str:
+    """One line for explain and for the source."""
+    operations = [str(e.opcode) for e in region.expressions() if isinstance(e, Apply)]
+    folds = [f"fold-{f.combine}" for f in region.folds]
+    names = ", ".join(dict.fromkeys(store.target.name for store in region.stores))
+    shape = "x".join(map(str, region.dims)) or "scalar"
+    blocks = "x".join(str(axis.block) for axis in tiling.axes)
+    parts = f", {tiling.parts} parts" if tiling.parts > 1 else ""
+    shown = " ".join([*folds, *operations[:12], *(["..."] if len(operations) > 12 else [])]) or "copy"
+    return f"triton {names} over {shape} in blocks of {blocks}{parts}: {shown}"
+
+
+def _as_pointer(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex elements go as integers of their width: kernels only move them."""
+    return tensor.view(torch.int64) if tensor.is_complex() else tensor
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+__all__ = ["Launch", "RegionKernel", "prepare"]

@@ -1,0 +1,395 @@
+"""Scalar operations as Triton expressions: element types, literals, and a text for each opcode. Used by writer.py.
+
+16-bit floats are held as float32 and rounded after each operation, as the host's tiles do.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from collections.abc import Callable, Mapping
+
+from flagos_backend.fusion.region import Apply, Fold, Literal
+from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
+from flagos_backend.ir.types import ElementType
+
+E = ElementType
+O = Opcode  # noqa: E741
+
+Text = Callable[..., str]
+
+
+class Dialect(enum.Enum):
+    """Where elementary functions come from."""
+
+    LIBDEVICE = enum.auto()  # the device library that Triton binds for the vendor
+    PLAIN = enum.auto()  # the language and formulas.py alone
+
+
+# What a value is inside a kernel. Types that regions only move keep the storage type of their buffer.
+HELD: dict[ElementType, str] = {
+    E.PRED: "tl.int1",
+    **{t: f"tl.int{t.bits}" for t in (E.S8, E.S16, E.S32, E.S64)},
+    **{t: f"tl.uint{t.bits}" for t in (E.U8, E.U16, E.U32, E.U64)},
+    E.F16: "tl.float32",
+    E.BF16: "tl.float32",
+    E.F32: "tl.float32",
+    E.F64: "tl.float64",
+}
+_ROUND = {E.F16: "fm.as_f16", E.BF16: "fm.as_bf16"}
+_HALF = {E.F16: "tl.float16", E.BF16: "tl.bfloat16"}
+_AS_STORED = {E.U16: "tl.int16", E.U32: "tl.int32", E.U64: "tl.int64"}
+_STRUCT = {E.F16: "<e", E.F32: "<f", E.F64: "<d"}
+
+
+def from_memory(text: str, element_type: ElementType) -> str:
+    """The loaded ``text`` as the type is held."""
+    if element_type in _HALF:
+        return f"{text}.to(tl.float32)"
+    if element_type in _AS_STORED:
+        return f"{text}.to({HELD[element_type]}, bitcast=True)"
+    return text
+
+
+def to_memory(text: str, element_type: ElementType) -> str:
+    """The inverse of from_memory."""
+    if element_type in _HALF:
+        return f"{text}.to({_HALF[element_type]})"
+    if element_type in _AS_STORED:
+        return f"{text}.to({_AS_STORED[element_type]}, bitcast=True)"
+    return text
+
+
+def literal(expression: Literal) -> str:
+    """A scalar of the held type."""
+    element_type, data = expression.element_type, expression.data
+    if element_type not in HELD:
+        return f"tl.full((), {int.from_bytes(data, 'little', signed=element_type.is_signed)}, {_moved(element_type)})"
+    return f"tl.full((), {_number(value_of(expression))}, {HELD[element_type]})"
+
+
+def value_of(expression: Literal) -> int | float | bool:
+    """The number that a literal of an arithmetic type is."""
+    element_type, data = expression.element_type, expression.data
+    if element_type is E.PRED:
+        return bool(data[0])
+    if element_type is E.BF16:
+        return float(struct.unpack("<f", b"\0\0" + data)[0])
+    if element_type.is_float:
+        return float(struct.unpack(_STRUCT[element_type], data)[0])
+    return int.from_bytes(data, "little", signed=element_type.is_signed)
+
+
+def _moved(element_type: ElementType) -> str:
+    """The storage type of a type that regions only move (kernels/reference/storage.py; complex lies as int64)."""
+    if element_type.is_integer and element_type.is_signed:
+        return "tl.int8"
+    return {1: "tl.uint8", 8: "tl.int64"}[element_type.bytes]
+
+
+def _number(value: int | float | bool) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+# ---- Operations. Each text takes those of its operands.
+
+
+def _infix(operator: str) -> Text:
+    return lambda a, b: f"{a} {operator} {b}"
+
+
+def _call(function: str) -> Text:
+    return lambda *operands: f"{function}({', '.join(operands)})"
+
+
+# Results of these need no rounding: they are operands, or whole numbers that operands hold.
+_EXACT = frozenset(
+    {
+        *(O.ABS, O.NEGATE, O.SIGN, O.CEIL, O.FLOOR, O.ROUND_AFZ, O.ROUND_EVEN),
+        *(O.MAXIMUM, O.MINIMUM, O.CLAMP, O.SELECT),
+    }
+)
+
+_FLOAT: dict[Opcode, Text] = {
+    O.ABS: _call("tl.abs"),
+    O.ADD: _infix("+"),
+    O.CEIL: _call("tl.ceil"),
+    O.CLAMP: _call("fm.clamp"),
+    O.DIVIDE: _call("fm.divide"),
+    O.FLOOR: _call("tl.floor"),
+    O.MAXIMUM: _call("fm.maximum"),
+    O.MINIMUM: _call("fm.minimum"),
+    O.MULTIPLY: _infix("*"),
+    O.NEGATE: _call("fm.negate"),
+    O.ROUND_AFZ: _call("fm.round_away"),
+    O.SELECT: _call("tl.where"),
+    O.SIGN: _call("fm.sign"),
+    O.SQRT: _call("fm.sqrt"),
+    O.SUBTRACT: _infix("-"),
+}
+_LIBDEVICE = _FLOAT | {
+    **{
+        opcode: _call(f"libdevice.{name}")
+        for opcode, name in {
+            O.ACOS: "acos",
+            O.ACOSH: "acosh",
+            O.ASIN: "asin",
+            O.ASINH: "asinh",
+            O.ATAN2: "atan2",
+            O.ATANH: "atanh",
+            O.CBRT: "cbrt",
+            O.COS: "cos",
+            O.COSH: "cosh",
+            O.ERF: "erf",
+            O.EXP: "exp",
+            O.EXPM1: "expm1",
+            O.LOG: "log",
+            O.LOG1P: "log1p",
+            O.POWER: "pow",
+            O.REMAINDER: "fmod",
+            O.ROUND_EVEN: "rint",
+            O.RSQRT: "rsqrt",
+            O.SIN: "sin",
+            O.SINH: "sinh",
+            O.TAN: "tan",
+            O.TANH: "tanh",
+        }.items()
+    },
+    O.LOGISTIC: lambda x: f"fm.reciprocal(1.0 + libdevice.exp(fm.negate({x})))",
+}
+_PLAIN = _FLOAT | {
+    **{
+        opcode: _call(f"fm.{name}")
+        for opcode, name in {
+            O.ACOS: "acos",
+            O.ACOSH: "acosh",
+            O.ASIN: "asin",
+            O.ASINH: "asinh",
+            O.ATAN2: "atan2",
+            O.ATANH: "atanh",
+            O.CBRT: "cbrt",
+            O.CLAMP: "clamp_by_comparison",
+            O.COSH: "cosh",
+            O.EXPM1: "expm1",
+            O.LOG1P: "log1p",
+            O.LOGISTIC: "logistic",
+            O.MAXIMUM: "maximum_by_comparison",
+            O.MINIMUM: "minimum_by_comparison",
+            O.POWER: "power",
+            O.REMAINDER: "remainder",
+            O.ROUND_EVEN: "round_even",
+            O.RSQRT: "rsqrt",
+            O.SINH: "sinh",
+            O.TAN: "tan",
+            O.TANH: "tanh",
+        }.items()
+    },
+    O.COS: _call("tl.cos"),
+    O.ERF: _call("tl.erf"),
+    O.EXP: _call("tl.exp"),
+    O.LOG: _call("tl.log"),
+    O.SIN: _call("tl.sin"),
+}
+_FLOATS: Mapping[Dialect, dict[Opcode, Text]] = {Dialect.LIBDEVICE: _LIBDEVICE, Dialect.PLAIN: _PLAIN}
+
+_PRED: dict[Opcode, Text] = {
+    O.ADD: _infix("|"),
+    O.AND: _infix("&"),
+    O.MAXIMUM: _infix("|"),
+    O.MINIMUM: _infix("&"),
+    O.MULTIPLY: _infix("&"),
+    O.NOT: lambda x: f"{x} == 0",
+    O.OR: _infix("|"),
+    O.SELECT: _call("tl.where"),
+    O.XOR: _infix("^"),
+}
+
+_COMPARE = {
+    Comparison.EQ: "==",
+    Comparison.NE: "!=",
+    Comparison.GE: ">=",
+    Comparison.GT: ">",
+    Comparison.LE: "<=",
+    Comparison.LT: "<",
+}
+
+
+def _integer(opcode: Opcode, element_type: ElementType) -> Text:
+    """KeyError for an opcode that integers do not have."""
+    bits, signed, held = element_type.bits, element_type.is_signed, HELD[element_type]
+    least = -(1 << (bits - 1)) if signed else 0
+    ones = -1 if signed else (1 << bits) - 1
+    other, unsigned = f"tl.int{bits}", f"tl.uint{bits}"
+
+    def as_type(text: str, name: str) -> str:
+        return text if name == held else f"{text}.to({name}, bitcast=True)"
+
+    def shift_right(kind: str, arithmetic: bool) -> Text:
+        return lambda a, b: as_type(
+            f"fm.shift_right({as_type(a, kind)}, {as_type(b, unsigned)}, {bits}, {arithmetic})"
+            + ("" if kind == held else f".to({held}, bitcast=True)"),
+            held,
+        )
+
+    wide = f"tl.uint{max(bits, 32)}"
+
+    def counted(x: str) -> str:
+        x = as_type(x, unsigned)
+        return x if bits >= 32 else f"{x}.to({wide})"
+
+    table: dict[Opcode, Text] = {
+        O.ABS: (lambda x: f"tl.where({x} < 0, 0 - {x}, {x})") if signed else (lambda x: x),
+        O.ADD: _infix("+"),
+        O.AND: _infix("&"),
+        O.CLAMP: lambda low, x, high: f"tl.minimum(tl.maximum({x}, {low}), {high})",
+        O.CLZ: lambda x: (
+            f"({max(bits, 32)} - fm.count_ones(fm.smear({counted(x)})) - {max(bits, 32) - bits}).to({held})"
+        ),
+        O.DIVIDE: lambda a, b: f"fm.divide_integer({a}, {b}, {ones}, {least})",
+        O.MAXIMUM: _call("tl.maximum"),
+        O.MINIMUM: _call("tl.minimum"),
+        O.MULTIPLY: _infix("*"),
+        O.NEGATE: lambda x: f"0 - {x}",
+        O.NOT: lambda x: f"~{x}",
+        O.OR: _infix("|"),
+        O.POPCNT: lambda x: f"fm.count_ones({counted(x)}).to({held})",
+        O.POWER: lambda a, b: f"fm.power_integer({a}, {b}, {bits - signed}, {signed})",
+        O.REMAINDER: lambda a, b: f"fm.remainder_integer({a}, {b}, {least})",
+        O.SELECT: _call("tl.where"),
+        O.SHIFT_LEFT: lambda a, b: f"fm.shift_left({a}, {as_type(b, unsigned)}, {bits})",
+        O.SHIFT_RIGHT_ARITHMETIC: shift_right(other, True),
+        O.SHIFT_RIGHT_LOGICAL: shift_right(unsigned, False),
+        O.SIGN: (lambda x: f"({x} > 0).to({held}) - ({x} < 0).to({held})")
+        if signed
+        else (lambda x: f"({x} != 0).to({held})"),
+        O.SUBTRACT: _infix("-"),
+        O.XOR: _infix("^"),
+    }
+    return table[opcode]
+
+
+def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
+    """What ``expression`` computes, from the names of its operands. KeyError for what fusion/support.py forbids."""
+    opcode, element_type = expression.opcode, expression.element_type
+    source = expression.operands[-1].element_type
+    if opcode is O.CONVERT:
+        return convert(operands[0], source, element_type)
+    if opcode is O.BITCAST_CONVERT:
+        return _bitcast(operands[0], source, element_type)
+    if opcode is O.COMPARE:
+        return _compare(expression, operands, source)
+    if opcode is O.IS_FINITE:
+        return f"fm.is_finite({operands[0]})"
+    if element_type is E.PRED:
+        return _PRED[opcode](*operands)
+    if not element_type.is_float:
+        return _integer(opcode, element_type)(*operands) if element_type in HELD else _PRED[opcode](*operands)
+    if element_type not in HELD:
+        return _PRED[opcode](*operands)
+    text = _FLOATS[dialect][opcode](*operands)
+    return text if opcode in _EXACT else rounded(text, element_type)
+
+
+def rounded(text: str, element_type: ElementType) -> str:
+    """A float32 rounded to what ``element_type`` holds."""
+    return f"{_ROUND[element_type]}({text})" if element_type in _ROUND else text
+
+
+def _compare(expression: Apply, operands: list[str], source: ElementType) -> str:
+    a, b = operands
+    if source is E.PRED:
+        # One bit has no sign, but Triton orders it as if it had.
+        a, b = f"{a}.to(tl.int32)", f"{b}.to(tl.int32)"
+    elif expression.order is ComparisonOrder.TOTAL:
+        a, b = f"fm.total_order({a})", f"fm.total_order({b})"
+    return f"{a} {_COMPARE[Comparison(expression.detail)]} {b}"
+
+
+def convert(text: str, source: ElementType, target: ElementType) -> str:
+    """Integers wrap around, floats round to nearest even and saturate as integers, anything but zero is true."""
+    if source is target:
+        return text
+    if target is E.PRED:
+        return f"{text} != 0"
+    if source.is_float and target.is_integer:
+        low = -(1 << (target.bits - 1)) if target.is_signed else 0
+        past = low + (1 << target.bits)
+        return f"fm.to_integer({text}, {HELD[target]}, {low}, {past - 1}, {past}.0)"
+    if HELD[source] != HELD[target]:
+        text = f"{text}.to({HELD[target]})"
+    return rounded(text, target) if not source.is_float or source.bits > 16 or target is not E.F32 else text
+
+
+def _bitcast(text: str, source: ElementType, target: ElementType) -> str:
+    if source is target:
+        return text
+    held = HELD[target] if target not in _HALF else _HALF[target]
+    bits = f"{text}.to({_HALF[source]})" if source in _HALF else text
+    cast = f"{bits}.to({held}, bitcast=True)"
+    return f"{cast}.to(tl.float32)" if target in _HALF else cast
+
+
+# ---- Folds
+
+
+def identity_value(fold: Fold) -> int | float:
+    """What changes nothing, as folds of that type accumulate."""
+    element_type, opcode = fold.element_type, fold.combine
+    if element_type is E.PRED:
+        return int(opcode in (O.AND, O.MULTIPLY, O.MINIMUM))
+    if element_type.is_float:
+        return {O.ADD: 0.0, O.MULTIPLY: 1.0, O.MAXIMUM: -math.inf, O.MINIMUM: math.inf}[opcode]
+    least = -(1 << (element_type.bits - 1)) if element_type.is_signed else 0
+    greatest = least + (1 << element_type.bits) - 1
+    ones = -1 if element_type.is_signed else greatest
+    return {O.MULTIPLY: 1, O.MAXIMUM: least, O.MINIMUM: greatest, O.AND: ones}.get(opcode, 0)
+
+
+def identity(fold: Fold) -> str:
+    """identity_value as it stands in a source."""
+    return _number(identity_value(fold))
+
+
+def accumulated(element_type: ElementType) -> str:
+    """The type that a fold accumulates in: truth values as integers."""
+    return "tl.int32" if element_type is E.PRED else HELD[element_type]
+
+
+_PRED_COMBINE = {O.ADD: O.MAXIMUM, O.OR: O.MAXIMUM, O.MULTIPLY: O.MINIMUM, O.AND: O.MINIMUM}
+
+
+def combine(fold: Fold, a: str, b: str, dialect: Dialect) -> str:
+    """Two accumulated values in one."""
+    opcode = _PRED_COMBINE.get(fold.combine, fold.combine) if fold.element_type is E.PRED else fold.combine
+    if fold.element_type.is_float:
+        return _FLOATS[dialect][opcode](a, b)
+    return _integer(opcode, E.S32 if fold.element_type is E.PRED else fold.element_type)(a, b)
+
+
+_REDUCE = {
+    O.AND: "bitwise_and",
+    O.MULTIPLY: "multiply",
+    O.OR: "bitwise_or",
+    O.XOR: "bitwise_xor",
+    O.MAXIMUM: "maximum",
+    O.MINIMUM: "minimum",
+}
+
+
+def reduce(fold: Fold, text: str, axis: int, dialect: Dialect) -> str:
+    """A block of accumulated values folded along ``axis``, which stays with size 1."""
+    element_type = fold.element_type
+    opcode = _PRED_COMBINE.get(fold.combine, fold.combine) if element_type is E.PRED else fold.combine
+    if opcode is O.ADD:
+        call = f"tl.sum({text}, {axis}, keep_dims=True)"
+    elif opcode in (O.MAXIMUM, O.MINIMUM) and not element_type.is_float:
+        call = f"tl.{'max' if opcode is O.MAXIMUM else 'min'}({text}, {axis}, keep_dims=True)"
+    elif opcode in (O.MAXIMUM, O.MINIMUM) and dialect is Dialect.PLAIN:
+        return f"fm.{'largest' if opcode is O.MAXIMUM else 'smallest'}({text}, {axis})"
+    else:
+        return f"tl.reduce({text}, {axis}, fm.{_REDUCE[opcode]}, keep_dims=True)"
+    # Narrow integers come back wider.
+    return f"{call}.to({accumulated(element_type)})" if element_type.is_integer and element_type.bits < 32 else call

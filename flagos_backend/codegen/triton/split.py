@@ -1,0 +1,99 @@
+"""The second half of a split fold: a region that folds the partial results and stores what depends on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from flagos_backend.codegen.triton.tiling import Axis, Tiling
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Literal, Load, Region, Store, below, linear
+from flagos_backend.fusion.region import axis as dimension
+from flagos_backend.fusion.rewriting import Pool, rewrite
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+
+# What partial results are kept in, where that is not the fold's own type.
+_WIDER = {ElementType.PRED: ElementType.S32, ElementType.F16: ElementType.F32, ElementType.BF16: ElementType.F32}
+_PRED_COMBINE = {
+    Opcode.ADD: Opcode.MAXIMUM,
+    Opcode.OR: Opcode.MAXIMUM,
+    Opcode.MULTIPLY: Opcode.MINIMUM,
+    Opcode.AND: Opcode.MINIMUM,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """``buffers``: for each fold that is split, what its partial results lie in: [parts, positions that are kept].
+    ``rest``: the region that reads them."""
+
+    buffers: dict[Fold, Instruction]
+    rest: Region
+
+
+def split(region: Region, tiling: Tiling) -> Split | None:
+    """None when ``tiling`` leaves no partial results."""
+    looped = tiling.looped
+    partial_always = (
+        len({fold.dims for fold in region.folds}) > 1
+    )  # rows and columns: the columns' folds are never whole
+    if looped is None or (tiling.parts == 1 and not partial_always):
+        return None
+    folds = [fold for fold in region.folds if set(fold.dims) & set(looped.dims)]
+    (kept,) = [a for a in tiling.axes if a is not looped]
+    shape = (tiling.parts, *kept.sizes)
+    buffers = {
+        fold: Instruction(
+            Opcode.COPY, ArrayShape(_WIDER.get(fold.element_type, fold.element_type), shape), name=f"part{n}"
+        )
+        for n, fold in enumerate(folds)
+    }
+    return Split(buffers, _rest(region, kept, shape, buffers))
+
+
+def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Fold, Instruction]) -> Region:
+    rank = len(dims)
+    everywhere = linear(tuple(dimension(d, rank) for d in range(rank)), dims, rank)
+    pool = Pool()
+
+    def place(index: Affine) -> Affine:
+        return Affine(index.offset, (0, *(index.coefficients[d] for d in kept.dims)))
+
+    def replace(expression: Expression) -> Expression | None:
+        if not isinstance(expression, Fold) or expression not in buffers:
+            return None
+        buffer, own = buffers[expression], expression.element_type
+        wide = _WIDER.get(own, own)
+        combine = expression.combine
+        if own is ElementType.PRED:
+            combine = _PRED_COMBINE.get(combine, combine)
+        start = moved_start(expression.initial, wide)
+        total = Fold(wide, combine, Load(wide, buffer, everywhere), start, (0,))
+        return pool.apply(Apply(own, Opcode.CONVERT, (total,)), (total,)) if wide is not own else total
+
+    def moved_start(initial: Expression, wide: ElementType) -> Expression:
+        if isinstance(initial, Load):
+            initial = Load(initial.element_type, initial.source, place(initial.index))
+        elif not isinstance(initial, Literal):
+            raise AssertionError("a fold begins with a literal or with the value of a buffer")
+        return initial if initial.element_type is wide else Apply(wide, Opcode.CONVERT, (initial,))
+
+    stores = [store for store in region.stores if _needs(store.value, buffers)]
+    moved = rewrite(below((s.value for s in stores), buffers), pool, place, lambda _: (), replace)
+    return Region(dims, tuple(Store(s.target, moved[s.value], place(s.index)) for s in stores))
+
+
+def _needs(value: Expression, folds: dict[Fold, Instruction]) -> bool:
+    return any(e in folds for e in below([value], folds))
+
+
+def stores_of_first(region: Region, split_folds: Split) -> tuple[Store, ...]:
+    """The stores that need no partial result."""
+    return tuple(store for store in region.stores if not _needs(store.value, split_folds.buffers))
+
+
+def partial_size(buffer: Instruction) -> int:
+    """Elements of one part."""
+    assert isinstance(buffer.shape, ArrayShape)
+    return prod(buffer.shape.dims[1:])

@@ -1,0 +1,250 @@
+"""How a region is cut into the programs of a grid: axes, block sizes, loops, splits. Between fusion and writer.py.
+
+A block has one or two axes; each walks some dimensions of the region as one number. Dimensions that a fold reduces and
+dimensions that it keeps are never on one axis.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from flagos_backend.devices.target import Target
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Load, Region, below
+
+# Elements of a block: enough bytes in flight for the memory, few enough values for the registers.
+_FLAT_BLOCK = 1024
+_TILE = 4096
+_SQUARE = 64
+# A row up to this long is one block, whose values stay in registers for every fold over it.
+MAX_ROW = 16384
+_ELEMENTS_PER_LANE = 16
+_WARPS = (1, 2, 4, 8, 16, 32)
+# What a column fold reads of one row at a time, at least: the memory's transfers are no shorter.
+_COLUMN_BYTES = 256
+
+
+class Loop(enum.Enum):
+    """Which axis a program walks block by block, accumulating the folds over it."""
+
+    NONE = enum.auto()
+    FIRST = enum.auto()
+    SECOND = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """``dims``: the dimensions of the region, outermost first; ``sizes``: theirs. Steps ``block`` positions at once."""
+
+    name: str
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+    block: int
+
+    @property
+    def size(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def blocks(self) -> int:
+        """At least 1: a fold over nothing still has a result."""
+        return max(-(-self.size // self.block), 1)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the last block goes past the end."""
+        return self.size != self.blocks * self.block
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """``axes``: one or two. ``loop``: the axis walked inside a program; the others, and ``parts`` runs of ``chunk``
+    blocks of the loop's axis, are spread over the grid. With several parts the folds over the loop's axis leave a
+    partial result for each, which a second kernel folds."""
+
+    axes: tuple[Axis, ...]
+    warps: int
+    loop: Loop = Loop.NONE
+    parts: int = 1
+
+    @property
+    def looped(self) -> Axis | None:
+        return None if self.loop is Loop.NONE else self.axes[0 if self.loop is Loop.FIRST else 1]
+
+    @property
+    def chunk(self) -> int:
+        """Positions of the looped axis that one program walks."""
+        axis = self.looped
+        return 0 if axis is None else -(-axis.blocks // self.parts) * axis.block
+
+    @property
+    def grid(self) -> int:
+        return self.parts * prod(axis.blocks for axis in self.axes if axis is not self.looped)
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below ``size``, and not below 1."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def choose(region: Region, target: Target, *, splits: bool = True) -> Tiling:
+    """The tiling of ``region``. ``splits``: whether folds may go through partial results."""
+    folds = region.folds
+    if not folds:
+        return _pointwise(region)
+    real = [d for d, size in enumerate(region.dims) if size != 1]
+    groups = sorted({tuple(d for d in fold.dims if d in real) for fold in folds}, key=lambda g: (g[-1:], g))
+    if len(groups) > 1:
+        return _rows_and_columns(region, target, groups)
+    (folded,) = groups
+    kept = tuple(d for d in real if d not in folded)
+    inner = _is_inner(region, folded, kept)
+    return (_rows if inner else _columns)(region, target, kept, folded, splits and _can_split(region))
+
+
+def indices(region: Region) -> list[tuple[Affine, int]]:
+    """The index of each load and store, and the bytes of an element there."""
+    loads = [(e.index, e.element_type.bytes) for e in region.expressions() if isinstance(e, Load)]
+    return [*loads, *((store.index, store.value.element_type.bytes) for store in region.stores)]
+
+
+def _axis(region: Region, name: str, dims: Sequence[int], block: int) -> Axis:
+    return Axis(name, tuple(dims), tuple(region.dims[d] for d in dims), block)
+
+
+def _warps(elements: int, per_lane: int = _ELEMENTS_PER_LANE) -> int:
+    wanted = elements // (32 * per_lane)
+    return max(w for w in _WARPS if w <= max(wanted, 1))
+
+
+# ---- Points
+
+
+def _pointwise(region: Region) -> Tiling:
+    real = [d for d, size in enumerate(region.dims) if size != 1]
+    size = prod(region.dims)
+    cut = _transposed_at(region, real)
+    if cut is None:
+        block = min(_FLAT_BLOCK, power_of_two(size))
+        return Tiling((_axis(region, "x", real, block),), _warps(block, 8))
+    outer, inner = real[: cut + 1], real[cut + 1 :]
+    blocks = [min(_SQUARE, power_of_two(prod(region.dims[d] for d in dims))) for dims in (outer, inner)]
+    return Tiling(
+        (_axis(region, "y", outer, blocks[0]), _axis(region, "x", inner, blocks[1])), _warps(prod(blocks), 16)
+    )
+
+
+def _transposed_at(region: Region, real: Sequence[int]) -> int | None:
+    """The position in ``real`` of the dimension that some load is contiguous in while the others are in the last one.
+
+    None when all agree, or when the dimensions are too small for a square to pay.
+    """
+    if not real:
+        return None
+    fastest = {_fastest(index, real) for index, _ in indices(region)} - {None, real[-1]}
+    positions = [real.index(d) for d in fastest if d is not None and region.dims[d] >= 8]
+    if not positions or region.dims[real[-1]] < 8 or all(_fastest(s.index, real) != real[-1] for s in region.stores):
+        return None
+    return max(positions)
+
+
+def _fastest(index: Affine, real: Sequence[int]) -> int | None:
+    """The dimension in which ``index`` steps least, of those that it depends on."""
+    steps = [(abs(index.coefficients[d]), d) for d in real if index.coefficients[d]]
+    return min(steps)[1] if steps else None
+
+
+# ---- Folds
+
+
+def _is_inner(region: Region, folded: Sequence[int], kept: Sequence[int]) -> bool:
+    """Whether most of what the region reads is contiguous along the folded dimensions."""
+    both = [*kept, *folded]
+    votes = 0
+    for index, size in indices(region):
+        if any(index.coefficients[d] for d in folded):
+            votes += size if _fastest(index, both) in folded else -size
+    return votes > 0 or (votes == 0 and not kept)
+
+
+def _can_split(region: Region) -> bool:
+    """Whether every fold is over values that no fold goes into, and every stored value with a fold in it is kept."""
+    depends: dict[Expression, tuple[bool, bool]] = {}  # on a fold, on the folded dimensions
+    folded = region.folded
+    for expression in region.expressions():
+        if isinstance(expression, Load):
+            depends[expression] = False, any(expression.index.coefficients[d] for d in folded)
+        elif isinstance(expression, Index):
+            depends[expression] = False, any(expression.value.coefficients[d] for d in folded)
+        elif isinstance(expression, Apply):
+            found = [depends[operand] for operand in expression.operands]
+            depends[expression] = any(f for f, _ in found), any(d for _, d in found)
+        elif isinstance(expression, Fold):
+            if depends[expression.value][0]:
+                return False
+            depends[expression] = True, False
+        else:
+            depends[expression] = False, False
+    return not any(all(depends[store.value]) for store in region.stores)
+
+
+def _parts(blocks: int, programs: int, target: Target) -> int:
+    """Into how many runs ``blocks`` steps of a loop go so that the device is busy, each of at least four steps."""
+    wanted = -(-4 * target.multiprocessors // max(programs, 1))
+    return max(min(wanted, blocks // 4), 1)
+
+
+def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool) -> Tiling:
+    size, rows = prod(region.dims[d] for d in folded), prod(region.dims[d] for d in kept)
+    block = power_of_two(size)
+    programs_wanted = 2 * target.multiprocessors
+    if block <= MAX_ROW and (rows >= programs_wanted or size <= _TILE or not can_split):
+        together = min(max(_TILE // 2 // block, 1), power_of_two(rows))
+        # Few rows are spread over the device rather than taken together.
+        while together > 1 and rows // together < programs_wanted:
+            together //= 2
+        axes = _axis(region, "x", kept, together), _axis(region, "r", folded, block)
+        return Tiling(axes, _warps(together * block))
+    axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(_TILE, block))
+    parts = _parts(axes[1].blocks, rows, target) if can_split else 1
+    return Tiling(axes, _warps(_TILE), Loop.SECOND, parts)
+
+
+def _columns(region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool) -> Tiling:
+    size, columns = prod(region.dims[d] for d in folded), prod(region.dims[d] for d in kept)
+    widest = max((size for index, size in indices(region) if any(index.coefficients[d] for d in folded)), default=4)
+    width = min(max(_COLUMN_BYTES // widest, 16), power_of_two(columns))
+    height = min(_TILE // width, power_of_two(size))
+    axes = _axis(region, "x", kept, width), _axis(region, "r", folded, height)
+    if axes[1].blocks == 1:
+        return Tiling(axes, _warps(width * height))
+    parts = _parts(axes[1].blocks, axes[0].blocks, target) if can_split else 1
+    return Tiling(axes, _warps(width * height), Loop.SECOND, parts)
+
+
+def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int, ...]]) -> Tiling:
+    """Rows as whole blocks, walked by each program; folds over the rows leave partial results."""
+    columns, rows = groups
+    width = power_of_two(prod(region.dims[d] for d in rows))
+    height = min(max(_TILE // 2 // width, 1), power_of_two(prod(region.dims[d] for d in columns)))
+    axes = _axis(region, "x", columns, height), _axis(region, "r", rows, width)
+    parts = min(4 * target.multiprocessors, axes[0].blocks)
+    return Tiling(axes, _warps(width * height), Loop.FIRST, parts)
+
+
+def supports(region: Region) -> bool:
+    """Whether a tiling for ``region`` exists: all folds over the same dimensions, or over two complementary groups of
+    which the inner one fits a block and the outer one's folds only leave results."""
+    real = [d for d, size in enumerate(region.dims) if size != 1]
+    groups = sorted({tuple(d for d in fold.dims if d in real) for fold in region.folds}, key=lambda g: (g[-1:], g))
+    if len(groups) <= 1:
+        return True
+    if len(groups) > 2 or sorted(d for group in groups for d in group) != real or () in groups:
+        return False
+    columns, rows = groups
+    outer = [fold for fold in region.folds if set(fold.dims) & set(columns)]
+    inner = [fold.value for fold in region.folds]
+    inner += [s.value for s in region.stores if any(s.index.coefficients[d] for d in columns)]
+    return prod(region.dims[d] for d in rows) <= MAX_ROW and not set(below(inner)).intersection(outer)

@@ -1,0 +1,371 @@
+"""Writes one kernel: a region with its tiling in, Triton source out. Between tiling.py and kernel.py.
+
+Sizes and strides stand in the source as numbers; a kernel's arguments are its buffers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flagos_backend.codegen.triton import scalars
+from flagos_backend.codegen.triton.scalars import Dialect
+from flagos_backend.codegen.triton.tiling import Axis, Tiling
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ElementType
+
+# Past this many elements positions need 64 bits.
+_WIDE = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Where the parts of a split fold go: buffer ``name``, ``size`` elements of each part."""
+
+    name: str
+    size: int
+
+
+def write_kernel(
+    name: str,
+    region: Region,
+    tiling: Tiling,
+    dialect: Dialect,
+    names: dict[Instruction, str],
+    partials: dict[Fold, Partial] | None = None,
+) -> str:
+    """The source of the function ``name``. ``names``: the argument of each buffer that the region reads or stores.
+
+    With ``partials`` folds go there part by part, and stores whose values need such a fold are left out.
+    """
+    return _Writer(name, region, tiling, dialect, names, partials or {}).write()
+
+
+class _Writer:
+    def __init__(
+        self,
+        name: str,
+        region: Region,
+        tiling: Tiling,
+        dialect: Dialect,
+        names: dict[Instruction, str],
+        partials: dict[Fold, Partial],
+    ) -> None:
+        self.name, self.region, self.tiling, self.dialect = name, region, tiling, dialect
+        self.names, self.partials = names, partials
+        self.expressions = region.expressions()
+        self.depends: dict[Expression, frozenset[str]] = {}
+        self.level: dict[Expression, int] = {}
+        self.values: dict[Expression, str] = {}
+        self.lines: list[str] = []
+        self.indent = "    "
+        self.count = 0
+        looped = tiling.looped
+        self.accumulated = frozenset(f for f in region.folds if looped is not None and set(f.dims) & set(looped.dims))
+        self.wide = self._needs_wide_positions()
+
+    def write(self) -> str:
+        self._analyse()
+        arguments = [*dict.fromkeys(self.names.values()), *(partial.name for partial in self.partials.values())]
+        self._write_grid()
+        for number in range(self._passes()):
+            self._write_pass(number)
+        head = ["@triton.jit", f"def {self.name}({', '.join(arguments)}):"]
+        return "\n".join([*head, *self.lines]) + "\n"
+
+    # ---- What depends on what
+
+    def _analyse(self) -> None:
+        """For each expression, the axes it varies along, and how many loops must be over before it is known."""
+        for expression in self.expressions:
+            axes: frozenset[str] = frozenset()
+            level = 0
+            if isinstance(expression, Load | Index):
+                index = expression.index if isinstance(expression, Load) else expression.value
+                axes = frozenset(a.name for a in self.tiling.axes if any(index.coefficients[d] for d in a.dims))
+            elif isinstance(expression, Apply | Fold):
+                axes = frozenset().union(*(self.depends[o] for o in expression.operands))
+                level = max(self.level[o] for o in expression.operands)
+            if isinstance(expression, Fold):
+                axes -= {self._folded_axis(expression).name}
+                level += expression in self.accumulated
+            self.depends[expression] = axes
+            self.level[expression] = level
+
+    def _folded_axis(self, fold: Fold) -> Axis:
+        for axis in self.tiling.axes:
+            if set(fold.dims) & set(axis.dims):
+                return axis
+        return self.tiling.axes[-1]  # over dimensions of size 1
+
+    def _passes(self) -> int:
+        if self.partials:
+            return 1
+        folds = [self.level[fold] - 1 for fold in self.accumulated]
+        return 1 + max([*folds, *(self.level[store.value] for store in self.region.stores)], default=0)
+
+    def _needs_wide_positions(self) -> bool:
+        indices = [e.index for e in self.expressions if isinstance(e, Load)]
+        indices += [e.value for e in self.expressions if isinstance(e, Index)]
+        indices += [store.index for store in self.region.stores]
+        reach = [
+            abs(i.offset) + sum(abs(c) * size for c, size in zip(i.coefficients, self.region.dims, strict=True))
+            for i in indices
+        ]
+        reach += [axis.blocks * axis.block for axis in self.tiling.axes]
+        reach += [partial.size * self.tiling.parts for partial in self.partials.values()]
+        return max(reach, default=0) > _WIDE
+
+    # ---- Positions
+
+    def _line(self, text: str) -> None:
+        self.lines.append(self.indent + text)
+
+    def _let(self, text: str) -> str:
+        name = f"v{self.count}"
+        self.count += 1
+        self._line(f"{name} = {text}")
+        return name
+
+    def _write_grid(self) -> None:
+        """Positions along the axes that the grid walks; the first of them changes fastest from program to program."""
+        tiling = self.tiling
+        spread = [axis for axis in tiling.axes if axis is not tiling.looped]
+        several = [axis for axis in reversed(spread) if axis.blocks > 1]
+        rest = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
+        if len(several) + (tiling.parts > 1) > 1:
+            self._line(f"program = {rest}")
+            rest = "program"
+        for number, axis in enumerate(several):
+            last = number == len(several) - 1 and tiling.parts == 1
+            block = rest if last else f"({rest} % {axis.blocks})"
+            rest = f"({rest} // {axis.blocks})"
+            self._write_axis(axis, f"{block} * {axis.block} + ")
+        if tiling.parts > 1:
+            self._line(f"part = {rest}")
+        for axis in spread:
+            if axis.blocks == 1:
+                self._write_axis(axis, "")
+
+    def _write_axis(self, axis: Axis, first: str) -> None:
+        expand = ""
+        if len(self.tiling.axes) == 2:
+            expand = "[:, None]" if axis is self.tiling.axes[0] else "[None, :]"
+        positions = f"tl.arange(0, {axis.block}){expand}" + (".to(tl.int64)" if self.wide else "")
+        self._line(f"{axis.name} = {first}{positions}")
+        if axis.is_ragged:
+            self._line(f"{axis.name}_in = {axis.name} < {axis.size}")
+
+    def _position(self, index: Affine) -> str:
+        """Text of ``index`` at the block's positions."""
+        terms = [str(index.offset)] if index.offset else []
+        for axis in self.tiling.axes:
+            coefficients = [index.coefficients[d] for d in axis.dims]
+            for coefficient, divisor, modulus in _terms(axis.sizes, coefficients):
+                text = axis.name
+                if divisor != 1:
+                    text = f"{text} // {divisor}"
+                if modulus:
+                    text = f"{text} % {modulus}"
+                if coefficient != 1:
+                    text = f"({text}) * {coefficient}" if text != axis.name else f"{text} * {coefficient}"
+                terms.append(text)
+        return " + ".join(terms) or "0"
+
+    def _mask(self, axes: Iterable[str]) -> str:
+        wanted = set(axes)
+        return " & ".join(f"{axis.name}_in" for axis in self.tiling.axes if axis.is_ragged and axis.name in wanted)
+
+    def _axes_of(self, index: Affine) -> list[str]:
+        return [a.name for a in self.tiling.axes if any(index.coefficients[d] for d in a.dims)]
+
+    # ---- Passes
+
+    def _write_pass(self, number: int) -> None:
+        """Everything known before or in loop ``number``: what does not vary along the loop first, then the loop."""
+        looped = self.tiling.looped
+        stores = [s for s in self.region.stores if self.level[s.value] == number]
+        folds = [f for f in self.expressions if isinstance(f, Fold) and f in self.accumulated]
+        folds = [f for f in folds if self.level[f] == number + 1]
+        starts = [initial for fold in folds for initial in self._start_of(fold)]
+        needed = self._needed([s.value for s in stores] + [f.value for f in folds] + starts)
+        outside = [e for e in needed if looped is None or looped.name not in self.depends[e]]
+        self._compute(outside)
+        if looped is None:
+            for store in stores:
+                self._store(store.target, store.value, store.index)
+            return
+        varying = [s for s in stores if looped.name in self._axes_of(s.index)]
+        for store in stores:
+            if store not in varying:
+                self._store(store.target, store.value, store.index)
+        if not varying and not folds:
+            return
+        accumulators = [self._start(fold) for fold in folds]
+        before = dict(self.values)
+        self._open_loop(looped)
+        self._compute([e for e in needed if looped.name in self.depends[e]])
+        for store in varying:
+            self._store(store.target, store.value, store.index)
+        for fold, accumulator in zip(folds, accumulators, strict=True):
+            block = self._block(fold)
+            self._line(f"{accumulator} = {scalars.combine(fold, accumulator, block, self.dialect)}")
+        self.indent = "    "
+        self.values = before
+        for fold, accumulator in zip(folds, accumulators, strict=True):
+            self._finish(fold, accumulator)
+
+    def _needed(self, roots: Iterable[Expression]) -> list[Expression]:
+        """What the roots are made of and is not known yet, operands first."""
+        found: set[Expression] = set()
+        stack = list(roots)
+        while stack:
+            expression = stack.pop()
+            if expression in found or expression in self.values:
+                continue
+            found.add(expression)
+            if isinstance(expression, Apply):
+                stack.extend(expression.operands)
+            elif isinstance(expression, Fold):
+                stack.append(expression.value)
+                stack.extend(self._start_of(expression))
+        return [e for e in self.expressions if e in found]
+
+    def _start_of(self, fold: Fold) -> tuple[Expression, ...]:
+        """The fold's initial value, where it matters to this kernel."""
+        initial = fold.initial
+        if fold in self.partials or (isinstance(initial, Literal) and is_identity(fold, initial)):
+            return ()
+        return (initial,)
+
+    def _open_loop(self, axis: Axis) -> None:
+        first, stop = "0", str(axis.size)
+        if self.tiling.parts > 1:
+            chunk = self.tiling.chunk
+            first = self._let(f"part * {chunk}")
+            stop = self._let(f"tl.minimum({first} + {chunk}, {axis.size})")
+        self._line(f"for start in range({first}, {stop}, {axis.block}):")
+        self.indent = "        "
+        self._write_axis(axis, "start + ")
+
+    # ---- Values
+
+    def _compute(self, expressions: Sequence[Expression]) -> None:
+        for expression in expressions:
+            if expression not in self.values:
+                self.values[expression] = self._value(expression)
+
+    def _value(self, expression: Expression) -> str:
+        if isinstance(expression, Literal):
+            return self._let(scalars.literal(expression))
+        if isinstance(expression, Index):
+            number = f"tl.full((), {self._position(expression.value)}, tl.int64)"
+            text = f"({self._position(expression.value)})" if self.depends[expression] else number
+            return self._let(scalars.convert(text, ElementType.S64, expression.element_type))
+        if isinstance(expression, Load):
+            mask = self._mask(self._axes_of(expression.index))
+            position = self._position(expression.index)
+            text = f"tl.load({self.names[expression.source]} + ({position}){', ' + mask if mask else ''})"
+            return self._let(scalars.from_memory(text, expression.element_type))
+        if isinstance(expression, Fold):
+            return self._whole_fold(expression)
+        operands = [self.values[operand] for operand in expression.operands]
+        return self._let(scalars.apply(expression, operands, self.dialect))
+
+    def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
+        axes = self._axes_of(index)
+        mask, position = self._mask(axes), self._position(index)
+        text = scalars.to_memory(self.values[value], value.element_type)
+        varying = [axis for axis in self.tiling.axes if axis.name in axes]
+        if len(varying) > len(self.depends[value]):
+            # Pointers are a block, and so must be what goes there.
+            text = f"tl.broadcast_to({text}, {self._shape(varying)})"
+        elif not varying and self._is_block(value):
+            position = f"{position} + {self.tiling.axes[0].name} * 0"
+        self._line(f"tl.store({self.names[target]} + ({position}), {text}{', ' + mask if mask else ''})")
+
+    def _is_block(self, value: Expression) -> bool:
+        """Whether a value that varies along no axis is a block of one element, as a fold gives it, and no scalar."""
+        return isinstance(value, Fold) or (isinstance(value, Apply) and any(map(self._is_block, value.operands)))
+
+    def _shape(self, varying: Sequence[Axis]) -> str:
+        sizes = [str(axis.block if axis in varying else 1) for axis in self.tiling.axes]
+        return f"[{', '.join(sizes)}]"
+
+    # ---- Folds
+
+    def _block(self, fold: Fold) -> str:
+        """What goes into ``fold`` as a block along every axis that it may vary along, identities past the end."""
+        element_type = fold.element_type
+        axis = self._folded_axis(fold)
+        varying = [a for a in self.tiling.axes if a is axis or a.name in self.depends[fold.value]]
+        text = self.values[fold.value]
+        if element_type is ElementType.PRED:
+            text = f"{text}.to(tl.int32)"
+        if axis.name not in self.depends[fold.value]:
+            text = f"tl.broadcast_to({text}, {self._shape(varying)})"
+        if axis.is_ragged:
+            text = f"tl.where({axis.name}_in, {text}, {scalars.identity(fold)})"
+        return self._let(text) if text != self.values[fold.value] else text
+
+    def _accumulator_shape(self, fold: Fold) -> str:
+        axis = self._folded_axis(fold)
+        return self._shape([a for a in self.tiling.axes if a is axis or a.name in self.depends[fold.value]])
+
+    def _start(self, fold: Fold) -> str:
+        shape, kind = self._accumulator_shape(fold), scalars.accumulated(fold.element_type)
+        return self._let(f"tl.full({shape}, {scalars.identity(fold)}, {kind})")
+
+    def _whole_fold(self, fold: Fold) -> str:
+        """A fold over an axis that a block holds whole."""
+        axis = self.tiling.axes.index(self._folded_axis(fold))
+        return self._with_initial(fold, self._let(scalars.reduce(fold, self._block(fold), axis, self.dialect)))
+
+    def _finish(self, fold: Fold, accumulator: str) -> None:
+        axis = self.tiling.axes.index(self._folded_axis(fold))
+        result = self._let(scalars.reduce(fold, accumulator, axis, self.dialect))
+        partial = self.partials.get(fold)
+        if partial is None:
+            self.values[fold] = self._with_initial(fold, result)
+            return
+        (other,) = [a for a in self.tiling.axes if a is not self._folded_axis(fold)]
+        part = f"part * {partial.size} + " if self.tiling.parts > 1 else ""
+        mask = self._mask([other.name])
+        if other.name not in self.depends[fold]:
+            result = f"tl.broadcast_to({result}, {self._shape([other])})"
+        self._line(f"tl.store({partial.name} + ({part}{other.name}), {result}{', ' + mask if mask else ''})")
+
+    def _with_initial(self, fold: Fold, result: str) -> str:
+        """``result`` with the initial value, unless that changes nothing, as the fold's type is held."""
+        element_type = fold.element_type
+        for initial in self._start_of(fold):
+            start = self.values[initial]
+            start = f"{start}.to(tl.int32)" if element_type is ElementType.PRED else start
+            result = self._let(scalars.combine(fold, start, result, self.dialect))
+        if element_type is ElementType.PRED:
+            return self._let(f"{result} != 0")
+        rounded = scalars.rounded(result, element_type)
+        return result if rounded == result else self._let(rounded)
+
+
+def is_identity(fold: Fold, initial: Literal) -> bool:
+    """Whether starting from ``initial`` changes nothing. -0 and +0 of a sum count as the same."""
+    return scalars.value_of(initial) == scalars.identity_value(fold)
+
+
+def _terms(sizes: Sequence[int], coefficients: Sequence[int]) -> list[tuple[int, int, int]]:
+    """How an axis position enters an index: (coefficient, divisor, modulus or 0) of each run of dimensions that the
+    index steps through evenly, outermost first."""
+    terms: list[tuple[int, int, int]] = []
+    stride, d = 1, len(sizes) - 1
+    while d >= 0:
+        first, size = d, sizes[d]
+        while first > 0 and coefficients[first - 1] == coefficients[d] * size:
+            first -= 1
+            size *= sizes[first]
+        if coefficients[d]:
+            terms.append((coefficients[d], stride, size if first > 0 else 0))
+        stride *= size
+        d = first - 1
+    return terms[::-1]

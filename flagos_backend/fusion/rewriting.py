@@ -1,0 +1,66 @@
+"""Moves expressions from one region to another, onto other dimensions, with some replaced. For merges and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Load
+
+Place = Callable[[Affine], Affine]
+
+
+class Pool:
+    """Makes each distinct expression once, so that what two regions compute alike is computed once in their union."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], Expression] = {}
+
+    def apply(self, like: Apply, operands: tuple[Expression, ...]) -> Expression:
+        key = (like.opcode, like.element_type, like.detail, like.order, *map(_key, operands))
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = Apply(like.element_type, like.opcode, operands, like.detail, like.order)
+        return made
+
+    def fold(self, like: Fold, value: Expression, initial: Expression, dims: tuple[int, ...]) -> Expression:
+        key = (like.combine, like.element_type, dims, _key(value), _key(initial))
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = Fold(like.element_type, like.combine, value, initial, dims)
+        return made
+
+
+def _key(expression: Expression) -> object:
+    """Leaves by what they are; the rest by identity, which the pool that holds it keeps valid."""
+    return id(expression) if isinstance(expression, Apply | Fold) else expression
+
+
+def rewrite(
+    expressions: Iterable[Expression],
+    pool: Pool,
+    place: Place,
+    dims: Callable[[tuple[int, ...]], tuple[int, ...]],
+    replace: Callable[[Expression], Expression | None],
+) -> dict[Expression, Expression]:
+    """What each of ``expressions`` (operands first) becomes.
+
+    ``place`` moves an index to the new dimensions, ``dims`` the dimensions of a fold; ``replace`` gives the expression
+    that takes the place of an old one, or None to move it.
+    """
+    moved: dict[Expression, Expression] = {}
+    for expression in expressions:
+        found = replace(expression)
+        if found is not None:
+            moved[expression] = found
+        elif isinstance(expression, Load):
+            moved[expression] = Load(expression.element_type, expression.source, place(expression.index))
+        elif isinstance(expression, Index):
+            moved[expression] = Index(expression.element_type, place(expression.value))
+        elif isinstance(expression, Apply):
+            moved[expression] = pool.apply(expression, tuple(moved[o] for o in expression.operands))
+        elif isinstance(expression, Fold):
+            value, initial = (moved[o] for o in expression.operands)
+            moved[expression] = pool.fold(expression, value, initial, dims(expression.dims))
+        else:
+            moved[expression] = expression
+    return moved

@@ -1,0 +1,67 @@
+"""Runs fused schedules as generated Triton kernels: compiled on an accelerator, else through Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from flagos_backend.codegen.triton import RegionKernel, prepare
+from flagos_backend.devices.target import Target
+from flagos_backend.fusion.flat import FlatComputation
+from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.region import Region
+from flagos_backend.ir.attributes import ConstantAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.registry import prepare as prepare_reference
+from flagos_backend.kernels.reference.storage import dtype_of, from_bytes
+
+# Few multiprocessors, so that small arrays already go to several programs and through split folds.
+SIMULATED = Target("cpu", vendor="simulated", architecture="host", multiprocessors=4)
+
+
+def target() -> Target:
+    """The accelerator of this machine, else the simulated one."""
+    if not torch.cuda.is_available():
+        return SIMULATED
+    properties = torch.cuda.get_device_properties(0)
+    return Target("cuda", "nvidia", f"sm_{properties.major}{properties.minor}", properties.multi_processor_count)
+
+
+def to_storage(array: np.ndarray, element_type: ElementType) -> torch.Tensor:
+    """``array`` as kernels take it, on the device."""
+    content = np.ascontiguousarray(array).tobytes()
+    return from_bytes(content, ArrayShape(element_type, np.shape(array))).to(target().device_type)
+
+
+def run(
+    flat: FlatComputation,
+    schedule: Schedule,
+    arguments: Sequence[torch.Tensor],
+    made: Callable[[RegionKernel], object] = lambda kernel: None,
+) -> list[torch.Tensor]:
+    """The outputs of ``schedule``: regions run as generated kernels (each goes to ``made``), the rest as reference."""
+    device = target().device_type
+    memory: dict[Instruction, torch.Tensor] = dict(zip(flat.parameters, arguments, strict=True))
+    for instruction in flat.instructions:
+        if instruction.opcode is Opcode.CONSTANT:
+            data = instruction.attributes_as(ConstantAttributes).data
+            memory[instruction] = from_bytes(data, instruction.shape).to(device)
+    for item in schedule.items:
+        if isinstance(item, Region):
+            kernel = prepare(item, target())
+            made(kernel)
+            for output in kernel.outputs:
+                if output not in memory:
+                    memory[output] = torch.full(output.shape.dims, 77, device=device).to(
+                        dtype_of(output.shape.element_type)
+                    )
+            kernel([memory[i] for i in kernel.inputs], [memory[o] for o in kernel.outputs])
+        else:
+            operands = [memory[schedule.buffers[o]].reshape(o.shape.dims) for o in flat.operands(item)]
+            memory[item] = prepare_reference(item)(Run(), *operands).contiguous()
+    return [memory[schedule.buffers[o]].reshape(o.shape.dims) for o in flat.outputs]
