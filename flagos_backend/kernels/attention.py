@@ -1,0 +1,255 @@
+"""What the custom calls flagos.attention and flagos.attention_backward compute, as typed attributes, and how their
+operands are seen by kernels. Written by passes/match, read by every provider of attention. CUSTOM_CALLS.md explains."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+import torch
+
+from flagos_backend.errors import MalformedProgram
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import leaves
+
+FORWARD = "flagos.attention"
+BACKWARD = "flagos.attention_backward"
+
+# A row whose logits are all at or below this share of the fill sees no key: its weights are all equal.
+HIDDEN_ROW = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """softmax(where(visible, scale·query·keyᵀ + bias, fill))·value over labelled dimensions.
+
+    Each string names the dimensions of one array, a letter each, ``1`` for a size of one: ``t`` query position, ``s``
+    key position, ``d`` what query and key contract, ``e`` channel of the value; any other letter of ``key`` is a batch
+    dimension, any other of ``query`` one of the group of queries that share a key. ``bias`` is added to the logits;
+    ``mask`` is true where a key is visible; ``upper`` and ``lower`` hide key position s from query position t unless
+    t - lower <= s <= t + upper. Arithmetic takes place in f32, for f64 in f64.
+    """
+
+    query: str
+    key: str
+    value: str
+    output: str
+    scale: float = 1.0
+    fill: float = -math.inf
+    bias: str | None = None
+    mask: str | None = None
+    upper: int | None = None
+    lower: int | None = None
+
+    @property
+    def batch(self) -> str:
+        """Batch dimensions, outermost first; the last one counts the heads of the key."""
+        return "".join(letter for letter in self.key if letter not in "1sd")
+
+    @property
+    def groups(self) -> str:
+        return "".join(letter for letter in self.query if letter not in "1td" and letter not in self.key)
+
+    @property
+    def heads_of_query(self) -> str:
+        return self.batch[-1:] + self.groups
+
+    def hides(self) -> bool:
+        return self.mask is not None or self.upper is not None or self.lower is not None
+
+    def operands(self) -> tuple[str, ...]:
+        """Dimensions of the operands of the forward call, in order."""
+        optional = (self.bias, self.mask)
+        return (self.query, self.key, self.value, *(dims for dims in optional if dims is not None))
+
+    def __str__(self) -> str:
+        """``bthd,bshd,bshe->bthe scale=0.125 upper=0``."""
+        arrays = f"{self.query},{self.key},{self.value}->{self.output}"
+        extra = {"bias": self.bias, "mask": self.mask, "upper": self.upper, "lower": self.lower}
+        shown = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
+        return f"{arrays} scale={self.scale:.6g}{shown}"
+
+    def to_config(self) -> dict[str, Any]:
+        config = {name: value for name, value in asdict(self).items() if value is not None}
+        config["fill"] = None if math.isinf(self.fill) else self.fill  # JSON has no infinity
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Raises TypeError or ValueError for what ``to_config`` does not write."""
+        known = {field.name for field in fields(Attention)}
+        values = {name: value for name, value in config.items() if name in known}
+        values["fill"] = -math.inf if values.get("fill") is None else float(values["fill"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """A forward call: operands query, key, value[, bias][, mask]; results the output and, if ``statistics``, the
+    logarithm of the sum of exponentials f32[batch, heads, t] (f64 for f64)."""
+
+    attention: Attention
+    statistics: bool
+
+    @classmethod
+    def of(cls, instruction: Instruction) -> Self:
+        config = _config_of(instruction)
+        statistics = config.pop("statistics", False)
+        return cls(_decoded(instruction, config, AttentionCall), bool(statistics))
+
+    def config(self) -> bytes:
+        return json.dumps({**self.attention.to_config(), "statistics": self.statistics}, allow_nan=False).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBackwardCall:
+    """A backward call: operands query, key, value, output, statistics, output gradient[, bias][, mask]; results the
+    gradients of query, key and value whose dimensions are given, a tuple in that order."""
+
+    attention: Attention
+    output_gradient: str
+    query_gradient: str | None
+    key_gradient: str | None
+    value_gradient: str | None
+
+    @classmethod
+    def of(cls, instruction: Instruction) -> Self:
+        config = _config_of(instruction)
+        own = {name: config.pop(name, None) for name in _BACKWARD_DIMS}
+        return cls(_decoded(instruction, config, AttentionBackwardCall), **own)
+
+    def config(self) -> bytes:
+        own = {name: getattr(self, name) for name in _BACKWARD_DIMS if getattr(self, name) is not None}
+        return json.dumps({**self.attention.to_config(), **own}, allow_nan=False).encode()
+
+    def wanted(self) -> tuple[str, ...]:
+        """Dimensions of the results, in order."""
+        return tuple(d for d in (self.query_gradient, self.key_gradient, self.value_gradient) if d is not None)
+
+
+_BACKWARD_DIMS = ("output_gradient", "query_gradient", "key_gradient", "value_gradient")
+
+
+def _config_of(instruction: Instruction) -> dict[str, Any]:
+    try:
+        config = json.loads(instruction.attributes_as(CustomCallAttributes).backend_config)
+    except ValueError as error:
+        raise _malformed(instruction, f"its backend config is not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise _malformed(instruction, "its backend config is not a JSON object")
+    return config
+
+
+def _decoded(instruction: Instruction, config: dict[str, Any], kind: type) -> Attention:
+    unknown = config.keys() - {field.name for field in fields(Attention)}
+    if unknown:
+        raise _malformed(instruction, f"{kind.__name__} knows no {', '.join(sorted(unknown))}")
+    try:
+        attention = Attention.from_config(config)
+    except (TypeError, ValueError) as error:
+        raise _malformed(instruction, str(error)) from error
+    _check(instruction, attention, kind)
+    return attention
+
+
+def _check(instruction: Instruction, attention: Attention, kind: type) -> None:
+    operands = attention.operands()
+    given = [leaf for operand in instruction.operands for leaf in leaves(operand.shape)]
+    extra = 0 if kind is AttentionCall else 3
+    if len(given) != len(operands) + extra:
+        raise _malformed(instruction, f"it has {len(given)} operands, not {len(operands) + extra}")
+    sizes: dict[str, int] = {"1": 1}
+    for dims, shape in zip(operands, (*given[:3], *given[3 + extra :]), strict=True):
+        if len(dims) != shape.rank:
+            raise _malformed(instruction, f"the dimensions {dims!r} do not name those of {shape}")
+        for letter, size in zip(dims, shape.dims, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise _malformed(instruction, f"the dimension {letter} is {sizes[letter]} and {size}")
+
+
+def _malformed(instruction: Instruction, fact: str) -> MalformedProgram:
+    target = instruction.attributes_as(CustomCallAttributes).target
+    return MalformedProgram.at(instruction, fact=f"the custom call {target} breaks its convention: {fact}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """B batches, H heads of the query, K heads of the key, T and S positions, D and E channels."""
+
+    B: int
+    H: int
+    K: int
+    T: int
+    S: int
+    D: int
+    E: int
+
+    @property
+    def group(self) -> int:
+        return self.H // self.K
+
+
+class Views:
+    """Arrays of a call as kernels see them: query [B,H,T,D], key [B,K,S,D], value [B,K,S,E], output [B,H,T,E]."""
+
+    def __init__(self, attention: Attention, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """``shapes``: the sizes of arrays by their dimensions' letters."""
+        self.letters = {"1": 1, "t": 1, "s": 1, "d": 1, "e": 1}
+        for dims, sizes in shapes.items():
+            self.letters.update(zip(dims, sizes, strict=True))
+        self.letters["1"] = 1
+        self._outer, self._key_heads = attention.batch[:-1], attention.batch[-1:]
+        self._heads = attention.heads_of_query
+        heads = (self._outer, self._heads, self._key_heads)
+        self.sizes = Sizes(*(self._count(letters) for letters in (*heads, "t", "s", "d", "e")))
+
+    def _count(self, letters: str) -> int:
+        return math.prod(self.letters[letter] for letter in letters)
+
+    def query(self, tensor: torch.Tensor, dims: str, channel: str = "d") -> torch.Tensor:
+        return self._merged(tensor, dims, (self._outer, self._heads, "t", channel))
+
+    def key(self, tensor: torch.Tensor, dims: str, channel: str = "d") -> torch.Tensor:
+        return self._merged(tensor, dims, (self._outer, self._key_heads, "s", channel))
+
+    def logits(self, tensor: torch.Tensor, dims: str) -> torch.Tensor:
+        """A bias or mask that broadcasts over [B, H, T, S]."""
+        return self._merged(tensor, dims, (self._outer, self._heads, "t", "s"), repeat=True)
+
+    def like_query(self, tensor: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
+        """A contiguous [B,H,T,channel] laid out as ``dims``; a view where it can be."""
+        return self._spread(tensor, dims, self._outer + self._heads + "t" + channel)
+
+    def like_key(self, tensor: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
+        """A contiguous [B,K,S,channel] laid out as ``dims``; a view where it can be."""
+        return self._spread(tensor, dims, self._outer + self._key_heads + "s" + channel)
+
+    def _spread(self, tensor: torch.Tensor, dims: str, order: str) -> torch.Tensor:
+        present = [letter for letter in order if letter in dims]
+        tensor = tensor.reshape([self.letters[letter] for letter in present])
+        tensor = tensor.permute([present.index(letter) for letter in dims if letter != "1"])
+        return tensor.reshape([self.letters[letter] for letter in dims])
+
+    def _merged(self, tensor: torch.Tensor, dims: str, parts: tuple[str, ...], *, repeat: bool = False) -> torch.Tensor:
+        """``tensor`` with its dimensions in the order of ``parts``, those of one part merged; a view where it can be.
+        With ``repeat`` a part of which nothing is there has size one, and one of which some is there is filled up."""
+        kept = [(letter, axis) for axis, letter in enumerate(dims) if letter != "1"]
+        places = dict(kept)
+        order = [letter for part in parts for letter in part]
+        tensor = tensor.squeeze([axis for axis, letter in enumerate(dims) if letter == "1"]) if "1" in dims else tensor
+        squeezed = {letter: index for index, (letter, _) in enumerate(kept)}
+        present = [letter for letter in order if letter in places]
+        tensor = tensor.permute([squeezed[letter] for letter in present])
+        sizes: list[int] = []
+        expanded: list[int] = []
+        for part in parts:
+            some = any(letter in places for letter in part)
+            whole = [self.letters[letter] for letter in part]
+            expanded += whole if some or not repeat else [1] * len(part)
+            sizes.append(math.prod(whole) if some or not repeat else 1)
+        tensor = tensor.reshape([self.letters[letter] if letter in places else 1 for letter in order])
+        return tensor.expand(expanded).reshape(sizes)

@@ -1,0 +1,287 @@
+"""From a recognized candidate (recognize.py) to the attributes and operands of its custom calls, or why not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.kernels.attention import Attention
+from flagos_backend.passes.match.bands import ALL, Band, split
+from flagos_backend.passes.match.labels import (
+    Labels,
+    dims_of,
+    dot_operand_labels,
+    peel,
+    relabel,
+    same_value,
+    scalar_of,
+)
+from flagos_backend.passes.match.symbols import Candidate, Contraction, Term
+
+_BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
+# A fill this low gives a weight of exactly zero beside any logit that a program can mean.
+LOW_FILL = -1e9
+
+
+class NearMissError(Exception):
+    """Why something that looks like an attention is not taken for one; the text goes to explain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An array of the program that a call computes instead."""
+
+    instruction: Instruction
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What the calls need. ``bias`` and ``masks``: operands still to be combined; ``letters``: of every label."""
+
+    of: Candidate
+    attention: Attention
+    query: Instruction
+    key: Instruction
+    value: Instruction
+    biases: tuple[Term, ...]
+    masks: tuple[tuple[Term, bool], ...]
+    letters: dict[int, str]
+    output: Contraction
+
+    @property
+    def is_only_backward(self) -> bool:
+        """Whether the program has no use for the output itself."""
+        return self.of.output is None
+
+    @property
+    def result(self) -> Result:
+        """The output, or where the program has none an array of its shape: its gradient."""
+        dot = self.output.dot
+        if self.is_only_backward:
+            return Result(next(o for o in dot.operands if o is not self.value), self.output.labels_of_result)
+        return Result(dot, self.output.labels_of_result)
+
+    def dims(self, labels: Labels) -> str:
+        return dims_text(self.letters, labels)
+
+
+def assemble(of: Candidate) -> Matched:
+    """Raises NearMissError."""
+    if of.axis is None or of.logits is None:
+        raise NearMissError("there is no softmax")
+    output = of.output or _output_of_gradient(of)
+    side = 0 if of.axis in of.sides[0] else 1
+    key, query = of.sides[side], of.sides[1 - side]
+    batch = [label for label in key if label is not None and label in query and label != of.channel]
+    if set(key) - {None} != {*batch, of.axis, of.channel}:
+        raise NearMissError("the key has a dimension besides position and channel that the query lacks")
+    queries = [label for label in query if label is not None and label not in batch and label != of.channel]
+    position = _position(of, queries)
+    groups = [label for label in queries if label != position]
+    value_channel = _value_channel(output, batch, of.axis)
+    letters = {of.channel: "d", of.axis: "s", value_channel: "e"}
+    if position is not None:
+        letters[position] = "t"
+    letters.update(zip(batch, _BATCH_LETTERS, strict=False))
+    letters.update(zip(groups, _GROUP_LETTERS, strict=False))
+    band, masks, fill = _hidden(of, position)
+    band, biases = _bias_bands(of, position, band, masks)
+    attention = Attention(
+        dims_text(letters, query),
+        dims_text(letters, key),
+        dims_text(letters, output.labels),
+        dims_text(letters, output.labels_of_result),
+        of.logits.scale,
+        fill,
+        upper=band.upper,
+        lower=band.lower,
+    )
+    operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
+    return Matched(of, attention, *operands, biases, masks, letters, output)
+
+
+def _output_of_gradient(of: Candidate) -> Contraction:
+    """The output, as the gradient's statistics need it, of a program that computes only the gradients (its forward
+    pass is elsewhere): the values are the side of the weights' gradient that has key positions."""
+    if of.product_gradient is None:
+        raise NearMissError("no values are weighted by the softmax")
+    dot, labels = of.product_gradient.instruction, of.product_gradient.labels
+    channel = _UNSEEN
+    sides = dot_operand_labels(dot, labels, _contracted(dot, channel))
+    side = 0 if of.axis in sides[0] else 1
+    return Contraction(dot, dot.operands[side], sides[side], frozenset((of.axis or 0,)), sides[1 - side])
+
+
+# Stands for the value's channel where no output dot gave it a label.
+_UNSEEN = -1
+
+
+def _contracted(dot: Instruction, label: int) -> Labels:
+    dimensions = dot.attributes_as(DotAttributes).lhs_contracting
+    return relabel([dims_of(dot.operands[0])[d] for d in dimensions], [label] * len(dimensions))
+
+
+def dims_text(letters: dict[int, str], labels: Labels) -> str:
+    return "".join("1" if label is None else letters[label] for label in labels)
+
+
+def sizes_of(of: Candidate) -> dict[int, int]:
+    sizes = {}
+    for operand, labels in zip(of.dot.operands, of.sides, strict=True):
+        sizes.update({label: size for label, size in zip(labels, dims_of(operand), strict=True) if label is not None})
+    return sizes
+
+
+def _position(of: Candidate, queries: list[int]) -> int | None:
+    """Which dimension of the query counts positions: the one that a band speaks of, else the longest."""
+    assert of.logits is not None and of.axis is not None
+    for hide in of.logits.hides:
+        for label in queries:
+            if not split(hide.predicate, hide.visible, label, of.axis)[0].is_all:
+                return label
+    sizes = sizes_of(of)
+    return max(queries, key=lambda label: sizes[label], default=None)
+
+
+def _value_channel(output: Contraction, batch: list[int], axis: int) -> int:
+    rest = [label for label in output.labels if label is not None and label not in (*batch, axis)]
+    missing = [label for label in (*batch, axis) if label not in output.labels]
+    if len(rest) != 1 or missing:
+        raise NearMissError("the values have other batch dimensions than the keys")
+    return rest[0]
+
+
+def _hidden(of: Candidate, position: int | None) -> tuple[Band, tuple[tuple[Term, bool], ...], float]:
+    assert of.logits is not None and of.axis is not None
+    hides = of.logits.hides
+    fills = {hide.fill for hide in hides}
+    if len(fills) > 1:
+        raise NearMissError(f"hidden logits have several values: {', '.join(map(str, sorted(fills)))}")
+    fill = fills.pop() if fills else -math.inf
+    band, masks = ALL, []
+    for hide in hides:
+        # Bands are skipped, so hidden weights must be exactly zero, and each row must see a key or be a mask's matter.
+        found, rest = split(hide.predicate, hide.visible, position, of.axis)
+        if found.is_all or fill > LOW_FILL or not _sees_keys(of, band.meet(found), position):
+            masks.append((hide.predicate, hide.visible))
+        else:
+            band = band.meet(found)
+            masks += rest
+    return band, tuple(masks), fill
+
+
+def _sees_keys(of: Candidate, band: Band, position: int | None) -> bool:
+    """Whether the band alone leaves every query position a key."""
+    sizes = sizes_of(of)
+    queries = 1 if position is None else sizes[position]
+    keys = sizes[of.axis] if of.axis is not None else 1
+    first_ok = band.upper is None or band.upper >= 0
+    last_ok = band.lower is None or queries - 1 - band.lower <= keys - 1
+    not_empty = band.upper is None or band.lower is None or band.upper + band.lower >= 0
+    return first_ok and last_ok and not_empty
+
+
+def _bias_bands(
+    of: Candidate, position: int | None, band: Band, masks: tuple[tuple[Term, bool], ...]
+) -> tuple[Band, tuple[Term, ...]]:
+    """Biases that are zero inside a band and low outside become the band; the others stay."""
+    assert of.logits is not None and of.axis is not None
+    kept = []
+    for term in of.logits.biases:
+        found = None if masks else _band_of_bias(term, position, of.axis)
+        if found is None or not _sees_keys(of, band.meet(found), position):
+            kept.append(term)
+        else:
+            band = band.meet(found)
+    return band, tuple(kept)
+
+
+def _band_of_bias(term: Term, position: int | None, axis: int) -> Band | None:
+    instruction, labels = peel(term.instruction, term.labels, exact=True, broadcasts=True)
+    if instruction.opcode is not Opcode.SELECT:
+        return None
+    predicate, *values = instruction.operands
+    on_true, on_false = (scalar_of(value) for value in values)
+    if on_true is None or on_false is None or dims_of(predicate) != dims_of(instruction):
+        return None
+    visible = on_true == 0
+    low = on_false if visible else on_true
+    if (on_true if visible else on_false) != 0 or low > LOW_FILL:
+        return None
+    band, rest = split(Term(predicate, labels), visible, position, axis)
+    return None if rest or band.is_all else band
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedGradients:
+    """Gradients to take from one backward call, by their operand: "query", "key", "value"."""
+
+    output_gradient: Instruction
+    output_gradient_labels: Labels
+    wanted: dict[str, Result]
+
+
+def assemble_gradients(matched: Matched) -> MatchedGradients | None:
+    """What the backward call gives; None when the program asks for none. Raises NearMissError."""
+    of = matched.of
+    if not of.gradients:
+        return None
+    value = of.gradients.get("value")
+    if of.product_gradient is not None:
+        source, labels = _output_gradient(matched, of.product_gradient)
+        if value is not None and not same_value(value.other, _renamed(value, matched), source, labels):
+            raise NearMissError("the values' gradient is taken from another array than the weights'")
+    elif value is not None:
+        source, labels = value.other, _renamed(value, matched)
+    else:
+        raise NearMissError("there is no gradient of the weights")
+    for name, operand, operand_labels in (
+        ("query", matched.key, _labels_of_side(of, matched.key)),
+        ("key", matched.query, _labels_of_side(of, matched.query)),
+    ):
+        found = of.gradients.get(name)
+        if found is None:
+            continue
+        theirs = _renamed_channel(found.labels, of.channel, of)
+        if not same_value(found.other, theirs, operand, operand_labels):
+            raise NearMissError(f"the gradient of the {name} is taken with another array than the attention's")
+    channels = {"query": of.channel, "key": of.channel, "value": _channel_label(matched)}
+    wanted = {
+        name: Result(found.dot, _renamed_channel(found.labels_of_result, channels[name], of))
+        for name, found in of.gradients.items()
+    }
+    return MatchedGradients(source, labels, wanted)
+
+
+def _labels_of_side(of: Candidate, operand: Instruction) -> Labels:
+    return of.sides[0] if operand is of.dot.operands[0] else of.sides[1]
+
+
+def _output_gradient(matched: Matched, gradient: Term) -> tuple[Instruction, Labels]:
+    """The operand of the weights' gradient that is not the values."""
+    dot, output = gradient.instruction, matched.output
+    channel = _channel_label(matched)
+    sides = dot_operand_labels(dot, gradient.labels, _contracted(dot, channel))
+    for side in (0, 1):
+        if same_value(dot.operands[side], sides[side], output.other, output.labels):
+            return dot.operands[1 - side], sides[1 - side]
+    raise NearMissError("the gradient of the weights is not made with the attention's values")
+
+
+def _channel_label(matched: Matched) -> int:
+    return next(label for label, letter in matched.letters.items() if letter == "e")
+
+
+def _renamed(contraction: Contraction, matched: Matched) -> Labels:
+    """The labels of the output's gradient, its own channel being the values' channel."""
+    return _renamed_channel(contraction.labels, _channel_label(matched), matched.of)
+
+
+def _renamed_channel(labels: Labels, channel: int, of: Candidate) -> Labels:
+    """``labels`` of an array beside a gradient, with the one that the product lacks called ``channel``."""
+    known = {label for label in of.labels if label is not None}
+    return tuple(label if label is None or label in known else channel for label in labels)

@@ -1,0 +1,400 @@
+"""Walks a computation once and says what its values are inside an attention, if anything: the heart of the match.
+
+Each instruction is looked at with the symbols of its operands (symbols.py); what has no meaning gets none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.passes.match.labels import (
+    Labels,
+    dims_of,
+    dot_operand_labels,
+    element_type_of,
+    moved,
+    peel,
+    relabel,
+    scalar_of,
+)
+from flagos_backend.passes.match.symbols import (
+    Candidate,
+    Contraction,
+    Hide,
+    Logits,
+    Polynomial,
+    Powers,
+    RowMaximum,
+    Shifted,
+    Symbol,
+    Term,
+    polynomial,
+)
+
+
+class Recognizer:
+    """The symbols of one computation. ``candidates``: in order; ``broken``: where logits met something unknown."""
+
+    def __init__(self, computation: Computation) -> None:
+        self.candidates: list[Candidate] = []
+        self.broken: dict[Instruction, str] = {}
+        self._symbols: dict[Instruction, Symbol] = {}
+        self._labels = itertools.count()
+        for instruction in computation.instructions:
+            symbol = self._symbol(instruction)
+            if symbol is not None:
+                self._symbols[instruction] = symbol
+                symbol.of.members[instruction] = None
+            else:
+                self._note_break(instruction)
+
+    def _symbol(self, instruction: Instruction) -> Symbol | None:
+        rule = _RULES.get(instruction.opcode)
+        return rule(self, instruction) if rule else None
+
+    def _note_break(self, instruction: Instruction) -> None:
+        """Remembers what stands between a product and a softmax: the first instruction that is none of a softmax's."""
+        for operand in instruction.operands:
+            if operand in self.broken and instruction.opcode is not Opcode.DOT:
+                self.broken.setdefault(instruction, self.broken[operand])
+            elif isinstance(self._symbols.get(operand), Logits) and dims_of(instruction) == dims_of(operand):
+                self.broken[instruction] = f"{instruction.opcode} %{instruction.name} changes the logits"
+
+    # ---- data movement ----
+
+    def move(self, instruction: Instruction) -> Symbol | None:
+        symbol = self._symbols.get(instruction.operands[0])
+        if symbol is None or not element_type_of(instruction).is_float:
+            return None
+        labels = moved(instruction, symbol.labels)
+        return None if labels is None else _with_labels(symbol, labels)
+
+    def broadcast(self, instruction: Instruction) -> Symbol | None:
+        """A row's value repeated along the row again: the one label that is missing."""
+        symbol = self._symbols.get(instruction.operands[0])
+        if not isinstance(symbol, RowMaximum | Polynomial):
+            return None
+        dims = dims_of(instruction)
+        labels: list[int | None] = [symbol.of.axis] * len(dims)
+        for label, dimension in zip(
+            symbol.labels, instruction.attributes_as(DimensionsAttributes).dimensions, strict=True
+        ):
+            labels[dimension] = label
+        found = relabel(dims, labels)
+        if sorted(label for label in found if label is not None) != _present(symbol.of.labels):
+            return None
+        return _with_labels(symbol, found)
+
+    # ---- reductions and contractions ----
+
+    def reduce(self, instruction: Instruction) -> Symbol | None:
+        symbol = self._symbols.get(instruction.operands[0]) if len(instruction.operands) == 2 else None
+        opcode = folded_with(instruction)
+        if symbol is None or opcode is None:
+            return None
+        folded = instruction.attributes_as(DimensionsAttributes).dimensions
+        labels = tuple(label for d, label in enumerate(symbol.labels) if d not in folded)
+        axes = [symbol.labels[d] for d in folded if symbol.labels[d] is not None]
+        initial = scalar_of(instruction.operands[1])
+        if isinstance(symbol, Logits) and opcode is Opcode.MAXIMUM and initial == float("-inf") and len(axes) == 1:
+            return self._start_softmax(symbol, labels, axes[0])
+        if isinstance(symbol, Polynomial) and opcode is Opcode.ADD and initial == 0:
+            return symbol if not axes and labels == symbol.labels else self._row_sum(symbol, labels, axes)
+        return None
+
+    @staticmethod
+    def _start_softmax(symbol: Logits, labels: Labels, axis: int | None) -> RowMaximum | None:
+        of = symbol.of
+        if of.logits is not None and (of.logits is not symbol or of.axis != axis):
+            return None
+        of.logits, of.axis = symbol, axis
+        return RowMaximum(of, labels, symbol)
+
+    @staticmethod
+    def _row_sum(symbol: Polynomial, labels: Labels, axes: list[int | None]) -> Polynomial | None:
+        if not axes:
+            return polynomial(symbol.of, labels, dict(symbol.terms))
+        if axes != [symbol.of.axis]:
+            return None
+        terms: dict[Powers, float] = {}
+        for powers, coefficient in symbol.terms:
+            if powers.exponential != 1 or powers.gradient not in (0, 1):
+                return None
+            # sum of e is l; sum of g·e is l·r
+            row = Powers(0, powers.row_sum + 1, 0, powers.row_dot + powers.gradient)
+            terms[row] = terms.get(row, 0.0) + coefficient
+        return polynomial(symbol.of, labels, terms)
+
+    def dot(self, instruction: Instruction) -> Symbol | None:
+        for side, operand in enumerate(instruction.operands):
+            symbol = self._symbols.get(operand)
+            if isinstance(symbol, Polynomial) and self._contract(instruction, side, symbol):
+                return None
+        return self._start_candidate(instruction)
+
+    def _contract(self, dot: Instruction, side: int, symbol: Polynomial) -> bool:
+        """Files a product of weights or of the logits' gradient with another array; False when it is none."""
+        of, a = symbol.of, dot.attributes_as(DotAttributes)
+        batches, contracting = (a.lhs_batch, a.rhs_batch), (a.lhs_contracting, a.rhs_contracting)
+        contracted = [symbol.labels[d] for d in contracting[side]]
+        mine = [label for d, label in enumerate(symbol.labels) if d not in batches[side] and d not in contracting[side]]
+        other = dot.operands[1 - side]
+        free = [d for d in range(len(dims_of(other))) if d not in batches[1 - side] and d not in contracting[1 - side]]
+        channel = next(self._labels)
+        theirs = relabel([dims_of(other)[d] for d in free], [channel] * len(free))
+        if theirs.count(channel) != 1:
+            return False
+        batch = [symbol.labels[d] for d in batches[side]]
+        result = tuple(batch + (mine + list(theirs) if side == 0 else list(theirs) + mine))
+        labels = dot_operand_labels(dot, result, contracted)[1 - side]
+        summed = frozenset(label for label in contracted if label is not None)
+        name = self._role(symbol, summed)
+        if name is None:
+            return False
+        contraction = Contraction(dot, other, labels, summed, result)
+        if name == "output":
+            of.output = of.output or contraction
+        else:
+            of.gradients.setdefault(name, contraction)
+        return True
+
+    @staticmethod
+    def _role(symbol: Polynomial, summed: frozenset[int]) -> str | None:
+        of = symbol.of
+        over_keys = summed == {of.axis}
+        if symbol.coefficient() == 1.0:
+            return "output" if over_keys else "value"
+        scale = symbol.gradient_scale()
+        if scale is None or of.logits is None or abs(scale - of.logits.scale) > 1e-6 * abs(of.logits.scale):
+            return None
+        if bool(of.logits.hides) != symbol.masked:
+            return None
+        return "query" if over_keys else "key"
+
+    def _start_candidate(self, dot: Instruction) -> Logits | None:
+        a = dot.attributes_as(DotAttributes)
+        if not element_type_of(dot).is_float or 0 in dims_of(dot):
+            return None
+        labels = relabel(dims_of(dot), [next(self._labels) for _ in dims_of(dot)])
+        sizes = [dims_of(dot.operands[0])[d] for d in a.lhs_contracting]
+        channel = next(self._labels)
+        contracted = relabel(sizes, [channel] * len(sizes))
+        if contracted.count(channel) != 1:
+            return None
+        candidate = Candidate(dot, labels, dot_operand_labels(dot, labels, contracted), channel)
+        self.candidates.append(candidate)
+        return Logits(candidate, labels)
+
+    # ---- elementwise ----
+
+    def exponential(self, instruction: Instruction) -> Symbol | None:
+        symbol = self._symbols.get(instruction.operands[0])
+        return polynomial(symbol.of, symbol.labels, {Powers(1): 1.0}) if isinstance(symbol, Shifted) else None
+
+    def negate(self, instruction: Instruction) -> Symbol | None:
+        symbol = self._symbols.get(instruction.operands[0])
+        return _scaled(symbol, -1.0) if isinstance(symbol, Polynomial) else None
+
+    def maximum(self, instruction: Instruction) -> Symbol | None:
+        for operand, other in _both_ways(instruction):
+            symbol = self._symbols.get(operand)
+            if isinstance(symbol, RowMaximum) and scalar_of(other) == float("-inf"):
+                return symbol
+        return None
+
+    def add(self, instruction: Instruction) -> Symbol | None:
+        found = self._sum(instruction, 1.0)
+        if found is not None:
+            return found
+        for operand, other in _both_ways(instruction):
+            symbol = self._symbols.get(operand)
+            if isinstance(symbol, Logits) and self._symbol_of_same(symbol, other) is None:
+                return self._with_bias(symbol, other)
+        return None
+
+    def subtract(self, instruction: Instruction) -> Symbol | None:
+        a, b = (self._symbols.get(operand) for operand in instruction.operands)
+        if isinstance(a, Polynomial) or isinstance(b, Polynomial):
+            return self._sum(instruction, -1.0)
+        if isinstance(a, Logits) and isinstance(b, RowMaximum):
+            same = b.logits.of is a.of and a.labels == b.labels and _alike(a, b.logits)
+            return Shifted(a.of, a.labels) if same else None
+        return None
+
+    def _sum(self, instruction: Instruction, sign: float) -> Polynomial | None:
+        """Sum or difference of polynomials; one side may be the gradient of the weights."""
+        left, right = instruction.operands
+        a, b = self._symbols.get(left), self._symbols.get(right)
+        if isinstance(b, Polynomial) and not isinstance(a, Polynomial):
+            a = self._gradient(b, left)
+        elif isinstance(a, Polynomial) and not isinstance(b, Polynomial):
+            b = self._gradient(a, right)
+        return _sum(a, b, sign) if isinstance(a, Polynomial) and isinstance(b, Polynomial) else None
+
+    def multiply(self, instruction: Instruction) -> Symbol | None:
+        a, b = (self._symbols.get(operand) for operand in instruction.operands)
+        if isinstance(a, Polynomial) and isinstance(b, Polynomial):
+            return _product(a, b)
+        for operand, other in _both_ways(instruction):
+            symbol, scalar = self._symbols.get(operand), scalar_of(other)
+            if isinstance(symbol, Polynomial):
+                return self._with_gradient(symbol, other) if scalar is None else _scaled(symbol, scalar)
+            if isinstance(symbol, Logits) and scalar is not None:
+                return _scaled_logits(symbol, scalar)
+        return None
+
+    def divide(self, instruction: Instruction) -> Symbol | None:
+        above, below = instruction.operands
+        a, b = self._symbols.get(above), self._symbols.get(below)
+        scalar = scalar_of(below)
+        if isinstance(a, Polynomial) and scalar:
+            return _scaled(a, 1.0 / scalar)
+        if isinstance(a, Logits) and scalar:
+            return _scaled_logits(a, 1.0 / scalar)
+        if not isinstance(b, Polynomial) or len(b.terms) != 1:
+            return None
+        powers, coefficient = b.terms[0]
+        inverse = polynomial(b.of, b.labels, {powers.inverse(): 1.0 / coefficient})
+        if isinstance(a, Polynomial):
+            return _product(a, inverse)
+        one = scalar_of(above)
+        return self._with_gradient(inverse, above) if one is None else _scaled(inverse, one)
+
+    def select(self, instruction: Instruction) -> Symbol | None:
+        predicate, on_true, on_false = instruction.operands
+        if dims_of(predicate) != dims_of(instruction):
+            return None
+        for kept, filled, visible in ((on_true, on_false, True), (on_false, on_true, False)):
+            symbol, fill = self._symbols.get(kept), scalar_of(filled)
+            if symbol is None or fill is None:
+                continue
+            term = Term(*peel(predicate, symbol.labels, exact=True, broadcasts=True))
+            if isinstance(symbol, Logits):
+                hide = Hide(term, visible, fill)
+                return Logits(symbol.of, symbol.labels, symbol.scale, symbol.biases, (*symbol.hides, hide))
+            if isinstance(symbol, Polynomial) and fill == 0:
+                return self._undo_hide(symbol, term, visible)
+        return None
+
+    @staticmethod
+    def _undo_hide(symbol: Polynomial, term: Term, visible: bool) -> Polynomial | None:
+        """A select of the backward pass: hidden logits have no gradient."""
+        logits = symbol.of.logits
+        for hide in logits.hides if logits else ():
+            if hide.predicate == term and hide.visible is visible:
+                symbol.of.unwritten[hide] = None
+                done = len(symbol.of.unwritten) == len(logits.hides) if logits else False
+                return Polynomial(symbol.of, symbol.labels, symbol.terms, masked=done)
+        return None
+
+    def _symbol_of_same(self, symbol: Symbol, other: Instruction) -> Symbol | None:
+        found = self._symbols.get(other)
+        return found if found is not None and found.of is symbol.of else None
+
+    @staticmethod
+    def _with_bias(symbol: Logits, other: Instruction) -> Logits | None:
+        if symbol.hides and any(hide.fill != float("-inf") for hide in symbol.hides):
+            return None  # a bias on top of a finite fill changes rows that see no key
+        term = Term(*peel(other, symbol.labels, exact=True, broadcasts=True))
+        return Logits(symbol.of, symbol.labels, symbol.scale, (*symbol.biases, term), symbol.hides)
+
+    @staticmethod
+    def _gradient(symbol: Polynomial, other: Instruction) -> Polynomial | None:
+        """``other``, beside ``symbol``, as the gradient of the weights: a product, and the only such one."""
+        of = symbol.of
+        term = Term(*peel(other, symbol.labels, exact=False))
+        if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
+            return None
+        of.product_gradient = term
+        return polynomial(of, symbol.labels, {Powers(gradient=1): 1.0})
+
+    def _with_gradient(self, symbol: Polynomial, other: Instruction) -> Polynomial | None:
+        gradient = self._gradient(symbol, other)
+        return None if gradient is None else _product(symbol, gradient)
+
+
+def folded_with(instruction: Instruction) -> Opcode | None:
+    """The operation that a reduce of one array folds with, when it is one on its two parameters."""
+    callee = instruction.called[0]
+    plain = set(callee.root.operands) == set(callee.parameters) and len(callee.parameters) == 2
+    return callee.root.opcode if plain else None
+
+
+def _both_ways(instruction: Instruction) -> tuple[tuple[Instruction, Instruction], tuple[Instruction, Instruction]]:
+    a, b = instruction.operands
+    return (a, b), (b, a)
+
+
+def _present(labels: Labels) -> list[int]:
+    return sorted(label for label in labels if label is not None)
+
+
+def _alike(a: Logits, b: Logits) -> bool:
+    """The same logits, in whatever arrangement."""
+    return (a.scale, a.biases, a.hides) == (b.scale, b.biases, b.hides)
+
+
+def _with_labels(symbol: Symbol, labels: Labels) -> Symbol:
+    if isinstance(symbol, Logits):
+        return Logits(symbol.of, labels, symbol.scale, symbol.biases, symbol.hides)
+    if isinstance(symbol, RowMaximum):
+        return RowMaximum(symbol.of, labels, symbol.logits)
+    if isinstance(symbol, Shifted):
+        return Shifted(symbol.of, labels)
+    return Polynomial(symbol.of, labels, symbol.terms, symbol.masked)
+
+
+def _scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
+    if factor == 0:
+        return None
+    terms = {powers: coefficient * factor for powers, coefficient in symbol.terms}
+    return polynomial(symbol.of, symbol.labels, terms, masked=symbol.masked)
+
+
+def _scaled_logits(symbol: Logits, factor: float) -> Logits | None:
+    if symbol.biases or symbol.hides or factor == 0:
+        return None
+    return Logits(symbol.of, symbol.labels, symbol.scale * factor)
+
+
+def _sum(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
+    if a.of is not b.of or a.labels != b.labels or a.masked != b.masked:
+        return None
+    terms = dict(a.terms)
+    for powers, coefficient in b.terms:
+        terms[powers] = terms.get(powers, 0.0) + sign * coefficient
+    return polynomial(a.of, a.labels, terms, masked=a.masked)
+
+
+def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
+    if a.of is not b.of or a.labels != b.labels:
+        return None
+    terms: dict[Powers, float] = {}
+    for left, x in a.terms:
+        for right, y in b.terms:
+            powers = left.times(right)
+            terms[powers] = terms.get(powers, 0.0) + x * y
+    return polynomial(a.of, a.labels, terms, masked=a.masked or b.masked)
+
+
+_RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
+    Opcode.ADD: Recognizer.add,
+    Opcode.BROADCAST: Recognizer.broadcast,
+    Opcode.CONVERT: Recognizer.move,
+    Opcode.COPY: Recognizer.move,
+    Opcode.DIVIDE: Recognizer.divide,
+    Opcode.DOT: Recognizer.dot,
+    Opcode.EXP: Recognizer.exponential,
+    Opcode.MAXIMUM: Recognizer.maximum,
+    Opcode.MULTIPLY: Recognizer.multiply,
+    Opcode.NEGATE: Recognizer.negate,
+    Opcode.REDUCE: Recognizer.reduce,
+    Opcode.RESHAPE: Recognizer.move,
+    Opcode.SELECT: Recognizer.select,
+    Opcode.SUBTRACT: Recognizer.subtract,
+    Opcode.TRANSPOSE: Recognizer.move,
+}

@@ -1,0 +1,293 @@
+"""Attention as people write it in JAX becomes one call (two with gradients) that computes the same, and leaves no array
+over queries and keys; what merely looks like attention stays as it is, and the notes say why."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flagos_backend.importer import import_module
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Module
+from flagos_backend.ir.types import leaves
+from flagos_backend.ir.verifier import verify
+from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.passes.match.match import MatchResult, match
+from flagos_backend.passes.pipeline import optimize
+from flagos_backend.runtime.plan import Plan
+from programs import hlo_bytes, run_on_xla
+from support.against_xla import assert_same, from_storage, to_storage
+
+B, T, S, N, K, D = 2, 24, 24, 4, 2, 8  # no other array has two dimensions of 24
+dpa = jax.nn.dot_product_attention
+
+
+def matched(function, *args) -> tuple[Module, MatchResult]:
+    module = optimize(import_module(hlo_bytes(function, *args)))
+    result = match(module)
+    verify(result.module)
+    return module, result
+
+
+def targets(module: Module) -> list[str]:
+    instructions = [i for c in module.computations() for i in c.instructions]
+    return [i.attributes.target for i in instructions if isinstance(i.attributes, CustomCallAttributes)]
+
+
+def weights_like(module: Module) -> list[str]:
+    """Float arrays over queries and keys."""
+    return [
+        str(instruction.shape)
+        for computation in module.computations()
+        for instruction in computation.instructions
+        for leaf in leaves(instruction.shape)
+        if leaf.dims.count(T) == 2 and leaf.element_type.is_float
+    ]
+
+
+def run(module: Module, args) -> list[np.ndarray]:
+    tensors = [to_storage(np.asarray(a), p.shape) for a, p in zip(args, module.entry.parameters, strict=True)]
+    plan = Plan.build(module.entry)
+    return [from_storage(t, s) for t, s in zip(plan.run(Run(), tensors), plan.result_shapes, strict=True)]
+
+
+def check(function, *args, calls, tolerance, biased=False) -> None:
+    """The call computes what stock XLA computes of the function as it was written."""
+    _, result = matched(function, *args)
+    assert targets(result.module) == calls, result.notes
+    assert biased or not weights_like(result.module)
+    assert len(result.notes) == sum(call is FORWARD for call in calls)
+    for ours, theirs in zip(run(result.module, args), run_on_xla(hlo_bytes(function, *args), args), strict=True):
+        assert_same(ours, theirs, tolerance)
+
+
+@pytest.fixture
+def draw(rng):
+    return lambda *dims: rng.standard_normal(dims).astype(np.float32)
+
+
+def llama(q, k, v):
+    groups = q.shape[2] // k.shape[2]
+    k, v = jnp.repeat(k, groups, axis=2), jnp.repeat(v, groups, axis=2)
+    logits = jnp.einsum("bthd,bshd->bhts", q, k) / np.sqrt(q.shape[-1])
+    causal = jnp.where(jnp.tril(jnp.ones((q.shape[1], k.shape[1]), bool)), 0.0, jnp.finfo(jnp.float32).min)
+    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits + causal, axis=-1), v)
+
+
+def gpt2(q, k, v):
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    logits = (q @ jnp.swapaxes(k, -1, -2)) * (1.0 / np.sqrt(D))
+    logits = jnp.where(jnp.tril(jnp.ones((1, 1, T, S))) == 0, -jnp.inf, logits)
+    return jnp.swapaxes(jax.nn.softmax(logits, -1) @ v, 1, 2)
+
+
+def written_out(q, k, v):
+    logits = jnp.einsum("bthd,bshd->bhts", q / 3.0, k)
+    positions = jnp.arange(T)
+    logits = jnp.where(positions[:, None] >= positions[None, :], logits, -1e10)
+    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    return jnp.einsum("bhts,bshd->bthd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def one_head(q, k, v):
+    return jax.nn.softmax(q[0, :, 0] @ k[0, :, 0].T) @ v[0, :, 0]
+
+
+def window(q, k, v):
+    return dpa(q, k, v, local_window_size=(3, 1))
+
+
+def causal(q, k, v):
+    return dpa(q, k, v, is_causal=True)
+
+
+def scanned(q, k, v):
+    layer = jax.checkpoint(lambda h, _: (written_out(h, k, v), None))
+    return jax.lax.scan(layer, q, None, length=2)[0]
+
+
+SPELLINGS = {
+    "default": (dpa, N),
+    "causal": (causal, N),
+    "causal, grouped": (causal, K),
+    "window": (window, N),
+    "llama": (llama, K),
+    "gpt2": (gpt2, N),
+    "written out": (written_out, N),
+    "one head": (one_head, N),
+    "vmapped": (jax.vmap(lambda q, k, v: dpa(q, k, v, is_causal=True)), N),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_forward(draw, name):
+    function, heads = SPELLINGS[name]
+    args = [draw(B, T, N, D), draw(B, S, heads, D), draw(B, S, heads, D)]
+    check(function, *args, calls=[FORWARD], tolerance=2e-6)
+
+
+def gradient(function, arguments=(0, 1, 2)):
+    def loss(*args):
+        out = function(*args).astype(jnp.float32)
+        return jnp.sum(out * jnp.cos(out))
+
+    return jax.value_and_grad(loss, argnums=arguments)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_gradients(draw, name):
+    function, heads = SPELLINGS[name]
+    args = [draw(B, T, N, D), draw(B, S, heads, D), draw(B, S, heads, D)]
+    check(gradient(function), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("arguments", [(0,), (1,), (2,), (0, 2)])
+def test_some_gradients(draw, arguments):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
+    check(gradient(causal, arguments), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("differentiate", [False, True])
+def test_bias_and_masks(draw, rng, differentiate):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(1, N, T, S), rng.random((B, 1, 1, S)) < 0.7]
+
+    def function(q, k, v, bias, mask):
+        return dpa(q, k, v, bias, mask, is_causal=True)
+
+    calls = [FORWARD, BACKWARD] if differentiate else [FORWARD]
+    check(gradient(function) if differentiate else function, *args, calls=calls, tolerance=1e-5, biased=True)
+
+
+def test_rows_that_see_no_key(draw):
+    """A finite fill makes their weights equal over all keys, hidden ones too; so does the call."""
+    mask = np.ones((B, 1, 1, S), bool)
+    mask[0] = False
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), mask]
+
+    def function(q, k, v, mask):
+        return dpa(q, k, v, mask=mask, is_causal=True)
+
+    check(gradient(function), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
+
+
+def test_padding_as_a_bias(draw, rng):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), (rng.random((B, S)) < 0.8).astype(np.float32)]
+
+    def bert(q, k, v, kept):
+        logits = jnp.einsum("bthd,bshd->bhts", q, k) / 4 + (1 - kept)[:, None, None, :] * -1e9
+        return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits), v)
+
+    check(bert, *args, calls=[FORWARD], tolerance=2e-6)
+
+
+def test_two_biases_are_added(draw):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(N, T, S), draw(B, S)]
+
+    def function(q, k, v, positions, padding):
+        logits = jnp.einsum("bthd,bshd->bhts", q, k) + positions + padding[:, None, None, :]
+        return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits), v)
+
+    check(function, *args, calls=[FORWARD], tolerance=5e-6, biased=True)
+
+
+def test_one_query(draw):
+    args = [draw(B, 1, N, D), draw(B, S, K, D), draw(B, S, K, D)]
+
+    def decode(q, k, v):
+        return dpa(q, k, v, key_value_seq_lengths=jnp.array([3, S]))
+
+    check(decode, *args, calls=[FORWARD], tolerance=2e-6)
+
+
+@pytest.mark.parametrize("name", ["causal, grouped", "llama", "written out"])
+def test_bfloat16(draw, name):
+    """bf16 programs round weights and products where the call does not: it is as close to the exact result."""
+    function, heads = SPELLINGS[name]
+    args = [jnp.asarray(draw(*dims), jnp.bfloat16) for dims in ((B, T, N, D), (B, S, heads, D), (B, S, heads, D))]
+    module, result = matched(gradient(function), *args)
+    assert targets(result.module) == [FORWARD, BACKWARD], result.notes
+    exact = jax.jit(gradient(function))(*(a.astype(jnp.float32) for a in args))
+    exact = [np.asarray(x, np.float64) for x in jax.tree.leaves(exact)]
+    for ours, plain, x in zip(run(result.module, args), run(module, args), exact, strict=True):
+        error, before = (float(np.abs(y.astype(np.float64) - x).max()) for y in (ours, plain))
+        assert error <= 1.5 * before + 0.01 * float(np.abs(x).max())
+
+
+def test_rematerialized(draw):
+    """The backward computation has no output of its own; a loop's body gets back the mask that was hoisted out."""
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
+    calls = [FORWARD, FORWARD, BACKWARD]
+    check(gradient(jax.checkpoint(written_out)), *args, calls=calls, tolerance=1e-5)
+    check(gradient(scanned), *args, calls=calls, tolerance=2e-5)
+
+
+def einsums(change_logits=lambda x: x, change_weights=lambda x: x):
+    def function(q, k, v):
+        weights = change_weights(jax.nn.softmax(change_logits(jnp.einsum("bthd,bshd->bhts", q, k))))
+        return jnp.einsum("bhts,bshd->bthd", weights, v)
+
+    return function
+
+
+def returns_weights(q, k, v):
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k))
+    return jnp.einsum("bhts,bshd->bthd", weights, v), weights
+
+
+def no_maximum(q, k, v):
+    weights = jnp.exp(jnp.einsum("bthd,bshd->bhts", q, k))
+    return jnp.einsum("bhts,bshd->bthd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def other_keys(q, k, v):
+    """A gradient that somebody made with other keys than the attention's."""
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k))
+    upstream = jnp.einsum("bthe,bshe->bhts", q, v)
+    gradient = weights * (upstream - jnp.sum(weights * upstream, -1, keepdims=True))
+    return jnp.einsum("bhts,bshd->bthd", weights, v), jnp.einsum("bhts,bshd->bthd", gradient, k + 1)
+
+
+NEAR_MISSES = {
+    "capped logits": (einsums(lambda x: 50 * jnp.tanh(x / 50)), "tanh"),
+    "a temperature that is no constant": (lambda q, k, v: einsums(lambda x: x * q[0, 0, 0, 0])(q, k, v), "multiply"),
+    "softmax over the queries": (
+        lambda q, k, v: jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k), axis=2), v),
+        "changes the logits|weighted|call does not give",
+    ),
+    "dropout": (einsums(change_weights=lambda p: p * (jnp.cos(p) > 0.5)), "no values are weighted"),
+    "the weights are wanted": (returns_weights, "call does not give"),
+    "a finite fill below a bias": (
+        einsums(lambda x: jnp.where(jnp.arange(T)[:, None] < 3, x, -1e9) + jnp.cos(x[:1])),
+        "changes the logits",
+    ),
+    "other keys in the gradient": (other_keys, "another array"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses(draw, name):
+    function, reason = NEAR_MISSES[name]
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
+    module, result = matched(function, *args)
+    assert result.module is module
+    assert len(result.notes) == 1
+    assert re.search(f"^no attention at %.*({reason})", result.notes[0]), result.notes
+
+
+def test_without_a_maximum_is_no_softmax(draw):
+    """It overflows where a softmax does not."""
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
+    module, result = matched(no_maximum, *args)
+    assert result == MatchResult(module, ())
+
+
+def test_gradient_of_a_bias(draw):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(1, N, T, S)]
+    module, result = matched(gradient(lambda q, k, v, bias: dpa(q, k, v, bias), (0, 3)), *args)
+    assert result.module is module
+    assert "call does not give" in result.notes[0]
