@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -73,11 +74,12 @@ def versions() -> dict[str, str]:
     return found | {"flagos": flagos_backend.__version__}
 
 
-def origin(name: str) -> Origin:
-    """Where the figures of this process come from."""
+def origin(name: str, device: str = "") -> Origin:
+    """Where the figures of this process come from; ``device``: the accelerator's name, if one was measured."""
     command = " ".join(["tools/bench", name, *(argument for argument in sys.argv[1:] if argument != "--save")])
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return Origin(date, command, hardware(), versions())
+    machine = f"{device}; {hardware()}" if device else hardware()
+    return Origin(date, command, machine, versions())
 
 
 def render(rows: Sequence[Row], source: Origin, notes: Sequence[str] = (), peer: str = "JAX CPU") -> str:
@@ -99,11 +101,15 @@ def publish(name: str, rows: Sequence[Row], save: bool, notes: Sequence[str] = (
     text = render(rows, source, notes, peer)
     print(text, end="")
     if save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.txt").write_text(text, encoding="utf-8")
         measured = [asdict(row) | {"ratio": row.ratio} for row in rows]
-        content = asdict(source) | {"rows": measured, "notes": list(notes)}
-        (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        keep(name, text, asdict(source) | {"rows": measured, "notes": list(notes)})
+
+
+def keep(name: str, text: str, content: dict[str, Any]) -> None:
+    """Writes NAME.txt and NAME.json into the committed results."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.txt").write_text(text, encoding="utf-8")
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def alternate(functions: Sequence[Callable[[], object]], rounds: int, calls: int = 1) -> list[float]:

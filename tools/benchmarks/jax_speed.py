@@ -1,0 +1,202 @@
+"""JAX programs on flagos against XLA's own platform for the same hardware, in one process and taking turns."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import report
+from benchmarks.programs import Program, Scale, programs
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What the machine does in a second, measured with the peer: bytes read and written, operations of a product."""
+
+    bytes: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one call, the medians; ``error`` instead of times when a side failed or the results differ."""
+
+    name: str
+    floor: float
+    ours: float | None = None
+    peer: float | None = None
+    ours_compile: float | None = None
+    peer_compile: float | None = None
+    error: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """The peer's time over ours: above 1 is faster than the peer."""
+        return self.peer / self.ours if self.ours and self.peer else None
+
+
+class Side:
+    """A program compiled on one device, with its arguments there."""
+
+    def __init__(self, program: Program, device: jax.Device, arguments: Sequence[Any]) -> None:
+        self._donated = program.donated
+        self._arguments = list(jax.device_put(tuple(arguments), device))
+        jitted = jax.jit(program.function, donate_argnums=program.donated)
+        began = time.perf_counter()
+        self._call = jitted.lower(*self._arguments).compile()
+        self.compile_seconds = time.perf_counter() - began
+
+    def first(self) -> list[np.ndarray]:
+        """The results of the first call, on the host."""
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(self._run(keep=True))]
+
+    def seconds(self, calls: int) -> float:
+        """Seconds of one call, of several launched one after the other and waited for together."""
+        began = time.perf_counter()
+        for _ in range(calls):
+            result = self._run()
+        jax.block_until_ready(result)
+        return (time.perf_counter() - began) / calls
+
+    def _run(self, keep: bool = False) -> Any:
+        arguments = list(self._arguments)
+        if self._donated:  # what a call used up, the next one finds in new storage or in the results
+            for number in self._donated:
+                arguments[number] = jax.tree.map(jnp.copy, arguments[number]) if keep else arguments[number]
+        result = self._call(*arguments)
+        if self._donated and not keep:
+            self._feed_back(result)
+        return result
+
+    def _feed_back(self, result: Any) -> None:
+        """Donated arguments come back as the results of the same structure, in order."""
+        left = list(result)
+        for number in self._donated:
+            structure = jax.tree.structure(self._arguments[number])
+            shapes = [leaf.shape for leaf in jax.tree.leaves(self._arguments[number])]
+            found = next(
+                i
+                for i, candidate in enumerate(left)
+                if jax.tree.structure(candidate) == structure
+                and [leaf.shape for leaf in jax.tree.leaves(candidate)] == shapes
+            )
+            self._arguments[number] = left.pop(found)
+
+
+def difference(ours: Sequence[np.ndarray], peer: Sequence[np.ndarray], precision: float) -> str:
+    """What is wrong with our results, or nothing."""
+    for number, (mine, theirs) in enumerate(zip(ours, peer, strict=True)):
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            return f"result {number} is {mine.dtype}{mine.shape}, not {theirs.dtype}{theirs.shape}"
+        wide, expected = mine.astype(np.float64), theirs.astype(np.float64)
+        scale = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
+        if not np.array_equal(np.isnan(wide), np.isnan(expected)):
+            return f"result {number} has its NaNs elsewhere"
+        worst = np.nanmax(np.abs(wide - expected), initial=0.0)
+        if worst > precision * max(scale, 1e-30):
+            return f"result {number} differs by {worst:.3g}, at magnitudes up to {scale:.3g}"
+    return ""
+
+
+def measure(program: Program, devices: Sequence[jax.Device], peak: Peak, seconds: float) -> Measured:
+    """``devices``: ours and the peer's; about ``seconds`` are spent on each."""
+    floor = max(program.bytes_moved / peak.bytes, program.flops / peak.flops)
+    arguments = program.arguments(np.random.default_rng(0))
+    try:
+        ours, peer = (Side(program, device, arguments) for device in devices)
+        wrong = difference(ours.first(), peer.first(), program.precision)
+        if wrong:
+            return Measured(program.name, floor, error=wrong)
+        times = _take_turns(ours, peer, seconds)
+    except Exception as error:  # one program that fails is one row that says so
+        return Measured(program.name, floor, error=f"{type(error).__name__}: {str(error)[:300]}")
+    return Measured(program.name, floor, *times, ours.compile_seconds, peer.compile_seconds)
+
+
+def _take_turns(ours: Side, peer: Side, seconds: float) -> tuple[float, float]:
+    estimate = max(min(side.seconds(2) for _ in range(2)) for side in (ours, peer))
+    calls = max(1, min(20, int(seconds / 10 / estimate)))
+    rounds = max(3, min(30, int(seconds / (estimate * calls))))
+    taken = [(ours.seconds(calls), peer.seconds(calls)) for _ in range(rounds)]
+    return statistics.median(t for t, _ in taken), statistics.median(t for _, t in taken)
+
+
+def peak_of(device: jax.Device, scale: Scale) -> Peak:
+    """Measured with the peer: a copy of a large array, and a product."""
+    side, dtype = (8192, jnp.bfloat16) if scale is Scale.ACCELERATOR else (1024, jnp.float32)
+    x = jax.device_put(jax.random.normal(jax.random.key(0), (side, side), dtype), device)
+    big = jnp.tile(x, (4, 1))
+    copy, product = jax.jit(lambda a: -a), jax.jit(jnp.matmul)
+
+    def best(call: Callable[[], jax.Array]) -> float:
+        times = []
+        for _ in range(8):
+            began = time.perf_counter()
+            for _ in range(5):
+                result = call()
+            result.block_until_ready()
+            times.append((time.perf_counter() - began) / 5)
+        return min(times[1:])
+
+    return Peak(2 * big.nbytes / best(lambda: copy(big)), 2.0 * side**3 / best(lambda: product(x, x)))
+
+
+def render(rows: Sequence[Measured], peak: Peak, source: report.Origin, peer: str) -> str:
+    """The table, the geometric mean of the speedups, and where the figures come from."""
+    lines = [f"{'':44}{'floor ms':>10}{'ours ms':>10}{peer + ' ms':>10}{'speedup':>9}{'compile s':>11}{peer + ' s':>9}"]
+    for row in rows:
+        if row.speedup is None or row.ours is None or row.peer is None:
+            lines.append(f"{row.name:44}{row.floor * 1e3:10.4g}  {row.error}")
+            continue
+        figures = f"{row.floor * 1e3:10.4g}{row.ours * 1e3:10.4g}{row.peer * 1e3:10.4g}{row.speedup:9.2f}"
+        lines.append(f"{row.name:44}{figures}{row.ours_compile:11.3g}{row.peer_compile:9.3g}")
+    speedups = [row.speedup for row in rows if row.speedup]
+    if speedups:
+        mean = math.exp(statistics.fmean(map(math.log, speedups)))
+        lines.append(f"geometric mean of {len(speedups)} speedups: {mean:.2f}, smallest {min(speedups):.2f}")
+    lines.append(f"measured peaks: {peak.bytes / 1e9:.4g} GB/s, {peak.flops / 1e12:.4g} TFLOP/s")
+    lines.append(", ".join(f"{name} {version}" for name, version in source.versions.items()))
+    lines.append(f"{source.hardware}; {source.date}; {source.command}")
+    return "\n".join(lines) + "\n"
+
+
+def _options() -> argparse.Namespace:
+    parser = report.parser(__doc__)
+    parser.add_argument("--peer", default="cpu", help="XLA's platform: cpu or cuda")
+    parser.add_argument("--only", default="*", help="a glob on the programs' names")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each program")
+    parser.add_argument("--scale", type=Scale, help="host or accelerator; by default what the peer is")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Command line; see tools/benchmarks/README.md."""
+    options = _options()
+    scale = options.scale or (Scale.HOST if options.peer == "cpu" else Scale.ACCELERATOR)
+    devices = [jax.devices(platform)[0] for platform in (options.device, options.peer)]
+    peak = peak_of(devices[1], scale)
+    rows = []
+    for program in programs(scale):
+        if fnmatch.fnmatch(program.name, options.only):
+            rows.append(measure(program, devices, peak, options.seconds))
+            print(f"{program.name}: {rows[-1].error or f'{rows[-1].speedup:.2f}'}", flush=True)
+    source = report.origin("jax_speed", "" if scale is Scale.HOST else devices[1].device_kind)
+    text = render(rows, peak, source, f"XLA {options.peer}")
+    print(text, end="")
+    if options.save:
+        report.keep(f"jax_speed_{scale.value}", text, asdict(source) | {"rows": [asdict(row) for row in rows]})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

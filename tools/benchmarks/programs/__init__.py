@@ -1,0 +1,6 @@
+"""The JAX programs of the speed comparison, each with its arguments and what it must at least move and compute."""
+
+from benchmarks.programs.program import Program, Scale
+from benchmarks.programs.suite import programs
+
+__all__ = ["Program", "Scale", "programs"]
