@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 
 from flagos_backend.torch.compile.norm_statistics import correct_graph
 from flagos_backend.torch.compile.options import CompileOptions, read_options
-from flagos_backend.torch.compile.specialization import CompiledGraph, compile_graph
+from flagos_backend.torch.compile.segments import CompiledGraph
+from flagos_backend.torch.compile.specialization import compile_graph
 
 
 def flagos(

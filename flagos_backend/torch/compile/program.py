@@ -75,7 +75,17 @@ def place_of(node: Node) -> str:
     return f"%{node.name} = {node.target}{source}"
 
 
+# What they assert of sizes was checked when the graph was traced for these sizes.
+_ASSERTIONS = (
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+)
+
+
 def _has_effect(node: Node) -> bool:
+    if node.target in _ASSERTIONS:
+        return False
     return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
 
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class GraphReport:
     """Nodes by what they became. ``lowered``: HLO; ``whole``: the library's operator, by choice; ``fallback``: the
-    operator itself for want of a lowering; ``callbacks``: calls back into PyTorch."""
+    operator itself for want of a lowering; ``callbacks``: calls back into PyTorch; ``outside``: run by PyTorch between
+    programs, because sizes depend on their results."""
 
     name: str
     lowered: Counter[str] = field(default_factory=Counter)
     whole: Counter[str] = field(default_factory=Counter)
     fallback: Counter[str] = field(default_factory=Counter)
     callbacks: Counter[str] = field(default_factory=Counter)
+    outside: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
         parts = [
@@ -24,6 +26,7 @@ class GraphReport:
             _listed("left whole", self.whole),
             _listed("without lowering", self.fallback),
             _listed("called back", self.callbacks),
+            _listed("between programs", self.outside),
         ]
         return f"{self.name}: {'; '.join(part for part in parts if part)}"
 

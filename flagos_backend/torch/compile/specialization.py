@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from flagos_backend.torch.compile import report
+from flagos_backend.torch.compile.errors import FallbackRefused
 from flagos_backend.torch.compile.executable import launcher_of
 from flagos_backend.torch.compile.norm_statistics import correct_graph, corrected
-from flagos_backend.torch.compile.options import CompileOptions
-from flagos_backend.torch.compile.program import build_program
+from flagos_backend.torch.compile.options import CompileOptions, Fallback
+from flagos_backend.torch.compile.program import build_program, place_of
+from flagos_backend.torch.compile.segments import CompiledGraph, cut, decides_sizes, run_segments
 
 logger = logging.getLogger(__name__)
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _numbers = itertools.count()
-
-
-# A graph of AOTAutograd's takes its inputs in one list, and empties it.
-CompiledGraph = Callable[[list[Any]], list[Any]]
 
 
 def specialize(name: str, graph: GraphModule, traced: dict[Node, Any], options: CompileOptions) -> CompiledGraph:
@@ -56,10 +56,20 @@ def specialize(name: str, graph: GraphModule, traced: dict[Node, Any], options: 
 
 
 def compile_graph(graph: GraphModule, kind: str, options: CompileOptions) -> CompiledGraph:
-    """A graph without symbols is compiled now, so that what cannot be compiled is refused now; one with symbols when it
-    is called."""
+    """Compiles a graph of AOTAutograd's: now if its sizes are known, so that what cannot be compiled is refused now;
+    else for the sizes of each call, and in segments where sizes depend on data."""
     name = f"{kind}_{next(_numbers)}"
     correct_graph(graph)
+    decisive = [node for node in graph.graph.nodes if decides_sizes(node)]
+    if not decisive:
+        return _compile_segment(name, options, graph)
+    if options.fallback is Fallback.ERROR:
+        raise FallbackRefused(target=decisive[0].target, place=place_of(decisive[0]))
+    report.record(report.GraphReport(name, outside=Counter(str(node.target) for node in decisive)))
+    return run_segments(graph, cut(graph), functools.partial(_compile_segment, name, options))
+
+
+def _compile_segment(name: str, options: CompileOptions, graph: GraphModule) -> CompiledGraph:
     traced = {node: node.meta.get("val") for node in graph.graph.nodes}
     if not any(_is_symbolic(value) for value in traced.values()):
         return specialize(name, graph, traced, options)
@@ -122,7 +132,9 @@ class _Tracer(Interpreter):
 
 def trace(graph: GraphModule, arguments: Sequence[Any]) -> dict[Node, Any]:
     """The value of every node for these arguments, all sizes concrete."""
-    with FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True) as mode, torch.no_grad():
+    # Loops as operators ask for an environment of symbols, though none comes out of them here.
+    mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True, shape_env=ShapeEnv())
+    with mode, torch.no_grad():
         fake = [mode.from_tensor(a, static_shapes=True) if isinstance(a, torch.Tensor) else a for a in arguments]
         tracer = _Tracer(graph)
         tracer.run(*fake, enable_io_processing=False)
