@@ -57,6 +57,18 @@ MAX_OPERATIONS = 48
 
 
 @dataclass(frozen=True, slots=True)
+class Policy:
+    """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once."""
+
+    max_operations: int
+    half_sums: bool
+
+
+HOST = Policy(MAX_OPERATIONS, half_sums=False)
+ACCELERATOR = Policy(128, half_sums=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """What to run, in order. ``buffers`` maps an instruction to the one whose buffer holds its value (itself, or the
     operand of a reshape that costs nothing)."""
@@ -73,16 +85,17 @@ class _Key:
     part: int = 0
 
 
-def fuse(computation: FlatComputation) -> Schedule:
+def fuse(computation: FlatComputation, policy: Policy = HOST) -> Schedule:
     """Regions and library calls of ``computation``."""
-    fuser = _Fuser(computation)
+    fuser = _Fuser(computation, policy)
     fuser.decide()
     return fuser.build()
 
 
 class _Fuser:
-    def __init__(self, computation: FlatComputation) -> None:
+    def __init__(self, computation: FlatComputation, policy: Policy) -> None:
         self.computation = computation
+        self.policy = policy
         self.loops: dict[_Key, tuple[int, ...]] = {}  # region -> its dimensions
         self.keys: dict[Instruction, list[_Key]] = {}  # buffer made by regions -> those, in order
         self.demands: defaultdict[Instruction, dict[tuple[_Key, Indices], None]] = defaultdict(dict)
@@ -116,7 +129,7 @@ class _Fuser:
                 self._make_buffer(instruction)
             else:
                 self._fuse_everywhere(instruction)
-        elif opcode is Opcode.REDUCE and reduction_opcode(instruction) is not None:
+        elif opcode is Opcode.REDUCE and reduction_opcode(instruction, self.policy.half_sums) is not None:
             self._make_reduction(instruction)
         elif opcode is Opcode.CONCATENATE and _is_regular(instruction):
             for part, operand in enumerate(self._operands(instruction)):
@@ -135,7 +148,7 @@ class _Fuser:
         uses = self.demands[instruction]
         elements = prod(dims_of(instruction))
         once = len(uses) == 1 or (instruction.opcode is Opcode.CONVERT and len(uses) <= 4)
-        fits = all(prod(self.loops[k]) <= elements and self.sizes[k] < MAX_OPERATIONS for k, _ in uses)
+        fits = all(prod(self.loops[k]) <= elements and self.sizes[k] < self.policy.max_operations for k, _ in uses)
         if instruction in self.wanted or not once or not fits:
             self._make_buffer(instruction)
         else:
@@ -251,7 +264,7 @@ class _Fuser:
         rank = len(dims)
         value = expressions.of(array, tuple(axis(order.index(d), rank) for d in range(rank)))
         kept = tuple(axis(position, rank) for position in range(rank) if position not in folded)
-        combine = reduction_opcode(target)
+        combine = reduction_opcode(target, self.policy.half_sums)
         if combine is None:
             raise AssertionError(f"{target.name} was taken for a reduction that a region can fold")
         start = Load(_typed(initial), self.buffers[initial], Affine(0, (0,) * rank))
@@ -275,7 +288,7 @@ class _Expressions:
         found = self.made.get((instruction, indices))
         if found is None:
             buffer = self.fuser.buffers.get(instruction)
-            literal = _literal(instruction)
+            literal = uniform_literal(instruction)
             if literal is not None:
                 found = literal
             elif buffer is not None:
@@ -307,7 +320,7 @@ class _Expressions:
     def _reshape(self, instruction: Instruction, indices: Indices) -> Expression:
         (operand,) = self._operands(instruction)
         buffer = self.fuser.buffers.get(operand)
-        if buffer is not None and _literal(operand) is None:
+        if buffer is not None and uniform_literal(operand) is None:
             # A buffer is addressed by element number, which a reshape does not change.
             return Load(_typed(instruction), buffer, linear(indices, dims_of(instruction), self.rank))
         operand_indices = reshape_indices(indices, dims_of(instruction), dims_of(operand), self.rank)
@@ -342,7 +355,7 @@ def _is_regular(instruction: Instruction) -> bool:
     return found is not None and found.bytes in (1, 2, 4, 8) and found is not ElementType.TOKEN
 
 
-def _literal(instruction: Instruction) -> Literal | None:
+def uniform_literal(instruction: Instruction) -> Literal | None:
     """A constant whose elements are all the same, as one scalar."""
     if instruction.opcode is not Opcode.CONSTANT or not isinstance(instruction.shape, ArrayShape):
         return None

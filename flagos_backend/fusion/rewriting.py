@@ -41,13 +41,14 @@ def rewrite(
     place: Place,
     dims: Callable[[tuple[int, ...]], tuple[int, ...]],
     replace: Callable[[Expression], Expression | None],
+    moved: dict[Expression, Expression] | None = None,
 ) -> dict[Expression, Expression]:
     """What each of ``expressions`` (operands first) becomes.
 
     ``place`` moves an index to the new dimensions, ``dims`` the dimensions of a fold; ``replace`` gives the expression
-    that takes the place of an old one, or None to move it.
+    that takes the place of an old one, or None to move it. Fills ``moved`` as it goes, if given.
     """
-    moved: dict[Expression, Expression] = {}
+    moved = {} if moved is None else moved
     for expression in expressions:
         found = replace(expression)
         if found is not None:

@@ -119,8 +119,11 @@ def _converts(source: ElementType, result: ElementType) -> bool:
     return source in (ElementType.F32, ElementType.F16, ElementType.BF16, ElementType.PRED) or source.bytes <= 2
 
 
-def reduction_opcode(instruction: Instruction) -> Opcode | None:
-    """The binary operation that a one-operand reduce folds with, if a region can do it; else None."""
+def reduction_opcode(instruction: Instruction, half_sums: bool = False) -> Opcode | None:
+    """The binary operation that a one-operand reduce folds with, if a region can do it; else None.
+
+    ``half_sums``: whether a fold of 16-bit floats accumulates wider than its element type.
+    """
     if instruction.opcode is not Opcode.REDUCE or len(instruction.operands) != 2:
         return None
     if not instruction.attributes_as(DimensionsAttributes).dimensions:
@@ -133,8 +136,8 @@ def reduction_opcode(instruction: Instruction) -> Opcode | None:
         return None
     if root.opcode in (Opcode.AND, Opcode.OR, Opcode.XOR) and source in _FLOATS:
         return None
-    # A sum of 16-bit floats accumulates wider than its element type, which a reduction of one type cannot express.
-    if root.opcode in (Opcode.ADD, Opcode.MULTIPLY) and source in (ElementType.F16, ElementType.BF16):
+    half = root.opcode in (Opcode.ADD, Opcode.MULTIPLY) and source in (ElementType.F16, ElementType.BF16)
+    if half and not half_sums:
         return None
     return root.opcode
 

@@ -1,5 +1,6 @@
 """The emitter for accelerators: a region in, Triton source and a prepared kernel out. Beside codegen/native.py."""
 
 from flagos_backend.codegen.triton.kernel import RegionKernel, prepare
+from flagos_backend.codegen.triton.schedule import schedule
 
-__all__ = ["RegionKernel", "prepare"]
+__all__ = ["RegionKernel", "prepare", "schedule"]

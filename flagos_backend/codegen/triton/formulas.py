@@ -24,6 +24,14 @@ def as_bf16(x):
 
 
 @triton.jit
+def as_bf16_by_bits(x):
+    """As as_bf16, where a conversion may cut off instead of rounding to nearest even."""
+    b = x.to(tl.uint32, bitcast=True)
+    nearest = (b + 0x7FFF + ((b >> 16) & 1)) & 0xFFFF0000
+    return tl.where(x != x, x, nearest.to(tl.float32, bitcast=True))
+
+
+@triton.jit
 def bits(x):
     """The bits of a float as a signed integer."""
     if x.dtype == tl.float64:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 import math
-import struct
 from collections.abc import Callable, Mapping
 
+from flagos_backend.fusion.literals import identity_of, number_of
 from flagos_backend.fusion.region import Apply, Fold, Literal
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
@@ -37,10 +37,12 @@ HELD: dict[ElementType, str] = {
     E.F32: "tl.float32",
     E.F64: "tl.float64",
 }
-_ROUND = {E.F16: "fm.as_f16", E.BF16: "fm.as_bf16"}
+_ROUND = {
+    Dialect.LIBDEVICE: {E.F16: "fm.as_f16", E.BF16: "fm.as_bf16"},
+    Dialect.PLAIN: {E.F16: "fm.as_f16", E.BF16: "fm.as_bf16_by_bits"},
+}
 _HALF = {E.F16: "tl.float16", E.BF16: "tl.bfloat16"}
 _AS_STORED = {E.U16: "tl.int16", E.U32: "tl.int32", E.U64: "tl.int64"}
-_STRUCT = {E.F16: "<e", E.F32: "<f", E.F64: "<d"}
 
 
 def from_memory(text: str, element_type: ElementType) -> str:
@@ -61,24 +63,13 @@ def to_memory(text: str, element_type: ElementType) -> str:
     return text
 
 
-def literal(expression: Literal) -> str:
-    """A scalar of the held type."""
+def literal(expression: Literal, shape: str) -> str:
+    """A block of ``shape`` of the held type."""
     element_type, data = expression.element_type, expression.data
     if element_type not in HELD:
-        return f"tl.full((), {int.from_bytes(data, 'little', signed=element_type.is_signed)}, {_moved(element_type)})"
-    return f"tl.full((), {_number(value_of(expression))}, {HELD[element_type]})"
-
-
-def value_of(expression: Literal) -> int | float | bool:
-    """The number that a literal of an arithmetic type is."""
-    element_type, data = expression.element_type, expression.data
-    if element_type is E.PRED:
-        return bool(data[0])
-    if element_type is E.BF16:
-        return float(struct.unpack("<f", b"\0\0" + data)[0])
-    if element_type.is_float:
-        return float(struct.unpack(_STRUCT[element_type], data)[0])
-    return int.from_bytes(data, "little", signed=element_type.is_signed)
+        moved = _moved(element_type)
+        return f"tl.full({shape}, {int.from_bytes(data, 'little', signed='uint' not in moved)}, {moved})"
+    return f"tl.full({shape}, {_number(number_of(expression))}, {HELD[element_type]})"
 
 
 def _moved(element_type: ElementType) -> str:
@@ -276,7 +267,7 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
     opcode, element_type = expression.opcode, expression.element_type
     source = expression.operands[-1].element_type
     if opcode is O.CONVERT:
-        return convert(operands[0], source, element_type)
+        return convert(operands[0], source, element_type, dialect)
     if opcode is O.BITCAST_CONVERT:
         return _bitcast(operands[0], source, element_type)
     if opcode is O.COMPARE:
@@ -290,12 +281,12 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
     if element_type not in HELD:
         return _PRED[opcode](*operands)
     text = _FLOATS[dialect][opcode](*operands)
-    return text if opcode in _EXACT else rounded(text, element_type)
+    return text if opcode in _EXACT else rounded(text, element_type, dialect)
 
 
-def rounded(text: str, element_type: ElementType) -> str:
+def rounded(text: str, element_type: ElementType, dialect: Dialect) -> str:
     """A float32 rounded to what ``element_type`` holds."""
-    return f"{_ROUND[element_type]}({text})" if element_type in _ROUND else text
+    return f"{_ROUND[dialect][element_type]}({text})" if element_type in _HALF else text
 
 
 def _compare(expression: Apply, operands: list[str], source: ElementType) -> str:
@@ -308,7 +299,7 @@ def _compare(expression: Apply, operands: list[str], source: ElementType) -> str
     return f"{a} {_COMPARE[Comparison(expression.detail)]} {b}"
 
 
-def convert(text: str, source: ElementType, target: ElementType) -> str:
+def convert(text: str, source: ElementType, target: ElementType, dialect: Dialect) -> str:
     """Integers wrap around, floats round to nearest even and saturate as integers, anything but zero is true."""
     if source is target:
         return text
@@ -320,7 +311,7 @@ def convert(text: str, source: ElementType, target: ElementType) -> str:
         return f"fm.to_integer({text}, {HELD[target]}, {low}, {past - 1}, {past}.0)"
     if HELD[source] != HELD[target]:
         text = f"{text}.to({HELD[target]})"
-    return rounded(text, target) if not source.is_float or source.bits > 16 or target is not E.F32 else text
+    return rounded(text, target, dialect)
 
 
 def _bitcast(text: str, source: ElementType, target: ElementType) -> str:
@@ -335,22 +326,9 @@ def _bitcast(text: str, source: ElementType, target: ElementType) -> str:
 # ---- Folds
 
 
-def identity_value(fold: Fold) -> int | float:
-    """What changes nothing, as folds of that type accumulate."""
-    element_type, opcode = fold.element_type, fold.combine
-    if element_type is E.PRED:
-        return int(opcode in (O.AND, O.MULTIPLY, O.MINIMUM))
-    if element_type.is_float:
-        return {O.ADD: 0.0, O.MULTIPLY: 1.0, O.MAXIMUM: -math.inf, O.MINIMUM: math.inf}[opcode]
-    least = -(1 << (element_type.bits - 1)) if element_type.is_signed else 0
-    greatest = least + (1 << element_type.bits) - 1
-    ones = -1 if element_type.is_signed else greatest
-    return {O.MULTIPLY: 1, O.MAXIMUM: least, O.MINIMUM: greatest, O.AND: ones}.get(opcode, 0)
-
-
 def identity(fold: Fold) -> str:
-    """identity_value as it stands in a source."""
-    return _number(identity_value(fold))
+    """What changes nothing in the fold, as it accumulates."""
+    return _number(identity_of(fold.combine, fold.element_type))
 
 
 def accumulated(element_type: ElementType) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from flagos_backend.codegen.triton.tiling import Axis, Tiling
+from flagos_backend.fusion.literals import identity_of, literal_of, starts_neutral
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Literal, Load, Region, Store, below, linear
 from flagos_backend.fusion.region import axis as dimension
 from flagos_backend.fusion.rewriting import Pool, rewrite
@@ -68,11 +69,14 @@ def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Fold,
         combine = expression.combine
         if own is ElementType.PRED:
             combine = _PRED_COMBINE.get(combine, combine)
-        start = moved_start(expression.initial, wide)
+        start = moved_start(expression, combine, wide)
         total = Fold(wide, combine, Load(wide, buffer, everywhere), start, (0,))
         return pool.apply(Apply(own, Opcode.CONVERT, (total,)), (total,)) if wide is not own else total
 
-    def moved_start(initial: Expression, wide: ElementType) -> Expression:
+    def moved_start(fold: Fold, combine: Opcode, wide: ElementType) -> Expression:
+        initial = fold.initial
+        if starts_neutral(fold):
+            return literal_of(identity_of(combine, wide), wide)
         if isinstance(initial, Load):
             initial = Load(initial.element_type, initial.source, place(initial.index))
         elif not isinstance(initial, Literal):

@@ -143,7 +143,8 @@ def _transposed_at(region: Region, real: Sequence[int]) -> int | None:
     """
     if not real:
         return None
-    fastest = {_fastest(index, real) for index, _ in indices(region)} - {None, real[-1]}
+    varying = [index for index, _ in indices(region) if index.coefficients[real[-1]]]
+    fastest = {_fastest(index, real) for index in varying} - {None, real[-1]}
     positions = [real.index(d) for d in fastest if d is not None and region.dims[d] >= 8]
     if not positions or region.dims[real[-1]] < 8 or all(_fastest(s.index, real) != real[-1] for s in region.stores):
         return None

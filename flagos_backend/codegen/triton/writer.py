@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from flagos_backend.codegen.triton import scalars
 from flagos_backend.codegen.triton.scalars import Dialect
 from flagos_backend.codegen.triton.tiling import Axis, Tiling
+from flagos_backend.fusion.literals import starts_neutral
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType
@@ -123,6 +124,9 @@ class _Writer:
         self.lines.append(self.indent + text)
 
     def _let(self, text: str) -> str:
+        """A name for what ``text`` computes: itself if it is a name."""
+        if text.isidentifier():
+            return text
         name = f"v{self.count}"
         self.count += 1
         self._line(f"{name} = {text}")
@@ -158,7 +162,9 @@ class _Writer:
             self._line(f"{axis.name}_in = {axis.name} < {axis.size}")
 
     def _position(self, index: Affine) -> str:
-        """Text of ``index`` at the block's positions."""
+        """Text of ``index`` at the block's positions: a block, be it of one element."""
+        if not self._axes_of(index):
+            return f"tl.full({self._shape([])}, {index.offset}, tl.{'int64' if self.wide else 'int32'})"
         terms = [str(index.offset)] if index.offset else []
         for axis in self.tiling.axes:
             coefficients = [index.coefficients[d] for d in axis.dims]
@@ -171,7 +177,7 @@ class _Writer:
                 if coefficient != 1:
                     text = f"({text}) * {coefficient}" if text != axis.name else f"{text} * {coefficient}"
                 terms.append(text)
-        return " + ".join(terms) or "0"
+        return " + ".join(terms)
 
     def _mask(self, axes: Iterable[str]) -> str:
         wanted = set(axes)
@@ -234,10 +240,7 @@ class _Writer:
 
     def _start_of(self, fold: Fold) -> tuple[Expression, ...]:
         """The fold's initial value, where it matters to this kernel."""
-        initial = fold.initial
-        if fold in self.partials or (isinstance(initial, Literal) and is_identity(fold, initial)):
-            return ()
-        return (initial,)
+        return () if fold in self.partials or starts_neutral(fold) else (fold.initial,)
 
     def _open_loop(self, axis: Axis) -> None:
         first, stop = "0", str(axis.size)
@@ -258,11 +261,10 @@ class _Writer:
 
     def _value(self, expression: Expression) -> str:
         if isinstance(expression, Literal):
-            return self._let(scalars.literal(expression))
+            return self._let(scalars.literal(expression, self._shape([])))
         if isinstance(expression, Index):
-            number = f"tl.full((), {self._position(expression.value)}, tl.int64)"
-            text = f"({self._position(expression.value)})" if self.depends[expression] else number
-            return self._let(scalars.convert(text, ElementType.S64, expression.element_type))
+            text = f"({self._position(expression.value)})"
+            return self._let(scalars.convert(text, ElementType.S64, expression.element_type, self.dialect))
         if isinstance(expression, Load):
             mask = self._mask(self._axes_of(expression.index))
             position = self._position(expression.index)
@@ -279,15 +281,8 @@ class _Writer:
         text = scalars.to_memory(self.values[value], value.element_type)
         varying = [axis for axis in self.tiling.axes if axis.name in axes]
         if len(varying) > len(self.depends[value]):
-            # Pointers are a block, and so must be what goes there.
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"
-        elif not varying and self._is_block(value):
-            position = f"{position} + {self.tiling.axes[0].name} * 0"
         self._line(f"tl.store({self.names[target]} + ({position}), {text}{', ' + mask if mask else ''})")
-
-    def _is_block(self, value: Expression) -> bool:
-        """Whether a value that varies along no axis is a block of one element, as a fold gives it, and no scalar."""
-        return isinstance(value, Fold) or (isinstance(value, Apply) and any(map(self._is_block, value.operands)))
 
     def _shape(self, varying: Sequence[Axis]) -> str:
         sizes = [str(axis.block if axis in varying else 1) for axis in self.tiling.axes]
@@ -345,13 +340,8 @@ class _Writer:
             result = self._let(scalars.combine(fold, start, result, self.dialect))
         if element_type is ElementType.PRED:
             return self._let(f"{result} != 0")
-        rounded = scalars.rounded(result, element_type)
+        rounded = scalars.rounded(result, element_type, self.dialect)
         return result if rounded == result else self._let(rounded)
-
-
-def is_identity(fold: Fold, initial: Literal) -> bool:
-    """Whether starting from ``initial`` changes nothing. -0 and +0 of a sum count as the same."""
-    return scalars.value_of(initial) == scalars.identity_value(fold)
 
 
 def _terms(sizes: Sequence[int], coefficients: Sequence[int]) -> list[tuple[int, int, int]]:

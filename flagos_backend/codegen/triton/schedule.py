@@ -1,0 +1,28 @@
+"""Which kernels an accelerator runs for a computation: fusion within the limits of this emitter."""
+
+from __future__ import annotations
+
+import functools
+from math import prod
+
+from flagos_backend.codegen.triton.tiling import choose, supports
+from flagos_backend.devices.target import Target
+from flagos_backend.fusion.flat import FlatComputation
+from flagos_backend.fusion.fuse import ACCELERATOR, Schedule, fuse
+from flagos_backend.fusion.merge import merge
+from flagos_backend.fusion.region import Region
+
+# Below this many points any grid is as good as another: starting the kernel takes longest.
+_SMALL = 1 << 17
+
+
+def schedule(computation: FlatComputation, target: Target) -> Schedule:
+    """Regions, each for one RegionKernel, and library calls."""
+    return merge(computation, fuse(computation, ACCELERATOR), functools.partial(_accepts, target))
+
+
+def _accepts(target: Target, region: Region) -> bool:
+    """Whether there is a tiling and it keeps the device busy: folds that other points wait for cannot be split."""
+    if not supports(region):
+        return False
+    return not region.folds or prod(region.dims) <= _SMALL or choose(region, target).grid >= target.multiprocessors
