@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tools.conformance import harnesses, jax_tests, models, opinfo, report, torch_tests
+from tools.conformance import harnesses, jax_tests, models, opinfo, readme, report, torch_tests
+
+_HERE = Path(__file__).parent
 
 
 def main() -> None:
@@ -30,10 +32,12 @@ def main() -> None:
     commands.choices["models"].add_argument("--ways", type=models.Way, nargs="*", default=list(models.Way))
     published = commands.add_parser("publish")
     published.add_argument("files", type=Path, nargs="+", help="result files; parts of one suite are joined")
-    published.add_argument("--folder", type=Path, default=Path(__file__).with_name("results"))
+    published.add_argument("--folder", type=Path, default=_HERE / "results")
+    published.add_argument("--readme", type=Path, default=_HERE.parents[1] / "README.md", help="gets the figures")
     arguments = parser.parse_args()
     if arguments.command == "publish":
         print("\n".join(map(str, report.publish(arguments.files, arguments.folder))))
+        readme.update(arguments.readme, arguments.folder)
         return
     common = {"only": arguments.only, "resume": arguments.resume, "timeout": arguments.timeout}
     match arguments.command:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.conformance import jax_tests, report
+from tools.conformance import jax_tests, readme, report
 from tools.conformance.comparison import compare
 from tools.conformance.results import Record, ResultFile, Status, load
 from tools.conformance.worker_pool import run_in_worker
@@ -118,6 +118,21 @@ def test_what_is_published_hides_no_failure_and_joins_parts(tmp_path: Path) -> N
     assert kept["groups"] == {"g": {"failed": 2}, "h": {"not applicable": 1}}
     assert [r["name"] for r in kept["not passed"]] == ["a", "b"]
     assert "| b | failed | one \\| two |" in written[1].read_text()
+
+
+def test_the_readme_says_what_is_published(tmp_path: Path) -> None:
+    records = [Record("a", "g", Status.PASSED), Record("b", "g", Status.FAILED, "why")]
+    report.publish([_written(tmp_path / "1", records)], tmp_path / "kept" / "results")
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    for _ in range(2):
+        readme.update(page, tmp_path / "kept" / "results")
+        first, *inside, last = page.read_text().partition(readme.BEGIN)[2].splitlines()
+        assert (first, inside[0].count("|"), len(inside), last) == ("", 6, 4, "after")
+        assert inside[2].startswith("| [some tests](kept/results/some_tests.md) | 50.00 % |")
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="no place for the figures"):
+        readme.update(page, tmp_path / "kept" / "results")
 
 
 def test_unstable_sorts_may_order_equal_keys_as_they_like() -> None:

@@ -1,0 +1,36 @@
+"""The conformance figures of the README, between two marks, from the published results and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- conformance: written by tools.conformance publish -->", "<!-- end of conformance -->"
+
+
+def update(readme: Path, folder: Path) -> None:
+    """Writes a row for each suite in ``folder`` (beside ``readme`` or below). ValueError without the marks."""
+    text = readme.read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(
+            f"{readme} has no place for the figures; put the lines {BEGIN!r} and {END!r} where they belong"
+        )
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    readme.write_text(f"{before}{BEGIN}\n{block(folder, folder.relative_to(readme.parent).as_posix())}{END}{after}")
+
+
+def block(folder: Path, link: str) -> str:
+    """Markdown: one row a suite, with the dates of its runs and a link to its table, which is in ``link``."""
+    rows = [_row(json.loads(path.read_text()), f"{link}/{path.stem}.md") for path in sorted(folder.glob("*.json"))]
+    return "\n".join(["| suite | passed | of what passes on | not passed | run |", "|---|---|---|---|---|", *rows, ""])
+
+
+def _row(kept: dict[str, Any], link: str) -> str:
+    share = 100 * kept["passed"] / kept["counted"] if kept["counted"] else 0.0
+    dates = sorted({run["date"] for run in kept["runs"]})
+    run = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    missing = kept["counted"] - kept["passed"]
+    cells = (f"[{kept['suite']}]({link})", f"{share:.2f} %", f"{kept['peer']}: {kept['counted']}", str(missing), run)
+    return f"| {' | '.join(cells)} |"
