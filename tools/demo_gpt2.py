@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import jax
 import numpy as np
 
 import gpt2
+from demo_report import Training, compare, conclude
 from flagos_backend.cli.session import compile_file
 from plugin_abi import loader
 from plugin_abi.host import Artifact
@@ -44,19 +44,8 @@ except RuntimeError as error:
 """
 
 
-@dataclass(frozen=True)
-class Training:
-    """One training run on one device. Times in seconds."""
-
-    losses: np.ndarray
-    compile_time: float
-    step_time: float
-    program: str
-    """The step as StableHLO."""
-
-
-def train(device: jax.Device, config: gpt2.Config, start: Any, batches: Sequence[np.ndarray]) -> Training:
-    """Compiles the training step for `device` and takes one step for each batch."""
+def train(device: jax.Device, config: gpt2.Config, start: Any, batches: Sequence[np.ndarray]) -> tuple[Training, str]:
+    """Compiles the training step for `device` and takes one step for each batch; also gives the step as StableHLO."""
     _, step = gpt2.training(config)
     state, tokens = jax.device_put(start, device), jax.device_put(batches[0], device)
     lowered = jax.jit(step, donate_argnums=0).lower(state, tokens)
@@ -73,36 +62,7 @@ def train(device: jax.Device, config: gpt2.Config, start: Any, batches: Sequence
             print(f"\r  {device.platform}: step {number + 1}, loss {losses[-1]:.3f}", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    return Training(np.array(losses), compile_time, statistics.median(times[1:]), lowered.as_text())
-
-
-def curve(values: np.ndarray, low: float, high: float) -> str:
-    """The values as one line of block characters."""
-    levels = np.clip((values - low) / (high - low) * 7.99, 0, 7).astype(int)
-    return "".join("▁▂▃▄▅▆▇█"[level] for level in levels)
-
-
-def report(ours: Training, peer: Training) -> list[str]:
-    """Prints the comparison; returns what is wrong with it."""
-    difference = np.abs(ours.losses - peer.losses)
-    everything = np.concatenate([ours.losses, peer.losses])
-    for name, run in (("flagos", ours), ("JAX CPU", peer)):
-        line = curve(run.losses[:: max(1, len(run.losses) // 50)], everything.min(), everything.max())
-        print(f"  loss on {name:8} {run.losses[0]:.4f} → {run.losses[-1]:.4f}  {line}")
-    print(f"  difference: first step {difference[0]:.2e}, mean {difference.mean():.2e}, largest {difference.max():.2e}")
-    for name, mine, theirs in (
-        ("compile", ours.compile_time, peer.compile_time),
-        ("step (median)", ours.step_time, peer.step_time),
-    ):
-        print(f"  {name}: flagos {mine * 1e3:.1f} ms, JAX CPU {theirs * 1e3:.1f} ms, ratio {mine / theirs:.2f}")
-    problems = []
-    for name, run in (("flagos", ours), ("JAX CPU", peer)):
-        fall = run.losses[:5].mean() - run.losses[-5:].mean()
-        if not fall > FALL:
-            problems.append(f"the loss on {name} fell by {fall:.3f} only; expected {FALL}")
-    if not difference.max() < TOLERANCE:
-        problems.append(f"the curves differ by {difference.max():.4f}; at most {TOLERANCE} is rounding")
-    return problems
+    return Training(np.array(losses), compile_time, statistics.median(times[1:])), lowered.as_text()
 
 
 def show_program(program: str) -> None:
@@ -165,16 +125,14 @@ def main() -> int:
         f"{config.batch} × {config.context} bytes from {len(gpt2.text())} bytes of the standard library's source"
     )
     print(f"jax {jax.__version__}, Python {sys.version.split()[0]}, devices: {device} and {peer}")
-    ours = train(device, config, start, batches)
-    problems = report(ours, train(peer, config, start, batches))
+    ours, program = train(device, config, start, batches)
+    theirs, _ = train(peer, config, start, batches)
+    problems = compare(ours, theirs, "JAX CPU", fall=FALL, tolerance=TOLERANCE)
     print("What the training step consists of on flagos (flagos explain):")
-    show_program(ours.program)
+    show_program(program)
     print("A manifest that does not match its library:")
     problems += show_refusal()
-    for problem in problems:
-        print(f"FAILED: {problem}")
-    print("demo failed" if problems else "demo passed")
-    return 1 if problems else 0
+    return conclude(problems)
 
 
 if __name__ == "__main__":
