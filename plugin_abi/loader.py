@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plugin_abi import cabi, log
+from plugin_abi.cache import cache_folder
 from plugin_abi.errors import CHOSEN_BY_USER, Refusal, RefusalCode
 from plugin_abi.frameworks import RunningFramework
 from plugin_abi.libraries import current_linker
@@ -22,7 +23,7 @@ from plugin_abi.manifest import Manifest, OptionValue, read_manifest
 from plugin_abi.negotiation import PluginInfo, call_entry, judge, judge_table
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
 from plugin_abi.search import FoundManifest, SearchEnvironment, SearchResult, find_manifests
-from plugin_abi.trial import Trial, cache_folder, trial_mode, trial_timeout
+from plugin_abi.trial import Trial, trial_mode, trial_timeout
 from plugin_abi.versions import AbiVersion
 
 DEFAULT_PLATFORM: Final = "flagos"

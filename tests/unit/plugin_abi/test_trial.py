@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin_abi import loader, trial
+from plugin_abi import cache, loader, trial
 from plugin_abi.errors import Refusal, RefusalCode
 from unit.plugin_abi.defects import CRASH, HANG
 from unit.plugin_abi.plugins import Plugins
@@ -147,8 +147,8 @@ def test_a_damaged_verdict_is_no_verdict(plugins: Plugins, content: str) -> None
 
 
 def test_a_privileged_process_keeps_no_verdicts() -> None:
-    assert trial.cache_folder({"HOME": "/nonexistent"}, privileged=True) is None
-    assert trial.cache_folder({"HOME": "relative"}, privileged=False) is None
+    assert cache.cache_folder({"HOME": "/nonexistent"}, privileged=True) is None
+    assert cache.cache_folder({"HOME": "relative"}, privileged=False) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""torch.Generator for the device: a generator of the inner device, which is where random numbers are drawn.
+
+PyTorch lets no device of Python make generators, so torch.Generator stands for both kinds once it is registered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flagos_backend.torch.device.memory import DEVICE_TYPE
+
+#: The seed that PyTorch's generators begin with.
+DEFAULT_SEED = 67280421310721
+_HostGenerator = torch._C.Generator
+
+
+class DeviceGenerator(_HostGenerator):
+    """A generator that says of itself that it is the device's."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(DEVICE_TYPE, 0)
+
+    def clone_state(self) -> DeviceGenerator:
+        clone = DeviceGenerator(super().device)
+        clone.set_state(self.get_state())
+        return clone
+
+    def __repr__(self) -> str:
+        return f"<torch.Generator of {self.device}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.initial_seed(), self.get_state())
+
+
+def new_generator(inner: torch.device) -> DeviceGenerator:
+    """A generator of the device with PyTorch's default seed; ``inner`` computes for the device."""
+    generator = DeviceGenerator(inner)
+    generator.manual_seed(DEFAULT_SEED)
+    return generator
+
+
+def _restore(seed: int, state: torch.Tensor) -> torch.Generator:
+    generator = torch.Generator(DEVICE_TYPE)
+    generator.manual_seed(seed)
+    generator.set_state(state)
+    return generator
+
+
+class _AnyGenerator(type(_HostGenerator)):  # type: ignore[misc]
+    """Of torch.Generator: PyTorch's generators are its instances, and it equals PyTorch's class."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _HostGenerator)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _HostGenerator)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _HostGenerator
+
+    def __hash__(cls) -> int:
+        return hash(_HostGenerator)
+
+
+class Generator(_HostGenerator, metaclass=_AnyGenerator):
+    """torch.Generator with one more device; what it makes for the others is PyTorch's."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        if cls is not Generator:
+            return super().__new__(cls, device)
+        if torch.device(device).type != DEVICE_TYPE:
+            return _HostGenerator(device)
+        from flagos_backend.torch.device.api.devices import opened
+
+        return new_generator(opened(device).inner)
+
+
+Generator.__module__, Generator.__qualname__ = "torch", "Generator"

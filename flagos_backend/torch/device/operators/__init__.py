@@ -1,0 +1,1 @@
+"""Operators that are more than the inner operator: copies, views, resizing, attention, cells, refusals."""

@@ -1,0 +1,111 @@
+"""Tensors that get another size: resize_, and outputs that do not fit what is written to them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flagos_backend.torch.device.memory import unwrap, wrap
+from flagos_backend.torch.device.operators.views import adopt
+
+aten = torch.ops.aten
+#: What PyTorch says where memory that it did not allocate is too small.
+_NOT_RESIZABLE = "resize storage that is not resizable"
+
+
+def resize_(self: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Tensor:
+    """aten::resize_. What fits is resized in place; else the tensor moves to memory of its own."""
+    inner = unwrap(self)
+    room = self.untyped_storage().nbytes() // self.element_size() - self.storage_offset()
+    wanted = torch.empty(size, dtype=self.dtype, device="meta")
+    if memory_format is not None:
+        wanted = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format)
+    if tuple(self.shape) == tuple(size) and memory_format is None:
+        return self
+    if wanted.numel() <= room:
+        set_ = aten.set_.source_Storage_storage_offset
+        with torch.no_grad():
+            set_(self, self.untyped_storage(), self.storage_offset(), wanted.shape, wanted.stride())
+        return self
+    grown = torch.empty_strided(wanted.shape, wanted.stride(), dtype=self.dtype, device=inner.device)
+    kept = torch.as_strided(inner, (room,), (1,)) if room > 0 else inner.reshape(-1)
+    torch.as_strided(grown, (kept.numel(),), (1,)).copy_(kept)
+    return adopt(self, grown)
+
+
+def resize_output_(self: Tensor, size: Sequence[int], device: torch.device) -> Tensor:
+    """aten::_resize_output_: as resize_, with PyTorch's warning where that loses what is there."""
+    if tuple(self.shape) != tuple(size):
+        warn_resized(self, size)
+        resize_(self, size)
+    return self
+
+
+def copy_from_and_resize(self: Tensor, dst: Tensor) -> Tensor:
+    """aten::_copy_from_and_resize."""
+    if dst.shape != self.shape:
+        dst.resize_(self.shape)
+    unwrap(dst).copy_(unwrap(self))
+    return dst
+
+
+def warn_resized(output: Tensor, size: Sequence[int]) -> None:
+    """PyTorch's warning for an output that has elements and not this size."""
+    if output.numel():
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(output.shape)}, which does not "
+            f"match the required output shape {list(size)}. This behavior is deprecated, and in a future PyTorch "
+            "release outputs will not be resized unless they have zero elements. You can explicitly reuse an out "
+            "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
+            stacklevel=2,
+        )
+
+
+def call_resizing(
+    kernel: Any, written: Sequence[tuple[int, str]], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Calls an operator whose outputs do not fit with empty ones, and gives their sizes and memory to the outputs."""
+    inner_args = [_unwrapped(value) for value in args]
+    inner_kwargs = {name: _unwrapped(value) for name, value in kwargs.items()}
+    outputs: list[tuple[Tensor, Tensor]] = []
+    for position, name in written:
+        holder: Any = inner_args if 0 <= position < len(args) else inner_kwargs
+        key: Any = position if holder is inner_args else name
+        outer = args[position] if holder is inner_args else kwargs.get(name)
+        holder[key] = _emptied(outer, outputs)
+    kernel.inner(*inner_args, **inner_kwargs)
+    for outer, inner in outputs:
+        if outer.shape == inner.shape:
+            outer.copy_(wrap(inner, counted=False))
+        else:
+            warn_resized(outer, inner.shape)
+            adopt(outer, inner)
+    results = [args[position] if 0 <= position < len(args) else kwargs[name] for position, name in written]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _emptied(outer: Any, outputs: list[tuple[Tensor, Tensor]]) -> Any:
+    if isinstance(outer, list | tuple):
+        return [_emptied(one, outputs) for one in outer]
+    if not isinstance(outer, Tensor):
+        return outer
+    inner = torch.empty(0, dtype=outer.dtype, device=unwrap(outer).device)
+    outputs.append((outer, inner))
+    return inner
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return unwrap(value)
+    if isinstance(value, list | tuple):
+        return [_unwrapped(one) for one in value]
+    return value
+
+
+def may_resize(error: BaseException | None) -> bool:
+    """Whether an operator failed because an output's memory is too small."""
+    return isinstance(error, RuntimeError) and _NOT_RESIZABLE in str(error)

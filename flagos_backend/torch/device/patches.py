@@ -1,0 +1,85 @@
+"""Where PyTorch has no hook for a device of Python: the functions of its own that this package stands in front of."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from flagos_backend.torch.device.generator import Generator
+from flagos_backend.torch.device.memory import DEVICE_TYPE
+
+
+def install() -> None:
+    """Once, when the device is registered. Nothing changes for tensors of other devices."""
+    torch.serialization.register_package(5, _location_tag, _deserialize)
+    torch.Generator = Generator  # type: ignore[misc]
+    torch.nn.Module._apply = _keeping_parameters(torch.nn.Module._apply)  # type: ignore[method-assign]
+    torch.UntypedStorage.__new__ = staticmethod(_new_storage(torch.UntypedStorage.__new__))  # type: ignore[method-assign]
+
+
+def _keeping_parameters(original: Any) -> Any:
+    """Module._apply moves parameters between devices that it knows in place; to and from this one, it would replace
+    them, and optimizers and tied weights would keep the old ones."""
+
+    @functools.wraps(original)
+    def _apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        before = {name: parameter for name, parameter in self._parameters.items() if parameter is not None}
+        original(self, fn, recurse)
+        for name, parameter in before.items():
+            moved = self._parameters[name]
+            if moved is not None and moved is not parameter and moved.is_flagos != parameter.is_flagos:
+                del moved
+                _move_in_place(self, name, parameter)
+        return self
+
+    return _apply
+
+
+def _move_in_place(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    """Has a parameter take the place and the contents of the one that replaced it."""
+    moved = module._parameters[name]
+    assert moved is not None
+    gradient = moved.grad
+    parameter.grad = moved.grad = None
+    try:
+        torch.utils.swap_tensors(parameter, moved)
+    except RuntimeError as error:
+        place = f"{type(module).__name__}.{name}"
+        raise RuntimeError(
+            f"_apply(): couldn't move {place} in place: something beside the module holds it, such as the graph of a "
+            "forward pass that is still alive. Let go of that first, or move the module before it is used."
+        ) from error
+    parameter.grad = gradient
+    module._parameters[name] = parameter
+
+
+def _location_tag(_storage: Any) -> None:
+    """PyTorch's own package tags storages of this device."""
+
+
+def _deserialize(storage: Any, location: str) -> Any:
+    """torch.load(map_location="flagos")."""
+    if location.split(":")[0] != DEVICE_TYPE:
+        return None
+    if storage.device.type == DEVICE_TYPE:
+        return storage
+    bytes_ = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return bytes_.to(DEVICE_TYPE).untyped_storage()
+
+
+def _new_storage(original: Any) -> Any:
+    """UntypedStorage(size, device="flagos"): PyTorch has no allocator for the device, and would crash."""
+
+    @functools.wraps(original)
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type != DEVICE_TYPE:
+            return original(cls, *args, **kwargs)
+        if args and not isinstance(args[0], int):
+            return torch.tensor(args[0], dtype=torch.uint8, device=device).untyped_storage()
+        size = args[0] if args else kwargs.get("size", 0)
+        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+
+    return __new__

@@ -1,0 +1,118 @@
+"""Makes the device known to PyTorch: its name at once; its operators, and the backend behind it, when it is first used.
+
+Until then a program that does not use the device finds PyTorch as it would be without it; see neutrality.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import torch
+from torch._C import _acc
+from torch._ops import OpOverload
+
+from flagos_backend.torch.device import neutrality, patches
+from flagos_backend.torch.device.memory import DEVICE_TYPE
+
+_lock = threading.RLock()
+_libraries: list[torch.library.Library] = []
+
+
+class _Hooks(_acc.PrivateUse1Hooks):
+    def is_built(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, device_index: int) -> bool:
+        return is_open()
+
+
+class _Guard(_acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+class _Dispatch:
+    """The fallback for all operators: opens the device when the first of them is called."""
+
+    def __init__(self) -> None:
+        self.opened: Any = None
+
+    def __call__(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        if self.opened is None:
+            open_device()
+            return op(*args, **kwargs)
+        return self.opened(op, *args, **kwargs)
+
+
+_dispatch: Final = _Dispatch()
+
+
+def is_registered() -> bool:
+    """Whether PyTorch knows the device's name."""
+    return torch._C._get_privateuse1_backend_name() == DEVICE_TYPE
+
+
+def is_open() -> bool:
+    """Whether the device has been used."""
+    return _dispatch.opened is not None
+
+
+def register() -> None:
+    """Has PyTorch know the device's name; a second call does nothing."""
+    with _lock:
+        if is_registered():
+            return
+        from flagos_backend.torch.device import api
+
+        neutrality.install(is_open)
+        torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
+        torch.utils.generate_methods_for_privateuse1_backend()
+        torch._register_device_module(DEVICE_TYPE, api)
+        _acc.register_python_privateuseone_hook(_Hooks())
+        _acc.register_python_privateuseone_device_guard(_Guard())
+        _library("_").fallback(_dispatch, "PrivateUse1")
+        patches.install()
+
+
+def open_device() -> None:
+    """Loads the backend and registers the device's operators; a second call does nothing.
+
+    Raises DeviceUnavailable with the loader's reason.
+    """
+    with _lock:
+        if is_open():
+            return
+        # Registering must see the dispatcher as a plain program does, whatever called for the device.
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+            _open()
+
+
+def _open() -> None:
+    from flagos_backend.torch.device import autocast, kernels
+    from flagos_backend.torch.device.runtime import runtime
+
+    kernels.configure(runtime())
+    aten = _library("aten")
+    for name, kernel in kernels.registrations():
+        aten.m.impl(name, "PrivateUse1", kernel)
+    for name, function in kernels.of_the_host():
+        aten.m.impl(name, "CPU", function)
+    for name, key, function in kernels.above_autograd():
+        aten.m.impl(name, key, function)
+    everything = _library("_")
+    for key, fallback in kernels.fallbacks():
+        everything.fallback(fallback, key)
+    everything.fallback(torch.library.fallthrough_kernel, autocast.KEY)
+    for name, kernel in autocast.registrations():
+        aten.m.impl(name, autocast.KEY, kernel)
+    _dispatch.opened = kernels.Fallback()
+
+
+def _library(namespace: str) -> torch.library.Library:
+    library = torch.library.Library(namespace, "IMPL")
+    _libraries.append(library)
+    return library

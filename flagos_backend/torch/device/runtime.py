@@ -1,0 +1,74 @@
+"""The device as its backend describes it: which inner device computes for it, its name and memory, its generator.
+
+Opened once, by registration.py, when the device is used for the first time.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flagos_backend.torch.device import _native
+from flagos_backend.torch.device.errors import DeviceUnavailable, NoInnerDevice
+from flagos_backend.torch.device.generator import new_generator
+from flagos_backend.torch.device.memory import DEVICE_TYPE
+from plugin_abi import frameworks, loader
+from plugin_abi.errors import FlagosStatusError
+from plugin_abi.host import Context, Device
+
+#: The attribute of a device that is no host memory: PyTorch's name of the device that computes for it, as "cuda:0".
+INNER_DEVICE_ATTRIBUTE: Final = "torch_device"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The open device."""
+
+    device: Device
+    #: Where its tensors are computed. Its memory is the device's.
+    inner: torch.device
+    #: What random operators draw from.
+    generator: torch.Generator
+
+    @property
+    def inner_module(self) -> Any:
+        """PyTorch's module of the inner device: torch.cpu, torch.cuda."""
+        return torch.get_device_module(self.inner)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of the device's memory."""
+        return int(self.device.attributes.get("memory_bytes", 0))
+
+
+@functools.cache
+def runtime() -> Runtime:
+    """The open device. Raises DeviceUnavailable or NoInnerDevice."""
+    torch_facts = frameworks.detect("torch")
+    result = loader.load(DEVICE_TYPE, frameworks=() if torch_facts is None else (torch_facts,))
+    if result.accepted is None:
+        raise DeviceUnavailable(reason=loader.no_such_device_message(DEVICE_TYPE))
+    try:
+        devices = Context(result.accepted).addressable_devices
+    except FlagosStatusError as error:
+        raise DeviceUnavailable(reason=f"no such device {DEVICE_TYPE}. {error}") from error
+    if not devices:
+        raise DeviceUnavailable(reason=f"{result.accepted.place} offers no device in this process.")
+    inner = inner_device(devices[0])
+    type_, index = torch.empty(0, device=inner).__dlpack_device__()
+    _native.open(torch.Tensor, torch.OutOfMemoryError, (int(type_), index))
+    # Random numbers of the device are a stream of their own, beside that of the inner device.
+    return Runtime(devices[0], inner, new_generator(inner))
+
+
+def inner_device(device: Device) -> torch.device:
+    """PyTorch's device that computes for a backend's device. Raises NoInnerDevice."""
+    if device.is_host_memory:
+        return torch.device("cpu")
+    name = device.attributes.get(INNER_DEVICE_ATTRIBUTE)
+    if not isinstance(name, str):
+        raise NoInnerDevice(attribute=INNER_DEVICE_ATTRIBUTE, place=device.debug_string)
+    return torch.device(name)
