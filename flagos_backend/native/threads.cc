@@ -136,15 +136,14 @@ struct DeviceQueue::State {
   std::condition_variable changed;
   std::deque<Task> tasks;
   int threads = 0;
-  int idle = 0;         // threads that wait for a task
-  int returning = 0;    // threads that come back from a wait; they go before new tasks
-  bool active = false;  // some thread runs a task
+  int idle = 0;     // threads that wait for a task
+  int running = 0;  // threads that run a task; more than one when some come back from a wait
   bool stop = false;
 
   // With the mutex: gives a waiting task a thread if none runs.
   void Wake(const std::shared_ptr<State>& self) {
-    if (active) return;
-    if (returning == 0 && !tasks.empty() && idle == 0) {
+    if (running > 0) return;
+    if (!tasks.empty() && idle == 0) {
       StartThread<State>(self, &DeviceQueue::Loop);
       ++threads;
       ++idle;
@@ -170,25 +169,22 @@ void DeviceQueue::Push(Task task) {
 
 bool DeviceQueue::TryEnter() {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  if (state_->active || state_->returning > 0 || !state_->tasks.empty()) return false;
-  state_->active = true;
+  if (state_->running > 0 || !state_->tasks.empty()) return false;
+  state_->running = 1;
   return true;
 }
 
 void DeviceQueue::Leave() {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->active = false;
-  if (state_->returning > 0 || !state_->tasks.empty()) state_->Wake(state_);
+  --state_->running;
+  if (!state_->tasks.empty()) state_->Wake(state_);
 }
 
 void DeviceQueue::BeginBlocking() { Leave(); }
 
 void DeviceQueue::EndBlocking() {
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  ++state_->returning;
-  state_->changed.wait(lock, [this] { return !state_->active; });
-  --state_->returning;
-  state_->active = true;
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  ++state_->running;
 }
 
 void DeviceQueue::Loop(const std::shared_ptr<State>& state) {
@@ -196,21 +192,20 @@ void DeviceQueue::Loop(const std::shared_ptr<State>& state) {
   std::unique_lock<std::mutex> lock(state->mutex);
   for (;;) {  // begins counted as idle
     state->changed.wait(lock, [&state] {
-      return (state->stop && state->tasks.empty()) ||
-             (!state->active && state->returning == 0 && !state->tasks.empty());
+      return (state->stop && state->tasks.empty()) || (state->running == 0 && !state->tasks.empty());
     });
     --state->idle;
     if (state->tasks.empty()) return;
     Task task = std::move(state->tasks.front());
     state->tasks.pop_front();
-    state->active = true;
+    ++state->running;
     lock.unlock();
     RunGuarded(task);
     task = nullptr;  // what it held goes before the next one begins
     lock.lock();
-    state->active = false;
+    --state->running;
     ++state->idle;
-    if (state->returning > 0 || state->idle > 1) state->changed.notify_all();
+    if (state->idle > 1) state->changed.notify_all();
   }
 }
 

@@ -32,7 +32,8 @@ class ThreadPool {
   std::shared_ptr<State> state_;
 };
 
-// Tasks strictly one after another. Whoever finds the queue idle may also run one right in its own thread.
+// Tasks begin in order, each when the one before has ended or blocks. Whoever finds the queue idle may also run one right
+// in its own thread.
 class DeviceQueue {
  public:
   explicit DeviceQueue(std::string name);
@@ -46,7 +47,8 @@ class DeviceQueue {
   void Leave();
 
   // Around a wait inside a task for something that may itself need this device (a host callback that runs a program):
-  // meanwhile another thread serves the queue. End waits until that one is between two tasks.
+  // meanwhile another thread serves the queue. End does not wait for what began in between: that may itself wait, in a
+  // collective, for a device on which this task has to end first.
   void BeginBlocking();
   void EndBlocking();
 
