@@ -77,15 +77,14 @@ class Module:
 
     def computations(self) -> Iterator[Computation]:
         """Every reachable computation once, callees before callers."""
-        seen: set[int] = set()
+        yield from _reachable(self.entry, set())
 
-        def visit(computation: Computation) -> Iterator[Computation]:
-            if id(computation) in seen:
-                return
-            seen.add(id(computation))
-            for instruction in computation.instructions:
-                for callee in instruction.called:
-                    yield from visit(callee)
-            yield computation
 
-        yield from visit(self.entry)
+def _reachable(computation: Computation, seen: set[Computation]) -> Iterator[Computation]:
+    if computation in seen:
+        return
+    seen.add(computation)
+    for instruction in computation.instructions:
+        for callee in instruction.called:
+            yield from _reachable(callee, seen)
+    yield computation

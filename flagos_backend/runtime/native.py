@@ -5,7 +5,7 @@ Between codegen/native.py, which writes the program, and runtime/bridge.py, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,15 +93,17 @@ def _computation_of(call: Call) -> Computation:
     ]
     instructions: list[Instruction] = list(parameters)
     rest = iter(parameters)
-
-    def pack(shape: Shape) -> Instruction:
-        if isinstance(shape, ArrayShape):
-            return next(rest)
-        packed = Instruction(Opcode.TUPLE, shape, tuple(pack(element) for element in shape.elements), name="operands")
-        instructions.append(packed)
-        return packed
-
-    operands = tuple(pack(operand.shape) for operand in call.instruction.operands)
+    operands = tuple(_pack(operand.shape, rest, instructions) for operand in call.instruction.operands)
     instruction = replace(call.instruction, operands=operands)
     instructions.append(instruction)
     return Computation(call.instruction.name, tuple(instructions), instruction)
+
+
+def _pack(shape: Shape, values: Iterator[Instruction], instructions: list[Instruction]) -> Instruction:
+    """The next of ``values``, or a tuple of them as ``shape`` says, which joins the ``instructions``."""
+    if isinstance(shape, ArrayShape):
+        return next(values)
+    elements = tuple(_pack(element, values, instructions) for element in shape.elements)
+    packed = Instruction(Opcode.TUPLE, shape, elements, name="operands")
+    instructions.append(packed)
+    return packed

@@ -157,11 +157,11 @@ def _contiguous(run: Run, value: torch.Tensor) -> torch.Tensor:
 
 def _pack(template: Tree) -> Kernel:
     """Makes the tuple value of flat operands."""
+    return lambda run, *values: _packed(template, iter(values))
 
-    def build(tree: Tree, values: Iterator[Value]) -> Value:
-        return next(values) if isinstance(tree, int) else tuple(build(t, values) for t in tree)
 
-    return lambda run, *values: build(template, iter(values))
+def _packed(tree: Tree, values: Iterator[Value]) -> Value:
+    return next(values) if isinstance(tree, int) else tuple(_packed(t, values) for t in tree)
 
 
 # Calls are inlined, and a few lines of nested calls can mean more instructions than any machine holds.
@@ -406,9 +406,11 @@ class _Builder:
             owner.define(number, Place(frozenset({parameter_root(number)})))
         for slot in self._constants:
             owner.define(slot, Place(frozenset({BORROWED})))
-        last_use = {slot: index for index, pending in enumerate(self._pending) for slot in pending.operands}
+        # Their closures hold this builder: let go of, no garbage collector has to find it.
+        pendings, self._pending = self._pending, []
+        last_use = {slot: index for index, pending in enumerate(pendings) for slot in pending.operands}
         kept = {*results, *self._constants}
-        steps = [self._finish_step(i, p, owner, last_use, kept) for i, p in enumerate(self._pending)]
+        steps = [self._finish_step(i, p, owner, last_use, kept) for i, p in enumerate(pendings)]
         if entry:
             results = self._own_results(results, shapes, owner, owned, steps)
         unused = tuple(s for s in range(self._num_parameters) if s not in last_use and s not in kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -200,6 +201,24 @@ def test_programs_compile_and_run_in_several_threads() -> None:
         thread.join()
     for n in range(8):
         np.testing.assert_array_equal(results[n], np.cumsum(np.arange(16.0)) * n)
+
+
+def test_compiling_leaves_no_reference_cycles() -> None:
+    def program(x: jax.Array) -> Any:
+        looped, sums = jax.lax.scan(lambda c, row: (jnp.tanh(c + row), c.sum()), x[0], x)
+        return looped, sums, jnp.sort(x), x @ x.T, x.at[jnp.array([1, 0])].add(2.0)
+
+    jax.jit(program)(np.ones((2, 5), np.float32))  # imports leave some
+    lowered = jax.jit(program).lower(np.ones((3, 4), np.float32))
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        lowered.compile()(np.ones((3, 4), np.float32))
+        gc.collect()
+        assert gc.garbage == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def test_nothing_is_said_above_info(caplog: pytest.LogCaptureFixture) -> None:
