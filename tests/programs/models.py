@@ -55,6 +55,13 @@ def while_batched(n, x):
     )
 
 
+@program("f32[4,5]", "f32[4,5]")
+def composites(x, y):
+    gelu = lax.composite(lambda v, *, approximate: jax.nn.gelu(v, approximate), "test.gelu", version=2)
+    twice = lax.composite(lambda a, b: (gelu(a, approximate=True), a * b), "test.twice")
+    return twice(x, y), jax.vmap(lambda v: gelu(v, approximate=False))(y)
+
+
 @program("f32[4]")
 def nested_calls(x):
     @jax.jit
