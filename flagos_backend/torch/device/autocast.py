@@ -47,7 +47,7 @@ _WIDEST: Final = (
 )
 _REFUSED: Final = "binary_cross_entropy"
 _HALVES: Final = (torch.float16, torch.bfloat16)
-_BELOW: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_BELOW: Final = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
 
 
 def registrations() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -5,14 +5,14 @@ PyTorch lets no device of Python make generators, so torch.Generator stands for 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from flagos_backend.torch.device.memory import DEVICE_TYPE
 
 #: The seed that PyTorch's generators begin with.
-DEFAULT_SEED = 67280421310721
+DEFAULT_SEED: Final = 67280421310721
 _HostGenerator = torch._C.Generator
 
 
@@ -39,6 +39,23 @@ def new_generator(inner: torch.device) -> DeviceGenerator:
     """A generator of the device with PyTorch's default seed; ``inner`` computes for the device."""
     generator = DeviceGenerator(inner)
     generator.manual_seed(DEFAULT_SEED)
+    return generator
+
+
+#: What the default generator begins with.
+_first_seed = DEFAULT_SEED
+
+
+def seed_first(seed: int) -> None:
+    """Seeds the default generator before there is one."""
+    global _first_seed
+    _first_seed = seed
+
+
+def default_generator(inner: torch.device) -> DeviceGenerator:
+    """The device's default generator."""
+    generator = new_generator(inner)
+    generator.manual_seed(_first_seed)
     return generator
 
 
@@ -70,7 +87,7 @@ class Generator(_HostGenerator, metaclass=_AnyGenerator):
 
     def __new__(cls, device: Any = "cpu") -> Any:
         if cls is not Generator:
-            return super().__new__(cls, device)
+            return _HostGenerator.__new__(cls, device)  # type: ignore[call-arg]
         if torch.device(device).type != DEVICE_TYPE:
             return _HostGenerator(device)
         from flagos_backend.torch.device.api.devices import opened

@@ -24,7 +24,7 @@ from flagos_backend.torch.device.operators import (
     resizing,
     views,
 )
-from flagos_backend.torch.device.plan import KernelFlag, KernelPlan, overload, plan_kernel, returns_view
+from flagos_backend.torch.device.plan import KernelFlag, KernelPlan, name_of, overload, plan_kernel, returns_view
 from flagos_backend.torch.device.runtime import Runtime
 
 KEY: Final = "PrivateUse1"
@@ -108,8 +108,8 @@ def registrations() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Names, without aten::, and kernels of all operators of the device."""
     yield from ((name, _special(function)) for name, function in _SPECIAL.items())
     for view in views.VIEWS:
-        yield view.name().removeprefix("aten::"), views.view_kernel(view)
-    known = set(_SPECIAL) | {view.name().removeprefix("aten::") for view in views.VIEWS}
+        yield name_of(view).removeprefix("aten::"), views.view_kernel(view)
+    known = set(_SPECIAL) | {name_of(view).removeprefix("aten::") for view in views.VIEWS}
     for full in torch._C._dispatch_get_all_op_names():
         name = full.removeprefix("aten::")
         if name == full or name in known or name in _COMPOSED or _has_kernel(full, KEY):
@@ -258,8 +258,8 @@ class Fallback:
         return kernel(*args, **kwargs)
 
     def _find(self, op: OpOverload) -> Callable[..., Any]:
-        if _has_kernel(op.name(), KEY):
+        if _has_kernel(name_of(op), KEY):
             return op  # registered since the call was dispatched
-        if op.name().startswith("aten::") or not _has_kernel(op.name(), "CPU") or returns_view(op):
-            return refusals.refuse_operator(op.name(), "it has no kernel for this device, nor one that it could use.")
+        if name_of(op).startswith("aten::") or not _has_kernel(name_of(op), "CPU") or returns_view(op):
+            return refusals.refuse_operator(name_of(op), "it has no kernel for this device, nor one that it could use.")
         return native_kernel(op, plan_kernel(op))

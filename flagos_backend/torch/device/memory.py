@@ -37,4 +37,4 @@ def unwrap(tensor: torch.Tensor) -> torch.Tensor:
 
 def from_dlpack(external: Any) -> torch.Tensor:
     """A tensor on the device over memory of the inner device that another library exports by DLPack; copies nothing."""
-    return wrap(torch.from_dlpack(external), counted=False)
+    return wrap(torch.utils.dlpack.from_dlpack(external), counted=False)

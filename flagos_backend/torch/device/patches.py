@@ -29,12 +29,20 @@ def _keeping_parameters(original: Any) -> Any:
         original(self, fn, recurse)
         for name, parameter in before.items():
             moved = self._parameters[name]
-            if moved is not None and moved is not parameter and moved.is_flagos != parameter.is_flagos:
+            if (
+                moved is not None
+                and moved is not parameter
+                and (moved.device.type == DEVICE_TYPE) != (parameter.device.type == DEVICE_TYPE)
+            ):
                 del moved
                 _move_in_place(self, name, parameter)
         return self
 
     return _apply
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == DEVICE_TYPE
 
 
 def _move_in_place(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
@@ -44,7 +52,7 @@ def _move_in_place(module: torch.nn.Module, name: str, parameter: torch.nn.Param
     gradient = moved.grad
     parameter.grad = moved.grad = None
     try:
-        torch.utils.swap_tensors(parameter, moved)
+        torch.utils.swap_tensors(parameter, moved)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         place = f"{type(module).__name__}.{name}"
         raise RuntimeError(

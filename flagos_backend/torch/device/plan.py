@@ -95,7 +95,12 @@ def plan_kernel(op: OpOverload, flags: KernelFlag = KernelFlag.NONE, as_is: froz
         alias = next(iter(result.alias_info.before_set), None) if result.alias_info is not None else None
         returns.append(AS_IS if index in as_is else aliases.get(alias, FRESH) if alias is not None else FRESH)
     elsewhere = schema.name.removeprefix("aten::") not in _TAKES_NUMBERS and schema.name.startswith("aten::")
-    return KernelPlan(op.name(), tensors, generator, flags, tuple(written), tuple(returns), elsewhere)
+    return KernelPlan(name_of(op), tensors, generator, flags, tuple(written), tuple(returns), elsewhere)
+
+
+def name_of(op: OpOverload) -> str:
+    """The dispatcher's name of an overload: ``aten::add.Tensor``."""
+    return str(op.name())  # type: ignore[no-untyped-call]
 
 
 def overload(name: str) -> OpOverload:

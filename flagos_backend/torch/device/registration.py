@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch._C import _acc
 from torch._ops import OpOverload
+from torch.utils import backend_registration
 
 from flagos_backend.torch.device import neutrality, patches
 from flagos_backend.torch.device.memory import DEVICE_TYPE
@@ -69,9 +70,9 @@ def register() -> None:
         from flagos_backend.torch.device import api
 
         neutrality.install(is_open)
-        torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
-        torch.utils.generate_methods_for_privateuse1_backend()
-        torch._register_device_module(DEVICE_TYPE, api)
+        backend_registration.rename_privateuse1_backend(DEVICE_TYPE)
+        backend_registration.generate_methods_for_privateuse1_backend()
+        torch._register_device_module(DEVICE_TYPE, api)  # type: ignore[no-untyped-call]
         _acc.register_python_privateuseone_hook(_Hooks())
         _acc.register_python_privateuseone_device_guard(_Guard())
         _library("_").fallback(_dispatch, "PrivateUse1")
@@ -112,7 +113,7 @@ def _open() -> None:
     _dispatch.opened = kernels.Fallback()
 
 
-def _library(namespace: str) -> torch.library.Library:
-    library = torch.library.Library(namespace, "IMPL")
+def _library(namespace: str) -> Any:
+    library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     return library

@@ -13,7 +13,7 @@ import torch
 
 from flagos_backend.torch.device import _native
 from flagos_backend.torch.device.errors import DeviceUnavailable, NoInnerDevice
-from flagos_backend.torch.device.generator import new_generator
+from flagos_backend.torch.device.generator import default_generator
 from flagos_backend.torch.device.memory import DEVICE_TYPE
 from plugin_abi import frameworks, loader
 from plugin_abi.errors import FlagosStatusError
@@ -41,7 +41,12 @@ class Runtime:
     @property
     def memory_bytes(self) -> int:
         """The size of the device's memory."""
-        return int(self.device.attributes.get("memory_bytes", 0))
+        return self.count("memory_bytes")
+
+    def count(self, attribute: str) -> int:
+        """A number that the backend tells of the device; 0 where it tells none."""
+        value = self.device.attributes.get(attribute, 0)
+        return value if isinstance(value, int) else 0
 
 
 @functools.cache
@@ -61,7 +66,7 @@ def runtime() -> Runtime:
     type_, index = torch.empty(0, device=inner).__dlpack_device__()
     _native.open(torch.Tensor, torch.OutOfMemoryError, (int(type_), index))
     # Random numbers of the device are a stream of their own, beside that of the inner device.
-    return Runtime(devices[0], inner, new_generator(inner))
+    return Runtime(devices[0], inner, default_generator(inner))
 
 
 def inner_device(device: Device) -> torch.device:

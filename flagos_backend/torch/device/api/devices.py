@@ -112,7 +112,7 @@ class DeviceProperties:
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """What the backend says of a device."""
     found = opened(device)
-    cores = int(found.device.attributes.get("num_cores", 0))
+    cores = found.count("num_cores")
     return DeviceProperties(found.device.debug_string, found.memory_bytes, cores, found.device.kind, found.inner)
 
 

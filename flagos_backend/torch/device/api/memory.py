@@ -51,7 +51,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     allocated, peak, allocations, frees, total = _native.memory_counters()
     allocated_then, _, allocations_then, frees_then, total_then = _baseline
     freed = (total - allocated) - (total_then - allocated_then)
-    stats = {}
+    stats: dict[str, int] = {}
     for pool in ("allocated_bytes", "reserved_bytes", "active_bytes"):
         stats |= {f"{pool}.all.current": allocated, f"{pool}.all.peak": peak}
         stats |= {f"{pool}.all.allocated": total - total_then, f"{pool}.all.freed": freed}

@@ -7,20 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flagos_backend.torch.device import registration
+from flagos_backend.torch.device import generator, registration
 from flagos_backend.torch.device.api.devices import DeviceLike, device_count, opened
-
-#: torch.manual_seed before the first use of the device.
-_waiting_seed: int | None = None
 
 
 def _generator(device: DeviceLike = None) -> torch.Generator:
-    global _waiting_seed
-    generator = opened(device).generator
-    if _waiting_seed is not None:
-        seed, _waiting_seed = _waiting_seed, None
-        generator.manual_seed(seed)
-    return generator
+    return opened(device).generator
 
 
 def default_generators() -> tuple[torch.Generator, ...]:
@@ -51,11 +43,10 @@ def set_rng_state_all(new_states: Sequence[Tensor]) -> None:
 
 def manual_seed(seed: int) -> None:
     """Seeds the current device's default generator."""
-    global _waiting_seed
     if registration.is_open():
         _generator().manual_seed(int(seed))
     else:
-        _waiting_seed = int(seed)
+        generator.seed_first(int(seed))
 
 
 manual_seed_all = manual_seed

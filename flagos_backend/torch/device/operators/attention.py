@@ -48,7 +48,7 @@ def _fused_takes(
 ) -> bool:
     """The conditions of PyTorch's sdp_utils for the host, which hold for tensors without data too."""
     operands = (query, key, value)
-    if not torch.backends.cuda.flash_sdp_enabled() or dropout_p != 0.0 or gqa:
+    if not torch._C._get_flash_sdp_enabled() or dropout_p != 0.0 or gqa:
         return False
     if any(t.dim() != 4 or t.dtype not in _DTYPES or t.dtype is not query.dtype or t.stride(-1) != 1 for t in operands):
         return False
