@@ -12,6 +12,8 @@ from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
 
+_MAX_SIZE = 2**31 - 1  # BLAS takes sizes and leading dimensions as 32-bit integers
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -39,7 +41,8 @@ class MatrixProduct:
 
 
 def as_matrix_product(dot: Instruction, lhs_buffer: Instruction, rhs_buffer: Instruction) -> MatrixProduct | None:
-    """``dot`` as one product, or None: another element type, an empty dimension, or dimensions that do not group."""
+    """``dot`` as one product, or None: another element type, an empty or too large dimension, or dimensions that
+    do not group."""
     attributes = dot.attributes_as(DotAttributes)
     shapes = [dot.shape, *(o.shape for o in dot.operands)]
     types = {s.element_type for s in shapes if isinstance(s, ArrayShape)}
@@ -55,6 +58,8 @@ def as_matrix_product(dot: Instruction, lhs_buffer: Instruction, rhs_buffer: Ins
     lhs = _operand(lhs_buffer, lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
     rhs = _operand(rhs_buffer, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
     if lhs is None or rhs is None:
+        return None
+    if max(m, n, k, lhs.leading, rhs.leading) > _MAX_SIZE:
         return None
     batch = tuple(lhs_dims[i] for i in attributes.lhs_batch)
     strides = tuple(prod(batch[d + 1 :]) * m * n for d in range(len(batch)))
