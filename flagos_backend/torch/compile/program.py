@@ -89,6 +89,10 @@ def _has_effect(node: Node) -> bool:
     return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
 
 
+def _has_rule(node: Node) -> bool:
+    return not isinstance(node.target, Overload) or rule_of(node.target, alone=True) is not None
+
+
 class _Translation:
     def __init__(self, name: str, graph: GraphModule, traced: Traced, options: CompileOptions) -> None:
         self._graph, self._traced, self._options = graph, dict(traced), options
@@ -98,12 +102,14 @@ class _Translation:
         self._inputs: list[tuple[int | torch.Tensor, TensorSpec]] = []
         self._callbacks: list[Callback] = []
         self._effects = False
+        self._alone = False
         self._report = GraphReport(name)
 
     def run(self) -> BuiltProgram:
         outputs = plan_outputs(self._graph, self._traced)
         positions = {n: i for i, n in enumerate(self._graph.graph.find_nodes(op="placeholder"))}
         needed = self._needed(outputs)
+        self._alone = all(_has_rule(node) for node in needed if node.op == "call_function")
         # Parameters first, all of them: their numbers are those of the inputs.
         for node in self._graph.graph.nodes:
             if node in needed and node.op in ("placeholder", "get_attr"):
@@ -204,7 +210,7 @@ class _Translation:
     def _operator(self, node: Node, target: Overload, result: Any, args: Any, kwargs: Any) -> Any:
         name = str(target)
         traced = self._traced_arguments(node)
-        rule = rule_of(target)
+        rule = rule_of(target, alone=self._alone)
         if rule is not None and not holds_bits(result, traced):
             try:
                 value = rule(self._emitter, result, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -13,7 +14,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, Rule, lowering
+from flagos_backend.torch.compile.lowering.table import NoLoweringError, Rule, lowering, lowering_alone
 
 aten = torch.ops.aten
 E = ElementType
@@ -103,3 +104,45 @@ def _truth(opcode: Opcode, initial: bool) -> Rule:
 
 lowering(aten.any.default, aten.any.dim)(_truth(Opcode.OR, False))
 lowering(aten.all.default, aten.all.dim)(_truth(Opcode.AND, True))
+
+
+class _Reduction(enum.IntEnum):
+    """ATen's numbers for what a loss does with its terms."""
+
+    NONE = 0
+    MEAN = 1
+    SUM = 2
+
+
+@lowering_alone(aten.mse_loss.default)
+def _mse_loss(
+    emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction, reduction: int = _Reduction.MEAN
+) -> Instruction:
+    kind = _same_float(x, y)
+    difference = emitter.add(Opcode.SUBTRACT, x, y)
+    square = emitter.add(Opcode.MULTIPLY, difference, difference)
+    if reduction == _Reduction.NONE:
+        return square
+    total = _reduce(emitter, result, square, None, Opcode.ADD, 0)
+    if reduction == _Reduction.SUM:
+        return total
+    return emitter.add(Opcode.DIVIDE, total, emitter.scalar(float(array(x).num_elements), kind))
+
+
+@lowering_alone(aten.mse_loss_backward.default)
+def _mse_loss_backward(
+    emitter: Emitter, result: torch.Tensor, gradient: Instruction, x: Instruction, y: Instruction, reduction: int
+) -> Instruction:
+    kind, dims = _same_float(x, y), array(x).dims
+    if array(gradient).element_type is not kind:
+        raise NoLoweringError("the gradient is of another type")
+    factor = 2.0 / array(x).num_elements if reduction == _Reduction.MEAN else 2.0
+    scaled = emitter.add(Opcode.MULTIPLY, emitter.add(Opcode.SUBTRACT, x, y), emitter.operand(factor, kind, dims))
+    return emitter.add(Opcode.MULTIPLY, scaled, emitter.expand(gradient, dims))
+
+
+def _same_float(x: Instruction, y: Instruction) -> ElementType:
+    kind = array(x).element_type
+    if kind not in (E.F32, E.F64) or array(y) != array(x):
+        raise NoLoweringError("other types and sizes are ATen's")
+    return kind

@@ -1,0 +1,61 @@
+"""Operators that are lowered only where no other operator of their program is left whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from flagos_backend.torch.compile import report
+from support.torch_compile import check_function, check_training, compiled
+
+
+class Regression(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3), nn.Tanh())
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(self.layers(x), target)
+
+
+def test_a_small_model_calls_no_library_forward_or_backward() -> None:
+    check_training(Regression(), (torch.randn(4, 5), torch.randn(4, 3)))
+    assert len(report.reports()) == 2
+    for known in report.reports():
+        assert not known.whole and not known.fallback, known
+
+
+def test_one_operator_left_whole_leaves_the_others_whole() -> None:
+    weight, bias = torch.randn(3, 5), torch.randn(3)
+    check_function(lambda x: functional.linear(x, weight, bias).cumsum(0), torch.randn(4, 5))
+    assert report.reports()[-1].whole["aten.addmm.default"] == 1
+
+
+@pytest.mark.parametrize("addend", [(3,), (4, 1), (4, 3), (1, 3), ()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_products_with_an_addend(addend: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, y, b = (torch.randn(size).to(dtype) for size in ((4, 5), (3, 5), addend))
+    check_function(lambda b, x, y: torch.addmm(b, x, y.t()), b, x, y)
+    check_function(lambda b, x, y: torch.addmm(b, x, y.t(), beta=0.5, alpha=2), b, x, y)
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), ()], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_mean_squared_error(sizes: tuple[int, ...], reduction: str) -> None:
+    x, y = torch.randn(sizes, requires_grad=True), torch.randn(sizes)
+    expected = functional.mse_loss(x, y, reduction=reduction)
+    actual = compiled(functional.mse_loss)(x, y, reduction=reduction)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    gradients = [torch.autograd.grad(loss.sum(), x)[0] for loss in (actual, expected)]
+    torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+def test_a_target_that_broadcasts() -> None:
+    with pytest.warns(UserWarning, match="different to the input size"):
+        check_function(functional.mse_loss, torch.randn(4, 3), torch.randn(3))
+
+
+def test_the_mean_of_nothing() -> None:
+    check_function(functional.mse_loss, torch.randn(0, 3), torch.randn(0, 3))
