@@ -12,7 +12,13 @@ from flagos_backend.errors import AtenCallFailed
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
-from flagos_backend.kernels.reference.custom_calls import REQUIRED, Config, custom_call_namespace, malformed
+from flagos_backend.kernels.reference.custom_calls import (
+    REQUIRED,
+    Config,
+    custom_call_namespace,
+    malformed,
+    read_config,
+)
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
 from flagos_backend.kernels.reference.storage import STORAGE_DTYPE, dtype_of
 
@@ -48,9 +54,20 @@ _NAMED: dict[str, Callable[[str], Any]] = {
 _Build = Callable[[Sequence[Any]], Any]
 
 
-@custom_call_namespace("aten", Storage.FRESH, arguments=REQUIRED, keywords=REQUIRED, results=REQUIRED, dtypes=None)
+_CONFIG = {"arguments": REQUIRED, "keywords": REQUIRED, "results": REQUIRED, "dtypes": None}
+
+
+@custom_call_namespace("aten", Storage.FRESH, **_CONFIG)
 def _prepare_aten(instruction: Instruction, config: Config) -> Kernel:
-    operator = _operator(instruction)
+    return _prepare(instruction, config, _operator(instruction))
+
+
+def prepare_operator(instruction: Instruction, operator: Callable[..., Any]) -> Kernel:
+    """The kernel of a call of an ATen operator that ``operator``, a function of the same arguments, computes."""
+    return _prepare(instruction, read_config(instruction, _CONFIG), operator)
+
+
+def _prepare(instruction: Instruction, config: Config, operator: Callable[..., Any]) -> Kernel:
     casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
     arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
     keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
@@ -177,6 +194,7 @@ def _in_storage(dtype: torch.dtype, storage: torch.dtype) -> Callable[[Any], Any
     def give(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype is not dtype:
             tensor = tensor.to(dtype)
+        tensor = tensor.resolve_conj().resolve_neg()  # what is only marked would be lost with the tensor
         return tensor if dtype is storage else tensor.view(storage)
 
     return give

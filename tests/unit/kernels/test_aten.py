@@ -71,6 +71,8 @@ def test_bits_of_complex32_are_seen_as_such() -> None:
     argument = {"tensor": 0, "dtype": "complex32"}
     conjugate = call("aten::_conj_physical.default", [bits], bits, arguments=[argument], dtypes=["complex32"])
     assert conjugate(Run(), x.view(torch.int32)).view(torch.complex32).tolist() == [1 - 2j, 3.5j]
+    marked = call("aten::_conj.default", [bits], bits, arguments=[argument], dtypes=["complex32"])
+    assert marked(Run(), x.view(torch.int32)).view(torch.complex32).tolist() == [1 - 2j, 3.5j]
     real = call("aten::view_as_real.default", [bits], ArrayShape(E.F16, (2, 2)), arguments=[argument])
     assert real(Run(), x.view(torch.int32)).tolist() == [[1, 2], [0, -3.5]]
 
