@@ -187,6 +187,21 @@ class AtenCallFailed(FlagosBackendError):
     template = "PyTorch's operator refused its arguments, {exception}: {message}. At {place}. Give it what it takes."
 
 
+class KernelRefused(FlagosBackendError):
+    number = 303
+    code = StatusCode.FAILED_PRECONDITION
+    template = (
+        "No kernel is left for {operation}: {reasons}. At {place}. Loosen FLAGOS_PREFER, FLAGOS_PER_OP, FLAGOS_STRICT or "
+        "FLAGOS_DENY_VENDORS, or install what is missing."
+    )
+
+
+class KernelPolicyInvalid(FlagosBackendError):
+    number = 304
+    code = StatusCode.INVALID_ARGUMENT
+    template = "{variable} holds '{value}', which is not {wanted}. Correct the variable or unset it."
+
+
 class KernelBuildFailed(FlagosBackendError):
     number = 311
     code = StatusCode.INTERNAL

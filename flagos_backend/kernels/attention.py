@@ -228,6 +228,20 @@ class Views:
         """A contiguous [B,K,S,channel] laid out as ``dims``; a view where it can be."""
         return self._spread(tensor, dims, self._outer + self._key_heads + "s" + channel)
 
+    def new_like_query(
+        self, like: torch.Tensor, dims: str, channel: str, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """An array laid out as ``dims``, and [B,H,T,channel] to write: a view of it where one exists."""
+        whole = torch.empty([self.letters[letter] for letter in dims], dtype=dtype, device=like.device)
+        seen = self.query(whole, dims, channel)
+        return whole, seen
+
+    def finish(self, whole: torch.Tensor, written: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
+        """``whole`` after a kernel filled ``written``, the two values of ``new_like_query``."""
+        if written.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+            return whole
+        return self.like_query(written, dims, channel)
+
     def _spread(self, tensor: torch.Tensor, dims: str, order: str) -> torch.Tensor:
         present = [letter for letter in order if letter in dims]
         tensor = tensor.reshape([self.letters[letter] for letter in present])

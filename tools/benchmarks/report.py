@@ -68,7 +68,10 @@ def versions() -> dict[str, str]:
     """Versions of everything that takes part."""
     found = {"python": platform.python_version(), "glibc": platform.libc_ver()[1]}
     for name in ("jax", "jaxlib", "torch", "numpy", "flax"):
-        found[name] = importlib.metadata.version(name)
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a benchmark that does not need it runs without
     import flagos_backend
 
     return found | {"flagos": flagos_backend.__version__}

@@ -20,8 +20,19 @@ from flagos_backend.kernels.reference.small_floats import decode, encode
 
 # convolve(input [n, c, spatial...], weight [o, c / groups, spatial...]) -> [n, o, spatial...]
 Convolve = Callable[[Tensor, Tensor], Tensor]
+_HALVES = frozenset({ElementType.F16, ElementType.BF16})
 
 _TORCH_RANK_LIMIT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What convolves: a function of torch.convolution's arguments. ``transposes``: it knows transposed convolutions.
+    ``halves``: it accumulates f16 and bf16 in f32 itself."""
+
+    convolution: Callable[..., Tensor] = torch.convolution
+    transposes: bool = True
+    halves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ def _padded(x: Tensor, geometry: _Geometry) -> Tensor:
     return _pad_spatial(_dilate(x, geometry), [(w.padding_low, w.padding_high) for w in geometry.window])
 
 
-def _by_torch(geometry: _Geometry) -> Convolve:
+def _by_torch(geometry: _Geometry, engine: Engine) -> Convolve:
     """floats, up to three spatial dimensions."""
     strides, dilations = geometry.field("stride"), geometry.field("window_dilation")
     zeros = [0] * geometry.rank
@@ -71,14 +82,14 @@ def _by_torch(geometry: _Geometry) -> Convolve:
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
         if symmetric:
             paddings = geometry.field("padding_low")
-            return torch.convolution(x, weight, None, strides, paddings, dilations, False, zeros, geometry.groups)
+            return engine.convolution(x, weight, None, strides, paddings, dilations, False, zeros, geometry.groups)
         padded = _padded(x, geometry)
-        return torch.convolution(padded, weight, None, strides, zeros, dilations, False, zeros, geometry.groups)
+        return engine.convolution(padded, weight, None, strides, zeros, dilations, False, zeros, geometry.groups)
 
     return convolve
 
 
-def _by_transposed_torch(geometry: _Geometry) -> Convolve:
+def _by_transposed_torch(geometry: _Geometry, engine: Engine) -> Convolve:
     """A dilated base under a window of stride 1 is torch's transposed convolution, padded or cropped afterwards."""
     dilations, bases = geometry.field("window_dilation"), geometry.field("base_dilation")
     groups, zeros = geometry.groups, [0] * geometry.rank
@@ -87,7 +98,7 @@ def _by_transposed_torch(geometry: _Geometry) -> Convolve:
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
         per_group = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
         turned = per_group.reshape(x.shape[1], -1, *weight.shape[2:]).flip(spatial)
-        full = torch.convolution(x, turned, None, bases, zeros, dilations, True, zeros, groups)
+        full = engine.convolution(x, turned, None, bases, zeros, dilations, True, zeros, groups)
         amounts = []
         for w in geometry.window:
             reach = (w.size - 1) * w.window_dilation
@@ -121,16 +132,17 @@ def _by_patches(geometry: _Geometry) -> Convolve:
     return convolve
 
 
-def _choose(geometry: _Geometry, floating: bool) -> Convolve:
+def _choose(geometry: _Geometry, floating: bool, engine: Engine) -> Convolve:
     if not floating or geometry.rank > _TORCH_RANK_LIMIT:
         return _by_patches(geometry)
-    if any(w.base_dilation > 1 for w in geometry.window) and all(w.stride == 1 for w in geometry.window):
-        return _by_transposed_torch(geometry)
-    return _by_torch(geometry)
+    spread = any(w.base_dilation > 1 for w in geometry.window) and all(w.stride == 1 for w in geometry.window)
+    if spread and engine.transposes:
+        return _by_transposed_torch(geometry, engine)
+    return _by_torch(geometry, engine)
 
 
 def _prepare_arithmetic(
-    convolve: Callable[[bool], Convolve], lhs: ElementType, rhs: ElementType, result: ElementType
+    convolve: Callable[[bool], Convolve], lhs: ElementType, rhs: ElementType, result: ElementType, engine: Engine
 ) -> Convolve:
     """Wraps a convolution of torch numbers into one of storage values, in ``result``'s type."""
     dtype = storage.dtype_of(result)
@@ -145,6 +157,8 @@ def _prepare_arithmetic(
         return complex_convolve
     if result.is_float:
         floating = convolve(True)
+        if engine.halves and lhs is rhs is result and result in _HALVES:
+            return floating
         # Narrow types accumulate in f32 and round once.
         wide = torch.float64 if result is ElementType.F64 else torch.float32
         return lambda x, w: _rounded(floating(_decoded(x, lhs).to(wide), _decoded(w, rhs).to(wide)), result)
@@ -169,6 +183,11 @@ def _rounded(x: Tensor, element_type: ElementType) -> Tensor:
 
 @kernel(Opcode.CONVOLUTION, storage=Storage.FRESH)
 def prepare_convolution(instruction: Instruction) -> Kernel:
+    return prepare_with(instruction, Engine())
+
+
+def prepare_with(instruction: Instruction, engine: Engine) -> Kernel:
+    """The kernel of a convolution whose products ``engine`` computes."""
     attributes = instruction.attributes_as(ConvolutionAttributes)
     lhs, rhs = (operand.shape for operand in instruction.operands)
     result = instruction.shape
@@ -185,7 +204,11 @@ def prepare_convolution(instruction: Instruction) -> Kernel:
     geometry = _Geometry(window, groups)
     reversed_dims = [2 + d for d, w in enumerate(window) if w.window_reversal]
     convolve = _prepare_arithmetic(
-        lambda floating: _choose(geometry, floating), lhs.element_type, rhs.element_type, result.element_type
+        lambda floating: _choose(geometry, floating, engine),
+        lhs.element_type,
+        rhs.element_type,
+        result.element_type,
+        engine,
     )
     to_input = (attributes.input_batch, attributes.input_feature, *attributes.input_spatial)
     to_weight = (attributes.kernel_output_feature, attributes.kernel_input_feature, *attributes.kernel_spatial)

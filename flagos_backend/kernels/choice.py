@@ -1,0 +1,139 @@
+"""Which kernel computes a library instruction on a target: by the user's wish, else by measuring, else in FlagOS'
+order. Between fusion and the plan; the providers' tables say what there is."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flagos_backend.devices.target import Target
+from flagos_backend.errors import FlagosBackendError, KernelRefused
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.kernels import tuning
+from flagos_backend.kernels.implementation import Implementation, Provider, Variant, operation_of
+from flagos_backend.kernels.policy import Policy
+from flagos_backend.kernels.reference.registry import Kernel
+from flagos_backend.kernels.vendor.library import is_vendor_reference, reference_variants, runs_library
+
+_TABLES = ("flaggems", "triton", "vendor")
+# FlagOS asks for flagos, vendor, reference; our own kernels stand beside FlagGems'.
+_ORDER = tuple(Provider)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``text``: why this kernel, and what the others lacked, for explain."""
+
+    kernel: Kernel
+    provider: Provider
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    implementation: Implementation
+    variants: Sequence[Variant]
+
+
+@functools.cache
+def _tables() -> Mapping[str, tuple[Implementation, ...]]:
+    found: dict[str, list[Implementation]] = {}
+    for name in _TABLES:
+        table = importlib.import_module(f"flagos_backend.kernels.{name}.table")
+        for operation, implementation in table.IMPLEMENTATIONS:
+            found.setdefault(operation, []).append(implementation)
+    return {operation: tuple(implementations) for operation, implementations in found.items()}
+
+
+def implementations_of(operation: str) -> tuple[Implementation, ...]:
+    """Everything registered for ``operation``, in FlagOS' order; ``aten::*`` stands for all of that namespace."""
+    namespace, separator, _ = operation.partition("::")
+    found = _tables().get(operation, ()) + (_tables().get(f"{namespace}::*", ()) if separator else ())
+    return tuple(sorted((*found, _REFERENCE), key=lambda one: _ORDER.index(one.provider)))
+
+
+def choose(instruction: Instruction, target: Target, policy: Policy | None = None) -> Choice:
+    """The kernel of a library instruction.
+
+    Raises KernelRefused when the user's policy leaves none, and what the reference kernel raises for what nobody has.
+    """
+    policy = policy or Policy.from_environment()
+    operation = operation_of(instruction)
+    allowed, reasons, failures, denied = _allowed(instruction, target, operation, policy)
+    for wish in policy.wishes(operation):
+        found = [offer for offer in allowed if wish.meets(offer.implementation, target)]
+        if found:
+            return _first(found[0], [f"{wish} is preferred"], instruction, target, policy)
+        reasons.append(f"{wish} is preferred and has no kernel")
+        if policy.strict:
+            raise KernelRefused.at(instruction, operation=operation, reasons="; ".join(reasons))
+    if not allowed:
+        if failures and not denied:
+            raise failures[-1]
+        raise KernelRefused.at(instruction, operation=operation, reasons="; ".join(reasons))
+    contenders = [offer for offer in allowed if offer.implementation.provider is not Provider.REFERENCE] or allowed
+    if len(contenders) == 1 and len(contenders[0].variants) == 1:
+        return _chosen(contenders[0], contenders[0].variants[0], reasons)
+    return _fastest(contenders, reasons, instruction, target, policy)
+
+
+def _allowed(
+    instruction: Instruction, target: Target, operation: str, policy: Policy
+) -> tuple[list[_Offer], list[str], list[FlagosBackendError], bool]:
+    """Offers that can run and may, why the others do not, the errors of those that failed to prepare, and whether the
+    policy excluded any."""
+    offers: list[_Offer] = []
+    reasons: list[str] = []
+    failures: list[FlagosBackendError] = []
+    denied = False
+    for implementation in implementations_of(operation):
+        if implementation is _REFERENCE and runs_library(instruction, target):
+            implementation = _REFERENCE_ON_LIBRARY
+        reason = policy.denies(operation, implementation, target)
+        denied = denied or bool(reason)
+        reason = reason or implementation.unsupported(instruction, target)
+        if not reason:
+            try:
+                offers.append(_Offer(implementation, implementation.variants(instruction, target)))
+                continue
+            except FlagosBackendError as error:
+                reason = str(error)
+                failures.append(error)
+        reasons.append(f"not {implementation.identifier}: {reason}")
+    return offers, reasons, failures, denied
+
+
+def _first(offer: _Offer, reasons: list[str], instruction: Instruction, target: Target, policy: Policy) -> Choice:
+    """The wished provider's kernel; of several of its own the fastest."""
+    if len(offer.variants) == 1:
+        return _chosen(offer, offer.variants[0], reasons)
+    return _fastest([offer], reasons, instruction, target, policy)
+
+
+def _fastest(
+    offers: list[_Offer], reasons: list[str], instruction: Instruction, target: Target, policy: Policy
+) -> Choice:
+    entries = {
+        f"{offer.implementation.identifier} ({variant.name})": (offer, variant)
+        for offer in offers
+        for variant in offer.variants
+    }
+    kernels = {name: variant.kernel for name, (_, variant) in entries.items()}
+    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds)
+    offer, variant = entries[outcome.name]
+    return _chosen(offer, variant, [outcome.text, *reasons])
+
+
+def _chosen(offer: _Offer, variant: Variant, reasons: list[str]) -> Choice:
+    name = f"{offer.implementation.identifier} ({variant.name})" if variant.name else offer.implementation.identifier
+    return Choice(variant.kernel, offer.implementation.provider, "; ".join([name, *reasons]))
+
+
+def _reference_unsupported(instruction: Instruction, target: Target) -> str:
+    return "it is the vendor's library" if is_vendor_reference(instruction, target) else ""
+
+
+_REFERENCE = Implementation("aten", Provider.REFERENCE, _reference_unsupported, reference_variants)
+_REFERENCE_ON_LIBRARY = replace(_REFERENCE, library=True)

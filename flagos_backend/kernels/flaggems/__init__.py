@@ -1,0 +1,1 @@
+"""FlagGems' kernels, called as functions: nothing is registered with torch. Chosen by kernels/choice.py."""

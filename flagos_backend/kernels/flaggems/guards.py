@@ -1,0 +1,60 @@
+"""What FlagGems' kernels must not be given, though its functions would take it: measured, or read in its sources.
+
+Each guard has its test in tests/cpu/flaggems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ElementType, leaves
+
+E = ElementType
+# Kernels that compute in f32 whatever they are given lose f64's digits, so f64 goes to the few that do not.
+_EXACT_IN_F64 = frozenset({"add", "bmm", "cat", "gather", "index_select", "mm", "mul", "sub", "where"})
+_NEVER = frozenset({E.C64, E.C128, E.U16, E.U32, E.U64})
+# tl.dot has no integers here, and no 64-bit floats either on some chips.
+_FLOAT_ONLY = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "conv2d"})
+# Operators that draw from torch's generator, or depend on how an argument lies in memory.
+_LEFT_TO_ATEN = frozenset({"topk", "sort", "argsort", "normed_cumsum", "multinomial", "unique_consecutive", "_unique2"})
+# Functions whose required arguments ATen leaves out.
+_NEEDS_WEIGHT = frozenset({"rms_norm", "_fused_rms_norm"})
+
+
+def refuses(name: str, instruction: Instruction) -> str:
+    """Why FlagGems' function for the ATen operator ``name`` must not compute ``instruction``, or ""."""
+    operator = name.partition(".")[0]
+    shapes = [leaf for o in (*instruction.operands, instruction) for leaf in leaves(o.shape)]
+    types = {shape.element_type for shape in shapes}
+    if operator in _LEFT_TO_ATEN:
+        return f"FlagGems' {operator} orders equal elements, zeros and NaN in another way"
+    if types & _NEVER:
+        return f"FlagGems has no {min(types & _NEVER).name.lower()}"
+    if E.F64 in types and operator not in _EXACT_IN_F64:
+        return f"FlagGems' {operator} computes f64 in f32"
+    if operator in _FLOAT_ONLY and not all(t.is_float for t in types):
+        return f"FlagGems' {operator} multiplies no integers"
+    if operator in _NEEDS_WEIGHT and len(instruction.operands) < 2:
+        return f"FlagGems' {operator} needs a weight"
+    if any(shape.num_elements == 0 for shape in shapes):
+        return "FlagGems' kernels are not made for arrays without elements"
+    return ""
+
+
+def contiguous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` on dense row-major tensors: several kernels (index_select, topk, bucketize) ignore strides."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*[_dense(arg) for arg in args], **{name: _dense(arg) for name, arg in kwargs.items()})
+
+    return call
+
+
+def _dense(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.contiguous()
+    return [_dense(part) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,90 @@
+"""Imports FlagGems when it can work here, and says why where it cannot. The only place that imports it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from flagos_backend.devices.target import Target
+
+# Its cached launcher passes constants to kernels only on these versions; on others every second call of a kernel
+# misses arguments (FlagGems issue 3353).
+_TRITON = ((3, 0), (3, 6))
+_OLDEST = (5, 0)
+# What FlagGems 5.0 imports besides torch and triton.
+_NEEDED = {"sqlalchemy": "sqlalchemy", "yaml": "PyYAML", "packaging": "packaging"}
+_lock = threading.Lock()
+
+
+def unavailable(target: Target) -> str:
+    """Why FlagGems cannot compute for ``target``, or ""."""
+    if target.is_host or (target.device_type == "cpu" and not _interpreted()):
+        return "FlagGems has no kernels for the host"
+    return _missing()
+
+
+def _interpreted() -> bool:
+    """Whether a test runs its kernels in Triton's interpreter, for which it has prepared FlagGems itself."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and "flag_gems" in sys.modules
+
+
+@functools.cache
+def _missing() -> str:
+    if importlib.util.find_spec("flag_gems") is None:
+        return "FlagGems is not installed"
+    for module, package in _NEEDED.items():
+        if importlib.util.find_spec(module) is None:
+            return f"FlagGems needs {package}, which is not installed"
+    return version_problem(importlib.metadata.version("flag_gems"), _triton_version())
+
+
+def _triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def version_problem(flag_gems: str, triton: str) -> str:
+    """Why these versions do not work together, or ""."""
+    if not triton:
+        return "FlagGems needs Triton, which is not installed"
+    if _numbers(flag_gems) < _OLDEST:
+        return f"FlagGems {flag_gems} is older than {_OLDEST[0]}.{_OLDEST[1]}"
+    if not _TRITON[0] <= _numbers(triton) <= _TRITON[1] and os.environ.get("TRITON_INTERPRET") != "1":
+        newest = f"{_TRITON[1][0]}.{_TRITON[1][1]}"
+        return f"FlagGems {flag_gems} launches its kernels wrongly on Triton {triton}; it needs Triton up to {newest}"
+    return ""
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def load() -> ModuleType:
+    """FlagGems. Takes seconds the first time."""
+    with _lock:
+        # Triton's own module tree is imported lazily, and FlagGems' mm looks this part up as an attribute.
+        if importlib.util.find_spec("triton.tools.tensor_descriptor") is not None:
+            importlib.import_module("triton.tools.tensor_descriptor")
+        return importlib.import_module("flag_gems")
+
+
+@functools.cache
+def functions() -> dict[str, Callable[..., Any]]:
+    """FlagGems' functions by the name of the ATen operator that they compute: ``mm``, ``sum.dim_IntList``."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name, function, *condition in load()._FULL_CONFIG:
+        if all(holds() if callable(holds) else holds for holds in condition):
+            found[name] = function
+    return found

@@ -1,0 +1,157 @@
+"""What FlagGems computes, read by kernels/choice.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.attributes import ConvolutionAttributes, CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.attention import FORWARD, AttentionCall
+from flagos_backend.kernels.contraction import contraction_of
+from flagos_backend.kernels.flaggems import guards, loading
+from flagos_backend.kernels.implementation import Implementation, Provider, Variant
+from flagos_backend.kernels.reference.aten import prepare_operator
+from flagos_backend.kernels.reference.attention import shapes_of, views_of
+from flagos_backend.kernels.reference.convolution import Engine, prepare_with
+from flagos_backend.kernels.reference.registry import Run, Value
+from flagos_backend.kernels.reference.storage import dtype_of
+
+E = ElementType
+
+
+# ---- ATen's operators, which keep their names and arguments ----
+
+
+def _aten_name(instruction: Instruction) -> str:
+    """FlagGems' key of an operator: without the overload ``default``."""
+    name = instruction.attributes_as(CustomCallAttributes).target.removeprefix("aten::")
+    return name.removesuffix(".default")
+
+
+def _aten_unsupported(instruction: Instruction, target: Target) -> str:
+    reason = loading.unavailable(target)
+    if reason:
+        return reason
+    name = _aten_name(instruction)
+    if instruction.attributes_as(CustomCallAttributes).has_side_effect:
+        return "it has a side effect"
+    if name not in loading.functions():
+        return f"FlagGems has no {name}"
+    return guards.refuses(name, instruction)
+
+
+def _aten_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+    function = guards.contiguous(loading.functions()[_aten_name(instruction)])
+    return (Variant("", prepare_operator(instruction, function)),)
+
+
+# ---- HLO's dot and convolution ----
+
+
+def _result(instruction: Instruction) -> ArrayShape:
+    assert isinstance(instruction.shape, ArrayShape)
+    return instruction.shape
+
+
+def _dot_unsupported(instruction: Instruction, target: Target) -> str:
+    shapes = (*shapes_of(instruction), _result(instruction))
+    if len({shape.element_type for shape in shapes}) != 1:
+        return "FlagGems' products keep the type of their operands"
+    return loading.unavailable(target) or guards.refuses("mm", instruction)
+
+
+def _dot_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+    functions, contraction = loading.functions(), contraction_of(instruction)
+    product = guards.contiguous(functions["mm" if contraction.batch is None else "bmm"])
+
+    def run(_: Run, lhs: Tensor, rhs: Tensor) -> Tensor:
+        return contraction.finish(product(*contraction.arrange(lhs, rhs)))
+
+    return (Variant("", run),)
+
+
+_CONVOLUTIONS = {1: "conv1d", 2: "conv2d", 3: "conv3d"}
+
+
+def _convolution_unsupported(instruction: Instruction, target: Target) -> str:
+    a = instruction.attributes_as(ConvolutionAttributes)
+    if len(a.window) not in _CONVOLUTIONS:
+        return f"FlagGems convolves over 1 to 3 dimensions, not {len(a.window)}"
+    if any(shape.element_type is E.F64 for shape in shapes_of(instruction)):
+        return "FlagGems' convolution computes f64 in f32"
+    return loading.unavailable(target) or guards.refuses("convolution", instruction)
+
+
+def _convolution_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+    rank = len(instruction.attributes_as(ConvolutionAttributes).window)
+    function = guards.contiguous(getattr(loading.load().ops, _CONVOLUTIONS[rank]))
+
+    def convolution(
+        x: Tensor, weight: Tensor, bias: None, stride: Any, padding: Any, dilation: Any, *rest: Any
+    ) -> Tensor:
+        _transposed, _output_padding, groups = rest
+        result: Tensor = function(x, weight, bias, stride, padding, dilation, groups)
+        return result
+
+    return (Variant("", prepare_with(instruction, Engine(convolution, transposes=False, halves=True))),)
+
+
+# ---- attention ----
+
+_CHANNELS = frozenset({16, 32, 64, 96, 128, 192, 256})
+
+
+def _attention_unsupported(instruction: Instruction, target: Target) -> str:
+    a = AttentionCall.of(instruction).attention
+    size = views_of(instruction, a).sizes
+    types = {shape.element_type for shape in shapes_of(instruction)[:3]}
+    if len(types) != 1 or not types <= {E.F16, E.BF16}:
+        return "FlagGems' attention takes f16 or bf16"
+    if a.bias is not None or a.mask is not None or a.lower is not None:
+        return "FlagGems' attention has no bias, mask or lower band"
+    if a.upper is not None and (a.upper != 0 or size.T != size.S):
+        return "FlagGems' causal mask is aligned to the last key"
+    if size.D != size.E or size.D not in _CHANNELS:
+        return f"FlagGems' attention has no kernel for {size.D} and {size.E} channels"
+    if a.scale == 0:
+        return "FlagGems takes a scale of 0 for none"
+    return loading.unavailable(target) or guards.refuses("_flash_attention_forward", instruction)
+
+
+def _attention_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+    call = AttentionCall.of(instruction)
+    a, views = call.attention, views_of(instruction, call.attention)
+    compute: Callable[..., Any] = guards.contiguous(loading.functions()["_flash_attention_forward"])
+    first = instruction.shape if isinstance(instruction.shape, ArrayShape) else instruction.shape.elements[0]
+    assert isinstance(first, ArrayShape)
+    dtype = dtype_of(first.element_type)
+
+    def run(_: Run, query: Tensor, key: Tensor, value: Tensor) -> Value:
+        q, k, v = views.query(query, a.query), views.key(key, a.key), views.key(value, a.value, "e")
+        output, statistics, *_rest = compute(
+            *(x.transpose(1, 2) for x in (q, k, v)), None, None, q.shape[2], k.shape[2], 0.0,
+            a.upper is not None, False, scale=a.scale,
+        )  # fmt: skip
+        result = views.like_query(output.transpose(1, 2).to(dtype), a.output, "e")
+        return (result, statistics.to(torch.float32)) if call.statistics else result
+
+    return (Variant("", run),)
+
+
+_FLAGOS = Provider.FLAGOS
+IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
+    ("aten::*", Implementation("aten", _FLAGOS, _aten_unsupported, _aten_variants)),
+    (str(Opcode.DOT), Implementation("dot", _FLAGOS, _dot_unsupported, _dot_variants)),
+    (
+        str(Opcode.CONVOLUTION),
+        Implementation("convolution", _FLAGOS, _convolution_unsupported, _convolution_variants),
+    ),
+    (FORWARD, Implementation("attention", _FLAGOS, _attention_unsupported, _attention_variants)),
+)

@@ -1,0 +1,59 @@
+"""What a provider offers for an instruction: the vocabulary between kernels/choice.py and the providers' folders."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.kernels.reference.registry import Kernel
+
+
+class Provider(enum.StrEnum):
+    """Who wrote a kernel, in FlagOS' order of preference. Values are what the environment variables say."""
+
+    FLAGOS = "flagos"  # FlagGems
+    TRITON = "triton"  # ours
+    VENDOR = "vendor"  # the chip maker's libraries, through ATen
+    REFERENCE = "reference"  # kernels/reference, on tensors of the device
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One prepared way to compute an instruction; ``name`` tells it from its siblings."""
+
+    name: str
+    kernel: Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One provider's kernels of one operation.
+
+    ``unsupported``: why it cannot compute an instruction on a target, "" when it can; cheap and without a device.
+    ``variants``: its kernels, the best guess first; called only where supported. ``library``: the chip maker's library
+    computes it.
+    """
+
+    name: str
+    provider: Provider
+    unsupported: Callable[[Instruction, Target], str]
+    variants: Callable[[Instruction, Target], Sequence[Variant]]
+    library: bool = False
+
+    @property
+    def identifier(self) -> str:
+        """FlagOS' name of an implementation: ``triton.attention``."""
+        return f"{self.provider}.{self.name}"
+
+
+def operation_of(instruction: Instruction) -> str:
+    """The name under which kernels of an instruction are registered: its opcode, or a custom call's target, of
+    ``aten::op.overload`` without the overload."""
+    if not isinstance(instruction.attributes, CustomCallAttributes):
+        return str(instruction.opcode)
+    target = instruction.attributes.target
+    return target.partition(".")[0] if "::" in target else target

@@ -1,0 +1,1 @@
+"""Library kernels of our own, in Triton. Chosen by kernels/choice.py."""

@@ -1,0 +1,237 @@
+"""flagos.attention and flagos.attention_backward as launches of our Triton kernels (attention_kernels.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ElementType, leaves
+from flagos_backend.kernels.attention import Attention, AttentionBackwardCall, AttentionCall, Views
+from flagos_backend.kernels.implementation import Variant
+from flagos_backend.kernels.reference.attention import shapes_of, views_of
+from flagos_backend.kernels.reference.registry import Run, Value
+from flagos_backend.kernels.reference.storage import dtype_of
+
+E = ElementType
+_TYPES = frozenset({E.F16, E.BF16, E.F32})
+_MAX_CHANNELS = 256
+# Kernels tell rows that see no key by their statistics, so the fill must lie far below every visible logit; and a fill
+# near the least float would overflow in units of log2.
+_HIGHEST_FILL, _LOWEST_FILL = -1e4, -1e30
+_LOG2E = 1.0 / math.log(2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Sizes of the blocks that one program works on, and how the compiler pipelines it."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.queries}x{self.keys}, {self.warps} warps, {self.stages} stages"
+
+
+# By the greatest number of channels; the first of each row is what runs where nothing is measured.
+_FORWARD = {
+    64: (Blocks(128, 128, 8, 3), Blocks(128, 64, 4, 4), Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3)),
+    128: (Blocks(128, 64, 8, 3), Blocks(128, 128, 8, 2), Blocks(128, 64, 4, 3), Blocks(64, 64, 4, 3)),
+    256: (Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(64, 32, 4, 2)),
+}
+_BACKWARD: dict[int, tuple[Blocks, ...]] = {
+    64: (Blocks(64, 128, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 128, 4, 3)),
+    128: (Blocks(64, 128, 8, 2), Blocks(64, 64, 4, 2), Blocks(32, 128, 4, 2)),
+    256: (Blocks(32, 64, 8, 1), Blocks(64, 32, 8, 1), Blocks(32, 32, 4, 1)),
+}
+_WIDE_FORWARD, _WIDE_BACKWARD = (Blocks(64, 32, 4, 2),), (Blocks(32, 32, 4, 1),)  # f32 takes twice the room
+_TINY = (Blocks(16, 16, 4, 1),)
+
+
+def unsupported(instruction: Instruction, attention: Attention) -> str:
+    """Why the kernels cannot compute this call; "" when they can."""
+    shapes = shapes_of(instruction)
+    types = {shape.element_type for shape in shapes[:3]}
+    if len(types) != 1 or not types <= _TYPES:
+        names = ", ".join(sorted(element.name.lower() for element in types))
+        return f"query, key and value must all be f16, bf16 or f32, not {names}"
+    size = views_of(instruction, attention).sizes
+    if max(size.D, size.E) > _MAX_CHANNELS:
+        return f"{max(size.D, size.E)} channels are more than {_MAX_CHANNELS}"
+    if 0 in (size.B, size.H, size.T, size.S):
+        return "there is nothing to compute"
+    if attention.mask is not None and attention.fill > _HIGHEST_FILL:
+        return f"hidden logits are {attention.fill:g}, above {_HIGHEST_FILL:g}"
+    if attention.mask is None and attention.hides() and not _rows_see_keys(attention, size.T, size.S):
+        return "the band leaves a query no key"
+    return ""
+
+
+def _rows_see_keys(a: Attention, queries: int, keys: int) -> bool:
+    upper = math.inf if a.upper is None else a.upper
+    lower = math.inf if a.lower is None else a.lower
+    return upper >= 0 and queries - 1 - lower <= keys - 1 and upper + lower >= 0
+
+
+class _Launcher:
+    """What both directions need: strides, sizes and the flags that the kernels are compiled for."""
+
+    def __init__(self, instruction: Instruction, attention: Attention, blocks: Blocks) -> None:
+        self.attention, self.blocks = attention, blocks
+        self.views: Views = views_of(instruction, attention)
+        self.sizes = self.views.sizes
+        has_mask = attention.mask is not None
+        self.finite = math.isfinite(attention.fill) or not has_mask
+        fill = max(attention.fill, _LOWEST_FILL) if self.finite else -math.inf
+        channels, value_channels = _power_of_two(self.sizes.D), _power_of_two(self.sizes.E)
+        wide = shapes_of(instruction)[0].element_type is E.F32
+        self.scale = attention.scale
+        self.scalars = (attention.scale * _LOG2E, fill * _LOG2E, attention.upper or 0, attention.lower or 0)
+        self.flags: dict[str, Any] = {
+            "BLOCK_M": blocks.queries,
+            "BLOCK_N": blocks.keys,
+            "BLOCK_D": channels,
+            "BLOCK_E": value_channels,
+            "HAS_BIAS": attention.bias is not None,
+            "HAS_MASK": has_mask,
+            "HAS_UPPER": attention.upper is not None,
+            "HAS_LOWER": attention.lower is not None,
+            "FINITE_FILL": self.finite,
+            "EVEN": (channels, value_channels) == (self.sizes.D, self.sizes.E),
+            "PRECISION": "ieee" if wide else "tf32",
+            "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
+        }
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The kernels' arguments H, G, T, S, D, E."""
+        size = self.sizes
+        return (size.H, size.group, size.T, size.S, size.D, size.E)
+
+    def operands(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a, views = self.attention, self.views
+        return views.query(query, a.query), views.key(key, a.key), views.key(value, a.value, "e")
+
+    def bias_and_mask(self, rest: Sequence[Tensor], stand_in: Tensor) -> tuple[Tensor, Tensor]:
+        """Over [B, H, T, S], broadcast dimensions at stride 0; ``stand_in`` for what is not there."""
+        a, size, given = self.attention, self.sizes, iter(rest)
+        nothing = stand_in.as_strided((1, 1, 1, 1), (0, 0, 0, 0))
+        whole = (size.B, size.H, size.T, size.S)
+        bias = self.views.logits(next(given), a.bias).expand(whole) if a.bias is not None else nothing
+        if a.mask is None:
+            return bias, nothing
+        return bias, self.views.logits(next(given).view(torch.uint8), a.mask).expand(whole)
+
+
+def _power_of_two(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _blocks(
+    instruction: Instruction, attention: Attention, table: dict[int, tuple[Blocks, ...]], wide: tuple[Blocks, ...]
+) -> tuple[Blocks, ...]:
+    size = views_of(instruction, attention).sizes
+    if max(size.T, size.S) <= 32:
+        return _TINY
+    if shapes_of(instruction)[0].element_type is E.F32:
+        return wide
+    return next(blocks for channels, blocks in table.items() if max(size.D, size.E) <= channels)
+
+
+def forward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+    call = AttentionCall.of(instruction)
+    found = _blocks(instruction, call.attention, _FORWARD, _WIDE_FORWARD)
+    return tuple(Variant(str(blocks), _forward(instruction, call, blocks)) for blocks in found)
+
+
+def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks) -> Any:
+    from flagos_backend.kernels.triton import attention_kernels as kernels
+
+    a = call.attention
+    launch = _Launcher(instruction, a, blocks)
+    size, views = launch.sizes, launch.views
+    dtype = dtype_of(next(leaves(instruction.shape)).element_type)
+    empty_rows = not launch.finite or a.bias is not None
+    grid = (-(-size.T // blocks.queries), size.B * size.H)
+
+    def run(_: Run, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Value:
+        q, k, v = launch.operands(query, key, value)
+        bias, mask = launch.bias_and_mask(rest, q)
+        output, written = views.new_like_query(q, a.output, "e", dtype)
+        statistics = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
+        kernels.attention_forward[grid](
+            q, k, v, bias, mask, written, statistics,
+            *q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *written.stride(),
+            *launch.counts, *launch.scalars, EMPTY_ROWS=empty_rows, **launch.flags,
+        )  # fmt: skip
+        result = views.finish(output, written, a.output, "e")
+        return (result, statistics) if call.statistics else result
+
+    return run
+
+
+def backward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+    call = AttentionBackwardCall.of(instruction)
+    found = _blocks(instruction, call.attention, _BACKWARD, _WIDE_BACKWARD)
+    return tuple(Variant(str(blocks), _backward(instruction, call, blocks)) for blocks in found)
+
+
+def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blocks) -> Any:
+    from flagos_backend.kernels.triton import attention_kernels as kernels
+
+    a = call.attention
+    launch = _Launcher(instruction, a, blocks)
+    # The gradient of the query holds queries still and walks along the keys: its blocks are the others turned around.
+    turned = {**launch.flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
+    size, views = launch.sizes, launch.views
+    types = iter([dtype_of(leaf.element_type) for leaf in leaves(instruction.shape)])
+    dq_type = next(types) if call.query_gradient is not None else None
+    dk_type = next(types) if call.key_gradient is not None else None
+    dv_type = next(types) if call.value_gradient is not None else None
+    heads = size.B * size.H
+
+    def run(
+        _: Run, query: Tensor, key: Tensor, value: Tensor, output: Tensor, statistics: Tensor, gradient: Tensor,
+        *rest: Tensor,
+    ) -> Value:  # fmt: skip
+        q, k, v = launch.operands(query, key, value)
+        o, g = views.query(output, a.output, "e"), views.query(gradient, call.output_gradient, "e")
+        g = g if g.dtype == v.dtype else g.to(v.dtype)
+        bias, mask = launch.bias_and_mask(rest, q)
+        delta = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
+        kernels.attention_delta[(-(-size.T // 64), heads)](
+            o, g, delta, *o.stride(), *g.stride(), size.H, size.T, size.E,
+            BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"],
+        )  # fmt: skip
+        strides = (*q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *g.stride())
+        results = []
+        if dq_type is not None and call.query_gradient is not None:
+            dq = torch.empty((size.B, size.H, size.T, size.D), dtype=dq_type, device=q.device)
+            kernels.attention_query_gradient[(-(-size.T // blocks.keys), heads)](
+                q, k, v, bias, mask, g, statistics, delta, dq, *strides,
+                *launch.counts, *launch.scalars, launch.scale, **turned,
+            )  # fmt: skip
+            results.append(views.like_query(dq, call.query_gradient, "d"))
+        if dk_type is not None or dv_type is not None:
+            dk = torch.empty((size.B, size.K, size.S, size.D), dtype=dk_type or k.dtype, device=q.device)
+            dv = torch.empty((size.B, size.K, size.S, size.E), dtype=dv_type or v.dtype, device=q.device)
+            kernels.attention_key_gradient[(-(-size.S // blocks.keys), size.B * size.K)](
+                q, k, v, bias, mask, g, statistics, delta, dk, dv, *strides,
+                *launch.counts, *launch.scalars, launch.scale, **launch.flags,
+            )  # fmt: skip
+            if call.key_gradient is not None:
+                results.append(views.like_key(dk, call.key_gradient, "d"))
+            if call.value_gradient is not None:
+                results.append(views.like_key(dv, call.value_gradient, "e"))
+        return tuple(results)
+
+    return run

@@ -1,0 +1,35 @@
+"""What our own Triton kernels compute, read by kernels/choice.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall
+from flagos_backend.kernels.implementation import Implementation, Provider
+from flagos_backend.kernels.triton import attention
+
+
+def _no_triton(target: Target) -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if target.is_host or target.device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton has no compiler for the host"
+    return ""
+
+
+def _unsupported(instruction: Instruction, target: Target) -> str:
+    return _no_triton(target) or attention.unsupported(instruction, AttentionCall.of(instruction).attention)
+
+
+def _unsupported_backward(instruction: Instruction, target: Target) -> str:
+    described: Attention = AttentionBackwardCall.of(instruction).attention
+    return _no_triton(target) or attention.unsupported(instruction, described)
+
+
+IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
+    (FORWARD, Implementation("attention", Provider.TRITON, _unsupported, attention.forward_variants)),
+    (BACKWARD, Implementation("attention_backward", Provider.TRITON, _unsupported_backward, attention.backward_variants)),
+)

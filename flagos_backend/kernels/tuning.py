@@ -1,0 +1,212 @@
+"""Measures prepared kernels of one instruction on the device it is compiled for, and remembers the fastest.
+
+What was measured is kept in the user's cache folder, keyed by everything that may change the order.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flagos_backend
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.printer import print_instruction
+from flagos_backend.ir.types import ArrayShape, Shape
+from flagos_backend.kernels.reference.registry import Kernel, Run, Value
+from flagos_backend.kernels.reference.storage import dtype_of
+
+logger = logging.getLogger("flagos_backend")
+
+_VERSIONED = ("torch", "triton", "flag_gems")
+# Runs of one kernel: enough for a stable minimum, cut short by the time there is.
+_MAX_RUNS, _MIN_RUNS = 20, 3
+# Arguments larger than this share of the free memory are not made just to measure.
+_MEMORY_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``name`` of the kernel to use; ``text`` says why."""
+
+    name: str
+    text: str
+
+
+def fastest(instruction: Instruction, target: Target, kernels: Mapping[str, Kernel], seconds: float) -> Outcome:
+    """The fastest of ``kernels`` by name; the first, unmeasured, where there is no device or no time to measure on."""
+    first = next(iter(kernels))
+    if len(kernels) == 1:
+        return Outcome(first, "the only one")
+    reason = _unmeasurable(instruction, target, seconds)
+    if reason:
+        return Outcome(first, f"first of {len(kernels)}, not measured: {reason}")
+    path = _cache_path(instruction, target, tuple(kernels))
+    times = _read(path)
+    if times is None or not times.keys() <= kernels.keys():
+        times = _measure(instruction, target, kernels, seconds)
+        _write(path, times)
+    if not times:
+        return Outcome(first, f"first of {len(kernels)}: none could be measured")
+    name = min(times, key=lambda each: times[each])
+    others = ", ".join(f"{other} {taken * 1e3:.4g} ms" for other, taken in times.items() if other != name)
+    return Outcome(name, f"measured {times[name] * 1e3:.4g} ms{f', against {others}' if others else ''}")
+
+
+def _unmeasurable(instruction: Instruction, target: Target, seconds: float) -> str:
+    if target.device_type == "cpu":
+        return "the device is the host's memory"
+    if seconds == 0:
+        return "FLAGOS_AUTOTUNE_SECONDS is 0"
+    module = torch.get_device_module(target.device_type)
+    free, _ = module.mem_get_info()
+    needed = sum(_bytes_of(operand.shape) for operand in instruction.operands) + _bytes_of(instruction.shape)
+    return "its arrays are too large to make twice" if needed > free * _MEMORY_SHARE else ""
+
+
+def _bytes_of(shape: Shape) -> int:
+    return shape.num_bytes if isinstance(shape, ArrayShape) else sum(map(_bytes_of, shape.elements))
+
+
+def _measure(
+    instruction: Instruction, target: Target, kernels: Mapping[str, Kernel], seconds: float
+) -> dict[str, float]:
+    """Seconds of each kernel that ran. The budget counts what is measured, not what is compiled before."""
+    device = torch.device(target.device_type, torch.get_device_module(target.device_type).current_device())
+    arguments = [_random(operand.shape, device) for operand in instruction.operands]
+    run = Run(device=device)
+    times = {}
+    progress = _Progress(instruction.name, len(kernels))
+    for name, kernel in kernels.items():
+        progress.show(name)
+        try:
+            times[name] = _time(kernel, run, arguments, device, seconds / len(kernels))
+        except Exception as error:  # a kernel that cannot run here is no candidate, whatever it raises
+            logger.debug("%s: %s cannot run: %s", instruction.name, name, error)
+    progress.finish()
+    return times
+
+
+def _time(kernel: Kernel, run: Run, arguments: Sequence[Value], device: torch.device, seconds: float) -> float:
+    module = torch.get_device_module(device.type)
+    kernel(run, *arguments)  # compiles, and tunes FlagGems' own kernels
+    kernel(run, *arguments)
+    module.synchronize()
+    best, deadline = float("inf"), time.perf_counter() + seconds
+    for count in range(_MAX_RUNS):
+        start, stop = module.Event(enable_timing=True), module.Event(enable_timing=True)
+        start.record()
+        kernel(run, *arguments)
+        stop.record()
+        stop.synchronize()
+        best = min(best, start.elapsed_time(stop) / 1e3)
+        if count + 1 >= _MIN_RUNS and time.perf_counter() > deadline:
+            break
+    return best
+
+
+def _random(shape: Shape, device: torch.device) -> Value:
+    """Values of ``shape``: normal floats, integers 0 and 1, which index any array that has elements."""
+    if not isinstance(shape, ArrayShape):
+        return tuple(_random(element, device) for element in shape.elements)
+    dtype = dtype_of(shape.element_type)
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = dtype if dtype.itemsize >= 2 else torch.float32
+        return torch.randn(shape.dims, dtype=wide, device=device).to(dtype)
+    return torch.randint(0, 2, shape.dims, device=device).to(dtype)
+
+
+class _Progress:
+    """One line on a terminal while kernels are measured, nothing elsewhere."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._shown = sys.stderr.isatty()
+
+    def show(self, name: str) -> None:
+        self._done += 1
+        if self._shown:
+            print(f"\r\x1b[Kflagos measures {self._what} {self._done}/{self._total}: {name}", end="", file=sys.stderr)
+
+    def finish(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+# ---- what is remembered ----
+
+
+@functools.cache
+def _versions() -> str:
+    found = [f"flagos {flagos_backend.__version__}"]
+    for package in _VERSIONED:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{package} none")
+    return ", ".join(found)
+
+
+def _cache_path(instruction: Instruction, target: Target, names: tuple[str, ...]) -> Path | None:
+    """Where times of these kernels are kept; None where no folder is safe to use."""
+    folder = _folder()
+    if folder is None:
+        return None
+    module = torch.get_device_module(target.device_type)
+    # Names of instructions and operands are the program's; what is computed is not.
+    operands = ", ".join(str(operand.shape) for operand in instruction.operands)
+    text = print_instruction(instruction).partition(" = ")[2].partition("  # ")[0].partition("), ")[2]
+    key = (str(module.get_device_name()), repr(target), _versions(), str(instruction.shape), operands, text, *names)
+    return folder / f"{hashlib.sha256(json.dumps([str(instruction.opcode), *key]).encode()).hexdigest()}.json"
+
+
+def _folder() -> Path | None:
+    """$XDG_CACHE_HOME/flagos/tuning, this user's alone; made when missing."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(base) if base.startswith("/") else Path.home() / ".cache") / "flagos" / "tuning"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.lstat()
+    except OSError as error:
+        logger.warning("measured kernels are not kept: %s", error)
+        return None
+    if folder.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        logger.warning("measured kernels are not kept: %s is not this user's alone", folder)
+        return None
+    return folder
+
+
+def _read(path: Path | None) -> dict[str, float] | None:
+    if path is None or not path.exists():
+        return None
+    try:
+        found: Any = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    valid = isinstance(found, dict) and all(isinstance(v, float) and 0 < v < 1e6 for v in found.values())
+    return found if valid else None
+
+
+def _write(path: Path | None, times: dict[str, float]) -> None:
+    """In one step, so that other processes see all or nothing."""
+    if path is None or not times:
+        return
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            json.dump(times, file)
+        Path(file.name).replace(path)
+    except OSError as error:
+        logger.warning("measured kernels are not kept: %s", error)

@@ -1,0 +1,132 @@
+"""dot through ATen's matrix products: the maker's BLAS for floats, exact sums of float products for integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import DotAlgorithm, Precision
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.contraction import Contraction, contraction_of
+from flagos_backend.kernels.implementation import Variant
+from flagos_backend.kernels.reference.conversion import converter
+from flagos_backend.kernels.reference.registry import Kernel, Run
+from flagos_backend.kernels.reference.storage import dtype_of
+
+E = ElementType
+_HALVES = frozenset({E.F16, E.BF16})
+_NATIVE = frozenset({E.F16, E.BF16, E.F32, E.F64, E.C64, E.C128})
+# Integers are multiplied as digits of this many bits in f64, whose sums are exact below 2**53.
+_DIGIT_BITS = 16
+_MAX_CONTRACTED = 1 << (53 - 2 * _DIGIT_BITS)
+_Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def _types(instruction: Instruction) -> tuple[ElementType, ElementType, ElementType]:
+    shapes = (*(operand.shape for operand in instruction.operands), instruction.shape)
+    lhs, rhs, result = (shape.element_type for shape in shapes if isinstance(shape, ArrayShape))
+    return lhs, rhs, result
+
+
+def unsupported(instruction: Instruction, target: Target) -> str:
+    if target.is_host:
+        return "the host has no vendor"
+    lhs, rhs, result = _types(instruction)
+    if all(t.is_integer or t is E.PRED for t in (lhs, rhs, result)):
+        size = contraction_of(instruction).contracted
+        return "" if size <= _MAX_CONTRACTED else f"sums of {size} integer products are not exact in f64"
+    if lhs is rhs and ((lhs is result and lhs in _NATIVE) or (lhs in _HALVES and result is E.F32)):
+        return ""
+    return f"there is no product {lhs.name.lower()} x {rhs.name.lower()} -> {result.name.lower()}"
+
+
+def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+    lhs, rhs, result = _types(instruction)
+    contraction = contraction_of(instruction)
+    if not lhs.is_float and not lhs.is_complex:
+        return (Variant("", _kernel(contraction, _integer_product(lhs, rhs, result))),)
+    if lhs is not result and target.device_type == "cpu":
+        return (Variant("", _kernel(contraction, _widened(torch.float32))),)
+    out_type = dtype_of(result) if lhs is not result else None
+    return (Variant("", _kernel(contraction, _float_product(instruction, lhs, out_type))),)
+
+
+def _kernel(contraction: Contraction, product: _Product) -> Kernel:
+    def run(_: Run, lhs: Tensor, rhs: Tensor) -> Tensor:
+        return contraction.finish(product(*contraction.arrange(lhs, rhs)))
+
+    return run
+
+
+def _widened(dtype: torch.dtype) -> _Product:
+    return lambda a, b: torch.matmul(a.to(dtype), b.to(dtype))
+
+
+def _float_product(instruction: Instruction, element: ElementType, out_dtype: torch.dtype | None) -> _Product:
+    if out_dtype is not None:
+        wider = out_dtype
+        return lambda a, b: (torch.bmm if a.dim() == 3 else torch.mm)(a, b, out_dtype=wider)
+    if element is not E.F32:
+        return torch.matmul
+    return _with_tensor_float(allows_tensor_float(instruction.attributes_as(DotAttributes)))
+
+
+def allows_tensor_float(attributes: DotAttributes) -> bool:
+    """Whether products of f32 may be rounded to TF32: HLO's default precision allows it, as XLA does on GPUs."""
+    if attributes.algorithm in (DotAlgorithm.TF32_TF32_F32, DotAlgorithm.TF32_TF32_F32_X3):
+        return attributes.algorithm is DotAlgorithm.TF32_TF32_F32
+    return attributes.algorithm is DotAlgorithm.UNSET and attributes.precision is Precision.DEFAULT
+
+
+def _with_tensor_float(allowed: bool) -> _Product:
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        with tensor_float(allowed):
+            return torch.matmul(a, b)
+
+    return product
+
+
+@contextmanager
+def tensor_float(allowed: bool) -> Iterator[None]:
+    """Sets torch's switch for the calls inside; it is the process's, and put back."""
+    switch = torch.backends.cuda.matmul
+    before = switch.allow_tf32
+    switch.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        switch.allow_tf32 = before
+
+
+def _integer_product(lhs: ElementType, rhs: ElementType, result: ElementType) -> _Product:
+    """Products modulo 2**bits of the result, digit by digit. Digits above those bits cannot be seen in it."""
+    digits = max(1, -(-min(result.bits, 64) // _DIGIT_BITS))
+    take_lhs, take_rhs = converter(lhs, E.S64) or _same, converter(rhs, E.S64) or _same
+    give = converter(E.S64, result) or _same
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        total = None
+        left, right = _digits(take_lhs(a), digits), _digits(take_rhs(b), digits)
+        for i, x in enumerate(left):
+            for j, y in enumerate(right[: digits - i]):
+                part = torch.matmul(x, y).to(torch.int64) << (_DIGIT_BITS * (i + j))
+                total = part if total is None else total + part
+        assert total is not None
+        return give(total)
+
+    return product
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _digits(tensor: Tensor, count: int) -> list[Tensor]:
+    """Unsigned digits of a number's two's complement, the least first, as f64."""
+    return [(tensor >> (_DIGIT_BITS * i) & ((1 << _DIGIT_BITS) - 1)).to(torch.float64) for i in range(count)]

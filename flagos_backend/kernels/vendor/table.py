@@ -1,0 +1,32 @@
+"""What the chip maker's libraries compute, read by kernels/choice.py."""
+
+from __future__ import annotations
+
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.kernels.implementation import Implementation, Provider
+from flagos_backend.kernels.vendor import attention, convolution, dot
+from flagos_backend.kernels.vendor.library import LIBRARY, is_vendor_reference, reference_variants
+
+_VENDOR = Provider.VENDOR
+
+
+def _on_the_host(instruction: Instruction, target: Target) -> str:
+    return "" if is_vendor_reference(instruction, target) else "the host has no vendor"
+
+
+IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
+    (FORWARD, Implementation("attention", _VENDOR, attention.unsupported, attention.forward_variants, library=True)),
+    (
+        BACKWARD,
+        Implementation("attention_backward", _VENDOR, attention.unsupported_backward, attention.backward_variants, library=True),
+    ),
+    (
+        str(Opcode.CONVOLUTION),
+        Implementation("convolution", _VENDOR, convolution.unsupported, convolution.variants, library=True),
+    ),
+    (str(Opcode.DOT), Implementation("dot", _VENDOR, dot.unsupported, dot.variants, library=True)),
+    *((name, Implementation(name, _VENDOR, _on_the_host, reference_variants, library=True)) for name in LIBRARY),
+)

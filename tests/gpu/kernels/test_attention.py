@@ -1,0 +1,75 @@
+"""Every provider's attention on the accelerator against dense float64 einsums."""
+
+import pytest
+import torch
+
+from flagos_backend.devices.accelerator import TorchAccelerator
+from flagos_backend.ir.types import ElementType
+from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.kernels.choice import implementations_of
+from flagos_backend.kernels.implementation import Provider
+from support.attention import CASES, SIZES, assert_close, oracle, problem
+
+E = ElementType
+DEVICE = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+LONGER = {**SIZES, "t": 200, "s": 333, "d": 64, "e": 128}
+SQUARE = {**SIZES, "t": 333, "s": 333, "d": 64, "e": 64}
+HALF = [E.BF16, E.F16]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return TorchAccelerator(DEVICE.type, 0).target
+
+
+def check(p, target, element):
+    """Every variant of every provider that supports the problem; the backward takes each forward's statistics."""
+    (output, statistics), gradients = oracle(p)
+    results = []
+    for implementation in implementations_of(FORWARD):
+        if not implementation.unsupported(p.calls[0], target):
+            for variant in implementation.variants(p.calls[0], target):
+                ours = p.forward(variant.kernel)
+                assert_close(ours[0], output, element)
+                assert_close(ours[1], statistics, E.F32)
+                results.append((implementation.provider, ours))
+                if implementation.provider is Provider.TRITON:
+                    break  # its variants differ in the sizes of blocks only, which the tables measure
+    ran = {provider for provider, _ in results}
+    for implementation in implementations_of(BACKWARD):
+        if not implementation.unsupported(p.calls[1], target):
+            variants = implementation.variants(p.calls[1], target)
+            for variant in variants[:1] if implementation.provider is Provider.TRITON else variants:
+                for _, forward in results[:2]:
+                    for ours, exact in zip(p.backward(variant.kernel, *forward), gradients, strict=True):
+                        assert_close(ours, exact, element)
+    return ran
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_small(name, target, rng):
+    p = problem(CASES[name], E.BF16, int(rng.integers(1 << 30)), DEVICE.type)
+    assert Provider.TRITON in check(p, target, E.BF16)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "mask, window", "bias, mask, causal"])
+def test_longer(name, target, rng):
+    p = problem(CASES[name], E.F16, int(rng.integers(1 << 30)), DEVICE.type, LONGER)
+    assert Provider.TRITON in check(p, target, E.F16)
+
+
+def test_f32(target, rng):
+    p = problem(CASES["causal"], E.F32, int(rng.integers(1 << 30)), DEVICE.type, LONGER)
+    assert Provider.TRITON in check(p, target, E.F32)
+
+
+@pytest.mark.parametrize("element", HALF, ids=lambda e: e.name)
+@pytest.mark.parametrize("name", ["plain", "causal"])
+def test_square(name, element, target, rng):
+    p = problem(CASES[name], element, int(rng.integers(1 << 30)), DEVICE.type, SQUARE)
+    assert {Provider.TRITON, Provider.VENDOR} <= check(p, target, element)
+
+
+def test_rows_that_see_no_key(target, rng):
+    p = problem(CASES["mask, causal"], E.F16, int(rng.integers(1 << 30)), DEVICE.type, LONGER, hide_all=True)
+    assert Provider.TRITON in check(p, target, E.F16)

@@ -1,0 +1,166 @@
+"""Calls of flagos.attention to test kernels with, and what they must compute: dense einsums in float64, by autograd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
+from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall, Views
+from flagos_backend.kernels.reference.registry import Kernel, Run
+from flagos_backend.kernels.reference.storage import dtype_of
+
+E = ElementType
+SIZES = {"b": 2, "c": 3, "h": 2, "g": 2, "t": 40, "s": 56, "d": 16, "e": 24}
+_GROUPED = {"query": "bthgd", "key": "bshd", "value": "bshe", "output": "bthge", "scale": 0.25}
+
+#: Every feature alone and the combinations that meet in one place of a kernel.
+CASES = {
+    "plain": Attention(**_GROUPED),
+    "causal": Attention(**_GROUPED, upper=0),
+    "shifted diagonal": Attention(**_GROUPED, upper=5, fill=-1e10),
+    "window": Attention(**_GROUPED, upper=0, lower=17),
+    "lower band": Attention(**_GROUPED, lower=3),
+    "bias": Attention(**_GROUPED, bias="hts"),
+    "mask": Attention(**_GROUPED, mask="bs"),
+    "mask, finite": Attention(**_GROUPED, mask="b1s", fill=-2.3e38),
+    "mask, causal": Attention(**_GROUPED, mask="bts", upper=0, fill=-1e9),
+    "mask, window": Attention(**_GROUPED, mask="bs", upper=1, lower=6, fill=-1e9),
+    "bias, mask, causal": Attention(**_GROUPED, bias="hgts", mask="bhgts", upper=0),
+    "other layouts": Attention("hbtd", "bhds", "sbhe", "bhet", 0.3, upper=0),
+    "two batches": Attention("bchtd", "bchsd", "bchse", "bchte", 0.3, bias="chts"),
+    "one head": Attention("td", "sd", "se", "te"),
+    "one query": Attention("b1hgd", "bshd", "bshe", "bhge", mask="bs"),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``operands`` of the forward call, and the gradient of its output; ``calls``: forward, backward."""
+
+    attention: Attention
+    calls: tuple[Instruction, Instruction]
+    operands: tuple[Tensor, ...]
+    gradient: Tensor
+
+    def forward(self, kernel: Kernel) -> tuple[Tensor, Tensor]:
+        return kernel(Run(device=self.gradient.device), *self.operands)
+
+    def backward(self, kernel: Kernel, output: Tensor, statistics: Tensor) -> tuple[Tensor, ...]:
+        qkv, rest = self.operands[:3], self.operands[3:]
+        return kernel(Run(device=self.gradient.device), *qkv, output, statistics, self.gradient, *rest)
+
+
+def calls_of(attention: Attention, element: ElementType, sizes: dict[str, int]) -> tuple[Instruction, Instruction]:
+    """The forward call with statistics, and the backward call that asks for every gradient."""
+    builder = Builder("attention")
+
+    def shape(dims: str, of: ElementType = element) -> ArrayShape:
+        return ArrayShape(of, tuple(1 if letter == "1" else sizes[letter] for letter in dims))
+
+    qkv = [builder.parameter(shape(dims)) for dims in (attention.query, attention.key, attention.value)]
+    rest = [builder.parameter(shape(attention.bias, E.F32))] if attention.bias is not None else []
+    rest += [builder.parameter(shape(attention.mask, E.PRED))] if attention.mask is not None else []
+    dims = (attention.query, attention.key, attention.value)
+    size = Views(attention, {d: p.shape.dims for d, p in zip(dims, qkv, strict=True)}).sizes
+    statistics = ArrayShape(E.F64 if element is E.F64 else E.F32, (size.B, size.H, size.T))
+    config = AttentionCall(attention, True).config()
+    results = TupleShape((shape(attention.output), statistics))
+    forward = builder.add(
+        Opcode.CUSTOM_CALL, [*qkv, *rest], CustomCallAttributes(FORWARD, config), shape=results, name="forward"
+    )
+    gradient = builder.parameter(shape(attention.output))
+    config = AttentionBackwardCall(attention, attention.output, *dims).config()
+    arguments = [*qkv, builder.element(forward, 0), builder.element(forward, 1), gradient, *rest]
+    results = TupleShape(tuple(p.shape for p in qkv))
+    backward = builder.add(
+        Opcode.CUSTOM_CALL, arguments, CustomCallAttributes(BACKWARD, config), shape=results, name="backward"
+    )
+    return forward, backward
+
+
+def problem(
+    attention: Attention,
+    element: ElementType,
+    seed: int,
+    device: str = "cpu",
+    sizes: dict[str, int] | None = None,
+    hide_all: bool = False,
+) -> Problem:
+    """Random operands. ``hide_all``: the first of the mask's outermost dimension sees no key."""
+    generator = torch.Generator().manual_seed(seed)
+    calls = calls_of(attention, element, sizes or SIZES)
+
+    def draw(shape: ArrayShape) -> Tensor:
+        if shape.element_type is E.PRED:
+            mask = torch.rand(shape.dims, generator=generator) < 0.7
+            mask[..., 0] = True  # with a band of -infinity every row needs a key
+            if hide_all:
+                mask[0] = False
+            return mask.to(device)
+        return torch.randn(shape.dims, generator=generator).to(dtype_of(shape.element_type)).to(device)
+
+    operands = tuple(draw(operand.shape) for operand in calls[0].operands)
+    gradient = draw(ArrayShape(element, calls[0].shape.elements[0].dims))
+    return Problem(attention, calls, operands, gradient)
+
+
+def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    """Output and statistics, then the gradients of query, key and value: float64, on the host."""
+    a = p.attention
+    qkv = [x.detach().cpu().double().requires_grad_() for x in p.operands[:3]]
+    rest = list(p.operands[3:])
+    query, key, value = (
+        x.squeeze([i for i, letter in enumerate(dims) if letter == "1"])
+        for x, dims in zip(qkv, (a.query, a.key, a.value), strict=True)
+    )
+    q, k, v, out = (dims.replace("1", "") for dims in (a.query, a.key, a.value, a.output))
+    whole = a.batch + a.groups + ("t" if "t" in q else "") + "s"
+    logits = torch.einsum(f"{q},{k}->{whole}", query, key) * a.scale
+    if a.bias is not None:
+        logits = logits + _placed(rest.pop(0).cpu().double(), a.bias, whole)
+    visible = torch.ones_like(logits, dtype=torch.bool)
+    if a.mask is not None:
+        visible = visible & _placed(rest.pop(0).cpu(), a.mask, whole)
+    s = torch.arange(logits.shape[-1])
+    t = torch.arange(logits.shape[-2])[:, None] if "t" in q else torch.zeros((), dtype=torch.int64)
+    if a.upper is not None:
+        visible = visible & (s <= t + a.upper)
+    if a.lower is not None:
+        visible = visible & (s >= t - a.lower)
+    logits = torch.where(visible, logits, a.fill)
+    output = torch.einsum(f"{whole},{v}->{out}", torch.softmax(logits, -1), value)
+    output = output.reshape(p.gradient.shape)
+    gradients = torch.autograd.grad(output, qkv, p.gradient.cpu().double())
+    statistics = torch.logsumexp(logits, -1).reshape(p.calls[0].shape.elements[1].dims)
+    return (output.detach(), statistics.detach()), gradients
+
+
+def _placed(tensor: Tensor, dims: str, whole: str) -> Tensor:
+    """``tensor`` with its dimensions where ``whole`` has them, size one elsewhere."""
+    tensor = tensor.squeeze([i for i, letter in enumerate(dims) if letter == "1"])
+    kept = dims.replace("1", "")
+    tensor = tensor.permute([kept.index(letter) for letter in whole if letter in kept])
+    return tensor[tuple(slice(None) if letter in kept else None for letter in whole)]
+
+
+#: What one rounding to the type, and a softmax and two products computed in f32, may differ from float64.
+TOLERANCE = {E.F64: 1e-12, E.F32: 1e-5, E.F16: 4e-3, E.BF16: 3e-2}
+
+
+def assert_close(ours: Tensor, exact: Tensor, element: ElementType) -> None:
+    """Relative to the greatest magnitude of ``exact``."""
+    assert ours.shape == exact.shape
+    exact, found = exact.double(), ours.detach().cpu().double()
+    finite = exact[exact.isfinite() & (exact.abs() < 1e30)].abs()
+    scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=TOLERANCE[element] * scale, equal_nan=True)
+
+
+__all__ = ["CASES", "SIZES", "Problem", "assert_close", "calls_of", "oracle", "problem"]

@@ -1,0 +1,70 @@
+"""The reference kernels of flagos.attention and flagos.attention_backward against dense float64 einsums."""
+
+import pytest
+import torch
+
+from flagos_backend.errors import MalformedProgram
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.attention import FORWARD, Attention, AttentionCall
+from flagos_backend.kernels.reference import attention, registry
+from support.attention import CASES, assert_close, oracle, problem
+
+E = ElementType
+
+
+def check(p, element):
+    (output, statistics), gradients = oracle(p)
+    ours = p.forward(registry.prepare(p.calls[0]))
+    assert_close(ours[0], output, element)
+    assert_close(ours[1], statistics, E.F64 if element is E.F64 else E.F32)
+    for gradient, exact in zip(p.backward(registry.prepare(p.calls[1]), *ours), gradients, strict=True):
+        assert_close(gradient, exact, element)
+
+
+@pytest.mark.parametrize("element", [E.F32, E.F64, E.F16, E.BF16], ids=lambda e: e.name)
+@pytest.mark.parametrize("name", CASES)
+def test_cases(name, element, rng):
+    check(problem(CASES[name], element, int(rng.integers(1 << 30))), element)
+
+
+@pytest.mark.parametrize("name", ["mask, finite", "mask, causal", "mask, window"])
+def test_rows_that_see_no_key(name, rng):
+    check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), hide_all=True), E.F32)
+
+
+def test_blocks_of_queries(monkeypatch, rng):
+    """More logits than are held at once."""
+    monkeypatch.setattr(attention, "_BLOCK_ELEMENTS", 2000)
+    check(problem(CASES["bias, mask, causal"], E.F64, int(rng.integers(1 << 30))), E.F64)
+
+
+def test_arguments_of_other_strides(rng):
+    p = problem(CASES["causal"], E.F32, int(rng.integers(1 << 30)))
+    turned = tuple(x.transpose(0, 1).contiguous().transpose(0, 1) for x in p.operands)
+    kernel = registry.prepare(p.calls[0])
+    torch.testing.assert_close(p.forward(kernel)[0], kernel(registry.Run(), *turned)[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "fact"),
+    [
+        (b"[", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"query": "td", "key": "sd", "value": "se", "output": "te", "colour": 1}', "knows no colour"),
+        (b'{"query": "td"}', "missing"),
+        (AttentionCall(Attention("btd", "sd", "se", "te"), False).config(), "do not name"),
+        (AttentionCall(Attention("td", "sd", "de", "te"), False).config(), "the dimension d is"),
+        (AttentionCall(Attention("td", "sd", "se", "te", mask="ts"), False).config(), "3 operands, not 4"),
+    ],
+)
+def test_malformed(config, fact):
+    builder = Builder("c")
+    operands = [builder.parameter(ArrayShape(E.F32, dims)) for dims in ((4, 8), (6, 8), (6, 5))]
+    call = builder.add(
+        Opcode.CUSTOM_CALL, operands, CustomCallAttributes(FORWARD, config), shape=ArrayShape(E.F32, (4, 5))
+    )
+    with pytest.raises(MalformedProgram, match=fact):
+        registry.prepare(call)
