@@ -7,6 +7,7 @@ some of the questions.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -34,12 +35,28 @@ _ANSWERS: Final = {
 }
 
 
+#: Modules that hold torch._utils._get_available_device_type, by which DataParallel finds devices.
+_ASK_FOR_DEVICES: Final = ("torch._utils", "torch.nn.parallel.data_parallel")
+
+
 def install(in_use: Callable[[], bool]) -> None:
     """Stands before the questions for the accelerator, if there was none before."""
     if torch._C._accelerator_getAccelerator() is not None:
         return  # the user has asked for this device instead
     for name in _QUESTIONS:
         setattr(torch._C, name, _answer(name, getattr(torch._C, name), in_use))
+    torch._C._get_accelerator = _unless_used(torch._C._get_accelerator, in_use, torch.device("cpu"))
+    for module in _ASK_FOR_DEVICES:
+        name = "_get_available_device_type"
+        setattr(sys.modules[module], name, _unless_used(getattr(sys.modules[module], name), in_use, None))
+
+
+def _unless_used(question: Callable[..., Any], in_use: Callable[[], bool], otherwise: Any) -> Callable[..., Any]:
+    @functools.wraps(question)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return question(*args, **kwargs) if in_use() else otherwise
+
+    return answer
 
 
 def _answer(name: str, question: Callable[..., Any], in_use: Callable[[], bool]) -> Callable[..., Any]:
@@ -48,11 +65,9 @@ def _answer(name: str, question: Callable[..., Any], in_use: Callable[[], bool])
     @functools.wraps(question)
     def answer(*args: Any, **kwargs: Any) -> Any:
         if not in_use():
-            if name == "_accelerator_getAccelerator":
-                return None
             raise RuntimeError("Cannot access accelerator device when none is available.")
         if ours is None:
             return question(*args, **kwargs)
         return getattr(getattr(torch, DEVICE_TYPE), ours)(*args, **kwargs)
 
-    return answer
+    return answer if name != "_accelerator_getAccelerator" else _unless_used(question, in_use, None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from flagos_backend.torch.device.generator import Generator
 from flagos_backend.torch.device.memory import DEVICE_TYPE
@@ -50,17 +52,34 @@ def _move_in_place(module: torch.nn.Module, name: str, parameter: torch.nn.Param
     moved = module._parameters[name]
     assert moved is not None
     gradient = moved.grad
-    parameter.grad = moved.grad = None
+    moved.grad = None
+    held = parameter.grad
+    parameter.grad = None
     try:
         torch.utils.swap_tensors(parameter, moved)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
-        place = f"{type(module).__name__}.{name}"
-        raise RuntimeError(
-            f"_apply(): couldn't move {place} in place: something beside the module holds it, such as the graph of a "
-            "forward pass that is still alive. Let go of that first, or move the module before it is used."
-        ) from error
+        parameter.grad, moved.grad = held, gradient
+        module._parameters[name] = _replacement(f"{type(module).__name__}.{name}", parameter, moved, error)
+        return
     parameter.grad = gradient
     module._parameters[name] = parameter
+
+
+#: Parameters that could not be moved in place, and what stands for them.
+_replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _replacement(
+    place: str, parameter: torch.nn.Parameter, moved: torch.nn.Parameter, reason: Exception
+) -> torch.nn.Parameter:
+    """What replaces a parameter: the same in all modules that share it."""
+    known = _replaced.get(parameter)
+    if isinstance(known, torch.nn.Parameter) and (known.device, known.dtype) == (moved.device, moved.dtype):
+        return known
+    _replaced[parameter] = moved
+    message = f"{place} was replaced, not moved in place, so an optimizer may hold the old one: {reason}"
+    warnings.warn(message, stacklevel=4)
+    return moved
 
 
 def _location_tag(_storage: Any) -> None:

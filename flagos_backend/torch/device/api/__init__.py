@@ -116,6 +116,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_initialized":
+        return is_initialized()
     # Made when asked for: it is the first use of the device.
     if name == "default_generators":
         return _default_generators()

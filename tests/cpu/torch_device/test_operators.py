@@ -1,0 +1,225 @@
+"""Operators: values, sizes and memory are those of the host."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
+    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+]
+
+
+def same(actual: Tensor, expected: Tensor) -> None:
+    """On the device, and equal to a tensor of the host in values, dtype, sizes and strides."""
+    assert actual.device.type == "flagos"
+    assert_close(actual.cpu(), expected, equal_nan=True, check_stride=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (1, 3), (2, 0, 3)], ids=str)
+def test_every_dtype_travels(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    host = (torch.rand(shape) * 4).to(dtype)
+    there = host.to(device)
+    assert there.dtype is dtype
+    assert there.shape == host.shape
+    assert_close(there.cpu(), host, rtol=0, atol=0)
+
+
+FACTORIES: list[Callable[..., Tensor]] = [
+    lambda **o: torch.zeros(2, 3, **o),
+    lambda **o: torch.ones((), **o),
+    lambda **o: torch.full((2,), 1.5, **o),
+    lambda **o: torch.arange(2, 9, 3, **o),
+    lambda **o: torch.linspace(0, 1, 5, **o),
+    lambda **o: torch.eye(3, **o),
+    lambda **o: torch.tensor([[1, 2], [3, 4]], **o),
+    lambda **o: torch.tril_indices(3, 3, **o),
+    lambda **o: torch.hann_window(5, **o),
+    lambda **o: torch.zeros_like(torch.ones(2, 3).t(), **o),
+    lambda **o: torch.as_tensor([1.0, 2.0], **o),
+]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_factories(device: torch.device, factory: Callable[..., Tensor]) -> None:
+    same(factory(device=device), factory())
+
+
+def test_the_default_device() -> None:
+    torch.set_default_device("flagos")
+    try:
+        assert torch.ones(2).device.type == "flagos"
+        with torch.device("cpu"):
+            assert torch.ones(2).device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
+NUMBERS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x + 2,
+    lambda x: 5 - x,
+    lambda x: x % 2,
+    lambda x: 2**x,
+    lambda x: x**2,
+    lambda x: 1 / x,
+    lambda x: torch.copysign(x, -1),
+    lambda x: torch.where(x > 1, x, 0.5),
+    lambda x: torch.clamp(x, 0.2, 0.9),
+    lambda x: x.masked_fill(x > 1, float("nan")),
+    lambda x: torch.fmod(x, 1.5),
+    lambda x: torch.logical_and(x, torch.tensor(1.0)),
+]
+
+
+@pytest.mark.parametrize("function", NUMBERS)
+def test_numbers_beside_tensors(device: torch.device, function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.rand(4) + 0.5
+    same(function(x.to(device)), function(x))
+
+
+VIEWS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x[1],
+    lambda x: x[:, 1:],
+    lambda x: x.t(),
+    lambda x: x.view(4, 3),
+    lambda x: x.unfold(1, 2, 1),
+    lambda x: x.diagonal(),
+    lambda x: x[1:].as_strided((2, 2), (1, 3), 2),
+    lambda x: x.unsqueeze(0).expand(2, 3, 4)[1],
+    lambda x: x.view(torch.int32).view(torch.float32),
+    lambda x: torch.split(x, 2, 1)[1],
+    lambda x: x.reshape(-1)[2:].detach(),
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_share_memory(device: torch.device, view: Callable[[Tensor], Tensor]) -> None:
+    host = torch.arange(12.0).view(3, 4)
+    there = host.to(device)
+    seen, expected = view(there), view(host)
+    assert seen.untyped_storage().data_ptr() == there.untyped_storage().data_ptr()
+    assert (seen.stride(), seen.storage_offset()) == (expected.stride(), expected.storage_offset())
+    seen.mul_(3), expected.mul_(3)
+    same(there, host)
+
+
+def test_views_change_in_place(device: torch.device) -> None:
+    x = torch.arange(6.0, device=device).view(2, 3)
+    assert x.t_().shape == (3, 2)
+    assert x.unsqueeze_(0).squeeze_(0).transpose_(0, 1).shape == (2, 3)
+    same(x, torch.arange(6.0).view(2, 3))
+
+
+def test_outputs_are_resized_as_on_the_host(device: torch.device) -> None:
+    for size in (0, 2, 3, 7):
+        out = torch.empty(size, device=device)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert torch.add(torch.ones(3, device=device), 1, out=out) is out
+        same(out, torch.full((3,), 2.0))
+        assert ("An output with one or more elements was resized" in "".join(str(w.message) for w in caught)) == (
+            size not in (0, 3)
+        )
+
+
+def test_several_outputs(device: torch.device) -> None:
+    x = torch.rand(2, 3)
+    values, indices = torch.empty(0, device=device), torch.empty(5, dtype=torch.int64, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.max(x.to(device), 1, out=(values, indices))
+    same(values, x.max(1).values)
+    same(indices, x.max(1).indices)
+
+
+def test_resizing_keeps_what_fits(device: torch.device) -> None:
+    x = torch.arange(4.0, device=device)
+    x.resize_(8)
+    same(x[:4], torch.arange(4.0))
+    x.resize_(2)
+    same(x, torch.arange(2.0))
+    x.resize_(0).resize_(2, 2)
+    assert x.shape == (2, 2)
+    x.resize_as_(torch.ones(5, device=device))
+    assert x.shape == (5,)
+    x.set_(torch.ones(2, device=device))
+    same(x, torch.ones(2))
+    assert x.set_().shape == (0,)
+
+
+def test_lazy_conjugation_and_negation(device: torch.device) -> None:
+    x = torch.randn(3, 3, dtype=torch.complex64)
+    there = x.to(device)
+    same(there.conj().resolve_conj(), x.conj().resolve_conj())
+    assert_close(there.conj().cpu(), x.conj())
+    same(there.conj() + 1, x.conj() + 1)
+    same(there.mH @ there, x.mH @ x)
+    same(there.conj().imag.clone(), x.conj().imag.clone())
+    for source, target in ((there.conj(), torch.empty_like(there)), (there, torch.empty_like(there).conj())):
+        target.copy_(source)
+        assert_close(target.cpu(), source.cpu())
+
+
+def test_indices_may_be_on_the_host(device: torch.device) -> None:
+    x = torch.arange(6.0).view(2, 3)
+    there = x.to(device)
+    same(there[:, torch.tensor([2, 0])], x[:, torch.tensor([2, 0])])
+    there[torch.tensor([1])] = 5.0
+    there[0, 1] = torch.tensor(7.0)
+    x[1], x[0, 1] = 5.0, 7.0
+    same(there, x)
+
+
+def test_packed_sequences(device: torch.device) -> None:
+    x, lengths = torch.rand(4, 2, 3), torch.tensor([4, 2])
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x.to(device), lengths)
+    assert packed.batch_sizes.device.type == "cpu"
+    padded, _ = torch.nn.utils.rnn.pad_packed_sequence(packed)
+    same(padded, torch.nn.utils.rnn.pad_packed_sequence(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))[0])
+
+
+def test_modes_see_an_operator_once(device: torch.device) -> None:
+    class Count(torch.overrides.TorchFunctionMode):
+        seen = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Count.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3, device=device)
+    with Count():
+        torch.add(x, x)
+    assert Count.seen == 1
+
+
+def test_operators_of_other_libraries_use_the_host_kernel(device: torch.device) -> None:
+    library = torch.library.Library("flagos_test", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    same(torch.ops.flagos_test.twice(torch.ones(3, device=device)), torch.full((3,), 2.0))
+    library.define("nowhere(Tensor x) -> Tensor")
+    with pytest.raises(NotImplementedError, match=r"flagos_test::nowhere is not available on device 'flagos'"):
+        torch.ops.flagos_test.nowhere(torch.ones(3, device=device))
+
+
+def test_memory_is_given_back(device: torch.device) -> None:
+    gc.collect()
+    before = torch.flagos.memory_allocated()
+    x = torch.ones(1000, device=device)
+    views = [x[1:], x.view(10, 100).t()]
+    x.add_(1)
+    assert torch.flagos.memory_allocated() == before + 4000
+    del x
+    assert torch.flagos.memory_allocated() == before + 4000
+    del views
+    assert torch.flagos.memory_allocated() == before
