@@ -34,9 +34,7 @@ def as_bf16_by_bits(x):
 @triton.jit
 def bits(x):
     """The bits of a float as a signed integer."""
-    if x.dtype == tl.float64:
-        return x.to(tl.int64, bitcast=True)
-    return x.to(tl.int32, bitcast=True)
+    return x.to(tl.int64, bitcast=True) if x.dtype == tl.float64 else x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -58,17 +56,13 @@ def copysign(x, sign):
 @triton.jit
 def divide(a, b):
     """Correctly rounded."""
-    if a.dtype == tl.float64:
-        return a / b
-    return tl.div_rn(a, b)
+    return a / b if a.dtype == tl.float64 else tl.div_rn(a, b)
 
 
 @triton.jit
 def sqrt(x):
     """Correctly rounded."""
-    if x.dtype == tl.float64:
-        return tl.sqrt(x)
-    return tl.sqrt_rn(x)
+    return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
 
 
 @triton.jit
@@ -110,9 +104,7 @@ def minimum_by_comparison(a, b):
 def total_order(x):
     """An integer that orders floats as HLO's total order does."""
     b = bits(x)
-    if x.dtype == tl.float64:
-        return b ^ ((b >> 63) & 0x7FFFFFFFFFFFFFFF)
-    return b ^ ((b >> 31) & 0x7FFFFFFF)
+    return b ^ ((b >> 63) & 0x7FFFFFFFFFFFFFFF) if x.dtype == tl.float64 else b ^ ((b >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -281,24 +273,35 @@ def power(x, y):
 
 @triton.jit
 def power_of_two(exponent, dtype: tl.constexpr):
+    """2 ** exponent as ``dtype``, for exponents of normal numbers."""
     if dtype == tl.float64:
-        return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
-    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+        result = ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+    else:
+        result = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+    return result
+
+
+@triton.jit
+def exponent_field(x):
+    mantissa: tl.constexpr = 52 if x.dtype == tl.float64 else 23
+    return (bits(tl.abs(x)) >> mantissa).to(tl.int32)
 
 
 @triton.jit
 def remainder(x, y):
-    """fmod, exact: long division, one bit of the quotient a step."""
+    """fmod, exact: long division, a step for each bit of the greatest quotient in the block."""
     rest, divisor = tl.abs(x), tl.abs(y)
-    # The span of exponents, from the least subnormal to the greatest number.
-    steps: tl.constexpr = 2098 if x.dtype == tl.float64 else 277
+    defined = is_finite(x) & (y == y) & (y != 0)
+    # A subnormal divisor may be as small as its last bit.
+    low = exponent_field(y)
+    low = tl.where(low == 0, -52 if x.dtype == tl.float64 else -23, low)
+    steps = tl.max(tl.where(defined, exponent_field(x) - low + 2, 0))
     for step in range(steps):
         exponent = steps - 1 - step
         third = exponent // 3
         factor = power_of_two(third, x.dtype)
         multiple = divisor * factor * factor * power_of_two(exponent - 2 * third, x.dtype)
         rest = tl.where(rest >= multiple, rest - multiple, rest)
-    defined = is_finite(x) & (y == y) & (y != 0)
     return tl.where(defined, copysign(rest, x), float("nan"))
 
 
@@ -368,13 +371,8 @@ def shift_right(value, amount, width: tl.constexpr, signed: tl.constexpr):
 
 
 @triton.jit
-def count_ones(x):
-    """Of uint32 or uint64: sums in fields of 2, 4, 8, ... bits."""
-    if x.dtype == tl.uint64:
-        x = x - ((x >> 1) & 0x5555555555555555)
-        x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
-        x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
-        return (x * 0x0101010101010101) >> 56
+def count_ones_32(x):
+    """Of uint32: sums in fields of 2, 4, 8, ... bits."""
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -382,16 +380,29 @@ def count_ones(x):
 
 
 @triton.jit
-def smear(x):
-    """Sets every bit below the highest one, of uint32 or uint64."""
+def count_ones_64(x):
+    """Of uint64, as count_ones_32."""
+    x = x - ((x >> 1) & 0x5555555555555555)
+    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return (x * 0x0101010101010101) >> 56
+
+
+@triton.jit
+def smear_32(x):
+    """Sets every bit below the highest one, of uint32."""
     x = x | (x >> 1)
     x = x | (x >> 2)
     x = x | (x >> 4)
     x = x | (x >> 8)
-    x = x | (x >> 16)
-    if x.dtype == tl.uint64:
-        x = x | (x >> 32)
-    return x
+    return x | (x >> 16)
+
+
+@triton.jit
+def smear_64(x):
+    """As smear_32, of uint64."""
+    x = smear_32(x)
+    return x | (x >> 32)
 
 
 @triton.jit

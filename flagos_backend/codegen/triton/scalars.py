@@ -225,20 +225,18 @@ def _integer(opcode: Opcode, element_type: ElementType) -> Text:
             held,
         )
 
-    wide = f"tl.uint{max(bits, 32)}"
+    wide = max(bits, 32)
 
     def counted(x: str) -> str:
         x = as_type(x, unsigned)
-        return x if bits >= 32 else f"{x}.to({wide})"
+        return x if bits >= 32 else f"{x}.to(tl.uint32)"
 
     table: dict[Opcode, Text] = {
         O.ABS: (lambda x: f"tl.where({x} < 0, 0 - {x}, {x})") if signed else (lambda x: x),
         O.ADD: _infix("+"),
         O.AND: _infix("&"),
         O.CLAMP: lambda low, x, high: f"tl.minimum(tl.maximum({x}, {low}), {high})",
-        O.CLZ: lambda x: (
-            f"({max(bits, 32)} - fm.count_ones(fm.smear({counted(x)})) - {max(bits, 32) - bits}).to({held})"
-        ),
+        O.CLZ: lambda x: f"({wide} - fm.count_ones_{wide}(fm.smear_{wide}({counted(x)})) - {wide - bits}).to({held})",
         O.DIVIDE: lambda a, b: f"fm.divide_integer({a}, {b}, {ones}, {least})",
         O.MAXIMUM: _call("tl.maximum"),
         O.MINIMUM: _call("tl.minimum"),
@@ -246,7 +244,7 @@ def _integer(opcode: Opcode, element_type: ElementType) -> Text:
         O.NEGATE: lambda x: f"0 - {x}",
         O.NOT: lambda x: f"~{x}",
         O.OR: _infix("|"),
-        O.POPCNT: lambda x: f"fm.count_ones({counted(x)}).to({held})",
+        O.POPCNT: lambda x: f"fm.count_ones_{wide}({counted(x)}).to({held})",
         O.POWER: lambda a, b: f"fm.power_integer({a}, {b}, {bits - signed}, {signed})",
         O.REMAINDER: lambda a, b: f"fm.remainder_integer({a}, {b}, {least})",
         O.SELECT: _call("tl.where"),

@@ -1,0 +1,117 @@
+"""Reductions of every kind and type, over rows, columns and everything, whole, looped and split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpu.triton.harness import check, reducer
+from flagos_backend.codegen.triton import tiling
+from flagos_backend.fusion.support import COMBINES, ELEMENTWISE
+from flagos_backend.ir.attributes import DimensionsAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ElementType
+from support.numbers import random_values
+
+E = ElementType
+O = Opcode  # noqa: E741
+
+_TYPES = sorted(ELEMENTWISE[O.ADD])
+_BITWISE = {O.AND, O.OR, O.XOR}
+_CASES = [(o, t) for o in sorted(COMBINES) for t in _TYPES if not (t.is_float and o in _BITWISE)]
+_SHAPES = [((9, 70), (1,)), ((70, 9), (0,)), ((3, 4, 5, 6), (1, 3)), ((130,), (0,))]
+
+
+def fold(opcode: Opcode, element_type: ElementType, dims: tuple[int, ...]) -> object:
+    def build(builder: Builder, x: Instruction, initial: Instruction) -> Instruction:
+        called = [reducer(opcode, element_type)]
+        return builder.add(O.REDUCE, [x, initial], DimensionsAttributes(dims), called=called)
+
+    return build
+
+
+def values(opcode: Opcode, element_type: ElementType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Of floats, those that add up without cancelling, so that orders of summation agree to few units."""
+    x = random_values(element_type, int(np.prod(shape)), rng)
+    if element_type.is_float and opcode is O.ADD:
+        x = np.abs(x)
+    if element_type.is_float and opcode is O.MULTIPLY:
+        x = (1 + rng.standard_normal(x.size) / 500).astype(x.dtype)
+    return x.reshape(shape)
+
+
+def tolerance(opcode: Opcode, element_type: ElementType, count: int) -> float:
+    if not element_type.is_float or opcode in (O.MAXIMUM, O.MINIMUM):
+        return 0
+    # 16-bit floats accumulate in float32; the initial value may join before or after the one rounding.
+    return 2 if element_type.bits == 16 else 4 + count / 8
+
+
+@pytest.mark.parametrize(("opcode", "element_type"), _CASES, ids=lambda p: getattr(p, "name", str(p)))
+def test_fold(opcode: Opcode, element_type: ElementType, rng: np.random.Generator) -> None:
+    for shape, dims in _SHAPES:
+        x = values(opcode, element_type, shape, rng)
+        initial = values(opcode, element_type, (), rng)
+        count = x.size // int(np.prod([n for d, n in enumerate(shape) if d not in dims], initial=1))
+        check(
+            fold(opcode, element_type, dims),
+            [(element_type, x), (element_type, initial)],
+            tolerance(opcode, element_type, count),
+        )
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("opcode", [O.MAXIMUM, O.MINIMUM], ids=str)
+def test_nan_wins_over_everything(opcode: Opcode, dims: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = rng.standard_normal((20, 33)).astype(np.float32)
+    x[3, 5], x[4, 6], x[7, 8] = np.nan, np.inf, -np.inf
+    check(fold(opcode, E.F32, dims), [(E.F32, x), (E.F32, np.float32(0))])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,), (1,), (1, 1), (1, 7), (7, 1)])
+def test_odd_shapes(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = np.abs(rng.standard_normal(shape)).astype(np.float32)
+    for dims in {(0,), (len(shape) - 1,), tuple(range(len(shape)))}:
+        check(fold(O.ADD, E.F32, dims), [(E.F32, x), (E.F32, np.float32(2.5))], 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [
+        ((3, 40000), (1,)),  # rows longer than a block, few of them
+        ((60000,), (0,)),
+        ((2500, 40), (0,)),
+        ((2, 1500, 40), (1,)),
+        ((4, 3, 10000), (0, 2)),
+    ],
+)
+@pytest.mark.parametrize("opcode", [O.ADD, O.MAXIMUM], ids=str)
+def test_long_folds_go_through_partial_results(
+    opcode: Opcode, shape: tuple[int, ...], dims: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    x = np.abs(rng.standard_normal(shape)).astype(np.float32)
+    for element_type in (E.F32, E.S32):
+        y = x if element_type is E.F32 else (x * 1e9).astype(np.int32)
+        (kernel,) = check(fold(opcode, element_type, dims), [(element_type, y), (element_type, y[(0,) * y.ndim])], 64)
+        assert len(kernel.launches) == 2, kernel.text
+
+
+def test_a_row_longer_than_a_block_is_walked_once_for_each_fold_that_waits_for_another(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiling, "MAX_ROW", 256)
+    monkeypatch.setattr(tiling, "_TILE", 256)
+    x = rng.standard_normal((30, 1000)).astype(np.float32)
+
+    def build(builder: Builder, x: Instruction) -> Instruction:
+        zero, low = builder.scalar(0, E.F32), builder.scalar(-np.inf, E.F32)
+        rows = DimensionsAttributes((1,))
+        top = builder.add(O.REDUCE, [x, low], rows, called=[reducer(O.MAXIMUM, E.F32)])
+        power = builder.add(O.EXP, [builder.add(O.SUBTRACT, [x, builder.broadcast(top, (30, 1000), (0,))])])
+        total = builder.add(O.REDUCE, [power, zero], rows, called=[reducer(O.ADD, E.F32)])
+        return builder.add(O.DIVIDE, [power, builder.broadcast(total, (30, 1000), (0,))])
+
+    (kernel,) = check(build, [(E.F32, x)], 16)
+    assert kernel.source.count("for start in range") == 3
