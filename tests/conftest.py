@@ -25,6 +25,8 @@ def isolate_environment() -> None:
     for name in list(os.environ):
         if name.startswith(("FLAGOS_", "JAX_", "XLA_", "TF_", "PJRT_")) and not name.startswith(kept):
             del os.environ[name]
+    # The host, also where there is an accelerator, unless a run is meant for another device: "cuda", "simulated", ...
+    os.environ["FLAGOS_DEVICE"] = os.environ.get("FLAGOS_TEST_DEVICE", "cpu")
     if "FLAGOS_TEST_SCRATCH" not in os.environ:  # xdist workers share their controller's
         os.environ["FLAGOS_TEST_SCRATCH"] = tempfile.mkdtemp(prefix="flagos-tests-")
     scratch = Path(os.environ["FLAGOS_TEST_SCRATCH"])

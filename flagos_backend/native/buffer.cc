@@ -1,6 +1,7 @@
 // Buffers as objects: making, describing, sharing and ending them. What moves bytes is in transfer.cc.
 #include "buffer.h"
 
+#include "accelerator.h"
 #include "api.h"
 #include "call.h"
 #include "log.h"
@@ -54,6 +55,12 @@ Ref<Contents> FlagosBuffer::TakePromise() {
 
 namespace flagos {
 
+void Contents::JoinCompute(Accelerator& accelerator) {
+  if (!point_ || joined_.load(std::memory_order_acquire)) return;
+  if (!point_->Precedes(&accelerator, Stream::kCompute)) accelerator.streams().Await(Stream::kCompute, *point_);
+  joined_.store(true, std::memory_order_release);
+}
+
 void CheckMemory(const char* function, Context* context, Memory* memory) {
   if (memory->context != context) {
     Fail(FLAGOS_INVALID_ARGUMENT, "%s: %s belongs to another context; use a memory of the context that is passed",
@@ -70,7 +77,10 @@ FlagosError* buffer_allocate(FlagosBufferAllocateArgs* host) {
     FLAGOS_REQUIRE(args, memory);
     CheckMemory("buffer_allocate", args.context, args.memory);
     Shape shape = MakeShape("buffer_allocate", args.element_type, args.dims, args.rank);
-    Ref<Block> block = Block::Allocate(args.memory, shape.bytes);
+    Accelerator* const accelerator = shape.bytes > 0 ? args.memory->accelerator : nullptr;
+    // Hosts allocate to write.
+    Ref<Block> block = accelerator ? accelerator->Allocate(args.memory, shape.bytes, Stream::kToDevice)
+                                   : Block::Allocate(args.memory, shape.bytes);
     args.buffer = new Buffer(args.memory, std::move(shape), Make<Contents>(args.context, Event::Ready(), block));
   });
 }
@@ -112,7 +122,9 @@ FlagosError* buffer_promise(FlagosBufferPromiseArgs* host) {
     Shape shape = MakeShape("buffer_promise", args.element_type, args.dims, args.rank);
     const bool open = status.ok();
     Ref<Event> ready = open ? Make<Event>() : Event::Failed(std::move(status));
-    auto buffer = std::make_unique<Buffer>(args.memory, std::move(shape), Make<Contents>(args.context, ready));
+    Ref<Event> issued = open && args.memory->accelerator ? Make<Event>() : ready;
+    auto contents = Make<Contents>(args.context, std::move(ready), std::move(issued), nullptr);
+    auto buffer = std::make_unique<Buffer>(args.memory, std::move(shape), std::move(contents));
     if (open) buffer->MakePromise();
     args.buffer = buffer.release();
   });
@@ -147,11 +159,13 @@ FlagosError* buffer_fulfill(FlagosBufferFulfillArgs* host) {
       target->Abandon(std::move(status));
       return;
     }
-    source->ready->OnReady([target, source](const Status& done) {
-      if (done.ok()) {
-        target->Fulfill(source->shared_block());
-      } else {
+    source->issued->OnReady([target, source](const Status& done) {
+      if (!done.ok()) {
         target->Abandon(done);
+      } else if (source->point() != nullptr) {
+        target->FulfillAt(source->shared_block(), source->shared_point());
+      } else {
+        target->Fulfill(source->shared_block());
       }
     });
   });
@@ -231,20 +245,27 @@ FlagosError* buffer_donate(FlagosBufferDonateArgs* host) {
     FLAGOS_REQUIRE(args, buffer);
     FLAGOS_REQUIRE(args, dependency);
     Buffer& buffer = *args.buffer;
-    auto later = Make<Contents>(buffer.context(), Make<Event>());
+    Ref<Event> ready = Make<Event>();
+    Ref<Event> issued = buffer.memory->accelerator ? Make<Event>() : ready;
+    auto later = Make<Contents>(buffer.context(), std::move(ready), std::move(issued), nullptr);
     auto donated = std::make_unique<Buffer>(buffer.memory, buffer.shape, later);
     buffer.Require("buffer_donate");
     Ref<Contents> former = buffer.Take("donated");
     if (!former) Fail(FLAGOS_INVALID_ARGUMENT, "buffer_donate: the buffer was donated by another thread meanwhile");
     buffer.device()->Track(later->ready);
-    Ref<Event> both = WhenAll({Ref<Event>::Share(args.dependency), former->ready});
+    Ref<Event> both = WhenAll({Ref<Event>::Share(args.dependency), former->issued});
     both->OnReady([later, former](const Status& done) mutable {
-      if (done.ok()) {
-        Ref<Block> block = former->shared_block();
-        former.Reset();  // before anybody can ask whether the new contents are the block's only user
-        later->Fulfill(std::move(block));
-      } else {
+      if (!done.ok()) {
         later->Abandon(done);
+        return;
+      }
+      Ref<Block> block = former->shared_block();
+      Ref<Point> point = former->shared_point();
+      former.Reset();  // before anybody can ask whether the new contents are the block's only user
+      if (point) {
+        later->FulfillAt(std::move(block), std::move(point));
+      } else {
+        later->Fulfill(std::move(block));
       }
     });
     args.donated = donated.release();

@@ -2,6 +2,7 @@
 #ifndef FLAGOS_NATIVE_BUFFER_H_
 #define FLAGOS_NATIVE_BUFFER_H_
 
+#include <atomic>
 #include <mutex>
 
 #include "context.h"
@@ -13,21 +14,42 @@ namespace flagos {
 
 // What a buffer holds: a block that is there once `ready` completes without an error. Work in flight keeps references,
 // so deletion never frees what is in use; whoever holds the only reference to contents and block may write.
+//
+// On an accelerator the block exists earlier: once `issued` completes, work on the same device may be enqueued that reads
+// it, after JoinCompute. In host memory both are one event.
 class Contents : public RefCounted<Contents> {
  public:
   Contents(Context* context, Ref<Event> ready_event, Ref<Block> block = nullptr)
-      : ready(std::move(ready_event)), context_(Ref<Context>::Share(context)), block_(std::move(block)) {}
+      : Contents(context, ready_event, ready_event, std::move(block)) {}
+  Contents(Context* context, Ref<Event> ready_event, Ref<Event> issued_event, Ref<Block> block)
+      : ready(std::move(ready_event)),
+        issued(std::move(issued_event)),
+        context_(Ref<Context>::Share(context)),
+        block_(std::move(block)) {}
 
-  // For who completes `ready` itself.
+  // For who completes the events itself.
   void SetBlock(Ref<Block> block) noexcept { block_ = std::move(block); }
-  // Sets the block, then completes. Once.
+  // Where the work is done that makes the block; before `issued` completes.
+  void SetPoint(Ref<Point> point) noexcept { point_ = std::move(point); }
+  // Sets the block, which is there, then completes. Once.
   void Fulfill(Ref<Block> block) {
     block_ = std::move(block);
     ready->Complete(Status());
+    issued->Complete(Status());
   }
-  void Abandon(Status status) { ready->Complete(std::move(status)); }
+  // Sets the block, which is there from `point` on, then completes. Once.
+  void FulfillAt(Ref<Block> block, Ref<Point> point) {
+    block_ = std::move(block);
+    point_ = point;
+    ready->CompleteAt(std::move(point));
+    issued->Complete(Status());
+  }
+  void Abandon(Status status) {
+    ready->Complete(status);
+    issued->Complete(std::move(status));
+  }
 
-  // Only once ready and ok.
+  // Only once issued and ok.
   Block& block() const noexcept { return *block_; }
   const Ref<Block>& shared_block() const noexcept { return block_; }
   Context* context() const noexcept { return context_.get(); }
@@ -36,11 +58,20 @@ class Contents : public RefCounted<Contents> {
     return ref_count() == 1 && block_ && block_->writable() && block_->ref_count() == 1;
   }
 
+  // NULL: there when issued. Only once issued.
+  Point* point() const noexcept { return point_.get(); }
+  const Ref<Point>& shared_point() const noexcept { return point_; }
+  // Has the compute stream of `accelerator` come after the point. Only once issued.
+  void JoinCompute(Accelerator& accelerator);
+
   const Ref<Event> ready;
+  const Ref<Event> issued;
 
  private:
   Ref<Context> context_;  // outlives the block, whose memory it owns
   Ref<Block> block_;
+  Ref<Point> point_;
+  std::atomic<bool> joined_{false};
 };
 
 }  // namespace flagos

@@ -20,6 +20,7 @@ constexpr int64_t kMaxDevices = 1024;
 constexpr int64_t kStoreTimeoutMs = 120000;
 constexpr const char* kMemoryKinds[] = {"device", "pinned_host", "unpinned_host"};
 constexpr int64_t kNumMemoryKinds = sizeof(kMemoryKinds) / sizeof(kMemoryKinds[0]);
+constexpr int32_t kDeviceKind = 0, kPinnedKind = 1;
 
 int64_t HostMemoryBytes() {
   return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
@@ -91,15 +92,40 @@ std::vector<int64_t> ExchangeCounts(const FlagosContextCreateArgs& args, int64_t
   return counts;
 }
 
-FlagosNamedValue IntegerAttribute(const char* name, int64_t number) {
+// Names and texts live as long as the device.
+FlagosNamedValue Attribute(const char* name) {
   FlagosNamedValue value{};
   value.struct_size = sizeof(value);
   value.name = name;
   value.name_size = std::strlen(name);
+  return value;
+}
+
+FlagosNamedValue IntegerAttribute(const char* name, int64_t number) {
+  FlagosNamedValue value = Attribute(name);
   value.kind = FLAGOS_VALUE_INT64;
   value.int64_value = number;
   value.value_size = 1;
   return value;
+}
+
+FlagosNamedValue TextAttribute(const char* name, const std::string& text) {
+  FlagosNamedValue value = Attribute(name);
+  value.kind = FLAGOS_VALUE_STRING;
+  value.string_value = text.c_str();
+  value.value_size = text.size();
+  return value;
+}
+
+// What FLAGOS_DEVICE, or a look at the machine, leads to. Nothing: the host CPU.
+std::vector<AcceleratorFacts> ChooseAccelerators(const Options& options, const python::Settings& settings) {
+  std::string name = options.Text("device");
+  const char* variable = std::getenv("FLAGOS_DEVICE");
+  if (name.empty() && variable != nullptr) name = variable;
+  if (name == "cpu" || (name.empty() && !MayHaveAccelerators())) return {};
+  // A simulated accelerator is the host again, as many times as the host is asked to be.
+  const int64_t count = options.Integer("num_cpu_devices", "FLAGOS_NUM_CPU_DEVICES", 1, 1, kMaxDevices);
+  return FindAccelerators(settings, name, count);
 }
 
 }  // namespace
@@ -132,6 +158,7 @@ void FlagosDevice::Synchronize() {
     events.assign(pending_->events.begin(), pending_->events.end());
   }
   for (const Ref<flagos::Event>& event : events) event->Wait();
+  if (accelerator) accelerator->Synchronize();
 }
 
 FlagosContext::FlagosContext(const FlagosContextCreateArgs& args)
@@ -141,36 +168,64 @@ FlagosContext::FlagosContext(const FlagosContextCreateArgs& args)
       host_callback_user_data(args.host_callback_user_data) {
   python.libpython = options.Text("libpython");
   python.site = options.Text("python_site");
+  inline_launches = options.Integer("inline_launches", nullptr, 0, 0, 1) != 0;
   const int64_t count = options.Integer("num_cpu_devices", "FLAGOS_NUM_CPU_DEVICES", 1, 1, flagos::kMaxDevices);
   const int64_t cache = options.Integer("memory_cache_bytes", nullptr,
                                         std::min<int64_t>(int64_t{1} << 30, flagos::HostMemoryBytes() / 16), 0,
                                         std::numeric_limits<int64_t>::max());
   flagos::SetCacheLimit(static_cast<size_t>(cache));
-  AddDevices(flagos::ExchangeCounts(args, count));
+  std::vector<flagos::AcceleratorFacts> accelerators = flagos::ChooseAccelerators(options, python);
+  const auto found = static_cast<int64_t>(accelerators.size());
+  AddDevices(flagos::ExchangeCounts(args, found > 0 ? found : count), std::move(accelerators));
   const int threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 8);
   transfers = std::make_unique<flagos::ThreadPool>("flagos-copy", threads);
-  platform_version = Format("flagos %s, ABI %d.%d, host CPU", FLAGOS_BUILD_VERSION, FLAGOS_ABI_MAJOR, FLAGOS_ABI_MINOR);
+  const std::string hardware = found > 0 ? devices.front()->kind : "host CPU";
+  platform_version =
+      Format("flagos %s, ABI %d.%d, %s", FLAGOS_BUILD_VERSION, FLAGOS_ABI_MAJOR, FLAGOS_ABI_MINOR, hardware.c_str());
   std::lock_guard<std::mutex> lock(flagos::TheRegistry().mutex);
   flagos::TheRegistry().contexts.push_back(this);
 }
 
-void FlagosContext::AddDevices(const std::vector<int64_t>& counts) {
+void FlagosContext::AddHostFacts(FlagosDevice& device) const {
+  device.kind = "cpu";
+  device.debug_string =
+      Format("flagos:%lld (host CPU, process %d)", static_cast<long long>(device.id), device.process_index);
+  device.attributes = {flagos::IntegerAttribute("num_cores", std::thread::hardware_concurrency()),
+                       flagos::IntegerAttribute("memory_bytes", flagos::HostMemoryBytes())};
+}
+
+void FlagosContext::AddDevices(const std::vector<int64_t>& counts, std::vector<flagos::AcceleratorFacts> accelerators) {
   int64_t id = 0;
   for (size_t process = 0; process < counts.size(); ++process) {
     for (int64_t local = 0; local < counts[process]; ++local, ++id) {
       auto device = std::make_unique<FlagosDevice>();
       device->id = id;
       device->process_index = static_cast<int32_t>(process);
-      device->kind = "cpu";
-      device->debug_string = Format("flagos:%lld (host CPU, process %zu)", static_cast<long long>(id), process);
       device->to_string = Format("FlagosDevice(id=%lld)", static_cast<long long>(id));
       device->context = this;
-      device->attributes = {flagos::IntegerAttribute("num_cores", std::thread::hardware_concurrency()),
-                            flagos::IntegerAttribute("memory_bytes", flagos::HostMemoryBytes())};
+      const bool mine = static_cast<int32_t>(process) == process_index;
+      if (accelerators.empty()) {
+        AddHostFacts(*device);
+      } else {
+        device->is_host = false;
+        // Other processes have the same kind of device: programs are compiled once for all.
+        device->kind = accelerators[mine ? static_cast<size_t>(local) : 0].kind;
+        device->debug_string =
+            Format("flagos:%lld (%s, process %zu)", static_cast<long long>(id), device->kind.c_str(), process);
+      }
       if (static_cast<int32_t>(process) == process_index) {
-  inline_launches = options.Integer("inline_launches", nullptr, 0, 0, 1) != 0;
         device->local_hardware_id = static_cast<int32_t>(local);
         device->queue = std::make_unique<flagos::DeviceQueue>(Format("flagos-dev%lld", static_cast<long long>(id)));
+        if (!accelerators.empty()) {
+          auto& facts = accelerators[static_cast<size_t>(local)];
+          device->accelerator = std::make_unique<flagos::Accelerator>(facts, local);
+          for (const auto& [name, text] : device->accelerator->facts().texts) {
+            device->attributes.push_back(flagos::TextAttribute(name.c_str(), text));
+          }
+          for (const auto& [name, number] : device->accelerator->facts().integers) {
+            device->attributes.push_back(flagos::IntegerAttribute(name.c_str(), number));
+          }
+        }
         AddMemories(*device);
         addressable_devices.push_back(device.get());
       }
@@ -181,8 +236,12 @@ void FlagosContext::AddDevices(const std::vector<int64_t>& counts) {
 }
 
 void FlagosContext::AddMemories(FlagosDevice& device) {
-  const int64_t limit =
-      options.Integer("memory_limit_bytes", nullptr, flagos::HostMemoryBytes(), 1, std::numeric_limits<int64_t>::max());
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const int64_t host_limit = options.Integer("memory_limit_bytes", nullptr, flagos::HostMemoryBytes(), 1, kMost);
+  flagos::Accelerator* const accelerator = device.accelerator.get();
+  const int64_t device_limit =
+      accelerator ? options.Integer("memory_limit_bytes", nullptr, accelerator->facts().memory_bytes, 1, kMost)
+                  : host_limit;
   for (int32_t kind = 0; kind < flagos::kNumMemoryKinds; ++kind) {
     auto memory = std::make_unique<FlagosMemory>();
     memory->id = device.id * flagos::kNumMemoryKinds + kind;
@@ -195,7 +254,9 @@ void FlagosContext::AddMemories(FlagosDevice& device) {
     memory->context = this;
     memory->device = &device;
     memory->devices = {&device};
-    memory->limit = limit;
+    memory->limit = kind == flagos::kDeviceKind ? device_limit : host_limit;
+    if (kind == flagos::kDeviceKind) memory->accelerator = accelerator;
+    if (kind == flagos::kPinnedKind) memory->pinned_by = accelerator;
     device.memories.push_back(memory.get());
     memories.push_back(memory.get());
     device.owned_memories.push_back(std::move(memory));
@@ -261,7 +322,7 @@ FlagosError* device_describe(FlagosDeviceDescribeArgs* host) {
     args.process_index = device.process_index;
     args.local_hardware_id = device.local_hardware_id;
     args.is_addressable = device.addressable() ? 1 : 0;
-    args.is_host_memory = 1;
+    args.is_host_memory = device.is_host ? 1 : 0;
     args.kind = device.kind.c_str();
     args.debug_string = device.debug_string.c_str();
     args.to_string = device.to_string.c_str();
@@ -281,6 +342,7 @@ FlagosError* device_memory_stats(FlagosDeviceMemoryStatsArgs* host) {
            args.device->debug_string.c_str());
     }
     args.device->default_memory()->ReadStats(args);
+    if (args.device->accelerator) args.device->accelerator->ReadStats(args);
   });
 }
 

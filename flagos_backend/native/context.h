@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "accelerator.h"
 #include "event.h"
 #include "memory.h"
 #include "options.h"
@@ -19,6 +20,7 @@ struct FlagosDevice {
   int64_t id = 0;
   int32_t process_index = 0;
   int32_t local_hardware_id = -1;
+  bool is_host = true;
   std::string kind;
   std::string debug_string;
   std::string to_string;
@@ -26,7 +28,8 @@ struct FlagosDevice {
   std::vector<std::unique_ptr<FlagosMemory>> owned_memories;
   std::vector<FlagosMemory*> memories;
   std::vector<FlagosNamedValue> attributes;
-  std::unique_ptr<flagos::DeviceQueue> queue;  // NULL: another process's
+  std::unique_ptr<flagos::DeviceQueue> queue;        // NULL: another process's
+  std::unique_ptr<flagos::Accelerator> accelerator;  // NULL: the host, or another process's
 
   bool addressable() const noexcept { return queue != nullptr; }
   FlagosMemory* default_memory() const noexcept { return memories.empty() ? nullptr : memories.front(); }
@@ -53,11 +56,11 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
   flagos::Options options;
   std::string platform_version;
   int32_t process_index = 0;
+  // The option of this name: the host waits for every launch anyway, so none is handed to a device's idle thread.
+  bool inline_launches = false;
   FlagosHostCallback host_callback = nullptr;
   void* host_callback_user_data = nullptr;
   flagos::python::Settings python;
-  // The option of this name: the host waits for every launch anyway, so none is handed to a device's idle thread.
-  bool inline_launches = false;
   std::vector<std::unique_ptr<FlagosDevice>> owned_devices;
   std::vector<FlagosDevice*> devices;
   std::vector<FlagosDevice*> addressable_devices;
@@ -70,7 +73,9 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
   FlagosDevice* FindDevice(int64_t id) const noexcept;
 
  private:
-  void AddDevices(const std::vector<int64_t>& counts);
+  // `accelerators`: this process's; none: its devices are host CPUs.
+  void AddDevices(const std::vector<int64_t>& counts, std::vector<flagos::AcceleratorFacts> accelerators);
+  void AddHostFacts(FlagosDevice& device) const;
   void AddMemories(FlagosDevice& device);
 };
 

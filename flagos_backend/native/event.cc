@@ -6,6 +6,7 @@
 #include "call.h"
 #include "log.h"
 #include "python.h"
+#include "threads.h"
 
 using flagos::Ref;
 using flagos::Status;
@@ -40,15 +41,76 @@ bool FlagosEvent::Complete(Status status) {
   return true;
 }
 
+void FlagosEvent::CompleteAt(Ref<flagos::Point> point, Finish finish) {
+  bool wanted = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    point_ = std::move(point);
+    finish_ = std::move(finish);
+    has_point_.store(true, std::memory_order_release);
+    wanted = !callbacks_.empty();
+    changed_.notify_all();
+  }
+  if (wanted) Defer();
+}
+
 void FlagosEvent::OnReady(Callback callback) {
   if (!ready()) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     if (!ready_.load(std::memory_order_relaxed)) {
       callbacks_.push_back(std::move(callback));
+      lock.unlock();
+      if (has_point_.load(std::memory_order_acquire)) Defer();
       return;
     }
   }
   Run(callback, status_);
+}
+
+bool FlagosEvent::Poll() noexcept {
+  try {
+    if (!point_->Reached()) return false;
+  } catch (...) {
+    // The error is reported by the wait.
+  }
+  Settle();
+  return true;
+}
+
+void FlagosEvent::Settle() noexcept {
+  flagos::python::ReleaseGil released;
+  Status status;
+  try {
+    point_->Wait();
+  } catch (...) {
+    status = flagos::StatusOfException("waiting for the device");
+  }
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (settling_) {
+      changed_.wait(lock, [this] { return ready_.load(std::memory_order_relaxed); });
+      return;
+    }
+    settling_ = true;
+  }
+  if (status.ok() && finish_) {
+    try {
+      finish_();
+    } catch (...) {
+      status = flagos::StatusOfException("after work of the device");
+    }
+  }
+  finish_ = nullptr;  // what it held is free before anybody hears that it is done
+  Complete(std::move(status));
+}
+
+void FlagosEvent::Defer() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (deferred_ || ready_.load(std::memory_order_relaxed)) return;
+    deferred_ = true;
+  }
+  point_->completions()->Push([self = Ref<FlagosEvent>::Share(this)] { self->Settle(); });
 }
 
 void FlagosEvent::Run(const Callback& callback, const Status& status) noexcept {
@@ -63,8 +125,13 @@ void FlagosEvent::Run(const Callback& callback, const Status& status) noexcept {
 const Status& FlagosEvent::Wait() {
   if (!ready()) {
     flagos::python::ReleaseGil released;
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return ready_.load(std::memory_order_relaxed); });
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] {
+        return ready_.load(std::memory_order_relaxed) || has_point_.load(std::memory_order_relaxed);
+      });
+    }
+    if (!ready_.load(std::memory_order_acquire)) Settle();
   }
   return status_;
 }
@@ -75,6 +142,15 @@ bool FlagosEvent::WaitFor(int64_t timeout_ns) {
   constexpr int64_t kCentury = int64_t{100} * 365 * 24 * 3600 * 1000000000;
   flagos::python::ReleaseGil released;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kCentury));
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool begun = changed_.wait_until(lock, deadline, [this] {
+      return ready_.load(std::memory_order_relaxed) || has_point_.load(std::memory_order_relaxed);
+    });
+    if (!begun) return false;
+  }
+  // Devices have no wait that ends early: another thread waits for the point.
+  if (!ready_.load(std::memory_order_acquire)) Defer();
   std::unique_lock<std::mutex> lock(mutex_);
   return changed_.wait_until(lock, deadline, [this] { return ready_.load(std::memory_order_relaxed); });
 }

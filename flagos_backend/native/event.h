@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "error.h"
+#include "point.h"
 #include "ref.h"
 
 struct FlagosEvent final : flagos::RefCounted<FlagosEvent> {
@@ -26,7 +27,15 @@ struct FlagosEvent final : flagos::RefCounted<FlagosEvent> {
   // False: it was complete already, and nothing changed. Callbacks run here, with no lock held.
   bool Complete(flagos::Status status);
 
-  bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }
+  // Leaves it to the device to complete this: when `point` is reached, after `finish` has run in the thread that finds
+  // out first. Nobody watches a point that nobody asks for.
+  using Finish = std::function<void()>;
+  void CompleteAt(flagos::Ref<flagos::Point> point, Finish finish = nullptr);
+
+  // Asks the device where there is one. Callers hold no lock.
+  bool ready() noexcept {
+    return ready_.load(std::memory_order_acquire) || (has_point_.load(std::memory_order_acquire) && Poll());
+  }
   // Why it failed; only once ready.
   const flagos::Status& status() const noexcept { return status_; }
 
@@ -43,8 +52,18 @@ struct FlagosEvent final : flagos::RefCounted<FlagosEvent> {
 
  private:
   static void Run(const Callback& callback, const flagos::Status& status) noexcept;
+  bool Poll() noexcept;
+  // Waits for the point and completes.
+  void Settle() noexcept;
+  // Has another thread settle this, once.
+  void Defer();
 
   std::atomic<bool> ready_{false};
+  std::atomic<bool> has_point_{false};
+  flagos::Ref<flagos::Point> point_;  // does not change once has_point_
+  Finish finish_;
+  bool settling_ = false;
+  bool deferred_ = false;
   flagos::Status status_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cinttypes>
 
+#include "accelerator.h"
 #include "api.h"
 #include "call.h"
+#include "device_transfer.h"
 #include "executable.h"
 #include "log.h"
 
@@ -17,6 +19,7 @@ struct Share {
   std::vector<Argument> arguments;
   std::vector<Ref<Contents>> outputs;
   Ref<Event> done;
+  Ref<Event> issued;  // of an accelerator: its work is enqueued; otherwise the same event
 };
 
 struct Launch {
@@ -113,15 +116,58 @@ void TakeArguments(const Executable& executable, FlagosBuffer* const* const* buf
   }
 }
 
+// Runs the program of one share. On an accelerator that enqueues its work, which is done at `point`.
+std::vector<Ref<Block>> RunProgram(Launch& launch, Share& share, Ref<Point>& point) {
+  Program& program = *launch.executable->program;
+  Accelerator* const accelerator = share.place.device->accelerator.get();
+  if (accelerator == nullptr) return program.Run(share.place, launch.state.get(), share.arguments, *share.memories);
+  Memory* const memory = share.place.device->default_memory();
+  for (Argument& argument : share.arguments) {
+    // Programs compute on the device's memory; what lies elsewhere is brought there.
+    Memory* const from = argument.contents->block().memory();
+    if (from != memory && argument.contents->block().bytes() > 0) {
+      auto copy = Make<Contents>(memory->context, Make<Event>(), Make<Event>(), nullptr);
+      CopyContents(from, *argument.contents, memory, *copy);
+      argument.contents = std::move(copy);
+    }
+    argument.contents->JoinCompute(*accelerator);
+  }
+  const std::vector<Memory*> memories(share.memories->size(), memory);
+  std::vector<Ref<Block>> blocks = program.Run(share.place, launch.state.get(), share.arguments, memories);
+  point = accelerator->streams().Record(Stream::kCompute);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if ((*share.memories)[i] == memory || blocks[i]->bytes() == 0) continue;
+    Contents result(memory->context, Event::Ready(), blocks[i]), copy(memory->context, Make<Event>());
+    result.SetPoint(point);
+    CopyContents(memory, result, (*share.memories)[i], copy);
+    blocks[i] = copy.shared_block();
+  }
+  return blocks;
+}
+
+// Says that the share's work is enqueued, and when it is done: at `point`, or now.
+void Finish(const Share& share, Status status, Ref<Point> point) {
+  // The device is asked before anybody who waits for the launch goes on.
+  if (status.ok() && point) {
+    share.done->CompleteAt(std::move(point));
+  } else {
+    share.done->Complete(status);
+  }
+  share.issued->Complete(std::move(status));
+}
+
 // Runs one share in this thread and completes its outputs.
 void RunShare(Launch& launch, Share& share) noexcept {
   Status status;
+  Ref<Point> point;
   try {
     const ProgramInfo& info = launch.executable->info();
     ScopedSpan span(share.place.device->context->profiler, "execute", info.name, share.place.device->id);
-    std::vector<Ref<Block>> blocks =
-        launch.executable->program->Run(share.place, launch.state.get(), share.arguments, *share.memories);
-    for (size_t i = 0; i < blocks.size(); ++i) share.outputs[i]->SetBlock(std::move(blocks[i]));
+    std::vector<Ref<Block>> blocks = RunProgram(launch, share, point);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      share.outputs[i]->SetBlock(std::move(blocks[i]));
+      share.outputs[i]->SetPoint(point);
+    }
   } catch (...) {
     status = StatusOfException("execute");
     if (launch.state) launch.state->Abort(status);
@@ -129,14 +175,14 @@ void RunShare(Launch& launch, Share& share) noexcept {
   // What was given up is free, and the outputs have one owner less, before anybody hears that it is done.
   share.arguments.clear();
   share.outputs.clear();
-  share.done->Complete(std::move(status));
+  Finish(share, std::move(status), std::move(point));
 }
 
 void FailAll(Launch& launch, const Status& status) {
   for (Share& share : launch.shares) {
     share.arguments.clear();
     share.outputs.clear();
-    share.done->Complete(status);
+    Finish(share, status, nullptr);
   }
 }
 
@@ -156,17 +202,20 @@ void Enqueue(const std::shared_ptr<Launch>& launch) {
 // Outputs of a share that runs later: empty contents that share one event.
 void Promise(Share& share, size_t outputs) {
   share.done = Make<Event>();
+  share.issued = share.place.device->accelerator ? Make<Event>() : share.done;
   share.outputs.reserve(outputs);
-  for (size_t i = 0; i < outputs; ++i) share.outputs.push_back(Make<Contents>(share.place.device->context, share.done));
-  share.place.device->Track(share.done);
+  for (size_t i = 0; i < outputs; ++i) {
+    share.outputs.push_back(Make<Contents>(share.place.device->context, share.done, share.issued, nullptr));
+  }
+  share.place.device->Track(share.issued);
 }
 
 void Dispatch(const std::shared_ptr<Launch>& launch) {
   std::vector<Ref<Event>> inputs;
   for (const Share& share : launch->shares) {
     for (const Argument& argument : share.arguments) {
-      if (!argument.contents->ready->ready() || !argument.contents->ready->status().ok()) {
-        inputs.push_back(argument.contents->ready);
+      if (!argument.contents->issued->ready() || !argument.contents->issued->status().ok()) {
+        inputs.push_back(argument.contents->issued);
       }
     }
   }
@@ -183,13 +232,14 @@ void Dispatch(const std::shared_ptr<Launch>& launch) {
   });
 }
 
-// Short work whose inputs are there, on an idle device, costs less here than handing it to another thread.
+// Short work whose inputs are there, on an idle device, costs less here than handing it to another thread; a host that
+// waits for each launch has all its work done here.
 bool RunInline(Launch& launch) {
   const bool wanted = launch.executable->info().is_small || launch.executable->context->inline_launches;
   if (launch.shares.size() != 1 || !wanted) return false;
   Share& share = launch.shares[0];
   for (const Argument& argument : share.arguments) {
-    if (!argument.contents->ready->ready() || !argument.contents->ready->status().ok()) return false;
+    if (!argument.contents->issued->ready() || !argument.contents->issued->status().ok()) return false;
   }
   DeviceQueue* queue = share.place.device->queue.get();
   if (!queue->TryEnter()) return false;
@@ -199,21 +249,28 @@ bool RunInline(Launch& launch) {
   } leave{queue};
   QueueScope scope(queue);
   Status status;
+  Ref<Point> point;
   std::vector<Ref<Block>> blocks;
   try {
     ScopedSpan span(share.place.device->context->profiler, "execute", launch.executable->info().name,
                     share.place.device->id);
-    blocks = launch.executable->program->Run(share.place, nullptr, share.arguments, *share.memories);
+    blocks = RunProgram(launch, share, point);
   } catch (...) {
     status = StatusOfException("execute");
   }
   share.arguments.clear();
-  share.done = status.ok() ? Event::Ready() : Event::Failed(std::move(status));
+  share.issued = status.ok() ? Event::Ready() : Event::Failed(std::move(status));
+  share.done = share.issued;
+  if (point) {
+    share.done = Make<Event>();
+    share.done->CompleteAt(point);
+  }
   const size_t outputs = launch.executable->info().outputs.size();
   blocks.resize(outputs);
   share.outputs.reserve(outputs);
   for (Ref<Block>& block : blocks) {
-    share.outputs.push_back(Make<Contents>(share.place.device->context, share.done, std::move(block)));
+    share.outputs.push_back(Make<Contents>(share.place.device->context, share.done, share.issued, std::move(block)));
+    share.outputs.back()->SetPoint(point);
   }
   return true;
 }
@@ -227,7 +284,7 @@ std::vector<Share> MakeShares(Launch& launch, const FlagosExecuteArgs& args) {
            args.num_devices, executable.info().name.c_str(), executable.places.size());
     }
     for (size_t i = 0; i < executable.places.size(); ++i) {
-      shares.push_back({executable.places[i], &executable.output_memories[i], {}, {}, nullptr});
+      shares.push_back({executable.places[i], &executable.output_memories[i], {}, {}, nullptr, nullptr});
     }
     return shares;
   }
@@ -242,7 +299,7 @@ std::vector<Share> MakeShares(Launch& launch, const FlagosExecuteArgs& args) {
          args.device->debug_string.c_str());
   }
   launch.portable_memories = executable.OutputMemories(*args.device);
-  shares.push_back({{args.device, 0, 0}, &launch.portable_memories, {}, {}, nullptr});
+  shares.push_back({{args.device, 0, 0}, &launch.portable_memories, {}, {}, nullptr, nullptr});
   return shares;
 }
 

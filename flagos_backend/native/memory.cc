@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "accelerator.h"
 #include "error.h"
 
 namespace flagos {
@@ -92,6 +93,8 @@ void SetCacheLimit(size_t bytes) noexcept {
 
 Ref<Block> Block::Allocate(Memory* memory, size_t bytes) {
   if (bytes == 0) return Ref<Block>::Adopt(new Block(memory, g_empty, 0));
+  if (memory->accelerator != nullptr) return memory->accelerator->Allocate(memory, bytes, Stream::kCompute);
+  if (memory->pinned_by != nullptr) return memory->pinned_by->AllocatePinned(memory, bytes);
   memory->Reserve(bytes);
   void* data = AllocateBytes(bytes);
   if (data == nullptr) {
@@ -119,7 +122,7 @@ Ref<Block> Block::Wrap(Memory* memory, void* data, size_t bytes, bool writable) 
 Ref<Block> Block::Hold(Memory* memory, void* data, const Shape& shape, PyObject* tensor) {
   auto block = Ref<Block>::Adopt(new Block(memory, shape.bytes ? data : g_empty, shape.bytes));
   block->tensor_shape_ = shape;
-  if (shape.bytes != 0) {
+  if (shape.bytes != 0 && memory != nullptr) {
     memory->Reserve(shape.bytes);
     block->counted_ = true;
   }
@@ -132,7 +135,12 @@ Block::~Block() {
   if (owned_) FreeBytes(data_, bytes_);
   if (counted_) memory_->Unreserve(bytes_);
   if (tensor_ != nullptr) python::Discard(tensor_, bytes_);
-  if (release_ != nullptr) release_(release_user_data_);
+  if (release_ == nullptr) return;
+  if (memory_->accelerator == nullptr) {
+    release_(release_user_data_);
+  } else {
+    memory_->accelerator->ReleaseLater(release_, release_user_data_);
+  }
 }
 
 }  // namespace flagos

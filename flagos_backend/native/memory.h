@@ -12,6 +12,10 @@
 #include "ref.h"
 #include "shape.h"
 
+namespace flagos {
+class Accelerator;
+}
+
 struct FlagosMemory {
   int64_t id = 0;
   std::string kind;
@@ -21,7 +25,9 @@ struct FlagosMemory {
   FlagosContext* context = nullptr;
   FlagosDevice* device = nullptr;
   std::vector<FlagosDevice*> devices;
-  int64_t limit = 0;  // bytes
+  int64_t limit = 0;                           // bytes
+  flagos::Accelerator* accelerator = nullptr;  // whose memory it is; NULL: the host's
+  flagos::Accelerator* pinned_by = nullptr;    // host memory that this accelerator copies from and to by itself
 
   // Accounts for `bytes`; throws Failure(RESOURCE_EXHAUSTED) beyond the limit.
   void Reserve(size_t bytes);
@@ -47,10 +53,12 @@ inline constexpr size_t kBlockAlignment = 64;
 // Contiguous memory. Who may write is decided by who holds references.
 class Block : public RefCounted<Block> {
  public:
+  // In the memory of an accelerator: for its compute stream.
   static Ref<Block> Allocate(Memory* memory, size_t bytes);
   // Memory of the host, which hears through SetRelease when nobody uses it any more.
   static Ref<Block> Wrap(Memory* memory, void* data, size_t bytes, bool writable);
-  // Memory of a dense tensor of `shape`, which is kept until then; with the GIL.
+  // Memory of a dense tensor of `shape`, which is kept until then; with the GIL. `memory` may be NULL: in no memory's
+  // statistics.
   static Ref<Block> Hold(Memory* memory, void* data, const Shape& shape, PyObject* tensor);
   ~Block();
 

@@ -115,10 +115,13 @@ Status CallHost(Context* context, int64_t id, Reader arguments, Reader results) 
 
 Object Facts(Context* context) {
   const python::Functions& py = *python::Known();
-  Object facts = python::Check(py.PyTuple_New(3), "PyTuple_New");
+  Object facts = python::Check(py.PyTuple_New(4), "PyTuple_New");
   py.PyTuple_SetItem(facts.get(), 0, python::Text(FLAGOS_BUILD_ID).Detach());
   py.PyTuple_SetItem(facts.get(), 1, python::Integer(reinterpret_cast<int64_t>(context)).Detach());
   py.PyTuple_SetItem(facts.get(), 2, python::Integer(context->host_callback != nullptr).Detach());
+  const auto& devices = context->addressable_devices;
+  const bool accelerated = !devices.empty() && devices.front()->accelerator != nullptr;
+  py.PyTuple_SetItem(facts.get(), 3, python::Integer(accelerated).Detach());
   return facts;
 }
 
@@ -332,10 +335,15 @@ PyObject* PythonProgram::Bound(const Place& place) {
   if (found != bound_.end()) return found->second;
   Object bind = python::Attribute(runner_, "bind");
   Object device = python::Integer(place.device->id);
+  Object local = python::Integer(place.device->local_hardware_id);
   Object replica = python::Integer(place.replica);
   Object partition = python::Integer(place.partition);
-  Object bound = python::Call(bind.get(), {device.get(), replica.get(), partition.get()}, "bind");
+  Object bound = python::Call(bind.get(), {device.get(), local.get(), replica.get(), partition.get()}, "bind");
   return bound_.emplace(place.device->id, bound.Detach()).first->second;
+}
+
+DlDevice DeviceOf(const Memory* memory) {
+  return memory->accelerator ? memory->accelerator->facts().dlpack : kHostDevice;
 }
 
 Object ToTensor(const Bridge& bridge, const Argument& argument) {
@@ -343,7 +351,7 @@ Object ToTensor(const Bridge& bridge, const Argument& argument) {
   if (argument.shape->type == FLAGOS_TYPE_TOKEN) return python::Check(py.PyTuple_New(0), "PyTuple_New");
   const Ref<Block>& block = argument.contents->shared_block();
   if (PyObject* tensor = block->tensor(*argument.shape)) return Object::Share(tensor);
-  Object capsule = ToCapsule(block, *argument.shape);
+  Object capsule = ToCapsule(block, *argument.shape, DeviceOf(block->memory()));
   return python::Call(bridge.from_dlpack, {capsule.get()}, "from_dlpack");
 }
 
@@ -352,7 +360,7 @@ Ref<Block> ToBlock(const Bridge& bridge, PyObject* tensor, const Shape& shape, M
                    std::vector<Ref<Block>>& reusable) {
   if (shape.type == FLAGOS_TYPE_TOKEN) return Block::Allocate(memory, 0);
   Object capsule = python::Call(bridge.to_dlpack, {tensor}, "to_dlpack");
-  const TensorView view = FromCapsule(capsule.get(), shape, "execute");
+  const TensorView view = FromCapsule(capsule.get(), shape, "execute", DeviceOf(memory));
   for (Ref<Block>& block : reusable) {
     if (block && block->data() == view.data && block->bytes() == view.bytes && view.bytes > 0 &&
         block->memory() == memory) {
@@ -360,7 +368,7 @@ Ref<Block> ToBlock(const Bridge& bridge, PyObject* tensor, const Shape& shape, M
     }
   }
   const bool aligned = reinterpret_cast<uintptr_t>(view.data) % kHostAlignment == 0;
-  if (aligned || view.bytes == 0) return Block::Hold(memory, view.data, shape, tensor);
+  if (aligned || view.bytes == 0 || memory->accelerator) return Block::Hold(memory, view.data, shape, tensor);
   Ref<Block> copy = Block::Allocate(memory, view.bytes);
   std::memcpy(copy->data(), view.data, view.bytes);
   return copy;

@@ -30,7 +30,6 @@ struct DLManagedTensor {
   void (*deleter)(DLManagedTensor*);
 };
 
-constexpr int32_t kCpu = 1;
 constexpr const char* kCapsuleName = "dltensor";  // renamed by whoever takes the tensor out
 enum : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6 };
 
@@ -101,13 +100,13 @@ bool IsDenseTensor(const DLTensor& tensor, const Shape& shape) {
 namespace {
 
 // `block` may be NULL: somebody else keeps the memory.
-python::Object MakeCapsule(void* data, const Ref<Block>& block, const Shape& shape) {
+python::Object MakeCapsule(void* data, const Ref<Block>& block, const Shape& shape, DlDevice device) {
   auto exported = std::make_unique<Export>();
   exported->block = block;
   exported->dims = shape.dims;
   DLManagedTensor& managed = exported->managed;
-  managed.tensor.data = data;
-  managed.tensor.device = {kCpu, 0};
+  managed.tensor.data = shape.bytes > 0 || device.type == kHostDevice.type ? data : nullptr;
+  managed.tensor.device = {device.type, device.number};
   managed.tensor.ndim = static_cast<int32_t>(shape.dims.rank());
   managed.tensor.dtype = StorageType(shape.type);
   managed.tensor.shape = exported->dims.data();
@@ -123,13 +122,15 @@ python::Object MakeCapsule(void* data, const Ref<Block>& block, const Shape& sha
 
 }  // namespace
 
-python::Object ToCapsule(const Ref<Block>& block, const Shape& shape) {
-  return MakeCapsule(block->data(), block, shape);
+python::Object ToCapsule(const Ref<Block>& block, const Shape& shape, DlDevice device) {
+  return MakeCapsule(block->data(), block, shape, device);
 }
 
-python::Object ToCapsule(void* data, const Shape& shape) { return MakeCapsule(data, nullptr, shape); }
+python::Object ToCapsule(void* data, const Shape& shape, DlDevice device) {
+  return MakeCapsule(data, nullptr, shape, device);
+}
 
-TensorView FromCapsule(PyObject* capsule, const Shape& shape, const char* what) {
+TensorView FromCapsule(PyObject* capsule, const Shape& shape, const char* what, DlDevice device) {
   auto* managed = static_cast<DLManagedTensor*>(python::Known()->PyCapsule_GetPointer(capsule, kCapsuleName));
   if (managed == nullptr) throw Failure(python::TakeException(what));
   const DLTensor& tensor = managed->tensor;
@@ -138,11 +139,13 @@ TensorView FromCapsule(PyObject* capsule, const Shape& shape, const char* what) 
                          std::equal(tensor.shape, tensor.shape + tensor.ndim, shape.dims.data());
   const bool same_type =
       tensor.dtype.code == expected.code && tensor.dtype.bits == expected.bits && tensor.dtype.lanes == 1;
-  if (!same_dims || !same_type || tensor.device.type != kCpu || !IsDenseTensor(tensor, shape)) {
+  const bool same_device = tensor.device.type == device.type && tensor.device.id == device.number;
+  if (!same_dims || !same_type || !same_device || !IsDenseTensor(tensor, shape)) {
     Fail(FLAGOS_INTERNAL,
-         "%s: a kernel returned something else than a dense host array %s (rank %d, type code %d, %d bits, "
-         "device type %d); this is a defect of the backend, please report it",
-         what, ToString(shape).c_str(), tensor.ndim, tensor.dtype.code, tensor.dtype.bits, tensor.device.type);
+         "%s: a kernel returned something else than a dense array %s on device %d:%d (rank %d, type code %d, %d bits, "
+         "device %d:%d); this is a defect of the backend, please report it",
+         what, ToString(shape).c_str(), device.type, device.number, tensor.ndim, tensor.dtype.code, tensor.dtype.bits,
+         tensor.device.type, tensor.device.id);
   }
   return {static_cast<char*>(tensor.data) + tensor.byte_offset, shape.bytes};
 }

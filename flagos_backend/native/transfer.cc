@@ -3,17 +3,17 @@
 #include "api.h"
 #include "call.h"
 #include "copy.h"
+#include "device_transfer.h"
+#include "narrow.h"
 
 namespace flagos {
 namespace {
 
-// Up to here a copy costs less than telling another thread to do it.
-constexpr size_t kInlineBytes = size_t{64} << 10;
 // Below this aliasing host memory costs more (its owner must be kept and told) than copying it.
 constexpr size_t kZeroCopyBytes = size_t{4} << 10;
 
-// Does `work` now if it is little and `after` is done, else on a transfer thread after `after`. The event completes
-// with work; it fails, and work is not done, when `after` failed.
+}  // namespace
+
 Ref<Event> Transfer(Device* device, const Ref<Event>& after, size_t bytes, const char* name,
                     std::function<void()> work) {
   Context* context = device->context;
@@ -46,47 +46,11 @@ Ref<Event> Transfer(Device* device, const Ref<Event>& after, size_t bytes, const
   return done;
 }
 
-// Strides of the host, copied: the array lives only during the call.
-struct Strides {
-  bool given = false;
-  int64_t values[kMaxRank];
-  Strides(const int64_t* strides, size_t rank) : given(strides != nullptr) {
-    if (given) std::memcpy(values, strides, rank * sizeof(int64_t));
-  }
-  const int64_t* get() const noexcept { return given ? values : nullptr; }
-};
-
-// Bits of an element that is narrower than its byte, or 0. Hosts give them in the low bits; what they leave in the others
-// is not specified, and kernels take signed ones sign-extended and unsigned ones zero-extended.
-int NarrowBits(int32_t type) noexcept {
-  switch (type) {
-    case FLAGOS_TYPE_S1:
-    case FLAGOS_TYPE_U1:
-      return 1;
-    case FLAGOS_TYPE_S2:
-    case FLAGOS_TYPE_U2:
-      return 2;
-    case FLAGOS_TYPE_S4:
-    case FLAGOS_TYPE_U4:
-    case FLAGOS_TYPE_F4E2M1FN:
-      return 4;
-    default:
-      return 0;
-  }
-}
-
-void Extend(const Shape& shape, void* data) noexcept {
-  const int bits = NarrowBits(shape.type);
-  if (bits == 0) return;
-  const bool is_signed = shape.type == FLAGOS_TYPE_S1 || shape.type == FLAGOS_TYPE_S2 || shape.type == FLAGOS_TYPE_S4;
-  auto* bytes = static_cast<uint8_t*>(data);
-  const int sign = is_signed ? 1 << (bits - 1) : 0;
-  const int mask = (1 << bits) - 1;
-  for (size_t i = 0; i < shape.bytes; ++i) bytes[i] = static_cast<uint8_t>(((bytes[i] & mask) ^ sign) - sign);
-}
+namespace {
 
 bool MayAlias(const FlagosBufferFromHostArgs& args, const Shape& shape) {
-  return args.semantics >= FLAGOS_HOST_IMMUTABLE_ZERO_COPY && shape.bytes >= kZeroCopyBytes &&
+  return args.memory->accelerator == nullptr && args.memory->pinned_by == nullptr &&
+         args.semantics >= FLAGOS_HOST_IMMUTABLE_ZERO_COPY && shape.bytes >= kZeroCopyBytes &&
          NarrowBits(shape.type) == 0 && reinterpret_cast<uintptr_t>(args.data) % kHostAlignment == 0 &&
          IsDense(shape, args.byte_strides);
 }
@@ -141,12 +105,19 @@ FlagosError* buffer_from_host(FlagosBufferFromHostArgs* host) {
       args.done_with_host = done.Detach();
       return;
     }
-    Ref<Block> block = Block::Allocate(args.memory, shape.bytes);
     const Strides strides(args.byte_strides, shape.dims.rank());
+    if (args.memory->accelerator != nullptr) {
+      const bool now = args.semantics == FLAGOS_HOST_IMMUTABLE_ONLY_DURING_CALL;
+      Ref<Contents> contents = UploadBuffer(args.memory, shape, args.data, strides, now, done);
+      args.buffer = new Buffer(args.memory, std::move(shape), std::move(contents));
+      args.done_with_host = done.Detach();
+      return;
+    }
+    Ref<Block> block = Block::Allocate(args.memory, shape.bytes);
     ThreadPool* pool = args.context->transfers.get();
     auto work = [block, shape, strides, pool, data = args.data] {
       CopyElements(shape, block->data(), nullptr, data, strides.get(), pool);
-      Extend(shape, block->data());
+      ExtendNarrow(shape.type, block->data(), shape.bytes);
     };
     if (args.semantics == FLAGOS_HOST_IMMUTABLE_ONLY_DURING_CALL && shape.bytes > kInlineBytes) {
       python::ReleaseGil released;
@@ -177,6 +148,10 @@ FlagosError* buffer_to_host(FlagosBufferToHostArgs* host) {
     CheckStrides("buffer_to_host", shape, args.byte_strides);
     const Strides strides(args.byte_strides, shape.dims.rank());
     ThreadPool* pool = args.buffer->context()->transfers.get();
+    if (args.buffer->memory->accelerator != nullptr) {
+      args.done = DownloadBuffer(args.buffer->memory, contents, 0, shape, args.data, strides).Detach();
+      return;
+    }
     args.done = Transfer(args.buffer->device(), contents->ready, shape.bytes, "buffer_to_host",
                          [contents, shape, strides, pool, data = args.data] {
                            CopyElements(shape, data, strides.get(), contents->block().data(), nullptr, pool);
@@ -192,6 +167,12 @@ FlagosError* buffer_read_raw(FlagosBufferReadRawArgs* host) {
     Ref<Contents> contents = args.buffer->Require("buffer_read_raw");
     CheckRange("buffer_read_raw", *args.buffer, args.data, args.offset, args.size);
     const auto size = static_cast<size_t>(args.size);
+    if (args.buffer->memory->accelerator != nullptr) {
+      const Shape bytes = MakeShape("buffer_read_raw", FLAGOS_TYPE_U8, &args.size, 1);
+      args.done = DownloadBuffer(args.buffer->memory, contents, static_cast<size_t>(args.offset), bytes, args.data, {})
+                      .Detach();
+      return;
+    }
     args.done = Transfer(args.buffer->device(), contents->ready, size, "buffer_read_raw",
                          [contents, size, offset = args.offset, data = args.data] {
                            if (size) std::memcpy(data, static_cast<char*>(contents->block().data()) + offset, size);
@@ -212,6 +193,11 @@ FlagosError* buffer_write_raw(FlagosBufferWriteRawArgs* host) {
            "write into a buffer of buffer_allocate");
     }
     const auto size = static_cast<size_t>(args.size);
+    if (args.buffer->memory->accelerator != nullptr) {
+      args.done =
+          WriteBuffer(args.buffer->memory, contents, static_cast<size_t>(args.offset), args.data, size).Detach();
+      return;
+    }
     args.done = Transfer(args.buffer->device(), contents->ready, size, "buffer_write_raw",
                          [contents, size, offset = args.offset, data = args.data] {
                            if (size) std::memcpy(static_cast<char*>(contents->block().data()) + offset, data, size);
@@ -228,6 +214,10 @@ FlagosError* buffer_copy(FlagosBufferCopyArgs* host) {
     CheckMemory("buffer_copy", args.buffer->context(), args.memory);
     Ref<Contents> contents = args.buffer->Require("buffer_copy");
     const Shape& shape = args.buffer->shape;
+    if (args.buffer->memory->accelerator != nullptr || args.memory->accelerator != nullptr) {
+      args.copy = new Buffer(args.memory, shape, CopyBuffer(args.buffer->memory, contents, args.memory, shape.bytes));
+      return;
+    }
     Ref<Block> block = Block::Allocate(args.memory, shape.bytes);
     ThreadPool* pool = args.buffer->context()->transfers.get();
     Ref<Event> done =

@@ -5,6 +5,7 @@ The other side is native/python_program.cc. Only plain values, DLPack capsules a
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from flagos_backend.collectives import InProcessCommunicator
+from flagos_backend.devices import HOST, discovery
 from flagos_backend.errors import FlagosBackendError, StatusCode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import HostCallback, Run
@@ -22,8 +24,8 @@ from flagos_backend.runtime.compiler import CompiledProgram
 
 __all__ = ["attach", "compile_program", "describe_exception", "from_dlpack", "load_program", "to_dlpack"]
 
-# (build id, address of the native context, whether the host can be called back)
-Facts = tuple[str, int, int]
+# (build id, address of the native context, whether the host can be called back, whether its devices are accelerators)
+Facts = tuple[str, int, int, int]
 # (address, element type, dims): a host array as the native side takes it
 HostArray = tuple[int, int, tuple[int, ...]]
 NativeHostCallback = Callable[[int, int, tuple[HostArray, ...], tuple[HostArray, ...]], tuple[int, str] | None]
@@ -64,8 +66,9 @@ def attach(host_callback: NativeHostCallback) -> None:
 
 def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner]:
     """The description that python_program.cc reads, in its order, and the runner. Raises what compiler does."""
-    build_id, context, can_call_host = facts
-    compiled = compiler.compile_program(source, build_id, bool(can_call_host))
+    build_id, context, can_call_host, accelerated = facts
+    target = discovery.opened(0).target if accelerated else HOST
+    compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
     return _describe(compiled), Runner(compiled, build_id, context if can_call_host else None)
 
 
@@ -147,39 +150,36 @@ class Runner:
     def __init__(self, compiled: CompiledProgram, build_id: str, context: int | None) -> None:
         self._compiled = compiled
         self._build_id = build_id
-        self._host_callback = None if context is None else _host_callback(context)
-        self._library_run = Run(host_callback=self._host_callback)
+        self._context = context
+        self._library_run = Run(host_callback=self._host_callback(torch.device("cpu")))
+
+    def _host_callback(self, device: torch.device) -> HostCallback | None:
+        return None if self._context is None else _host_callback(self._context, device)
 
     def begin(self) -> InProcessCommunicator:
         """Where the devices of one launch meet."""
         return InProcessCommunicator()
 
-    def bind(self, device_ordinal: int, replica_id: int, partition_id: int) -> Execute:
-        """The program on one device, as one participant."""
+    def bind(self, device_ordinal: int, local_ordinal: int, replica_id: int, partition_id: int) -> Execute:
+        """The program on one device, as one participant. ``local_ordinal`` counts this process's devices."""
         compiled = self._compiled
         program = compiled.program
-        callback = self._host_callback
+        accelerator = None if compiled.target.is_host else discovery.opened(local_ordinal)
+        device = torch.device("cpu") if accelerator is None else accelerator.device
+        guard = contextlib.nullcontext if accelerator is None else accelerator.guard
+        plans = compiled.plans(device)
+        callback = self._host_callback(device)
         # Alone, a collective meets only itself.
         alone = InProcessCommunicator()
-        solo = Run(device_ordinal, replica_id, partition_id, 1, 1, rendezvous=alone, host_callback=callback)
+        solo = Run(device_ordinal, replica_id, partition_id, 1, 1, device, alone, callback)
 
         def execute(arguments: list[Any], in_place: int, launch: InProcessCommunicator | None) -> list[Any]:
             run = solo
             if launch is not None:
                 replicas, partitions = program.num_replicas, program.num_partitions
-                run = Run(
-                    device_ordinal,
-                    replica_id,
-                    partition_id,
-                    replicas,
-                    partitions,
-                    rendezvous=launch,
-                    host_callback=callback,
-                )
-            with _inference_mode(True):
-                if in_place or not compiled.donors:
-                    return compiled.plan.run(run, arguments)
-                return compiled.plan_without_donation.run(run, arguments)
+                run = Run(device_ordinal, replica_id, partition_id, replicas, partitions, device, launch, callback)
+            with _inference_mode(True), guard():
+                return plans.choose(bool(in_place)).run(run, arguments)
 
         return execute
 
@@ -204,14 +204,14 @@ class Runner:
                 return compiled.program.compile_options
 
 
-def _host_callback(context: int) -> HostCallback:
-    """``Run.host_callback`` for the programs of one native context."""
+def _host_callback(context: int, device: torch.device) -> HostCallback:
+    """``Run.host_callback`` for the programs of one native context on ``device``: its arrays come to the host first."""
 
     def call(
         identifier: int, arguments: Sequence[torch.Tensor], shapes: Sequence[Shape], results: Sequence[Shape]
     ) -> list[torch.Tensor]:
         assert _native_host_callback is not None
-        inputs = [argument.contiguous() for argument in arguments]
+        inputs = [argument.cpu().contiguous() for argument in arguments]
         arrays = [_array(shape) for shape in results]
         outputs = [torch.empty(shape.dims, dtype=dtype_of(shape.element_type)) for shape in arrays]
         error = _native_host_callback(
@@ -222,7 +222,7 @@ def _host_callback(context: int) -> HostCallback:
         )
         if error is not None:
             raise HostError(*error)
-        return outputs
+        return [output.to(device) for output in outputs]
 
     return call
 

@@ -6,11 +6,12 @@ import functools
 import hashlib
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 import flagos_backend
+from flagos_backend.devices import HOST, Target, discovery
 from flagos_backend.errors import HostCallbackMissing, place_of
 from flagos_backend.importer import Program, import_program, schema
 from flagos_backend.importer.export import export_message
@@ -55,6 +56,8 @@ class CompiledProgram:
     fingerprint: str
     cost: Cost
     temporary_bytes: int
+    target: Target = HOST
+    _plans: dict[torch.device, Plans] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def arguments(self) -> tuple[ArrayShape, ...]:
@@ -74,20 +77,20 @@ class CompiledProgram:
         """The arguments that a launch uses up."""
         return _donors(self.module)
 
-    @functools.cached_property
-    def plan(self) -> Plan:
-        """Runs the program where its native part does not: when there is none, and on several devices at once."""
-        with torch.inference_mode():
-            return Plan.build(self.module.entry, self.donors)
+    def plans(self, device: torch.device) -> Plans:
+        """What runs the program on ``device`` where its native part does not."""
+        return self._plans.setdefault(device, Plans(self.module, self.donors, device))
 
-    @functools.cached_property
-    def plan_without_donation(self) -> Plan:
-        """For launches whose donated arguments somebody else still holds: writes over none of them."""
-        return Plan.build(self.module.entry)
+    @property
+    def device(self) -> torch.device:
+        """Where its first plan is made."""
+        return torch.device("cpu") if self.target.is_host else discovery.opened(0).device
 
     @functools.cached_property
     def is_small(self) -> bool:
         """Whether a run is short, and waits for nobody: it may take place in the thread that launches it."""
+        if not self.target.is_host:
+            return False
         waits = any(_may_wait(i) for computation in self.module.computations() for i in computation.instructions)
         return not waits and self.cost.steps <= _SMALL_STEPS and self.cost.seconds <= _SMALL_SECONDS
 
@@ -114,13 +117,42 @@ class CompiledProgram:
             f"  runs {'in the launching thread' if self.is_small else 'on the thread of its device'}\n"
         )
         if self.native is None:
-            return f"{head}  runs as Python steps: {self.not_native}\n{self.plan.explain()}\n"
+            plan = self.plans(self.device).donating
+            return f"{head}  runs as Python steps: {self.not_native}\n{plan.explain()}\n"
         calls = len(self.native.calls)
         return f"{head}  runs as native tiles with {calls} library calls\n" + "\n".join(self.native.code.steps) + "\n"
 
 
-def compile_program(source: bytes, build_id: str, can_call_host: bool) -> CompiledProgram:
-    """Imports, checks, optimizes and plans ``source``, a serialized flagos.Program.
+class Plans:
+    """The plans of one program on one device."""
+
+    def __init__(self, module: Module, donors: tuple[int, ...], device: torch.device) -> None:
+        self._module = module
+        self._donors = donors
+        self._device = device
+
+    def choose(self, in_place: bool) -> Plan:
+        """``in_place``: whether nobody else holds the arguments that the launch gives up."""
+        return self.donating if in_place or not self._donors else self.keeping
+
+    @functools.cached_property
+    def donating(self) -> Plan:
+        """Writes over donated arguments."""
+        return self._build(self._donors)
+
+    @functools.cached_property
+    def keeping(self) -> Plan:
+        """For launches whose donated arguments somebody else still holds."""
+        return self._build(())
+
+    def _build(self, donors: tuple[int, ...]) -> Plan:
+        # Kernels prepare tables, which belong where they compute.
+        with torch.inference_mode(), self._device:
+            return Plan.build(self._module.entry, donors, self._device)
+
+
+def compile_program(source: bytes, build_id: str, can_call_host: bool, target: Target = HOST) -> CompiledProgram:
+    """Imports, checks, optimizes and plans ``source``, a serialized flagos.Program, for the devices of ``target``.
 
     Raises the errors of errors.py: for malformed bytes, for whatever is not supported, and HostCallbackMissing for a
     program with host callbacks when the host has none.
@@ -131,26 +163,30 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool) -> Compil
     module, reports = optimize_with_report(program.module, verify=_verifies_passes())
     for report in reports:
         logger.debug("%s: %s", module.name, report)
-    with torch.inference_mode():
-        native, not_native = native_part(module, _argument_aliases(module))
+    native, not_native = None, f"the device is {target.vendor} {target.architecture}"
+    if target.is_host:
+        with torch.inference_mode():
+            native, not_native = native_part(module, _argument_aliases(module))
     cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
     compiled = CompiledProgram(
-        source, program, module, native, not_native, _fingerprint(source, build_id), cost, temporaries
+        source, program, module, native, not_native, _fingerprint(source, build_id, target), cost, temporaries, target
     )
     if native is None:
         # What cannot run is refused now, not at the first launch.
-        logger.debug("planned %s: %d steps; not native: %s", module.name, len(compiled.plan.steps), not_native)
+        steps = compiled.plans(compiled.device).donating.steps
+        logger.debug("planned %s: %d steps; not native: %s", module.name, len(steps), not_native)
     else:
         logger.debug("emitted %s: %d native steps, %d calls", module.name, len(native.code.steps), len(native.calls))
     return compiled
 
 
-def _fingerprint(source: bytes, build_id: str) -> str:
-    """Hex digest of program, options and backend: equal in every process."""
+def _fingerprint(source: bytes, build_id: str, target: Target) -> str:
+    """Hex digest of program, options, backend and target: equal in every process."""
     proto = schema.Program.FromString(source)
     proto.module.ClearField("id")  # counts the modules of the process that made it
     digest = hashlib.sha256()
-    for part in (flagos_backend.__version__.encode(), build_id.encode(), proto.SerializeToString(deterministic=True)):
+    facts = (flagos_backend.__version__, build_id, repr(target))
+    for part in (*(fact.encode() for fact in facts), proto.SerializeToString(deterministic=True)):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 

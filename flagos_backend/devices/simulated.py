@@ -1,0 +1,66 @@
+"""An accelerator that is not there: the path of a device, over host tensors, so that a machine without one can test all
+of it but the silicon. Chosen with FLAGOS_DEVICE=simulated, never by default."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from flagos_backend.devices.accelerator import Capsule, DeviceFacts, Event, MemoryStats, StreamKind, from_dlpack
+from flagos_backend.devices.target import Target
+from flagos_backend.errors import DeviceMemoryExhausted
+
+SIMULATED = "simulated"
+#: Small enough that a test can fill it, large enough for every other test.
+MEMORY_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """Streams of this device are done when the call that enqueues returns."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class SimulatedAccelerator:
+    """Fills what it allocates with a pattern, so that reading memory before it is written shows."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.device = torch.device("cpu")
+        self.target = Target("cpu", vendor=SIMULATED, architecture="host", multiprocessors=2, warp_size=1)
+
+    def facts(self) -> DeviceFacts:
+        return DeviceFacts("simulated accelerator", MEMORY_BYTES)
+
+    def guard(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def allocate(self, num_bytes: int, stream: StreamKind) -> torch.Tensor:
+        if num_bytes > MEMORY_BYTES:
+            raise DeviceMemoryExhausted(device=SIMULATED, wanted=num_bytes, free=MEMORY_BYTES, total=MEMORY_BYTES)
+        return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)
+
+    def allocate_pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def record(self, stream: StreamKind) -> Event:
+        return _Reached()
+
+    def wait(self, stream: StreamKind, event: Event) -> None:
+        pass
+
+    def copy(self, stream: StreamKind, to: Capsule, source: Capsule) -> None:
+        from_dlpack(to).copy_(from_dlpack(source))
+
+    def memory_stats(self, clear_peaks: bool) -> MemoryStats:
+        return MemoryStats(-1, -1, -1, MEMORY_BYTES)
+
+    def handles(self) -> tuple[str, tuple[int, ...]]:
+        return "", ()

@@ -1,0 +1,118 @@
+#include "cuda/streams.h"
+
+#include <chrono>
+
+namespace flagos {
+namespace cuda {
+namespace {
+
+// Asking costs less than sleeping for so long, and answers sooner.
+constexpr std::chrono::microseconds kSpin{100};
+
+ContextHandle PrimaryContext(const Driver& driver, int64_t ordinal) {
+  Device device = 0;
+  ContextHandle context = nullptr;
+  driver.Check(driver.DeviceGet(&device, static_cast<int>(ordinal)), "finding the device");
+  driver.Check(driver.PrimaryContextRetain(&context, device), "finding the device's context");
+  return context;
+}
+
+class CudaPoint final : public Point {
+ public:
+  CudaPoint(const Accelerator* accelerator, Stream stream, DeviceQueue* completions, std::shared_ptr<EventPool> pool,
+            EventHandle event)
+      : Point(accelerator, stream, completions), pool_(std::move(pool)), event_(event) {}
+  ~CudaPoint() override { pool_->GiveBack(event_); }
+
+  bool Reached() override {
+    ContextScope current(pool_->driver, pool_->context);
+    const Result result = pool_->driver.EventQuery(event_);
+    if (result == kNotReady) return false;
+    pool_->driver.Check(result, "running on the device");
+    return true;
+  }
+
+  void Wait() override {
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    do {
+      if (Reached()) return;
+    } while (std::chrono::steady_clock::now() < deadline);
+    ContextScope current(pool_->driver, pool_->context);
+    pool_->driver.Check(pool_->driver.EventSynchronize(event_), "running on the device");
+  }
+
+  EventHandle event() const noexcept { return event_; }
+
+ private:
+  const std::shared_ptr<EventPool> pool_;
+  const EventHandle event_;
+};
+
+}  // namespace
+
+EventHandle EventPool::Take() {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!free.empty()) {
+      EventHandle event = free.back();
+      free.pop_back();
+      return event;
+    }
+  }
+  EventHandle event = nullptr;
+  driver.Check(driver.EventCreate(&event, kEventBlockingSync | kEventDisableTiming), "making an event");
+  return event;
+}
+
+void EventPool::GiveBack(EventHandle event) noexcept {
+  try {
+    std::lock_guard<std::mutex> lock(mutex);
+    free.push_back(event);
+  } catch (...) {
+    // No memory to remember it: the event is lost, and nothing else.
+  }
+}
+
+CudaStreams::CudaStreams(const Driver& driver, const Accelerator& accelerator, DeviceQueue* completions)
+    : driver_(driver),
+      accelerator_(accelerator),
+      completions_(completions),
+      context_(PrimaryContext(driver, accelerator.ordinal())),
+      events_(std::make_shared<EventPool>(driver, context_)) {
+  for (size_t i = 0; i < kNumStreams; ++i) {
+    handles_[i] = reinterpret_cast<StreamHandle>(accelerator.facts().streams.at(i));
+  }
+}
+
+Ref<Point> CudaStreams::Record(Stream stream) {
+  ContextScope current(driver_, context_);
+  EventHandle event = events_->Take();
+  auto point = Ref<Point>::Adopt(
+      new CudaPoint(&accelerator_, stream, &completions_[static_cast<size_t>(stream)], events_, event));
+  driver_.Check(driver_.EventRecord(event, handle(stream)), "recording an event");
+  return point;
+}
+
+void CudaStreams::Await(Stream stream, Point& point) {
+  ContextScope current(driver_, context_);
+  // All devices of a process are of one kind, and so are their points.
+  driver_.Check(driver_.StreamWaitEvent(handle(stream), static_cast<CudaPoint&>(point).event(), 0),
+                "waiting in a stream");
+}
+
+void CudaStreams::Copy(Stream stream, Location to, Location from, size_t bytes) {
+  ContextScope current(driver_, context_);
+  driver_.Check(driver_.MemcpyAsync(reinterpret_cast<DevicePointer>(to.data),
+                                    reinterpret_cast<DevicePointer>(from.data), bytes, handle(stream)),
+                "copying");
+}
+
+}  // namespace cuda
+
+std::unique_ptr<Streams> MakeDriverStreams(const Accelerator& accelerator, DeviceQueue* completions) {
+  if (accelerator.facts().driver != "cuda") return nullptr;
+  const cuda::Driver* driver = cuda::TheDriver();
+  return driver ? std::make_unique<cuda::CudaStreams>(*driver, accelerator, completions) : nullptr;
+}
+
+}  // namespace flagos
