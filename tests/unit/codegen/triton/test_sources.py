@@ -1,0 +1,80 @@
+"""The generated sources of typical programs are what the files ``*.expected`` say.
+
+FLAGOS_TEST_REFRESH=1 writes the files anew; the difference is then for a reader to judge.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from flagos_backend.codegen.triton import prepare, schedule
+from flagos_backend.devices.target import Target
+from flagos_backend.fusion.flat import flatten
+from flagos_backend.fusion.region import Region
+from flagos_backend.importer import import_module
+from flagos_backend.passes.pipeline import optimize
+from programs import hlo_bytes
+
+H100 = Target("cuda", "nvidia", "sm_90", multiprocessors=132, shared_memory_bytes=232448, warp_size=32)
+NO_DEVICE_LIBRARY = Target("npu", "ascend", "910b", multiprocessors=40)
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(variance + 1e-5) * gain + bias
+
+
+def backward(function: Callable[..., jax.Array]) -> Callable[..., Any]:
+    return lambda *arguments: jax.vjp(function, *arguments[:-1])[1](arguments[-1])
+
+
+CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]] = {
+    "bfloat16_rounds_after_each_operation": (H100, lambda x, y: x * y + y, (bf16(1000, 768), bf16(1000, 768))),
+    "broadcast_of_a_row_and_a_column": (H100, lambda x, r, c: x * r + c, (f32(512, 640), f32(640), f32(512, 1))),
+    "column_sum_in_parts": (H100, lambda x: x.sum(0), (f32(16384, 4096),)),
+    "logsumexp_of_long_rows": (H100, lambda x: jax.nn.logsumexp(x, -1), (f32(4096, 50257),)),
+    "dropout_with_random_bits": (
+        H100,
+        lambda key, x: jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0),
+        (jax.ShapeDtypeStruct((2,), np.uint32), f32(4096, 128)),
+    ),
+    "functions_without_a_device_library": (NO_DEVICE_LIBRARY, lambda x: jnp.tanh(x) + jnp.expm1(x), (f32(5000),)),
+    "layer_norm": (H100, layer_norm, (f32(8192, 768), f32(768), f32(768))),
+    "layer_norm_backward": (H100, backward(layer_norm), (f32(8192, 768), f32(768), f32(768), f32(8192, 768))),
+    "positions_beyond_32_bits": (H100, lambda x: x + 1, (jax.ShapeDtypeStruct((70000, 70000), np.int8),)),
+    "softmax": (H100, lambda x: jax.nn.softmax(x, -1), (f32(16384, 1000),)),
+    "sum_of_everything": (H100, lambda x: x.sum(), (f32(4096, 4096),)),
+    "transpose": (H100, lambda x: x.T * 2, (f32(4096, 2048),)),
+    "unsigned_integers": (H100, lambda x, y: (x >> y) // (y | 1), (jax.ShapeDtypeStruct((777,), np.uint32),) * 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_source(name: str) -> None:
+    target, function, shapes = CASES[name]
+    flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
+    items = schedule(flat, target).items
+    sources = [prepare(item, target).source if isinstance(item, Region) else f"# {item}\n" for item in items]
+    content = "\n\n".join(sources)
+    path = Path(__file__).with_name(f"{name}.expected")
+    if os.environ.get("FLAGOS_TEST_REFRESH") == "1":
+        path.write_text(content)
+    assert content == path.read_text(), f"differs from {path.name}"
