@@ -17,7 +17,6 @@ from flagos_backend.devices.target import Target
 from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import DeviceMemoryExhausted
 
-
 Capsule = Any
 from_dlpack: Callable[[Capsule], torch.Tensor] = torch._C._from_dlpack
 

@@ -3,6 +3,7 @@ of it but the silicon. Chosen with FLAGOS_DEVICE=simulated, never by default."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ class SimulatedAccelerator:
     """Fills what it allocates with a pattern, so that reading memory before it is written shows."""
 
     def __init__(self, ordinal: int) -> None:
+        # Read when Triton is imported, which nothing of a simulated device's process has done before.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
         self.ordinal = ordinal
         self.device = torch.device("cpu")
         self.target = Target("cpu", vendor=SIMULATED, architecture="host", multiprocessors=2, warp_size=1)

@@ -19,6 +19,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
+from flagos_backend.passes.match.match import match
 from flagos_backend.passes.pipeline import optimize_with_report
 from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
 from flagos_backend.runtime.native import NativePart, native_part
@@ -57,6 +58,7 @@ class CompiledProgram:
     cost: Cost
     temporary_bytes: int
     target: Target = HOST
+    notes: tuple[str, ...] = ()  # of the matching
     _plans: dict[torch.device, Plans] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -79,7 +81,7 @@ class CompiledProgram:
 
     def plans(self, device: torch.device) -> Plans:
         """What runs the program on ``device`` where its native part does not."""
-        return self._plans.setdefault(device, Plans(self.module, self.donors, device))
+        return self._plans.setdefault(device, Plans(self.module, self.donors, device, self.target))
 
     @property
     def device(self) -> torch.device:
@@ -118,7 +120,8 @@ class CompiledProgram:
         )
         if self.native is None:
             plan = self.plans(self.device).donating
-            return f"{head}  runs as Python steps: {self.not_native}\n{plan.explain()}\n"
+            matched = "".join(f"  {note}\n" for note in self.notes)
+            return f"{head}  runs as Python steps: {self.not_native}\n{matched}{plan.explain()}\n"
         calls = len(self.native.calls)
         return f"{head}  runs as native tiles with {calls} library calls\n" + "\n".join(self.native.code.steps) + "\n"
 
@@ -126,10 +129,11 @@ class CompiledProgram:
 class Plans:
     """The plans of one program on one device."""
 
-    def __init__(self, module: Module, donors: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, module: Module, donors: tuple[int, ...], device: torch.device, target: Target) -> None:
         self._module = module
         self._donors = donors
         self._device = device
+        self._target = target
 
     def choose(self, in_place: bool) -> Plan:
         """``in_place``: whether nobody else holds the arguments that the launch gives up."""
@@ -148,7 +152,12 @@ class Plans:
     def _build(self, donors: tuple[int, ...]) -> Plan:
         # Kernels prepare tables, which belong where they compute.
         with torch.inference_mode(), self._device:
-            return Plan.build(self._module.entry, donors, self._device)
+            if self._target.is_host:
+                return Plan.build(self._module.entry, donors, self._device)
+            # Imports Triton, which the host does without.
+            from flagos_backend.runtime.accelerator import plan
+
+            return plan.build(self._module.entry, donors, self._device, self._target)
 
 
 def compile_program(source: bytes, build_id: str, can_call_host: bool, target: Target = HOST) -> CompiledProgram:
@@ -164,12 +173,25 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     for report in reports:
         logger.debug("%s: %s", module.name, report)
     native, not_native = None, f"the device is {target.vendor} {target.architecture}"
-    if target.is_host:
+    notes: tuple[str, ...] = ()
+    if not target.is_host:
+        matched = match(module)
+        module, notes = matched.module, matched.notes
+    else:
         with torch.inference_mode():
             native, not_native = native_part(module, _argument_aliases(module))
     cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
     compiled = CompiledProgram(
-        source, program, module, native, not_native, _fingerprint(source, build_id, target), cost, temporaries, target
+        source,
+        program,
+        module,
+        native,
+        not_native,
+        _fingerprint(source, build_id, target),
+        cost,
+        temporaries,
+        target,
+        notes,
     )
     if native is None:
         # What cannot run is refused now, not at the first launch.

@@ -76,21 +76,22 @@ class Plan:
         result comes out row major, in storage that it shares with no argument (donated ones excepted), no constant and
         no other result. Raises the errors of errors.py for what has no kernel.
         """
-        return _Builder(device).build(computation, donated, entry=True)
+        return Builder(device).build(computation, donated, entry=True)
 
     @staticmethod
     def nested(computation: Computation, device: torch.device = _CPU) -> Plan:
         """The plan of a computation that a kernel calls: writes over no argument, and results may share storage."""
-        return _Builder(device).build(computation, ())
+        return Builder(device).build(computation, ())
 
     @staticmethod
-    def lift(computation: Computation, device: torch.device = _CPU) -> Plan:
+    def lift(computation: Computation) -> Plan:
         """The plan of a scalar function (reducer, comparator, map) that works on whole arrays, element by element.
 
         Arguments are arrays of shapes that broadcast; a result that depends on none of them is 0-d. Raises
         UnsupportedOpcode for an instruction that is not elementwise.
         """
-        return _Builder(device, lifted=True).build(computation, ())
+        # Kernels call this while they are prepared, under the device that they are prepared for.
+        return Builder(torch.get_default_device(), lifted=True).build(computation, ())
 
     def run(self, run: Run, arguments: list[Any]) -> list[Any]:
         """Executes on the flat ``arguments`` and returns the flat results. Empties ``arguments``, so that the plan can
@@ -124,13 +125,13 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class Pending:
     """A step before it is known what dies at it. ``finish`` decides on storage and defines the results' places."""
 
     instruction: Instruction
     operands: tuple[int, ...]
     results: tuple[int, ...]
-    finish: Callable[[_Pending, Ownership, frozenset[int]], tuple[Callable[..., Any], bool, str]]
+    finish: Callable[[Pending, Ownership, frozenset[int]], tuple[Callable[..., Any], bool, str]]
     nested: tuple[Plan, ...] = ()
 
 
@@ -168,7 +169,17 @@ def _packed(tree: Tree, values: Iterator[Value]) -> Value:
 MAX_INSTRUCTIONS = 1 << 20
 
 
-class _Program:
+@dataclass(frozen=True, slots=True)
+class PreparedKernel:
+    """``is_reference``: what the registry promises of the instruction's storage, in place and not, holds for it.
+    ``note`` is for explain."""
+
+    kernel: Kernel
+    is_reference: bool
+    note: str = ""
+
+
+class Program:
     """What the builders of one plan and its nested plans share: how many instructions they made, and which must run
     though nobody uses their results (each computation is looked at once)."""
 
@@ -204,15 +215,15 @@ class _Program:
         return needed[::-1]
 
 
-class _Builder:
+class Builder:
     """Builds one plan. Calls are inlined, tuples are resolved to the slots of their leaves and cost no step."""
 
-    def __init__(self, device: torch.device, lifted: bool = False, program: _Program | None = None) -> None:
+    def __init__(self, device: torch.device, lifted: bool = False, program: Program | None = None) -> None:
         self._device = device
         self._lifted = lifted
-        self._program = program or _Program()
+        self._program = program or Program()
         self._initial: list[Any] = []
-        self._pending: list[_Pending] = []
+        self._pending: list[Pending] = []
         self._constants: list[int] = []
         self._token: int | None = None
         self._num_parameters = 0
@@ -222,24 +233,36 @@ class _Builder:
         for parameter in computation.parameters:
             parameters.append(self._new_slots(parameter.shape))
         self._num_parameters = len(self._initial)
-        tree = self._inline(computation, parameters)
+        tree = self.inline(computation, parameters)
         results = tuple(_flatten(tree))
         shapes = tuple(leaves(computation.root.shape))
         return self._finish(computation, results, shapes, owned, entry)
 
-    def _nested(self) -> _Builder:
-        return _Builder(self._device, self._lifted, self._program)
+    def nested(self) -> Builder:
+        """A builder of the same kind, for a computation that a step of this one runs."""
+        return Builder(self._device, self._lifted, self._program)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def add(self, pending: Pending) -> None:
+        self._pending.append(pending)
+
+    def prepare(self, instruction: Instruction) -> PreparedKernel:
+        """What computes an instruction that is no structure."""
+        return PreparedKernel(registry.prepare(instruction), True)
 
     # ---- From instructions to pending steps
 
-    def _new_slot(self, value: Any = None) -> int:
+    def new_slot(self, value: Any = None) -> int:
         self._initial.append(value)
         return len(self._initial) - 1
 
     def _new_slots(self, shape: Shape) -> Tree:
         if isinstance(shape, TupleShape):
             return tuple(self._new_slots(element) for element in shape.elements)
-        return self._new_slot()
+        return self.new_slot()
 
     def _token_slot(self) -> int:
         if self._token is None:
@@ -247,19 +270,19 @@ class _Builder:
         return self._token
 
     def _constant(self, value: Any) -> int:
-        slot = self._new_slot(value)
+        slot = self.new_slot(value)
         self._constants.append(slot)
         return slot
 
-    def _inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
+    def inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
         trees: dict[int, Tree] = {}
         for instruction in self._program.needed(computation):
             self._program.count(instruction)
             operands = [trees[id(operand)] for operand in instruction.operands]
-            trees[id(instruction)] = self._emit(instruction, operands, arguments)
+            trees[id(instruction)] = self.emit(instruction, operands, arguments)
         return trees[id(computation.root)]
 
-    def _emit(self, instruction: Instruction, operands: list[Tree], arguments: Sequence[Tree]) -> Tree:
+    def emit(self, instruction: Instruction, operands: list[Tree], arguments: Sequence[Tree]) -> Tree:
         match instruction.opcode:
             case Opcode.PARAMETER:
                 return arguments[instruction.attributes_as(ParameterAttributes).number]
@@ -276,7 +299,7 @@ class _Builder:
             case Opcode.AFTER_ALL:
                 return self._token_slot()
             case Opcode.CALL:
-                return self._inline(instruction.called[0], operands)
+                return self.inline(instruction.called[0], operands)
             case Opcode.WHILE:
                 return self._emit_while(instruction, operands[0])
             case Opcode.CONDITIONAL:
@@ -301,39 +324,39 @@ class _Builder:
         if scalar and opcode in (Opcode.BROADCAST, Opcode.RESHAPE, Opcode.TRANSPOSE):
             return operands[0]
         if scalar and opcode is Opcode.MAP:
-            return self._inline(instruction.called[0], operands)
+            return self.inline(instruction.called[0], operands)
         if not scalar or not registry.is_elementwise(opcode):
             reason = "inside a scalar function (reducer, comparator, map) every instruction must be elementwise"
             raise UnsupportedOpcode.at(instruction, opcode=opcode, reason=reason)
         return self._emit_kernel(instruction, operands)
 
     def _emit_kernel(self, instruction: Instruction, operands: list[Tree]) -> Tree:
-        kernel = registry.prepare(instruction)
-        if kernel is registry.identity:
+        prepared = self.prepare(instruction)
+        if prepared.kernel is registry.identity:
             return operands[0]
         flat = tuple(
             operand if isinstance(operand, int) else self._packed(instruction, operand) for operand in operands
         )
         results = self._new_slots(instruction.shape)
 
-        def finish(pending: _Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
-            chosen, note = _choose_storage(pending, kernel, owner, frozenset() if self._lifted else dying)
+        def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
+            chosen, note = _choose_storage(pending, prepared, owner, frozenset() if self._lifted else dying)
             if isinstance(results, int):
-                return chosen, False, note
-            return _spread(chosen, pending), True, note
+                return chosen, False, prepared.note + note
+            return _spread(chosen, pending), True, prepared.note + note
 
-        self._pending.append(_Pending(instruction, flat, tuple(_flatten(results)), finish))
+        self.add(Pending(instruction, flat, tuple(_flatten(results)), finish))
         return results
 
     def _packed(self, instruction: Instruction, tree: Tree) -> int:
-        slot = self._new_slot()
+        slot = self.new_slot()
         kernel = _pack(tree)
 
-        def finish(pending: _Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
+        def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             owner.define(slot, owner.union(pending.operands))
             return kernel, False, " operand tuple"
 
-        self._pending.append(_Pending(instruction, tuple(_flatten(tree)), (slot,), finish))
+        self.add(Pending(instruction, tuple(_flatten(tree)), (slot,), finish))
         return slot
 
     def _emit_while(self, instruction: Instruction, operand: Tree) -> Tree:
@@ -341,14 +364,14 @@ class _Builder:
         operands = tuple(_flatten(operand))
         results = self._new_slots(instruction.shape)
         flat = tuple(_flatten(results))
-        condition_plan = self._nested().build(condition, ())
-        body_plan = self._nested().build(body, () if self._lifted else range(len(operands)))
+        condition_plan = self.nested().build(condition, ())
+        body_plan = self.nested().build(body, () if self._lifted else range(len(operands)))
         loop = close_loop(body_plan.summary)
         trip_count = instruction.attributes_as(WhileAttributes).trip_count
         if self._program.any_side_effect(condition):
             trip_count = None  # the condition must run, whatever it says
 
-        def finish(pending: _Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
+        def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             copied = _hand_over(owner, loop.overwrites, operands, dying)
             initial = [_after_copy(owner, slot, index in copied) for index, slot in enumerate(operands)]
             for slot, place in zip(flat, loop_results(owner, loop, initial), strict=True):
@@ -360,7 +383,7 @@ class _Builder:
             )
             return kernel, True, _while_note(loop, copied, trip_count)
 
-        self._pending.append(_Pending(instruction, operands, flat, finish, (condition_plan, body_plan)))
+        self.add(Pending(instruction, operands, flat, finish, (condition_plan, body_plan)))
         return results
 
     def _emit_conditional(self, instruction: Instruction, operands: list[Tree]) -> Tree:
@@ -370,12 +393,12 @@ class _Builder:
         results = self._new_slots(instruction.shape)
         flat = tuple(_flatten(results))
         plans = tuple(
-            self._nested().build(branch, () if self._lifted else range(len(slots)))
+            self.nested().build(branch, () if self._lifted else range(len(slots)))
             for branch, slots in zip(instruction.called, arguments, strict=True)
         )
         branches = [plan.run for plan in plans]
 
-        def finish(pending: _Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
+        def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             copied, outcomes = [], []
             for plan, slots in zip(plans, arguments, strict=True):
                 copied.append(_hand_over(owner, plan.summary.overwrites, slots, dying))
@@ -388,7 +411,7 @@ class _Builder:
             return control_flow.conditional(selector, branches, arguments, flat, tuple(dying), copied), True, ""
 
         slots = (selector, *(slot for branch in arguments for slot in branch))
-        self._pending.append(_Pending(instruction, slots, flat, finish, plans))
+        self.add(Pending(instruction, slots, flat, finish, plans))
         return results
 
     # ---- From pending steps to the plan
@@ -429,7 +452,7 @@ class _Builder:
         )
 
     def _finish_step(
-        self, index: int, pending: _Pending, owner: Ownership, last_use: dict[int, int], kept: set[int]
+        self, index: int, pending: Pending, owner: Ownership, last_use: dict[int, int], kept: set[int]
     ) -> Step:
         dying = frozenset(slot for slot in pending.operands if last_use[slot] == index and slot not in kept)
         kernel, on_slots, note = pending.finish(pending, owner, dying)
@@ -469,7 +492,7 @@ class _Builder:
             borrowed = any(root <= 0 and root not in allowed for root in place.roots)
             copies = borrowed or not place.distinct or not taken.isdisjoint(place.roots)
             taken |= place.roots
-            target = self._new_slot()
+            target = self.new_slot()
             owner.define(target, Place(frozenset({owner.new_root()})) if copies else place)
             kernel: Kernel = control_flow.owned_copy if copies else _contiguous
             frees = () if slot in results[len(final) + 1 :] or slot in self._constants else (slot,)
@@ -479,9 +502,11 @@ class _Builder:
         return tuple(final)
 
 
-def _choose_storage(pending: _Pending, kernel: Kernel, owner: Ownership, dying: frozenset[int]) -> tuple[Kernel, str]:
-    """The in-place variant when it is safe, else ``kernel``; defines where the results lie."""
-    variant = registry.prepare_in_place(pending.instruction)
+def _choose_storage(
+    pending: Pending, prepared: PreparedKernel, owner: Ownership, dying: frozenset[int]
+) -> tuple[Kernel, str]:
+    """The in-place variant when it is safe, else the kernel itself; defines where the results lie."""
+    variant = registry.prepare_in_place(pending.instruction) if prepared.is_reference else None
     if variant is not None:
         reused = [pending.operands[number] for number in variant.operands]
         if all(owner.may_overwrite(slot, pending.operands, dying) for slot in reused):
@@ -494,10 +519,10 @@ def _choose_storage(pending: _Pending, kernel: Kernel, owner: Ownership, dying: 
     for result in pending.results:
         distinct = shared.distinct and kind is not Storage.SHARED
         owner.define(result, Place(shared.roots | {owner.new_root()}, distinct))
-    return kernel, ""
+    return prepared.kernel, ""
 
 
-def _spread(kernel: Kernel, pending: _Pending) -> Kernel:
+def _spread(kernel: Kernel, pending: Pending) -> Kernel:
     """Puts the leaves of a tuple result into their slots."""
     operands, results = pending.operands, pending.results
 

@@ -1,0 +1,1 @@
+"""Programs on accelerators: plans of generated kernels and library kernels, and their replay. Beside plan.py."""

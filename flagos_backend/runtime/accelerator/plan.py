@@ -1,0 +1,229 @@
+"""The plan of a computation on an accelerator: fused regions run as generated kernels, the rest as chosen library
+kernels. Between codegen/triton with kernels/choice.py and the replay; a Plan like the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from flagos_backend.codegen.triton import RegionKernel, prepare, schedule
+from flagos_backend.devices.target import Target
+from flagos_backend.fusion.flat import FlatComputation, flatten
+from flagos_backend.fusion.region import Region
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
+from flagos_backend.kernels.choice import choose
+from flagos_backend.kernels.implementation import Provider
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.runtime.ownership import Ownership, Place
+from flagos_backend.runtime.plan import Builder, Pending, Plan, PreparedKernel, Program, Tree
+
+# What generated kernels ask of the arrays they are given.
+_ALIGNMENT = 16
+
+
+def build(computation: Computation, donated: Collection[int], device: torch.device, target: Target) -> Plan:
+    """The plan of an entry computation on ``device``; ``donated`` as for Plan.build. Raises what codegen and the choice
+    of kernels raise."""
+    return _Builder(device, target).build(computation, donated, entry=True)
+
+
+class _Builder(Builder):
+    def __init__(self, device: torch.device, target: Target, program: Program | None = None) -> None:
+        super().__init__(device, program=program)
+        self._target = target
+
+    def nested(self) -> _Builder:
+        return _Builder(self._device, self._target, self._program)
+
+    def prepare(self, instruction: Instruction) -> PreparedKernel:
+        choice = choose(instruction, self._target)
+        return PreparedKernel(choice.kernel, choice.provider is Provider.REFERENCE, f" [{choice.text}]")
+
+    def inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
+        flat = flatten(computation)
+        walk = _Walk(self, flat)
+        leaves = [leaf for argument in arguments for leaf in _leaves(argument)]
+        walk.slots.update(zip(flat.parameters, leaves, strict=True))
+        plan = schedule(flat, self._target)
+        walk.buffers.update(plan.buffers)
+        for item in plan.items:
+            if isinstance(item, Region):
+                walk.emit_region(item, prepare(item, self._target))
+            else:
+                self._program.count(item)
+                walk.emit_library(item)
+        return walk.tree(computation.root)
+
+
+class _Walk:
+    """One computation on its way into a plan. ``slots``: where each buffer is; ``buffers`` as in the schedule."""
+
+    def __init__(self, builder: _Builder, flat: FlatComputation) -> None:
+        self.builder = builder
+        self.flat = flat
+        self.slots: dict[Instruction, int] = {}
+        self.buffers: dict[Instruction, Instruction] = {}
+        self._shaped: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    # ---- values
+
+    def slot(self, buffer: Instruction) -> int:
+        """Where ``buffer`` is, whatever shape it has there."""
+        if buffer not in self.slots:
+            if buffer.opcode is not Opcode.CONSTANT:
+                raise AssertionError(f"{buffer.name} is read before it is made")
+            tree = self.builder.emit(buffer, [], ())
+            assert isinstance(tree, int)
+            self.slots[buffer] = tree
+        return self.slots[buffer]
+
+    def value(self, leaf: Instruction) -> int:
+        """A slot that holds ``leaf`` in its own shape."""
+        buffer = self.buffers.get(leaf, leaf)
+        slot = self.slot(buffer)
+        if not isinstance(leaf.shape, ArrayShape) or leaf.shape.element_type is ElementType.TOKEN:
+            return slot
+        assert isinstance(buffer.shape, ArrayShape)
+        dims = leaf.shape.dims
+        if dims == buffer.shape.dims:
+            return slot
+        key = (slot, dims)
+        if key not in self._shaped:
+            self._shaped[key] = self._reshaped(leaf, slot, dims)
+        return self._shaped[key]
+
+    def _reshaped(self, leaf: Instruction, slot: int, dims: tuple[int, ...]) -> int:
+        result = self.builder.new_slot()
+
+        def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
+            owner.define(result, owner.union(pending.operands))
+            return (lambda run, value: value.reshape(dims)), False, " view"
+
+        self.builder.add(Pending(leaf, (slot,), (result,), finish))
+        return result
+
+    def tree(self, instruction: Instruction) -> Tree:
+        """The slots of an instruction's leaves, nested as its shape is."""
+        leaves = iter(self.flat.leaves_of[instruction])
+
+        def build(shape: Shape) -> Tree:
+            if isinstance(shape, TupleShape):
+                return tuple(build(element) for element in shape.elements)
+            return self.value(next(leaves))
+
+        return build(instruction.shape)
+
+    # ---- steps
+
+    def emit_library(self, instruction: Instruction) -> None:
+        operands = [self.tree(operand) for operand in instruction.operands]
+        tree = self.builder.emit(instruction, operands, ())
+        for leaf, slot in zip(self.flat.leaves_of[instruction], _leaves(tree), strict=True):
+            self.slots[leaf] = slot
+
+    def emit_region(self, region: Region, kernel: RegionKernel) -> None:
+        # A buffer that several regions fill (the parts of a concatenation) is made by the first of them.
+        begun = [output for output in kernel.outputs if output in self.slots]
+        fresh = [output for output in kernel.outputs if output not in self.slots]
+        inputs = tuple(self.slot(source) for source in kernel.inputs)
+        operands = (*inputs, *(self.slots[output] for output in begun))
+        results = tuple(self.builder.new_slot() for _ in fresh)
+        self.slots.update(zip(fresh, results, strict=True))
+        device = self.builder.device
+
+        def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
+            reused: dict[Instruction, int] = {}
+            for result, output in zip(results, fresh, strict=True):
+                number = _overwritten(kernel, output, inputs, operands, owner, dying, set(reused.values()))
+                if number is None:
+                    owner.define(result, Place(frozenset({owner.new_root()})))
+                else:
+                    owner.overwrite(inputs[number])
+                    owner.define(result, owner.places[inputs[number]])
+                    reused[output] = number
+            slots = {**dict(zip(fresh, results, strict=True)), **{output: self.slots[output] for output in begun}}
+            places = [
+                (slots[output], output in begun, reused.get(output), _dims(output), dtype_of(_type(output)))
+                for output in kernel.outputs
+            ]
+            note = "".join(f" over #{inputs[number]}" for number in reused.values())
+            return _region_step(kernel, inputs, places, device), True, f" [{kernel.text}]{note}"
+
+        self.builder.add(Pending(kernel.outputs[0], operands, results, finish))
+
+
+def _overwritten(
+    kernel: RegionKernel,
+    output: Instruction,
+    inputs: Sequence[int],
+    operands: Sequence[int],
+    owner: Ownership,
+    dying: frozenset[int],
+    taken: Collection[int],
+) -> int | None:
+    """Which input ``output`` may be written over."""
+    for number, (source, slot) in enumerate(zip(kernel.inputs, inputs, strict=True)):
+        same_size = _array(source).num_bytes == _array(output).num_bytes
+        if number in taken or not same_size or not kernel.may_overwrite(output, source):
+            continue
+        if owner.may_overwrite(slot, operands, dying):
+            return number
+    return None
+
+
+# slot, whether it is filled already in part, the input it takes the place of, dims and dtype
+_OutputPlace = tuple[int, bool, int | None, tuple[int, ...], torch.dtype]
+
+
+def _region_step(
+    kernel: RegionKernel, inputs: Sequence[int], places: Sequence[_OutputPlace], device: torch.device
+) -> Callable[[Run, list[Any]], None]:
+    def run_region(run: Run, values: list[Any]) -> None:
+        arrays = [_dense(values[slot]) for slot in inputs]
+        outputs = []
+        for slot, begun, number, dims, dtype in places:
+            if begun:
+                outputs.append(values[slot])
+            elif number is not None:
+                outputs.append(arrays[number].view(dtype).view(dims))
+            else:
+                outputs.append(torch.empty(dims, dtype=dtype, device=device))
+        if any(output.numel() for output in outputs):
+            kernel(arrays, outputs)
+        for (slot, *_), output in zip(places, outputs, strict=True):
+            values[slot] = output
+
+    return run_region
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The array as generated kernels take it: library kernels return views, and hosts lend memory of theirs."""
+    if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
+
+
+def _array(instruction: Instruction) -> ArrayShape:
+    assert isinstance(instruction.shape, ArrayShape)
+    return instruction.shape
+
+
+def _dims(instruction: Instruction) -> tuple[int, ...]:
+    return _array(instruction).dims
+
+
+def _type(instruction: Instruction) -> ElementType:
+    return _array(instruction).element_type
+
+
+def _leaves(tree: Tree) -> Iterator[int]:
+    if isinstance(tree, int):
+        yield tree
+    else:
+        for branch in tree:
+            yield from _leaves(branch)
