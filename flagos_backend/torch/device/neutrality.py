@@ -15,9 +15,12 @@ import torch
 
 from flagos_backend.torch.device.memory import DEVICE_TYPE
 
+#: PyTorch's own: settings of CUDA's allocator; the stream, which compiled programs ask for before each run, and
+#: which Dynamo would compile in turn.
+_LEFT: Final = ("AllocatorSettings", "getStream")
 #: The questions of torch.accelerator; they are functions of torch._C, looked up at each call.
 _QUESTIONS: Final = tuple(
-    name for name in dir(torch._C) if name.startswith("_accelerator_") and not name.endswith("AllocatorSettings")
+    name for name in dir(torch._C) if name.startswith("_accelerator_") and not name.endswith(_LEFT)
 )
 #: Those that PyTorch cannot answer for a device of Python, and who does.
 _ANSWERS: Final = {
@@ -26,11 +29,9 @@ _ANSWERS: Final = {
     "_accelerator_getDeviceCapability": "get_device_capability",
     "_accelerator_getDeviceStats": "nested_memory_stats",
     "_accelerator_getMemoryInfo": "mem_get_info",
-    "_accelerator_getStream": "current_stream",
     "_accelerator_isAllocatorInitialized": "is_initialized",
     "_accelerator_resetAccumulatedStats": "reset_accumulated_memory_stats",
     "_accelerator_resetPeakStats": "reset_peak_memory_stats",
-    "_accelerator_setStream": "set_stream",
     "_accelerator_synchronizeDevice": "synchronize",
 }
 

@@ -1,0 +1,104 @@
+"""torch.compile(backend="flagos") on tensors of the device."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from flagos_backend.torch.compile.backend import flagos
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def test_training(device: torch.device) -> None:
+    host = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    there = copy.deepcopy(host).to(device)
+    x = torch.randn(4, 8)
+    compiled = torch.compile(there, backend=flagos, fullgraph=True)
+    for _ in range(2):
+        expected, actual = host(x), compiled(x.to(device))
+        assert actual.device == device
+        assert_close(actual.detach().cpu(), expected.detach())
+        expected.sum().backward(), actual.sum().backward()
+    for a, b in zip(there.parameters(), host.parameters(), strict=True):
+        assert a.grad is not None and a.grad.device == device
+        assert_close(a.grad.cpu(), b.grad)
+
+
+def test_factories_mutation_and_aliases(device: torch.device) -> None:
+    def step(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        state.add_(x.sum())
+        return x, x[1:], torch.arange(3, device=x.device) + state
+
+    x, state = torch.ones(3, device=device), torch.zeros((), device=device)
+    same, view, fresh = torch.compile(step, backend=flagos, fullgraph=True)(x, state)
+    assert state.item() == 3
+    assert same.data_ptr() == x.data_ptr() and view.data_ptr() == x[1:].data_ptr()
+    assert all(t.device == device for t in (same, view, fresh))
+    assert fresh.tolist() == [3.0, 4.0, 5.0]
+
+
+def test_nothing_is_copied(device: torch.device) -> None:
+    x = torch.ones(1 << 18, device=device)
+    doubled = torch.compile(lambda x: x * 2, backend=flagos)
+    doubled(x)
+    torch.flagos.reset_peak_memory_stats()
+    before = torch.flagos.memory_allocated()
+    y = doubled(x)
+    assert torch.flagos.max_memory_allocated() == before + (1 << 20)
+    del y
+
+
+def test_dynamic_sizes(device: torch.device) -> None:
+    compiled = torch.compile(lambda x: (x * 2).sum(0), backend=flagos, dynamic=True, fullgraph=True)
+    for size in (3, 5, 9):
+        x = torch.randn(size, 4)
+        assert_close(compiled(x.to(device)).cpu(), (x * 2).sum(0))
+
+
+def test_constants_and_numbers_of_the_host(device: torch.device) -> None:
+    constant = torch.tensor([1.0, 2.0, 3.0], device=device)
+    compiled = torch.compile(lambda x: x * constant + torch.tensor(2.0), backend=flagos)
+    assert compiled(torch.ones(3, device=device)).tolist() == [3.0, 4.0, 5.0]
+
+
+def test_random_numbers_are_the_device_s(device: torch.device) -> None:
+    compiled = torch.compile(lambda x: nn.functional.dropout(x, 0.5), backend=flagos)
+    x = torch.ones(64, device=device)
+    compiled(x)
+    host, state = torch.get_rng_state(), torch.flagos.get_rng_state()
+    first = compiled(x)
+    assert torch.equal(host, torch.get_rng_state())
+    assert not torch.equal(first, compiled(x))
+    torch.flagos.set_rng_state(state)
+    assert torch.equal(first, compiled(x))
+
+
+def test_attention_is_one_operator(device: torch.device) -> None:
+    q = torch.randn(1, 2, 4, 8)
+    compiled = torch.compile(nn.functional.scaled_dot_product_attention, backend=flagos, fullgraph=True)
+    there = q.to(device).requires_grad_()
+    actual = compiled(there, there, there)
+    assert_close(actual.detach().cpu(), nn.functional.scaled_dot_product_attention(q, q, q))
+    actual.sum().backward()
+
+
+def test_autocast(device: torch.device) -> None:
+    layer = nn.Linear(4, 4).to(device)
+
+    def step(x: Tensor) -> Tensor:
+        with torch.autocast("flagos", dtype=torch.bfloat16):
+            y: Tensor = layer(x)
+            return y
+
+    x = torch.randn(2, 4, device=device)
+    y = torch.compile(step, backend=flagos, fullgraph=True)(x)
+    assert y.dtype is torch.bfloat16
+    assert_close(y, step(x))
