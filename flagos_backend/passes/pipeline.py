@@ -13,6 +13,7 @@ from flagos_backend.passes.cse import eliminate_common_subexpressions
 from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.fold_constants import fold_constants
 from flagos_backend.passes.inline_calls import inline_calls
+from flagos_backend.passes.settle_donors import settle_donors
 from flagos_backend.passes.simplify import simplify
 from flagos_backend.passes.trip_count import find_trip_counts
 
@@ -30,6 +31,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("fold_constants", fold_constants),
     ("cse", eliminate_common_subexpressions),
     ("dce", eliminate_dead_code),
+    ("settle_donors", settle_donors),
 )
 
 

@@ -176,6 +176,16 @@ def test_donation(agree: Agree, x: np.ndarray, told: bool) -> None:
     agree(run)
 
 
+def test_a_donated_array_that_no_output_can_take_over_stays(agree: Agree, x: np.ndarray) -> None:
+    def run(mesh: Mesh) -> jax.Array:
+        given = put(x, mesh, "a")
+        result = jax.jit(lambda x: (x @ x.T)[:-1], donate_argnums=0)(given)
+        assert not given.is_deleted()
+        return result
+
+    agree(run)
+
+
 def test_memory_kinds(agree: Agree, x: np.ndarray) -> None:
     def run(mesh: Mesh) -> jax.Array:
         host, device = (NamedSharding(mesh, P("a"), memory_kind=kind) for kind in ("pinned_host", "device"))
