@@ -58,8 +58,8 @@ def while_batched(n, x):
 @program("f32[4,5]", "f32[4,5]")
 def composites(x, y):
     gelu = lax.composite(lambda v, *, approximate: jax.nn.gelu(v, approximate), "test.gelu", version=2)
-    twice = lax.composite(lambda a, b: (gelu(a, approximate=True), a * b), "test.twice")
-    return twice(x, y), gelu(y, approximate=False)
+    nested = lax.composite(lambda a, b: gelu(a, approximate=True) + a * b, "test.nested")
+    return nested(x, y), gelu(y, approximate=False)
 
 
 @program("f32[4]")
