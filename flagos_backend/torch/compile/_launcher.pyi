@@ -7,18 +7,19 @@ class Launcher:
     """Runs one executable on tensors; torch/native/launcher.cc says how. May be used by several threads at once.
 
     ``handles``: addresses of the function table, context, memory and executable, which must outlive this object.
-    ``prototype``: a tensor of the device that inputs and outputs are on. ``inputs``: for each parameter (position among
-    the inputs, or a constant tensor; a tensor of its dtype; its element type; sizes of the row-major array in memory;
-    sizes; strides). ``results``: for each output (a tensor of its dtype, sizes, strides). ``adapt(number, tensor)``: an
-    input that does not lie as it should, laid out. ``fail(error)`` raises for an error handle, which it takes.
+    ``inputs``: for each parameter (position among the inputs, or a constant tensor; a tensor of its dtype and device;
+    its element type; sizes of the row-major array in memory; sizes; strides). ``results``: for each output (a tensor of
+    its dtype and device, sizes, strides). ``wrap(tensor)``: a tensor of another device over a host tensor's memory.
+    ``adapt(number, tensor)``: an input that does not lie as it should, laid out. ``fail(error)`` raises for an error
+    handle, which it takes.
     """
 
     def __init__(
         self,
         handles: tuple[int, int, int, int],
-        prototype: torch.Tensor,
         inputs: tuple[tuple[int | torch.Tensor, torch.Tensor, int, *tuple[tuple[int, ...], ...]], ...],
         results: tuple[tuple[torch.Tensor, *tuple[tuple[int, ...], ...]], ...],
+        wrap: Callable[[torch.Tensor], torch.Tensor],
         adapt: Callable[[int, torch.Tensor], torch.Tensor],
         fail: Callable[[int], NoReturn],
         /,

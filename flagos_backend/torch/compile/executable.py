@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from flagos_backend.torch.compile import _launcher
+from flagos_backend.torch.compile import _launcher, placement
 from flagos_backend.torch.compile.callbacks import Callback, failures, host_callback
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import BackendUnavailable
@@ -55,13 +55,20 @@ def launcher_of(program: BuiltProgram) -> Callable[[list[Any]], list[torch.Tenso
     specs = tuple(spec for _, spec in program.inputs)
     launcher = _launcher.Launcher(
         (address(table), address(opened.pointer), address(memory.pointer), address(executable.pointer)),
-        torch.empty(0),
         tuple((source, *_described_input(spec)) for source, spec in program.inputs),
         tuple((_prototype(spec), spec.layout.sizes, spec.layout.strides) for spec in program.results),
+        placement.wrap,
         functools.partial(_laid_out, specs),
         functools.partial(_fail, executable, program.callbacks),
     )
-    return launcher.run
+    if not program.draws_on_flagos:
+        return launcher.run
+
+    def run(inputs: list[Any]) -> list[torch.Tensor]:
+        with placement.drawing_on_flagos():
+            return launcher.run(inputs)
+
+    return run
 
 
 def _described_input(spec: TensorSpec) -> tuple[torch.Tensor, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -70,21 +77,23 @@ def _described_input(spec: TensorSpec) -> tuple[torch.Tensor, int, tuple[int, ..
 
 
 @functools.cache
-def _prototype_of(dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype)
+def _prototype_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 def _prototype(spec: TensorSpec) -> torch.Tensor:
-    return _prototype_of(spec.dtype)
+    return _prototype_of(spec.dtype, spec.device)
 
 
 def _laid_out(specs: Sequence[TensorSpec], number: int, tensor: torch.Tensor) -> torch.Tensor:
     """The same values in the memory layout that the program takes."""
     spec = specs[number]
-    given, traced = _described(tensor), f"a {spec.dtype} tensor of sizes {list(spec.layout.sizes)} on cpu"
+    traced = f"a {spec.dtype} tensor of sizes {list(spec.layout.sizes)} on {spec.device}"
+    given = _described(tensor)
     if given != traced:
         raise RuntimeError(f"Expected input {number} of the compiled graph to be {traced}, but got {given}")
-    return torch.empty_strided(spec.layout.sizes, spec.layout.strides, dtype=spec.dtype).copy_(tensor)
+    layout = spec.layout
+    return torch.empty_strided(layout.sizes, layout.strides, dtype=spec.dtype, device=spec.device).copy_(tensor)
 
 
 def _described(value: object) -> str:

@@ -20,6 +20,7 @@ from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
+from flagos_backend.torch.compile import placement
 from flagos_backend.torch.compile.callbacks import Callback
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
@@ -28,6 +29,7 @@ from flagos_backend.torch.compile.lowering.aten_call import (
     DRAWS_NOTHING,
     WHOLE,
     call_aten,
+    draws_random_numbers,
     holds_bits,
     result_shape,
     unpack,
@@ -47,19 +49,22 @@ class TensorSpec:
     """A tensor at the border of a program."""
 
     dtype: torch.dtype
+    device: torch.device
     layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltProgram:
     """``inputs``: for each parameter the number of the graph's input, or a constant tensor of the graph, and how it
-    lies. ``results``: how each output of the program lies. ``callbacks`` live as long as the program may run."""
+    lies. ``results``: how each output of the program lies. ``callbacks`` live as long as the program may run.
+    ``draws_on_flagos``: whether it draws random numbers for tensors of the device flagos."""
 
     serialized: bytes | None  # None when nothing is to be computed
     inputs: tuple[tuple[int | torch.Tensor, TensorSpec], ...]
     results: tuple[TensorSpec, ...]
     outputs: OutputPlan
     callbacks: tuple[Callback, ...]
+    draws_on_flagos: bool
     report: GraphReport
 
 
@@ -102,7 +107,7 @@ class _Translation:
         self._inputs: list[tuple[int | torch.Tensor, TensorSpec]] = []
         self._callbacks: list[Callback] = []
         self._effects = False
-        self._alone = False
+        self._alone = self._draws_on_flagos = False
         self._report = GraphReport(name)
 
     def run(self) -> BuiltProgram:
@@ -120,7 +125,7 @@ class _Translation:
                 self._values[node] = self._node(node)
         self._builder.metadata = ""
         if not outputs.computed and not self._effects:
-            return BuiltProgram(None, (), (), outputs, (), self._report)
+            return BuiltProgram(None, (), (), outputs, (), False, self._report)
         specs = [self._spec(node, self._traced[node]) for node in outputs.computed]
         roots = [self._physical(self._values[node], s) for node, s in zip(outputs.computed, specs, strict=True)]
         entry = self._builder.build(self._builder.tuple(roots))
@@ -133,6 +138,7 @@ class _Translation:
             tuple(specs),
             outputs,
             tuple(self._callbacks),
+            self._draws_on_flagos,
             self._report,
         )
 
@@ -156,13 +162,13 @@ class _Translation:
         fact = ""
         if tensor.layout is not torch.strided or tensor.is_quantized:
             fact = f"the layout {tensor.layout}" if not tensor.is_quantized else "quantized numbers"
-        elif tensor.device.type != "cpu":
+        elif not placement.is_supported(tensor.device):
             fact = f"the device {tensor.device}"
         elif tensor.dtype not in STORED_TYPE:
             fact = f"the dtype {tensor.dtype}"
         if fact:
             raise UnsupportedTensor(fact=fact, place=place_of(node))
-        return TensorSpec(tensor.dtype, layout_of(tensor.shape, tensor.stride()))
+        return TensorSpec(tensor.dtype, tensor.device, layout_of(tensor.shape, tensor.stride()))
 
     def _leaf(self, node: Node, positions: Mapping[Node, int]) -> None:
         if node.op == "get_attr":
@@ -203,7 +209,7 @@ class _Translation:
                 return self._effect(node, result, args, kwargs)
             if isinstance(node.target, Overload):
                 return self._operator(node, node.target, result, args, kwargs)
-            return self._call_back(node, node.target, result, args, kwargs)
+            return self._call_back(node, node.target, result, args, kwargs, self._traced_arguments(node))
         except NoLoweringError as error:
             raise UnsupportedNode(target=node.target, reason=error, place=place_of(node)) from None
 
@@ -219,7 +225,7 @@ class _Translation:
             except NoLoweringError:
                 pass  # this case of it has none, so it runs as itself
         if target.namespace != "aten" or target._schema.is_mutable:
-            return self._call_back(node, target, result, args, kwargs)
+            return self._call_back(node, target, result, args, kwargs, traced)
         return self._whole(node, target, result, args, kwargs, traced)
 
     def _traced_arguments(self, node: Node) -> tuple[Any, Any]:
@@ -234,36 +240,40 @@ class _Translation:
             self._report.fallback[str(target)] += 1
         effect = _has_effect(node)
         self._effects |= effect
+        on_flagos = any(map(placement.is_flagos, torch.utils._pytree.tree_leaves(result)))
+        self._draws_on_flagos |= on_flagos and draws_random_numbers(target)
         return call_aten(self._builder, target, result, args, kwargs, traced, effect)
 
     def _effect(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
         """The operator under an effect token; effects take place in the order of the program without one."""
         _, target, *given = args
         outcome = result[1] if len(result) == 2 else tuple(result[1:])
+        (_, _, *known), named = self._traced_arguments(node)
         if isinstance(target, Overload) and target.namespace == "aten" and not target._schema.is_mutable:
-            (_, _, *known), named = self._traced_arguments(node)
             value = self._whole(node, target, outcome, given, kwargs, (known, named))
         else:
-            value = self._call_back(node, target, outcome, given, kwargs)
+            value = self._call_back(node, target, outcome, given, kwargs, (known, named))
         return [None, value] if len(result) == 2 else [None, *value]
 
     def _refuse_fallback(self, node: Node) -> None:
         if self._options.fallback is Fallback.ERROR:
             raise FallbackRefused(target=node.target, place=place_of(node))
 
-    def _call_back(self, node: Node, target: Any, result: Any, args: Any, kwargs: Any) -> Any:
+    def _call_back(self, node: Node, target: Any, result: Any, args: Any, kwargs: Any, traced: Any) -> Any:
         """A call that only this process can make: into the PyTorch that compiles."""
         self._refuse_fallback(node)
-        if holds_bits(result, self._traced_arguments(node)):
+        if holds_bits(result, traced):
             raise NoLoweringError("calls back into PyTorch do not carry complex32")
-        flat, structure = torch.utils._pytree.tree_flatten((args, kwargs))
+        flat, structure = torch.utils._pytree.tree_flatten((list(args), kwargs))
         holes = [index for index, leaf in enumerate(flat) if isinstance(leaf, Instruction)]
         template = [None if isinstance(leaf, Instruction) else leaf for leaf in flat]
+        known = torch.utils._pytree.tree_leaves((list(traced[0]), traced[1]))
+        on_flagos = {index for index in holes if placement.is_flagos(known[index])}
 
         def function(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             filled = list(template)
             for index, tensor in zip(holes, tensors, strict=True):
-                filled[index] = tensor
+                filled[index] = placement.wrap(tensor) if index in on_flagos else tensor
             given, named = torch.utils._pytree.tree_unflatten(filled, structure)
             leaves = torch.utils._pytree.tree_leaves(target(*given, **named))
             return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

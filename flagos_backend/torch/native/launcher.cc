@@ -15,6 +15,7 @@ namespace flagos {
 namespace {
 
 using Sizes = std::vector<int64_t>;
+constexpr dlpack::Device kHost{1, 0};
 
 // What the launchers of this process share; made with the module and never destroyed.
 struct Torch {
@@ -29,6 +30,7 @@ struct Input {
   PyObject* constant;  // owned, or NULL
   int32_t element_type;
   dlpack::DataType dtype;
+  dlpack::Device device;
   bool has_elements;
   Sizes physical;  // dims of the row-major array in memory
   Sizes sizes, strides;
@@ -36,6 +38,7 @@ struct Input {
 
 struct Result {
   dlpack::DataType dtype;
+  bool is_wrapped;  // a host tensor stands for it, which `wrap` makes one of its device
   Sizes sizes, strides;
 };
 
@@ -56,7 +59,7 @@ struct Launcher {
   FlagosContext* context;
   FlagosMemory* memory;
   FlagosExecutable* executable;
-  dlpack::Device device;
+  PyObject* wrap;   // wrap(host tensor): one of another device over the same memory
   PyObject* adapt;  // adapt(number, tensor): the values as the program takes them, or an exception
   PyObject* fail;   // fail(error): raises the exception of an error handle, which it takes
   std::vector<Input> inputs;
@@ -93,7 +96,7 @@ PyObject* ToTensor(const Launcher& launcher, Result& result, FlagosBuffer* buffe
   self->managed.deleter = DeleteExport;
   dlpack::Tensor& tensor = self->managed.tensor;
   tensor.data = address;
-  tensor.device = launcher.device;
+  tensor.device = kHost;
   tensor.ndim = static_cast<int32_t>(result.sizes.size());
   tensor.dtype = result.dtype;
   tensor.shape = result.sizes.data();  // read by the import and not afterwards
@@ -103,7 +106,10 @@ PyObject* ToTensor(const Launcher& launcher, Result& result, FlagosBuffer* buffe
     DeleteExport(&self->managed);
     return nullptr;
   }
-  return static_cast<PyObject*>(object);
+  if (!result.is_wrapped) return static_cast<PyObject*>(object);
+  PyObject* wrapped = PyObject_CallFunctionObjArgs(launcher.wrap, static_cast<PyObject*>(object), nullptr);
+  Py_DECREF(static_cast<PyObject*>(object));
+  return wrapped;
 }
 
 // The outputs as a list of tensors. Takes all buffers of the frame.
@@ -136,13 +142,13 @@ int IsSet(PyObject* method, PyObject* tensor) {
 }
 
 // 1 where the tensor lies in memory as the program takes it; 0 where it does not; -1 with an exception.
-int Fits(const Launcher& launcher, const Input& input, PyObject* object, dlpack::Tensor* tensor) {
+int Fits(const Input& input, PyObject* object, dlpack::Tensor* tensor) {
   if (g_torch.table->describe(object, tensor) != 0) {
     PyErr_Clear();  // `adapt` says what is wrong with it
     return 0;
   }
   const size_t rank = input.sizes.size();
-  if (tensor->device.type != launcher.device.type || tensor->device.id != launcher.device.id) return 0;
+  if (tensor->device.type != input.device.type || tensor->device.id != input.device.id) return 0;
   if (static_cast<size_t>(tensor->ndim) != rank || tensor->dtype != input.dtype) return 0;
   for (size_t d = 0; d < rank; ++d) {
     if (tensor->shape[d] != input.sizes[d]) return 0;
@@ -204,11 +210,11 @@ bool Place(Launcher& launcher, Frame& frame, PyObject* arguments, PyObject** cop
     PyObject* object = input.source < 0 ? input.constant : PyList_GetItem(arguments, input.source);
     if (object == nullptr) return false;
     dlpack::Tensor tensor;
-    int fits = Fits(launcher, input, object, &tensor);
+    int fits = Fits(input, object, &tensor);
     if (fits == 0) {
       object = Adapt(launcher, i, object, copies);
       if (object == nullptr) return false;
-      fits = Fits(launcher, input, object, &tensor);
+      fits = Fits(input, object, &tensor);
       if (fits == 0) PyErr_SetString(PyExc_SystemError, "a tensor that was laid out for a program does not fit it");
     }
     if (fits <= 0) return false;
@@ -323,20 +329,16 @@ bool ReadSizes(PyObject* tuple, Sizes* sizes) {
   return PyErr_Occurred() == nullptr;
 }
 
-bool ReadDataType(PyObject* prototype, dlpack::DataType* dtype) {
-  dlpack::Tensor tensor;
-  if (g_torch.table->describe(prototype, &tensor) != 0) return false;
-  *dtype = tensor.dtype;
-  return true;
-}
-
-// (position or tensor, a tensor of the dtype, element type, physical sizes, sizes, strides)
+// (position or tensor, a tensor of the dtype and device, element type, physical sizes, sizes, strides)
 bool ReadInput(PyObject* item, Input* input) {
   PyObject *source, *prototype, *physical, *sizes, *strides;
   if (!PyArg_ParseTuple(item, "OOiOOO", &source, &prototype, &input->element_type, &physical, &sizes, &strides)) {
     return false;
   }
-  if (!ReadDataType(prototype, &input->dtype)) return false;
+  dlpack::Tensor tensor;
+  if (g_torch.table->describe(prototype, &tensor) != 0) return false;
+  input->dtype = tensor.dtype;
+  input->device = tensor.device;
   if (!ReadSizes(physical, &input->physical) || !ReadSizes(sizes, &input->sizes)) return false;
   if (!ReadSizes(strides, &input->strides)) return false;
   input->has_elements = true;
@@ -352,12 +354,16 @@ bool ReadInput(PyObject* item, Input* input) {
   return true;
 }
 
-// (a tensor of the dtype, sizes, strides)
+// (a tensor of the dtype and device, sizes, strides)
 bool ReadResult(PyObject* item, Result* result) {
   PyObject *prototype, *sizes, *strides;
   if (!PyArg_ParseTuple(item, "OOO", &prototype, &sizes, &strides)) return false;
   if (!ReadSizes(sizes, &result->sizes) || !ReadSizes(strides, &result->strides)) return false;
-  return ReadDataType(prototype, &result->dtype);
+  dlpack::Tensor tensor;
+  if (g_torch.table->describe(prototype, &tensor) != 0) return false;
+  result->dtype = tensor.dtype;
+  result->is_wrapped = tensor.device.type != kHost.type;
+  return true;
 }
 
 template <class Item>
@@ -373,9 +379,9 @@ bool ReadAll(PyObject* tuple, std::vector<Item>* items, bool (*read)(PyObject*, 
 int Initialize(PyObject* object, PyObject* arguments, PyObject* /*keywords*/) {
   auto& self = *reinterpret_cast<Launcher*>(object);
   unsigned long long api, context, memory, executable;
-  PyObject *inputs, *results, *prototype, *adapt, *fail;
-  if (!PyArg_ParseTuple(arguments, "(KKKK)OO!O!OO", &api, &context, &memory, &executable, &prototype, &PyTuple_Type,
-                        &inputs, &PyTuple_Type, &results, &adapt, &fail)) {
+  PyObject *inputs, *results, *wrap, *adapt, *fail;
+  if (!PyArg_ParseTuple(arguments, "(KKKK)O!O!OOO", &api, &context, &memory, &executable, &PyTuple_Type, &inputs,
+                        &PyTuple_Type, &results, &wrap, &adapt, &fail)) {
     return -1;
   }
   if (self.api != nullptr) {
@@ -386,13 +392,12 @@ int Initialize(PyObject* object, PyObject* arguments, PyObject* /*keywords*/) {
   self.context = reinterpret_cast<FlagosContext*>(context);
   self.memory = reinterpret_cast<FlagosMemory*>(memory);
   self.executable = reinterpret_cast<FlagosExecutable*>(executable);
+  Py_INCREF(wrap);
+  self.wrap = wrap;
   Py_INCREF(adapt);
   self.adapt = adapt;
   Py_INCREF(fail);
   self.fail = fail;
-  dlpack::Tensor tensor;
-  if (g_torch.table->describe(prototype, &tensor) != 0) return -1;
-  self.device = tensor.device;
   try {
     return ReadAll(inputs, &self.inputs, ReadInput) && ReadAll(results, &self.results, ReadResult) ? 0 : -1;
   } catch (const std::bad_alloc&) {
@@ -423,6 +428,7 @@ void Deallocate(PyObject* object) {
   std::destroy_at(&self->inputs);
   std::destroy_at(&self->results);
   std::destroy_at(&self->frames);
+  Py_XDECREF(self->wrap);
   Py_XDECREF(self->adapt);
   Py_XDECREF(self->fail);
   PyTypeObject* type = Py_TYPE(object);

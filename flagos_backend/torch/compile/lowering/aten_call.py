@@ -17,6 +17,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, Shape, TupleShape
 from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE, STORED_TYPE
 from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload
+from flagos_backend.torch.compile.placement import is_supported
 
 aten = torch.ops.aten
 
@@ -161,8 +162,8 @@ class _Writer:
         for kind, name in _NAMED:
             if isinstance(value, kind):
                 return {name: str(value).removeprefix("torch.")}
-        if isinstance(value, torch.device) and value.type == "cpu":
-            return {"device": "cpu"}
+        if isinstance(value, torch.device) and is_supported(value):
+            return {"device": "cpu"}  # a program knows memory and no devices
         raise NoLoweringError(f"an argument is {value!r}")
 
     def _operand(self, value: Instruction, traced: torch.Tensor) -> dict[str, Any]:
