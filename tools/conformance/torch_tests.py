@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tools.conformance.pytest_files import Peer, Side, run_files
@@ -34,5 +35,5 @@ def _side(device_type: str) -> Side:
 
 
 def _name_on_cpu(name: str) -> str:
-    """PyTorch's name for the same test on the CPU."""
-    return name.replace("PRIVATEUSE1::", "CPU::").replace("_flagos", "_cpu")
+    """PyTorch's name for the same test on the CPU: the class is named after the device, or its type before it has one."""
+    return re.sub("(PRIVATEUSE1|FLAGOS)::", "CPU::", name).replace("_flagos", "_cpu")

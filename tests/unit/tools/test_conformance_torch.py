@@ -93,14 +93,18 @@ class Tests:
     def fails_everywhere(self): assert False
 
 fates = {f"test_{name}_{DEVICE}_float32": getattr(Tests, name) for name in ("passes", "fails", "fails_everywhere")}
-name = f"TestFates{'CPU' if DEVICE == 'cpu' else 'PRIVATEUSE1'}"
-globals()[name] = type(name, (), fates)
+for suffix in ["CPU"] if DEVICE == "cpu" else ["PRIVATEUSE1", "FLAGOS"]:
+    globals()[f"TestFates{suffix}"] = type("TestFates", (), fates)
 """)
     results = torch_tests.run(tmp_path / "out", tmp_path, ["test_fates.py"], only="", resume=False, timeout=60)
-    assert {name.rpartition("::")[2]: r.status for name, r in results.records.items()} == {
-        "test_passes_flagos_float32": Status.PASSED,
-        "test_fails_flagos_float32": Status.FAILED,
-        "test_fails_everywhere_flagos_float32": Status.NOT_APPLICABLE,
+    assert {name.partition("::")[2]: r.status for name, r in results.records.items()} == {
+        f"TestFates{suffix}::test_{name}_flagos_float32": status
+        for suffix in ("PRIVATEUSE1", "FLAGOS")
+        for name, status in (
+            ("passes", Status.PASSED),
+            ("fails", Status.FAILED),
+            ("fails_everywhere", Status.NOT_APPLICABLE),
+        )
     }
 
 
