@@ -35,5 +35,5 @@ def _side(device_type: str) -> Side:
 
 
 def _name_on_cpu(name: str) -> str:
-    """PyTorch's name for the same test on the CPU: the class is named after the device, or its type before it has one."""
+    """The same test on the CPU. PyTorch names the class after the device, or after its type before it has a name."""
     return re.sub("(PRIVATEUSE1|FLAGOS)::", "CPU::", name).replace("_flagos", "_cpu")
