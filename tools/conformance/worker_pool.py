@@ -28,10 +28,10 @@ def run_in_worker(
     The worker reads a name a line and answers each with one JSON line {status, message, seconds}; whatever else it
     prints goes to its standard error. No answer within ``timeout`` seconds is a hang.
     """
-    worker: _Worker | None = None
+    worker: Worker | None = None
     for name, group in zip(names, groups, strict=True):
         if worker is None:
-            worker = _Worker(command, environment)
+            worker = Worker(command, environment)
         answer = worker.ask(name, timeout)
         if answer is None:
             status, message = worker.post_mortem()
@@ -43,7 +43,9 @@ def run_in_worker(
         worker.close()
 
 
-class _Worker:
+class Worker:
+    """A child process that answers each line with a line of JSON."""
+
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._log = Path(tempfile.gettempdir()) / f"flagos-conformance-{os.getpid()}.log"
         self._process = subprocess.Popen(
@@ -58,6 +60,7 @@ class _Worker:
         self._timed_out = False
 
     def ask(self, name: str, timeout: float) -> dict | None:
+        """The answer to a line; None when it crashed or did not answer in ``timeout`` seconds: see post_mortem."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(name.encode() + b"\n")
@@ -83,12 +86,12 @@ class _Worker:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def post_mortem(self) -> tuple[Status, str]:
-        """Ends the worker and says how it died."""
+    def post_mortem(self, length: int = 2000) -> tuple[Status, str]:
+        """Ends the worker and says how it died, with the last ``length`` characters of what it wrote."""
         if self._timed_out:
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
-        tail = self._log.read_text(errors="replace")[-2000:]
+        tail = self._log.read_text(errors="replace")[-length:]
         if self._timed_out:
             return Status.HUNG, f"no answer in time\n{tail}"
         name = signal.Signals(-code).name if code < 0 else f"exit {code}"

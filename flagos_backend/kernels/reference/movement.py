@@ -113,7 +113,8 @@ def _prepare_pad(instruction: Instruction) -> Kernel:
     from_index, to_index = tuple(source), tuple(target)
 
     def pad(run: Run, x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        result = value.expand(dims).contiguous() if dims else value.clone()
+        # A copy even where one element is all: the result must not be the padding value itself.
+        result = value.expand(dims).clone(memory_format=torch.contiguous_format)
         result[to_index] = x[from_index]
         return result
 

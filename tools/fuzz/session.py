@@ -1,0 +1,58 @@
+"""Judges programs in a worker process, which starts anew after a crash or a hang. For the loop and the shrinker."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from typing import Any
+
+from flagos_backend.importer.export import export_module
+from flagos_backend.ir.hlo import Module
+from tools.conformance.results import Status
+from tools.conformance.worker_pool import Worker
+from tools.fuzz.tape import Blocks
+from tools.fuzz.verdict import RUNNING, Engine, Kind, Verdict
+
+# Without the emitters that only make code faster, the oracle compiles in half the time.
+_ENVIRONMENT = {
+    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONFAULTHANDLER": "1",
+}
+# Enough to hold the stack of a crash and what was announced before it.
+_LOG_LENGTH = 20_000
+
+
+class Session:
+    """``timeout``: seconds after which a program counts as hung."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._worker: Worker | None = None
+
+    def judge_seed(self, seed: int) -> Verdict:
+        return self._ask({"seed": seed})
+
+    def judge_blocks(self, blocks: Blocks, seed: int) -> Verdict:
+        return self._ask({"blocks": blocks, "seed": seed})
+
+    def judge_module(self, module: Module, seed: int) -> Verdict:
+        return self._ask({"hlo": base64.b64encode(export_module(module)).decode(), "seed": seed})
+
+    def _ask(self, request: dict[str, Any]) -> Verdict:
+        if self._worker is None:
+            self._worker = Worker([sys.executable, "-m", "tools.fuzz.worker"], _ENVIRONMENT)
+        answer = self._worker.ask(json.dumps(request), self._timeout)
+        if answer is not None:
+            return Verdict(Kind(answer["kind"]), answer["message"])
+        status, message = self._worker.post_mortem(_LOG_LENGTH)
+        self._worker = None
+        if message.rfind(RUNNING.format(Engine.XLA)) > message.rfind(RUNNING.format(Engine.FLAGOS)):
+            return Verdict(Kind.ORACLE_REFUSES, f"XLA {status}")
+        return Verdict(Kind.HUNG if status is Status.HUNG else Kind.CRASHED, message[-2000:])
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
