@@ -191,8 +191,8 @@ class KernelRefused(FlagosBackendError):
     number = 303
     code = StatusCode.FAILED_PRECONDITION
     template = (
-        "No kernel is left for {operation}: {reasons}. At {place}. Loosen FLAGOS_PREFER, FLAGOS_PER_OP, FLAGOS_STRICT or "
-        "FLAGOS_DENY_VENDORS, or install what is missing."
+        "No kernel is left for {operation}: {reasons}. At {place}. Loosen FLAGOS_PREFER, FLAGOS_PER_OP, FLAGOS_STRICT "
+        "or FLAGOS_DENY_VENDORS, or install what is missing."
     )
 
 
@@ -281,6 +281,14 @@ class DeviceMemoryExhausted(FlagosBackendError):
     template = (
         "{device} has no memory for {wanted} bytes: {free} of {total} bytes are free. Free buffers, donate arguments, "
         "or run a smaller program."
+    )
+
+
+class CaptureRefused(FlagosBackendError):
+    number = 408
+    code = StatusCode.UNIMPLEMENTED
+    template = (
+        "The program cannot be captured as a graph: {reason}. It runs step by step: slower, with the same results."
     )
 
 

@@ -12,7 +12,7 @@ from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import ConvolutionAttributes, CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.attention import FORWARD, AttentionCall
 from flagos_backend.kernels.contraction import contraction_of
 from flagos_backend.kernels.flaggems import guards, loading
@@ -20,7 +20,7 @@ from flagos_backend.kernels.implementation import Implementation, Provider, Vari
 from flagos_backend.kernels.reference.aten import prepare_operator
 from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.convolution import Engine, prepare_with
-from flagos_backend.kernels.reference.registry import Run, Value
+from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 
 E = ElementType
@@ -49,7 +49,15 @@ def _aten_unsupported(instruction: Instruction, target: Target) -> str:
 
 def _aten_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     function = guards.contiguous(loading.functions()[_aten_name(instruction)])
-    return (Variant("", prepare_operator(instruction, function)),)
+    return (Variant("", _shaped(prepare_operator(instruction, function), instruction)),)
+
+
+def _shaped(kernel: Kernel, instruction: Instruction) -> Kernel:
+    """``kernel`` with results of the sizes that ATen gives: statistics of norms come without their ones."""
+    dims = [leaf.dims for leaf in leaves(instruction.shape)]
+    if isinstance(instruction.shape, ArrayShape):
+        return lambda run, *operands: kernel(run, *operands).reshape(dims[0])
+    return lambda run, *operands: tuple(x.reshape(d) for x, d in zip(kernel(run, *operands), dims, strict=True))
 
 
 # ---- HLO's dot and convolution ----
@@ -105,7 +113,7 @@ def _convolution_variants(instruction: Instruction, target: Target) -> tuple[Var
 
 # ---- attention ----
 
-_CHANNELS = frozenset({16, 32, 64, 96, 128, 192, 256})
+_CHANNELS = frozenset({32, 64, 96, 128, 192, 256})
 
 
 def _attention_unsupported(instruction: Instruction, target: Target) -> str:

@@ -15,7 +15,7 @@ from flagos_backend.kernels.triton import attention
 def _no_triton(target: Target) -> str:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if target.is_host or target.device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    if target.is_host or (target.device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1"):
         return "Triton has no compiler for the host"
     return ""
 
@@ -31,5 +31,8 @@ def _unsupported_backward(instruction: Instruction, target: Target) -> str:
 
 IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     (FORWARD, Implementation("attention", Provider.TRITON, _unsupported, attention.forward_variants)),
-    (BACKWARD, Implementation("attention_backward", Provider.TRITON, _unsupported_backward, attention.backward_variants)),
+    (
+        BACKWARD,
+        Implementation("attention_backward", Provider.TRITON, _unsupported_backward, attention.backward_variants),
+    ),
 )

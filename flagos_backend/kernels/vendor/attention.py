@@ -102,7 +102,7 @@ def _flash_backward(
 def _cudnn_backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, causal: bool, scale: float
 ) -> Any:
-    state = torch.empty((), dtype=torch.int64, device="cpu")
+    state = torch.empty((), dtype=torch.int64, device=g.device)
     return aten._scaled_dot_product_cudnn_attention_backward(
         g, q, k, v, o, stats.unsqueeze(-1), state, state, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
         scale=scale,

@@ -21,7 +21,9 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     (FORWARD, Implementation("attention", _VENDOR, attention.unsupported, attention.forward_variants, library=True)),
     (
         BACKWARD,
-        Implementation("attention_backward", _VENDOR, attention.unsupported_backward, attention.backward_variants, library=True),
+        Implementation(
+            "attention_backward", _VENDOR, attention.unsupported_backward, attention.backward_variants, library=True
+        ),
     ),
     (
         str(Opcode.CONVOLUTION),

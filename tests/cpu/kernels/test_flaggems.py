@@ -1,0 +1,268 @@
+"""FlagGems' kernels, through the provider that programs use, against ATen's on the host."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flagos_backend.devices.target import HOST, Target
+from flagos_backend.ir.attributes import ConvolutionAttributes, CustomCallAttributes, DotAttributes, WindowDimension
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
+from flagos_backend.kernels.attention import FORWARD, Attention
+from flagos_backend.kernels.choice import implementations_of
+from flagos_backend.kernels.implementation import Provider, operation_of
+from flagos_backend.kernels.reference import registry
+from flagos_backend.kernels.reference.aten import TORCH_DTYPE
+from flagos_backend.kernels.reference.registry import Run
+from support.attention import assert_close, calls_of, oracle, problem
+
+E = ElementType
+SIMULATED = Target("cpu", "simulated")
+_ELEMENT = {dtype: element for element, dtype in TORCH_DTYPE.items()}
+
+
+def aten_call(name, *args, **kwargs):
+    """The custom call of an ATen operator on tensors, and those tensors."""
+    packet, _, overload = name.partition(".")
+    outcome = getattr(getattr(torch.ops.aten, packet), overload or "default")(*args, **kwargs)
+    builder, tensors = Builder("call"), []
+
+    def encode(value):
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return {"tensor": len(tensors) - 1}
+        if isinstance(value, list | tuple):
+            return [encode(part) for part in value]
+        return {"dtype": str(value).removeprefix("torch.")} if isinstance(value, torch.dtype) else value
+
+    config = {"arguments": [encode(a) for a in args], "keywords": {k: encode(v) for k, v in kwargs.items()}}
+    operands = [builder.parameter(ArrayShape(_ELEMENT[t.dtype], tuple(t.shape))) for t in tensors]
+    results = [outcome] if isinstance(outcome, torch.Tensor) else list(outcome)
+    shapes = [ArrayShape(_ELEMENT[t.dtype], tuple(t.shape)) for t in results]
+    single = isinstance(outcome, torch.Tensor)
+    config["results"] = None if single else list(range(len(results)))
+    attributes = CustomCallAttributes(f"aten::{packet}.{overload or 'default'}", json.dumps(config).encode())
+    shape = shapes[0] if single else TupleShape(tuple(shapes))
+    return builder.add(Opcode.CUSTOM_CALL, operands, attributes, shape=shape), tensors
+
+
+def flaggems_of(instruction):
+    (found,) = (i for i in implementations_of(operation_of(instruction)) if i.provider is Provider.FLAGOS)
+    return found
+
+
+def check(instruction, tensors, tolerance=2e-5):
+    """FlagGems gives what the reference gives, on operands as they lie and on operands of other strides."""
+    implementation = flaggems_of(instruction)
+    assert implementation.unsupported(instruction, SIMULATED) == ""
+    (variant,) = implementation.variants(instruction, SIMULATED)
+    expected = registry.prepare(instruction)(Run(), *tensors)
+    for operands in (tensors, [_spread(t) for t in tensors]):
+        found = variant.kernel(Run(), *operands)
+        for ours, theirs in zip(_flat(found), _flat(expected), strict=True):
+            assert ours.dtype == theirs.dtype
+            if ours.dtype.is_floating_point:
+                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+            else:
+                assert torch.equal(ours, theirs)
+
+
+def _flat(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _spread(tensor):
+    """Equal elements, every second place in memory."""
+    return torch.stack([tensor, torch.zeros_like(tensor)], -1)[..., 0]
+
+
+@pytest.fixture
+def draw(rng):
+    def normal(*dims, dtype=torch.float32):
+        return torch.from_numpy(rng.standard_normal(dims)).to(dtype)
+
+    return normal
+
+
+@pytest.fixture
+def index(rng):
+    return lambda limit, *dims: torch.from_numpy(rng.integers(0, limit, dims))
+
+
+# Operators of one tensor [6, 20], then their other arguments.
+UNARY = {
+    "abs": (),
+    "cos": (),
+    "exp": (),
+    "exp2": (),
+    "gelu": (),
+    "isfinite": (),
+    "isnan": (),
+    "log_sigmoid": (),
+    "logical_not": (),
+    "neg": (),
+    "relu": (),
+    "rsqrt": (),
+    "sigmoid": (),
+    "silu": (),
+    "sin": (),
+    "sqrt": (),
+    "tanh": (),
+    "sum": (),
+    "mean": (),
+    "amax": ([1],),
+    "any": (),
+    "all": (),
+    "argmax": (1,),
+    "argmin": (0,),
+    "cumsum": (1,),
+    "max.dim": (1,),
+    "min.dim": (0,),
+    "prod": (),
+    "sum.dim_IntList": ([1],),
+    "mean.dim": ([1],),
+    "_softmax": (1, False),
+    "_log_softmax": (1, False),
+    "triu": (1,),
+    "clamp": (-0.5, 0.5),
+    "constant_pad_nd": ([1, 2, 0, 1], 0.5),
+    "repeat": ([2, 1],),
+}
+BINARY = [
+    "add.Tensor",
+    "sub.Tensor",
+    "mul.Tensor",
+    "div.Tensor",
+    "maximum",
+    "minimum",
+    "eq.Tensor",
+    "ge.Tensor",
+    "lt.Tensor",
+]
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(flag_gems, draw, name):
+    x = draw(6, 20)
+    check(*aten_call(name, x.abs() + 0.1 if name in ("rsqrt", "sqrt", "prod") else x, *UNARY[name]))
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary(flag_gems, draw, name):
+    check(*aten_call(name, draw(6, 20), draw(1, 20)))
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "add.Tensor", "mul.Tensor"])
+def test_halves(flag_gems, draw, name):
+    """Of f16; the interpreter computes on the raw bits of bf16."""
+    tensors = [draw(6, 20, dtype=torch.float16) for _ in range(2 if "." in name else 1)]
+    check(*aten_call(name, *tensors), tolerance=1e-2)
+
+
+def test_products(flag_gems, draw):
+    check(*aten_call("mm", draw(24, 17), draw(17, 9)))
+    check(*aten_call("addmm", draw(9), draw(24, 17), draw(17, 9)))
+    check(*aten_call("bmm", draw(2, 8, 17), draw(2, 17, 9)))
+
+
+def test_normalizations(flag_gems, draw):
+    check(*aten_call("native_layer_norm", draw(5, 24), [24], draw(24), draw(24), 1e-5))
+    check(*aten_call("native_group_norm", draw(2, 6, 5), draw(6), draw(6), 2, 6, 5, 3, 1e-5))
+
+
+def test_indexing(flag_gems, draw, index):
+    check(*aten_call("index_select", draw(6, 20), 0, index(6, 4)))
+    check(*aten_call("gather", draw(6, 20), 1, index(20, 6, 3)))
+    check(*aten_call("embedding", draw(10, 8), index(10, 3, 4)))
+    check(*aten_call("cat", [draw(6, 3), draw(6, 5)], 1))
+    check(*aten_call("masked_fill.Scalar", draw(6, 20), index(2, 6, 20).bool(), 7.0))
+
+
+# ---- HLO's own instructions ----
+
+
+def dot(element, result=None, dims=((24, 17), (17, 9)), attributes=None):
+    builder = Builder("dot")
+    operands = [builder.parameter(ArrayShape(element, d)) for d in dims]
+    shape = ArrayShape(result or element, (dims[0][0], dims[1][-1]))
+    return builder.add(Opcode.DOT, operands, attributes or DotAttributes((1,), (0,)), shape=shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_dot(flag_gems, draw, dtype):
+    check(dot(_ELEMENT[dtype]), [draw(24, 17, dtype=dtype), draw(17, 9, dtype=dtype)], tolerance=1e-2)
+
+
+def test_convolution(flag_gems, draw):
+    builder = Builder("convolution")
+    operands = [builder.parameter(ArrayShape(E.F32, dims)) for dims in ((2, 7, 8, 4), (3, 2, 2, 6))]
+    window = (WindowDimension(3, 2, 1, 0), WindowDimension(2, 1, 0, 2, window_dilation=2))
+    attributes = ConvolutionAttributes(window, 0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2), feature_group_count=2)
+    call = builder.add(Opcode.CONVOLUTION, operands, attributes)
+    check(call, [draw(2, 7, 8, 4), draw(3, 2, 2, 6)])
+
+
+@pytest.mark.parametrize("upper", [None, 0])
+def test_attention(flag_gems, rng, upper):
+    attention = Attention("bthd", "bshd", "bshe", "bthe", 0.3, upper=upper)
+    sizes = {"b": 1, "h": 2, "t": 24, "s": 24, "d": 32, "e": 32}
+    p = problem(attention, E.F16, int(rng.integers(1 << 30)), sizes=sizes)
+    implementation = flaggems_of(p.calls[0])
+    assert implementation.unsupported(p.calls[0], SIMULATED) == ""
+    ours = p.forward(implementation.variants(p.calls[0], SIMULATED)[0].kernel)
+    exact, _ = oracle(p)
+    assert_close(ours[0], exact[0], E.F16)
+    assert_close(ours[1], exact[1], E.F16)
+
+
+# ---- what it must not be given ----
+
+
+def refusal(instruction, target=SIMULATED):
+    return flaggems_of(instruction).unsupported(instruction, target)
+
+
+def test_refuses_what_it_would_compute_wrongly(flag_gems, draw, index):
+    """f64 in f32, other orders of equal elements, integers in matrix units, types and sizes that it lacks."""
+    refused = {
+        "computes f64 in f32": [aten_call("exp", draw(4, dtype=torch.float64))[0]],
+        "orders equal elements": [aten_call("topk", draw(4, 5), 2)[0], aten_call("sort", draw(4, 5))[0]],
+        "multiplies no integers": [aten_call("mm", index(5, 3, 4), index(5, 4, 2))[0], dot(E.S32)],
+        "no c64": [aten_call("exp", draw(4).to(torch.complex64))[0]],
+        "no u16": [aten_call("eq.Tensor", *[draw(4).abs().to(torch.uint16)] * 2)[0]],
+        "without elements": [aten_call("exp", draw(0, 4))[0], dot(E.F32, dims=((3, 0), (0, 2)))],
+        "keep the type": [dot(E.BF16, E.F32)],
+        "FlagGems has no": [aten_call("_fft_r2c", draw(8), [0], 0, True)[0]],
+    }
+    for reason, instructions in refused.items():
+        for instruction in instructions:
+            assert reason in refusal(instruction)
+
+
+def test_attention_that_it_lacks(flag_gems):
+    sizes = {"b": 1, "h": 2, "t": 24, "s": 30, "d": 32, "e": 32}
+    base = ("bthd", "bshd", "bshe", "bthe")
+    for attention, element, reason in (
+        (Attention(*base), E.F32, "f16 or bf16"),
+        (Attention(*base, bias="ts"), E.F16, "no bias"),
+        (Attention(*base, upper=0), E.F16, "aligned to the last key"),
+        (Attention(*base, scale=0.0), E.F16, "scale of 0"),
+        (Attention("bthd", "bshd", "bshd", "bthd"), E.F16, ""),
+    ):
+        call, _ = calls_of(attention, element, sizes)
+        assert reason in refusal(call)
+        assert operation_of(call) == FORWARD
+
+
+def test_never_on_the_host(flag_gems, draw):
+    assert "no kernels for the host" in refusal(aten_call("exp", draw(4))[0], HOST)
+
+
+def test_nothing_is_registered_with_torch(flag_gems, draw):
+    """FlagGems is called, never enabled: programs beside ours keep their kernels."""
+    check(*aten_call("exp", draw(4)))
+    assert flag_gems.current_work_registrar is None

@@ -1,0 +1,267 @@
+"""FlagGems on host tensors: its kernels in Triton's interpreter, so that a machine without an accelerator tests them.
+
+FlagGems knows no such mode. ``load`` gives it a device to find, kernels to launch and functions of the device library;
+torch.cuda is left alone. Call it once, before anything else imports flag_gems, with TRITON_INTERPRET=1 set.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import math
+import os
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime import jit as triton_jit
+from triton.runtime.interpreter import InterpretedFunction, TensorHandle
+
+_KERNEL = triton_jit.JITFunction
+
+
+def load() -> types.ModuleType:
+    """FlagGems, ready to compute on host tensors."""
+    os.environ["GEMS_VENDOR"] = "nvidia"
+    os.environ["FLAGGEMS_DB_URL"] = "sqlite:///:memory:"  # else it names its database after torch.cuda's device
+    _close_interpreter_gaps()
+    _let_kernels_look_compiled()
+    _give_device()
+    import flag_gems
+
+    triton_jit.JITFunction = _KERNEL  # the interpreter constructs it itself
+    _launch_directly()
+    return flag_gems
+
+
+# ---- Triton's interpreter: what compiled Triton does and it does not ----
+
+
+def _close_interpreter_gaps() -> None:
+    interpreter._lazy_and_or = _lazy_and_or
+    interpreter.ASTTransformer.visit_BoolOp = _visit_bool_op
+    interpreter.InterpreterBuilder.create_dot = _create_dot(interpreter.InterpreterBuilder.create_dot)
+    InterpretedFunction.__init__ = _with_language(InterpretedFunction.__init__)
+    tl.dtype.value = property(lambda dtype: dtype)  # a dtype is a constexpr only in compiled code
+
+
+def _lazy_and_or(is_and: bool, first: Any, *rest: Callable[[], Any]) -> Any:
+    """``and`` and ``or``: elementwise between tensors, as compiled Triton has it; Python's own between values."""
+    result = first
+    for operand in rest:
+        if not isinstance(result, tl.tensor):
+            if bool(getattr(result, "value", result)) is not is_and:
+                return result
+            result = operand()
+            continue
+        other = operand()
+        other = getattr(other, "value", other) if isinstance(other, tl.constexpr) else other
+        if isinstance(other, tl.tensor):
+            result = result.logical_and(other) if is_and else result.logical_or(other)
+        elif bool(other) is not is_and:
+            result = (result & False) if is_and else (result | True)
+    return result
+
+
+def _visit_bool_op(transformer: ast.NodeTransformer, node: ast.BoolOp) -> ast.AST:
+    visited = transformer.generic_visit(node)
+    assert isinstance(visited, ast.BoolOp)
+    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    later = [ast.Lambda(args=nothing, body=value) for value in visited.values[1:]]
+    arguments = [ast.Constant(value=isinstance(visited.op, ast.And)), visited.values[0], *later]
+    function = ast.Name(id="_lazy_and_or", ctx=ast.Load())
+    return ast.copy_location(ast.Call(func=function, args=arguments, keywords=[]), node)
+
+
+def _create_dot(original: Callable[..., Any]) -> Callable[..., Any]:
+    """bf16 is held as raw bits, which must not be multiplied."""
+
+    def widened(handle: TensorHandle) -> TensorHandle:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    return lambda builder, a, b, *rest: original(builder, widened(a), widened(b), *rest)
+
+
+def _with_language(original: Callable[..., None]) -> Callable[..., None]:
+    """Modules that import only names of the language lack ``tl``, which rewritten code uses."""
+
+    def initialize(function: Any, fn: Any, **kwargs: Any) -> None:
+        fn.__globals__.setdefault("tl", tl)
+        original(function, fn, **kwargs)
+
+    return initialize
+
+
+# ---- what FlagGems asks of a kernel ----
+
+
+class _LooksCompiled(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, InterpretedFunction | _KERNEL)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _KERNEL(*args, **kwargs)
+
+
+class _Kernel(metaclass=_LooksCompiled):
+    """Stands for JITFunction while FlagGems is imported."""
+
+
+def _let_kernels_look_compiled() -> None:
+    triton.runtime.JITFunction = triton_jit.JITFunction = _Kernel
+    InterpretedFunction.src = property(lambda function: _source(function.fn))
+    InterpretedFunction.cache_key = property(lambda f: hashlib.md5(_source(f.fn).encode()).hexdigest())
+    InterpretedFunction.__globals__ = property(lambda function: function.fn.__globals__)
+    InterpretedFunction.params = property(lambda function: [])
+    InterpretedFunction.signature = property(lambda function: inspect.signature(function.fn))
+
+
+def _source(fn: Any) -> str:
+    text = textwrap.dedent(inspect.getsource(fn))
+    return text[text.index("def ") :]
+
+
+# ---- the device ----
+
+
+class _Generator:
+    """A Philox state: seed, offset."""
+
+    def __init__(self) -> None:
+        self._state = torch.tensor([2024, 0], dtype=torch.int64)
+
+    def get_state(self) -> torch.Tensor:
+        return self._state.view(torch.uint8).clone()
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self._state = state.clone().view(torch.int64)
+
+
+class _DeviceModule:
+    """As much of torch.cuda as FlagGems calls. Not available, so that it looks for no architecture."""
+
+    default_generators = (_Generator(),)
+    _properties = types.SimpleNamespace(major=8, minor=0, multi_processor_count=4, L2_cache_size=1 << 20)
+
+    def device(self, *_: Any) -> Any:
+        return nullcontext()
+
+    _DeviceGuard = device
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def is_available(self) -> bool:
+        return False
+
+    def get_device_name(self, *_: Any) -> str:
+        return "interpreter"
+
+    def get_device_properties(self, *_: Any) -> Any:
+        return self._properties
+
+    def get_device_capability(self, *_: Any) -> tuple[int, int]:
+        return (8, 0)
+
+
+def _give_device() -> None:
+    """Loads FlagGems' backend alone and fills in what it would detect, before the rest of FlagGems asks for it."""
+    spec = importlib.util.find_spec("flag_gems")
+    assert spec is not None and spec.submodule_search_locations
+    root = spec.submodule_search_locations[0]
+    for name, path in (("flag_gems", root), ("flag_gems.runtime", f"{root}/runtime")):
+        package = types.ModuleType(name)
+        package.__path__ = [path]
+        sys.modules[name] = package
+    backend: Any = importlib.import_module("flag_gems.runtime.backend")
+    del sys.modules["flag_gems"], sys.modules["flag_gems.runtime"]
+    information = backend.get_vendor_module("nvidia").vendor_info
+    information.device_name, information.dispatch_key = "cpu", "CPU"
+    backend.device_name, backend.torch_device_object = "cpu", _DeviceModule()
+    library = _device_library()
+    backend.set_torch_backend_device_fn = backend.set_tl_extra_backend_module = lambda *_: None
+    backend.get_tl_extra_backend_module = lambda: library
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in ("exp", "exp2", "expm1", "fmod", "isinf", "isnan", "log", "log1p", "rint")},
+    **{name: getattr(np, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "trunc")},
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "div_rn": np.divide,
+    "div_rz": lambda a, b: np.trunc(a / b),
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
+    "finitef": np.isfinite,
+    "isfinited": np.isfinite,
+    "pow": np.power,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+}
+
+
+def _device_library() -> types.ModuleType:
+    """Functions of the vendor's library, which the interpreter cannot call, on NumPy."""
+    module = types.ModuleType("flaggems_device_library")
+    for name, function in _FUNCTIONS.items():
+        setattr(module, name, _on_tensors(function))
+    return module
+
+
+def _on_tensors(function: Callable[..., Any]) -> Callable[..., tl.tensor]:
+    def call(*arguments: Any, **_: Any) -> tl.tensor:
+        tensor = next(a for a in arguments if isinstance(a, tl.tensor))
+        values = [a.handle.data if isinstance(a, tl.tensor) else np.asarray(getattr(a, "value", a)) for a in arguments]
+        found = np.asarray(function(*values))
+        if found.dtype == np.bool_:
+            return tl.tensor(TensorHandle(found, tl.int1), tensor.type.with_element_ty(tl.int1))
+        return tl.tensor(TensorHandle(found.astype(tensor.handle.data.dtype), tensor.dtype), tensor.type)
+
+    return call
+
+
+# ---- launching ----
+
+
+def _launch_directly() -> None:
+    """No cached launches, no tuning: each kernel runs with its first configuration."""
+    libentry: Any = importlib.import_module("flag_gems.utils.libentry")
+    settings: Any = importlib.import_module("flag_gems.utils.codegen_config_utils")
+    for config in settings.CODEGEN_COFIGS.values():
+        if config is not None:
+            config.prefer_block_pointer = False  # gone from newer Triton
+    libentry.LibEntry.run = _run_entry
+    libentry.LibTuner.run = triton.runtime.Autotuner.run = _run_first
+    libentry.LibTuner.cache_key = "interpreter"
+
+
+def _run_entry(entry: Any, *args: Any, **kwargs: Any) -> Any:
+    from flag_gems.utils.tensor_wrapper import StridedBuffer
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, StridedBuffer):
+            return value
+        assert value.offset == 0 and value.dtype == value._base.dtype, "a reinterpreted buffer"
+        return value._base
+
+    options = {"warmup": False} | {name: plain(value) for name, value in kwargs.items()}
+    return entry.fn.run(*map(plain, args), **options), {}
+
+
+def _run_first(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    return tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].all_kwargs()})

@@ -1,0 +1,148 @@
+"""What is measured is kept in a folder of the user's alone, under a key that changes with everything that matters."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flagos_backend.devices.target import HOST, Target
+from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.opcode import Opcode, Precision
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels import tuning
+
+CHIP = Target("chip", vendor="maker")
+
+
+def dot(rows=4, precision=Precision.DEFAULT):
+    builder = Builder("dot")
+    operands = [builder.parameter(ArrayShape(ElementType.F32, dims)) for dims in ((rows, 5), (5, 6))]
+    attributes = DotAttributes((1,), (0,), precision=precision)
+    return builder.add(Opcode.DOT, operands, attributes, shape=ArrayShape(ElementType.F32, (rows, 6)))
+
+
+class Clock:
+    """The device's, which the kernels advance."""
+
+    now = 0.0
+
+
+class Event:
+    def __init__(self, enable_timing):
+        self.at = 0.0
+
+    def record(self):
+        self.at = Clock.now
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1e3
+
+
+@pytest.fixture
+def chip(monkeypatch, tmp_path):
+    """A device of host tensors; its name can be changed."""
+    module = SimpleNamespace(
+        name="chip one",
+        mem_get_info=lambda: (1 << 30, 1 << 30),
+        get_device_name=lambda: module.name,
+        current_device=lambda: 0,
+        synchronize=lambda: None,
+        Event=Event,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
+    monkeypatch.setattr(torch, "device", lambda kind, index=0: SimpleNamespace(type=kind))
+    monkeypatch.setattr(tuning, "_random", lambda shape, device: torch.zeros(shape.dims))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return module
+
+
+def kernels(calls):
+    def make(name, seconds):
+        def kernel(run, *operands):
+            calls.append(name)
+            Clock.now += seconds
+
+        return kernel
+
+    return {"slow": make("slow", 0.002), "quick": make("quick", 0.001)}
+
+
+def test_the_fastest_is_chosen_and_remembered(chip, tmp_path):
+    calls = []
+    first = tuning.fastest(dot(), CHIP, kernels(calls), 0.01)
+    assert first.name == "quick"
+    assert "against slow" in first.text
+    assert calls
+    calls.clear()
+    assert tuning.fastest(dot(), CHIP, kernels(calls), 0.01).name == "quick"
+    assert not calls
+    folder = tmp_path / "flagos" / "tuning"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (file,) = folder.iterdir()
+    assert json.loads(file.read_text()).keys() == {"slow", "quick"}
+
+
+def test_whatever_changes_the_order_changes_the_key(chip, tmp_path):
+    seconds = 0.001
+    tuning.fastest(dot(), CHIP, kernels([]), seconds)
+    tuning.fastest(dot(5), CHIP, kernels([]), seconds)
+    tuning.fastest(dot(precision=Precision.HIGHEST), CHIP, kernels([]), seconds)
+    tuning.fastest(dot(), Target("chip", vendor="other"), kernels([]), seconds)
+    tuning.fastest(dot(), CHIP, {**kernels([]), "third": kernels([])["quick"]}, seconds)
+    chip.name = "chip two"
+    tuning.fastest(dot(), CHIP, kernels([]), seconds)
+    assert len(list((tmp_path / "flagos" / "tuning").iterdir())) == 6
+
+
+def test_a_kernel_that_fails_is_no_candidate(chip):
+    def fails(run, *operands):
+        raise RuntimeError("not on this chip")
+
+    assert tuning.fastest(dot(), CHIP, {"fails": fails, **kernels([])}, 0.001).name == "quick"
+
+
+def test_when_all_fail_the_first_is_used_and_nothing_is_kept(chip, tmp_path):
+    def fails(run, *operands):
+        raise RuntimeError("not on this chip")
+
+    outcome = tuning.fastest(dot(), CHIP, {"one": fails, "two": fails}, 0.001)
+    assert outcome.name == "one"
+    assert "none could be measured" in outcome.text
+    assert not list((tmp_path / "flagos" / "tuning").iterdir())
+
+
+def test_a_damaged_file_is_measured_again(chip, tmp_path):
+    tuning.fastest(dot(), CHIP, kernels([]), 0.001)
+    (file,) = (tmp_path / "flagos" / "tuning").iterdir()
+    for damage in ("{", "[]", '{"quick": "fast"}', '{"other": 1.0}'):
+        file.write_text(damage)
+        calls = []
+        assert tuning.fastest(dot(), CHIP, kernels(calls), 0.001).name == "quick"
+        assert calls
+
+
+def test_a_folder_that_others_can_write_is_not_used(chip, tmp_path):
+    folder = tmp_path / "flagos" / "tuning"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert tuning.fastest(dot(), CHIP, kernels([]), 0.001).name == "quick"
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(("target", "seconds", "reason"), [(HOST, 1.0, "host"), (CHIP, 0.0, "AUTOTUNE_SECONDS is 0")])
+def test_nothing_to_measure_with(chip, target, seconds, reason):
+    calls = []
+    outcome = tuning.fastest(dot(), target, kernels(calls), seconds)
+    assert outcome.name == "slow"
+    assert reason in outcome.text
+    assert not calls
+
+
+def test_arrays_too_large_to_make_twice(chip):
+    chip.mem_get_info = lambda: (100, 100)
+    assert "too large" in tuning.fastest(dot(), CHIP, kernels([]), 1.0).text

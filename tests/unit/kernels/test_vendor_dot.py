@@ -1,0 +1,83 @@
+"""Products through ATen's matrix products: integers are exact modulo their width, floats as the reference has them."""
+
+import pytest
+import torch
+
+from flagos_backend.devices.target import HOST, Target
+from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.opcode import DotAlgorithm, Opcode, Precision
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference import registry
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.storage import from_bytes
+from flagos_backend.kernels.vendor import dot
+
+E = ElementType
+SIMULATED = Target("cpu", "simulated")
+INTEGERS = [E.S8, E.U8, E.S16, E.U16, E.S32, E.U32, E.S64, E.U64]
+
+
+def instruction(lhs, rhs, result, size=33, batch=False):
+    lead = (2,) if batch else ()
+    builder = Builder("dot")
+    operands = [builder.parameter(ArrayShape(e, (*lead, *d))) for e, d in ((lhs, (7, size)), (rhs, (size, 5)))]
+    n = len(lead)
+    attributes = DotAttributes((n + 1,), (n,), tuple(range(n)), tuple(range(n)))
+    return builder.add(Opcode.DOT, operands, attributes, shape=ArrayShape(result, (*lead, 7, 5)))
+
+
+def check(call, rng):
+    """Random bits, so that every product wraps around."""
+    operands = [from_bytes(rng.bytes(o.shape.num_bytes), o.shape) for o in call.operands]
+    (variant,) = dot.variants(call, SIMULATED)
+    assert torch.equal(variant.kernel(Run(), *operands), registry.prepare(call)(Run(), *operands))
+
+
+@pytest.mark.parametrize("element", INTEGERS, ids=lambda e: e.name)
+def test_integers(element, rng):
+    check(instruction(element, element, element), rng)
+    check(instruction(element, element, element, batch=True), rng)
+
+
+@pytest.mark.parametrize(("operand", "result"), [(E.S8, E.S32), (E.U8, E.S32), (E.S16, E.S64), (E.U32, E.U64)])
+def test_wider_results(operand, result, rng):
+    check(instruction(operand, operand, result), rng)
+
+
+@pytest.mark.parametrize(("lhs", "result"), [(E.F32, E.F32), (E.F64, E.F64), (E.BF16, E.F32), (E.F16, E.F32)])
+def test_floats(lhs, result, rng):
+    call = instruction(lhs, lhs, result, batch=True)
+    operands = [torch.from_numpy(rng.standard_normal(o.shape.dims)) for o in call.operands]
+    operands = [o.to(registry.prepare(call)(Run(), *operands).dtype) if lhs is result else o for o in operands]
+    narrow = {E.BF16: torch.bfloat16, E.F16: torch.float16}
+    operands = [o.to(narrow[lhs]) if lhs in narrow else o for o in operands]
+    (variant,) = dot.variants(call, SIMULATED)
+    expected = registry.prepare(call)(Run(), *operands)
+    torch.testing.assert_close(variant.kernel(Run(), *operands), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_what_it_lacks():
+    assert "no vendor" in dot.unsupported(instruction(E.F32, E.F32, E.F32), HOST)
+    assert "no product" in dot.unsupported(instruction(E.F8E4M3FN, E.F8E4M3FN, E.F32), SIMULATED)
+    assert "not exact" in dot.unsupported(instruction(E.S64, E.S64, E.S64, size=1 << 22), SIMULATED)
+
+
+@pytest.mark.parametrize(
+    ("precision", "algorithm", "allowed"),
+    [
+        (Precision.DEFAULT, DotAlgorithm.UNSET, True),
+        (Precision.HIGH, DotAlgorithm.UNSET, False),
+        (Precision.HIGHEST, DotAlgorithm.UNSET, False),
+        (Precision.DEFAULT, DotAlgorithm.F32_F32_F32, False),
+        (Precision.HIGHEST, DotAlgorithm.TF32_TF32_F32, True),
+    ],
+)
+def test_tensor_float(precision, algorithm, allowed):
+    """HLO's default precision allows TF32, as XLA does; the switch is put back."""
+    attributes = DotAttributes((1,), (0,), precision=precision, algorithm=algorithm)
+    assert dot.allows_tensor_float(attributes) is allowed
+    before = torch.backends.cuda.matmul.allow_tf32
+    with dot.tensor_float(not before):
+        assert torch.backends.cuda.matmul.allow_tf32 is not before
+    assert torch.backends.cuda.matmul.allow_tf32 is before
