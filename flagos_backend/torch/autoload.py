@@ -44,12 +44,10 @@ def enable(choice: str = "1") -> str:
     if choice == "auto" and (other := other_accelerator()):
         return f"the accelerator of this process is {other}; {DEVICE_VARIABLE}=1 makes it flagos"
 
-    from flagos_backend.torch import verdict
+    from flagos_backend.torch.device import registration, verdict
 
     if not verdict.accepted():
         return "no backend is accepted; see `flagos doctor`"
-
-    from flagos_backend.torch.device import registration
 
     registration.register()
     return ""

@@ -20,7 +20,7 @@ class NoInnerDevice(FlagosBackendError, RuntimeError):
     )
 
 
-class DeviceNotEnabled(FlagosBackendError, RuntimeError):
+class BufferRefused(FlagosBackendError, RuntimeError):
     number = 663
-    code = StatusCode.FAILED_PRECONDITION
-    template = "PyTorch's device flagos is not enabled: {reason}. At {place}. {cure}"
+    code = StatusCode.INVALID_ARGUMENT
+    template = "A tensor and a buffer cannot share {fact}. At flagos_backend.torch.device.buffers. {cure}"

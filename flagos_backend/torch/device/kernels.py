@@ -19,6 +19,7 @@ from flagos_backend.torch.device.operators import (
     copies,
     dropout,
     factories,
+    pinning,
     recurrent,
     refusals,
     resizing,
@@ -168,8 +169,8 @@ def above_autograd() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 def of_the_host() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Names and functions of operators on tensors of the host that ask for the accelerator."""
-    yield "is_pinned", copies.is_pinned
-    yield "_pin_memory", copies.pin_memory
+    yield "is_pinned", pinning.is_pinned
+    yield "_pin_memory", pinning.pin_memory
 
 
 def fallbacks() -> Iterator[tuple[str, Callable[..., Any]]]:

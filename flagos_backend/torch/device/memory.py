@@ -17,6 +17,8 @@ def wrap(inner: torch.Tensor, *, counted: bool = True) -> torch.Tensor:
 
     ``counted``: whether the memory counts as allocated on the device.
     """
+    if not torch.flagos.is_initialized():
+        torch.flagos.init()
     return _native.wrap(inner.resolve_conj().resolve_neg(), counted)
 
 

@@ -10,15 +10,41 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from flagos_backend.torch.device.generator import Generator
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.memory import DEVICE_TYPE, unwrap
 
 
 def install() -> None:
     """Once, when the device is registered. Nothing changes for tensors of other devices."""
     torch.serialization.register_package(5, _location_tag, _deserialize)
+    torch.Tensor.__dlpack_device__ = _of_inner(torch.Tensor.__dlpack_device__)  # type: ignore[method-assign]
+    torch.Tensor.__dlpack__ = _of_inner(torch.Tensor.__dlpack__)  # type: ignore[method-assign]
     torch.Generator = Generator  # type: ignore[misc]
     torch.nn.Module._apply = _keeping_parameters(torch.nn.Module._apply)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = staticmethod(_new_storage(torch.UntypedStorage.__new__))  # type: ignore[method-assign]
+
+
+def _of_inner(original: Any) -> Any:
+    """DLPack's protocol: other libraries know the device's memory as the inner device's, which it is."""
+
+    @functools.wraps(original)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not _is_here(self):
+            return _as_host_memory(self, original(self, *args, **kwargs))
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        return original(unwrap(self), *args, **kwargs)
+
+    return method
+
+
+def _as_host_memory(tensor: torch.Tensor, result: Any) -> Any:
+    """DLPack's device of memory that is pinned for this device is not CUDA's."""
+    devices = torch.utils.dlpack.DLDeviceType
+    if isinstance(result, tuple) and result[0] == devices.kDLCUDAHost:
+        from flagos_backend.torch.device.operators.pinning import is_marked
+
+        return (devices.kDLCPU, 0) if is_marked(tensor) else result
+    return result
 
 
 def _keeping_parameters(original: Any) -> Any:
@@ -73,7 +99,7 @@ def _replacement(
     place: str, parameter: torch.nn.Parameter, moved: torch.nn.Parameter, reason: Exception
 ) -> torch.nn.Parameter:
     """What replaces a parameter: the same in all modules that share it."""
-    known = _replaced.get(parameter)
+    known = _replaced.get(parameter)  # type: ignore[no-untyped-call]
     if isinstance(known, torch.nn.Parameter) and (known.device, known.dtype) == (moved.device, moved.dtype):
         return known
     _replaced[parameter] = moved

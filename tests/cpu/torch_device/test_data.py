@@ -28,5 +28,7 @@ def test_data_on_the_device(device: torch.device) -> None:
 def test_pinned_memory(device: torch.device) -> None:
     torch.ones(1, device=device)
     pinned = torch.ones(3).pin_memory()
-    assert pinned.is_pinned() and not torch.ones(3, device=device).is_pinned()
+    assert pinned.is_pinned() and pinned[1:].is_pinned() and not torch.ones(3).is_pinned()
+    assert int(pinned.__dlpack_device__()[0]) == 1
+    assert not torch.ones(3, device=device).is_pinned()
     assert pinned.to(device, non_blocking=True).tolist() == [1.0] * 3

@@ -1,0 +1,138 @@
+"""`import torch` in processes of their own: what makes the device known, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+
+def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def printed(code: str, **variables: str) -> str:
+    done = run(code, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+#: Autoloads as an installed package does; the source tree announces no entry point.
+IMPORT = """
+    import importlib.metadata as metadata
+    import sys
+    names = {e.name for e in metadata.entry_points(group="torch.backends")}
+    import torch
+    if "flagos" not in names and torch._is_device_backend_autoload_enabled():
+        from flagos_backend.torch.autoload import autoload
+        autoload()
+"""
+
+
+def test_importing_torch_is_enough() -> None:
+    assert printed(IMPORT + "    print(torch.ones(2, device='flagos').sum().item())") == "2.0"
+
+
+def test_ours_may_come_first() -> None:
+    code = "    import flagos_backend.torch.device.registration\n" + IMPORT
+    assert printed(code + "    print(torch.ones(2, device='flagos').device)") == "flagos:0"
+
+
+def test_it_can_be_switched_off() -> None:
+    name = "    print(torch._C._get_privateuse1_backend_name(), hasattr(torch, 'flagos'))"
+    assert printed(IMPORT + name, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "privateuseone False"
+    assert printed(IMPORT + name, FLAGOS_TORCH_DEVICE="0") == "privateuseone False"
+    enabled = "    from flagos_backend.torch.autoload import enable\n    print(enable() or torch.ones(1).flagos())"
+    assert printed(IMPORT + enabled, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "tensor([1.], device='flagos:0')"
+
+
+def test_a_refused_backend_leaves_torch_alone(tmp_path: Path) -> None:
+    manifest = tmp_path / "bad.json"
+    manifest.write_text("{")
+    code = IMPORT + "    print(torch._C._get_privateuse1_backend_name(), torch.ones(2).sum().item())"
+    for _ in range(2):  # found out, and remembered
+        assert printed(code, FLAGOS_DRIVER_FILES=str(manifest)) == "privateuseone 2.0"
+
+
+def test_an_exception_of_ours_is_one_warning() -> None:
+    code = """
+    import sys
+    sys.modules["flagos_backend.torch.device.verdict"] = None
+    """
+    done = run(code + IMPORT + "    print(torch.ones(2).sum().item())")
+    assert (done.returncode, done.stdout.strip()) == (0, "2.0")
+    lines = [line for line in done.stderr.splitlines() if "flagos" in line]
+    assert len(lines) == 1 and lines[0].startswith("PyTorch starts without the device flagos: ")
+
+
+def test_another_extension_has_the_place() -> None:
+    code = """
+    import torch
+    import types
+    torch.utils.rename_privateuse1_backend("other")
+    torch._register_device_module("other", types.SimpleNamespace(is_available=lambda: False))
+    from flagos_backend.torch.autoload import autoload
+    autoload()
+    print(torch._C._get_privateuse1_backend_name())
+    print(torch.compile(lambda x: x + 1, backend="flagos")(torch.ones(2)).tolist())
+    """
+    done = run(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.stdout.split("\n")[:2] == ["other", "[2.0, 2.0]"], done.stderr
+    assert "the extension of device 'other' has PyTorch's one place" in done.stderr
+
+
+#: What a program that does not use the device can see of PyTorch.
+PROBE = """
+    import warnings
+    from torch.utils.data import DataLoader
+    warnings.simplefilter("ignore")
+
+    def outcome(question):
+        try:
+            return str(question())
+        except RuntimeError:
+            return "RuntimeError"
+
+    accelerator = torch.accelerator
+    questions = [
+        accelerator.current_accelerator, accelerator.is_available, accelerator.device_count, accelerator.synchronize,
+        accelerator.memory_allocated, accelerator.current_device_index, torch._C._get_accelerator,
+        lambda: torch.ones(2).pin_memory(), lambda: torch.ones(2).is_pinned(), lambda: torch.empty(2, pin_memory=True),
+        lambda: next(iter(DataLoader(torch.ones(4), batch_size=2, pin_memory=True))), torch.get_device_module,
+        lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).shape,
+        lambda: torch.autocast("cpu").fast_dtype, lambda: torch.amp.GradScaler("cpu").is_enabled(),
+        lambda: torch.Generator().device, lambda: torch.ones(2).__dlpack_device__(), lambda: type(torch.Generator()),
+        lambda: torch.nn.Linear(2, 2).to(torch.float64).weight.dtype, lambda: torch.UntypedStorage(3).nbytes(),
+        lambda: torch.utils.checkpoint.checkpoint(torch.sin, torch.ones(1), use_reentrant=False).shape,
+        lambda: torch.manual_seed(3).initial_seed(), lambda: torch.rand(2).tolist(),
+    ]
+    for question in questions:
+        print(outcome(question))
+    sys.exit(hasattr(torch, "flagos") and torch.flagos.is_initialized())
+"""
+
+
+def test_who_does_not_use_the_device_finds_torch_as_it_was() -> None:
+    assert printed(IMPORT + PROBE) == printed(IMPORT + PROBE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def test_a_machine_with_another_accelerator_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+    import torch
+    from flagos_backend.torch import autoload
+    torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+    torch.cuda.device_count = lambda: 1
+    print(autoload.enable("auto"))
+    print(torch._C._get_privateuse1_backend_name())
+    """
+    assert printed(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split("\n") == [
+        "the accelerator of this process is cuda; FLAGOS_TORCH_DEVICE=1 makes it flagos",
+        "privateuseone",
+    ]
