@@ -62,6 +62,16 @@ struct Loop {
   size_t lane_bytes = 0;  // what one thread needs for its tiles
 };
 
+// A loop over a single point. A cell of 8 bytes stands for each register.
+struct ScalarLoop {
+  struct Move {
+    int64_t slot, byte_offset, cell, bytes;
+  };
+  std::vector<int64_t> cells;  // what they hold in the beginning: constants
+  std::vector<Move> loads, stores;
+  std::vector<Loop::Step> steps;
+};
+
 // A library call that the host of the program makes: buffers in, buffers out.
 struct Call {
   int64_t number;
@@ -147,7 +157,7 @@ class NativeProgram {
  private:
   friend class Parser;
   friend class Runner;
-  using Step = std::variant<Loop, MatrixProduct, Call, BlockCopy, While, Conditional>;
+  using Step = std::variant<Loop, ScalarLoop, MatrixProduct, Call, BlockCopy, While, Conditional>;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

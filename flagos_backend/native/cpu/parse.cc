@@ -172,10 +172,16 @@ class Parser {
 
   void ParseStep(NativeProgram& program) {
     switch (Word()) {
-      case kLoopItem:
-        program.steps_.emplace_back(ParseLoop());
-        program.work_ += std::get<Loop>(program.steps_.back()).work;
+      case kLoopItem: {
+        Loop loop = ParseLoop();
+        program.work_ += loop.work;
+        if (IsScalar(loop)) {
+          program.steps_.emplace_back(MakeScalarLoop(loop));
+        } else {
+          program.steps_.emplace_back(std::move(loop));
+        }
         return;
+      }
       case kProductItem: {
         const MatrixProduct p = ParseProduct();
         program.work_ += Times(Times(p.num_matrices, p.m), Times(p.n, p.k));
@@ -363,6 +369,8 @@ class Parser {
     }
     Require(bytes > 0, "a loop without registers");
     loop.tile = std::clamp(kTileBytes / bytes / 64 * 64, kMinTile, kMaxTile);
+    // A tile never crosses the last dimension, and what is longer than it is filled for nothing.
+    loop.tile = std::min(loop.tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
     ParseSources(loop);
     ParseSteps(loop);
     ParseEnds(loop);
