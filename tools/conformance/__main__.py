@@ -21,7 +21,7 @@ def main() -> None:
         command.add_argument("--timeout", type=float, default=120.0, help="seconds before a test counts as hung")
     for name in ("harnesses", "jax-tests"):
         commands.choices[name].add_argument("--platform", default="flagos")
-    for name in ("harnesses", "opinfo"):
+    for name in ("harnesses", "jax-tests", "opinfo"):
         commands.choices[name].add_argument("--stride", type=int, default=1, help="each n-th test only")
         commands.choices[name].add_argument("--offset", type=int, default=0, help="where a stride begins")
     for name in ("jax-tests", "torch-tests"):
@@ -45,7 +45,8 @@ def main() -> None:
             chosen = {"stride": arguments.stride, "offset": arguments.offset}
             harnesses.run(arguments.platform, arguments.out, **chosen, **common)
         case "jax-tests":
-            jax_tests.run(arguments.platform, arguments.out, arguments.checkout, arguments.files, **common)
+            chosen = {"stride": arguments.stride, "offset": arguments.offset}
+            jax_tests.run(arguments.platform, arguments.out, arguments.checkout, arguments.files, **chosen, **common)
         case "opinfo":
             chosen = {"stride": arguments.stride, "offset": arguments.offset, "samples": arguments.samples}
             opinfo.run(arguments.mode, arguments.out, **chosen, **common)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from tools.conformance.pytest_files import Peer, Side, run_files
+from tools.conformance.pytest_files import OFFSET, STRIDE, Peer, Side, run_files
 from tools.conformance.results import ResultFile
 
 # What is not about another vendor's hardware or a build system.
@@ -104,14 +105,26 @@ FILES = (
 
 
 def run(
-    platform: str, out: Path, checkout: Path, files: list[str] | None, *, only: str, resume: bool, timeout: float
+    platform: str,
+    out: Path,
+    checkout: Path,
+    files: list[str] | None,
+    *,
+    only: str,
+    stride: int,
+    offset: int,
+    resume: bool,
+    timeout: float,
 ) -> ResultFile:
-    """Records of ``files`` on ``platform``; tests that JAX's CPU fails too are not applicable."""
+    """Records of each ``stride``-th test of ``files`` on ``platform``, from number ``offset`` on; tests that JAX's CPU
+    fails too are not applicable."""
     results = ResultFile(out, "jax tests", platform, resume=resume)
     names = files or [f for f in FILES if (checkout / "tests" / f).exists()]
     paths = [checkout / "tests" / name for name in names]
     peer = Peer("JAX's CPU", _side("cpu")) if platform != "cpu" else None
-    return run_files(results, paths, _side(platform), peer, only=only, timeout=timeout)
+    ours = _side(platform)
+    ours = replace(ours, environment={**ours.environment, STRIDE: str(stride), OFFSET: str(offset)})
+    return run_files(results, paths, ours, peer, only=only, timeout=timeout)
 
 
 def _side(platform: str) -> Side:

@@ -16,6 +16,8 @@ import pytest
 
 from tools.conformance.results import Record, ResultFile, Status
 
+# Variables of a Side: each STRIDE-th test only, from number OFFSET on.
+STRIDE, OFFSET = "FLAGOS_CONFORMANCE_STRIDE", "FLAGOS_CONFORMANCE_OFFSET"
 _MAX_RESTARTS = 50
 _REGULAR_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -74,7 +76,8 @@ def _run_file(
             process = _start(path, side, only, folder)
             code, hung = _wait(process, log, timeout)
             current = None
-            for line in log.read_text().splitlines():
+            lines = log.read_text().splitlines()
+            for line in lines:
                 entry = json.loads(line)
                 if "status" in entry:
                     records[entry["name"]] = Record(group=path.name, **{**entry, "status": Status(entry["status"])})
@@ -86,7 +89,7 @@ def _run_file(
             status = Status.HUNG if hung else Status.CRASHED
             name = current or f"{path.name}::between tests"
             records[name] = Record(name, path.name, status, f"pytest ended with {code}")
-            if current is None and code > 0:  # it did not come to the tests: an import failed
+            if not lines:  # it did not come to the tests: an import failed or hung
                 break
     return records
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.conformance.pytest_files import OFFSET, STRIDE
+
 _FOLDER = Path(os.environ["FLAGOS_CONFORMANCE_FOLDER"])
 
 
@@ -22,8 +24,12 @@ def _write(entry: dict[str, object]) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seen = set((_FOLDER / "seen").read_text().splitlines())
-    chosen = set((_FOLDER / "chosen").read_text().splitlines()) if (_FOLDER / "chosen").exists() else None
-    items[:] = [item for item in items if item.nodeid not in seen and (chosen is None or item.nodeid in chosen)]
+    if (_FOLDER / "chosen").exists():
+        chosen = set((_FOLDER / "chosen").read_text().splitlines())
+        items[:] = [item for item in items if item.nodeid in chosen]
+    else:
+        items[:] = items[int(os.environ.get(OFFSET, "0")) :: int(os.environ.get(STRIDE, "1"))]
+    items[:] = [item for item in items if item.nodeid not in seen]
     _count_as_cpu()
 
 

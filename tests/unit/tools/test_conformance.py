@@ -57,8 +57,9 @@ def test_is_skipped(): pytest.skip("for a reason")
 
 
 def test_files_run_to_their_end_and_count_what_the_cpu_passes(checkout: Path, tmp_path: Path) -> None:
+    files = ["fates_test.py", "import_test.py"]
     results = jax_tests.run(
-        "other", tmp_path / "out", checkout, ["fates_test.py", "import_test.py"], only="", resume=False, timeout=3
+        "other", tmp_path / "out", checkout, files, stride=1, offset=0, only="", resume=False, timeout=8
     )
     assert {name.rpartition("::")[2]: r.status for name, r in results.records.items()} == {
         "test_passes": Status.PASSED,
@@ -70,6 +71,13 @@ def test_files_run_to_their_end_and_count_what_the_cpu_passes(checkout: Path, tm
         "test_is_skipped": Status.SKIPPED,
         "between tests": Status.NOT_APPLICABLE,
     }
+
+
+def test_a_stride_takes_some_of_the_tests(checkout: Path, tmp_path: Path) -> None:
+    results = jax_tests.run(
+        "cpu", tmp_path / "out", checkout, ["fates_test.py"], stride=4, offset=2, only="", resume=False, timeout=60
+    )
+    assert {name.rpartition("::")[2] for name in results.records} == {"test_passes_later", "test_is_skipped"}
 
 
 def test_tests_for_the_cpu_run_on_the_platform(tmp_path: Path) -> None:
@@ -86,7 +94,8 @@ class Tags(absltest.TestCase):
     @test_util.run_on_devices("tpu")
     def test_for_another(self): pass
 """)
-    results = jax_tests.run("other", tmp_path / "out", tmp_path, ["tags_test.py"], only="", resume=False, timeout=60)
+    options = {"only": "", "resume": False, "timeout": 60.0}
+    results = jax_tests.run("other", tmp_path / "out", tmp_path, ["tags_test.py"], stride=1, offset=0, **options)
     assert {name.rpartition("::")[2]: r.status for name, r in results.records.items()} == {
         "test_for_the_cpu": Status.PASSED,
         "test_for_another": Status.SKIPPED,
