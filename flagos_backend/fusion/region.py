@@ -7,7 +7,7 @@ index maps, and stores results. A fold reduces some dimensions, and its value ma
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import ComparisonOrder, Opcode
@@ -78,13 +78,13 @@ class Index:
 class Apply:
     """``opcode`` on scalars. ``element_type`` is the result's; for a comparison ``detail`` is its direction.
 
-    Compared by identity, because a DAG compared as a tree can take exponential time: whoever builds a region makes each
-    distinct expression once.
+    Compared by identity, because a DAG compared (or printed) as a tree can take exponential time: whoever builds a
+    region makes each distinct expression once.
     """
 
     element_type: ElementType
     opcode: Opcode
-    operands: tuple[Expression, ...]
+    operands: tuple[Expression, ...] = field(repr=False)
     detail: str = ""
     order: ComparisonOrder = ComparisonOrder.PARTIAL
 
@@ -98,8 +98,8 @@ class Fold:
 
     element_type: ElementType
     combine: Opcode
-    value: Expression
-    initial: Expression
+    value: Expression = field(repr=False)
+    initial: Expression = field(repr=False)
     dims: tuple[int, ...]
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 
 from flagos_backend.codegen.triton import RegionKernel, prepare
+from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule
@@ -15,21 +17,20 @@ from flagos_backend.fusion.region import Region
 from flagos_backend.ir.attributes import ConstantAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.ir.types import ArrayShape, ElementType, Shape
+from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.registry import prepare as prepare_reference
 from flagos_backend.kernels.reference.storage import dtype_of, from_bytes
 
 # Few multiprocessors, so that small arrays already go to several programs and through split folds.
-SIMULATED = Target("cpu", vendor="simulated", architecture="host", multiprocessors=4)
+SIMULATED = Target("cpu", vendor="simulated", architecture="host", multiprocessors=4, shared_memory_bytes=1 << 16)
 
 
+@functools.cache
 def target() -> Target:
     """The accelerator of this machine, else the simulated one."""
-    if not torch.cuda.is_available():
-        return SIMULATED
-    properties = torch.cuda.get_device_properties(0)
-    return Target("cuda", "nvidia", f"sm_{properties.major}{properties.minor}", properties.multi_processor_count)
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return SIMULATED if found is None else TorchAccelerator(found.type, 0).target
 
 
 def to_storage(array: np.ndarray, element_type: ElementType) -> torch.Tensor:
@@ -62,6 +63,23 @@ def run(
                     )
             kernel([memory[i] for i in kernel.inputs], [memory[o] for o in kernel.outputs])
         else:
-            operands = [memory[schedule.buffers[o]].reshape(o.shape.dims) for o in flat.operands(item)]
-            memory[item] = prepare_reference(item)(Run(), *operands).contiguous()
+            operands = iter([memory[schedule.buffers[o]].reshape(o.shape.dims).cpu() for o in flat.operands(item)])
+            result = prepare_reference(item)(Run(), *(_packed(o.shape, operands) for o in item.operands))
+            for leaf, value in zip(flat.leaves_of[item], _leaves(result), strict=True):
+                memory[leaf] = value.contiguous().to(device)
     return [memory[schedule.buffers[o]].reshape(o.shape.dims) for o in flat.outputs]
+
+
+def _packed(shape: Shape, values: Iterator[torch.Tensor]) -> Value:
+    """The value of ``shape`` that the next of ``values`` make up."""
+    if isinstance(shape, ArrayShape):
+        return next(values)
+    return tuple(_packed(element, values) for element in shape.elements)
+
+
+def _leaves(value: Value) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for element in value:
+            yield from _leaves(element)

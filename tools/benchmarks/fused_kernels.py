@@ -118,7 +118,7 @@ CASES = (
 
 
 def hlo_of(function: Callable[..., object], arguments: Sequence[jax.ShapeDtypeStruct]) -> bytes:
-    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("generic",))
+    lowered = jax.jit(function, keep_unused=True).trace(*arguments).lower(lowering_platforms=("generic",))
     bytecode = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(bytecode)
     converted = _jax.mlir.mlir_module_to_xla_computation(bytecode.getvalue(), use_tuple_args=False, return_tuple=False)

@@ -27,8 +27,21 @@ def as_bf16(x):
 def as_bf16_by_bits(x):
     """As as_bf16, where a conversion may cut off instead of rounding to nearest even."""
     b = x.to(tl.uint32, bitcast=True)
-    nearest = (b + 0x7FFF + ((b >> 16) & 1)) & 0xFFFF0000
-    return tl.where(x != x, x, nearest.to(tl.float32, bitcast=True))
+    nearest = b + 0x7FFF + ((b >> 16) & 1)
+    rounded = tl.where(x != x, b | 0x400000, nearest) & 0xFFFF0000
+    return rounded.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bf16_bits_as_f32(b):
+    """Of uint16."""
+    return (b.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def f32_as_bf16_bits(x):
+    """To uint16, of a float32 that bfloat16 holds."""
+    return (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
 
 
 @triton.jit

@@ -21,9 +21,12 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.storage import dtype_of
 
-# Makers whose device library Triton binds, and who let the compiler be told not to contract products with sums.
-_WITH_LIBDEVICE = frozenset({"nvidia", "amd"})
-_UNFUSED = {"enable_fp_fusion": False}
+# Makers whose device library Triton binds, and what their compilers must be told so that each operation rounds itself
+# and subnormal numbers stay what they are.
+_WITH_LIBDEVICE: dict[str, dict[str, Any]] = {
+    "amd": {"enable_fp_fusion": False},
+    "nvidia": {"enable_fp_fusion": False, "enable_reflect_ftz": False},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class RegionKernel:
     16 bytes. Compiles at the first call, which any thread may make. Raises KernelBuildFailed and KernelLaunchFailed.
     """
 
-    region: Region
+    region: Region = field(repr=False)
     inputs: tuple[Instruction, ...]
     outputs: tuple[Instruction, ...]
     source: str = field(repr=False)
@@ -52,8 +55,8 @@ class RegionKernel:
     workspaces: tuple[ArrayShape, ...]
     options: dict[str, Any]
     text: str
-    _functions: list[Callable[..., Any]] = field(default_factory=list, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _functions: list[Callable[..., Any]] = field(default_factory=list, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         functions = self._functions or self._build()
@@ -109,7 +112,7 @@ def prepare(region: Region, target: Target) -> RegionKernel:
         kernels.add_halves(region, tiling, halves, target)
     text = describe(region, tiling)
     workspaces = tuple(_array(buffer) for buffer in halves.buffers.values()) if halves else ()
-    options = _UNFUSED if target.vendor in _WITH_LIBDEVICE else {}
+    options = _WITH_LIBDEVICE.get(target.vendor, {})
     source = _head(dialect, text) + "\n\n".join(["", *kernels.functions])
     return RegionKernel(region, inputs, outputs, source, tuple(kernels.launches), workspaces, options, text)
 
@@ -167,8 +170,14 @@ def _as_pointer(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.int64) if tensor.is_complex() else tensor
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _reason(error: BaseException) -> str:
+    """What happened, down to the first cause: a compiler's message names only the line."""
+    causes = []
+    cause: BaseException | None = error
+    while cause is not None:
+        causes.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return "; because ".join(causes)
 
 
 __all__ = ["Launch", "RegionKernel", "prepare"]

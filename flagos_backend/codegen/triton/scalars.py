@@ -45,8 +45,10 @@ _HALF = {E.F16: "tl.float16", E.BF16: "tl.bfloat16"}
 _AS_STORED = {E.U16: "tl.int16", E.U32: "tl.int32", E.U64: "tl.int64"}
 
 
-def from_memory(text: str, element_type: ElementType) -> str:
+def from_memory(text: str, element_type: ElementType, dialect: Dialect) -> str:
     """The loaded ``text`` as the type is held."""
+    if element_type is E.BF16 and dialect is Dialect.PLAIN:
+        return f"fm.bf16_bits_as_f32({text}.to(tl.uint16, bitcast=True))"
     if element_type in _HALF:
         return f"{text}.to(tl.float32)"
     if element_type in _AS_STORED:
@@ -54,8 +56,10 @@ def from_memory(text: str, element_type: ElementType) -> str:
     return text
 
 
-def to_memory(text: str, element_type: ElementType) -> str:
+def to_memory(text: str, element_type: ElementType, dialect: Dialect) -> str:
     """The inverse of from_memory."""
+    if element_type is E.BF16 and dialect is Dialect.PLAIN:
+        return f"fm.f32_as_bf16_bits({text}).to(tl.bfloat16, bitcast=True)"
     if element_type in _HALF:
         return f"{text}.to({_HALF[element_type]})"
     if element_type in _AS_STORED:
@@ -267,7 +271,7 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
     if opcode is O.CONVERT:
         return convert(operands[0], source, element_type, dialect)
     if opcode is O.BITCAST_CONVERT:
-        return _bitcast(operands[0], source, element_type)
+        return _bitcast(operands[0], source, element_type, dialect)
     if opcode is O.COMPARE:
         return _compare(expression, operands, source)
     if opcode is O.IS_FINITE:
@@ -312,13 +316,14 @@ def convert(text: str, source: ElementType, target: ElementType, dialect: Dialec
     return rounded(text, target, dialect)
 
 
-def _bitcast(text: str, source: ElementType, target: ElementType) -> str:
+def _bitcast(text: str, source: ElementType, target: ElementType, dialect: Dialect) -> str:
+    """Between types of one width, by way of what lies in memory."""
     if source is target:
         return text
-    held = HELD[target] if target not in _HALF else _HALF[target]
-    bits = f"{text}.to({_HALF[source]})" if source in _HALF else text
-    cast = f"{bits}.to({held}, bitcast=True)"
-    return f"{cast}.to(tl.float32)" if target in _HALF else cast
+    stored = {E.F16: "tl.float16", E.BF16: "tl.bfloat16"}.get(target, HELD[target])
+    bits = to_memory(text, source, dialect) if source in _HALF else text
+    cast = f"{bits}.to({stored}, bitcast=True)"
+    return from_memory(cast, target, dialect) if target in _HALF else cast
 
 
 # ---- Folds

@@ -17,13 +17,18 @@ from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index,
 # Elements of a block: enough bytes in flight for the memory, few enough values for the registers.
 _FLAT_BLOCK = 1024
 _TILE = 4096
+# What a program reads of a long row at a time, and how many such steps are unrolled into one.
+_ROW_STEP = 8192
+_ROW_UNROLL = 2
 _SQUARE = 64
 # A row up to this long is one block, whose values stay in registers for every fold over it.
 MAX_ROW = 16384
 _ELEMENTS_PER_LANE = 16
 _WARPS = (1, 2, 4, 8, 16, 32)
-# What a column fold reads of one row at a time, at least: the memory's transfers are no shorter.
-_COLUMN_BYTES = 256
+# What a column fold reads of one row at a time: one transfer of the memory.
+_COLUMN_BYTES = 128
+# How many rows ahead a program that walks whole rows loads, where the memory on chip holds them.
+_ROW_STAGES = 3
 
 
 class Loop(enum.Enum):
@@ -62,12 +67,15 @@ class Axis:
 class Tiling:
     """``axes``: one or two. ``loop``: the axis walked inside a program; the others, and ``parts`` runs of ``chunk``
     blocks of the loop's axis, are spread over the grid. With several parts the folds over the loop's axis leave a
-    partial result for each, which a second kernel folds."""
+    partial result for each, which a second kernel folds. ``stages``: how many steps of the loop are loaded ahead;
+    ``unroll``: how many are compiled as one."""
 
     axes: tuple[Axis, ...]
     warps: int
     loop: Loop = Loop.NONE
     parts: int = 1
+    stages: int = 1
+    unroll: int = 1
 
     @property
     def looped(self) -> Axis | None:
@@ -208,9 +216,10 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
             together //= 2
         axes = _axis(region, "x", kept, together), _axis(region, "r", folded, block)
         return Tiling(axes, _warps(together * block))
-    axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(_TILE, block))
+    axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(_ROW_STEP, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
-    return Tiling(axes, _warps(_TILE), Loop.SECOND, parts)
+    unroll = _ROW_UNROLL if parts == 1 and axes[1].blocks > 1 else 1
+    return Tiling(axes, _warps(axes[1].block), Loop.SECOND, parts, unroll=unroll)
 
 
 def _columns(region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool) -> Tiling:
@@ -231,8 +240,12 @@ def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int
     width = power_of_two(prod(region.dims[d] for d in rows))
     height = min(max(_TILE // 2 // width, 1), power_of_two(prod(region.dims[d] for d in columns)))
     axes = _axis(region, "x", columns, height), _axis(region, "r", rows, width)
-    parts = min(4 * target.multiprocessors, axes[0].blocks)
-    return Tiling(axes, _warps(width * height), Loop.FIRST, parts)
+    parts = min(2 * target.multiprocessors, axes[0].blocks)
+    loads = {e for e in region.expressions() if isinstance(e, Load) and any(e.index.coefficients[d] for d in columns)}
+    step = sum(e.element_type.bytes * width * height for e in loads)
+    # Two programs share a multiprocessor's memory.
+    stages = min(_ROW_STAGES, target.shared_memory_bytes // 2 // max(step, 1))
+    return Tiling(axes, _warps(width * height, 2 * _ELEMENTS_PER_LANE), Loop.FIRST, parts, stages=max(stages, 1))
 
 
 def supports(region: Region) -> bool:

@@ -248,7 +248,13 @@ class _Writer:
             chunk = self.tiling.chunk
             first = self._let(f"part * {chunk}")
             stop = self._let(f"tl.minimum({first} + {chunk}, {axis.size})")
-        self._line(f"for start in range({first}, {stop}, {axis.block}):")
+        bounds = f"{first}, {stop}, {axis.block}"
+        if self.tiling.stages > 1:
+            self._line(f"for start in tl.range({bounds}, num_stages={self.tiling.stages}):")
+        elif self.tiling.unroll > 1:
+            self._line(f"for start in tl.range({bounds}, loop_unroll_factor={self.tiling.unroll}):")
+        else:
+            self._line(f"for start in range({bounds}):")
         self.indent = "        "
         self._write_axis(axis, "start + ")
 
@@ -269,7 +275,7 @@ class _Writer:
             mask = self._mask(self._axes_of(expression.index))
             position = self._position(expression.index)
             text = f"tl.load({self.names[expression.source]} + ({position}){', ' + mask if mask else ''})"
-            return self._let(scalars.from_memory(text, expression.element_type))
+            return self._let(scalars.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):
             return self._whole_fold(expression)
         operands = [self.values[operand] for operand in expression.operands]
@@ -278,7 +284,7 @@ class _Writer:
     def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
         axes = self._axes_of(index)
         mask, position = self._mask(axes), self._position(index)
-        text = scalars.to_memory(self.values[value], value.element_type)
+        text = scalars.to_memory(self.values[value], value.element_type, self.dialect)
         varying = [axis for axis in self.tiling.axes if axis.name in axes]
         if len(varying) > len(self.depends[value]):
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"

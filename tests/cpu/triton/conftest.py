@@ -6,5 +6,5 @@ import os
 
 import torch
 
-if not torch.cuda.is_available():
+if not torch.accelerator.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported

@@ -59,7 +59,7 @@ def test_a_kernel_that_does_not_compile_names_kernel_and_file() -> None:
     kernel = sum_of_two()
     broken = dataclasses.replace(kernel, source=kernel.source.replace("tl.load", "tl.no_such_thing"))
     x = torch.ones(100, device=kernels.target().device_type)
-    with pytest.raises(KernelLaunchFailed, match=r"add\.1 over 100.*no_such_thing"):
+    with pytest.raises(KernelLaunchFailed, match=r"(?s)add\.1 over 100.*no_such_thing"):
         broken([x, x], [torch.empty_like(x)])
 
 
