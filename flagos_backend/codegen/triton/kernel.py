@@ -55,6 +55,7 @@ class RegionKernel:
     workspaces: tuple[ArrayShape, ...]
     options: dict[str, Any]
     text: str
+    walks: int
     _functions: list[Callable[..., Any]] = field(default_factory=list, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -74,10 +75,10 @@ class RegionKernel:
 
     def may_overwrite(self, output: Instruction, source: Instruction) -> bool:
         """Whether ``output`` may lie where ``source`` does: each of its elements is read only at the point that then
-        writes it, by the program that does."""
+        writes it, by the program that does, once."""
         loads = [e for e in self.region.expressions() if isinstance(e, Load) and e.source is source]
         stores = [s for s in self.region.stores if s.target is output]
-        if self.workspaces or len(stores) != 1 or not loads:
+        if self.workspaces or self.walks > 1 or len(stores) != 1 or not loads:
             return False
         (store,) = stores
         same_width = {e.element_type.bytes for e in loads} == {store.value.element_type.bytes}
@@ -114,7 +115,8 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     workspaces = tuple(_array(buffer) for buffer in halves.buffers.values()) if halves else ()
     options = _WITH_LIBDEVICE.get(target.vendor, {})
     source = _head(dialect, text) + "\n\n".join(["", *kernels.functions])
-    return RegionKernel(region, inputs, outputs, source, tuple(kernels.launches), workspaces, options, text)
+    launches = tuple(kernels.launches)
+    return RegionKernel(region, inputs, outputs, source, launches, workspaces, options, text, kernels.walks)
 
 
 class _Kernels:
@@ -124,13 +126,16 @@ class _Kernels:
         self.dialect, self.names, self.numbers = dialect, names, numbers
         self.functions: list[str] = []
         self.launches: list[Launch] = []
+        self.walks = 0
 
     def add(self, name: str, region: Region, tiling: Tiling, halves: Split | None = None) -> None:
         buffers = [e.source for e in region.expressions() if isinstance(e, Load)]
         buffers += [store.target for store in region.stores]
         used = {buffer: self.names[buffer] for buffer in buffers}
         partials = {f: Partial(b.name, partial_size(b)) for f, b in halves.buffers.items()} if halves else {}
-        self.functions.append(write_kernel(name, region, tiling, self.dialect, used, partials))
+        written = write_kernel(name, region, tiling, self.dialect, used, partials)
+        self.functions.append(written.source)
+        self.walks = max(self.walks, written.walks)
         arguments = [self.numbers[buffer] for buffer in used]
         arguments += [self.numbers[buffer] for buffer in (halves.buffers.values() if halves else ())]
         self.launches.append(Launch(name, tiling.grid, tiling.warps, tuple(arguments)))

@@ -21,6 +21,14 @@ _WIDE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """``source`` of a kernel. ``walks``: how many times a program goes over its points, loading them each time."""
+
+    source: str
+    walks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Partial:
     """Where the parts of a split fold go: buffer ``name``, ``size`` elements of each part."""
 
@@ -35,8 +43,8 @@ def write_kernel(
     dialect: Dialect,
     names: dict[Instruction, str],
     partials: dict[Fold, Partial] | None = None,
-) -> str:
-    """The source of the function ``name``. ``names``: the argument of each buffer that the region reads or stores.
+) -> Written:
+    """The function ``name``. ``names``: the argument of each buffer that the region reads or stores.
 
     With ``partials`` folds go there part by part, and stores whose values need such a fold are left out.
     """
@@ -66,14 +74,14 @@ class _Writer:
         self.accumulated = frozenset(f for f in region.folds if looped is not None and set(f.dims) & set(looped.dims))
         self.wide = self._needs_wide_positions()
 
-    def write(self) -> str:
+    def write(self) -> Written:
         self._analyse()
         arguments = [*dict.fromkeys(self.names.values()), *(partial.name for partial in self.partials.values())]
         self._write_grid()
         for number in range(self._passes()):
             self._write_pass(number)
         head = ["@triton.jit", f"def {self.name}({', '.join(arguments)}):"]
-        return "\n".join([*head, *self.lines]) + "\n"
+        return Written("\n".join([*head, *self.lines]) + "\n", self._passes())
 
     # ---- What depends on what
 

@@ -119,3 +119,5 @@ def test_a_row_longer_than_a_block_is_walked_once_for_each_fold_that_waits_for_a
 
     (kernel,) = check(build, [(E.F32, x)], 16)
     assert kernel.source.count("for start in tl.range") == 3
+    (source,), (output,) = kernel.inputs, kernel.outputs
+    assert not kernel.may_overwrite(output, source), "a later walk would read what an earlier one wrote"
