@@ -22,6 +22,11 @@ constexpr size_t kSmallStage = size_t{64} << 10;
 // Beyond this much pinned memory a copy waits for an earlier one.
 constexpr size_t kStagedBytes = size_t{64} << 20;
 
+// What torch's allocators round sizes to.
+constexpr size_t kGranule = 512;
+// At most this part of a device's memory waits for use by the next launch.
+constexpr size_t kFreeShare = 32;
+
 // Names that drivers give their devices. A name alone proves nothing: torch has the last word.
 constexpr const char* kDeviceNodes[] = {
     "/dev/nvidiactl",        // NVIDIA
@@ -101,7 +106,11 @@ Accelerator::Accelerator(AcceleratorFacts facts, int64_t ordinal)
   if (!streams_) streams_ = MakePythonStreams(*this, completions_);
 }
 
-Accelerator::~Accelerator() = default;
+Accelerator::~Accelerator() { DropCache(); }
+
+std::unique_ptr<Replay> Streams::MakeReplay(const Captures&) {
+  Fail(FLAGOS_UNIMPLEMENTED, "this device's graphs cannot be replayed");
+}
 
 Ref<Block> Accelerator::NewBlock(Memory* memory, size_t bytes, const char* method, int64_t argument) {
   python::Gil gil;
@@ -118,7 +127,58 @@ Ref<Block> Accelerator::NewBlock(Memory* memory, size_t bytes, const char* metho
 }
 
 Ref<Block> Accelerator::Allocate(Memory* memory, size_t bytes, Stream stream) {
+  try {
+    return NewBlock(memory, bytes, "allocate", static_cast<int64_t>(stream));
+  } catch (const Failure& failure) {
+    if (failure.status().code() != FLAGOS_RESOURCE_EXHAUSTED) throw;
+  }
+  DropCache();
   return NewBlock(memory, bytes, "allocate", static_cast<int64_t>(stream));
+}
+
+Ref<Block> Accelerator::AllocateOutput(Memory* memory, size_t bytes) {
+  const size_t capacity = (bytes + kGranule - 1) / kGranule * kGranule;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto found = free_.find(capacity);
+    if (found != free_.end() && !found->second.empty()) {
+      const Free free = found->second.back();
+      found->second.pop_back();
+      free_bytes_ -= capacity;
+      lock.unlock();
+      return Block::Recycled(memory, free.data, bytes, free.tensor, capacity);
+    }
+  }
+  Ref<Block> fresh = Allocate(nullptr, capacity, Stream::kCompute);
+  void* const data = fresh->data();
+  return Block::Recycled(memory, data, bytes, fresh->TakeTensor(), capacity);
+}
+
+void Accelerator::Recycle(PyObject* tensor, void* data, size_t capacity) noexcept {
+  try {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (free_bytes_ + capacity <= static_cast<size_t>(facts_.memory_bytes) / kFreeShare) {
+      free_[capacity].push_back({tensor, data});
+      free_bytes_ += capacity;
+      return;
+    }
+  } catch (...) {
+    // No memory to remember it: torch takes it back instead.
+  }
+  python::Discard(tensor, capacity);
+}
+
+void Accelerator::DropCache() noexcept {
+  std::unordered_map<size_t, std::vector<Free>> dropped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    dropped.swap(free_);
+    free_bytes_ = 0;
+  }
+  python::Gil gil;
+  for (const auto& [capacity, list] : dropped) {
+    for (const Free& free : list) python::Discard(free.tensor, capacity);
+  }
 }
 
 Ref<Block> Accelerator::AllocatePinned(Memory* memory, size_t bytes) {

@@ -7,11 +7,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "memory.h"
 #include "point.h"
+#include "replay.h"
 #include "tensor.h"
 #include "threads.h"
 
@@ -34,6 +36,8 @@ class Streams {
   virtual void Await(Stream stream, Point& point) = 0;
   // Enqueues a copy. Host memory is pinned and stays until a later point of the stream is reached.
   virtual void Copy(Stream stream, Location to, Location from, size_t bytes) = 0;
+  // Throws Failure(UNIMPLEMENTED) that says why these captures, or this device's, cannot be replayed.
+  virtual std::unique_ptr<Replay> MakeReplay(const Captures& captures);
 };
 
 // What devices/discovery.py found out about one device.
@@ -67,6 +71,12 @@ class Accelerator {
   // Memory that work on `stream` may write at once, and the compute stream after it.
   Ref<Block> Allocate(Memory* memory, size_t bytes, Stream stream);
   Ref<Block> AllocatePinned(Memory* memory, size_t bytes);
+  // Memory for the compute stream that is used again when its block goes: without the interpreter, most of the time.
+  Ref<Block> AllocateOutput(Memory* memory, size_t bytes);
+  // Takes back what a block of AllocateOutput held.
+  void Recycle(PyObject* tensor, void* data, size_t capacity) noexcept;
+  // Gives the memory back that waits for use.
+  void DropCache() noexcept;
   void ReadStats(FlagosDeviceMemoryStatsArgs& args);
 
   // Copies host memory to the device, through pinned memory and so that `from` is free on return; `type` says how narrow
@@ -95,6 +105,11 @@ class Accelerator {
   void GiveBack(Ref<Block> stage, Ref<Point> point);
   Ref<Block> NewBlock(Memory* memory, size_t bytes, const char* method, int64_t argument);
 
+  struct Free {
+    PyObject* tensor;
+    void* data;
+  };
+
   struct Stage {
     Ref<Block> block;
     Ref<Point> point;  // NULL: free at once
@@ -107,7 +122,9 @@ class Accelerator {
   std::unique_ptr<Streams> streams_;
   std::mutex mutex_;
   std::deque<Stage> small_stages_, large_stages_;
-  size_t staged_bytes_ = 0;  // in use and waiting
+  size_t staged_bytes_ = 0;                             // in use and waiting
+  std::unordered_map<size_t, std::vector<Free>> free_;  // by capacity
+  size_t free_bytes_ = 0;
 };
 
 // The streams that the Python side has; works for every device.

@@ -235,9 +235,11 @@ void Dispatch(const std::shared_ptr<Launch>& launch) {
 // Short work whose inputs are there, on an idle device, costs less here than handing it to another thread; a host that
 // waits for each launch has all its work done here.
 bool RunInline(Launch& launch) {
-  const bool wanted = launch.executable->info().is_small || launch.executable->context->inline_launches;
-  if (launch.shares.size() != 1 || !wanted) return false;
+  if (launch.shares.size() != 1) return false;
   Share& share = launch.shares[0];
+  const bool wanted = launch.executable->info().is_small || launch.executable->context->inline_launches ||
+                      launch.executable->program->Immediate(*share.place.device);
+  if (!wanted) return false;
   for (const Argument& argument : share.arguments) {
     if (!argument.contents->issued->ready() || !argument.contents->issued->status().ok()) return false;
   }

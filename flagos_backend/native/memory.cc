@@ -131,10 +131,23 @@ Ref<Block> Block::Hold(Memory* memory, void* data, const Shape& shape, PyObject*
   return block;
 }
 
+Ref<Block> Block::Recycled(Memory* memory, void* data, size_t bytes, PyObject* tensor, size_t capacity) {
+  auto block = Ref<Block>::Adopt(new Block(memory, data, bytes));
+  block->tensor_ = tensor;  // of another shape than any array's
+  block->capacity_ = capacity;
+  memory->Reserve(bytes);
+  block->counted_ = true;
+  return block;
+}
+
 Block::~Block() {
   if (owned_) FreeBytes(data_, bytes_);
   if (counted_) memory_->Unreserve(bytes_);
-  if (tensor_ != nullptr) python::Discard(tensor_, bytes_);
+  if (capacity_ > 0) {
+    memory_->accelerator->Recycle(tensor_, data_, capacity_);
+  } else if (tensor_ != nullptr) {
+    python::Discard(tensor_, bytes_);
+  }
   if (release_ == nullptr) return;
   if (memory_->accelerator == nullptr) {
     release_(release_user_data_);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "flagos/plugin_abi.h"
@@ -60,7 +61,12 @@ class Block : public RefCounted<Block> {
   // Memory of a dense tensor of `shape`, which is kept until then; with the GIL. `memory` may be NULL: in no memory's
   // statistics.
   static Ref<Block> Hold(Memory* memory, void* data, const Shape& shape, PyObject* tensor);
+  // Memory that goes back to the memory's accelerator, for use by AllocateOutput; takes over the reference to `tensor`.
+  static Ref<Block> Recycled(Memory* memory, void* data, size_t bytes, PyObject* tensor, size_t capacity);
   ~Block();
+
+  // The tensor that holds the memory, which the caller now keeps instead.
+  PyObject* TakeTensor() noexcept { return std::exchange(tensor_, nullptr); }
 
   void SetRelease(FlagosReleaseCallback release, void* user_data) noexcept {
     release_ = release;
@@ -83,6 +89,7 @@ class Block : public RefCounted<Block> {
   bool writable_ = true;
   bool owned_ = false;    // by the allocator
   bool counted_ = false;  // in the memory's statistics
+  size_t capacity_ = 0;   // of recycled memory
   PyObject* tensor_ = nullptr;
   Shape tensor_shape_;
   FlagosReleaseCallback release_ = nullptr;

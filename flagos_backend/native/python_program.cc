@@ -1,8 +1,10 @@
 #include "python_program.h"
 
 #include <algorithm>
+#include <mutex>
 #include <unordered_map>
 
+#include "accelerator.h"
 #include "flagos/build_facts.h"
 #include "log.h"
 #include "tensor.h"
@@ -251,6 +253,21 @@ struct NativeForm {
   }
 };
 
+// A program on one accelerator, from its captures on without the interpreter.
+struct Replayed {
+  std::unique_ptr<Replay> replay;
+  PyObject* kept = nullptr;  // the graph, and the memory of its temporaries
+  // For each output, the argument that it is written over, or -1.
+  std::vector<int64_t> overwritten;
+  ~Replayed() {
+    replay.reset();
+    python::Discard(kept, 0);
+  }
+};
+
+// Runs before a program is captured: by then its kernels are compiled and chosen, and it is worth it.
+constexpr int kRunsBeforeCapture = 2;
+
 class PythonProgram final : public Program, public LibraryCaller {
  public:
   // `compiled`: (description, runner). With the GIL.
@@ -288,6 +305,13 @@ class PythonProgram final : public Program, public LibraryCaller {
 
   std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
                               const std::vector<Memory*>& memories) override;
+  std::vector<Ref<Block>> RunSteps(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
+                                   const std::vector<Memory*>& memories, bool in_place);
+
+  bool Immediate(const Device& device) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return replayed_.find(device.id) != replayed_.end();
+  }
 
   std::string Artifact(int32_t kind) override {
     python::Gil gil;
@@ -311,6 +335,13 @@ class PythonProgram final : public Program, public LibraryCaller {
   }
 
   PyObject* Bound(const Place& place);
+  // Whether the arguments that the program uses up are this launch's alone.
+  bool InPlace(const std::vector<Argument>& arguments) const noexcept;
+  void Capture(const Place& place);
+  // NULL, or empty results: this launch has to go through the interpreter.
+  std::shared_ptr<Replayed> FindReplay(const Place& place, const std::vector<Argument>& arguments, bool in_place);
+  std::vector<Ref<Block>> RunReplay(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
+                                    const std::vector<Memory*>& memories);
 
   // A list of tensors over memory that outlives the call they are made for.
   static Object Tensors(void* const* addresses, const std::vector<Shape>& shapes) {
@@ -327,6 +358,9 @@ class PythonProgram final : public Program, public LibraryCaller {
   NativeForm native_;
   PyObject* runner_;
   std::unordered_map<int64_t, PyObject*> bound_;  // by device id; guarded by the GIL
+  std::mutex mutex_;
+  std::unordered_map<int64_t, int> runs_;  // by device id, through the interpreter; with mutex_
+  std::unordered_map<int64_t, std::shared_ptr<Replayed>> replayed_;  // by device id; with mutex_
 };
 
 // The callable that runs the program on one device.
@@ -374,15 +408,140 @@ Ref<Block> ToBlock(const Bridge& bridge, PyObject* tensor, const Shape& shape, M
   return copy;
 }
 
+bool PythonProgram::InPlace(const std::vector<Argument>& arguments) const noexcept {
+  return !info_.donors.empty() && std::all_of(info_.donors.begin(), info_.donors.end(), [&arguments](int64_t donor) {
+    const Argument& argument = arguments[static_cast<size_t>(donor)];
+    return argument.donated && argument.contents->SoleOwner();
+  });
+}
+
+std::vector<Captures::Range> Ranges(Reader list) {
+  std::vector<Captures::Range> ranges;
+  while (!list.done()) {
+    Reader pair = list.Tuple();
+    const auto begin = static_cast<uint64_t>(pair.Integer());
+    ranges.push_back({begin, begin + static_cast<uint64_t>(pair.Integer())});
+  }
+  return ranges;
+}
+
+void PythonProgram::Capture(const Place& place) {
+  python::Gil gil;
+  if (!gil) return;
+  Object local = python::Integer(place.device->local_hardware_id);
+  try {
+    Object capture = python::Attribute(runner_, "capture");
+    Object made = python::Call(capture.get(), {local.get()}, "capture");
+    Reader reader(made.get());
+    if (reader.done()) return;  // the runner knows why, and says so when it explains the program
+    auto replayed = std::make_shared<Replayed>();
+    replayed->kept = Object::Share(reader.Next()).Detach();
+    Captures captures{};
+    captures.first_graph = static_cast<uint64_t>(reader.Integer());
+    captures.second_graph = static_cast<uint64_t>(reader.Integer());
+    Reader arrays = reader.Tuple();
+    while (!arrays.done()) {
+      Reader array = arrays.Tuple();
+      const auto first = static_cast<uint64_t>(array.Integer()), second = static_cast<uint64_t>(array.Integer());
+      captures.arrays.push_back({first, second, static_cast<uint64_t>(array.Integer())});
+    }
+    captures.first_owned = Ranges(reader.Tuple());
+    captures.second_owned = Ranges(reader.Tuple());
+    replayed->overwritten = Integers(reader.Tuple());
+    if (captures.arrays.size() != info_.arguments.size() + info_.outputs.size() ||
+        replayed->overwritten.size() != info_.outputs.size()) {
+      Fail(FLAGOS_INTERNAL, "the captures of %s have another number of arrays than it", info_.name.c_str());
+    }
+    replayed->replay = place.device->accelerator->streams().MakeReplay(captures);
+    Object note = python::Text(Format("replayed as a graph of %zu nodes with %zu addresses", replayed->replay->nodes(),
+                                      replayed->replay->patches()));
+    Object describe = python::Attribute(runner_, "captured");
+    python::Call(describe.get(), {local.get(), note.get()}, "captured");
+    std::lock_guard<std::mutex> lock(mutex_);
+    replayed_[place.device->id] = std::move(replayed);
+  } catch (...) {
+    // The program goes on step by step: slower, and visibly so.
+    const Status status = StatusOfException("capture");
+    Log(FLAGOS_LOG_INFO, "%s is not replayed: %s", info_.name.c_str(), status.data()->message.c_str());
+    try {
+      Object note = python::Text("not replayed: " + status.data()->message);
+      Object describe = python::Attribute(runner_, "captured");
+      python::Call(describe.get(), {local.get(), note.get()}, "captured");
+    } catch (...) {
+      Log(FLAGOS_LOG_WARNING, "%s", StatusOfException("captured").data()->message.c_str());
+    }
+  }
+}
+
+// What kernels were chosen for when they were captured: torch's own allocations are aligned so.
+constexpr uintptr_t kCapturedAlignment = 256;
+
+std::shared_ptr<Replayed> PythonProgram::FindReplay(const Place& place, const std::vector<Argument>& arguments,
+                                                    bool in_place) {
+  if (!info_.donors.empty() && !in_place) return nullptr;
+  for (const Argument& argument : arguments) {
+    const Block& block = argument.contents->block();
+    if (block.bytes() > 0 && reinterpret_cast<uintptr_t>(block.data()) % kCapturedAlignment != 0) return nullptr;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = replayed_.find(place.device->id);
+  return found == replayed_.end() ? nullptr : found->second;
+}
+
+std::vector<Ref<Block>> PythonProgram::RunReplay(Replayed& replayed, const Place& place,
+                                                 std::vector<Argument>& arguments,
+                                                 const std::vector<Memory*>& memories) {
+  std::vector<void*> addresses;
+  addresses.reserve(arguments.size() + memories.size());
+  for (const Argument& argument : arguments) addresses.push_back(argument.contents->block().data());
+  std::vector<Ref<Block>> results;
+  results.reserve(memories.size());
+  for (size_t i = 0; i < memories.size(); ++i) {
+    const int64_t argument = replayed.overwritten[i];
+    if (argument >= 0) {
+      results.push_back(arguments[static_cast<size_t>(argument)].contents->shared_block());
+    } else if (info_.outputs[i].bytes == 0) {
+      results.push_back(Block::Allocate(memories[i], 0));
+    } else {
+      results.push_back(place.device->accelerator->AllocateOutput(memories[i], info_.outputs[i].bytes));
+    }
+    addresses.push_back(results.back()->data());
+  }
+  replayed.replay->Launch(addresses.data());
+  return results;
+}
+
 std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
                                            const std::vector<Memory*>& memories) {
   // Decided before the GIL: the blocks that only this launch sees may be written over.
-  bool in_place = false;
-  for (const int64_t donor : info_.donors) {
-    const Argument& argument = arguments[static_cast<size_t>(donor)];
-    in_place = argument.donated && argument.contents->SoleOwner();
-    if (!in_place) break;
+  const bool in_place = InPlace(arguments);
+  const bool alone = place.device->accelerator != nullptr && state == nullptr;
+  if (alone) {
+    if (std::shared_ptr<Replayed> replayed = FindReplay(place, arguments, in_place)) {
+      return RunReplay(*replayed, place, arguments, memories);
+    }
   }
+  std::vector<Ref<Block>> blocks;
+  try {
+    blocks = RunSteps(place, state, arguments, memories, in_place);
+  } catch (const Failure& failure) {
+    // The next launch finds what we keep for later.
+    if (alone && failure.status().code() == FLAGOS_RESOURCE_EXHAUSTED) place.device->accelerator->DropCache();
+    throw;
+  }
+  if (alone) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (++runs_[place.device->id] == kRunsBeforeCapture) {
+      lock.unlock();
+      Capture(place);
+    }
+  }
+  return blocks;
+}
+
+std::vector<Ref<Block>> PythonProgram::RunSteps(const Place& place, LaunchState* state,
+                                                std::vector<Argument>& arguments, const std::vector<Memory*>& memories,
+                                                bool in_place) {
   python::Gil gil;
   CheckOpen(gil);
   const python::Functions& py = *python::Known();

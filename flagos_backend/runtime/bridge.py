@@ -20,6 +20,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime import compiler, serialization
+from flagos_backend.runtime.accelerator import capture
 from flagos_backend.runtime.compiler import CompiledProgram
 
 __all__ = ["attach", "compile_program", "describe_exception", "from_dlpack", "load_program", "to_dlpack"]
@@ -89,6 +90,9 @@ def describe_exception(error: BaseException) -> tuple[int, str, Payloads]:
         return error.code, str(error), ()
     frames = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
     payloads = (("flagos.traceback", frames),)
+    if isinstance(error, torch.OutOfMemoryError):
+        message = f"The device has no memory left: {error}. Free buffers, donate arguments, or run a smaller program."
+        return int(StatusCode.RESOURCE_EXHAUSTED), message, payloads
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         message = f"The host has no memory left: {error}. Free buffers, or run a smaller program."
         return int(StatusCode.RESOURCE_EXHAUSTED), message, payloads
@@ -182,6 +186,25 @@ class Runner:
                 return plans.choose(bool(in_place)).run(run, arguments)
 
         return execute
+
+    def capture(self, local_ordinal: int) -> tuple[Any, ...]:
+        """The program on one accelerator for native/replay.h, or (): then ``explain`` says why."""
+        compiled = self._compiled
+        accelerator = discovery.opened(local_ordinal)
+        reason = capture.reason_against(compiled.module, compiled.cost.steps)
+        if not reason and not accelerator.handles()[0]:
+            reason = "this device has no graphs that can be patched"
+        if reason:
+            self.captured(local_ordinal, f"not replayed: {reason}")
+            return ()
+        run = Run(device=accelerator.device)
+        with _inference_mode(True), accelerator.guard():
+            plan = compiled.plans(accelerator.device).donating
+            return capture.capture(plan, run, compiled.arguments).as_tuple()
+
+    def captured(self, local_ordinal: int, outcome: str) -> None:
+        """What became of the capture, for explain."""
+        self._compiled.outcomes[local_ordinal] = outcome
 
     def call(self, number: int, operands: list[torch.Tensor], results: list[torch.Tensor]) -> None:
         """Library call ``number`` of the native program: fills ``results``. Empties ``operands``."""

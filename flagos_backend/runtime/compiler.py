@@ -59,6 +59,7 @@ class CompiledProgram:
     temporary_bytes: int
     target: Target = HOST
     notes: tuple[str, ...] = ()  # of the matching
+    outcomes: dict[int, str] = field(default_factory=dict, repr=False)  # of capturing, by accelerator
     _plans: dict[torch.device, Plans] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -120,7 +121,8 @@ class CompiledProgram:
         )
         if self.native is None:
             plan = self.plans(self.device).donating
-            matched = "".join(f"  {note}\n" for note in self.notes)
+            captures = (f"device {ordinal}: {outcome}" for ordinal, outcome in sorted(self.outcomes.items()))
+            matched = "".join(f"  {note}\n" for note in (*self.notes, *captures))
             return f"{head}  runs as Python steps: {self.not_native}\n{matched}{plan.explain()}\n"
         calls = len(self.native.calls)
         return f"{head}  runs as native tiles with {calls} library calls\n" + "\n".join(self.native.code.steps) + "\n"

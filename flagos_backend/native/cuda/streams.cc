@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "cuda/graph_replay.h"
+
 namespace flagos {
 namespace cuda {
 namespace {
@@ -106,6 +108,8 @@ void CudaStreams::Copy(Stream stream, Location to, Location from, size_t bytes) 
                                     reinterpret_cast<DevicePointer>(from.data), bytes, handle(stream)),
                 "copying");
 }
+
+std::unique_ptr<Replay> CudaStreams::MakeReplay(const Captures& captures) { return MakeGraphReplay(*this, captures); }
 
 }  // namespace cuda
 

@@ -1,0 +1,180 @@
+"""Captures a plan twice as graphs of kernels, with its arrays in different places, for native/replay.h to compare.
+
+An optional ability: of the devices that torch drives, those with CUDA graphs. Between the plan and the native replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flagos_backend.errors import CaptureRefused
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction, Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.runtime.plan import Plan
+
+# torch's allocations are aligned so, and kernels are chosen for it.
+_ALIGNMENT = 512
+# Beyond this a graph takes longer to make than the runs it saves.
+MAX_STEPS = 20_000
+_WAITS = frozenset(
+    {
+        Opcode.ALL_GATHER,
+        Opcode.ALL_REDUCE,
+        Opcode.ALL_TO_ALL,
+        Opcode.COLLECTIVE_BROADCAST,
+        Opcode.COLLECTIVE_PERMUTE,
+        Opcode.RAGGED_ALL_TO_ALL,
+        Opcode.REDUCE_SCATTER,
+    }
+)
+# Draws of a hidden generator: a graph would draw the same numbers for ever.
+_RANDOM_CALLS = (
+    "rand",
+    "dropout",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "exponential",
+    "cauchy",
+    "geometric",
+    "poisson",
+)
+
+# begin, bytes
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """What native/python_program.cc reads, in its order. ``first`` holds a graph and the memory of its temporaries;
+    ``second`` is only compared.
+
+    ``arrays``: arguments, then outputs: where each lay in either capture, and its bytes. ``overwritten``: for each
+    output the argument that it is written over, or -1.
+    """
+
+    first: object
+    second: object
+    graphs: tuple[int, int]
+    arrays: tuple[tuple[int, int, int], ...]
+    owned: tuple[tuple[Range, ...], tuple[Range, ...]]
+    overwritten: tuple[int, ...]
+
+    def as_tuple(self) -> tuple[Any, ...]:
+        return self.first, *self.graphs, self.arrays, *self.owned, self.overwritten, self.second
+
+
+def reason_against(module: Module, steps: float) -> str:
+    """Why a program of ``steps`` steps is not captured, or ""."""
+    if steps > MAX_STEPS:
+        return f"it has {steps:.0f} steps, more than {MAX_STEPS}"
+    for computation in module.computations():
+        for instruction in computation.instructions:
+            if instruction.opcode in _WAITS:
+                return f"{instruction.opcode} {instruction.name} waits for other devices"
+            if instruction.opcode is Opcode.RNG or _is_random(instruction):
+                return f"{instruction.name} draws from a generator"
+            attributes = instruction.attributes
+            if isinstance(attributes, CustomCallAttributes) and attributes.has_side_effect:
+                return f"{instruction.opcode} {instruction.name} has a side effect"
+    return ""
+
+
+def _is_random(instruction: Instruction) -> bool:
+    attributes = instruction.attributes
+    if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
+        return False
+    return any(word in attributes.target for word in _RANDOM_CALLS)
+
+
+def capture(plan: Plan, run: Run, arguments: Sequence[ArrayShape]) -> Captures:
+    """Captures ``plan``, which has run before. Nothing is computed. Raises CaptureRefused."""
+    # One piece of memory serves for all arguments, as nothing reads it; each has addresses of its own in it.
+    count = len(arguments)
+    largest = max((shape.num_bytes for shape in arguments), default=0)
+    arena = torch.empty(largest + _ALIGNMENT * (3 * count + 1), dtype=torch.uint8, device=run.device)
+    first_places = [number * _ALIGNMENT for number in range(count)]
+    # Every argument moves by another distance, so that the distance tells which one an address belongs to.
+    second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
+    first = _Recording(plan, run, _lay_out(arena, arguments, first_places))
+    second = _Recording(plan, run, _lay_out(arena, arguments, second_places))
+    base = arena.data_ptr()
+    arrays = [
+        (base + a, base + b, shape.num_bytes)
+        for a, b, shape in zip(first_places, second_places, arguments, strict=True)
+    ]
+    taken = {address: number for number, (address, _, num_bytes) in enumerate(arrays) if num_bytes}
+    overwritten = []
+    for one, other in zip(first.results, second.results, strict=True):
+        arrays.append((one[0], other[0], one[1]))
+        overwritten.append(taken.get(one[0], -1) if one[1] else -1)
+    owned = (first.owned(run.device), second.owned(run.device))
+    return Captures(first.graph, second.graph, (first.handle, second.handle), tuple(arrays), owned, tuple(overwritten))
+
+
+def _lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[int]) -> list[Any]:
+    arrays: list[Any] = []
+    for shape, place in zip(shapes, places, strict=True):
+        if shape.element_type.name == "TOKEN":
+            arrays.append(())
+            continue
+        part = arena[place : place + shape.num_bytes].view(dtype_of(shape.element_type)).view(shape.dims)
+        # A storage of its own: kernels that write in place refuse operands that overlap in one.
+        arrays.append(torch._C._from_dlpack(torch._C._to_dlpack(part)))
+    return arrays
+
+
+class _Recording:
+    """One capture. ``results``: address and bytes of each output."""
+
+    _one_at_a_time = threading.Lock()
+
+    def __init__(self, plan: Plan, run: Run, arguments: list[Any]) -> None:
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with self._one_at_a_time:
+            torch.cuda.synchronize(run.device)
+            stream = torch.cuda.Stream(run.device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream):
+                self.graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    outputs = plan.run(run, arguments)
+                except Exception as error:
+                    self._abandon()
+                    raise CaptureRefused(reason=_first_line(error)) from error
+                self.graph.capture_end()
+        self.results = [_extent(output) for output in outputs]
+        self.handle = int(self.graph.raw_cuda_graph())
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(RuntimeError):  # what broke the capture is what is reported
+            self.graph.capture_end()
+
+    def owned(self, device: torch.device) -> tuple[Range, ...]:
+        """The memory of this capture's own."""
+        pool = tuple(self.graph.pool())
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return tuple(
+            (int(segment["address"]), int(segment["total_size"]))
+            for segment in segments
+            if segment["device"] == device.index and tuple(segment["segment_pool_id"]) == pool
+        )
+
+
+def _extent(output: Any) -> tuple[int, int]:
+    """Address and bytes; zeros for a token."""
+    return (output.data_ptr(), output.nbytes) if isinstance(output, torch.Tensor) else (0, 0)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
