@@ -154,13 +154,16 @@ def _placed(tensor: Tensor, dims: str, whole: str) -> Tensor:
 TOLERANCE = {E.F64: 1e-12, E.F32: 1e-5, E.F16: 4e-3, E.BF16: 3e-2}
 
 
-def assert_close(ours: Tensor, exact: Tensor, element: ElementType) -> None:
-    """Relative to the greatest magnitude of ``exact``."""
+def assert_close(ours: Tensor, exact: Tensor, element: ElementType, who: str = "") -> None:
+    """Relative to the greatest magnitude of ``exact``; ``who`` computed it."""
     assert ours.shape == exact.shape
     exact, found = exact.double(), ours.detach().cpu().double()
     finite = exact[exact.isfinite() & (exact.abs() < 1e30)].abs()
     scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    torch.testing.assert_close(found, exact, rtol=1e-2, atol=TOLERANCE[element] * scale, equal_nan=True)
+    atol = TOLERANCE[element] * scale
+    torch.testing.assert_close(
+        found, exact, rtol=1e-2, atol=atol, equal_nan=True, msg=lambda text: f"{who}: {text}" if who else text
+    )
 
 
 __all__ = ["CASES", "SIZES", "Problem", "assert_close", "calls_of", "oracle", "problem"]

@@ -15,7 +15,7 @@ from flagos_backend.ir.types import ElementType, leaves
 
 E = ElementType
 # Kernels that compute in f32 whatever they are given lose f64's digits, so f64 goes to the few that do not.
-_EXACT_IN_F64 = frozenset({"add", "bmm", "cat", "gather", "index_select", "mm", "mul", "sub", "where"})
+_EXACT_IN_F64 = frozenset({"add", "cat", "gather", "index_select", "mm", "mul", "sub", "where"})
 _NEVER = frozenset({E.C64, E.C128, E.U16, E.U32, E.U64})
 # tl.dot has no integers here, and no 64-bit floats either on some chips.
 _FLOAT_ONLY = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "conv2d"})

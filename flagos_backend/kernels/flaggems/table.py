@@ -72,7 +72,8 @@ def _dot_unsupported(instruction: Instruction, target: Target) -> str:
     shapes = (*shapes_of(instruction), _result(instruction))
     if len({shape.element_type for shape in shapes}) != 1:
         return "FlagGems' products keep the type of their operands"
-    return loading.unavailable(target) or guards.refuses("mm", instruction)
+    name = "mm" if contraction_of(instruction).batch is None else "bmm"
+    return loading.unavailable(target) or guards.refuses(name, instruction)
 
 
 def _dot_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
@@ -113,6 +114,9 @@ def _convolution_variants(instruction: Instruction, target: Target) -> tuple[Var
 
 # ---- attention ----
 
+# On an H100, causal rows of a last block that is not full come out wrong, and so does the variant that splits the keys
+# (disable_splitkv below); both at any number of heads.
+_CAUSAL_MULTIPLE = 128
 _CHANNELS = frozenset({32, 64, 96, 128, 192, 256})
 
 
@@ -126,6 +130,8 @@ def _attention_unsupported(instruction: Instruction, target: Target) -> str:
         return "FlagGems' attention has no bias, mask or lower band"
     if a.upper is not None and (a.upper != 0 or size.T != size.S):
         return "FlagGems' causal mask is aligned to the last key"
+    if a.upper is not None and size.T % _CAUSAL_MULTIPLE:
+        return f"FlagGems' causal attention is wrong for lengths that are no multiple of {_CAUSAL_MULTIPLE}"
     if size.D != size.E or size.D not in _CHANNELS:
         return f"FlagGems' attention has no kernel for {size.D} and {size.E} channels"
     if a.scale == 0:
@@ -145,7 +151,7 @@ def _attention_variants(instruction: Instruction, target: Target) -> tuple[Varia
         q, k, v = views.query(query, a.query), views.key(key, a.key), views.key(value, a.value, "e")
         output, statistics, *_rest = compute(
             *(x.transpose(1, 2) for x in (q, k, v)), None, None, q.shape[2], k.shape[2], 0.0,
-            a.upper is not None, False, scale=a.scale,
+            a.upper is not None, False, scale=a.scale, disable_splitkv=True,
         )  # fmt: skip
         result = views.like_query(output.transpose(1, 2).to(dtype), a.output, "e")
         return (result, statistics.to(torch.float32)) if call.statistics else result

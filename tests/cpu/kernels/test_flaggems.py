@@ -192,6 +192,14 @@ def dot(element, result=None, dims=((24, 17), (17, 9)), attributes=None):
     return builder.add(Opcode.DOT, operands, attributes or DotAttributes((1,), (0,)), shape=shape)
 
 
+def batched(element):
+    builder = Builder("dot")
+    operands = [builder.parameter(ArrayShape(element, dims)) for dims in ((2, 3, 4), (2, 4, 5))]
+    return builder.add(
+        Opcode.DOT, operands, DotAttributes((2,), (1,), (0,), (0,)), shape=ArrayShape(element, (2, 3, 5))
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_dot(flag_gems, draw, dtype):
     check(dot(_ELEMENT[dtype]), [draw(24, 17, dtype=dtype), draw(17, 9, dtype=dtype)], tolerance=1e-2)
@@ -209,7 +217,7 @@ def test_convolution(flag_gems, draw):
 @pytest.mark.parametrize("upper", [None, 0])
 def test_attention(flag_gems, rng, upper):
     attention = Attention("bthd", "bshd", "bshe", "bthe", 0.3, upper=upper)
-    sizes = {"b": 1, "h": 2, "t": 24, "s": 24, "d": 32, "e": 32}
+    sizes = {"b": 1, "h": 1, "t": 128, "s": 128, "d": 32, "e": 32}
     p = problem(attention, E.F16, int(rng.integers(1 << 30)), sizes=sizes)
     implementation = flaggems_of(p.calls[0])
     assert implementation.unsupported(p.calls[0], SIMULATED) == ""
@@ -229,7 +237,7 @@ def refusal(instruction, target=SIMULATED):
 def test_refuses_what_it_would_compute_wrongly(flag_gems, draw, index):
     """f64 in f32, other orders of equal elements, integers in matrix units, types and sizes that it lacks."""
     refused = {
-        "computes f64 in f32": [aten_call("exp", draw(4, dtype=torch.float64))[0]],
+        "computes f64 in f32": [aten_call("exp", draw(4, dtype=torch.float64))[0], batched(E.F64)],
         "orders equal elements": [aten_call("topk", draw(4, 5), 2)[0], aten_call("sort", draw(4, 5))[0]],
         "multiplies no integers": [aten_call("mm", index(5, 3, 4), index(5, 4, 2))[0], dot(E.S32)],
         "no c64": [aten_call("exp", draw(4).to(torch.complex64))[0]],
@@ -256,6 +264,8 @@ def test_attention_that_it_lacks(flag_gems):
         call, _ = calls_of(attention, element, sizes)
         assert reason in refusal(call)
         assert operation_of(call) == FORWARD
+    call, _ = calls_of(Attention(*base, upper=0), E.F16, {**sizes, "s": 24})
+    assert "no multiple of 128" in refusal(call)
 
 
 def test_never_on_the_host(flag_gems, draw):
