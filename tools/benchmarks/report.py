@@ -115,8 +115,13 @@ def keep(name: str, text: str, content: dict[str, Any]) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def alternate(functions: Sequence[Callable[[], object]], rounds: int, calls: int = 1) -> list[float]:
-    """Median seconds of one call of each function.
+def alternate(
+    functions: Sequence[Callable[[], object]],
+    rounds: int,
+    calls: int = 1,
+    summary: Callable[[Sequence[float]], float] = statistics.median,
+) -> list[float]:
+    """Seconds of one call of each function: the median of the rounds, or another summary of them.
 
     The functions take turns, so that a machine that slows down slows all of them down.
     """
@@ -134,4 +139,4 @@ def alternate(functions: Sequence[Callable[[], object]], rounds: int, calls: int
                 measured.append((time.perf_counter() - began) / calls)
     finally:
         gc.enable()
-    return [statistics.median(measured) for measured in times]
+    return [summary(measured) for measured in times]
