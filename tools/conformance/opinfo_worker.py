@@ -61,12 +61,16 @@ class _Trial:
         cotangents = [torch.randn(y.shape, dtype=_drawn(y.dtype)).to(y.device, y.dtype) for y in outputs]
         return results, torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True)
 
+    def on_host(self) -> Any:
+        """The reference."""
+        return self.run(place=_on_host)
+
     def truth(self) -> Any:
-        """The results in wide types."""
+        """The reference in wide types."""
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            return self.run(place=_widened)
+            return self.run(place=lambda value: _widened(_on_host(value)))
         finally:
             torch.set_default_dtype(default)
 
@@ -87,14 +91,20 @@ def _widened(value: Any) -> Any:
     return value
 
 
-def _on_device(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("flagos").requires_grad_(value.requires_grad)
-    return torch.device("flagos") if value in ("cpu", torch.device("cpu")) else value
-
-
 def _on_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return _moved_to_host(value).requires_grad_(value.requires_grad)
+    is_device = isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("flagos"))
+    return torch.device("cpu") if is_device else value
+
+
+def _moved_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """With the memory around it, where operators that take strides may look."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return tensor.cpu()
+    count = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.as_strided((count,), (1,), 0).cpu().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _compiled(backend: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +143,12 @@ class _Runner:
     def _run(self, case: Case, op: OpInfo, seed: int) -> tuple[Status, str]:
         torch.manual_seed(seed)
         backward = case.direction is Direction.BACKWARD
-        samples = list(op.sample_inputs("cpu", getattr(torch, case.dtype), requires_grad=backward))
+        # Made on the device, they say themselves which of their tensors belong there.
+        device = "cpu" if self._mode is Mode.COMPILE else "flagos"
+        try:
+            samples = list(op.sample_inputs(device, getattr(torch, case.dtype), requires_grad=backward))
+        except Exception as error:
+            return Status.FAILED, f"the samples on {device}: {type(error).__name__}: {error}"[:_MESSAGE]
         outcomes = []
         for number in _spread(len(samples), self._samples):
             status, message = self._sample(_Trial(op, samples[number], case.direction, seed))
@@ -147,7 +162,7 @@ class _Runner:
 
     def _sample(self, trial: _Trial) -> tuple[Status, str]:
         try:
-            reference = trial.run()
+            reference = trial.on_host()
         except Exception as error:  # whatever it refuses, it refuses it on the CPU too
             return Status.NOT_APPLICABLE, f"eager: {type(error).__name__}: {error}"[:300]
         difference = self._difference(trial, reference, self._ours)
@@ -164,7 +179,7 @@ class _Runner:
     def _ours(self, trial: _Trial) -> Any:
         if self._mode is Mode.COMPILE:
             return trial.run(wrap=functools.partial(_compiled, "flagos"))
-        return tree_map(_on_host, trial.run(place=_on_device))
+        return tree_map(_on_host, trial.run())
 
     def _difference(self, trial: _Trial, reference: Any, run: Callable[[_Trial], Any]) -> str | None:
         """None where there was no graph."""
