@@ -16,16 +16,21 @@ from flagos_backend.fusion.fuse import Schedule, uniform_literal
 from flagos_backend.fusion.literals import starts_neutral
 from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
 from flagos_backend.fusion.rewriting import Pool, rewrite
-from flagos_backend.fusion.spaces import Placement, common_dims, place, shared_bytes, substitute
+from flagos_backend.fusion.spaces import Placement, common_dims, moved_bytes, place, shared_bytes, substitute
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ArrayShape
 
 # Past these a kernel compiles slowly and spills its registers.
 MAX_OPERATIONS = 320
 MAX_BUFFERS = 32
 # How many steps a look for a cycle takes before it gives up and the regions stay apart.
 _MAX_VISITS = 512
-# Sharing less than this does not pay for a kernel whose programs do two things.
-_MIN_SHARED_BYTES = 1
+# How many siblings of a region are tried.
+_MAX_SIBLINGS = 16
+# Siblings are joined when they share this part of what the smaller one moves, or when both are small: then it is the
+# start of a kernel that is saved.
+_SHARED_PART = 8
+_SMALL_BYTES = 1 << 18
 
 Accepts = Callable[[Region], bool]
 
@@ -38,9 +43,9 @@ def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts) ->
     return Schedule(tuple(merger.ordered()), schedule.buffers)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class _Node:
-    """An item of the schedule and what must run before and after it."""
+    """An item of the schedule and what must run before and after it. ``number``: its place in a valid order."""
 
     number: int
     item: Region | Instruction
@@ -55,7 +60,7 @@ class _Merger:
         self.computation, self.buffers, self.accepts = computation, schedule.buffers, accepts
         self.pool = Pool()
         self.outputs = {schedule.buffers[output] for output in computation.outputs}
-        self.nodes: dict[_Node, None] = {}
+        self.nodes: list[_Node | None] = []  # by number
         self.writers: defaultdict[Instruction, list[_Node]] = defaultdict(list)
         self.readers: defaultdict[Instruction, dict[_Node, None]] = defaultdict(dict)
         for number, item in enumerate(schedule.items):
@@ -71,7 +76,7 @@ class _Merger:
         return _Node(number, item, reads, self.computation.leaves_of[item])
 
     def _add(self, node: _Node) -> None:
-        self.nodes[node] = None
+        self.nodes.append(node)
         for buffer in node.reads:
             for writer in self.writers[buffer]:
                 _order(writer, node)
@@ -81,18 +86,18 @@ class _Merger:
                 _order(writer, node)
             self.writers[buffer].append(node)
 
-    def _replace(self, old: tuple[_Node, _Node], region: Region) -> _Node:
-        """One node in the place of two."""
-        node = _Node(old[1].number, region, _sources(region), _targets(region))
-        for gone in old:
-            del self.nodes[gone]
+    def _replace(self, first: _Node, second: _Node, region: Region) -> _Node:
+        """One node in the place of two, of which ``second`` comes later and needs ``first`` at most directly."""
+        node = _Node(second.number, region, _sources(region), _targets(region))
+        self._make_room(first, node)
+        for gone in (first, second):
             for other in gone.before:
                 other.after.pop(gone, None)
-                if other not in old:
+                if other is not first:
                     _order(other, node)
             for other in gone.after:
                 other.before.pop(gone, None)
-                if other not in old:
+                if other is not second:
                     _order(node, other)
             for buffer in gone.reads:
                 self.readers[buffer].pop(gone, None)
@@ -102,28 +107,34 @@ class _Merger:
             self.readers[buffer][node] = None
         for buffer in node.writes:
             self.writers[buffer].append(node)
-        self.nodes[node] = None
+        self.nodes[node.number] = node
         return node
 
+    def _make_room(self, first: _Node, node: _Node) -> None:
+        """Renumbers what comes between ``first`` and ``node``, which replaces it: what needs ``first`` goes behind."""
+        between = [n for n in self.nodes[first.number + 1 : node.number] if n is not None]
+        behind = set()
+        for other in between:
+            if first in other.before or any(n in behind for n in other.before):
+                behind.add(other)
+        moved = [n for n in between if n not in behind] + [node] + [n for n in between if n in behind]
+        places = range(node.number - len(moved) + 1, node.number + 1)
+        for number in range(first.number, node.number + 1):
+            self.nodes[number] = None
+        for number, other in zip(places, moved, strict=True):
+            other.number = number
+            self.nodes[number] = other
+
     def ordered(self) -> Iterator[Region | Instruction]:
-        """The items, each after what it needs, otherwise as they were."""
-        waiting = {node: len(node.before) for node in self.nodes}
-        numbered = {node.number: node for node in self.nodes}
-        ready = [number for number, node in numbered.items() if not node.before]
-        heapq.heapify(ready)
-        while ready:
-            node = numbered[heapq.heappop(ready)]
-            yield node.item
-            for other in node.after:
-                waiting[other] -= 1
-                if not waiting[other]:
-                    heapq.heappush(ready, other.number)
+        """The items, each after what it needs."""
+        return (node.item for node in self.nodes if node is not None)
 
     # ---- Producers
 
     def join_producers(self) -> None:
         for node in list(self.nodes):
-            if node in self.nodes:
+            # Renumbering takes nodes along, merging leaves those behind that are gone.
+            if node is not None and self.nodes[node.number] is node:
                 self._join_producers_of(node)
 
     def _join_producers_of(self, node: _Node) -> None:
@@ -137,16 +148,19 @@ class _Merger:
             if region is None:
                 refused.add(producer)
             else:
-                node = self._replace((producer, node), region)
+                node = self._replace(producer, node, region)
 
     def _joined(self, producer: _Node, consumer: _Node) -> Region | None:
         """Both as one region, or None."""
         first, second = producer.item, consumer.item
         if not isinstance(first, Region) or not isinstance(second, Region):
             return None
-        if any(len(self.writers[buffer]) != 1 for buffer in producer.writes) or _reaches(producer, consumer):
+        if any(len(self.writers[buffer]) != 1 for buffer in producer.writes):
             return None
-        for here, there in _placements(first, second):
+        placements = list(_placements(first, second))
+        if not placements or _reaches(producer, consumer):
+            return None
+        for here, there in placements:
             placed = place(first, here, self.pool)
             changed = substitute(place(second, there, self.pool), placed.stores, self.pool)
             if changed is None:
@@ -175,28 +189,32 @@ class _Merger:
 
     def _join_readers(self, buffer: Instruction) -> None:
         left = [node for node in self.readers[buffer] if isinstance(node.item, Region)]
-        left.sort(key=lambda node: node.number)
         while left:
+            left.sort(key=lambda node: node.number)
             first = left.pop(0)
-            for second in left:
+            for second in left[:_MAX_SIBLINGS]:
                 region = self._paired(first, second)
                 if region is not None:
-                    left[left.index(second)] = self._replace((first, second), region)
+                    left[left.index(second)] = self._replace(first, second, region)
                     break
 
     def _paired(self, first: _Node, second: _Node) -> Region | None:
         a, b = first.item, second.item
         assert isinstance(a, Region)
         assert isinstance(b, Region)
-        if first in second.before or second in first.before or _reaches(first, second) or _reaches(second, first):
+        moved = min(moved_bytes(a), moved_bytes(b))
+        wanted = 0 if moved <= _SMALL_BYTES else -(-moved // _SHARED_PART)
+        if sum(_size(buffer) for buffer in first.reads if buffer in second.reads) < wanted:
             return None
         found = common_dims(a.dims, b.dims, range(b.rank))
-        if found is None:
+        if found is None or first in second.before or _reaches(first, second):
             return None
         here, there = found
         a, b = place(a, here, self.pool), place(b, there, self.pool)
+        if shared_bytes(a, b) < wanted:
+            return None
         region = Region(a.dims, (*a.stores, *b.stores))
-        return region if shared_bytes(a, b) >= _MIN_SHARED_BYTES and self._fits(region) else None
+        return region if self._fits(region) else None
 
 
 def _order(first: _Node, second: _Node) -> None:
@@ -205,16 +223,23 @@ def _order(first: _Node, second: _Node) -> None:
 
 
 def _reaches(first: _Node, last: _Node) -> bool:
-    """Whether ``last`` needs ``first`` through a third node; also True when that takes long to find out."""
+    """Whether ``last`` needs ``first`` through a third node; also True when that takes long to find out.
+
+    Looks where ``last`` is nearest first, and never behind it.
+    """
     seen = {first}
-    stack = [node for node in first.after if node is not last]
-    while stack:
-        node = stack.pop()
-        if node is last or len(seen) > _MAX_VISITS:
+    waiting = [(-node.number, node) for node in first.after if node.number < last.number]
+    heapq.heapify(waiting)
+    while waiting:
+        _, node = heapq.heappop(waiting)
+        if node in seen:
+            continue
+        seen.add(node)
+        if last in node.after or len(seen) > _MAX_VISITS:
             return True
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.after)
+        for other in node.after:
+            if other.number < last.number:
+                heapq.heappush(waiting, (-other.number, other))
     return False
 
 
@@ -228,6 +253,11 @@ def _placements(producer: Region, consumer: Region) -> Iterator[tuple[Placement,
             found = common_dims(inner.dims, outer.dims, [d for d in range(outer.rank) if d not in folded])
             if found is not None:
                 yield (found[1], found[0]) if swap else found
+
+
+def _size(buffer: Instruction) -> int:
+    assert isinstance(buffer.shape, ArrayShape), buffer
+    return buffer.shape.num_bytes
 
 
 def _sources(region: Region) -> tuple[Instruction, ...]:

@@ -6,6 +6,7 @@ index maps, and stores results. A fold reduces some dimensions, and its value ma
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -122,7 +123,7 @@ class Store:
     index: Affine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Region:
     dims: tuple[int, ...]
     stores: tuple[Store, ...]
@@ -131,7 +132,7 @@ class Region:
     def rank(self) -> int:
         return len(self.dims)
 
-    @property
+    @functools.cached_property
     def folds(self) -> tuple[Fold, ...]:
         """Every distinct fold, those that others need first."""
         return tuple(e for e in self.expressions() if isinstance(e, Fold))
@@ -145,9 +146,13 @@ class Region:
         for store in self.stores:
             yield store.value
 
-    def expressions(self) -> list[Expression]:
+    def expressions(self) -> tuple[Expression, ...]:
         """Every distinct expression, operands first."""
-        return below(self.roots())
+        return self._expressions
+
+    @functools.cached_property
+    def _expressions(self) -> tuple[Expression, ...]:
+        return tuple(below(self.roots()))
 
 
 def below(roots: Iterable[Expression], stop: Container[Expression] = ()) -> list[Expression]:

@@ -117,9 +117,19 @@ def substitute(region: Region, stores: Sequence[Store], pool: Pool) -> Region | 
 
 def shared_bytes(a: Region, b: Region) -> int:
     """Bytes that both regions load at the same points."""
-    loads = {e for e in a.expressions() if isinstance(e, Load)}
-    both = [e for e in b.expressions() if isinstance(e, Load) and e in loads]
-    return sum(
-        e.element_type.bytes * prod(size for c, size in zip(e.index.coefficients, a.dims, strict=True) if c)
-        for e in both
-    )
+    loads = _loads(a)
+    return sum(_bytes(e.element_type.bytes, e.index, a.dims) for e in _loads(b) if e in loads)
+
+
+def moved_bytes(region: Region) -> int:
+    """Bytes that the region loads and stores."""
+    stored = sum(_bytes(s.value.element_type.bytes, s.index, region.dims) for s in region.stores)
+    return stored + sum(_bytes(e.element_type.bytes, e.index, region.dims) for e in _loads(region))
+
+
+def _loads(region: Region) -> dict[Load, None]:
+    return {e: None for e in region.expressions() if isinstance(e, Load)}
+
+
+def _bytes(width: int, index: Affine, dims: Sequence[int]) -> int:
+    return width * prod(size for c, size in zip(index.coefficients, dims, strict=True) if c)
