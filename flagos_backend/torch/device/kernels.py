@@ -17,6 +17,7 @@ from flagos_backend.torch.device.memory import DEVICE_TYPE
 from flagos_backend.torch.device.operators import (
     attention,
     copies,
+    counting,
     dropout,
     factories,
     pinning,
@@ -43,6 +44,7 @@ _SPECIAL: Final[Mapping[str, Callable[..., Any]]] = {
     "_thnn_fused_lstm_cell": recurrent.lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": recurrent.lstm_cell_backward,
     "copy_": copies.copy_,
+    "histc": counting.histc,
     "native_dropout": dropout.native_dropout,
     "record_stream": copies.record_stream,
     "resize_": resizing.resize_,

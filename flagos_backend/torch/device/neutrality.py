@@ -36,7 +36,8 @@ _ANSWERS: Final = {
 }
 
 
-#: Modules that hold torch._utils._get_available_device_type, by which DataParallel finds devices.
+#: Modules that hold torch._utils._get_available_device_type, by which DataParallel finds the devices that it spreads a
+#: batch over. Of this one there is never more than one.
 _ASK_FOR_DEVICES: Final = ("torch._utils", "torch.nn.parallel.data_parallel")
 
 
@@ -49,7 +50,7 @@ def install(in_use: Callable[[], bool]) -> None:
     torch._C._get_accelerator = _unless_used(torch._C._get_accelerator, in_use, torch.device("cpu"))
     for module in _ASK_FOR_DEVICES:
         name = "_get_available_device_type"
-        setattr(sys.modules[module], name, _unless_used(getattr(sys.modules[module], name), in_use, None))
+        setattr(sys.modules[module], name, lambda: None)
 
 
 def _unless_used(question: Callable[..., Any], in_use: Callable[[], bool], otherwise: Any) -> Callable[..., Any]:

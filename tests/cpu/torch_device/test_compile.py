@@ -102,3 +102,12 @@ def test_autocast(device: torch.device) -> None:
     y = torch.compile(step, backend=flagos, fullgraph=True)(x)
     assert y.dtype is torch.bfloat16
     assert_close(y, step(x))
+
+
+@pytest.mark.parametrize(("bins", "low", "high"), [(4, 0, 3), (5, -2, 7), (3, 0.5, 8.5)])
+def test_histograms_of_integers(device: torch.device, bins: int, low: float, high: float) -> None:
+    values = torch.randint(0, 9, (2, 30))
+    count = torch.compile(lambda x: torch.histc(x, bins, low, high) * 2, backend=flagos, fullgraph=True)
+    expected = torch.histc(values.double(), bins, int(low), int(high)) * 2
+    assert_close(count(values.int().to(device)).cpu(), expected.int())
+    assert_close(count(torch.empty(0, dtype=torch.int64, device=device)).cpu(), torch.zeros(bins, dtype=torch.int64))

@@ -223,3 +223,17 @@ def test_memory_is_given_back(device: torch.device) -> None:
     assert torch.flagos.memory_allocated() == before + 4000
     del views
     assert torch.flagos.memory_allocated() == before
+
+
+HISTOGRAMS = [(4, 0, 3), (5, -2, 7), (3, 0, 0), (1, 2, 2)]
+
+
+@pytest.mark.parametrize(("bins", "low", "high"), HISTOGRAMS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.float32], ids=str)
+def test_histograms_of_integers_too(device: torch.device, dtype: torch.dtype, bins: int, low: int, high: int) -> None:
+    """Which the host's operator refuses; its counts of the same numbers as floats are the oracle."""
+    values = torch.randint(0, 9, (2, 30))
+    expected = torch.histc(values.double(), bins, low, high)
+    same(torch.histc(values.to(dtype).to(device), bins, low, high), expected.to(dtype))
+    with pytest.raises(RuntimeError, match="max must be larger than min"):
+        torch.histc(values.to(dtype).to(device), 3, 2, 1)

@@ -231,6 +231,12 @@ def test_functional_transforms(device: torch.device) -> None:
     assert_close(torch.func.vmap(torch.func.grad(lambda t: (t**3).sum()))(there).cpu(), 3 * x**2)
 
 
+def test_data_parallel_runs_on_the_one_device(device: torch.device) -> None:
+    layer = nn.Linear(3, 3).to(device)
+    x = torch.randn(2, 3, device=device)
+    assert torch.equal(nn.DataParallel(layer)(x), layer(x))
+
+
 def test_hooks(device: torch.device) -> None:
     x = torch.ones(3, device=device, requires_grad=True)
     x.register_hook(lambda gradient: gradient * 2)
