@@ -1,4 +1,4 @@
-"""Sums, means, extremes and truth over dimensions. Halves are summed in float32, as ATen does."""
+"""Sums, means, extremes, truth and counts over dimensions. Halves are summed in float32, as ATen does."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from flagos_backend.ir.attributes import DimensionsAttributes
+from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes, DimensionsAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ElementType
+from flagos_backend.ir.opcode import Comparison, Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
 from flagos_backend.torch.compile.lowering.table import NoLoweringError, Rule, lowering, lowering_alone
 
@@ -146,3 +146,31 @@ def _same_float(x: Instruction, y: Instruction) -> ElementType:
     if kind not in (E.F32, E.F64) or array(y) != array(x):
         raise NoLoweringError("other types and sizes are ATen's")
     return kind
+
+
+@lowering(aten.histc.default)
+def _histc(
+    emitter: Emitter, result: torch.Tensor, x: Instruction, bins: int = 100, low: float = 0, high: float = 0
+) -> Instruction:
+    """Of integers, which devices count and the host's operator refuses."""
+    if not array(x).element_type.is_integer or not int(low) < int(high):
+        raise NoLoweringError("floats are the host's to count, and so is what has the limits of its data")
+    count, low, high = prod(array(x).dims), int(low), int(high)
+    values = emitter.reshape(emitter.convert(x, E.S64), (count,))
+
+    def number(value: int) -> Instruction:
+        return emitter.operand(value, E.S64, (count,))
+
+    def compare(direction: Comparison, a: Instruction, b: Instruction) -> Instruction:
+        return emitter.builder.add(Opcode.COMPARE, [a, b], CompareAttributes(direction))
+
+    scaled = emitter.add(Opcode.MULTIPLY, emitter.add(Opcode.SUBTRACT, values, number(low)), number(bins))
+    places = emitter.add(Opcode.MINIMUM, emitter.add(Opcode.DIVIDE, scaled, number(high - low)), number(bins - 1))
+    outside = emitter.add(
+        Opcode.OR, compare(Comparison.LT, values, number(low)), compare(Comparison.GT, values, number(high))
+    )
+    places = emitter.add(Opcode.SELECT, outside, number(-1), places)
+    numbers = emitter.builder.add(Opcode.IOTA, (), DimensionAttributes(1), shape=ArrayShape(E.S64, (count, bins)))
+    falls = compare(Comparison.EQ, emitter.builder.broadcast(places, (count, bins), [0]), numbers)
+    counts = _reduce(emitter, result, emitter.convert(falls, E.S64), 0, Opcode.ADD, 0)
+    return emitter.convert(counts, element_type(result))
