@@ -15,8 +15,10 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tens
     inner = unwrap(self)
     if inner.dtype not in _INTEGERS:
         return wrap(torch.histc(inner, bins, min, max))
-    torch._check(bins > 0, lambda: "bins must be > 0")
-    torch._check(min <= max, lambda: "max must be larger than min")
+    if bins <= 0:
+        raise RuntimeError("bins must be > 0")
+    if min > max:
+        raise RuntimeError("max must be larger than min")
     return wrap(_counts(inner.flatten().long(), bins, int(min), int(max)).to(inner.dtype))
 
 
