@@ -20,6 +20,8 @@ from flagos_backend.kernels.vendor.library import is_vendor_reference, reference
 _TABLES = ("flaggems", "triton", "vendor")
 # FlagOS asks for flagos, vendor, reference; our own kernels stand beside FlagGems'.
 _ORDER = tuple(Provider)
+# Who asks for this much time per instruction gets kernels measured that tune themselves before their first call.
+THOROUGH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,13 @@ def choose(instruction: Instruction, target: Target, policy: Policy | None = Non
         if found:
             return _first(found[0], [f"{wish} is preferred"], instruction, target, policy)
         reasons.append(f"{wish} is preferred and has no kernel")
-        if policy.strict:
-            raise KernelRefused.at(instruction, operation=operation, reasons="; ".join(reasons))
+    if policy.strict and policy.wishes(operation):
+        raise KernelRefused.at(instruction, operation=operation, reasons="; ".join(reasons))
     if not allowed:
         if failures and not denied:
             raise failures[-1]
         raise KernelRefused.at(instruction, operation=operation, reasons="; ".join(reasons))
-    contenders = [offer for offer in allowed if offer.implementation.provider is not Provider.REFERENCE] or allowed
+    contenders = _contenders(allowed, reasons, instruction, policy)
     if len(contenders) == 1 and len(contenders[0].variants) == 1:
         return _chosen(contenders[0], contenders[0].variants[0], reasons)
     return _fastest(contenders, reasons, instruction, target, policy)
@@ -105,6 +107,21 @@ def _allowed(
     return offers, reasons, failures, denied
 
 
+def _contenders(allowed: list[_Offer], reasons: list[str], instruction: Instruction, policy: Policy) -> list[_Offer]:
+    """The offers worth measuring; ``reasons`` gets why the others are not."""
+    kept = []
+    for offer in allowed:
+        implementation = offer.implementation
+        if implementation is _REFERENCE_ON_LIBRARY:
+            reasons.append(f"not {implementation.identifier}: it takes more than one call")
+        elif implementation.tunes_itself(instruction) and policy.tune_seconds < THOROUGH_SECONDS:
+            wanted = f"FLAGOS_AUTOTUNE_SECONDS={THOROUGH_SECONDS:g} measures it"
+            reasons.append(f"not {implementation.identifier}: it tunes itself for seconds a shape; {wanted}")
+        else:
+            kept.append(offer)
+    return kept or allowed
+
+
 def _first(offer: _Offer, reasons: list[str], instruction: Instruction, target: Target, policy: Policy) -> Choice:
     """The wished provider's kernel; of several of its own the fastest."""
     if len(offer.variants) == 1:
@@ -115,20 +132,21 @@ def _first(offer: _Offer, reasons: list[str], instruction: Instruction, target: 
 def _fastest(
     offers: list[_Offer], reasons: list[str], instruction: Instruction, target: Target, policy: Policy
 ) -> Choice:
-    entries = {
-        f"{offer.implementation.identifier} ({variant.name})": (offer, variant)
-        for offer in offers
-        for variant in offer.variants
-    }
+    entries = {_label(offer, variant): (offer, variant) for offer in offers for variant in offer.variants}
     kernels = {name: variant.kernel for name, (_, variant) in entries.items()}
-    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds)
+    compiled = frozenset(name for name, (offer, _) in entries.items() if offer.implementation.library)
+    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds, compiled)
     offer, variant = entries[outcome.name]
     return _chosen(offer, variant, [outcome.text, *reasons])
 
 
 def _chosen(offer: _Offer, variant: Variant, reasons: list[str]) -> Choice:
-    name = f"{offer.implementation.identifier} ({variant.name})" if variant.name else offer.implementation.identifier
-    return Choice(variant.kernel, offer.implementation.provider, "; ".join([name, *reasons]))
+    return Choice(variant.kernel, offer.implementation.provider, "; ".join([_label(offer, variant), *reasons]))
+
+
+def _label(offer: _Offer, variant: Variant) -> str:
+    identifier = offer.implementation.identifier
+    return f"{identifier} ({variant.name})" if variant.name else identifier
 
 
 def _reference_unsupported(instruction: Instruction, target: Target) -> str:

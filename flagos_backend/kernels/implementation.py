@@ -35,7 +35,7 @@ class Implementation:
 
     ``unsupported``: why it cannot compute an instruction on a target, "" when it can; cheap and without a device.
     ``variants``: its kernels, the best guess first; called only where supported. ``library``: the chip maker's library
-    computes it.
+    computes it. ``tunes_itself``: the first call of a shape measures configurations of its own, for seconds.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Implementation:
     unsupported: Callable[[Instruction, Target], str]
     variants: Callable[[Instruction, Target], Sequence[Variant]]
     library: bool = False
+    tunes_itself: Callable[[Instruction], bool] = lambda instruction: False
 
     @property
     def identifier(self) -> str:

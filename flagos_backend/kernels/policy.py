@@ -10,7 +10,7 @@ from flagos_backend.devices.target import Target
 from flagos_backend.errors import KernelPolicyInvalid
 from flagos_backend.kernels.implementation import Implementation, Provider
 
-DEFAULT_SECONDS = 2.0
+DEFAULT_SECONDS = 1.0
 _TRUE, _FALSE = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off", "no", ""})
 
 

@@ -159,13 +159,28 @@ def _attention_variants(instruction: Instruction, target: Target) -> tuple[Varia
     return (Variant("", run),)
 
 
+# Their kernels choose among configurations by measuring each, anew for each shape.
+_TUNED = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "convolution", "conv1d", "conv2d", "conv3d"})
+
+
+def _aten_tunes_itself(instruction: Instruction) -> bool:
+    return _aten_name(instruction).partition(".")[0] in _TUNED
+
+
+def _always(instruction: Instruction) -> bool:
+    return True
+
+
 _FLAGOS = Provider.FLAGOS
 IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
-    ("aten::*", Implementation("aten", _FLAGOS, _aten_unsupported, _aten_variants)),
-    (str(Opcode.DOT), Implementation("dot", _FLAGOS, _dot_unsupported, _dot_variants)),
+    ("aten::*", Implementation("aten", _FLAGOS, _aten_unsupported, _aten_variants, tunes_itself=_aten_tunes_itself)),
+    (str(Opcode.DOT), Implementation("dot", _FLAGOS, _dot_unsupported, _dot_variants, tunes_itself=_always)),
     (
         str(Opcode.CONVOLUTION),
-        Implementation("convolution", _FLAGOS, _convolution_unsupported, _convolution_variants),
+        Implementation("convolution", _FLAGOS, _convolution_unsupported, _convolution_variants, tunes_itself=_always),
     ),
-    (FORWARD, Implementation("attention", _FLAGOS, _attention_unsupported, _attention_variants)),
+    (
+        FORWARD,
+        Implementation("attention", _FLAGOS, _attention_unsupported, _attention_variants, tunes_itself=_always),
+    ),
 )

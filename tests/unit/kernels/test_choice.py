@@ -69,6 +69,10 @@ def test_strict_refuses_instead_of_taking_another(providers):
         chosen({"FLAGOS_PREFER": "vendor:ascend", "FLAGOS_STRICT": "1"})
 
 
+def test_strict_tries_every_wish(providers):
+    assert chosen({"FLAGOS_PREFER": "vendor:ascend|triton", "FLAGOS_STRICT": "1"}).provider is Provider.TRITON
+
+
 def test_without_vendors_no_reference_that_is_the_vendors(monkeypatch):
     """The reference kernel of dot is the vendor's library as well."""
     monkeypatch.setattr(choice, "_tables", dict)
@@ -76,6 +80,45 @@ def test_without_vendors_no_reference_that_is_the_vendors(monkeypatch):
     with pytest.raises(KernelRefused, match="FLAGOS_DENY_VENDORS excludes the libraries of nvidia"):
         chosen({"FLAGOS_DENY_VENDORS": "*"})
     assert chosen({"FLAGOS_DENY_VENDORS": "*"}, HOST).provider is Provider.REFERENCE
+
+
+def test_kernels_that_tune_themselves_are_measured_only_when_there_is_time(monkeypatch):
+    def implementation(provider, tunes):
+        variants = (Variant("", lambda run, *operands: provider),)
+        return Implementation("dot", provider, lambda i, t: "", lambda i, t: variants, tunes_itself=lambda i: tunes)
+
+    table = {"dot": (implementation(Provider.FLAGOS, True), implementation(Provider.VENDOR, False))}
+    monkeypatch.setattr(choice, "_tables", lambda: table)
+    assert chosen({}).provider is Provider.VENDOR
+    assert "not flagos.dot: it tunes itself" in chosen({}).text
+    assert chosen({"FLAGOS_PREFER": "flagos"}).provider is Provider.FLAGOS
+    measured = []
+    monkeypatch.setattr(
+        choice.tuning,
+        "fastest",
+        lambda i, t, kernels, s, c: measured.extend(kernels) or choice.tuning.Outcome(measured[-1], ""),
+    )
+    assert chosen({"FLAGOS_AUTOTUNE_SECONDS": "60"}).provider is Provider.VENDOR
+    assert measured == ["flagos.dot", "vendor.dot"]
+
+
+def test_a_reference_that_is_one_call_takes_part(monkeypatch):
+    """ATen's own kernel of an operator is as good as any."""
+    builder = Builder("c")
+    x = builder.parameter(ArrayShape(ElementType.F32, (4,)))
+    config = b'{"arguments": [{"tensor": 0}], "keywords": {}, "results": null}'
+    attributes = CustomCallAttributes("aten::exp.default", config)
+    call = builder.add(Opcode.CUSTOM_CALL, [x], attributes, shape=ArrayShape(ElementType.F32, (4,)))
+    gems = Implementation("aten", Provider.FLAGOS, lambda i, t: "", lambda i, t: (Variant("", lambda run, x: x),))
+    monkeypatch.setattr(choice, "_tables", lambda: {"aten::*": (gems,)})
+    measured = []
+    monkeypatch.setattr(
+        choice.tuning,
+        "fastest",
+        lambda i, t, kernels, s, c: measured.extend(kernels) or choice.tuning.Outcome(measured[-1], ""),
+    )
+    assert choose(call, CHIP, Policy()).provider is Provider.REFERENCE
+    assert measured == ["flagos.aten", "reference.aten"]
 
 
 def test_text_says_why(providers):

@@ -116,6 +116,15 @@ def test_when_all_fail_the_first_is_used_and_nothing_is_kept(chip, tmp_path):
     assert not list((tmp_path / "flagos" / "tuning").iterdir())
 
 
+def test_what_is_compiled_is_measured_before_the_time_is_up(chip, monkeypatch):
+    """The first kernel runs on; what would have to be compiled after it is left out, and the text says so."""
+    moments = iter(range(1000))
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(moments)))
+    outcome = tuning.fastest(dot(), CHIP, kernels([]), 1.0, {"quick"})
+    assert outcome.name == "quick"
+    assert "slow not measured" in outcome.text
+
+
 def test_a_damaged_file_is_measured_again(chip, tmp_path):
     tuning.fastest(dot(), CHIP, kernels([]), 0.001)
     (file,) = (tmp_path / "flagos" / "tuning").iterdir()
