@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule, uniform_literal
 from flagos_backend.fusion.literals import starts_neutral
+from flagos_backend.fusion.recompute import recomputed
 from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
 from flagos_backend.fusion.rewriting import Pool, rewrite
 from flagos_backend.fusion.spaces import Placement, common_dims, moved_bytes, place, shared_bytes, substitute
@@ -40,6 +41,7 @@ def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts) ->
     merger = _Merger(computation, schedule, accepts)
     merger.join_producers()
     merger.join_siblings()
+    merger.drop_cheap_buffers()
     return Schedule(tuple(merger.ordered()), schedule.buffers)
 
 
@@ -215,6 +217,65 @@ class _Merger:
             return None
         region = Region(a.dims, (*a.stores, *b.stores))
         return region if self._fits(region) else None
+
+    # ---- Values that are cheaper computed again
+
+    def drop_cheap_buffers(self) -> None:
+        for node in self.nodes:
+            if node is not None and isinstance(node.item, Region):
+                # What goes into others first: they are then made from what it was made from.
+                for store in _by_depth(node.item):
+                    self._drop(node, store)
+
+    def _drop(self, node: _Node, store: Store) -> None:
+        """Computes ``store`` in its readers instead, if every one of them can."""
+        target, region = store.target, node.item
+        readers = self.readers[target]
+        if target in self.outputs or not readers or len(self.writers[target]) != 1 or not isinstance(region, Region):
+            return
+        alone = recomputed(region, store, self.pool)
+        if alone is None:
+            return
+        changed: dict[_Node, Region] = {}
+        for reader in readers:
+            made = self._with_own(alone, reader.item) if isinstance(reader.item, Region) else None
+            if made is None:
+                return
+            changed[reader] = made
+        for reader, made in changed.items():
+            self._rewire(reader, made)
+        self._rewire(node, Region(region.dims, tuple(s for s in region.stores if s is not store)))
+
+    def _with_own(self, alone: Region, reader: Region) -> Region | None:
+        """``reader`` computing for itself what ``alone`` stores; None when it cannot."""
+        for here, there in _placements(alone, reader):
+            placed = place(alone, here, self.pool)
+            region = substitute(place(reader, there, self.pool), placed.stores, self.pool)
+            if region is not None and self._fits(region):
+                return region
+        return None
+
+    def _rewire(self, node: _Node, region: Region) -> None:
+        """Gives ``node`` another region, which may read more and stores no more than before."""
+        reads, writes = _sources(region), _targets(region)
+        for buffer in node.reads:
+            self.readers[buffer].pop(node, None)
+        for buffer in reads:
+            self.readers[buffer][node] = None
+            for writer in self.writers[buffer]:
+                _order(writer, node)
+        for buffer in node.writes:
+            if buffer not in writes:
+                self.writers[buffer].remove(node)
+        node.item, node.reads, node.writes = region, reads, writes
+        if not writes:
+            self.nodes[node.number] = None
+
+
+def _by_depth(region: Region) -> list[Store]:
+    """The stores, what others are computed from first."""
+    places = {expression: number for number, expression in enumerate(region.expressions())}
+    return sorted(region.stores, key=lambda store: places[store.value])
 
 
 def _order(first: _Node, second: _Node) -> None:

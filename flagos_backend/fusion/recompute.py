@@ -1,0 +1,75 @@
+"""Which stored values are cheaper computed again where they are read than written and read back. Used by merge.py."""
+
+from __future__ import annotations
+
+from math import prod
+
+from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
+from flagos_backend.fusion.rewriting import Pool, rewrite
+from flagos_backend.ir.opcode import Opcode
+
+# What takes no more than a division does.
+_CHEAP = frozenset(
+    {
+        *(Opcode.ABS, Opcode.NEGATE, Opcode.SIGN, Opcode.NOT, Opcode.AND, Opcode.OR, Opcode.XOR),
+        *(Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY, Opcode.DIVIDE, Opcode.MAXIMUM, Opcode.MINIMUM),
+        *(Opcode.COMPARE, Opcode.SELECT, Opcode.CLAMP, Opcode.CONVERT, Opcode.BITCAST_CONVERT, Opcode.IS_FINITE),
+    }
+)
+_MAX_OPERATIONS = 8
+
+
+def recomputed(region: Region, store: Store, pool: Pool) -> Region | None:
+    """A region that stores what ``store`` of ``region`` stores, from buffers alone; None where that is no gain.
+
+    It is one when few cheap operations make the value from no more bytes than it has. The region's other results count
+    as buffers.
+    """
+    others: dict[Expression, Store] = {s.value: s for s in region.stores if s is not store and not isinstance(s.value, Load)}
+    value = _from_buffers(store.value, others, pool)
+    if value is None:
+        return None
+    alone = Region(region.dims, (Store(store.target, value, store.index),))
+    operations = [e for e in alone.expressions() if isinstance(e, Apply)]
+    if len(operations) > _MAX_OPERATIONS or any(e.opcode not in _CHEAP for e in operations):
+        return None
+    return alone if _loaded_bytes(alone) <= value.element_type.bytes * _points(alone) else None
+
+
+def _from_buffers(value: Expression, others: dict[Expression, Store], pool: Pool) -> Expression | None:
+    """``value`` with what other stores hold as loads; None when it needs a fold that nobody stores."""
+    reached: dict[Expression, None] = {}
+    stack: list[tuple[Expression, bool]] = [(value, False)]
+    while stack:
+        expression, done = stack.pop()
+        if expression in reached:
+            continue
+        if done or expression in others or not isinstance(expression, Apply):
+            if isinstance(expression, Fold) and expression not in others:
+                return None
+            reached[expression] = None
+            continue
+        stack.append((expression, True))
+        stack.extend((operand, False) for operand in expression.operands)
+
+    def load(expression: Expression) -> Expression | None:
+        store = others.get(expression)
+        return None if store is None else Load(expression.element_type, store.target, store.index)
+
+    return rewrite(reached, pool, lambda index: index, lambda dims: dims, load)[value]
+
+
+def _points(region: Region) -> int:
+    (store,) = region.stores
+    return prod(size for c, size in zip(store.index.coefficients, region.dims, strict=True) if c)
+
+
+def _loaded_bytes(region: Region) -> int:
+    """Of what varies as much as the result does: a row or a column beside it costs little."""
+    points = _points(region)
+    total = 0
+    for expression in region.expressions():
+        if isinstance(expression, Load):
+            reach = prod(s for c, s in zip(expression.index.coefficients, region.dims, strict=True) if c)
+            total += expression.element_type.bytes * reach if reach * 8 > points else 0
+    return total
