@@ -21,11 +21,14 @@ WIDER = {
 _REASONABLE = 4.0
 
 
-def compare(ours: Any, reference: Any, truth: Callable[[], Any] | None = None, *, values: bool = True) -> str:
+def compare(
+    ours: Any, reference: Any, truth: Callable[[], Any] | None = None, *, values: bool = True, scale: float = 0.0
+) -> str:
     """What differs between two structures of tensors and plain values, or "".
 
     ``truth`` computes the same in WIDER types; ours may be twice as far from it as the reference is. ``values``:
-    whether they are compared, or only sizes and types.
+    whether they are compared, or only sizes and types. ``scale``: of what the results were computed from, where they may
+    be nothing but its rounding.
     """
     mine, theirs = tree_leaves(ours), tree_leaves(reference)
     if len(mine) != len(theirs):
@@ -35,7 +38,7 @@ def compare(ours: Any, reference: Any, truth: Callable[[], Any] | None = None, *
         difference = _difference(a, b, values)
         if difference and truth is not None and isinstance(b, torch.Tensor) and b.dtype in WIDER:
             exact = tree_leaves(truth()) if exact is None else exact
-            if len(exact) == len(theirs) and _as_near(a, b, exact[number]):
+            if len(exact) == len(theirs) and _as_near(a, b, exact[number], scale):
                 continue
         if difference:
             return f"result {number}: {difference}"
@@ -64,7 +67,7 @@ def _difference(a: Any, b: Any, values: bool) -> str:
     return ""
 
 
-def _as_near(a: torch.Tensor, b: torch.Tensor, exact: Any) -> bool:
+def _as_near(a: torch.Tensor, b: torch.Tensor, exact: Any, scale: float) -> bool:
     """Whether ``a`` is as near to the truth as ``b`` by the largest error, or within some roundings of the largest
     value."""
     if not isinstance(exact, torch.Tensor) or exact.shape != b.shape or a.shape != b.shape or a.dtype != b.dtype:
@@ -76,6 +79,6 @@ def _as_near(a: torch.Tensor, b: torch.Tensor, exact: Any) -> bool:
     special = ~(a.isfinite() & b.isfinite())
     if not finite.any() or not torch.equal(torch.nan_to_num(a[special]), torch.nan_to_num(b[special])):
         return False
-    scale = float(exact[finite].abs().max())
+    scale = max(scale, float(exact[finite].abs().max()))
     own, other = (float((t - exact)[finite].abs().max()) for t in (a, b))
     return other <= _REASONABLE * max(rounding**0.5, 1e-3) * scale and own <= 2 * other + 4 * rounding * scale

@@ -56,6 +56,14 @@ def test_the_truth_decides_between_two_roundings() -> None:
     assert compare(torch.tensor([1.0, math.inf]), reference, lambda: exact)
 
 
+def test_what_is_zero_but_for_roundings_is_judged_by_what_it_was_computed_from() -> None:
+    zero = torch.zeros(2, dtype=torch.float64)
+    reference, ours = zero.float() + 2e-4, zero.float() - 3e-4
+    assert compare(ours, reference, lambda: zero)
+    assert compare(ours, reference, lambda: zero, scale=10.0) == ""
+    assert compare(ours * 9, reference, lambda: zero, scale=10.0)
+
+
 def test_each_operator_has_both_directions_where_it_has_derivatives() -> None:
     cases = {str(case) for case in opinfo.cases()}
     assert {"add float32 forward", "add float32 backward", "add int64 forward"} <= cases
