@@ -27,8 +27,8 @@ def compare(
     """What differs between two structures of tensors and plain values, or "".
 
     ``truth`` computes the same in WIDER types; ours may be twice as far from it as the reference is. ``values``:
-    whether they are compared, or only sizes and types. ``scale``: of what the results were computed from, where they may
-    be nothing but its rounding.
+    whether they are compared, or only sizes and types. ``scale``: of what the results were computed from, of which they
+    may be nothing but the rounding.
     """
     mine, theirs = tree_leaves(ours), tree_leaves(reference)
     if len(mine) != len(theirs):
