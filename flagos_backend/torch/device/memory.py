@@ -17,8 +17,10 @@ def wrap(inner: torch.Tensor, *, counted: bool = True) -> torch.Tensor:
 
     ``counted``: whether the memory counts as allocated on the device.
     """
-    if not torch.flagos.is_initialized():
-        torch.flagos.init()
+    if not _native.is_open():
+        from flagos_backend.torch.device import registration
+
+        registration.open_device()
     return _native.wrap(inner.resolve_conj().resolve_neg(), counted)
 
 

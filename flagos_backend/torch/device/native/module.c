@@ -14,6 +14,12 @@ static PyObject* unwrap(PyObject* module, PyObject* tensor) {
   return relabel_unwrap(tensor, &foreign_ndim);
 }
 
+static PyObject* is_open(PyObject* module, PyObject* unused) {
+  (void)module;
+  (void)unused;
+  return PyBool_FromLong(relabel_is_open());
+}
+
 static PyObject* open_exchange(PyObject* module, PyObject* args) {
   (void)module;
   PyObject* tensor_type;
@@ -94,6 +100,7 @@ static PyObject* set_limit(PyObject* module, PyObject* bytes) {
 static PyMethodDef methods[] = {
     {"open", open_exchange, METH_VARARGS,
      "open(Tensor, OutOfMemoryError, (DLPack type, id) of the inner device): before all else."},
+    {"is_open", is_open, METH_NOARGS, "Whether open was called."},
     {"configure", (PyCFunction)(void (*)(void))configure, METH_VARARGS | METH_KEYWORDS, "Sets what kernels share."},
     {"wrap", wrap, METH_VARARGS, "wrap(inner, counted=True): a tensor on the device over the inner tensor's memory."},
     {"unwrap", unwrap, METH_O, "unwrap(tensor): the tensor that computes for it, over the same memory."},

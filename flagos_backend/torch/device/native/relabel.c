@@ -126,13 +126,15 @@ static PyObject* relabel(PyObject* tensor, DLManagedTensor* managed, DLDevice de
   return api->managed_to_object(managed, &result) ? NULL : result;
 }
 
-static int is_open(void) {
+int relabel_is_open(void) { return api != NULL; }
+
+static int require_open(void) {
   if (!api) PyErr_SetString(PyExc_RuntimeError, "the device flagos is not open; torch.flagos.init() opens it");
   return api != NULL;
 }
 
 PyObject* relabel_wrap(PyObject* inner, int counted) {
-  if (!is_open()) return NULL;
+  if (!require_open()) return NULL;
   DLManagedTensor* managed;
   if (api->managed_from_object(inner, &managed)) return NULL;
   if (managed->tensor.device.type != inner_device.type) {
@@ -148,7 +150,7 @@ PyObject* relabel_wrap(PyObject* inner, int counted) {
 }
 
 PyObject* relabel_unwrap(PyObject* tensor, int32_t* foreign_ndim) {
-  if (!is_open()) return NULL;
+  if (!require_open()) return NULL;
   DLManagedTensor* managed;
   if (api->managed_from_object(tensor, &managed)) return NULL;
   if (managed->tensor.device.type != kDLExtDev) {

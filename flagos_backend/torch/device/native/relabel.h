@@ -50,6 +50,9 @@ typedef struct {
 
 extern MemoryCounters relabel_counters;
 
+// Whether relabel_open has succeeded.
+int relabel_is_open(void);
+
 // Looks PyTorch's exchange functions up. -1 with an exception where it has none that fit. `out_of_memory` is raised where
 // the limit is exceeded.
 int relabel_open(PyObject* tensor_type, PyObject* out_of_memory);
