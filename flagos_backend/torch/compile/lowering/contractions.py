@@ -6,7 +6,7 @@ import torch
 
 from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.opcode import Opcode, Precision
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
 from flagos_backend.torch.compile.lowering.table import NoLoweringError, lowering, lowering_alone
@@ -22,6 +22,12 @@ def _dot(
         raise NoLoweringError("products of other types are ATen's")
     shape = ArrayShape(kind, tuple(result.shape))
     return emitter.builder.add(Opcode.DOT, [x, y], attributes, shape=shape)
+
+
+def _precision() -> Precision:
+    """What torch's setting says of products of f32. HLO's default would let them be rounded to TF32; Dynamo traces
+    again when the setting changes."""
+    return Precision.HIGHEST if torch.get_float32_matmul_precision() == "highest" else Precision.DEFAULT
 
 
 def _untransposed(x: Instruction) -> tuple[Instruction, bool]:
@@ -42,7 +48,7 @@ def _product(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruct
     y, y_turned = _untransposed(y)
     rows, columns = len(batch), len(batch) + 1
     contracted = (rows if x_turned else columns,), (columns if y_turned else rows,)
-    return _dot(emitter, result, x, y, DotAttributes(*contracted, batch, batch))
+    return _dot(emitter, result, x, y, DotAttributes(*contracted, batch, batch, _precision()))
 
 
 @lowering_alone(aten.addmm.default)
