@@ -215,6 +215,7 @@ class GraphReplay final : public Replay {
     for (const Captures::Array& array : captures.arrays) addresses_.push_back(array.first);
     driver.Check(driver.GraphInstantiate(&exec_, reinterpret_cast<Graph>(captures.first_graph), 0),
                  "instantiating a graph");
+    Rehearse();
     driver.Check(driver.GraphUpload(exec_, streams.handle(Stream::kCompute)), "uploading a graph");
   }
 
@@ -246,6 +247,19 @@ class GraphReplay final : public Replay {
   size_t patches() const noexcept override { return patches_; }
 
  private:
+  // Patches every node with what it holds: the driver refuses that for some kernels of libraries (cuDNN's attention),
+  // which must be known before a launch relies on it.
+  void Rehearse() {
+    const Driver& driver = streams_.driver();
+    for (size_t i = 0; i < patched_.size(); ++i) {
+      const Result result = patched_[i]->Set(driver, exec_, streams_.context());
+      if (result == 0) continue;
+      driver.ExecDestroy(std::exchange(exec_, nullptr));
+      Fail(FLAGOS_UNIMPLEMENTED, "the driver refuses to patch node %zu of %zu that hold addresses (error %d)", i,
+           patched_.size(), static_cast<int>(result));
+    }
+  }
+
   const CudaStreams& streams_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<PatchedNode>> patched_;
