@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from flagos_backend.torch.device.generator import Generator
@@ -77,6 +78,9 @@ def _move_in_place(module: torch.nn.Module, name: str, parameter: torch.nn.Param
     """Has a parameter take the place and the contents of the one that replaced it."""
     moved = module._parameters[name]
     assert moved is not None
+    if isinstance(parameter, UninitializedParameter):  # what replaced it has a size, and so would never get its own
+        moved = UninitializedParameter(parameter.requires_grad, moved.device, moved.dtype)
+        module._parameters[name] = moved
     gradient = moved.grad
     moved.grad = None
     held = parameter.grad

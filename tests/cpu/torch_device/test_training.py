@@ -251,3 +251,16 @@ def test_inference_mode(device: torch.device) -> None:
         y.add_(1)
     assert y.is_inference()
     assert y.tolist() == [3.0, 3.0]
+
+
+def test_lazy_modules_get_their_sizes_after_the_move(device: torch.device) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
+    weight = module[0].weight
+    module.to(device).double()
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    module(x.to(device)).sum().backward()
+    assert module[0].weight is weight, "an optimizer made before holds it"
+    assert weight.shape == (4, 3, 3)
+    twin = copy.deepcopy(module).cpu()
+    assert_close(module(x.to(device)).cpu(), twin(x))
