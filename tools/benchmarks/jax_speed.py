@@ -109,21 +109,26 @@ def difference(ours: Sequence[np.ndarray], peer: Sequence[np.ndarray], precision
 
 
 def measure(program: Program, devices: Sequence[jax.Device], peak: Peak, seconds: float) -> Measured:
-    """``devices``: ours and the peer's; about ``seconds`` are spent on each."""
+    """``devices``: ours and the peer's; about ``seconds`` are spent on each. One program that fails on either side, or
+    gives other results than the peer, is one row that says so."""
     floor = max(program.bytes_moved / peak.bytes, program.flops / peak.flops)
     arguments = program.arguments(np.random.default_rng(0))
-    try:
-        ours, peer = (Side(program, device, arguments) for device in devices)
-        wrong = difference(ours.first(), peer.first(), program.precision)
-        if wrong:
-            return Measured(program.name, floor, error=wrong)
-        times = _take_turns(ours, peer, seconds)
-    except Exception as error:  # one program that fails is one row that says so
-        return Measured(program.name, floor, error=f"{type(error).__name__}: {str(error)[:300]}")
-    return Measured(program.name, floor, *times, ours.compile_seconds, peer.compile_seconds)
+    sides, results = [], []
+    for device in devices:
+        try:
+            sides.append(Side(program, device, arguments))
+            results.append(sides[-1].first())
+        except Exception as error:
+            return Measured(program.name, floor, error=f"{device.platform}: {type(error).__name__}: {str(error)[:200]}")
+    wrong = difference(*results, program.precision)
+    if wrong:
+        return Measured(program.name, floor, error=wrong)
+    ours, peer = sides
+    return Measured(program.name, floor, *_take_turns(ours, peer, seconds), ours.compile_seconds, peer.compile_seconds)
 
 
 def _take_turns(ours: Side, peer: Side, seconds: float) -> tuple[float, float]:
+    """Median seconds of a call of each."""
     estimate = max(min(side.seconds(2) for _ in range(2)) for side in (ours, peer))
     calls = max(1, min(20, int(seconds / 10 / estimate)))
     rounds = max(3, min(30, int(seconds / (estimate * calls))))
@@ -151,15 +156,18 @@ def peak_of(device: jax.Device, scale: Scale) -> Peak:
     return Peak(2 * big.nbytes / best(lambda: copy(big)), 2.0 * side**3 / best(lambda: product(x, x)))
 
 
+def line(row: Measured) -> str:
+    """One line of the table."""
+    if row.speedup is None or row.ours is None or row.peer is None:
+        return f"{row.name:44}{row.floor * 1e3:10.4g}  {row.error}"
+    figures = f"{row.floor * 1e3:10.4g}{row.ours * 1e3:10.4g}{row.peer * 1e3:13.4g}{row.speedup:9.2f}"
+    return f"{row.name:44}{figures}{row.ours_compile:11.3g}{row.peer_compile:12.3g}"
+
+
 def render(rows: Sequence[Measured], peak: Peak, source: report.Origin, peer: str) -> str:
     """The table, the geometric mean of the speedups, and where the figures come from."""
-    lines = [f"{'':44}{'floor ms':>10}{'ours ms':>10}{peer + ' ms':>10}{'speedup':>9}{'compile s':>11}{peer + ' s':>9}"]
-    for row in rows:
-        if row.speedup is None or row.ours is None or row.peer is None:
-            lines.append(f"{row.name:44}{row.floor * 1e3:10.4g}  {row.error}")
-            continue
-        figures = f"{row.floor * 1e3:10.4g}{row.ours * 1e3:10.4g}{row.peer * 1e3:10.4g}{row.speedup:9.2f}"
-        lines.append(f"{row.name:44}{figures}{row.ours_compile:11.3g}{row.peer_compile:9.3g}")
+    head = f"{'':44}{'floor ms':>10}{'ours ms':>10}{peer + ' ms':>13}{'speedup':>9}{'compile s':>11}{peer + ' s':>12}"
+    lines = [head, *map(line, rows)]
     speedups = [row.speedup for row in rows if row.speedup]
     if speedups:
         mean = math.exp(statistics.fmean(map(math.log, speedups)))
@@ -189,7 +197,7 @@ def main() -> int:
     for program in programs(scale):
         if fnmatch.fnmatch(program.name, options.only):
             rows.append(measure(program, devices, peak, options.seconds))
-            print(f"{program.name}: {rows[-1].error or f'{rows[-1].speedup:.2f}'}", flush=True)
+            print(line(rows[-1]), flush=True)
     source = report.origin("jax_speed", "" if scale is Scale.HOST else devices[1].device_kind)
     text = render(rows, peak, source, f"XLA {options.peer}")
     print(text, end="")

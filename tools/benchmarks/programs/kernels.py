@@ -111,7 +111,7 @@ def _attention(batch: int, length: int, heads: int, kv_heads: int, width: int, d
     query, key = (batch, length, heads, width), (batch, length, kv_heads, width)
     forward, backward = normals(query, key, key, dtype=dtype), normals(query, key, key, query, dtype=dtype)
     flops = 2.0 * batch * heads * length * length * width  # two products, half of it masked
-    size = f"{batch}x{length}x{heads}x{width}"
+    size = f"{batch}x{length}x{heads}x{width}" + (f" on {kv_heads}" if kv_heads < heads else "")
     both = gradient(attention)
     return [
         Program(f"attention {size}", attention, forward, traffic(attention, forward), flops),
@@ -137,7 +137,7 @@ def host() -> list[Program]:
 def accelerator() -> list[Program]:
     """Kernels that take an accelerator a good part of a millisecond or more."""
     big = normals((16384, 8192), dtype=BF16)
-    lengths = ((8, 1024), (4, 4096), (1, 16384))
+    lengths = ((8, 1024, 32), (4, 4096, 32), (1, 16384, 4))
     return [
         Program("elementwise chain 16384x8192", chain, big, traffic(chain, big)),
         *_rows(16384, 8192, BF16),
@@ -146,7 +146,11 @@ def accelerator() -> list[Program]:
         _product("product", (1024, 1024, 1024), 1, BF16),
         _product("skinny product", (16, 4096, 11008), 1, BF16),
         _product("batched product", (1024, 128, 1024), 128, BF16),
-        *(program for batch, length in lengths for program in _attention(batch, length, 32, 32, 128, BF16)),
+        *(
+            program
+            for batch, length, heads in lengths
+            for program in _attention(batch, length, heads, heads, 128, BF16)
+        ),
         *_attention(4, 4096, 32, 8, 128, BF16),
         *_shared(1 << 26, (4096, 16384), F32),
     ]
