@@ -79,8 +79,9 @@ def _move_in_place(module: torch.nn.Module, name: str, parameter: torch.nn.Param
     moved = module._parameters[name]
     assert moved is not None
     if isinstance(parameter, UninitializedParameter):  # what replaced it has a size, and so would never get its own
-        moved = UninitializedParameter(parameter.requires_grad, moved.device, moved.dtype)
-        module._parameters[name] = moved
+        unsized: Any = UninitializedParameter  # PyTorch types it as a Parameter, which takes its data
+        moved = module._parameters[name] = unsized(parameter.requires_grad, moved.device, moved.dtype)
+        assert moved is not None
     gradient = moved.grad
     moved.grad = None
     held = parameter.grad
