@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,8 +47,9 @@ def condense(paths: Sequence[Path]) -> dict[str, Any]:
     headers, merged = [], {}
     for path in paths:
         header, records = load(path)
-        headers.append(header)
-        merged.update({record.name: record for record in records})
+        headers.append({**header, "command": _without_folders(header["command"])})
+        for record in records:
+            merged[record.name] = dataclasses.replace(record, message=_without_folders(record.message))
     if len({header["platform"] for header in headers}) > 1:
         raise ValueError(f"these files are of different platforms, publish each alone: {', '.join(map(str, paths))}")
     records = list(merged.values())
@@ -105,6 +107,11 @@ def _share(passed: int, counted: int) -> str:
 def _others(records: Sequence[Record]) -> str:
     counts = Counter(record.status for record in records)
     return ", ".join(f"{counts[status]} {status}" for status in Status if status is not Status.PASSED)
+
+
+def _without_folders(text: str) -> str:
+    """Where files lay on the machine of the run says nothing to others: their names are kept."""
+    return re.sub(r"(?<![\w./:])/(?:[\w.+@-]+/)+", "", text)
 
 
 def _first_line(message: str) -> str:

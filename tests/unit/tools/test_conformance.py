@@ -144,6 +144,15 @@ def test_the_readme_says_what_is_published(tmp_path: Path) -> None:
         readme.update(page, tmp_path / "kept" / "results")
 
 
+def test_what_is_published_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+    failed = Record(
+        "a", "g", Status.FAILED, "1/2 At /opt/some/where/file.py:3 and https://pytorch.org/docs/x in a/b.py"
+    )
+    written = report.publish([_written(tmp_path / "1", [failed])], tmp_path / "results")
+    (kept,) = json.loads(written[0].read_text())["not passed"]
+    assert kept["message"] == "1/2 At file.py:3 and https://pytorch.org/docs/x in a/b.py"
+
+
 def test_unstable_sorts_may_order_equal_keys_as_they_like() -> None:
     keys, values = np.array([0, 0, 1], np.int32), np.array([5.0, 7.0, 6.0], np.float32)
     assert compare("sort", [], [keys, values[[1, 0, 2]]], [keys, values], SORT) == ""
