@@ -31,7 +31,8 @@ class Attention:
     key position, ``d`` what query and key contract, ``e`` channel of the value; any other letter of ``key`` is a batch
     dimension, any other of ``query`` one of the group of queries that share a key. ``bias`` is added to the logits;
     ``mask`` is true where a key is visible; ``upper`` and ``lower`` hide key position s from query position t unless
-    t - lower <= s <= t + upper. Arithmetic takes place in f32, for f64 in f64.
+    t - lower <= s <= t + upper. Arithmetic takes place in f32, for f64 in f64; with ``tensor_float`` products may round
+    f32 operands to TF32.
     """
 
     query: str
@@ -44,6 +45,7 @@ class Attention:
     mask: str | None = None
     upper: int | None = None
     lower: int | None = None
+    tensor_float: bool = False
 
     @property
     def batch(self) -> str:
@@ -71,7 +73,7 @@ class Attention:
         arrays = f"{self.query},{self.key},{self.value}->{self.output}"
         extra = {"bias": self.bias, "mask": self.mask, "upper": self.upper, "lower": self.lower}
         shown = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
-        return f"{arrays} scale={self.scale:.6g}{shown}"
+        return f"{arrays} scale={self.scale:.6g}{shown}{' tf32' if self.tensor_float else ''}"
 
     def to_config(self) -> dict[str, Any]:
         config = {name: value for name, value in asdict(self).items() if value is not None}

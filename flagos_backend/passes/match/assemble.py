@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.opcode import DotAlgorithm, Opcode, Precision
+from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.attention import Attention
 from flagos_backend.passes.match.bands import ALL, Band, split
 from flagos_backend.passes.match.labels import (
     Labels,
     dims_of,
     dot_operand_labels,
+    element_type_of,
     peel,
     relabel,
     same_value,
@@ -99,9 +101,17 @@ def assemble(of: Candidate) -> Matched:
         fill,
         upper=band.upper,
         lower=band.lower,
+        tensor_float=all(_may_round(dot) for dot in (of.dot, output.dot)),
     )
     operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
     return Matched(of, attention, *operands, biases, masks, letters, output)
+
+
+def _may_round(dot: Instruction) -> bool:
+    """Whether HLO lets a product of f32 be computed from operands rounded to TF32, as XLA does on GPUs."""
+    attributes = dot.attributes_as(DotAttributes)
+    of_f32 = all(element_type_of(operand) is ElementType.F32 for operand in dot.operands)
+    return of_f32 and attributes.precision is Precision.DEFAULT and attributes.algorithm is DotAlgorithm.UNSET
 
 
 def _output_of_gradient(of: Candidate) -> Contraction:

@@ -1,5 +1,7 @@
 """Every provider's attention on the accelerator against dense float64 einsums."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,6 +64,20 @@ def test_longer(name, target, rng):
 def test_f32(target, rng):
     p = problem(CASES["causal"], E.F32, int(rng.integers(1 << 30)), DEVICE.type, LONGER)
     assert Provider.TRITON in check(p, target, E.F32)
+
+
+def test_f32_rounded_to_tf32(target, rng):
+    """TF32 has the significand of f16."""
+    attention = replace(CASES["causal"], tensor_float=True)
+    (output, _), gradients = oracle(p := problem(attention, E.F32, int(rng.integers(1 << 30)), DEVICE.type, LONGER))
+    (forward,) = (i for i in implementations_of(FORWARD) if i.provider is Provider.TRITON)
+    (backward,) = (i for i in implementations_of(BACKWARD) if i.provider is Provider.TRITON)
+    for variant in forward.variants(p.calls[0], target):
+        ours = p.forward(variant.kernel)
+        assert_close(ours[0], output, E.F16)
+    for variant in backward.variants(p.calls[1], target):
+        for gradient, exact in zip(p.backward(variant.kernel, *ours), gradients, strict=True):
+            assert_close(gradient, exact, E.F16)
 
 
 @pytest.mark.parametrize("element", HALF, ids=lambda e: e.name)

@@ -218,6 +218,16 @@ def test_bfloat16(draw, name):
         assert error <= 1.5 * before + 0.01 * float(np.abs(x).max())
 
 
+@pytest.mark.parametrize("precision", [None, "highest"])
+def test_precision(draw, precision):
+    """HLO's default lets an accelerator round f32 to TF32; what a program asks for beyond it is kept."""
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
+    with jax.default_matmul_precision(precision):
+        _, result = matched(gradient(written_out), *args)
+    assert targets(result.module) == [FORWARD, BACKWARD]
+    assert ("tf32" in result.notes[0]) is (precision is None)
+
+
 def test_rematerialized(draw):
     """The backward computation has no output of its own; a loop's body gets back the mask that was hoisted out."""
     args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
