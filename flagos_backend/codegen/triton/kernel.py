@@ -114,7 +114,7 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     text = describe(region, tiling)
     workspaces = tuple(_array(buffer) for buffer in halves.buffers.values()) if halves else ()
     options = _WITH_LIBDEVICE.get(target.vendor, {})
-    source = _head(dialect, text) + "\n\n".join(["", *kernels.functions])
+    source = _head(dialect, _work(region)) + "\n\n".join(["", *kernels.functions])
     launches = tuple(kernels.launches)
     return RegionKernel(region, inputs, outputs, source, launches, workspaces, options, text, kernels.walks)
 
@@ -152,22 +152,26 @@ def _array(instruction: Instruction) -> ArrayShape:
 
 
 def _head(dialect: Dialect, text: str) -> str:
-    lines = [f'"""{text}."""', "", "import triton", "import triton.language as tl"]
+    lines = [f'"""A region: {text}."""', "", "import triton", "import triton.language as tl"]
     if dialect is Dialect.LIBDEVICE:
         lines.append("from triton.language.extra import libdevice")
     return "\n".join([*lines, "", "from flagos_backend.codegen.triton import formulas as fm", ""])
 
 
 def describe(region: Region, tiling: Tiling) -> str:
-    """One line for explain and for the source."""
-    operations = [str(e.opcode) for e in region.expressions() if isinstance(e, Apply)]
-    folds = [f"fold-{f.combine}" for f in region.folds]
+    """One line for explain."""
     names = ", ".join(dict.fromkeys(store.target.name for store in region.stores))
     shape = "x".join(map(str, region.dims)) or "scalar"
     blocks = "x".join(str(axis.block) for axis in tiling.axes)
     parts = f", {tiling.parts} parts" if tiling.parts > 1 else ""
-    shown = " ".join([*folds, *operations[:12], *(["..."] if len(operations) > 12 else [])]) or "copy"
-    return f"triton {names} over {shape} in blocks of {blocks}{parts}: {shown}"
+    return f"triton {names} over {shape} in blocks of {blocks}{parts}: {_work(region)}"
+
+
+def _work(region: Region) -> str:
+    """What a source says of itself: no names, so that equal layers of a model share one."""
+    operations = [str(e.opcode) for e in region.expressions() if isinstance(e, Apply)]
+    folds = [f"fold-{f.combine}" for f in region.folds]
+    return " ".join([*folds, *operations[:12], *(["..."] if len(operations) > 12 else [])]) or "copy"
 
 
 def _as_pointer(tensor: torch.Tensor) -> torch.Tensor:

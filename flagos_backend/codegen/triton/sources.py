@@ -48,8 +48,12 @@ def path_of(source: str) -> Path:
     return folder() / f"{digest(source)}.py"
 
 
+@functools.cache
 def load(source: str) -> ModuleType:
-    """The module that ``source`` is. Raises what running it raises, and OSError when it cannot be written."""
+    """The module that ``source`` is, one for each source, so that equal kernels are compiled once.
+
+    Raises what running it raises, and OSError when it cannot be written.
+    """
     path = path_of(source)
     if not path.is_file() or path.read_text() != source:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:

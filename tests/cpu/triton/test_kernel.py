@@ -38,6 +38,19 @@ def test_the_source_is_the_same_each_time_and_lies_in_a_private_folder() -> None
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_equal_layers_share_one_compiled_kernel() -> None:
+    builder = Builder("entry")
+    inputs = [builder.parameter(ArrayShape(ElementType.F32, (64, 64))) for _ in range(2)]
+    outputs = builder.tuple([builder.add(Opcode.TANH, [x]) for x in inputs])
+    first, second = (prepare(region, kernels.target()) for region in regions_of(builder.build(outputs)))
+    assert first.text != second.text
+    assert first.source == second.source
+    tensor = torch.randn(64, 64, device=kernels.target().device_type)
+    for kernel in (first, second):
+        kernel([tensor], [torch.empty_like(tensor)])
+    assert first._functions[0] is second._functions[0]
+
+
 def test_a_file_that_was_changed_is_written_anew() -> None:
     kernel = sum_of_two(101)
     path = sources.path_of(kernel.source)
