@@ -39,6 +39,7 @@ struct Loop {
     Type type;
     int64_t reg, result, initial_slot;  // initial_slot: where the scalar initial value stands
     FoldFunction fold;
+    bool compensated = false;  // a sum in its own type, of which rows keep what rounding between tiles loses
     TileFunction widen, combine_wide, narrow;  // to, in and from AccumulatorType; widen and narrow null when it is type
   };
   struct Output {

@@ -467,6 +467,7 @@ class Parser {
       const int wide = static_cast<int>(AccumulatorType(reduction.combine, reduction.type));
       static constexpr Op kOps[] = {Op::kAdd, Op::kMultiply, Op::kMaximum, Op::kMinimum, Op::kAnd, Op::kOr, Op::kXor};
       static_assert(sizeof kOps / sizeof *kOps == kNumCombines);
+      reduction.compensated = reduction.combine == Combine::kAdd && reduction.type == Type::kF64;
       reduction.fold = kernels.fold[combine][type];
       reduction.combine_wide = kernels.apply[static_cast<int>(kOps[combine])][wide];
       reduction.widen = wide == type ? nullptr : kernels.convert[type][wide];

@@ -1,6 +1,7 @@
 #include "cpu/run_loop.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cpu/thread_pool.h"
@@ -146,16 +147,20 @@ class Lane {
     for (size_t d = kept; d + 1 < loop_.dims.size(); ++d) outer_folded *= loop_.dims[d];
     for (int64_t row = begin; row < end; ++row) {
       SetIndex(row, 0, kept);
-      for (size_t r = 0; r < loop_.reductions.size(); ++r) Start(r, 1);
+      for (size_t r = 0; r < loop_.reductions.size(); ++r) {
+        Start(r, 1);
+        Lost(r) = 0.0;
+      }
       for (int64_t folded = 0; folded < outer_folded; ++folded) {
         SetIndex(folded, kept, loop_.dims.size() - 1);
         for (int64_t start = 0; start < inner; start += loop_.tile) {
           const int64_t n = std::min(loop_.tile, inner - start);
           Compute(start, n);
-          for (size_t r = 0; r < loop_.reductions.size(); ++r) {
-            loop_.reductions[r].fold(accumulators_[r], place_[Index(loop_.reductions[r].reg)], n);
-          }
+          for (size_t r = 0; r < loop_.reductions.size(); ++r) FoldTile(r, n);
         }
+      }
+      for (size_t r = 0; r < loop_.reductions.size(); ++r) {
+        if (loop_.reductions[r].compensated && std::isfinite(Lost(r))) Total(r) += Lost(r);
       }
       Finish(1);
     }
@@ -239,6 +244,23 @@ class Lane {
       initial = wide;
     }
     Gather(accumulators_[r], initial, 0, n, bytes);
+  }
+
+  // Of a compensated reduction over rows: the sum, and what rounding took from it so far.
+  double& Total(size_t r) { return *reinterpret_cast<double*>(accumulators_[r]); }
+  double& Lost(size_t r) { return *reinterpret_cast<double*>(widened_[r]); }
+
+  // Folds a tile of a row into its accumulator.
+  void FoldTile(size_t r, int64_t n) {
+    const Loop::Reduction& reduction = loop_.reductions[r];
+    const char* const values = place_[Index(reduction.reg)];
+    if (!reduction.compensated) return reduction.fold(accumulators_[r], values, n);
+    double part = 0.0;
+    reduction.fold(&part, values, n);
+    // Knuth's exact sum: total + part = sum + error.
+    const double total = Total(r), sum = total + part, taken = sum - total;
+    Lost(r) += (total - (sum - taken)) + (part - taken);
+    Total(r) = sum;
   }
 
   void Finish(int64_t n) {
