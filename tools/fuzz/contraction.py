@@ -100,6 +100,8 @@ def _fold(scope: Scope, kind: ElementType) -> Opcode:
     if kind.is_complex:
         return scope.tape.pick((Opcode.ADD, Opcode.MULTIPLY))
     numeric = (Opcode.ADD, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.MULTIPLY)
+    if kind is E.F16:  # a product overflows midway or not, as wide as it is accumulated
+        return scope.tape.pick(numeric[:3])
     return scope.tape.pick(numeric if kind.is_float else (*numeric, Opcode.XOR, Opcode.OR, Opcode.AND))
 
 
@@ -159,11 +161,10 @@ def select_and_scatter(scope: Scope) -> Instruction:
     value = scope.operand((kind,), lambda dims: 1 <= len(dims) <= 3 and 0 not in dims, lambda: _positive(scope, 3))
     value = canonical(scope, value)
     dims = dims_of(value)
-    sizes = [scope.tape.pick((1, 2, 3)) for _ in dims]
+    # No window without a position: XLA leaves the result uninitialized then.
+    sizes = [min(scope.tape.pick((1, 2, 3)), size) for size in dims]
     window = tuple(WindowDimension(size, size) for size in sizes)
-    source = scope.like(
-        ArrayShape(kind, tuple(max(0, (d - s) // s + 1) if d >= s else 0 for d, s in zip(dims, sizes, strict=True)))
-    )
+    source = scope.like(ArrayShape(kind, tuple((d - s) // s + 1 for d, s in zip(dims, sizes, strict=True))))
     selection = Builder("select_ge")
     pair = [selection.parameter(ArrayShape(kind)) for _ in range(2)]
     called = [selection.build(selection.add(Opcode.COMPARE, pair, CompareAttributes(Comparison.GE)))]

@@ -39,8 +39,8 @@ _UNARY: dict[Opcode, tuple[E, ...]] = {
     Opcode.IS_FINITE: FLOATS,
     Opcode.NOT: (*INTEGERS, E.PRED),
     Opcode.POPCNT: INTEGERS,
-    # XLA folds the leading zeros of narrow signed constants as if they were 64 bits wide.
-    Opcode.CLZ: tuple(t for t in INTEGERS if not (t.is_signed and t.bits < 32)),
+    # XLA folds the leading zeros of negative constants as if they were 64 bits wide.
+    Opcode.CLZ: tuple(t for t in INTEGERS if t.is_unsigned),
     **dict.fromkeys((Opcode.REAL, Opcode.IMAG), COMPLEX),
     Opcode.COPY: ARITHMETIC,
     Opcode.OPTIMIZATION_BARRIER: ARITHMETIC,

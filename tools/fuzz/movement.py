@@ -150,8 +150,8 @@ def dynamic_update_slice(scope: Scope) -> Instruction:
 
 
 def _starts(scope: Scope, dims: Dims) -> list[Instruction]:
-    """One type for all, as XLA wants it; not a wide unsigned one, whose upper half XLA's CPU takes for negative."""
-    kind = scope.tape.pick((E.S32, E.S64, E.U8))
+    """One type for all, as XLA wants it; not an unsigned one, whose upper half XLA's CPU takes for negative."""
+    kind = scope.tape.pick((E.S32, E.S64))
     starts = []
     for size in dims:
         start = scope.index(size)

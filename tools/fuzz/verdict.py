@@ -18,7 +18,7 @@ from tools.fuzz.noise import disturb
 Array = np.ndarray[Any, Any]
 
 _DISTURBED_RUNS = 6
-_FLUSHED_RUNS = 4
+_FLUSHED_RUNS = 8
 _SLACK = 4.0  # times the scatter of the disturbed runs
 _ULPS = 4
 
