@@ -10,7 +10,11 @@ import json
 import os
 import platform as host
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+# What else a run depends on.
+_VARIABLES = ("JAX_NUM_GENERATED_CASES",)
 
 
 class Status(enum.StrEnum):
@@ -76,6 +80,13 @@ def _facts() -> dict[str, str]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "python": host.python_version(),
         "machine": f"{os.cpu_count()} cores, {host.machine()}",
-        "command": " ".join(["python -m tools.conformance", *sys.argv[1:]]),
+        "command": _command(sys.argv[1:]),
         **versions,
     }
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """How to run this again; absolute paths are this machine's own, so only their last part is kept."""
+    variables = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    words = [Path(word).name if word.startswith("/") else word for word in arguments]
+    return " ".join([*variables, "python -m tools.conformance", *words])

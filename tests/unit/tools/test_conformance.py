@@ -116,6 +116,15 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     assert [r.name for r in load(path)[1]] == ["a", "b"]
 
 
+def test_a_header_says_how_to_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["conformance", "jax-tests", "--checkout", "/somewhere/jax", "--stride", "8"])
+    monkeypatch.setenv("JAX_NUM_GENERATED_CASES", "3")
+    header = load(_written(tmp_path / "out", []))[0]
+    assert header["command"] == (
+        "JAX_NUM_GENERATED_CASES=3 python -m tools.conformance jax-tests --checkout jax --stride 8"
+    )
+
+
 def test_what_is_published_hides_no_failure_and_joins_parts(tmp_path: Path) -> None:
     passed, failed = Status.PASSED, Status.FAILED
     first = _written(tmp_path / "1", [Record("a", "g", passed), Record("b", "g", failed, "one | two\nthree")])
