@@ -17,9 +17,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from flagos_backend.torch.compile import report
+from flagos_backend.torch.compile.corrections import correct_graph, corrected
 from flagos_backend.torch.compile.errors import FallbackRefused
 from flagos_backend.torch.compile.executable import launcher_of
-from flagos_backend.torch.compile.norm_statistics import correct_graph, corrected
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
 from flagos_backend.torch.compile.program import build_program, place_of
 from flagos_backend.torch.compile.segments import CompiledGraph, cut, decides_sizes, run_segments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from support.torch_compile import assert_same, compiled
 
@@ -33,3 +34,17 @@ def test_zeros_without_memory() -> None:
     x = torch.randn(5, requires_grad=True)
     (gradient,) = torch.autograd.grad(compiled(torch.sgn)(x).sum(), x)
     assert_same(gradient, torch.zeros(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bags(dtype: torch.dtype, mode: str) -> None:
+    """What PyTorch keeps for the derivative has another size in bfloat16 than it traces."""
+    table = torch.randn(7, 4).to(dtype).requires_grad_()
+    rows, offsets = torch.randint(7, (5,)), torch.tensor([0, 2])
+    ours, theirs = (
+        call(rows, table, offsets, mode=mode) for call in (compiled(functional.embedding_bag), functional.embedding_bag)
+    )
+    assert_same(ours.detach(), theirs.detach())
+    gradients = [torch.autograd.grad(y.sum(), table)[0] for y in (ours, theirs)]
+    assert_same(*gradients)
