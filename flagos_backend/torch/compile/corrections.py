@@ -1,5 +1,5 @@
-"""Corrects what PyTorch traces otherwise than its CPU returns: dtypes and sizes of what is saved for a derivative, which
-the derivative then insists on. Before backend.py partitions a graph."""
+"""Corrects what PyTorch traces otherwise than its CPU returns: dtypes and sizes of what is saved for a derivative, on
+which that then insists. Before backend.py partitions a graph."""
 
 from __future__ import annotations
 
