@@ -186,7 +186,7 @@ class TorchAccelerator:
 
 
 def _architecture(properties: Any) -> str:
-    if hasattr(properties, "gcnArchName"):
+    if torch.version.hip is not None:
         return str(properties.gcnArchName).split(":")[0]
     if hasattr(properties, "major"):
         return f"sm_{properties.major}{properties.minor}"

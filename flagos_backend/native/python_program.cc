@@ -453,8 +453,10 @@ void PythonProgram::Capture(const Place& place) {
       Fail(FLAGOS_INTERNAL, "the captures of %s have another number of arrays than it", info_.name.c_str());
     }
     replayed->replay = place.device->accelerator->streams().MakeReplay(captures);
-    Object note = python::Text(Format("replayed as a graph of %zu nodes with %zu addresses", replayed->replay->nodes(),
-                                      replayed->replay->patches()));
+    const std::string outcome = Format("replayed as a graph of %zu nodes with %zu addresses", replayed->replay->nodes(),
+                                       replayed->replay->patches());
+    Log(FLAGOS_LOG_INFO, "%s is %s", info_.name.c_str(), outcome.c_str());
+    Object note = python::Text(outcome);
     Object describe = python::Attribute(runner_, "captured");
     python::Call(describe.get(), {local.get(), note.get()}, "captured");
     std::lock_guard<std::mutex> lock(mutex_);

@@ -25,7 +25,7 @@ from flagos_backend.runtime.plan import Plan
 # torch's allocations are aligned so, and kernels are chosen for it.
 _ALIGNMENT = 512
 # Beyond this a graph takes longer to make than the runs it saves.
-MAX_STEPS = 20_000
+MAX_STEPS = 100_000
 _WAITS = frozenset(
     {
         Opcode.ALL_GATHER,
@@ -49,6 +49,8 @@ _RANDOM_CALLS = (
     "geometric",
     "poisson",
 )
+
+_HOST_CALLBACK = "flagos.host_callback"
 
 # begin, bytes
 Range = tuple[int, int]
@@ -85,8 +87,12 @@ def reason_against(module: Module, steps: float) -> str:
             if instruction.opcode is Opcode.RNG or _is_random(instruction):
                 return f"{instruction.name} draws from a generator"
             attributes = instruction.attributes
-            if isinstance(attributes, CustomCallAttributes) and attributes.has_side_effect:
+            if not isinstance(attributes, CustomCallAttributes):
+                continue
+            if attributes.has_side_effect:
                 return f"{instruction.opcode} {instruction.name} has a side effect"
+            if attributes.target == _HOST_CALLBACK:
+                return f"{instruction.opcode} {instruction.name} calls the host"
     return ""
 
 
@@ -99,27 +105,24 @@ def _is_random(instruction: Instruction) -> bool:
 
 def capture(plan: Plan, run: Run, arguments: Sequence[ArrayShape]) -> Captures:
     """Captures ``plan``, which has run before. Nothing is computed. Raises CaptureRefused."""
-    # One piece of memory serves for all arguments, as nothing reads it; each has addresses of its own in it.
-    count = len(arguments)
-    largest = max((shape.num_bytes for shape in arguments), default=0)
+    shapes = (*arguments, *plan.result_shapes)
+    # One piece of memory serves for all arrays, as nothing reads it; each has addresses of its own in it.
+    count = len(shapes)
+    largest = max((shape.num_bytes for shape in shapes), default=0)
     arena = torch.empty(largest + _ALIGNMENT * (3 * count + 1), dtype=torch.uint8, device=run.device)
     first_places = [number * _ALIGNMENT for number in range(count)]
-    # Every argument moves by another distance, so that the distance tells which one an address belongs to.
+    # Every array moves by another distance, so that the distance tells which one an address belongs to.
     second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
-    first = _Recording(plan, run, _lay_out(arena, arguments, first_places))
-    second = _Recording(plan, run, _lay_out(arena, arguments, second_places))
+    first = _Recording(plan, run, _lay_out(arena, shapes, first_places))
+    second = _Recording(plan, run, _lay_out(arena, shapes, second_places))
+    if first.overwritten != second.overwritten:
+        raise CaptureRefused(reason="its results lie over other arguments in each capture")
     base = arena.data_ptr()
-    arrays = [
-        (base + a, base + b, shape.num_bytes)
-        for a, b, shape in zip(first_places, second_places, arguments, strict=True)
-    ]
-    taken = {address: number for number, (address, _, num_bytes) in enumerate(arrays) if num_bytes}
-    overwritten = []
-    for one, other in zip(first.results, second.results, strict=True):
-        arrays.append((one[0], other[0], one[1]))
-        overwritten.append(taken.get(one[0], -1) if one[1] else -1)
+    arrays = tuple(
+        (base + a, base + b, shape.num_bytes) for a, b, shape in zip(first_places, second_places, shapes, strict=True)
+    )
     owned = (first.owned(run.device), second.owned(run.device))
-    return Captures(first.graph, second.graph, (first.handle, second.handle), tuple(arrays), owned, tuple(overwritten))
+    return Captures(first.graph, second.graph, (first.handle, second.handle), arrays, owned, first.overwritten)
 
 
 def _lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[int]) -> list[Any]:
@@ -135,11 +138,14 @@ def _lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence
 
 
 class _Recording:
-    """One capture. ``results``: address and bytes of each output."""
+    """One capture. ``arrays``: arguments, then what the outputs are copied to: memory of the capture's own may be used
+    for several things one after another, so that its addresses do not tell what they stand for."""
 
     _one_at_a_time = threading.Lock()
 
-    def __init__(self, plan: Plan, run: Run, arguments: list[Any]) -> None:
+    def __init__(self, plan: Plan, run: Run, arrays: list[Any]) -> None:
+        arguments, outputs = arrays[: plan.num_parameters], arrays[plan.num_parameters :]
+        addresses = [_address(argument) for argument in arguments]
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         with self._one_at_a_time:
             torch.cuda.synchronize(run.device)
@@ -147,17 +153,25 @@ class _Recording:
             with torch.cuda.stream(stream):
                 self.graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    outputs = plan.run(run, arguments)
+                    results = plan.run(run, arguments)
+                    self.overwritten = tuple(_settle(*pair, addresses) for pair in zip(results, outputs, strict=True))
                 except Exception as error:
-                    self._abandon()
+                    self._abandon(run.device)
                     raise CaptureRefused(reason=_first_line(error)) from error
                 self.graph.capture_end()
-        self.results = [_extent(output) for output in outputs]
         self.handle = int(self.graph.raw_cuda_graph())
 
-    def _abandon(self) -> None:
+    def _abandon(self, device: torch.device) -> None:
+        """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on."""
         with contextlib.suppress(RuntimeError):  # what broke the capture is what is reported
             self.graph.capture_end()
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device.index, self.graph.pool())
+        healthy = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            healthy.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(1, device=device)
+            healthy.capture_end()
 
     def owned(self, device: torch.device) -> tuple[Range, ...]:
         """The memory of this capture's own."""
@@ -170,9 +184,19 @@ class _Recording:
         )
 
 
-def _extent(output: Any) -> tuple[int, int]:
-    """Address and bytes; zeros for a token."""
-    return (output.data_ptr(), output.nbytes) if isinstance(output, torch.Tensor) else (0, 0)
+def _address(array: Any) -> int:
+    """0 for a token and for an array without elements."""
+    return array.data_ptr() if isinstance(array, torch.Tensor) and array.numel() else 0
+
+
+def _settle(result: Any, output: Any, arguments: Sequence[int]) -> int:
+    """The argument that ``result`` was written over; -1, and a copy in ``output``, when there is none."""
+    address = _address(result)
+    if address and address in arguments:
+        return arguments.index(address)
+    if address:
+        output.copy_(result)
+    return -1
 
 
 def _first_line(error: Exception) -> str:
