@@ -42,15 +42,32 @@ _ASK_FOR_DEVICES: Final = ("torch._utils", "torch.nn.parallel.data_parallel")
 
 
 def install(in_use: Callable[[], bool]) -> None:
-    """Stands before the questions for the accelerator, if there was none before."""
-    if torch._C._accelerator_getAccelerator() is not None:
-        return  # the user has asked for this device instead
+    """Stands before the questions for the accelerator; until the device is in use they are answered as they were.
+
+    Called before the device gets its name. Beside another accelerator, the user has asked for this one instead.
+    """
+    before = torch._C._accelerator_getAccelerator()
+    if before is not None and torch.get_device_module(before).device_count():
+        in_use = _always
     for name in _QUESTIONS:
-        setattr(torch._C, name, _answer(name, getattr(torch._C, name), in_use))
-    torch._C._get_accelerator = _unless_used(torch._C._get_accelerator, in_use, torch.device("cpu"))
+        setattr(torch._C, name, _answer(name, getattr(torch._C, name), in_use, before))
+    torch._C._get_accelerator = _unless_used(torch._C._get_accelerator, in_use, torch._C._get_accelerator())
     for module in _ASK_FOR_DEVICES:
         name = "_get_available_device_type"
-        setattr(sys.modules[module], name, lambda: None)
+        setattr(sys.modules[module], name, _hiding_this(getattr(sys.modules[module], name)))
+
+
+def _hiding_this(question: Callable[[], str | None]) -> Callable[[], str | None]:
+    @functools.wraps(question)
+    def answer() -> str | None:
+        found = question()
+        return None if found == DEVICE_TYPE else found
+
+    return answer
+
+
+def _always() -> bool:
+    return True
 
 
 def _unless_used(question: Callable[..., Any], in_use: Callable[[], bool], otherwise: Any) -> Callable[..., Any]:
@@ -61,7 +78,9 @@ def _unless_used(question: Callable[..., Any], in_use: Callable[[], bool], other
     return answer
 
 
-def _answer(name: str, question: Callable[..., Any], in_use: Callable[[], bool]) -> Callable[..., Any]:
+def _answer(
+    name: str, question: Callable[..., Any], in_use: Callable[[], bool], before: torch.device | None
+) -> Callable[..., Any]:
     ours = _ANSWERS.get(name)
 
     @functools.wraps(question)
@@ -72,4 +91,4 @@ def _answer(name: str, question: Callable[..., Any], in_use: Callable[[], bool])
             return question(*args, **kwargs)
         return getattr(getattr(torch, DEVICE_TYPE), ours)(*args, **kwargs)
 
-    return answer if name != "_accelerator_getAccelerator" else _unless_used(question, in_use, None)
+    return answer if name != "_accelerator_getAccelerator" else _unless_used(question, in_use, before)
