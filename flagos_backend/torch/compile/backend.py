@@ -15,7 +15,6 @@ from flagos_backend.torch.compile.corrections import correct_graph
 from flagos_backend.torch.compile.options import CompileOptions, read_options
 from flagos_backend.torch.compile.segments import CompiledGraph
 from flagos_backend.torch.compile.specialization import compile_graph
-from flagos_backend.torch.device.compiled import move_to_inner, on_device
 
 # Nothing of ours is a program to compile, also where PyTorch calls it while Dynamo watches: in the device's hooks.
 trace_rules.add("flagos_backend")
@@ -54,10 +53,6 @@ def _partition(joint: GraphModule, *arguments: Any, **options: Any) -> tuple[Gra
 
 
 def _compile(kind: str, options: CompileOptions, graph: GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
-    # A graph of the device flagos is one of its inner device, over the same memory.
-    moved = move_to_inner(graph)
     compiled = compile_graph(graph, kind, options)
-    if moved is not None:
-        compiled = on_device(compiled, moved)
     compiled._boxed_call = True  # type: ignore[attr-defined]
     return compiled

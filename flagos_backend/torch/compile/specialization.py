@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from flagos_backend.torch.compile import report
 from flagos_backend.torch.compile.corrections import correct_graph, corrected
+from flagos_backend.torch.compile.counters import counters_as_tensors
 from flagos_backend.torch.compile.errors import FallbackRefused
 from flagos_backend.torch.compile.executable import launcher_of
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
@@ -82,15 +83,22 @@ def _compile_segment(name: str, options: CompileOptions, graph: GraphModule) -> 
 
 
 class _Specializations:
-    """The programs of one graph with symbolic sizes."""
+    """The programs of one graph with symbolic sizes, by sizes and by the numbers that are not counters."""
 
     def __init__(self, name: str, graph: GraphModule, options: CompileOptions) -> None:
         self._name, self._graph, self._options = name, graph, options
+        self._counters = counters_as_tensors(graph)
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[Any, ...], CompiledGraph] = OrderedDict()
 
-    def of(self, arguments: Sequence[Any]) -> CompiledGraph:
-        key = tuple((a.shape, a.stride()) if isinstance(a, torch.Tensor) else a for a in arguments)
+    def of(self, arguments: list[Any]) -> CompiledGraph:
+        """The program for these inputs, to which the counters among them are added as tensors."""
+        key = tuple(
+            (a.shape, a.stride()) if isinstance(a, torch.Tensor) else a
+            for position, a in enumerate(arguments)
+            if position not in self._counters
+        )
+        arguments.extend(torch.tensor(arguments[position]) for position in self._counters)
         with self._lock:
             known = self._known.get(key)
             if known is not None:

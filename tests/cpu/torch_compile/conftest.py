@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from flagos_backend.torch import autoload
 from flagos_backend.torch.compile import report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def device() -> None:
+    """The device is there before anything runs, as where it loads itself: autograd counts devices once."""
+    reason = autoload.enable()
+    assert not reason, reason
 
 
 @pytest.fixture(autouse=True)

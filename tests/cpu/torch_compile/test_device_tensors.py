@@ -12,15 +12,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flagos_backend.torch import autoload
 from flagos_backend.torch.compile import report
 from support.torch_compile import assert_same, compiled
-
-
-@pytest.fixture(autouse=True, scope="module")
-def device() -> None:
-    reason = autoload.enable()
-    assert not reason, reason
 
 
 def check(function: Callable[..., Any], *inputs: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from support.torch_compile import assert_same, compiled
+from support.torch_compile import assert_same, check_function, compiled
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -48,3 +48,9 @@ def test_embedding_bags(dtype: torch.dtype, mode: str) -> None:
     assert_same(ours.detach(), theirs.detach())
     gradients = [torch.autograd.grad(y.sum(), table)[0] for y in (ours, theirs)]
     assert_same(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_rounded_after_each_operator(dtype: torch.dtype) -> None:
+    x, y = torch.randn(2, 64, 257).to(dtype)
+    check_function(lambda x, y: ((x * y + x) * y - x * 0.3 + y) / y, x, y, rtol=0, atol=0)

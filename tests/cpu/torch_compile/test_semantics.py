@@ -99,6 +99,30 @@ def test_symbolic_sizes_with_gradients() -> None:
         torch.testing.assert_close(x.grad, twin.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.bfloat16], ids=str)
+def test_a_step_counter_is_no_size(dtype: torch.dtype) -> None:
+    """One program computes with every integer; where an operator rounds it otherwise than a tensor, it is as before."""
+
+    def step(x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        return x * count + 1, x - count, x / count, x > count, x.to(torch.float32) + count
+
+    run = compiled(step)
+    for count in (3, 257, 258, 2**24 + 1, -5, 7):
+        x = torch.randint(300, (5,)).to(dtype)
+        assert_same(run(x, count), step(x, count))
+    if dtype in (torch.float32, torch.float64, torch.int64):
+        assert len(report.reports()) == 2, "one for the first number, one for all others"
+
+
+def test_the_gradient_of_a_step_counter_s_factor() -> None:
+    run = compiled(lambda x, count: (x * count).sin().sum())
+    for count in (3, 5, 6, 7):
+        x = torch.randn(4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(run(x, count), x)
+        torch.testing.assert_close(gradient, (x * count).cos() * count)
+    assert len(report.reports()) == 4
+
+
 def test_old_specializations_are_dropped() -> None:
     options = {"max_specializations": 2}
     run = torch.compile(lambda x: x.sin(), backend=flagos, dynamic=True, options=options)
@@ -235,3 +259,45 @@ def test_a_singular_matrix_is_refused_as_by_eager() -> None:
     check_function(torch.linalg.inv, matrix, rtol=1e-4, atol=1e-5)
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         run(torch.zeros(3, 3, requires_grad=True))
+
+
+def test_training_steps_do_not_keep_memory() -> None:
+    layer = torch.nn.Linear(32, 32)
+    run, x = compiled(torch.nn.Sequential(layer, torch.nn.GELU())), torch.randn(4, 32)
+    from flagos_backend.torch.compile.executable import context
+
+    device = context().addressable_devices[0]
+
+    def steps(count: int) -> tuple[int, int]:
+        for _ in range(count):
+            layer.zero_grad()
+            run(x).square().sum().backward()
+        gc.collect()
+        stats = device.memory_stats()
+        return stats.num_allocations, stats.bytes_in_use
+
+    before = steps(5)
+    assert steps(495) <= before
+
+
+def test_a_failed_launch_leaves_the_next_one_whole() -> None:
+    run = compiled(lambda table, rows: functional.embedding(rows, table) + 1)
+    table = torch.randn(4, 2)
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            run(table, torch.tensor([9]))
+        assert_same(run(table, torch.tensor([2])), table[[2]] + 1)
+
+
+def test_lazily_conjugated_and_negated_inputs() -> None:
+    x = torch.randn(3, dtype=torch.complex64)
+    check_function(lambda x: x * 2, x.conj())
+    check_function(lambda x: x + 1, x.conj().imag)
+
+
+def test_gradients_that_come_in_another_layout() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    y = compiled(lambda x: x.sin() * 2)(x)
+    for gradient in (torch.ones(()).expand(3, 4), torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2]):
+        expected = torch.autograd.grad(x.sin() * 2, x, gradient)
+        torch.testing.assert_close(torch.autograd.grad(y, x, gradient, retain_graph=True), expected)

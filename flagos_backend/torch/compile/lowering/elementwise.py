@@ -123,30 +123,35 @@ def _number(result: torch.Tensor) -> None:
 
 @lowering(aten.add.Tensor, aten.add.Scalar)
 def _add(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, alpha: float = 1) -> Instruction:
-    _number(result)
-    return _binary(emitter, result, Opcode.ADD, x, _scaled(emitter, result, y, alpha))
+    return _sum(emitter, result, Opcode.ADD, x, _scaled(emitter, result, y, alpha))
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def _sub(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, alpha: float = 1) -> Instruction:
-    _number(result)
-    return _binary(emitter, result, Opcode.SUBTRACT, x, _scaled(emitter, result, y, alpha))
+    return _sum(emitter, result, Opcode.SUBTRACT, x, _scaled(emitter, result, y, alpha))
 
 
 @lowering(aten.rsub.Tensor, aten.rsub.Scalar)
 def _rsub(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, alpha: float = 1) -> Instruction:
+    return _sum(emitter, result, Opcode.SUBTRACT, y, _scaled(emitter, result, x, alpha))
+
+
+def _sum(emitter: Emitter, result: torch.Tensor, opcode: Opcode, x: Operand, y: Operand) -> Instruction:
+    """Unlike products, sums of halves and a number round the number first."""
     _number(result)
-    return _binary(emitter, result, Opcode.SUBTRACT, y, _scaled(emitter, result, x, alpha))
+    if element_type(result) in _HALF:
+        x, y = (v if isinstance(v, Instruction) else torch.tensor(v, dtype=result.dtype).item() for v in (x, y))
+    return _binary(emitter, result, opcode, x, y)
 
 
 def _scaled(emitter: Emitter, result: torch.Tensor, y: Operand, alpha: float) -> Operand:
     if alpha == 1:
         return y
-    if not isinstance(y, Instruction):
-        return y * alpha
     kind = element_type(result)
     if kind in _HALF:
         raise NoLoweringError("ATen scales halves in float32 within the sum")
+    if not isinstance(y, Instruction):
+        return y * alpha
     _real(result, [y])
     dims = array(y).dims
     return emitter.add(Opcode.MULTIPLY, emitter.convert(y, kind), emitter.operand(alpha, kind, dims))
