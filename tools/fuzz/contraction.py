@@ -100,9 +100,9 @@ def _fold(scope: Scope, kind: ElementType) -> Opcode:
     if kind.is_complex:
         return scope.tape.pick((Opcode.ADD, Opcode.MULTIPLY))
     numeric = (Opcode.ADD, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.MULTIPLY)
-    if kind is E.F16:  # a product overflows midway or not, as wide as it is accumulated
+    if kind.is_float:  # whether a product overflows midway depends on the order and on the accumulator's width
         return scope.tape.pick(numeric[:3])
-    return scope.tape.pick(numeric if kind.is_float else (*numeric, Opcode.XOR, Opcode.OR, Opcode.AND))
+    return scope.tape.pick((*numeric, Opcode.XOR, Opcode.OR, Opcode.AND))
 
 
 def argument_of_maximum(scope: Scope) -> Instruction:

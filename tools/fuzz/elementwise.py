@@ -72,11 +72,11 @@ def binary(scope: Scope) -> Instruction:
 
 
 def integer_power(scope: Scope) -> Instruction:
-    """The exponent is not negative: what a negative one gives differs between compilers."""
+    """The exponent is not negative: what a negative one gives differs between compilers. And no compiler sees the power
+    behind a barrier: XLA turns a division by it into a multiplication by a negative one, of integers too."""
     base = scope.operand(INTEGERS)
-    kind = type_of(base)
     exponent = scope.builder.add(Opcode.AND, [scope.like(shape_of(base)), _splat(scope, 7, shape_of(base))])
-    return scope.add(Opcode.POWER, [base, exponent]) if kind in INTEGERS else exponent
+    return scope.add(Opcode.OPTIMIZATION_BARRIER, [scope.builder.add(Opcode.POWER, [base, exponent])])
 
 
 def compare(scope: Scope) -> Instruction:
