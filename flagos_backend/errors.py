@@ -206,8 +206,8 @@ class KernelBuildFailed(FlagosBackendError):
     number = 311
     code = StatusCode.INTERNAL
     template = (
-        "The source of the generated kernel [{kernel}] does not load, {reason}. At {source}. See that Triton is installed "
-        "and works with this device; if it does, this is a bug of the backend: please report it with that file."
+        "The source of the generated kernel [{kernel}] does not load, {reason}. At {source}. See that Triton is "
+        "installed and works with this device; if it does, this is a bug of the backend: please report it with that file."
     )
 
 
@@ -215,8 +215,8 @@ class KernelLaunchFailed(FlagosBackendError):
     number = 312
     code = StatusCode.INTERNAL
     template = (
-        "The generated kernel [{kernel}] did not compile or start, {reason}. At {source}. Unless the device itself failed "
-        "before, this is a bug of the backend or of the device's Triton: please report it with that file."
+        "The generated kernel [{kernel}] did not compile or start, {reason}. At {source}. Unless the device itself "
+        "failed before, this is a bug of the backend or of the device's Triton: please report it with that file."
     )
 
 
