@@ -8,6 +8,7 @@ from collections.abc import Iterator
 os.environ["FLAGOS_DEVICE"] = "simulated"
 os.environ["FLAGOS_NUM_CPU_DEVICES"] = "2"
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+os.environ["JAX_PLATFORMS"] = "flagos,cpu"
 
 import pytest
 

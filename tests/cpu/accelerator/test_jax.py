@@ -1,0 +1,115 @@
+"""JAX programs on an accelerator, against JAX's own CPU; each runs often enough to be past its first launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import flagos_backend.jax
+
+flagos_backend.jax.initialize()
+
+RUNS = 3
+
+
+@pytest.fixture(scope="module")
+def device() -> jax.Device:
+    return jax.devices("flagos")[0]
+
+
+@pytest.fixture(scope="module")
+def cpu() -> jax.Device:
+    return jax.devices("cpu")[0]
+
+
+def softmax_gradient(x: jax.Array) -> jax.Array:
+    return jax.grad(lambda x: (jax.nn.softmax(x) ** 2).sum())(x)
+
+
+def normalised(x: jax.Array) -> jax.Array:
+    x = x.astype(jnp.bfloat16)
+    return ((x - x.mean(1, keepdims=True)) * jax.lax.rsqrt(x.var(1, keepdims=True) + 1)).astype(jnp.float32)
+
+
+def joined(x: jax.Array) -> jax.Array:
+    return jnp.concatenate([x * 2, jnp.sort(x), jnp.pad(x[:, 2:], ((0, 0), (1, 1)))], 0)
+
+
+def random(x: jax.Array) -> jax.Array:
+    return jax.random.uniform(jax.random.key(3), x.shape) + x
+
+
+def counted(x: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, 5, lambda i, x: jnp.tanh(x) * 1.01 + i, x)
+
+
+def until_large(x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda x: jnp.abs(x).sum() < 1e3, lambda x: 2 * x, x)
+
+
+def scanned(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.lax.scan(lambda carry, row: (carry * 0.5 + row, carry.sum()), jnp.zeros(x.shape[1]), x)
+
+
+def called_back(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(lambda x: np.asarray(x) * 3, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [softmax_gradient, normalised, joined, random, counted, until_large, scanned, called_back],
+    ids=lambda function: function.__name__,
+)
+def test_as_on_the_cpu(
+    function: Callable[..., Any], device: jax.Device, cpu: jax.Device, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((6, 8)).astype(np.float32)
+    tolerance = 2e-2 if function is normalised else 1e-5
+    compiled = jax.jit(function)
+    wanted = jax.tree.leaves(compiled(jax.device_put(x, cpu)))
+    for _ in range(RUNS):
+        for ours, theirs in zip(jax.tree.leaves(compiled(jax.device_put(x, device))), wanted, strict=True):
+            assert ours.devices() == {device}
+            np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=tolerance, atol=1e-6)
+
+
+def test_training_with_donated_parameters(device: jax.Device, cpu: jax.Device, rng: np.random.Generator) -> None:
+    def step(weights: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((jax.nn.relu(x @ w) - y) ** 2))(weights)
+        return weights - 0.1 * gradient, loss
+
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 2), (8, 4), (8, 2))]
+    ends = []
+    for where in (device, cpu):
+        weights, x, y = jax.device_put(arrays, where)
+        compiled = jax.jit(step, donate_argnums=0)
+        for _ in range(5):
+            former = weights
+            weights, loss = compiled(former, x, y)
+            assert former.is_deleted()
+        ends.append((np.asarray(weights), float(loss)))
+    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-4, atol=1e-6)
+    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4)
+
+
+def test_arrays_in_host_memory_take_part(device: jax.Device, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    there = jax.device_put(x, SingleDeviceSharding(device, memory_kind="pinned_host"))
+    back = jax.jit(lambda x: x * 2, out_shardings=SingleDeviceSharding(device, memory_kind="device"))(there)
+    assert (there.sharding.memory_kind, back.sharding.memory_kind) == ("pinned_host", "device")
+    np.testing.assert_array_equal(np.asarray(back), x * 2)
+
+
+def test_an_array_over_two_devices(rng: np.random.Generator) -> None:
+    mesh = jax.make_mesh((2,), ("d",), devices=jax.devices("flagos"))
+    x = rng.standard_normal((6, 4)).astype(np.float32)
+    split = jax.device_put(x, NamedSharding(mesh, P("d")))
+    total = jax.jit(lambda x: x - x.mean(0), out_shardings=NamedSharding(mesh, P("d")))(split)
+    np.testing.assert_allclose(np.asarray(total), x - x.mean(0), rtol=1e-5, atol=1e-6)
