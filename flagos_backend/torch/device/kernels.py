@@ -65,6 +65,9 @@ _ANY_DEVICE: Final = frozenset(
     }
 )
 
+#: Their results may be conjugated lazily.
+_CONJUGATES: Final = frozenset({"linalg_lu_solve", "vdot"})
+
 #: Results that the host reads, and that stay there.
 _AS_IS: Final[Mapping[str, frozenset[int]]] = {"_pack_padded_sequence": frozenset({1})}
 
@@ -137,7 +140,7 @@ def _host_kernel(full: str, name: str) -> Callable[..., Any] | None:
     if name.startswith(_FOREIGN_LAYOUTS):
         return refusals.refuse_operator(full, _SPARSE) if on_host else None
     flags = KernelFlag.ANY_DEVICE if name in _ANY_DEVICE else KernelFlag.NONE
-    if _has_kernel(full, "Conjugate") or _has_kernel(full, "Negative"):
+    if name in _CONJUGATES or _has_kernel(full, "Conjugate") or _has_kernel(full, "Negative"):
         flags |= KernelFlag.SEES_LAZY
     return native_kernel(op, plan_kernel(op, flags, _AS_IS.get(name, frozenset())))
 

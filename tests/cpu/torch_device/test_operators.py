@@ -237,3 +237,14 @@ def test_histograms_of_integers_too(device: torch.device, dtype: torch.dtype, bi
     same(torch.histc(values.to(dtype).to(device), bins, low, high), expected.to(dtype))
     with pytest.raises(RuntimeError, match="max must be larger than min"):
         torch.histc(values.to(dtype).to(device), 3, 2, 1)
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("adjoint", [True, False])
+def test_results_that_the_host_conjugates_lazily(device: torch.device, left: bool, adjoint: bool) -> None:
+    factors, pivots = torch.linalg.lu_factor(torch.randn(3, 3, dtype=torch.complex128))
+    b = torch.randn(3, 3, dtype=torch.complex128)
+    options = {"left": left, "adjoint": adjoint}
+    expected = torch.linalg.lu_solve(factors, pivots, b, **options)
+    actual = torch.linalg.lu_solve(factors.to(device), pivots.to(device), b.to(device), **options)
+    assert_close(actual.cpu(), expected.resolve_conj())
