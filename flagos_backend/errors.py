@@ -207,7 +207,8 @@ class KernelBuildFailed(FlagosBackendError):
     code = StatusCode.INTERNAL
     template = (
         "The source of the generated kernel [{kernel}] does not load, {reason}. At {source}. See that Triton is "
-        "installed and works with this device; if it does, this is a bug of the backend: please report it with that file."
+        "installed and works with this device; if it does, this is a defect of the backend: please report it with that "
+        "file."
     )
 
 
