@@ -1,5 +1,5 @@
-"""The backend through its table, and stock XLA's CPU as the oracle; JAX itself stays without flagos. The fuzzer is no part
-of the wheel: it comes from the checkout, everything else from where it is installed."""
+"""The backend through its table, and stock XLA's CPU as the oracle; JAX itself stays without flagos. The fuzzer is no
+part of the wheel: it comes from the checkout, everything else from where it is installed."""
 
 from __future__ import annotations
 
