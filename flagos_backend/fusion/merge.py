@@ -55,6 +55,14 @@ class _Node:
     writes: tuple[Instruction, ...]
     before: dict[_Node, None] = field(default_factory=dict)
     after: dict[_Node, None] = field(default_factory=dict)
+    _moved: int = -1
+
+    @property
+    def moved(self) -> int:
+        """Bytes that the node's region loads and stores."""
+        if self._moved < 0 and isinstance(self.item, Region):
+            self._moved = moved_bytes(self.item)
+        return self._moved
 
 
 class _Merger:
@@ -204,7 +212,7 @@ class _Merger:
         a, b = first.item, second.item
         assert isinstance(a, Region)
         assert isinstance(b, Region)
-        moved = min(moved_bytes(a), moved_bytes(b))
+        moved = min(first.moved, second.moved)
         wanted = 0 if moved <= _SMALL_BYTES else -(-moved // _SHARED_PART)
         if sum(_size(buffer) for buffer in first.reads if buffer in second.reads) < wanted:
             return None
@@ -267,7 +275,7 @@ class _Merger:
         for buffer in node.writes:
             if buffer not in writes:
                 self.writers[buffer].remove(node)
-        node.item, node.reads, node.writes = region, reads, writes
+        node.item, node.reads, node.writes, node._moved = region, reads, writes, -1
         if not writes:
             self.nodes[node.number] = None
 

@@ -25,7 +25,9 @@ def recomputed(region: Region, store: Store, pool: Pool) -> Region | None:
     It is one when few cheap operations make the value from no more bytes than it has. The region's other results count
     as buffers.
     """
-    others: dict[Expression, Store] = {s.value: s for s in region.stores if s is not store and not isinstance(s.value, Load)}
+    others: dict[Expression, Store] = {
+        s.value: s for s in region.stores if s is not store and not isinstance(s.value, Load)
+    }
     value = _from_buffers(store.value, others, pool)
     if value is None:
         return None
