@@ -151,6 +151,31 @@ void FlagosDevice::Track(Ref<flagos::Event> done) {
   });
 }
 
+Ref<flagos::Event> FlagosDevice::InOrder(Ref<flagos::Event> done) {
+  Ref<flagos::Event> result;
+  {
+    std::lock_guard<std::mutex> lock(order_->mutex);
+    if (order_->waiting.empty() && done->ready()) return done;
+    result = flagos::Make<flagos::Event>();
+    order_->waiting.emplace_back(done, result);
+  }
+  done->OnReady([order = order_](const flagos::Status&) { order->Advance(); });
+  return result;
+}
+
+void FlagosDevice::Order::Advance() {
+  for (;;) {
+    std::pair<Ref<flagos::Event>, Ref<flagos::Event>> first;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (waiting.empty() || !waiting.front().first->ready()) return;
+      first = std::move(waiting.front());
+      waiting.pop_front();
+    }
+    first.second->Complete(first.first->status());
+  }
+}
+
 void FlagosDevice::Synchronize() {
   std::vector<Ref<flagos::Event>> events;
   {

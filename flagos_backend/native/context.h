@@ -2,10 +2,12 @@
 #ifndef FLAGOS_NATIVE_CONTEXT_H_
 #define FLAGOS_NATIVE_CONTEXT_H_
 
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelerator.h"
@@ -36,6 +38,9 @@ struct FlagosDevice {
 
   // Work in flight, so that synchronize and shutdown can wait for it.
   void Track(flagos::Ref<flagos::Event> done);
+  // Completes as `done` does, but not before what was given here earlier: a host that waits for the last launch has
+  // waited for all, also for one whose host callback takes longer.
+  flagos::Ref<flagos::Event> InOrder(flagos::Ref<flagos::Event> done);
   void Synchronize();
 
  private:
@@ -44,6 +49,12 @@ struct FlagosDevice {
     std::list<flagos::Ref<flagos::Event>> events;
   };
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
+  struct Order {
+    std::mutex mutex;
+    std::deque<std::pair<flagos::Ref<flagos::Event>, flagos::Ref<flagos::Event>>> waiting;  // done, and done in order
+    void Advance();
+  };
+  std::shared_ptr<Order> order_ = std::make_shared<Order>();
 };
 
 struct FlagosContext : flagos::RefCounted<FlagosContext> {

@@ -317,6 +317,11 @@ void CheckOutputs(const Executable& executable, const FlagosExecuteArgs& args) {
   }
 }
 
+// What the host may wait for. The streams of an accelerator keep the order of its launches by themselves.
+Ref<Event> Done(const Share& share) {
+  return share.place.device->accelerator ? share.done : share.place.device->InOrder(share.done);
+}
+
 }  // namespace
 
 namespace api {
@@ -347,7 +352,7 @@ FlagosError* execute(FlagosExecuteArgs* host) {
         }
       }
       std::vector<Ref<Event>> done;
-      for (const Share& share : launch->shares) done.push_back(share.done);
+      for (const Share& share : launch->shares) done.push_back(Done(share));
       Dispatch(launch);
       for (size_t d = 0; d < done.size(); ++d) {
         for (size_t i = 0; i < outputs; ++i) args.outputs[d][i] = made[d][i].release();
@@ -361,7 +366,7 @@ FlagosError* execute(FlagosExecuteArgs* host) {
           std::make_unique<Buffer>((*share.memories)[i], executable.info().outputs[i], std::move(share.outputs[i])));
     }
     for (size_t i = 0; i < outputs; ++i) args.outputs[0][i] = made[0][i].release();
-    if (args.done != nullptr) args.done[0] = share.done.Detach();
+    if (args.done != nullptr) args.done[0] = Done(share).Detach();
   });
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -113,6 +114,20 @@ def test_an_exception_ends_the_program_with_its_traceback_and_nothing_else() -> 
 def test_a_wrong_shape_is_named() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="Incorrect output shape for return value #0"):
         jax.jit(lambda x: jax.pure_callback(lambda a: np.zeros(5, np.float32), F32, x))(X).block_until_ready()
+
+
+def test_the_barrier_waits_for_a_callback_that_a_later_program_overtook() -> None:
+    heard: list[float] = []
+
+    def slow(a: np.ndarray) -> None:
+        time.sleep(0.2 if not heard and float(a[0]) == 0 else 0)
+        heard.append(float(a[0]))
+
+    program = jax.jit(lambda x: (jax.debug.callback(slow, x + 0.0), x * 2)[1])
+    for n in range(4):
+        program(X + n)
+    jax.effects_barrier()
+    assert sorted(heard) == [0, 1, 2, 3]
 
 
 def test_arguments_may_be_kept() -> None:
