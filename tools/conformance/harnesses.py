@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 from tools.conformance.results import ResultFile
-from tools.conformance.worker_pool import run_in_worker
-
-_WORKER = Path(__file__).with_name("harness_worker.py")
+from tools.conformance.worker_pool import run_in_worker, worker_command
 
 
 def run(platform: str, out: Path, *, only: str, stride: int, offset: int, resume: bool, timeout: float) -> ResultFile:
@@ -23,13 +21,12 @@ def run(platform: str, out: Path, *, only: str, stride: int, offset: int, resume
     chosen = [h for h in test_harnesses.all_harnesses if only in h.fullname][offset::stride]
     chosen = [h for h in chosen if h.fullname not in results.records]
     platforms = platform if platform == "cpu" else f"{platform},cpu"
-    root = str(_WORKER.parents[2])
     records = run_in_worker(
-        [sys.executable, "-m", "tools.conformance.harness_worker", platform],
+        worker_command("tools.conformance.harness_worker", platform),
         [h.fullname for h in chosen],
         [h.group_name for h in chosen],
         timeout=timeout,
-        environment={"JAX_PLATFORMS": platforms, "PYTHONPATH": root, "PYTHONHASHSEED": "0"},
+        environment={"JAX_PLATFORMS": platforms, "PYTHONHASHSEED": "0"},
     )
     for number, record in enumerate(records, 1):
         results.add(record)

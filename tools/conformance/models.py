@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 from tools.conformance.results import ResultFile
-from tools.conformance.worker_pool import run_in_worker
-
-_WORKER = Path(__file__).with_name("model_worker.py")
+from tools.conformance.worker_pool import run_in_worker, worker_command
 
 
 class Way(enum.StrEnum):
@@ -28,11 +26,11 @@ def run(out: Path, ways: list[Way], *, only: str, resume: bool, timeout: float) 
     tests = {f"{name}, {way}": model.library for name, model in MODELS.items() for way in ways if only in name}
     tests = {name: library for name, library in tests.items() if name not in results.records}
     records = run_in_worker(
-        [sys.executable, "-m", "tools.conformance.model_worker"],
+        worker_command("tools.conformance.model_worker"),
         list(tests),
         list(tests.values()),
         timeout=timeout,
-        environment={"PYTHONPATH": str(_WORKER.parents[2])},
+        environment={},
     )
     for record in records:
         results.add(record)

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.conformance.results import ResultFile
-from tools.conformance.worker_pool import run_in_worker
-
-_WORKER = Path(__file__).with_name("opinfo_worker.py")
+from tools.conformance.worker_pool import run_in_worker, worker_command
 
 
 class Mode(enum.StrEnum):
@@ -67,11 +65,11 @@ def run(
     chosen = [case for case in cases() if only in str(case)][offset::stride]
     chosen = [case for case in chosen if str(case) not in results.records]
     records = run_in_worker(
-        [sys.executable, "-m", "tools.conformance.opinfo_worker", mode, str(samples)],
+        worker_command("tools.conformance.opinfo_worker", mode, str(samples)),
         [str(case) for case in chosen],
         [case.operator for case in chosen],
         timeout=timeout,
-        environment={"PYTHONPATH": str(_WORKER.parents[2])},
+        environment={},
     )
     for number, record in enumerate(records, 1):
         results.add(record)

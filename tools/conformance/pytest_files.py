@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tools.conformance.results import Record, ResultFile, Status
+from tools.conformance.worker_pool import worker_command
 
 # Variables of a Side: each STRIDE-th test only, from number OFFSET on.
 STRIDE, OFFSET = "FLAGOS_CONFORMANCE_STRIDE", "FLAGOS_CONFORMANCE_OFFSET"
@@ -99,9 +100,8 @@ def _start(path: Path, side: Side, only: str, folder: str) -> subprocess.Popen[b
         **os.environ,
         **side.environment,
         "FLAGOS_CONFORMANCE_FOLDER": folder,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.conformance.pytest_log"]
+    command = [*worker_command("pytest"), "-q", "-p", "tools.conformance.pytest_log"]
     command += ["-p", "no:cacheprovider", "-o", "addopts=", f"--rootdir={path.parent}", *side.options, str(path)]
     command += ["-k", only] if only else []
     return subprocess.Popen(

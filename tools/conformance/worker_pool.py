@@ -7,12 +7,25 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tools.conformance.results import Record, Status
+
+_CHECKOUT = str(Path(__file__).resolve().parents[2])
+
+
+def worker_command(module: str, *arguments: str) -> list[str]:
+    """Runs a module of the tools as a program. The checkout comes last on its path, so that an installed flagos is what
+    is measured, and the source tree only where nothing is installed."""
+    program = (
+        f"import runpy, sys; sys.path.append({_CHECKOUT!r}); "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-P", "-c", program, *arguments]
 
 
 def run_in_worker(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from typing import Any
 
 from flagos_backend.importer.export import export_module
 from flagos_backend.ir.hlo import Module
 from tools.conformance.results import Status
-from tools.conformance.worker_pool import Worker
+from tools.conformance.worker_pool import Worker, worker_command
 from tools.fuzz.tape import Blocks
 from tools.fuzz.verdict import RUNNING, Engine, Kind, Verdict
 
@@ -42,7 +41,7 @@ class Session:
 
     def _ask(self, request: dict[str, Any]) -> Verdict:
         if self._worker is None:
-            self._worker = Worker([sys.executable, "-m", "tools.fuzz.worker"], _ENVIRONMENT)
+            self._worker = Worker(worker_command("tools.fuzz.worker"), _ENVIRONMENT)
         answer = self._worker.ask(json.dumps(request), self._timeout)
         if answer is not None:
             return Verdict(Kind(answer["kind"]), answer["message"])
