@@ -97,7 +97,7 @@ def _measure(
 ) -> dict[str, float]:
     """Seconds of each kernel that ran before the time was up; compiling counts, but is not interrupted."""
     device = torch.device(target.device_type, torch.get_device_module(target.device_type).current_device())
-    arguments = [_random(operand.shape, device) for operand in instruction.operands]
+    arguments = _arguments(instruction, device)
     run = Run(device=device)
     times: dict[str, float] = {}
     progress = _Progress(instruction.name, len(kernels))
@@ -132,15 +132,22 @@ def _time(kernel: Kernel, run: Run, arguments: Sequence[Value], device: torch.de
     return best
 
 
-def _random(shape: Shape, device: torch.device) -> Value:
+def _arguments(instruction: Instruction, device: torch.device) -> list[Value]:
+    """Random operands. They come from a generator of their own: the device's belongs to the user's program, and may be
+    in another thread's capture."""
+    generator = torch.Generator(device)
+    return [_random(operand.shape, generator) for operand in instruction.operands]
+
+
+def _random(shape: Shape, generator: torch.Generator) -> Value:
     """Values of ``shape``: normal floats, integers 0 and 1, which index any array that has elements."""
     if not isinstance(shape, ArrayShape):
-        return tuple(_random(element, device) for element in shape.elements)
-    dtype = dtype_of(shape.element_type)
+        return tuple(_random(element, generator) for element in shape.elements)
+    dtype, device = dtype_of(shape.element_type), generator.device
     if dtype.is_floating_point or dtype.is_complex:
         wide = dtype if dtype.itemsize >= 2 else torch.float32
-        return torch.randn(shape.dims, dtype=wide, device=device).to(dtype)
-    return torch.randint(0, 2, shape.dims, device=device).to(dtype)
+        return torch.randn(shape.dims, generator=generator, dtype=wide, device=device).to(dtype)
+    return torch.randint(0, 2, shape.dims, generator=generator, device=device).to(dtype)
 
 
 class _Progress:

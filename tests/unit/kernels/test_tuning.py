@@ -56,7 +56,7 @@ def chip(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
     monkeypatch.setattr(torch, "device", lambda kind, index=0: SimpleNamespace(type=kind))
-    monkeypatch.setattr(tuning, "_random", lambda shape, device: torch.zeros(shape.dims))
+    monkeypatch.setattr(tuning, "_arguments", lambda dot, device: [torch.zeros(o.shape.dims) for o in dot.operands])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return module
 
@@ -155,3 +155,10 @@ def test_nothing_to_measure_with(chip, target, seconds, reason):
 def test_arrays_too_large_to_make_twice(chip):
     chip.mem_get_info = lambda: (100, 100)
     assert "too large" in tuning.fastest(dot(), CHIP, kernels([]), 1.0).text
+
+
+def test_arguments_are_random_and_leave_the_user_s_generator_alone():
+    before = torch.get_rng_state()
+    arguments = tuning._arguments(dot(), torch.device("cpu"))
+    assert [a.shape for a in arguments] == [(4, 5), (5, 6)] and all(a.std() > 0 for a in arguments)
+    assert torch.equal(torch.get_rng_state(), before)
