@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,24 +25,6 @@ from plugin_abi.versions import AbiRange, AbiVersion
 
 F32 = ElementType.F32
 V1_0 = AbiVersion(1, 0)
-
-
-@pytest.fixture(scope="module")
-def backend() -> loader.Backend:
-    result = loader.load()
-    assert result.accepted is not None, result.refusals
-    return result.accepted
-
-
-@pytest.fixture
-def context(backend: loader.Backend) -> Iterator[Context]:
-    with Context(backend) as context:
-        yield context
-
-
-@pytest.fixture
-def memory(context: Context) -> Memory:
-    return context.addressable_devices[0].default_memory
 
 
 def _entry(backend: loader.Backend, host: AbiRange) -> tuple[EntryAnswer, Any]:
