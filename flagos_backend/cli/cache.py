@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from flagos_backend.cache import cache_root
 from flagos_backend.cli.failure import CommandFailed
 
 
@@ -14,15 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "clear"), nargs="?", default="show")
 
 
-def cache_folder() -> Path:
-    """The folder below which loader and backend keep what can be made again: $XDG_CACHE_HOME/flagos."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a relative path there is invalid and is to be ignored.
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "flagos"
-
-
 def run(options: argparse.Namespace) -> int:
-    folder = cache_folder()
+    folder = cache_root()
     print(folder if folder.is_dir() else f"{folder} (does not exist)")
     for part in sorted(folder.iterdir()) if folder.is_dir() else ():
         files = [part] if not part.is_dir() else [path for path in part.rglob("*") if path.is_file()]

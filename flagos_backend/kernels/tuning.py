@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 import flagos_backend
+from flagos_backend.cache import private_folder
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.printer import print_instruction
@@ -183,7 +183,7 @@ def _versions() -> str:
 
 def _cache_path(instruction: Instruction, target: Target, names: tuple[str, ...]) -> Path | None:
     """Where times of these kernels are kept; None where no folder is safe to use."""
-    folder = _folder()
+    folder = private_folder("tuning")
     if folder is None:
         return None
     module = torch.get_device_module(target.device_type)
@@ -192,22 +192,6 @@ def _cache_path(instruction: Instruction, target: Target, names: tuple[str, ...]
     text = print_instruction(instruction).partition(" = ")[2].partition("  # ")[0].partition("), ")[2]
     key = (str(module.get_device_name()), repr(target), _versions(), str(instruction.shape), operands, text, *names)
     return folder / f"{hashlib.sha256(json.dumps([str(instruction.opcode), *key]).encode()).hexdigest()}.json"
-
-
-def _folder() -> Path | None:
-    """$XDG_CACHE_HOME/flagos/tuning, this user's alone; made when missing."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = (Path(base) if base.startswith("/") else Path.home() / ".cache") / "flagos" / "tuning"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.lstat()
-    except OSError as error:
-        logger.warning("measured kernels are not kept: %s", error)
-        return None
-    if folder.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        logger.warning("measured kernels are not kept: %s is not this user's alone", folder)
-        return None
-    return folder
 
 
 def _read(path: Path | None) -> dict[str, float] | None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import logging
-import os
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
-logger = logging.getLogger("flagos.codegen")
+from flagos_backend.cache import private_folder
 
 
 def digest(source: str) -> str:
@@ -21,26 +19,8 @@ def digest(source: str) -> str:
 
 @functools.cache
 def folder() -> Path:
-    """$XDG_CACHE_HOME/flagos/triton if that is this user's alone, else a folder of this process."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    found = (Path(base) if base.startswith("/") else Path.home() / ".cache") / "flagos" / "triton"
-    if os.geteuid() == os.getuid() and _is_private(found):
-        return found
-    return Path(tempfile.mkdtemp(prefix="flagos-triton-"))
-
-
-def _is_private(found: Path) -> bool:
-    try:
-        found.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found.mkdir(mode=0o700, exist_ok=True)
-        status = found.lstat()
-    except OSError as error:
-        logger.debug("no generated sources are kept: %s", error)
-        return False
-    if status.st_uid == os.geteuid() and status.st_mode & 0o170077 == 0o040000:
-        return True
-    logger.info("no generated sources are kept: %s is not a folder of this user alone (mode 0700)", found)
-    return False
+    """The user's cache folder "triton", else a folder of this process."""
+    return private_folder("triton") or Path(tempfile.mkdtemp(prefix="flagos-triton-"))
 
 
 def path_of(source: str) -> Path:

@@ -47,11 +47,3 @@ def test_clear_follows_no_link(cache: Path, tmp_path: Path, capsys: pytest.Captu
     assert main(["cache", "clear"]) == 1
     assert (elsewhere / "loader" / "verdict").exists()
     assert "is a link" in capsys.readouterr().err
-
-
-def test_a_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from flagos_backend.cli.cache import cache_folder
-
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "flagos"
