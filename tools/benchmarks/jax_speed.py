@@ -29,14 +29,15 @@ class Peak:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one call, the medians; ``error`` instead of times when a side failed or the results differ."""
+    """Seconds of one call, the medians, and of the first; instead of times ``error``, when a side failed or the results
+    differ."""
 
     name: str
     floor: float
     ours: float | None = None
     peer: float | None = None
-    ours_compile: float | None = None
-    peer_compile: float | None = None
+    ours_first: float | None = None
+    peer_first: float | None = None
     error: str = ""
 
     @property
@@ -46,19 +47,20 @@ class Measured:
 
 
 class Side:
-    """A program compiled on one device, with its arguments there."""
+    """A program on one device, with its arguments there. It is called once at first: ``results`` are of that call,
+    on the host, ``first_seconds`` what it took to trace, compile and run."""
 
     def __init__(self, program: Program, device: jax.Device, arguments: Sequence[Any]) -> None:
         self._donated = program.donated
         self._arguments = list(jax.device_put(tuple(arguments), device))
-        jitted = jax.jit(program.function, donate_argnums=program.donated)
+        self._call = jax.jit(program.function, donate_argnums=program.donated)
+        kept = list(self._arguments)
+        for number in self._donated:
+            kept[number] = jax.tree.map(jnp.copy, kept[number])
         began = time.perf_counter()
-        self._call = jitted.lower(*self._arguments).compile()
-        self.compile_seconds = time.perf_counter() - began
-
-    def first(self) -> list[np.ndarray]:
-        """The results of the first call, on the host."""
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(self._run(keep=True))]
+        results = jax.block_until_ready(self._call(*kept))
+        self.first_seconds = time.perf_counter() - began
+        self.results = [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
     def seconds(self, calls: int) -> float:
         """Seconds of one call, of several launched one after the other and waited for together."""
@@ -68,13 +70,9 @@ class Side:
         jax.block_until_ready(result)
         return (time.perf_counter() - began) / calls
 
-    def _run(self, keep: bool = False) -> Any:
-        arguments = list(self._arguments)
-        if self._donated:  # what a call used up, the next one finds in new storage or in the results
-            for number in self._donated:
-                arguments[number] = jax.tree.map(jnp.copy, arguments[number]) if keep else arguments[number]
-        result = self._call(*arguments)
-        if self._donated and not keep:
+    def _run(self) -> Any:
+        result = self._call(*self._arguments)
+        if self._donated:  # what a call used up, the next one finds in its results
             self._feed_back(result)
         return result
 
@@ -113,18 +111,17 @@ def measure(program: Program, devices: Sequence[jax.Device], peak: Peak, seconds
     gives other results than the peer, is one row that says so."""
     floor = max(program.bytes_moved / peak.bytes, program.flops / peak.flops)
     arguments = program.arguments(np.random.default_rng(0))
-    sides, results = [], []
+    sides = []
     for device in devices:
         try:
             sides.append(Side(program, device, arguments))
-            results.append(sides[-1].first())
         except Exception as error:
             return Measured(program.name, floor, error=f"{device.platform}: {type(error).__name__}: {str(error)[:200]}")
-    wrong = difference(*results, program.precision)
+    ours, peer = sides
+    wrong = difference(ours.results, peer.results, program.precision)
     if wrong:
         return Measured(program.name, floor, error=wrong)
-    ours, peer = sides
-    return Measured(program.name, floor, *_take_turns(ours, peer, seconds), ours.compile_seconds, peer.compile_seconds)
+    return Measured(program.name, floor, *_take_turns(ours, peer, seconds), ours.first_seconds, peer.first_seconds)
 
 
 def _take_turns(ours: Side, peer: Side, seconds: float) -> tuple[float, float]:
@@ -161,12 +158,14 @@ def line(row: Measured) -> str:
     if row.speedup is None or row.ours is None or row.peer is None:
         return f"{row.name:44}{row.floor * 1e3:10.4g}  {row.error}"
     figures = f"{row.floor * 1e3:10.4g}{row.ours * 1e3:10.4g}{row.peer * 1e3:13.4g}{row.speedup:9.2f}"
-    return f"{row.name:44}{figures}{row.ours_compile:11.3g}{row.peer_compile:12.3g}"
+    return f"{row.name:44}{figures}{row.ours_first:14.3g}{row.peer_first:12.3g}"
 
 
 def render(rows: Sequence[Measured], peak: Peak, source: report.Origin, peer: str) -> str:
     """The table, the geometric mean of the speedups, and where the figures come from."""
-    head = f"{'':44}{'floor ms':>10}{'ours ms':>10}{peer + ' ms':>13}{'speedup':>9}{'compile s':>11}{peer + ' s':>12}"
+    head = (
+        f"{'':44}{'floor ms':>10}{'ours ms':>10}{peer + ' ms':>13}{'speedup':>9}{'first call s':>14}{peer + ' s':>12}"
+    )
     lines = [head, *map(line, rows)]
     speedups = [row.speedup for row in rows if row.speedup]
     if speedups:
