@@ -27,6 +27,7 @@ struct Launch {
   std::vector<Memory*> portable_memories;  // of a device that the program was not compiled for
   std::unique_ptr<LaunchState> state;
   std::vector<Share> shares;
+  bool nested = QueueScope::InCallback();  // launched by a host callback
 };
 
 std::string Name(const Executable& executable, size_t argument) {
@@ -193,7 +194,7 @@ void Enqueue(const std::shared_ptr<Launch>& launch) {
   for (Share& share : launch->shares) {
     DeviceQueue* queue = share.place.device->queue.get();
     queue->Push([launch, &share, queue] {
-      QueueScope scope(queue);
+      QueueScope scope(queue, launch->nested);
       RunShare(*launch, share);
     });
   }
@@ -249,7 +250,7 @@ bool RunInline(Launch& launch) {
     DeviceQueue* queue;
     ~Leave() { queue->Leave(); }
   } leave{queue};
-  QueueScope scope(queue);
+  QueueScope scope(queue, launch.nested);
   Status status;
   Ref<Point> point;
   std::vector<Ref<Block>> blocks;

@@ -8,7 +8,7 @@
 namespace flagos {
 namespace {
 
-thread_local DeviceQueue* t_queue = nullptr;
+thread_local QueueScope* t_scope = nullptr;
 
 }  // namespace
 
@@ -24,10 +24,28 @@ std::unique_ptr<Program> LoadProgram(Context* context, const void* serialized, s
   return LoadPythonProgram(context, serialized, size, assignment);
 }
 
-DeviceQueue* CurrentQueue() noexcept { return t_queue; }
+QueueScope::QueueScope(DeviceQueue* queue, bool nested) noexcept
+    : queue_(queue), nested_(nested), outer_(std::exchange(t_scope, this)) {}
 
-QueueScope::QueueScope(DeviceQueue* queue) noexcept : outer_(std::exchange(t_queue, queue)) {}
+QueueScope::~QueueScope() {
+  t_scope = outer_;
+  if (has_turn_) queue_->EndTurn();
+}
 
-QueueScope::~QueueScope() { t_queue = outer_; }
+bool QueueScope::InCallback() noexcept { return t_scope != nullptr && t_scope->queue_ == nullptr; }
+
+CallbackScope::CallbackScope() : task_(t_scope), outside_(nullptr, false) {
+  if (task_ == nullptr || task_->queue_ == nullptr) return;
+  const bool takes_turn = !task_->nested_ && !task_->has_turn_;
+  const DeviceQueue::Turn turn = takes_turn ? task_->queue_->TakeTurn() : 0;
+  task_->queue_->BeginBlocking();
+  if (!takes_turn) return;
+  task_->queue_->AwaitTurn(turn);
+  task_->has_turn_ = true;
+}
+
+CallbackScope::~CallbackScope() {
+  if (task_ != nullptr && task_->queue_ != nullptr) task_->queue_->EndBlocking();
+}
 
 }  // namespace flagos

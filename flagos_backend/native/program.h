@@ -84,19 +84,37 @@ std::unique_ptr<Program> CompileProgram(Context* context, const void* program, s
 std::unique_ptr<Program> LoadProgram(Context* context, const void* serialized, size_t size,
                                      const std::vector<int64_t>& assignment);
 
-// The queue whose task runs in this thread, or NULL: what a program that waits for the host must let go of meanwhile.
-DeviceQueue* CurrentQueue() noexcept;
-
-// Names the queue of the running task for the length of a scope.
+// Says for the length of a scope whose task runs in this thread: a queue's, or, within a host callback, nobody's.
 class QueueScope {
  public:
-  explicit QueueScope(DeviceQueue* queue) noexcept;
+  // `nested`: the task was launched from within a host callback, and so must not wait for the turn of the one it is in.
+  QueueScope(DeviceQueue* queue, bool nested) noexcept;
   ~QueueScope();
   QueueScope(const QueueScope&) = delete;
   QueueScope& operator=(const QueueScope&) = delete;
 
+  // Whether this thread is in a host callback.
+  static bool InCallback() noexcept;
+
  private:
-  DeviceQueue* outer_;
+  friend class CallbackScope;
+  DeviceQueue* queue_;
+  bool nested_;
+  bool has_turn_ = false;
+  QueueScope* outer_;
+};
+
+// Around a call of the host: its function may run programs on this very device, so another thread serves the queue.
+class CallbackScope {
+ public:
+  CallbackScope();
+  ~CallbackScope();
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+
+ private:
+  QueueScope* task_;
+  QueueScope outside_;
 };
 
 }  // namespace flagos

@@ -100,17 +100,7 @@ Status CallHost(Context* context, int64_t id, Reader arguments, Reader results) 
     return Status(FLAGOS_FAILED_PRECONDITION, "the host gave no host_callback when it created the context");
   }
   python::ReleaseGil released;
-  // The host's function may run programs on this very device.
-  struct Blocking {
-    DeviceQueue* queue = CurrentQueue();
-    Blocking() {
-      if (queue) queue->BeginBlocking();
-    }
-    ~Blocking() {
-      if (queue) queue->EndBlocking();
-    }
-  } blocking;
-  QueueScope outside(nullptr);
+  CallbackScope callback;
   return TakeError(context->host_callback(context->host_callback_user_data, id, inputs.arrays.data(),
                                           inputs.arrays.size(), outputs.arrays.data(), outputs.arrays.size()));
 }

@@ -139,6 +139,9 @@ struct DeviceQueue::State {
   int idle = 0;     // threads that wait for a task
   int running = 0;  // threads that run a task; more than one when some come back from a wait
   bool stop = false;
+  std::condition_variable turned;
+  Turn turns_taken = 0;
+  Turn turns_ended = 0;  // and so the turn that is on
 
   // With the mutex: gives a waiting task a thread if none runs.
   void Wake(const std::shared_ptr<State>& self) {
@@ -185,6 +188,22 @@ void DeviceQueue::BeginBlocking() { Leave(); }
 void DeviceQueue::EndBlocking() {
   std::lock_guard<std::mutex> lock(state_->mutex);
   ++state_->running;
+}
+
+DeviceQueue::Turn DeviceQueue::TakeTurn() {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  return state_->turns_taken++;
+}
+
+void DeviceQueue::AwaitTurn(Turn turn) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->turned.wait(lock, [this, turn] { return state_->turns_ended == turn; });
+}
+
+void DeviceQueue::EndTurn() {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  ++state_->turns_ended;
+  state_->turned.notify_all();
 }
 
 void DeviceQueue::Loop(const std::shared_ptr<State>& state) {

@@ -52,6 +52,14 @@ class DeviceQueue {
   void BeginBlocking();
   void EndBlocking();
 
+  // Turns keep the host callbacks of a device in the order of its tasks, though others begin while one waits. A task takes
+  // its turn at its first callback, before BeginBlocking, and keeps it until it ends. Whoever took one awaits it, then
+  // ends it.
+  using Turn = uint64_t;
+  Turn TakeTurn();
+  void AwaitTurn(Turn turn);
+  void EndTurn();
+
  private:
   struct State;
   static void Loop(const std::shared_ptr<State>& state);

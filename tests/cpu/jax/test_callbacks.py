@@ -116,6 +116,30 @@ def test_a_wrong_shape_is_named() -> None:
         jax.jit(lambda x: jax.pure_callback(lambda a: np.zeros(5, np.float32), F32, x))(X).block_until_ready()
 
 
+def test_callbacks_of_successive_launches_come_in_order() -> None:
+    heard: list[tuple[float, str]] = []
+
+    @jax.jit
+    def program(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda a: heard.append((float(a[0]), "first")), x + 0.0)
+        y = jax.pure_callback(lambda a: np.asarray(a) * 2, F32, x)
+        jax.debug.callback(lambda a: heard.append((float(a[0]) / 2, "last")), y)
+        return y
+
+    for n in range(50):
+        program(X + n)
+    jax.effects_barrier()
+    assert [n for n, _ in heard] == sorted(n for n, _ in heard) and len(heard) == 100
+
+
+def test_a_callback_may_run_a_program_with_a_callback() -> None:
+    inner = jax.jit(lambda x: jax.pure_callback(lambda a: np.asarray(a) + 1, F32, x))
+    outer = jax.jit(lambda x: jax.pure_callback(lambda a: np.asarray(inner(np.asarray(a))) * 10, F32, x))
+    results = [outer(X + n) for n in range(5)]
+    for n, result in enumerate(results):
+        np.testing.assert_array_equal(result, (X + n + 1) * 10)
+
+
 def test_the_barrier_waits_for_a_callback_that_a_later_program_overtook() -> None:
     heard: list[float] = []
 
