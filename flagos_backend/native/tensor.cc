@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "context.h"
+
 namespace flagos {
 namespace {
 
@@ -71,6 +73,7 @@ DLDataType StorageType(int32_t type) {
 
 struct Export {
   DLManagedTensor managed;
+  Ref<Context> context;  // outlives the block: who took the tensor may keep it longer than the host keeps anything
   Ref<Block> block;
   Dims dims;
 };
@@ -102,6 +105,7 @@ namespace {
 // `block` may be NULL: somebody else keeps the memory.
 python::Object MakeCapsule(void* data, const Ref<Block>& block, const Shape& shape, DlDevice device) {
   auto exported = std::make_unique<Export>();
+  if (block && block->memory() != nullptr) exported->context = Ref<Context>::Share(block->memory()->context);
   exported->block = block;
   exported->dims = shape.dims;
   DLManagedTensor& managed = exported->managed;

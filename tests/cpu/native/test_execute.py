@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from cpu.native.harness import ADD_ONE, add_one, compile, get, program, put, run
 from flagos_backend.importer import schema
@@ -443,3 +444,32 @@ def test_a_profile_shows_what_ran(context: Context, memory: Memory) -> None:
     assert all(event["dur"] >= 0 for event in trace["traceEvents"])
     with pytest.raises(FlagosStatusError, match="does not run"):
         context.profiler_stop()
+
+
+CHOLESKY = """
+ENTRY main {
+  x = f32[4,4] parameter(0)
+  ROOT factor = f32[4,4] cholesky(x), lower=true
+}"""
+
+
+def test_a_tensor_that_a_kernel_keeps_outlives_the_context(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    # Kernels leave tensors in reference cycles, which the garbage collector may find long after the host closed all.
+    # That the memory's statistics are still there when the tensor goes is for a sanitizer to see.
+    kept: list[torch.Tensor] = []
+    original = torch.linalg.cholesky_ex
+
+    def keeping(a: torch.Tensor, **options: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        kept.append(a)
+        return original(a, **options)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", keeping)
+    x = (np.eye(4) * rng.uniform(1, 2, 4)).astype(np.float32)
+    with Context(backend) as context:
+        (result,) = run(compile(context, CHOLESKY), put(context.addressable_devices[0].default_memory, x))
+        np.testing.assert_allclose(get(result), np.sqrt(x), rtol=1e-6)
+        result.close()
+    np.testing.assert_array_equal(kept[0].numpy(), x)
+    kept.clear()
