@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -29,6 +31,7 @@ def isolate_environment() -> None:
     os.environ["FLAGOS_DEVICE"] = os.environ.get("FLAGOS_TEST_DEVICE", "cpu")
     if "FLAGOS_TEST_SCRATCH" not in os.environ:  # xdist workers share their controller's
         os.environ["FLAGOS_TEST_SCRATCH"] = tempfile.mkdtemp(prefix="flagos-tests-")
+        atexit.register(shutil.rmtree, os.environ["FLAGOS_TEST_SCRATCH"], ignore_errors=True)
     scratch = Path(os.environ["FLAGOS_TEST_SCRATCH"])
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         folder = scratch / name.lower()

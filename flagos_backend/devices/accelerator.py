@@ -9,13 +9,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
 from flagos_backend.devices.target import Target
 from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import DeviceMemoryExhausted
+
+#: The attribute of a device that holds PyTorch's name of it, as "cuda:0": who has tensors there shares its memory.
+TORCH_DEVICE: Final = "torch_device"
 
 Capsule = Any
 from_dlpack: Callable[[Capsule], torch.Tensor] = torch._C._from_dlpack
@@ -46,10 +49,15 @@ class DeviceFacts:
 
 
 def attributes_of(
-    target: Target, facts: DeviceFacts
+    target: Target, device: torch.device, facts: DeviceFacts
 ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]:
     """What a host may ask of a device by name: texts, and numbers."""
-    texts = (("vendor", target.vendor), ("architecture", target.architecture), ("device_type", target.device_type))
+    texts = (
+        ("vendor", target.vendor),
+        ("architecture", target.architecture),
+        ("device_type", target.device_type),
+        (TORCH_DEVICE, str(device)),
+    )
     return texts, (("core_count", target.multiprocessors), ("memory_bytes", facts.memory_bytes))
 
 

@@ -103,5 +103,5 @@ def _describe(accelerator: Accelerator) -> Opened:
     facts: DeviceFacts = accelerator.facts()
     kind, number = dlpack_device(accelerator.device)
     driver, handles = accelerator.handles()
-    texts, numbers = attributes_of(accelerator.target, facts)
+    texts, numbers = attributes_of(accelerator.target, accelerator.device, facts)
     return accelerator, facts.kind, facts.memory_bytes, kind, number, driver, handles, texts, numbers

@@ -233,8 +233,10 @@ FlagosError* buffer_pointer(FlagosBufferPointerArgs* host) {
     FLAGOS_REQUIRE_FIELD(args, pointer);
     FLAGOS_REQUIRE(args, buffer);
     Ref<Contents> contents = args.buffer->Require("buffer_pointer");
-    const Status& status = contents->ready->Wait();
+    const bool in_order = args.issued != 0 && args.buffer->memory->accelerator != nullptr;
+    const Status& status = (in_order ? contents->issued : contents->ready)->Wait();
     if (!status.ok()) throw Failure(status);
+    if (in_order) contents->JoinCompute(*args.buffer->memory->accelerator);
     args.pointer = contents->block().data();
   });
 }

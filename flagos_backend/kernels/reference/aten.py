@@ -45,12 +45,11 @@ _NAMED: dict[str, Callable[[str], Any]] = {
     "dtype": lambda name: getattr(torch, name),
     "layout": lambda name: getattr(torch, name),
     "memory_format": lambda name: getattr(torch, name),
-    "device": torch.device,
     "float": float,
     "complex": complex,
 }
 
-# Builds one argument of the call from the operands.
+# Builds one argument of the call from the operands, and the device as the last of them.
 _Build = Callable[[Sequence[Any]], Any]
 
 
@@ -76,7 +75,8 @@ def _prepare(instruction: Instruction, config: Config, operator: Callable[..., A
 
     def run(launch: Run, *operands: Any) -> Value:
         try:
-            outcome = operator(*[a(operands) for a in arguments], **{n: k(operands) for n, k in keywords.items()})
+            given = (*operands, launch.device)
+            outcome = operator(*[a(given) for a in arguments], **{n: k(given) for n, k in keywords.items()})
         except Exception as error:  # Whatever the operator refuses is the program's error, in its own words.
             raise AtenCallFailed(exception=type(error).__name__, message=error, place=place) from error
         return finish(outcome, {o.untyped_storage().data_ptr() for o in operands})
@@ -121,6 +121,8 @@ def _decode(instruction: Instruction, value: Any, casts: Sequence[torch.dtype | 
     kind = next(iter(value), "")
     if kind == "tensor":
         return _operand(instruction, value, casts)
+    if value == {"device": "here"}:
+        return lambda operands: operands[-1]
     if kind not in _NAMED or not isinstance(value[kind], str):
         raise malformed(instruction, f"{value} is no argument")
     try:

@@ -7,46 +7,32 @@ from __future__ import annotations
 
 import builtins
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from flagos_backend.torch.compile import _launcher, placement
-from flagos_backend.torch.compile.callbacks import Callback, failures, host_callback
+from flagos_backend.torch.compile.callbacks import Callback, failures
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
-from flagos_backend.torch.compile.errors import BackendUnavailable
 from flagos_backend.torch.compile.program import BuiltProgram, TensorSpec
-from plugin_abi import loader
+from flagos_backend.torch.compile.sites import Site
 from plugin_abi.errors import FlagosStatusError
-from plugin_abi.host import Context, Executable
+from plugin_abi.host import Executable
 
-_lock = threading.Lock()
-
-
-@functools.cache
-def _open_context() -> Context:
-    backend = loader.load().accepted
-    if backend is None:
-        raise BackendUnavailable(reason=loader.no_such_device_message())
-    # Every launch is waited for, and PyTorch's own threads are those of the thread that calls.
-    return Context(backend, {"inline_launches": 1}, host_callback=host_callback)
+# Runs a program on the inputs of its graph.
+Launch = Callable[[list[Any]], list[torch.Tensor]]
 
 
-def context() -> Context:
-    """The one context of this process. Raises BackendUnavailable with the loader's reason."""
-    with _lock:
-        return _open_context()
-
-
-def launcher_of(program: BuiltProgram) -> Callable[[list[Any]], list[torch.Tensor]]:
-    """Compiles the program; gives what runs it on the inputs of its graph and waits for its outputs. May be called from
-    several threads at once; raises what the program's operators raise."""
-    assert program.serialized is not None
-    opened = context()
+def launcher_of(program: BuiltProgram) -> Launch:
+    """Compiles the program; gives what runs it on the inputs of its graph. On the host the outputs are there when it
+    returns; on an accelerator they are in the order of PyTorch's current stream. May be called from several threads at
+    once; raises what the program's operators raise."""
+    site = program.site
+    assert program.serialized is not None and site is not None
+    opened = site.context
     executable = Executable.compile(opened, program.serialized)
-    memory = opened.addressable_devices[0].default_memory
+    memory = site.device.default_memory
     table, ffi = opened.api.backend.api, opened.api.ffi
 
     def address(handle: Any) -> int:
@@ -55,45 +41,85 @@ def launcher_of(program: BuiltProgram) -> Callable[[list[Any]], list[torch.Tenso
     specs = tuple(spec for _, spec in program.inputs)
     launcher = _launcher.Launcher(
         (address(table), address(opened.pointer), address(memory.pointer), address(executable.pointer)),
-        tuple((source, *_described_input(spec)) for source, spec in program.inputs),
-        tuple((_prototype(spec), spec.layout.sizes, spec.layout.strides) for spec in program.results),
-        placement.wrap,
-        functools.partial(_laid_out, specs),
+        # A program that names no device goes to the first.
+        0 if site.is_first else address(site.device.pointer),
+        _prototype(torch.uint8, site.torch_device),
+        tuple((source, *_described_input(spec, site)) for source, spec in program.inputs),
+        tuple(
+            (_prototype(spec.dtype, spec.device), spec.layout.sizes, spec.layout.strides) for spec in program.results
+        ),
+        functools.partial(_moved, tuple(spec.device for spec in program.results)),
+        functools.partial(_laid_out, specs, site),
         functools.partial(_fail, executable, program.callbacks),
     )
-    if not program.draws_on_flagos:
-        return launcher.run
+    launch = _drawing_on_flagos(launcher.run) if program.draws_on_flagos else launcher.run
+    return launch if site.is_host else _in_stream_order(launch, site)
 
+
+def _drawing_on_flagos(launch: Launch) -> Launch:
     def run(inputs: list[Any]) -> list[torch.Tensor]:
         with placement.drawing_on_flagos():
-            return launcher.run(inputs)
+            return launch(inputs)
 
     return run
 
 
-def _described_input(spec: TensorSpec) -> tuple[torch.Tensor, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _in_stream_order(launch: Launch, site: Site) -> Launch:
+    """The launch for callers on other streams than the one that programs run on."""
+
+    def run(inputs: list[Any]) -> list[torch.Tensor]:
+        streams = site.streams()
+        if streams is None:
+            return launch(inputs)
+        current, compute = streams
+        compute.wait_stream(current)
+        outputs = launch(inputs)
+        current.wait_stream(compute)
+        # Their memory belongs to the other stream, which would use it again while the caller's still reads it.
+        outputs = [output.clone() for output in outputs]
+        compute.wait_stream(current)
+        return outputs
+
+    return run
+
+
+def _described_input(
+    spec: TensorSpec, site: Site
+) -> tuple[torch.Tensor, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     layout = spec.layout
-    return _prototype(spec), int(STORED_TYPE[spec.dtype]), layout.physical, layout.sizes, layout.strides
+    prototype = _prototype(spec.dtype, _device_at(site, spec))
+    return prototype, int(STORED_TYPE[spec.dtype]), layout.physical, layout.sizes, layout.strides
+
+
+def _described_result(spec: TensorSpec) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]:
+    return _prototype(spec.dtype, spec.device), spec.layout.sizes, spec.layout.strides
+
+
+def _device_at(site: Site, spec: TensorSpec) -> torch.device:
+    """Where the program takes an input: where it is if that is memory of the site, else there."""
+    return spec.device if placement.lies_at(spec.device, site) else site.torch_device
 
 
 @functools.cache
-def _prototype_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _prototype(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
-def _prototype(spec: TensorSpec) -> torch.Tensor:
-    return _prototype_of(spec.dtype, spec.device)
+def _moved(devices: Sequence[torch.device], number: int, tensor: torch.Tensor) -> torch.Tensor:
+    """A result on the device on which it was traced."""
+    return placement.move(tensor, devices[number])
 
 
-def _laid_out(specs: Sequence[TensorSpec], number: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in the memory layout that the program takes."""
+def _laid_out(specs: Sequence[TensorSpec], site: Site, number: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in the memory and the layout that the program takes."""
     spec = specs[number]
     traced = f"a {spec.dtype} tensor of sizes {list(spec.layout.sizes)} on {spec.device}"
     given = _described(tensor)
     if given != traced:
         raise RuntimeError(f"Expected input {number} of the compiled graph to be {traced}, but got {given}")
     layout = spec.layout
-    return torch.empty_strided(layout.sizes, layout.strides, dtype=spec.dtype, device=spec.device).copy_(tensor)
+    device = _device_at(site, spec)
+    return torch.empty_strided(layout.sizes, layout.strides, dtype=spec.dtype, device=device).copy_(tensor)
 
 
 def _described(value: object) -> str:

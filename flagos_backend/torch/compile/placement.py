@@ -1,6 +1,7 @@
-"""Where the tensors of a graph are: in host memory, as PyTorch's own or as those of the device flagos over it.
+"""Where the tensors of a graph are: on the host, on an accelerator, or on the device flagos over the memory of either.
 
-A program sees memory and no devices; what belongs to a device is done at the border. For program.py and executable.py.
+A program sees the memory of its site and no devices; what belongs to a device is done at the border. For program.py and
+executable.py.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from contextlib import contextmanager
 
 import torch
 
-HOST, FLAGOS = "cpu", "flagos"
+from flagos_backend.torch.compile.sites import FLAGOS, HOST, Site, find
 
 _drawing = threading.Lock()
 
 
 def is_supported(device: torch.device) -> bool:
     """Whether programs reach the memory of the device's tensors."""
-    return device.type in (HOST, FLAGOS)
+    return device.type in (HOST, FLAGOS) or (device.type != "meta" and find(device) is not None)
 
 
 def is_flagos(value: object) -> bool:
@@ -26,26 +27,42 @@ def is_flagos(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == FLAGOS
 
 
-def wrap(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the device flagos over the memory of a host tensor."""
-    # Imported where there is such a tensor: the package registers the device.
-    from flagos_backend.torch.device import memory
+def lies_at(device: torch.device, site: Site) -> bool:
+    """Whether tensors of ``device`` lie in the memory of ``site``, under whatever name."""
+    return device.type == FLAGOS or device == site.torch_device
 
-    return memory.wrap(tensor)
+
+def move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on ``device``; over the same memory where it lies there under another name."""
+    if device.type != FLAGOS:
+        return tensor.to(device)
+    # Imported where there is such a tensor: the package registers the device.
+    from flagos_backend.torch.device.memory import wrap
+    from flagos_backend.torch.device.runtime import runtime
+
+    return wrap(tensor.to(runtime().inner))
 
 
 @contextmanager
 def drawing_on_flagos() -> Iterator[None]:
-    """Has random numbers of the host drawn from the generator of the device flagos."""
+    """Has random numbers of the inner device drawn from the generator of the device flagos."""
     from flagos_backend.torch.device.api import random
+    from flagos_backend.torch.device.runtime import runtime
 
     (generator,) = random.default_generators()
-    host = torch.default_generator
+    inner = _default_generator(runtime().inner)
     with _drawing:
-        kept = host.get_state()
-        host.set_state(generator.get_state())
+        kept = inner.get_state()
+        inner.set_state(generator.get_state())
         try:
             yield
         finally:
-            generator.set_state(host.get_state())
-            host.set_state(kept)
+            generator.set_state(inner.get_state())
+            inner.set_state(kept)
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type == HOST:
+        return torch.default_generator
+    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
+    return generator

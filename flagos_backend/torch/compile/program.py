@@ -20,7 +20,7 @@ from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.torch.compile import placement
+from flagos_backend.torch.compile import placement, sites
 from flagos_backend.torch.compile.callbacks import Callback
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
@@ -39,6 +39,7 @@ from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overloa
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
 from flagos_backend.torch.compile.outputs import WITH_EFFECTS, OutputPlan, is_token, plan_outputs
 from flagos_backend.torch.compile.report import GraphReport
+from flagos_backend.torch.compile.sites import Site
 
 # The traced value of every node: tensors that hold no data, numbers, and structures of both.
 Traced = Mapping[Node, Any]
@@ -57,14 +58,15 @@ class TensorSpec:
 class BuiltProgram:
     """``inputs``: for each parameter the number of the graph's input, or a constant tensor of the graph, and how it
     lies. ``results``: how each output of the program lies. ``callbacks`` live as long as the program may run.
-    ``draws_on_flagos``: whether it draws random numbers for tensors of the device flagos."""
+    ``draws_on_flagos``: whether it draws random numbers for tensors of the device flagos. ``site``: where it runs."""
 
-    serialized: bytes | None  # None when nothing is to be computed
+    serialized: bytes | None  # None, as is the site, when nothing is to be computed
     inputs: tuple[tuple[int | torch.Tensor, TensorSpec], ...]
     results: tuple[TensorSpec, ...]
     outputs: OutputPlan
     callbacks: tuple[Callback, ...]
     draws_on_flagos: bool
+    site: Site | None
     report: GraphReport
 
 
@@ -125,7 +127,7 @@ class _Translation:
                 self._values[node] = self._node(node)
         self._builder.metadata = ""
         if not outputs.computed and not self._effects:
-            return BuiltProgram(None, (), (), outputs, (), False, self._report)
+            return BuiltProgram(None, (), (), outputs, (), False, None, self._report)
         specs = [self._spec(node, self._traced[node]) for node in outputs.computed]
         roots = [self._physical(self._values[node], s) for node, s in zip(outputs.computed, specs, strict=True)]
         entry = self._builder.build(self._builder.tuple(roots))
@@ -139,8 +141,15 @@ class _Translation:
             outputs,
             tuple(self._callbacks),
             self._draws_on_flagos,
+            self._site(specs),
             self._report,
         )
+
+    def _site(self, results: Sequence[TensorSpec]) -> Site:
+        try:
+            return sites.site_of(spec.device for spec in (*(spec for _, spec in self._inputs), *results))
+        except ValueError as error:
+            raise UnsupportedTensor(fact=f"others beside it: {error}", place=self._report.name) from None
 
     def _needed(self, outputs: OutputPlan) -> set[Node]:
         """What the computed outputs and the effects depend on."""
@@ -268,12 +277,12 @@ class _Translation:
         holes = [index for index, leaf in enumerate(flat) if isinstance(leaf, Instruction)]
         template = [None if isinstance(leaf, Instruction) else leaf for leaf in flat]
         known = torch.utils._pytree.tree_leaves((list(traced[0]), traced[1]))
-        on_flagos = {index for index in holes if placement.is_flagos(known[index])}
+        devices = {index: known[index].device for index in holes}
 
         def function(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             filled = list(template)
             for index, tensor in zip(holes, tensors, strict=True):
-                filled[index] = placement.wrap(tensor) if index in on_flagos else tensor
+                filled[index] = placement.move(tensor, devices[index])
             given, named = torch.utils._pytree.tree_unflatten(filled, structure)
             leaves = torch.utils._pytree.tree_leaves(target(*given, **named))
             return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from flagos_backend.devices.accelerator import TORCH_DEVICE
 from flagos_backend.torch.device import _native
 from flagos_backend.torch.device.errors import DeviceUnavailable, NoInnerDevice
 from flagos_backend.torch.device.generator import default_generator
@@ -18,9 +19,6 @@ from flagos_backend.torch.device.memory import DEVICE_TYPE
 from plugin_abi import frameworks, loader
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Context, Device
-
-#: The attribute of a device that is no host memory: PyTorch's name of the device that computes for it, as "cuda:0".
-INNER_DEVICE_ATTRIBUTE: Final = "torch_device"
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def inner_device(device: Device) -> torch.device:
     """PyTorch's device that computes for a backend's device. Raises NoInnerDevice."""
     if device.is_host_memory:
         return torch.device("cpu")
-    name = device.attributes.get(INNER_DEVICE_ATTRIBUTE)
+    name = device.attributes.get(TORCH_DEVICE)
     if not isinstance(name, str):
-        raise NoInnerDevice(attribute=INNER_DEVICE_ATTRIBUTE, place=device.debug_string)
+        raise NoInnerDevice(attribute=TORCH_DEVICE, place=device.debug_string)
     return torch.device(name)

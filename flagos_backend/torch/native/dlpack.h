@@ -13,6 +13,8 @@ inline constexpr uint32_t kMajorVersion = 1;
 struct Device {
   int32_t type;
   int32_t id;
+
+  bool operator==(const Device& other) const { return type == other.type && id == other.id; }
 };
 
 struct DataType {

@@ -15,7 +15,6 @@ namespace flagos {
 namespace {
 
 using Sizes = std::vector<int64_t>;
-constexpr dlpack::Device kHost{1, 0};
 
 // What the launchers of this process share; made with the module and never destroyed.
 struct Torch {
@@ -38,7 +37,7 @@ struct Input {
 
 struct Result {
   dlpack::DataType dtype;
-  bool is_wrapped;  // a host tensor stands for it, which `wrap` makes one of its device
+  dlpack::Device device;  // where it belongs
   Sizes sizes, strides;
 };
 
@@ -59,9 +58,11 @@ struct Launcher {
   FlagosContext* context;
   FlagosMemory* memory;
   FlagosExecutable* executable;
-  PyObject* wrap;   // wrap(host tensor): one of another device over the same memory
-  PyObject* adapt;  // adapt(number, tensor): the values as the program takes them, or an exception
-  PyObject* fail;   // fail(error): raises the exception of an error handle, which it takes
+  FlagosDevice* device;          // NULL: the one that the executable names
+  dlpack::Device memory_device;  // DLPack's name of the memory
+  PyObject* move;                // move(number, tensor): the result on the device where it belongs
+  PyObject* adapt;               // adapt(number, tensor): the values as the program takes them, or an exception
+  PyObject* fail;                // fail(error): raises the exception of an error handle, which it takes
   std::vector<Input> inputs;
   std::vector<Result> results;
   std::vector<std::unique_ptr<Frame>> frames;  // idle ones; guarded by the GIL
@@ -83,7 +84,8 @@ void DeleteExport(dlpack::ManagedTensor* managed) {
 }
 
 // A tensor over the buffer, which it owns from now on, also when this fails.
-PyObject* ToTensor(const Launcher& launcher, Result& result, FlagosBuffer* buffer, void* address) {
+PyObject* ToTensor(Launcher& launcher, size_t number, FlagosBuffer* buffer, void* address) {
+  Result& result = launcher.results[number];
   auto* self = new (std::nothrow) Export{};
   if (self == nullptr) {
     launcher.api->buffer_destroy(buffer);
@@ -96,7 +98,7 @@ PyObject* ToTensor(const Launcher& launcher, Result& result, FlagosBuffer* buffe
   self->managed.deleter = DeleteExport;
   dlpack::Tensor& tensor = self->managed.tensor;
   tensor.data = address;
-  tensor.device = kHost;
+  tensor.device = launcher.memory_device;
   tensor.ndim = static_cast<int32_t>(result.sizes.size());
   tensor.dtype = result.dtype;
   tensor.shape = result.sizes.data();  // read by the import and not afterwards
@@ -106,10 +108,10 @@ PyObject* ToTensor(const Launcher& launcher, Result& result, FlagosBuffer* buffe
     DeleteExport(&self->managed);
     return nullptr;
   }
-  if (!result.is_wrapped) return static_cast<PyObject*>(object);
-  PyObject* wrapped = PyObject_CallFunctionObjArgs(launcher.wrap, static_cast<PyObject*>(object), nullptr);
+  if (result.device == launcher.memory_device) return static_cast<PyObject*>(object);
+  PyObject* moved = PyObject_CallFunction(launcher.move, "nO", static_cast<Py_ssize_t>(number), object);
   Py_DECREF(static_cast<PyObject*>(object));
-  return wrapped;
+  return moved;
 }
 
 // The outputs as a list of tensors. Takes all buffers of the frame.
@@ -121,7 +123,7 @@ PyObject* TakeOutputs(Launcher& launcher, Frame& frame) {
     PyObject* tensor = nullptr;
     if (list == nullptr) {
       launcher.api->buffer_destroy(buffer);
-    } else if ((tensor = ToTensor(launcher, launcher.results[i], buffer, frame.pointers[i].pointer)) == nullptr) {
+    } else if ((tensor = ToTensor(launcher, i, buffer, frame.pointers[i].pointer)) == nullptr) {
       Py_CLEAR(list);
     } else {
       PyList_SetItem(list, static_cast<Py_ssize_t>(i), tensor);
@@ -148,7 +150,7 @@ int Fits(const Input& input, PyObject* object, dlpack::Tensor* tensor) {
     return 0;
   }
   const size_t rank = input.sizes.size();
-  if (tensor->device.type != input.device.type || tensor->device.id != input.device.id) return 0;
+  if (!(tensor->device == input.device)) return 0;
   if (static_cast<size_t>(tensor->ndim) != rank || tensor->dtype != input.dtype) return 0;
   for (size_t d = 0; d < rank; ++d) {
     if (tensor->shape[d] != input.sizes[d]) return 0;
@@ -244,6 +246,7 @@ std::unique_ptr<Frame> TakeFrame(Launcher& launcher) {
   args = {};
   args.struct_size = sizeof(args);
   args.executable = launcher.executable;
+  args.device = launcher.device;
   args.num_devices = 1;
   args.num_arguments = inputs;
   args.arguments = &frame->input_row;
@@ -252,7 +255,8 @@ std::unique_ptr<Frame> TakeFrame(Launcher& launcher) {
   return frame;
 }
 
-// Executes and waits. Without the GIL. On an error the frame holds no outputs.
+// Executes, and waits until the outputs are there, or on an accelerator until work there may follow that reads them.
+// Without the GIL. On an error the frame holds no outputs.
 FlagosError* Execute(const Launcher& launcher, Frame& frame) {
   const FlagosApi& api = *launcher.api;
   FlagosError* error = api.execute(&frame.args);
@@ -270,6 +274,7 @@ FlagosError* Execute(const Launcher& launcher, Frame& frame) {
     FlagosBufferPointerArgs& pointer = frame.pointers[i];
     pointer.struct_size = sizeof(pointer);
     pointer.buffer = frame.outputs[i];
+    pointer.issued = 1;
     error = api.buffer_pointer(&pointer);
   }
   if (error != nullptr) {
@@ -362,7 +367,7 @@ bool ReadResult(PyObject* item, Result* result) {
   dlpack::Tensor tensor;
   if (g_torch.table->describe(prototype, &tensor) != 0) return false;
   result->dtype = tensor.dtype;
-  result->is_wrapped = tensor.device.type != kHost.type;
+  result->device = tensor.device;
   return true;
 }
 
@@ -378,10 +383,10 @@ bool ReadAll(PyObject* tuple, std::vector<Item>* items, bool (*read)(PyObject*, 
 
 int Initialize(PyObject* object, PyObject* arguments, PyObject* /*keywords*/) {
   auto& self = *reinterpret_cast<Launcher*>(object);
-  unsigned long long api, context, memory, executable;
-  PyObject *inputs, *results, *wrap, *adapt, *fail;
-  if (!PyArg_ParseTuple(arguments, "(KKKK)O!O!OOO", &api, &context, &memory, &executable, &PyTuple_Type, &inputs,
-                        &PyTuple_Type, &results, &wrap, &adapt, &fail)) {
+  unsigned long long api, context, memory, executable, device;
+  PyObject *prototype, *inputs, *results, *move, *adapt, *fail;
+  if (!PyArg_ParseTuple(arguments, "(KKKK)KOO!O!OOO", &api, &context, &memory, &executable, &device, &prototype,
+                        &PyTuple_Type, &inputs, &PyTuple_Type, &results, &move, &adapt, &fail)) {
     return -1;
   }
   if (self.api != nullptr) {
@@ -392,8 +397,12 @@ int Initialize(PyObject* object, PyObject* arguments, PyObject* /*keywords*/) {
   self.context = reinterpret_cast<FlagosContext*>(context);
   self.memory = reinterpret_cast<FlagosMemory*>(memory);
   self.executable = reinterpret_cast<FlagosExecutable*>(executable);
-  Py_INCREF(wrap);
-  self.wrap = wrap;
+  self.device = reinterpret_cast<FlagosDevice*>(device);
+  dlpack::Tensor tensor;
+  if (g_torch.table->describe(prototype, &tensor) != 0) return -1;
+  self.memory_device = tensor.device;
+  Py_INCREF(move);
+  self.move = move;
   Py_INCREF(adapt);
   self.adapt = adapt;
   Py_INCREF(fail);
@@ -428,7 +437,7 @@ void Deallocate(PyObject* object) {
   std::destroy_at(&self->inputs);
   std::destroy_at(&self->results);
   std::destroy_at(&self->frames);
-  Py_XDECREF(self->wrap);
+  Py_XDECREF(self->move);
   Py_XDECREF(self->adapt);
   Py_XDECREF(self->fail);
   PyTypeObject* type = Py_TYPE(object);

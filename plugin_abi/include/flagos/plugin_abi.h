@@ -501,10 +501,14 @@ typedef struct FlagosBufferHoldArgs {
   int32_t reserved;
 } FlagosBufferHoldArgs;
 
-typedef struct FlagosBufferPointerArgs { /* waits until the contents are there */
+typedef struct FlagosBufferPointerArgs {
   size_t struct_size;
   FlagosBuffer* buffer;
   void* pointer; /* out: device address */
+  /* 0: waits until the contents are there. Else only until the work that makes them is in the device's order: for a host
+     that puts its own work after it there. The same where the device has no such order, as host memory has none. */
+  int32_t issued;
+  int32_t reserved;
 } FlagosBufferPointerArgs;
 
 /* Moves the contents into a new buffer that is not ready before dependency; the old one is deleted. */

@@ -302,10 +302,12 @@ FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferHoldArgs, buffer) == 8, FlagosBufferHo
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferHoldArgs, delta) == 16, FlagosBufferHoldArgs_delta);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferHoldArgs, reserved) == 20, FlagosBufferHoldArgs_reserved);
 
-FLAGOS_LAYOUT_ASSERT(sizeof(FlagosBufferPointerArgs) == 24, sizeof_FlagosBufferPointerArgs);
+FLAGOS_LAYOUT_ASSERT(sizeof(FlagosBufferPointerArgs) == 32, sizeof_FlagosBufferPointerArgs);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferPointerArgs, struct_size) == 0, FlagosBufferPointerArgs_struct_size);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferPointerArgs, buffer) == 8, FlagosBufferPointerArgs_buffer);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferPointerArgs, pointer) == 16, FlagosBufferPointerArgs_pointer);
+FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferPointerArgs, issued) == 24, FlagosBufferPointerArgs_issued);
+FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferPointerArgs, reserved) == 28, FlagosBufferPointerArgs_reserved);
 
 FLAGOS_LAYOUT_ASSERT(sizeof(FlagosBufferDonateArgs) == 32, sizeof_FlagosBufferDonateArgs);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferDonateArgs, struct_size) == 0, FlagosBufferDonateArgs_struct_size);

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from flagos_backend.torch.compile import report
+from flagos_backend.torch.compile import report, sites
 from flagos_backend.torch.compile.backend import flagos
 from support.torch_compile import assert_same, check_function, compiled
 
@@ -220,9 +220,7 @@ def test_threads() -> None:
 def test_memory_does_not_grow() -> None:
     run = compiled(lambda x: (x.sin() @ x).relu())
     x = torch.randn(64, 64)
-    from flagos_backend.torch.compile.executable import context
-
-    device = context().addressable_devices[0]
+    device = sites.host().device
     run(x)
     gc.collect()
     before = device.memory_stats().num_allocations, device.memory_stats().bytes_in_use
@@ -264,9 +262,7 @@ def test_a_singular_matrix_is_refused_as_by_eager() -> None:
 def test_training_steps_do_not_keep_memory() -> None:
     layer = torch.nn.Linear(32, 32)
     run, x = compiled(torch.nn.Sequential(layer, torch.nn.GELU())), torch.randn(4, 32)
-    from flagos_backend.torch.compile.executable import context
-
-    device = context().addressable_devices[0]
+    device = sites.host().device
 
     def steps(count: int) -> tuple[int, int]:
         for _ in range(count):

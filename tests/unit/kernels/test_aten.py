@@ -36,7 +36,7 @@ def test_tensors_lists_numbers_and_names() -> None:
     cat = call("aten::cat.default", [VECTOR, VECTOR], ArrayShape(E.F32, (8,)), arguments=both)
     assert torch.equal(cat(Run(), x, y), torch.cat([x, y]))
     full = call(
-        "aten::full.default", [], VECTOR, arguments=[[4], {"float": "-inf"}], keywords={"device": {"device": "cpu"}}
+        "aten::full.default", [], VECTOR, arguments=[[4], {"float": "-inf"}], keywords={"device": {"device": "here"}}
     )
     assert torch.equal(full(Run()), torch.full((4,), float("-inf")))
     copy = call("aten::_to_copy.default", [VECTOR], ArrayShape(E.F64, (4,)), keywords={"dtype": {"dtype": "float64"}})

@@ -163,7 +163,7 @@ class _Writer:
             if isinstance(value, kind):
                 return {name: str(value).removeprefix("torch.")}
         if isinstance(value, torch.device) and is_supported(value):
-            return {"device": "cpu"}  # a program knows memory and no devices
+            return {"device": "here"}  # a program knows memory and no devices
         raise NoLoweringError(f"an argument is {value!r}")
 
     def _operand(self, value: Instruction, traced: torch.Tensor) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""torch.compile and the eager device over a simulated accelerator, against PyTorch's CPU; programs run often enough to
+be past their first launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from flagos_backend.torch.compile import report, sites
+from flagos_backend.torch.compile.backend import flagos
+from plugin_abi.host import Artifact, Context, Executable
+
+RUNS = 3
+FLAGOS = torch.device("flagos")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch.compiler.reset()
+    report.clear()
+
+
+def test_each_tensor_has_its_site() -> None:
+    host, accelerator = sites.host(), sites.find(FLAGOS)
+    assert accelerator is not None
+    assert (host.device.kind, accelerator.device.kind) == ("cpu", "simulated accelerator")
+    assert sites.site_of([torch.device("cpu")]) is host
+    assert sites.site_of([torch.device("cpu"), FLAGOS]) is accelerator
+    assert sites.find(torch.device("cuda:0")) is None
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(1, keepdim=True)).softmax(1)
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    return (x @ x.T).tanh() + 1
+
+
+def views(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x.T.reshape(-1), x[1:, ::2].flatten(), x.expand(2, *x.shape).sum(0).flatten()])
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[1] = 0
+    return y.add_(torch.full((6,), 2.0, device=x.device))
+
+
+@pytest.mark.parametrize("function", [softmax, product, views, written], ids=lambda function: function.__name__)
+def test_as_on_the_cpu(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    compiled = torch.compile(function, backend=flagos, fullgraph=True)
+    for _ in range(RUNS):
+        x = torch.randn(4, 6)
+        ours = compiled(x.to(FLAGOS))
+        assert ours.device.type == "flagos"
+        torch.testing.assert_close(ours.cpu(), function(x))
+
+
+def test_programs_run_as_generated_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Executable] = []
+    original = Executable.compile
+
+    def compile(context: Context, program: bytes) -> Executable:
+        made.append(original(context, program))
+        return made[-1]
+
+    monkeypatch.setattr(Executable, "compile", compile)
+    compiled = torch.compile(lambda x: (x.exp() + 1).sum(1), backend=flagos)
+    for device, expected in ((FLAGOS, True), (torch.device("cpu"), False)):
+        compiled(torch.randn(4, 6).to(device))
+        explanation = made[-1].artifact(Artifact.EXPLANATION).decode()
+        assert ("triton " in explanation) is expected, explanation
+
+
+def test_host_tensors_stay_on_the_host() -> None:
+    compiled = torch.compile(softmax, backend=flagos)
+    x = torch.randn(4, 6)
+    assert compiled(x).device.type == "cpu"
+    torch.testing.assert_close(compiled(x), softmax(x))
+
+
+def test_training_on_the_device() -> None:
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    theirs = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    theirs.load_state_dict(ours.state_dict())
+    ours.to(FLAGOS)
+    compiled = torch.compile(ours, backend=flagos)
+    optimizers = [torch.optim.AdamW(model.parameters(), 1e-2) for model in (ours, theirs)]
+    for _ in range(4):
+        x, target = torch.randn(5, 6), torch.randint(0, 3, (5,))
+        losses = [
+            functional.cross_entropy(compiled(x.to(FLAGOS)), target.to(FLAGOS)),
+            functional.cross_entropy(theirs(x), target),
+        ]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        torch.testing.assert_close(losses[0].cpu(), losses[1], rtol=1e-4, atol=1e-5)
+    for mine, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), reference.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scalar_of_the_host_and_a_result_for_it() -> None:
+    def program(x: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * factor
+        return y, y.sum().cpu()
+
+    compiled = torch.compile(program, backend=flagos)
+    x, factor = torch.randn(3), torch.tensor(2.5)
+    on_device, on_host = compiled(x.to(FLAGOS), factor)
+    assert (on_device.device.type, on_host.device.type) == ("flagos", "cpu")
+    torch.testing.assert_close(on_device.cpu(), x * factor)
+    torch.testing.assert_close(on_host, (x * factor).sum())
+
+
+def test_dropout_follows_the_seed_of_the_device() -> None:
+    compiled = torch.compile(lambda x: functional.dropout(x, 0.5), backend=flagos)
+    x = torch.ones(200, device=FLAGOS)
+    draws = []
+    for _ in range(2):
+        torch.flagos.manual_seed(7)
+        draws.append([compiled(x).cpu() for _ in range(RUNS)])
+    for first, second in zip(*draws, strict=True):
+        torch.testing.assert_close(first, second)
+    assert not torch.equal(draws[0][0], draws[0][1])
+
+
+def test_calls_back_into_pytorch_see_the_device() -> None:
+    seen = []
+
+    @torch.library.custom_op("flagos_tests::doubled_there", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.device.type)
+        return x * 2
+
+    doubled.register_fake(torch.empty_like)
+    compiled = torch.compile(lambda x: doubled(x + 1) - 1, backend=flagos)
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(x.to(FLAGOS)).cpu(), (x + 1) * 2 - 1)
+    assert seen == ["flagos"]
+
+
+def test_outputs_outlive_the_program() -> None:
+    compiled = torch.compile(product, backend=flagos)
+    x = torch.randn(4, 6)
+    result = compiled(x.to(FLAGOS))
+    torch.compiler.reset()
+    torch.testing.assert_close(result.cpu(), product(x))
+
+
+def test_a_tensor_of_a_device_that_nobody_drives_is_refused() -> None:
+    from flagos_backend.torch.compile.placement import is_supported
+
+    assert not is_supported(torch.device("meta"))
+    assert not is_supported(torch.device("cuda:0"))
