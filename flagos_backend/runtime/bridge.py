@@ -173,9 +173,7 @@ class Runner:
         guard = contextlib.nullcontext if accelerator is None else accelerator.guard
         plans = compiled.plans(device)
         callback = self._host_callback(device)
-        # Alone, a collective meets only itself.
-        alone = InProcessCommunicator()
-        solo = Run(device_ordinal, replica_id, partition_id, 1, 1, device, alone, callback)
+        solo = self._solo(device_ordinal, replica_id, partition_id, device, callback)
 
         def execute(arguments: list[Any], in_place: int, launch: InProcessCommunicator | None) -> list[Any]:
             run = solo
@@ -186,6 +184,22 @@ class Runner:
                 return plans.choose(bool(in_place)).run(run, arguments)
 
         return execute
+
+    def _solo(
+        self, device_ordinal: int, replica_id: int, partition_id: int, device: torch.device, callback: HostCallback | None
+    ) -> Run:
+        """The launch of one device."""
+        groups = self._compiled.program.process_groups
+        if groups is None:
+            # Alone, a collective meets only itself.
+            alone = InProcessCommunicator()
+            return Run(device_ordinal, replica_id, partition_id, 1, 1, device, alone, callback)
+        # torch.distributed is imported for those who use it.
+        from flagos_backend.collectives.host_groups import HostGroups
+        from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
+
+        communicator = ProcessSpanningCommunicator(HostGroups(groups))
+        return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator, callback)
 
     def capture(self, local_ordinal: int) -> tuple[Any, ...]:
         """The program on one accelerator for native/replay.h, or (): then ``explain`` says why."""

@@ -88,9 +88,15 @@ _ASSERTIONS = (
 )
 
 
+_COLLECTIVES = "_c10d_functional"
+
+
 def _has_effect(node: Node) -> bool:
     if node.target in _ASSERTIONS:
         return False
+    if isinstance(node.target, Overload) and node.target.namespace == _COLLECTIVES:
+        # The other processes come to it, whether or not this one uses what it gives.
+        return node.target is not torch.ops._c10d_functional.wait_tensor.default
     return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
 
 
@@ -132,6 +138,10 @@ class _Translation:
         envelope = schema.Program(schema_version=1, producer=f"torch {torch.__version__}")
         envelope.module.CopyFrom(export_message(Module(self._report.name, entry)))
         envelope.num_replicas = envelope.num_partitions = 1
+        if self._emitter.channels:
+            groups = envelope.process_groups
+            groups.rank, groups.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            groups.names.update(self._emitter.channels)
         return BuiltProgram(
             envelope.SerializeToString(),
             tuple(self._inputs),
@@ -221,6 +231,7 @@ class _Translation:
             try:
                 value = rule(self._emitter, result, *args, **kwargs)
                 self._report.lowered[name] += 1
+                self._effects |= _has_effect(node)
                 return value
             except NoLoweringError:
                 pass  # this case of it has none, so it runs as itself
