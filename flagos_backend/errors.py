@@ -348,3 +348,18 @@ class ProcessGroupMissing(FlagosBackendError):
         "The collective {channel} has no process group '{group}': {reason}. At its launch. Initialize torch.distributed "
         "with the groups that the program was compiled with."
     )
+
+
+class RendezvousFailed(FlagosBackendError):
+    number = 507
+    code = StatusCode.UNAVAILABLE
+    template = (
+        "The processes {processes} did not come together over {backend} for the collective {channel}: {reason}. At "
+        "process {process}. See that all of them run the same program, and that they reach each other's addresses."
+    )
+
+
+class CollectiveTimeoutInvalid(FlagosBackendError):
+    number = 508
+    code = StatusCode.INVALID_ARGUMENT
+    template = "{variable} is '{value}', which is no number of seconds above 0. In the environment. Correct or unset it."

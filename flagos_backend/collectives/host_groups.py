@@ -22,6 +22,9 @@ class HostGroups:
     def process_of(self, participant: int) -> int:
         return participant
 
+    def abort(self, reason: str) -> None:
+        """Does nothing: the groups are the host's, and it ends them, as it does in eager mode."""
+
     def transport(self, meeting: Meeting) -> Transport:
         """Raises ProcessGroupMissing when this process has no group of that name, or one of other processes."""
         name = self.groups.names.get(meeting.channel_id or 0)

@@ -15,8 +15,6 @@ from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes
 
 Arrays = Sequence[Tensor]
-# Gets the contributions of this process's participants, in order; returns what each of them takes away.
-Across = Callable[[Sequence[Arrays]], Sequence[Any]]
 
 
 class Peers(Protocol):
@@ -28,6 +26,10 @@ class Peers(Protocol):
 
     def transport(self, meeting: Meeting) -> Transport:
         """What moves arrays among the processes of a meeting. Raises an error of the 5xx catalogue when there is none."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """A launch failed in this process: the others must not wait for it."""
         ...
 
 
@@ -48,6 +50,10 @@ class _Party:
         return len({len(ranks) for ranks in self.ranks}) == 1
 
 
+# Gets the contributions of this process's participants, in order; returns what each of them takes away.
+Across = Callable[[_Party, Sequence[Arrays]], Sequence[Any]]
+
+
 class ProcessSpanningCommunicator(Communicator):
     """One object serves one launch. Reductions fold each process's arrays in the order of ranks, then the processes'."""
 
@@ -56,111 +62,114 @@ class ProcessSpanningCommunicator(Communicator):
         self._local = InProcessCommunicator()
 
     def abort(self, code: int, message: str) -> None:
-        """Fails this launch for the participants of this process. The first reason counts."""
+        """Fails this launch: for the participants of this process, and through its peers for the others."""
         self._local.abort(code, message)
+        self._peers.abort(message)
 
     def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
         """Contributions are sequences of arrays, equal in shape for all participants; every process combines them."""
-        party = self._party(meeting)
-        if party is None:
+        homes = self._homes(meeting)
+        if homes is None:
             return self._local.exchange(meeting, contribution, combine)
 
-        def across(mine: Sequence[Arrays]) -> list[Any]:
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[Any]:
             every = combine(_gather(party, mine))
             return [every[rank] for rank in party.own]
 
-        return self._meet(party, contribution, across)
+        return self._meet(meeting, homes, contribution, across)
 
     def all_reduce(self, meeting: Meeting, arrays: Arrays, reducer: Reducer) -> list[Tensor]:
-        party = self._party(meeting)
-        if party is None:
+        homes = self._homes(meeting)
+        if homes is None:
             return self._local.all_reduce(meeting, arrays, reducer)
 
-        def across(mine: Sequence[Arrays]) -> list[list[Tensor]]:
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             totals = _reduce(party, [reducer.fold(column) for column in zip(*mine, strict=True)], reducer)
             return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
 
-        return list(self._meet(party, arrays, across))
+        return list(self._meet(meeting, homes, arrays, across))
 
     def all_gather(self, meeting: Meeting, arrays: Arrays, dimension: int) -> list[Tensor]:
-        party = self._party(meeting)
-        if party is None:
+        homes = self._homes(meeting)
+        if homes is None:
             return self._local.all_gather(meeting, arrays, dimension)
 
-        def across(mine: Sequence[Arrays]) -> list[list[Tensor]]:
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             whole = [torch.cat(list(column), dim=dimension) for column in zip(*_gather(party, mine), strict=True)]
             return [whole if i == 0 else [array.clone() for array in whole] for i in range(len(mine))]
 
-        return list(self._meet(party, arrays, across))
+        return list(self._meet(meeting, homes, arrays, across))
 
     def reduce_scatter(self, meeting: Meeting, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
-        party = self._party(meeting)
-        if party is None:
+        homes = self._homes(meeting)
+        if homes is None:
             return self._local.reduce_scatter(meeting, arrays, reducer, dimension)
 
-        def across(mine: Sequence[Arrays]) -> list[list[Tensor]]:
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             folded = [reducer.fold(column) for column in zip(*mine, strict=True)]
             parts = [_scatter(party, array, reducer, dimension) for array in folded]
             return [[part[i].clone() for part in parts] for i in range(len(mine))]
 
-        return list(self._meet(party, arrays, across))
+        return list(self._meet(meeting, homes, arrays, across))
 
     def all_to_all(self, meeting: Meeting, parts: Arrays) -> list[Tensor]:
-        party = self._party(meeting)
-        if party is None:
+        homes = self._homes(meeting)
+        if homes is None:
             return self._local.all_to_all(meeting, parts)
         routes = [(sender, receiver) for sender in range(meeting.size) for receiver in range(meeting.size)]
 
-        def across(mine: Sequence[Arrays]) -> list[list[Tensor]]:
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             sent = {rank: given for rank, given in zip(party.own, mine, strict=True)}
             came = _route(party, routes, lambda sender, receiver: [sent[sender][receiver]], parts[:1])
             return [[came[sender, rank][0] for sender in range(meeting.size)] for rank in party.own]
 
-        return list(self._meet(party, parts, across))
+        return list(self._meet(meeting, homes, parts, across))
 
     def permute(self, meeting: Meeting, arrays: Arrays, source_of: Sequence[int | None]) -> list[Tensor] | None:
-        party = self._party(meeting)
-        if party is None:
+        homes = self._homes(meeting)
+        if homes is None:
             return self._local.permute(meeting, arrays, source_of)
         routes = [(source, rank) for rank, source in enumerate(source_of) if source is not None]
 
-        def across(mine: Sequence[Arrays]) -> list[list[Tensor] | None]:
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor] | None]:
             sent = dict(zip(party.own, mine, strict=True))
             came = _route(party, routes, lambda sender, _: sent[sender], arrays)
             sources = [source_of[rank] for rank in party.own]
             return [None if s is None else came[s, rank] for s, rank in zip(sources, party.own, strict=True)]
 
-        received = self._meet(party, arrays, across)
+        received = self._meet(meeting, homes, arrays, across)
         return None if received is None else list(received)
 
     def broadcast(self, meeting: Meeting, arrays: Arrays) -> list[Tensor]:
-        party = self._party(meeting)
-        if party is None:
+        homes = self._homes(meeting)
+        if homes is None:
             return self._local.broadcast(meeting, arrays)
-        root = next(process for process, ranks in enumerate(party.ranks) if 0 in ranks)
 
-        def across(mine: Sequence[Arrays]) -> list[list[Tensor]]:
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
+            root = next(process for process, ranks in enumerate(party.ranks) if 0 in ranks)
             given = mine[party.own.index(0)] if root == party.transport.rank else mine[0]
             received = [party.transport.broadcast(meeting.channel, array, root) for array in given]
             return [received if i == 0 else [array.clone() for array in received] for i in range(len(mine))]
 
-        return list(self._meet(party, arrays, across))
+        return list(self._meet(meeting, homes, arrays, across))
 
-    def _party(self, meeting: Meeting) -> _Party | None:
-        """The meeting by process; None when all of it is in this one."""
+    def _homes(self, meeting: Meeting) -> list[int] | None:
+        """The process of each participant; None when all are in this one."""
         homes = [self._peers.process_of(participant) for participant in meeting.participants]
-        if len(set(homes)) == 1:
-            return None
-        transport = self._peers.transport(meeting)
-        ranks = (tuple(r for r, home in enumerate(homes) if home == process) for process in transport.processes)
-        return _Party(meeting, transport, tuple(ranks))
+        return homes if len(set(homes)) > 1 else None
 
-    def _meet(self, party: _Party, contribution: Any, across: Across) -> Any:
+    def _meet(self, meeting: Meeting, homes: Sequence[int], contribution: Any, across: Across) -> Any:
         """``across`` is called by one participant of this process, for all of them."""
-        meeting = party.meeting
-        mine = tuple(meeting.participants[rank] for rank in party.own)
-        inner = Meeting(meeting.channel, mine, meeting.participant, meeting.channel_id)
-        return self._local.exchange(inner, contribution, across)
+        own = homes[meeting.rank]
+        here = tuple(p for p, home in zip(meeting.participants, homes, strict=True) if home == own)
+
+        def combine(mine: Sequence[Any]) -> Sequence[Any]:
+            transport = self._peers.transport(meeting)
+            ranks = (tuple(r for r, home in enumerate(homes) if home == process) for process in transport.processes)
+            return across(_Party(meeting, transport, tuple(ranks)), mine)
+
+        inner = Meeting(meeting.channel, here, meeting.participant, meeting.channel_id)
+        return self._local.exchange(inner, contribution, combine)
 
 
 def _gather(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:

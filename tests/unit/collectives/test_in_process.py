@@ -86,7 +86,7 @@ def test_a_failing_combine_fails_everybody() -> None:
 
 
 def test_a_timeout_names_who_is_missing() -> None:
-    communicator = InProcessCommunicator(timeout_seconds=0.2)
+    communicator = InProcessCommunicator(timeout=0.2)
     outcomes = on_each(2, lambda p: communicator.exchange(Meeting("%all-reduce.7", (0, 1, 2, 3), p), p, everything))
     kinds = {type(outcome) for outcome in outcomes}
     assert CollectiveTimeout in kinds
