@@ -88,15 +88,17 @@ _ASSERTIONS = (
 )
 
 
-_COLLECTIVES = "_c10d_functional"
+def _is_collective(target: Any) -> bool:
+    """Whether it is a functional collective of torch.distributed, which begins: wait_tensor ends it."""
+    return isinstance(target, Overload) and target.namespace == "_c10d_functional" and "wait_tensor" not in str(target)
 
 
 def _has_effect(node: Node) -> bool:
     if node.target in _ASSERTIONS:
         return False
-    if isinstance(node.target, Overload) and node.target.namespace == _COLLECTIVES:
+    if _is_collective(node.target):
         # The other processes come to it, whether or not this one uses what it gives.
-        return node.target is not torch.ops._c10d_functional.wait_tensor.default
+        return True
     return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
 
 
@@ -287,7 +289,9 @@ class _Translation:
                 filled[index] = placement.wrap(tensor) if index in on_flagos else tensor
             given, named = torch.utils._pytree.tree_unflatten(filled, structure)
             leaves = torch.utils._pytree.tree_leaves(target(*given, **named))
-            return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            # Results are copied on return, and so have to be there.
+            return [torch.ops._c10d_functional.wait_tensor(t) for t in tensors] if _is_collective(target) else tensors
 
         callback = Callback(function)
         self._callbacks.append(callback)
