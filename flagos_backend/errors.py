@@ -321,3 +321,45 @@ class CollectiveGroupMismatch(FlagosBackendError):
         "The collective's groups do not fit the launch of {replicas} replicas and {partitions} partitions: {fact}. "
         "At {place}. Launch the program on the devices that it was compiled for."
     )
+
+
+class CollectiveFailed(FlagosBackendError):
+    number = 504
+    code = StatusCode.UNAVAILABLE
+    template = (
+        "The collective {channel} among the processes {processes} failed in the group {group} ({backend}): {reason}. At "
+        "process {process}. See which of them ended, and start them all again."
+    )
+
+
+class CollectiveOverdue(FlagosBackendError):
+    number = 505
+    code = StatusCode.DEADLINE_EXCEEDED
+    template = (
+        "The collective {channel} among the processes {processes} gave up after {seconds} s in the group {group} "
+        "({backend}): {reason}. At process {process}. See that all of them run the same program and that none hangs."
+    )
+
+
+class ProcessGroupMissing(FlagosBackendError):
+    number = 506
+    code = StatusCode.FAILED_PRECONDITION
+    template = (
+        "The collective {channel} has no process group '{group}': {reason}. At its launch. Initialize torch.distributed "
+        "with the groups that the program was compiled with."
+    )
+
+
+class RendezvousFailed(FlagosBackendError):
+    number = 507
+    code = StatusCode.UNAVAILABLE
+    template = (
+        "The processes {processes} did not come together over {backend} for the collective {channel}: {reason}. At "
+        "process {process}. See that all of them run the same program, and that they reach each other's addresses."
+    )
+
+
+class CollectiveTimeoutInvalid(FlagosBackendError):
+    number = 508
+    code = StatusCode.INVALID_ARGUMENT
+    template = "{variable} is '{value}', which is no number of seconds above 0. In the environment. Correct or unset it."

@@ -12,9 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flagos_backend.ir.opcode import Opcode
+
 # Gets every participant's contribution, in order; returns what each of them takes away, in the same order.
 Combine = Callable[[Sequence[Any]], Sequence[Any]]
-Reducer = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """What a reduction folds two arrays with. ``opcode``: set when ``function`` is one commutative operation on both,
+    which a transport may have natively."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    opcode: Opcode | None = None
+
+    def fold(self, values: Sequence[Tensor]) -> Tensor:
+        """All values, folded in order; new storage."""
+        total = reduce(self.function, values)
+        lent = {value.untyped_storage().data_ptr() for value in values}
+        return total.clone() if total.untyped_storage().data_ptr() in lent else total
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +38,14 @@ class Meeting:
     """One collective as one participant sees it.
 
     ``participants`` are flattened ids (replica * num_partitions + partition) in the order that the program gives;
-    ``participant`` is this one. ``channel`` names the instruction, alike on every participant.
+    ``participant`` is this one. ``channel`` names the instruction, alike on every participant; ``channel_id`` is the
+    program's own number for it.
     """
 
     channel: Hashable
     participants: tuple[int, ...]
     participant: int
+    channel_id: int | None = None
 
     @property
     def size(self) -> int:
@@ -41,8 +59,8 @@ class Meeting:
 class Communicator(ABC):
     """All operations block until every participant of the meeting has come, and raise when one of them cannot.
 
-    Results are new storage, the same on every participant bit for bit: reductions fold in the order of ranks. Once an
-    operation has returned, nobody reads the arrays that were given to it.
+    Results are new storage, the same on every participant bit for bit: reductions fold in one order for all of them.
+    Once an operation has returned, nobody reads the arrays that were given to it.
     """
 
     @abstractmethod
@@ -56,7 +74,7 @@ class Communicator(ABC):
         """Every participant gets the fold of each array over all of them."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-            totals = [_fold(column, reducer) for column in zip(*contributions, strict=True)]
+            totals = [reducer.fold(column) for column in zip(*contributions, strict=True)]
             return [totals if rank == 0 else [t.clone() for t in totals] for rank in range(meeting.size)]
 
         return list(self.exchange(meeting, arrays, combine))
@@ -76,7 +94,7 @@ class Communicator(ABC):
         """Each array's fold, split along ``dimension``: every participant gets the part of its rank."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-            totals = [_fold(column, reducer) for column in zip(*contributions, strict=True)]
+            totals = [reducer.fold(column) for column in zip(*contributions, strict=True)]
             parts = [torch.tensor_split(total, meeting.size, dim=dimension) for total in totals]
             return [[part[rank].clone() for part in parts] for rank in range(meeting.size)]
 
@@ -106,9 +124,3 @@ class Communicator(ABC):
         received = self.permute(meeting, arrays, [0] * meeting.size)
         assert received is not None
         return received
-
-
-def _fold(values: Sequence[Tensor], reducer: Reducer) -> Tensor:
-    total = reduce(reducer, values)
-    lent = {value.untyped_storage().data_ptr() for value in values}
-    return total.clone() if total.untyped_storage().data_ptr() in lent else total

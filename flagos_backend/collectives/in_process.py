@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flagos_backend.collectives.communicator import Combine, Communicator, Meeting
+from flagos_backend.collectives.options import timeout_seconds
 from flagos_backend.errors import CollectiveAborted, CollectiveTimeout, StatusCode
 
-DEFAULT_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(slots=True)
@@ -29,8 +29,9 @@ class InProcessCommunicator(Communicator):
     Whoever runs a participant must ``abort`` the launch when it fails: the others then get an error at once.
     """
 
-    def __init__(self, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None:
-        self._timeout = timeout_seconds
+    def __init__(self, timeout: float | None = None) -> None:
+        """``timeout``: in seconds; None: the user's, or the default."""
+        self._timeout = timeout_seconds() if timeout is None else timeout
         self._condition = threading.Condition()
         self._gatherings: dict[Hashable, _Gathering] = {}
         self._turns: Counter[Hashable] = Counter()

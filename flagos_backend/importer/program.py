@@ -16,6 +16,15 @@ SCHEMA_VERSION = 1
 MAX_DEVICES = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessGroups:
+    """The host's process groups: ``rank`` is this process of ``size``; ``names`` by channel id."""
+
+    rank: int
+    size: int
+    names: Mapping[int, str]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """The fields of flagos.Program (proto/flagos.proto), checked. ``device_assignment``: [replica][partition].
@@ -35,6 +44,7 @@ class Program:
     argument_memory_kinds: tuple[str, ...]
     output_memory_kinds: tuple[str, ...]
     options: Mapping[str, str]
+    process_groups: ProcessGroups | None
 
 
 def import_program(data: bytes) -> Program:
@@ -68,7 +78,18 @@ def import_program(data: bytes) -> Program:
         _per_value(proto.argument_memory_kinds, arguments, "argument_memory_kinds", place),
         _per_value(proto.output_memory_kinds, outputs, "output_memory_kinds", place),
         dict(proto.options),
+        _process_groups(proto, replicas * partitions, place),
     )
+
+
+def _process_groups(proto: Any, devices: int, place: str) -> ProcessGroups | None:
+    if not proto.HasField("process_groups"):
+        return None
+    rank, size = proto.process_groups.rank, proto.process_groups.size
+    if devices != 1 or not 0 <= rank < size <= MAX_DEVICES:
+        fact = f"it is for {devices} devices, and process {rank} of {size}, with process groups"
+        raise MalformedProgram(fact=fact, place=place)
+    return ProcessGroups(rank, size, dict(proto.process_groups.names))
 
 
 def _count(value: int, what: str, place: str) -> int:

@@ -12,6 +12,7 @@
 #include "call.h"
 #include "flagos/build_facts.h"
 #include "log.h"
+#include "python_program.h"
 
 namespace flagos {
 namespace {
@@ -189,6 +190,10 @@ void FlagosDevice::Synchronize() {
 FlagosContext::FlagosContext(const FlagosContextCreateArgs& args)
     : options(args.options, args.num_options),
       process_index(args.process_index),
+      num_processes(std::max(args.num_processes, 1)),
+      key_value_get(args.key_value_get),
+      key_value_put(args.key_value_put),
+      key_value_user_data(args.key_value_user_data),
       host_callback(args.host_callback),
       host_callback_user_data(args.host_callback_user_data) {
   python.libpython = options.Text("libpython");
@@ -300,6 +305,7 @@ void FlagosContext::Close() {
     contexts.erase(std::remove(contexts.begin(), contexts.end(), this), contexts.end());
   }
   for (FlagosDevice* device : addressable_devices) device->Synchronize();
+  flagos::ClosePeers(this);
 }
 
 namespace flagos::api {

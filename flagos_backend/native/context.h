@@ -67,6 +67,13 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
   flagos::Options options;
   std::string platform_version;
   int32_t process_index = 0;
+  int32_t num_processes = 1;
+  // The host's store; NULL where there is one process.
+  FlagosKeyValueGet key_value_get = nullptr;
+  FlagosKeyValuePut key_value_put = nullptr;
+  void* key_value_user_data = nullptr;
+  // What the Python side reaches the other processes through, made with the first program; with the GIL.
+  PyObject* peers = nullptr;
   // The option of this name: the host waits for every launch anyway, so none is handed to a device's idle thread.
   bool inline_launches = false;
   FlagosHostCallback host_callback = nullptr;
@@ -80,6 +87,9 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
   std::unique_ptr<flagos::ThreadPool> transfers;
   // Held while a launch is put into the queues of its devices: every queue sees the launches in one order.
   std::mutex launch_mutex;
+  // Of the latest launch over several processes: complete when it is in the queues. With spanning_mutex.
+  flagos::Ref<flagos::Event> last_spanning;
+  std::mutex spanning_mutex;
 
   FlagosDevice* FindDevice(int64_t id) const noexcept;
 

@@ -18,6 +18,9 @@ struct FlagosExecutable : flagos::RefCounted<FlagosExecutable> {
   // [place][output]: where the output lies.
   std::vector<std::vector<flagos::Memory*>> output_memories;
 
+  // Whether devices of other processes take part.
+  bool spans() const noexcept { return places.size() < info().device_assignment.size(); }
+
   std::vector<flagos::Memory*> OutputMemories(const flagos::Device& device) const;
 
  private:

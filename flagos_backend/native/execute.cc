@@ -180,6 +180,8 @@ void RunShare(Launch& launch, Share& share) noexcept {
 }
 
 void FailAll(Launch& launch, const Status& status) {
+  // Those of other processes are waiting already, or will be.
+  if (launch.executable->spans() && launch.state) launch.state->Abort(status);
   for (Share& share : launch.shares) {
     share.arguments.clear();
     share.outputs.clear();
@@ -211,6 +213,16 @@ void Promise(Share& share, size_t outputs) {
   share.place.device->Track(share.issued);
 }
 
+// Launches over several processes reach the queues in the order in which the host makes them, alike in every process,
+// or they would wait for each other: this one comes after the one before it, among `inputs`, and before the next.
+Ref<Event> TakeTurn(Context& context, std::vector<Ref<Event>>& inputs) {
+  auto queued = Make<Event>();
+  std::lock_guard<std::mutex> lock(context.spanning_mutex);
+  if (context.last_spanning && !context.last_spanning->ready()) inputs.push_back(context.last_spanning);
+  context.last_spanning = queued;
+  return queued;
+}
+
 void Dispatch(const std::shared_ptr<Launch>& launch) {
   std::vector<Ref<Event>> inputs;
   for (const Share& share : launch->shares) {
@@ -220,16 +232,19 @@ void Dispatch(const std::shared_ptr<Launch>& launch) {
       }
     }
   }
+  const Ref<Event> queued = launch->executable->spans() ? TakeTurn(*launch->executable->context, inputs) : nullptr;
   if (inputs.empty()) {
     Enqueue(launch);
+    if (queued) queued->Complete(Status());
     return;
   }
-  WhenAll(inputs)->OnReady([launch](const Status& status) {
+  WhenAll(inputs)->OnReady([launch, queued](const Status& status) {
     if (status.ok()) {
       Enqueue(launch);
     } else {
       FailAll(*launch, status);
     }
+    if (queued) queued->Complete(Status());
   });
 }
 
@@ -237,6 +252,8 @@ void Dispatch(const std::shared_ptr<Launch>& launch) {
 // waits for each launch has all its work done here.
 bool RunInline(Launch& launch) {
   if (launch.shares.size() != 1) return false;
+  // What may wait for other processes keeps their order.
+  if (launch.executable->spans() && !launch.executable->info().is_small) return false;
   Share& share = launch.shares[0];
   const bool wanted = launch.executable->info().is_small || launch.executable->context->inline_launches ||
                       launch.executable->program->Immediate(*share.place.device);
@@ -340,7 +357,7 @@ FlagosError* execute(FlagosExecuteArgs* host) {
     const std::vector<char> donated = Donations(executable, args);
     // Everything that may fail for lack of memory comes before a buffer is given up, as far as that is foreseeable.
     std::vector<std::vector<std::unique_ptr<Buffer>>> made(launch->shares.size());
-    if (launch->shares.size() > 1) launch->state = executable.program->Begin();
+    if (executable.info().device_assignment.size() > 1) launch->state = executable.program->Begin();
     TakeArguments(executable, args.arguments, donated, launch->shares);
     if (!RunInline(*launch)) {
       for (Share& share : launch->shares) Promise(share, outputs);

@@ -20,6 +20,7 @@ using python::Reader;
 struct Bridge {
   PyObject* compile;
   PyObject* load;
+  PyObject* open_peers;
   PyObject* from_dlpack;
   PyObject* to_dlpack;
 };
@@ -50,18 +51,69 @@ PyObject* HostCallbackEntry(PyObject*, PyObject* arguments) {
   }
 }
 
+void SinkString(void* data, const void* bytes, size_t size) {
+  static_cast<std::string*>(data)->assign(static_cast<const char*>(bytes), size);
+}
+
+// key_value_get(context, key, timeout in ms) for the bridge: the value, or a status code.
+PyObject* KeyValueGetEntry(PyObject*, PyObject* arguments) {
+  const python::Functions& py = *python::Known();
+  try {
+    Reader reader(arguments);
+    auto* context = reinterpret_cast<Context*>(reader.Integer());
+    const std::string key = reader.Text();
+    const int64_t timeout_ms = reader.Integer();
+    std::string value;
+    int32_t code = FLAGOS_OK;
+    {
+      python::ReleaseGil released;
+      code = context->key_value_get(context->key_value_user_data, key.data(), key.size(), timeout_ms, SinkString,
+                                    &value);
+    }
+    return (code == FLAGOS_OK ? python::Bytes(value.data(), value.size()) : python::Integer(code)).Detach();
+  } catch (...) {
+    py.PyErr_SetString(py.runtime_error, StatusOfException("key-value store").data()->message.c_str());
+    return nullptr;
+  }
+}
+
+// key_value_put(context, key, value) for the bridge: a status code.
+PyObject* KeyValuePutEntry(PyObject*, PyObject* arguments) {
+  const python::Functions& py = *python::Known();
+  try {
+    Reader reader(arguments);
+    auto* context = reinterpret_cast<Context*>(reader.Integer());
+    const std::string key = reader.Text(), value = reader.Bytes();
+    int32_t code = FLAGOS_OK;
+    {
+      python::ReleaseGil released;
+      code = context->key_value_put(context->key_value_user_data, key.data(), key.size(), value.data(), value.size());
+    }
+    return python::Integer(code).Detach();
+  } catch (...) {
+    py.PyErr_SetString(py.runtime_error, StatusOfException("key-value store").data()->message.c_str());
+    return nullptr;
+  }
+}
+
 Bridge& TheBridge() {
   static Bridge* bridge = nullptr;  // guarded by the GIL
   if (bridge != nullptr) return *bridge;
-  static python::PyMethodDef method{"host_callback", HostCallbackEntry, python::kMethodVarArgs,
-                                    "Calls the host's function for a program."};
+  static python::PyMethodDef methods[] = {
+      {"host_callback", HostCallbackEntry, python::kMethodVarArgs, "Calls the host's function for a program."},
+      {"key_value_get", KeyValueGetEntry, python::kMethodVarArgs, "Reads the host's store."},
+      {"key_value_put", KeyValuePutEntry, python::kMethodVarArgs, "Writes to the host's store."}};
   Object module = python::Import("flagos_backend.runtime.bridge");
   python::SetDescribe(python::Attribute(module.get(), "describe_exception"));
-  Object callback = python::Check(python::Known()->PyCFunction_NewEx(&method, nullptr, nullptr), "PyCFunction_NewEx");
+  const auto function = [](python::PyMethodDef& method) {
+    return python::Check(python::Known()->PyCFunction_NewEx(&method, nullptr, nullptr), "PyCFunction_NewEx");
+  };
+  Object callback = function(methods[0]), get = function(methods[1]), put = function(methods[2]);
   Object attach = python::Attribute(module.get(), "attach");
-  python::Call(attach.get(), {callback.get()}, "bridge.attach");
+  python::Call(attach.get(), {callback.get(), get.get(), put.get()}, "bridge.attach");
   auto* made = new Bridge{python::Attribute(module.get(), "compile_program").Detach(),
                           python::Attribute(module.get(), "load_program").Detach(),
+                          python::Attribute(module.get(), "open_peers").Detach(),
                           python::Attribute(module.get(), "from_dlpack").Detach(),
                           python::Attribute(module.get(), "to_dlpack").Detach()};
   if (bridge == nullptr) bridge = made;
@@ -105,9 +157,30 @@ Status CallHost(Context* context, int64_t id, Reader arguments, Reader results) 
                                           inputs.arrays.size(), outputs.arrays.data(), outputs.arrays.size()));
 }
 
+// What reaches the other processes, or None where there are none.
+Object Peers(Context* context) {
+  const python::Functions& py = *python::Known();
+  if (context->num_processes == 1) return Object::Share(py.none);
+  if (context->peers == nullptr) {
+    const std::vector<Device*>& devices = context->devices;
+    Object processes = python::Check(py.PyTuple_New(static_cast<ptrdiff_t>(devices.size())), "PyTuple_New");
+    for (size_t i = 0; i < devices.size(); ++i) {
+      Object process = python::Integer(devices[i]->process_index);
+      py.PyTuple_SetItem(processes.get(), static_cast<ptrdiff_t>(i), process.Detach());
+    }
+    Object address = python::Integer(reinterpret_cast<int64_t>(context));
+    Object own = python::Integer(context->process_index);
+    Object made = python::Call(TheBridge().open_peers, {address.get(), own.get(), processes.get()}, "open_peers");
+    // Making it may have let another thread make one.
+    if (context->peers == nullptr) context->peers = made.Detach();
+  }
+  return Object::Share(context->peers);
+}
+
 Object Facts(Context* context) {
   const python::Functions& py = *python::Known();
-  Object facts = python::Check(py.PyTuple_New(4), "PyTuple_New");
+  Object facts = python::Check(py.PyTuple_New(5), "PyTuple_New");
+  py.PyTuple_SetItem(facts.get(), 4, Peers(context).Detach());
   py.PyTuple_SetItem(facts.get(), 0, python::Text(FLAGOS_BUILD_ID).Detach());
   py.PyTuple_SetItem(facts.get(), 1, python::Integer(reinterpret_cast<int64_t>(context)).Detach());
   py.PyTuple_SetItem(facts.get(), 2, python::Integer(context->host_callback != nullptr).Detach());
@@ -574,6 +647,19 @@ std::unique_ptr<Program> MakeProgram(PyObject* compiled) {
 }
 
 }  // namespace
+
+void ClosePeers(Context* context) noexcept {
+  if (context->peers == nullptr) return;
+  try {
+    python::Gil gil;
+    if (!gil) return;
+    Object close = python::Attribute(context->peers, "close");
+    python::Call(close.get(), {}, "closing the context");
+  } catch (...) {
+    Log(FLAGOS_LOG_WARNING, "%s", StatusOfException("closing the context").data()->message.c_str());
+  }
+  python::Discard(std::exchange(context->peers, nullptr), 0);
+}
 
 std::unique_ptr<Program> CompilePythonProgram(Context* context, const void* program, size_t size) {
   python::Require(context->python);

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,16 +24,23 @@ from flagos_backend.runtime import compiler, serialization
 from flagos_backend.runtime.accelerator import capture
 from flagos_backend.runtime.compiler import CompiledProgram
 
-__all__ = ["attach", "compile_program", "describe_exception", "from_dlpack", "load_program", "to_dlpack"]
+if TYPE_CHECKING:
+    from flagos_backend.collectives.context_peers import ContextPeers, KeyValueGet, KeyValuePut
+    from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
 
-# (build id, address of the native context, whether the host can be called back, whether its devices are accelerators)
-Facts = tuple[str, int, int, int]
+    LaunchCommunicator = InProcessCommunicator | ProcessSpanningCommunicator
+
+__all__ = ["attach", "compile_program", "describe_exception", "from_dlpack", "load_program", "open_peers", "to_dlpack"]
+
+# (build id, address of the native context, whether the host can be called back, whether its devices are accelerators,
+# what reaches the other processes)
+Facts = tuple[str, int, int, int, "ContextPeers | None"]
 # (address, element type, dims): a host array as the native side takes it
 HostArray = tuple[int, int, tuple[int, ...]]
 NativeHostCallback = Callable[[int, int, tuple[HostArray, ...], tuple[HostArray, ...]], tuple[int, str] | None]
 Payloads = tuple[tuple[str, bytes], ...]
 # execute(arguments, in place, launch): empties the list of tensors and returns the list of results.
-Execute = Callable[[list[Any], int, InProcessCommunicator | None], list[Any]]
+Execute = Callable[[list[Any], int, "LaunchCommunicator | None"], list[Any]]
 
 # What torch.utils.dlpack and torch.inference_mode wrap; the wrappers alone cost more than running a small program.
 from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
@@ -40,6 +48,7 @@ to_dlpack: Callable[[torch.Tensor], Any] = torch._C._to_dlpack
 _inference_mode: Callable[[bool], Any] = torch._C._InferenceMode
 
 _native_host_callback: NativeHostCallback | None = None
+_native_store: tuple[KeyValueGet, KeyValuePut] | None = None
 
 
 class Artifact(enum.IntEnum):
@@ -59,18 +68,29 @@ class HostError(Exception):
         self.code = code
 
 
-def attach(host_callback: NativeHostCallback) -> None:
+def attach(host_callback: NativeHostCallback, key_value_get: KeyValueGet, key_value_put: KeyValuePut) -> None:
     """Called once by the native side, before anything else."""
-    global _native_host_callback
+    global _native_host_callback, _native_store
     _native_host_callback = host_callback
+    _native_store = key_value_get, key_value_put
+
+
+def open_peers(context: int, process: int, device_processes: tuple[int, ...]) -> ContextPeers:
+    """The other processes of a native context: ``device_processes`` has the process of each of its devices."""
+    # torch.distributed is imported for those who use it.
+    from flagos_backend.collectives.context_peers import ContextPeers
+
+    assert _native_store is not None
+    get, put = (functools.partial(function, context) for function in _native_store)
+    return ContextPeers(process, device_processes, get, put)
 
 
 def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner]:
     """The description that python_program.cc reads, in its order, and the runner. Raises what compiler does."""
-    build_id, context, can_call_host, accelerated = facts
+    build_id, context, can_call_host, accelerated, peers = facts
     target = discovery.opened(0).target if accelerated else HOST
     compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
-    return _describe(compiled), Runner(compiled, build_id, context if can_call_host else None)
+    return _describe(compiled), Runner(compiled, build_id, context if can_call_host else None, peers)
 
 
 def load_program(serialized: bytes, device_ids: Sequence[int], facts: Facts) -> tuple[tuple[Any, ...], Runner]:
@@ -151,8 +171,12 @@ def _spread(values: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
 class Runner:
     """Runs a compiled program. Kept by the native executable; every method may be called from several threads."""
 
-    def __init__(self, compiled: CompiledProgram, build_id: str, context: int | None) -> None:
+    def __init__(
+        self, compiled: CompiledProgram, build_id: str, context: int | None, peers: ContextPeers | None
+    ) -> None:
         self._compiled = compiled
+        self._peers = peers
+        self._devices = tuple(number for row in compiled.program.device_assignment for number in row)
         self._build_id = build_id
         self._context = context
         self._library_run = Run(host_callback=self._host_callback(torch.device("cpu")))
@@ -160,9 +184,11 @@ class Runner:
     def _host_callback(self, device: torch.device) -> HostCallback | None:
         return None if self._context is None else _host_callback(self._context, device)
 
-    def begin(self) -> InProcessCommunicator:
+    def begin(self) -> LaunchCommunicator:
         """Where the devices of one launch meet."""
-        return InProcessCommunicator()
+        if self._peers is None:
+            return InProcessCommunicator()
+        return self._peers.communicator(self._devices)
 
     def bind(self, device_ordinal: int, local_ordinal: int, replica_id: int, partition_id: int) -> Execute:
         """The program on one device, as one participant. ``local_ordinal`` counts this process's devices."""
@@ -173,11 +199,9 @@ class Runner:
         guard = contextlib.nullcontext if accelerator is None else accelerator.guard
         plans = compiled.plans(device)
         callback = self._host_callback(device)
-        # Alone, a collective meets only itself.
-        alone = InProcessCommunicator()
-        solo = Run(device_ordinal, replica_id, partition_id, 1, 1, device, alone, callback)
+        solo = self._solo(device_ordinal, replica_id, partition_id, device, callback)
 
-        def execute(arguments: list[Any], in_place: int, launch: InProcessCommunicator | None) -> list[Any]:
+        def execute(arguments: list[Any], in_place: int, launch: LaunchCommunicator | None) -> list[Any]:
             run = solo
             if launch is not None:
                 replicas, partitions = program.num_replicas, program.num_partitions
@@ -186,6 +210,22 @@ class Runner:
                 return plans.choose(bool(in_place)).run(run, arguments)
 
         return execute
+
+    def _solo(
+        self, device_ordinal: int, replica_id: int, partition_id: int, device: torch.device, callback: HostCallback | None
+    ) -> Run:
+        """The launch of one device."""
+        groups = self._compiled.program.process_groups
+        if groups is None:
+            # Alone, a collective meets only itself.
+            alone = InProcessCommunicator()
+            return Run(device_ordinal, replica_id, partition_id, 1, 1, device, alone, callback)
+        # torch.distributed is imported for those who use it.
+        from flagos_backend.collectives.host_groups import HostGroups
+        from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
+
+        communicator = ProcessSpanningCommunicator(HostGroups(groups))
+        return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator, callback)
 
     def capture(self, local_ordinal: int) -> tuple[Any, ...]:
         """The program on one accelerator for native/replay.h, or (): then ``explain`` says why."""

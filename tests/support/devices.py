@@ -31,7 +31,7 @@ def run_on_devices(
     module = import_module(hlo_of_text(text), num_replicas=replicas, num_partitions=partitions)
     plan = Plan.build(module.entry)
     shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
-    communicator = InProcessCommunicator(timeout_seconds=60)
+    communicator = InProcessCommunicator(timeout=60)
 
     def work(device: int) -> list[np.ndarray]:
         run = Run(device, device // partitions, device % partitions, replicas, partitions, rendezvous=communicator)

@@ -15,7 +15,7 @@ from flagos_backend.ir.attributes import CollectiveAttributes, CollectivePermute
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.kernels.reference.computations import scalar_function
+from flagos_backend.kernels.reference.computations import plain_combiner, scalar_function
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 
 FindMeeting = Callable[[Run], Meeting | None]
@@ -57,7 +57,9 @@ def _meetings(instruction: Instruction) -> FindMeeting:
     def find(run: Run) -> Meeting | None:
         position = _position(run)
         participants = _checked(instruction, run, participants_of(instruction.opcode, attributes, position))
-        return Meeting(channel, participants, position.flattened) if participants else None
+        if not participants:
+            return None
+        return Meeting(channel, participants, position.flattened, attributes.channel_id)
 
     return find
 
@@ -79,8 +81,8 @@ def _result(instruction: Instruction, arrays: Sequence[Tensor]) -> Tensor | Arra
 
 
 def _reducer(instruction: Instruction) -> Callable[[Run], Reducer]:
-    function = scalar_function(instruction.called[0])
-    return lambda run: lambda a, b: function(run, [a, b])[0].expand_as(a)
+    function, opcode = scalar_function(instruction.called[0]), plain_combiner(instruction.called[0])
+    return lambda run: Reducer(lambda a, b: function(run, [a, b])[0].expand_as(a), opcode)
 
 
 def _dimension(instruction: Instruction) -> int:
@@ -174,7 +176,8 @@ def prepare_collective_permute(instruction: Instruction) -> Kernel:
         received = None
         if position.own_number(mode) in members:
             participants = tuple(device for number in members for device in position.flatten(mode, number))
-            meeting = Meeting(channel, _checked(instruction, launch, participants), position.flattened)
+            participants = _checked(instruction, launch, participants)
+            meeting = Meeting(channel, participants, position.flattened, attributes.channel_id)
             received = _communicator(instruction, launch, meeting).permute(meeting, operands, source_of)
         return _result(instruction, received or [torch.zeros_like(operand) for operand in operands])
 

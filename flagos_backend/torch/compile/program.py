@@ -90,9 +90,17 @@ _ASSERTIONS = (
 )
 
 
+def _is_collective(target: Any) -> bool:
+    """Whether it is a functional collective of torch.distributed, which begins: wait_tensor ends it."""
+    return isinstance(target, Overload) and target.namespace == "_c10d_functional" and "wait_tensor" not in str(target)
+
+
 def _has_effect(node: Node) -> bool:
     if node.target in _ASSERTIONS:
         return False
+    if _is_collective(node.target):
+        # The other processes come to it, whether or not this one uses what it gives.
+        return True
     return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
 
 
@@ -134,6 +142,10 @@ class _Translation:
         envelope = schema.Program(schema_version=1, producer=f"torch {torch.__version__}")
         envelope.module.CopyFrom(export_message(Module(self._report.name, entry)))
         envelope.num_replicas = envelope.num_partitions = 1
+        if self._emitter.channels:
+            groups = envelope.process_groups
+            groups.rank, groups.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            groups.names.update(self._emitter.channels)
         return BuiltProgram(
             envelope.SerializeToString(),
             tuple(self._inputs),
@@ -230,6 +242,7 @@ class _Translation:
             try:
                 value = rule(self._emitter, result, *args, **kwargs)
                 self._report.lowered[name] += 1
+                self._effects |= _has_effect(node)
                 return value
             except NoLoweringError:
                 pass  # this case of it has none, so it runs as itself
@@ -285,7 +298,9 @@ class _Translation:
                 filled[index] = placement.move(tensor, devices[index])
             given, named = torch.utils._pytree.tree_unflatten(filled, structure)
             leaves = torch.utils._pytree.tree_leaves(target(*given, **named))
-            return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            # Results are copied on return, and so have to be there.
+            return [torch.ops._c10d_functional.wait_tensor(t) for t in tensors] if _is_collective(target) else tensors
 
         callback = Callback(function)
         self._callbacks.append(callback)

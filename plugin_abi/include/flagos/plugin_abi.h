@@ -171,7 +171,8 @@ typedef FlagosError* (*FlagosHostCallback)(void* user_data, int64_t id, const Fl
                                            size_t num_arguments, FlagosHostArray* results, size_t num_results);
 
 /* A distributed key-value store. get blocks up to timeout_ms (0: does not wait) and returns a status code; on FLAGOS_OK
- * the value is handed to sink before get returns. put returns a status code. */
+ * the value is handed to sink before get returns. put returns a status code. Both may be called from any thread as long as
+ * the context lives. */
 typedef void (*FlagosBytesSink)(void* sink_data, const void* bytes, size_t size);
 typedef int32_t (*FlagosKeyValueGet)(void* user_data, const char* key, size_t key_size, int64_t timeout_ms,
                                      FlagosBytesSink sink, void* sink_data);

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flagos_backend.collectives import InProcessCommunicator, Meeting
+from flagos_backend.collectives import InProcessCommunicator, Meeting, Reducer
 from flagos_backend.errors import CollectiveAborted, CollectiveTimeout
 from support.devices import on_each
 
@@ -86,7 +86,7 @@ def test_a_failing_combine_fails_everybody() -> None:
 
 
 def test_a_timeout_names_who_is_missing() -> None:
-    communicator = InProcessCommunicator(timeout_seconds=0.2)
+    communicator = InProcessCommunicator(timeout=0.2)
     outcomes = on_each(2, lambda p: communicator.exchange(Meeting("%all-reduce.7", (0, 1, 2, 3), p), p, everything))
     kinds = {type(outcome) for outcome in outcomes}
     assert CollectiveTimeout in kinds
@@ -100,7 +100,8 @@ def test_all_reduce_folds_in_the_order_of_ranks_and_alike_everywhere() -> None:
     communicator = InProcessCommunicator()
     values = [torch.tensor([1e8], dtype=torch.float32), torch.tensor([1.0]), torch.tensor([-1e8]), torch.tensor([1.0])]
     participants = (3, 1, 0, 2)
-    results = on_each(4, lambda p: communicator.all_reduce(Meeting("c", participants, p), [values[p]], torch.add)[0])
+    add = Reducer(torch.add)
+    results = on_each(4, lambda p: communicator.all_reduce(Meeting("c", participants, p), [values[p]], add)[0])
     expected = ((values[3] + values[1]) + values[0]) + values[2]
     assert all(result.equal(expected) for result in results)
     assert len({result.data_ptr() for result in results}) == 4

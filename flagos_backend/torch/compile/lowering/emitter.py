@@ -30,10 +30,11 @@ def element_type(tensor: torch.Tensor) -> ElementType:
 
 
 class Emitter:
-    """Emits into one computation. Sizes are concrete."""
+    """Emits into one computation. Sizes are concrete. ``channels``: the process group that each channel goes through."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
+        self.channels: dict[int, str] = {}
         self._combiners: dict[tuple[Opcode, ElementType], Computation] = {}
 
     def scalar(self, value: complex, kind: ElementType) -> Instruction:
@@ -80,6 +81,11 @@ class Emitter:
     def add(self, opcode: Opcode, *operands: Instruction) -> Instruction:
         """An instruction without attributes."""
         return self.builder.add(opcode, operands)
+
+    def channel(self, group: str) -> int:
+        """A channel id of its own for one collective in the process group of this name."""
+        self.channels[len(self.channels) + 1] = group
+        return len(self.channels)
 
     def combiner(self, opcode: Opcode, kind: ElementType) -> Computation:
         """The computation of two scalars that a reduction folds with."""

@@ -40,6 +40,11 @@ def _expand(emitter: Emitter, result: torch.Tensor, x: Instruction, *_: Any, **_
     return emitter.expand(x, tuple(result.shape))
 
 
+@lowering(aten.copy.default)
+def _copy(emitter: Emitter, result: torch.Tensor, _: Instruction, source: Instruction, *__: Any) -> Instruction:
+    return emitter.operand(source, element_type(result), tuple(result.shape))
+
+
 @lowering(aten.permute.default)
 def _permute(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Sequence[int]) -> Instruction:
     rank = array(x).rank

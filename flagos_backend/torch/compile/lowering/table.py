@@ -33,7 +33,15 @@ R = TypeVar("R", bound=Rule)
 
 _RULES: dict[Overload, Rule] = {}
 _RULES_ALONE: dict[Overload, Rule] = {}
-_FAMILIES = ("contractions", "creation", "elementwise", "movement", "reductions")
+_FAMILIES = (
+    "contractions",
+    "creation",
+    "elementwise",
+    "movement",
+    "reductions",
+    # Without torch.distributed there are no such operators.
+    *(("collectives",) if torch.distributed.is_available() else ()),
+)
 
 
 def lowering(*overloads: Overload) -> Callable[[R], R]:

@@ -1,0 +1,167 @@
+"""The processes of one context, found through the host's key-value store: a group of torch.distributed for each set of
+devices that meets. Gives launches their communicators."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from flagos_backend.collectives.communicator import Meeting
+from flagos_backend.collectives.options import timeout_seconds
+from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
+from flagos_backend.collectives.transport import Transport
+from flagos_backend.errors import CollectiveAborted, RendezvousFailed, StatusCode
+
+# (key, timeout in ms; 0 does not wait) -> the value or a status code; (key, value) -> a status code.
+KeyValueGet = Callable[[str, int], bytes | int]
+KeyValuePut = Callable[[str, bytes], int]
+
+_PREFIX: Final = "flagos/collectives"
+_FLAGCX: Final = "flagcx"
+
+
+class _HostStore(dist.Store):
+    """The host's store, as torch.distributed takes one."""
+
+    def __init__(self, get: KeyValueGet, put: KeyValuePut, timeout: float) -> None:
+        super().__init__()
+        self._get, self._put, self._milliseconds = get, put, int(timeout * 1000)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        code = self._put(key, value.encode() if isinstance(value, str) else bytes(value))
+        if code:
+            raise RuntimeError(f"the key-value store refused to put '{key}' ({StatusCode(code).name})")
+
+    def get(self, key: str) -> bytes:
+        value = self._get(key, self._milliseconds)
+        if isinstance(value, int):
+            raise RuntimeError(f"the key-value store did not give '{key}' ({StatusCode(value).name})")
+        return value
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return not any(isinstance(self._get(key, 0), int) for key in keys)
+
+
+@dataclass(eq=False)
+class ContextPeers:
+    """``device_processes``: the process of each device of the context; ``process`` is this one."""
+
+    process: int
+    device_processes: tuple[int, ...]
+    get: KeyValueGet
+    put: KeyValuePut
+    device_type: str = "cpu"
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _transports: dict[tuple[int, ...], Transport] = field(default_factory=dict)
+    _reason: str = ""
+    # torch keeps a store, but not the Python object that it is.
+    _stores: list[_HostStore] = field(default_factory=list)
+
+    def communicator(self, devices: tuple[int, ...]) -> ProcessSpanningCommunicator:
+        """For one launch on these devices."""
+        return ProcessSpanningCommunicator(_LaunchPeers(self, devices))
+
+    def transport(self, meeting: Meeting, devices: Sequence[int]) -> Transport:
+        """Among the processes of these devices. Each set of devices has its own: in it the order of meetings is that of
+        the program, while two sets in the same processes know nothing of each other.
+
+        Raises RendezvousFailed when a process does not come, CollectiveAborted after ``abort``.
+        """
+        key = tuple(sorted(devices))
+        with self._lock:
+            self._raise_if_aborted(meeting)
+            known = self._transports.get(key)
+        if known is not None:
+            return known
+        # One thread of this process is here for this set of devices: the others wait for what it brings.
+        made = self._connect(meeting, key)
+        with self._lock:
+            self._raise_if_aborted(meeting)
+            self._transports[key] = made
+        return made
+
+    def abort(self, reason: str) -> None:
+        """Leaves all groups, so that nobody waits for this process."""
+        with self._lock:
+            self._reason = self._reason or reason
+            transports, self._transports = self._transports, {}
+        for transport in transports.values():
+            transport.group.abort()
+
+    def close(self) -> None:
+        """The context ends, and its store with it."""
+        self.abort("the context is closed")
+
+    def _raise_if_aborted(self, meeting: Meeting) -> None:
+        if self._reason:
+            raise CollectiveAborted(reason=self._reason, participant=meeting.participant)
+
+    def _connect(self, meeting: Meeting, devices: tuple[int, ...]) -> Transport:
+        processes = tuple(sorted({self.device_processes[device] for device in devices}))
+        name = ",".join(map(str, devices))
+        timeout = timeout_seconds()
+        backend = backend_for(self.device_type)
+        self._stores.append(_HostStore(self.get, self.put, timeout))
+        store = dist.PrefixStore(f"{_PREFIX}/{name}", self._stores[-1])
+        rank = processes.index(self.process)
+        try:
+            group = _group(backend, store, rank, len(processes), timedelta(seconds=timeout))
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise RendezvousFailed(
+                channel=meeting.channel, backend=backend, processes=list(processes), process=self.process, reason=reason
+            ) from error
+        return Transport(group, processes, rank, f"of the devices {name}", backend)
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchPeers:
+    """The devices of one launch, by participant."""
+
+    peers: ContextPeers
+    devices: tuple[int, ...]
+
+    def process_of(self, participant: int) -> int:
+        return self.peers.device_processes[self.devices[participant]]
+
+    def transport(self, meeting: Meeting) -> Transport:
+        return self.peers.transport(meeting, [self.devices[p] for p in meeting.participants])
+
+    def abort(self, reason: str) -> None:
+        self.peers.abort(reason)
+
+
+def backend_for(device_type: str) -> str:
+    """The backend of torch.distributed for torch's devices of this type: FlagCX where it is there for them."""
+    if _FLAGCX not in dist.Backend.backend_list and importlib.util.find_spec(_FLAGCX) is not None:
+        importlib.import_module(_FLAGCX)  # registers itself
+    if device_type in dist.Backend.backend_capability.get(_FLAGCX, ()):
+        return _FLAGCX
+    return dist.Backend.default_device_backend_map[device_type]
+
+
+def _group(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A backend of torch.distributed without a group of the user's around it."""
+    if backend == "gloo":
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    plugin = dist.Backend._plugins[backend.upper()]
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, timeout)
+    options = torch._C._distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
+    return plugin.creator_fn(options, None)

@@ -1,0 +1,48 @@
+"""Peers that the host itself knows: the process groups of a program's envelope, found by their names. The host that
+compiles with PyTorch has them already, so nothing meets a second time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from flagos_backend.collectives.communicator import Meeting
+from flagos_backend.collectives.transport import Transport
+from flagos_backend.errors import ProcessGroupMissing
+from flagos_backend.importer.program import ProcessGroups
+
+
+@dataclass(frozen=True, slots=True)
+class HostGroups:
+    """Participants are the host's processes: each has one device of the launch."""
+
+    groups: ProcessGroups
+
+    def process_of(self, participant: int) -> int:
+        return participant
+
+    def abort(self, reason: str) -> None:
+        """Does nothing: the groups are the host's, and it ends them, as it does in eager mode."""
+
+    def transport(self, meeting: Meeting) -> Transport:
+        """Raises ProcessGroupMissing when this process has no group of that name, or one of other processes."""
+        name = self.groups.names.get(meeting.channel_id or 0)
+        if name is None:
+            raise ProcessGroupMissing(
+                channel=meeting.channel, group="", reason="the program names no group for its channel"
+            )
+        try:
+            group = dist.distributed_c10d._resolve_process_group(name)
+            processes = tuple(dist.get_process_group_ranks(group))
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason) from error
+        if set(processes) != set(meeting.participants):
+            reason = f"it has the processes {list(processes)}, the collective {list(meeting.participants)}"
+            raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason)
+        return Transport(group, processes, group.rank(), name, _carrier(group))
+
+
+def _carrier(group: dist.ProcessGroup) -> str:
+    return str(group.name())

@@ -1,0 +1,253 @@
+"""Communicator for launches whose devices belong to several processes: those of one process meet in it, and one of them
+deals with the other processes. Between in_process.py and transport.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flagos_backend.collectives.communicator import Combine, Communicator, Meeting, Reducer
+from flagos_backend.collectives.in_process import InProcessCommunicator
+from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes
+
+Arrays = Sequence[Tensor]
+
+
+class Peers(Protocol):
+    """The processes of a launch."""
+
+    def process_of(self, participant: int) -> int:
+        """The process that runs a participant."""
+        ...
+
+    def transport(self, meeting: Meeting) -> Transport:
+        """What moves arrays among the processes of a meeting. Raises an error of the 5xx catalogue when there is none."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """A launch failed in this process: the others must not wait for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Party:
+    """A meeting, seen by process. ``ranks[r]``: the meeting's ranks that process r of the transport runs."""
+
+    meeting: Meeting
+    transport: Transport
+    ranks: tuple[tuple[int, ...], ...]
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        return self.ranks[self.transport.rank]
+
+    @property
+    def is_even(self) -> bool:
+        return len({len(ranks) for ranks in self.ranks}) == 1
+
+
+# Gets the contributions of this process's participants, in order; returns what each of them takes away.
+Across = Callable[[_Party, Sequence[Arrays]], Sequence[Any]]
+
+
+class ProcessSpanningCommunicator(Communicator):
+    """One object serves one launch. Reductions fold each process's arrays in the order of ranks, then the processes'."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._local = InProcessCommunicator()
+
+    def abort(self, code: int, message: str) -> None:
+        """Fails this launch: for the participants of this process, and through its peers for the others."""
+        self._local.abort(code, message)
+        self._peers.abort(message)
+
+    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
+        """Contributions are sequences of arrays, equal in shape for all participants; every process combines them."""
+        homes = self._homes(meeting)
+        if homes is None:
+            return self._local.exchange(meeting, contribution, combine)
+
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[Any]:
+            every = combine(_gather(party, mine))
+            return [every[rank] for rank in party.own]
+
+        return self._meet(meeting, homes, contribution, across)
+
+    def all_reduce(self, meeting: Meeting, arrays: Arrays, reducer: Reducer) -> list[Tensor]:
+        homes = self._homes(meeting)
+        if homes is None:
+            return self._local.all_reduce(meeting, arrays, reducer)
+
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
+            totals = _reduce(party, [reducer.fold(column) for column in zip(*mine, strict=True)], reducer)
+            return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
+
+        return list(self._meet(meeting, homes, arrays, across))
+
+    def all_gather(self, meeting: Meeting, arrays: Arrays, dimension: int) -> list[Tensor]:
+        homes = self._homes(meeting)
+        if homes is None:
+            return self._local.all_gather(meeting, arrays, dimension)
+
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
+            whole = [torch.cat(list(column), dim=dimension) for column in zip(*_gather(party, mine), strict=True)]
+            return [whole if i == 0 else [array.clone() for array in whole] for i in range(len(mine))]
+
+        return list(self._meet(meeting, homes, arrays, across))
+
+    def reduce_scatter(self, meeting: Meeting, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
+        homes = self._homes(meeting)
+        if homes is None:
+            return self._local.reduce_scatter(meeting, arrays, reducer, dimension)
+
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
+            folded = [reducer.fold(column) for column in zip(*mine, strict=True)]
+            parts = [_scatter(party, array, reducer, dimension) for array in folded]
+            return [[part[i].clone() for part in parts] for i in range(len(mine))]
+
+        return list(self._meet(meeting, homes, arrays, across))
+
+    def all_to_all(self, meeting: Meeting, parts: Arrays) -> list[Tensor]:
+        homes = self._homes(meeting)
+        if homes is None:
+            return self._local.all_to_all(meeting, parts)
+        routes = [(sender, receiver) for sender in range(meeting.size) for receiver in range(meeting.size)]
+
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
+            sent = {rank: given for rank, given in zip(party.own, mine, strict=True)}
+            came = _route(party, routes, lambda sender, receiver: [sent[sender][receiver]], parts[:1])
+            return [[came[sender, rank][0] for sender in range(meeting.size)] for rank in party.own]
+
+        return list(self._meet(meeting, homes, parts, across))
+
+    def permute(self, meeting: Meeting, arrays: Arrays, source_of: Sequence[int | None]) -> list[Tensor] | None:
+        homes = self._homes(meeting)
+        if homes is None:
+            return self._local.permute(meeting, arrays, source_of)
+        routes = [(source, rank) for rank, source in enumerate(source_of) if source is not None]
+
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor] | None]:
+            sent = dict(zip(party.own, mine, strict=True))
+            came = _route(party, routes, lambda sender, _: sent[sender], arrays)
+            sources = [source_of[rank] for rank in party.own]
+            return [None if s is None else came[s, rank] for s, rank in zip(sources, party.own, strict=True)]
+
+        received = self._meet(meeting, homes, arrays, across)
+        return None if received is None else list(received)
+
+    def broadcast(self, meeting: Meeting, arrays: Arrays) -> list[Tensor]:
+        homes = self._homes(meeting)
+        if homes is None:
+            return self._local.broadcast(meeting, arrays)
+
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
+            root = next(process for process, ranks in enumerate(party.ranks) if 0 in ranks)
+            given = mine[party.own.index(0)] if root == party.transport.rank else mine[0]
+            received = [party.transport.broadcast(meeting.channel, array, root) for array in given]
+            return [received if i == 0 else [array.clone() for array in received] for i in range(len(mine))]
+
+        return list(self._meet(meeting, homes, arrays, across))
+
+    def _homes(self, meeting: Meeting) -> list[int] | None:
+        """The process of each participant; None when all are in this one."""
+        homes = [self._peers.process_of(participant) for participant in meeting.participants]
+        return homes if len(set(homes)) > 1 else None
+
+    def _meet(self, meeting: Meeting, homes: Sequence[int], contribution: Any, across: Across) -> Any:
+        """``across`` is called by one participant of this process, for all of them."""
+        own = homes[meeting.rank]
+        here = tuple(p for p, home in zip(meeting.participants, homes, strict=True) if home == own)
+
+        def combine(mine: Sequence[Any]) -> Sequence[Any]:
+            transport = self._peers.transport(meeting)
+            ranks = (tuple(r for r, home in enumerate(homes) if home == process) for process in transport.processes)
+            return across(_Party(meeting, transport, tuple(ranks)), mine)
+
+        inner = Meeting(meeting.channel, here, meeting.participant, meeting.channel_id)
+        return self._local.exchange(inner, contribution, combine)
+
+
+def _gather(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
+    """The contributions of all participants, in the order of ranks."""
+    every: list[list[Tensor]] = [[] for _ in range(party.meeting.size)]
+    for number, like in enumerate(mine[0]):
+        column = [arrays[number] for arrays in mine]
+        for rank, array in enumerate(_gather_column(party, column, like)):
+            every[rank].append(array)
+    return every
+
+
+def _gather_column(party: _Party, column: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+    order = [rank for ranks in party.ranks for rank in ranks]
+    transport, channel = party.transport, party.meeting.channel
+    if party.is_even:
+        came = list(transport.all_gather(channel, torch.stack(list(column))).flatten(0, 1))
+    else:
+        own = as_bytes(column)
+        sizes = [like.nbytes * len(ranks) for ranks in party.ranks]
+        received = transport.all_to_all(channel, [own] * transport.size, sizes)
+        came = [from_bytes(piece, like) for part in received for piece in _pieces(part, like.nbytes)]
+    by_rank = dict(zip(order, came, strict=True))
+    return [by_rank[rank] for rank in range(len(order))]
+
+
+def _pieces(contents: Tensor, size: int) -> Sequence[Tensor]:
+    return contents.split(size) if size else [contents]
+
+
+def _reduce(party: _Party, arrays: Sequence[Tensor], reducer: Reducer) -> list[Tensor]:
+    """Arrays of one dtype travel together."""
+    transport, channel = party.transport, party.meeting.channel
+    if len(arrays) == 1:
+        return [transport.all_reduce(channel, arrays[0], reducer.fold, reducer.opcode)]
+    flat = torch.cat([array.reshape(-1) for array in arrays])
+    total = transport.all_reduce(channel, flat, reducer.fold, reducer.opcode)
+    parts = total.split([array.numel() for array in arrays])
+    return [part.reshape(array.shape).clone() for part, array in zip(parts, arrays, strict=True)]
+
+
+def _scatter(party: _Party, array: Tensor, reducer: Reducer, dimension: int) -> Tensor:
+    """This process's participants' parts of the fold over processes: [participants here, ...]."""
+    transport, channel = party.transport, party.meeting.channel
+    parts = torch.stack(torch.tensor_split(array, party.meeting.size, dim=dimension))
+    if party.is_even:
+        ordered = parts[[rank for ranks in party.ranks for rank in ranks]]
+        by_process = ordered.reshape(transport.size, len(party.own), *parts.shape[1:])
+        return transport.reduce_scatter(channel, by_process, reducer.fold, reducer.opcode)
+    return transport.all_reduce(channel, parts, reducer.fold, reducer.opcode)[list(party.own)]
+
+
+def _route(
+    party: _Party,
+    routes: Sequence[tuple[int, int]],
+    given: Callable[[int, int], Arrays],
+    like: Arrays,
+) -> dict[tuple[int, int], list[Tensor]]:
+    """What this process's participants receive by ``routes``, pairs of ranks (sender, receiver). ``given``: what a
+    participant of this process sends; shaped ``like`` everywhere."""
+    own = set(party.own)
+    size = sum(array.nbytes for array in like)
+    empty = like[0].new_empty(0, dtype=torch.uint8)
+    outgoing, incoming = [], []
+    for ranks in party.ranks:
+        there = set(ranks)
+        sent = [as_bytes(given(s, r)) for s, r in routes if s in own and r in there]
+        outgoing.append(torch.cat(sent) if sent else empty)
+        incoming.append([(s, r) for s, r in routes if s in there and r in own])
+    received = party.transport.all_to_all(party.meeting.channel, outgoing, [size * len(pairs) for pairs in incoming])
+    came: dict[tuple[int, int], list[Tensor]] = {}
+    for part, pairs in zip(received, incoming, strict=True):
+        for number, pair in enumerate(pairs):
+            piece = part[number * size : (number + 1) * size]
+            came[pair] = _split(piece, like)
+    return came
+
+
+def _split(contents: Tensor, like: Arrays) -> list[Tensor]:
+    pieces = contents.split([array.nbytes for array in like])
+    return [from_bytes(piece, array) for piece, array in zip(pieces, like, strict=True)]
