@@ -21,7 +21,7 @@ def cumulative_sum(x: Tensor, dimension: int) -> Tensor:
         return x.cumsum(dimension, dtype=x.dtype)
     rows = x.movedim(dimension, -1)
     whole = size - size % _BLOCK
-    sums = rows[..., :whole].unflatten(-1, (-1, _BLOCK)).cumsum(-1)
+    sums = rows[..., :whole].reshape(*rows.shape[:-1], whole // _BLOCK, _BLOCK).cumsum(-1)
     before = _compensated(sums[..., -1])
     sums[..., 1:, :] += before[..., :-1].unsqueeze(-1)
     result = sums.flatten(-2)
