@@ -61,7 +61,11 @@ _BINARY: dict[Opcode, tuple[E, ...]] = {
 def unary(scope: Scope) -> Instruction:
     opcode = scope.tape.pick(tuple(_UNARY))
     types = tuple(t for t in _UNARY[opcode] if not (t.is_complex and opcode in _NO_COMPLEX))
-    return scope.add(opcode, [scope.operand(types)])
+    value = scope.operand(types)
+    if opcode is Opcode.ABS and type_of(value).is_integer:
+        # The least integer's is itself; fused with a conversion to a wider type XLA makes the positive number of it.
+        value = scope.builder.add(Opcode.MAXIMUM, [value, _splat(scope, _least(type_of(value)) + 1, shape_of(value))])
+    return scope.add(opcode, [value])
 
 
 def binary(scope: Scope) -> Instruction:
@@ -146,6 +150,10 @@ def chain(scope: Scope) -> Instruction:
         operands = [value, scope.like(shape_of(value))] if opcode in _BINARY else [value]
         value = scope.builder.add(opcode, operands)
     return scope.keep(value)
+
+
+def _least(signed: E) -> int:
+    return -(1 << (signed.bits - 1))
 
 
 def _splat(scope: Scope, value: int, shape: ArrayShape) -> Instruction:

@@ -22,6 +22,16 @@ def _partwise(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) ->
     return compute
 
 
+def _negate(z: torch.Tensor) -> torch.Tensor:
+    # torch subtracts complex numbers from 0, which leaves a part of +0 as it is: the other side of a branch cut.
+    return torch.view_as_complex(torch.neg(torch.view_as_real(z)))
+
+
+def _sign(z: torch.Tensor) -> torch.Tensor:
+    """Of a zero the zero itself, with its signs."""
+    return torch.where(z == 0, z, torch.sgn(z))
+
+
 def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """C99 G.5.1: where plain division gives NaN in both parts, a quotient of infinities or by zero is recovered."""
     quotient = torch.div(a, b)
@@ -74,7 +84,9 @@ def _tan(z: torch.Tensor) -> torch.Tensor:
 
 
 def _rsqrt(z: torch.Tensor) -> torch.Tensor:
-    return torch.where(_infinite(z), 0, torch.rsqrt(z))
+    """In the right half plane, on the other side of the real axis than z: torch's quotient drops the signs of zeros."""
+    root = torch.where(_infinite(z), 0, torch.rsqrt(z))
+    return torch.complex(root.real.abs(), torch.copysign(root.imag, -z.imag))
 
 
 def _infinite(z: torch.Tensor) -> torch.Tensor:
@@ -111,10 +123,10 @@ UNARY: dict[Opcode, Unary] = {
     O.LOG: torch.log,
     O.LOG1P: _log1p,
     O.LOGISTIC: _logistic,
-    O.NEGATE: torch.neg,
+    O.NEGATE: _negate,
     O.REAL: lambda z: z.real.clone(),
     O.RSQRT: _rsqrt,
-    O.SIGN: torch.sgn,
+    O.SIGN: _sign,
     O.SIN: torch.sin,
     O.SINH: torch.sinh,
     O.SQRT: torch.sqrt,

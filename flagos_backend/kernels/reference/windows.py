@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.combining import prepare_combiner
 from flagos_backend.kernels.reference.computations import ScalarFunction, plain_combiner, scalar_function
+from flagos_backend.kernels.reference.cumulative_sum import cumulative_sum
 from flagos_backend.kernels.reference.index_arithmetic import row_major_strides
 from flagos_backend.kernels.reference.ordering import total_order
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
@@ -52,6 +54,20 @@ def window_positions(size: int, window: WindowDimension) -> Tensor:
     starts = torch.arange(window_count(size, window)) * window.stride - window.padding_low
     places = starts.unsqueeze(1) + torch.arange(window.size) * window.window_dilation
     return _element_at(places, size, window)
+
+
+def _occupied(size: int, window: WindowDimension) -> Tensor:
+    """[windows]: whether any place of each window holds an element. Windows as wide as the array have too many places
+    to list them."""
+    starts = torch.arange(window_count(size, window)) * window.stride - window.padding_low
+    step, hole = window.window_dilation, window.base_dilation
+    first = starts.div(step, rounding_mode="floor").neg().clamp(min=0)
+    last = ((size - 1) * hole - starts).div(step, rounding_mode="floor").clamp(max=window.size - 1)
+    found = torch.zeros_like(starts, dtype=torch.bool)
+    for ahead in range(hole // math.gcd(step, hole)):  # then the places meet the same holes again
+        place = first + ahead
+        found |= (place <= last) & ((starts + place * step) % hole == 0)
+    return found & (size > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +254,7 @@ def _running(opcode: Opcode, element_type: ElementType, dimension: int) -> Calla
     if not _is_plain_number(element_type):
         return None
     if opcode is Opcode.ADD:
-        return lambda x: x.cumsum(dimension, dtype=x.dtype)
+        return lambda x: cumulative_sum(x, dimension)
     if opcode is Opcode.MULTIPLY:
         return lambda x: x.cumprod(dimension, dtype=x.dtype)
     if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM) or element_type.is_complex:
@@ -290,13 +306,12 @@ def prepare_reduce_window(instruction: Instruction) -> Kernel:
     shape = instruction.operands[0].shape
     assert isinstance(shape, ArrayShape)
     result_dims = tuple(window_count(size, w) for size, w in zip(shape.dims, window, strict=True))
-    tables = [window_positions(size, w) for size, w in zip(shape.dims, window, strict=True)]
 
     def initial_only(run: Run, *operands: Tensor) -> Tensor | tuple[Tensor, ...]:
         results = tuple(initial.expand(result_dims) for initial in operands[count:])
         return results[0] if count == 1 else results
 
-    occupied = [(table >= 0).any(dim=1) for table in tables]
+    occupied = [_occupied(size, w) for size, w in zip(shape.dims, window, strict=True)]
     if not all(bool(flags.any()) for flags in occupied):
         return initial_only
     reducer = scalar_function(instruction.called[0])

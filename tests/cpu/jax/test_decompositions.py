@@ -182,6 +182,55 @@ def test_a_matrix_with_nan_gives_nan_and_its_neighbours_their_own(device: jax.De
     assert np.isnan(w[1]).all()
 
 
+def tridiagonal(dl: np.ndarray, d: np.ndarray, du: np.ndarray) -> np.ndarray:
+    """[..., m, m] from diagonals [..., m], of which dl[..., 0] and du[..., -1] lie outside."""
+    m = d.shape[-1]
+    below, above = np.eye(m, k=-1), np.eye(m, k=1)
+    return dl[..., None] * below + d[..., None] * np.eye(m) + du[..., None] * above
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 6), (2, 1), (0, 4), (2, 0)], ids=str)
+@pytest.mark.parametrize("perturb", [False, True])
+def test_tridiagonal_solve(matrices: Callable[..., np.ndarray], shape: tuple[int, ...], perturb: bool) -> None:
+    """A first pivot of zero included, and others that are small beside what lies below them."""
+    dl, d, du = (matrices(*shape) for _ in range(3))
+    if shape[-1] > 1:
+        d[..., 0], d[..., 2] = 0, 1e-6
+        dl[..., 0], du[..., -1] = np.nan, np.nan  # outside of the matrix
+    b = matrices(*shape, 2)
+    with jax.enable_x64(True):
+        x = jax.jit(lambda *a: jax.lax.linalg.tridiagonal_solve(*a, perturb_singular=perturb))(dl, d, du, b)
+    if shape[-1] > 1:
+        dl[..., 0], du[..., -1] = 0, 0
+    close(tridiagonal(dl, d, du) @ np.asarray(x), b)
+
+
+def test_singular_tridiagonal_systems(matrices: Callable[..., np.ndarray]) -> None:
+    """NaN for the singular one of a batch; perturbed, a large multiple of its null vector."""
+    b = matrices(2, 3, 1)
+    rows = ([[0, 1, 1]] * 2, [[1, 2, 1], [3, 3, 3]], [[1, 1, 0]] * 2)
+    dl, d, du = (np.array(row, b.dtype) for row in rows)
+    with jax.enable_x64(True):
+        plain, perturbed = (
+            np.asarray(jax.lax.linalg.tridiagonal_solve(*map(jnp.asarray, (dl, d, du, b)), perturb_singular=p))
+            for p in (False, True)
+        )
+    assert np.isnan(plain[0]).all()
+    close(tridiagonal(dl, d, du)[1] @ plain[1], b[1])
+    null = perturbed[0, :, 0] / perturbed[0, 0, 0]
+    assert np.abs(perturbed[0]).min() > 1e3
+    close(null, np.array([1, -1, 1]).astype(null.dtype))
+
+
+def test_eigenvectors_of_a_tridiagonal_matrix(rng: np.random.Generator) -> None:
+    d, e = rng.standard_normal(12), rng.standard_normal(11)
+    with jax.enable_x64(True):
+        w, v = map(np.asarray, jsl.eigh_tridiagonal(d, e, eigvals_only=False))
+    matrix = np.diag(d) + np.diag(e, 1) + np.diag(e, -1)
+    close(matrix @ v, v * w)
+    close(v.T @ v, np.eye(12))
+
+
 # ---- Sparse matrices -----------------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,27 @@ def test_special_values(name: O, element_type: E) -> None:
 
 
 @pytest.mark.parametrize("element_type", TYPES, ids=lambda t: t.name)
+def test_signs_of_zeros(element_type: E) -> None:
+    """They say on which side of a branch cut a number lies: 1 / sqrt(-(1 + 0i)) is i, not -i."""
+    dtype = element_type_dtype(element_type)
+    z = np.array([complex(x, y) for x in (-4.0, -0.0, 0.0, 1.0, 4.0) for y in (-0.0, 0.0)], dtype)
+    away = z[z != 0]
+    (negated,) = run_on_backend(unary_program(O.NEGATE, element_type, len(z)), [z])
+    (sign,) = run_on_backend(unary_program(O.SIGN, element_type, len(z)), [z])
+    (root,) = run_on_backend(unary_program(O.RSQRT, element_type, len(away)), [away])
+    for ours, expected in (
+        (negated.real, -z.real),
+        (negated.imag, -z.imag),
+        (sign[z == 0].real, z[z == 0].real),
+        (sign[z == 0].imag, z[z == 0].imag),
+        (root.real, np.where(away.real > 0, 1 / np.sqrt(np.abs(away.real)), 0.0)),
+        (root.imag, np.copysign(np.where(away.real < 0, 1 / np.sqrt(np.abs(away.real)), 0.0), -away.imag)),
+    ):
+        np.testing.assert_array_equal(ours, expected.astype(ours.dtype))
+        np.testing.assert_array_equal(np.signbit(ours), np.signbit(expected))
+
+
+@pytest.mark.parametrize("element_type", TYPES, ids=lambda t: t.name)
 def test_tangent_of_what_has_none(element_type: E) -> None:
     name = element_type.name.lower()
     values = np.array([complex(x, y) for x in (np.inf, -np.inf, np.nan) for y in (0.0, -0.0)])

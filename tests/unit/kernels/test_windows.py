@@ -107,6 +107,31 @@ def test_cumulative_logsumexp_and_nan(rng: np.random.Generator) -> None:
     check_function(lambda x: (lax.cummax(x, axis=1), lax.cummin(x, axis=0), lax.cumsum(x, axis=1)), x, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_running_sums_of_many_elements(dtype: type, reverse: bool, rng: np.random.Generator) -> None:
+    """As many that a table of the places of all windows has no room in memory, within a few units of the exact sums."""
+    count = 200_001
+    x = (rng.standard_normal((2, count)) + 0.5).astype(dtype)
+    if dtype is np.complex128:
+        x += 1j * rng.standard_normal((2, count))
+    with jax.enable_x64(True):
+        hlo = hlo_bytes(lambda x: lax.cumsum(x, axis=1, reverse=reverse), x)
+    (ours,) = run_on_backend(hlo, [x])
+    wide = np.clongdouble if dtype is np.complex128 else np.longdouble
+    order = slice(None, None, -1 if reverse else 1)
+    exact = np.cumsum(x[:, order].astype(wide), axis=1)[:, order]
+    size = np.cumsum(np.abs(x[:, order]), axis=1)[:, order]
+    assert float((np.abs(ours - exact) / size).max()) <= 3 * np.finfo(np.float64).eps
+
+
+def test_running_sums_of_infinities() -> None:
+    x = np.ones(40)
+    x[[5, 30]] = np.inf, -np.inf
+    with jax.enable_x64(True):
+        check_hlo(hlo_bytes(lax.cumsum, x), (x,), 1e-12)
+
+
 def test_windows_of_predicates(rng: np.random.Generator) -> None:
     x = rng.integers(0, 2, (4, 30)).astype(bool)
     text = """
