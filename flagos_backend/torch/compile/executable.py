@@ -17,7 +17,8 @@ from flagos_backend.torch.compile import _launcher, placement
 from flagos_backend.torch.compile.callbacks import Callback, failures, host_callback
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import BackendUnavailable
-from flagos_backend.torch.compile.program import BuiltProgram, TensorSpec
+from flagos_backend.torch.compile.layout import Strided
+from flagos_backend.torch.compile.program import BuiltProgram, InputSpec, ResultSpec
 from plugin_abi import loader
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Context, Executable
@@ -42,7 +43,7 @@ def context() -> Context:
 
 def launcher_of(program: BuiltProgram) -> Callable[[list[Any]], list[torch.Tensor]]:
     """Compiles the program; gives what runs it on the inputs of its graph and waits for its outputs. May be called from
-    several threads at once; raises what the program's operators raise."""
+    several threads at once; raises what the program's operators raise, and StridesDiffer before anything ran."""
     assert program.serialized is not None
     opened = context()
     executable = Executable.compile(opened, program.serialized)
@@ -71,7 +72,11 @@ def launcher_of(program: BuiltProgram) -> Callable[[list[Any]], list[torch.Tenso
     return run
 
 
-def _described_input(spec: TensorSpec) -> tuple[torch.Tensor, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+class StridesDiffer(Exception):
+    """An input has other strides than the program takes, and its values cannot be copied into memory of those."""
+
+
+def _described_input(spec: InputSpec) -> tuple[torch.Tensor, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     layout = spec.layout
     return _prototype(spec), int(STORED_TYPE[spec.dtype]), layout.physical, layout.sizes, layout.strides
 
@@ -81,18 +86,20 @@ def _prototype_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
-def _prototype(spec: TensorSpec) -> torch.Tensor:
+def _prototype(spec: InputSpec | ResultSpec) -> torch.Tensor:
     return _prototype_of(spec.dtype, spec.device)
 
 
-def _laid_out(specs: Sequence[TensorSpec], number: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in the memory layout that the program takes."""
+def _laid_out(specs: Sequence[InputSpec], number: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in the memory layout that the program takes. Raises StridesDiffer where that repeats elements."""
     spec = specs[number]
     traced = f"a {spec.dtype} tensor of sizes {list(spec.layout.sizes)} on {spec.device}"
     given = _described(tensor)
     if given != traced:
         raise RuntimeError(f"Expected input {number} of the compiled graph to be {traced}, but got {given}")
     layout = spec.layout
+    if isinstance(layout, Strided) and layout.overlaps:
+        raise StridesDiffer
     return torch.empty_strided(layout.sizes, layout.strides, dtype=spec.dtype, device=spec.device).copy_(tensor)
 
 
