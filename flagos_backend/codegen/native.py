@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flagos_backend.codegen.arena import Interval, plan_arena
 from flagos_backend.codegen.loops import Nest, simplify
-from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.products import MatrixProduct, as_matrix_product, is_product_operand
 from flagos_backend.fusion.flat import FlatComputation, flatten
-from flagos_backend.fusion.fuse import Schedule, fuse
-from flagos_backend.fusion.indexing import dims_of
+from flagos_backend.fusion.fuse import HOST, Schedule, fuse
+from flagos_backend.fusion.indexing import View, dims_of, row_major
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, axis
-from flagos_backend.ir.attributes import ConstantAttributes, WhileAttributes
+from flagos_backend.ir.attributes import ConstantAttributes, CustomCallAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -116,11 +116,13 @@ class NativeCode:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A library call: reads the buffers of ``operands`` and fills one buffer for each of ``results``."""
+    """A library call: reads the buffers of ``operands`` and fills one buffer for each of ``results``. ``views``: where
+    in a buffer an operand is, for those that are not the whole of it."""
 
     instruction: Instruction
     operands: tuple[ArrayShape, ...]
     results: tuple[ArrayShape, ...]
+    views: tuple[View | None, ...]
 
 
 def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
@@ -137,6 +139,17 @@ def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
     return NativeCode(
         struct.pack(f"<{len(words)}q", *words), bytes(shared.data), tuple(shared.calls), tuple(emitter.lines)
     )
+
+
+def _reads_view(call: Instruction, operand: int, view: View) -> bool:
+    """Operators of PyTorch take any strides; BLAS takes those of a matrix."""
+    if call.opcode is Opcode.DOT:
+        return is_product_operand(call, operand, view)
+    attributes = call.attributes
+    return isinstance(attributes, CustomCallAttributes) and attributes.target.startswith("aten::")
+
+
+_POLICY = replace(HOST, reads_view=_reads_view)
 
 
 class _Shared:
@@ -194,7 +207,7 @@ class _Emitter:
         self.flat: FlatComputation = flatten(computation)
         for instruction in (*self.flat.parameters, *self.flat.outputs):
             _array(instruction)
-        self.schedule: Schedule = fuse(self.flat)
+        self.schedule: Schedule = fuse(self.flat, _POLICY)
         self.items: list[_Item] = []
         self.slots: dict[Instruction, int] = {}
         self.lines: list[str] = []
@@ -247,7 +260,7 @@ class _Emitter:
         if isinstance(item, Region):
             return item
         if item.opcode is Opcode.DOT:
-            product = as_matrix_product(item, *self._buffers(item))
+            product = as_matrix_product(item, *self._views(item))
             if product is not None:
                 return product
         lower = {
@@ -259,12 +272,22 @@ class _Emitter:
         return self._lower_call(item) if lower is None else lower(item)
 
     def _buffers(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        return tuple(self.buffer_of(operand) for operand in self.flat.operands(instruction))
+        return tuple(view.buffer for view in self._views(instruction))
+
+    def _views(self, instruction: Instruction) -> tuple[View, ...]:
+        """Where the operands of a library call stand."""
+        known = self.schedule.views
+        return tuple(
+            known.get((instruction, number)) or row_major(self.buffer_of(operand), _array(operand).dims)
+            for number, operand in enumerate(self.flat.operands(instruction))
+        )
 
     def _lower_call(self, item: Instruction) -> _Step:
         targets = self.flat.leaves_of[item]
-        operands = tuple(_array(o) for o in self.flat.operands(item))
-        self.shared.calls.append(Call(item, operands, tuple(_array(t) for t in targets)))
+        operands = self.flat.operands(item)
+        views = tuple(self.schedule.views.get((item, number)) for number in range(len(operands)))
+        shapes = tuple(_array(v.buffer if v else o) for o, v in zip(operands, views, strict=True))
+        self.shared.calls.append(Call(item, shapes, tuple(_array(t) for t in targets), views))
         text = f"call {item.opcode} {item.name}"
         return _Step(_CALL, self._buffers(item), targets, text, numbers=(len(self.shared.calls) - 1,))
 

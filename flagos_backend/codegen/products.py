@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from flagos_backend.fusion.indexing import dims_of
+from flagos_backend.fusion.indexing import View, dims_of
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -40,9 +40,9 @@ class MatrixProduct:
     result: Operand
 
 
-def as_matrix_product(dot: Instruction, lhs_buffer: Instruction, rhs_buffer: Instruction) -> MatrixProduct | None:
-    """``dot`` as one product, or None: another element type, an empty or too large dimension, or dimensions that
-    do not group."""
+def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> MatrixProduct | None:
+    """``dot`` of operands that stand where the views say as one product, or None: another element type, an empty or
+    too large dimension, or dimensions that do not group."""
     attributes = dot.attributes_as(DotAttributes)
     shapes = [dot.shape, *(o.shape for o in dot.operands)]
     types = {s.element_type for s in shapes if isinstance(s, ArrayShape)}
@@ -55,8 +55,8 @@ def as_matrix_product(dot: Instruction, lhs_buffer: Instruction, rhs_buffer: Ins
     rhs_free = _rest(rhs_dims, attributes.rhs_batch, attributes.rhs_contracting)
     m, n = (prod(d[i] for i in free) for d, free in ((lhs_dims, lhs_free), (rhs_dims, rhs_free)))
     k = prod(lhs_dims[i] for i in attributes.lhs_contracting)
-    lhs = _operand(lhs_buffer, lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
-    rhs = _operand(rhs_buffer, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
+    lhs = _operand(lhs_view, lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
+    rhs = _operand(rhs_view, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
     if lhs is None or rhs is None:
         return None
     if max(m, n, k, lhs.leading, rhs.leading) > _MAX_SIZE:
@@ -70,19 +70,33 @@ def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int])
     return tuple(d for d in range(len(dims)) if d not in batch and d not in contracting)
 
 
+def is_product_operand(dot: Instruction, number: int, view: View) -> bool:
+    """Whether BLAS takes operand ``number`` where the view says that it stands."""
+    attributes = dot.attributes_as(DotAttributes)
+    dims = dims_of(dot.operands[number])
+    sides = ((attributes.lhs_batch, attributes.lhs_contracting), (attributes.rhs_batch, attributes.rhs_contracting))
+    batch, contracting = sides[number]
+    free = _rest(dims, batch, contracting)
+    rows, columns = (free, contracting) if number == 0 else (contracting, free)
+    return 0 not in dims and _operand(view, dims, batch, rows, columns) is not None
+
+
 def _operand(
-    buffer: Instruction, dims: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
+    view: View, dims: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
 ) -> Operand | None:
-    strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
-    batch_strides = tuple(strides[d] for d in batch)
-    row_step, column_step = _step(dims, strides, rows), _step(dims, strides, columns)
+    batch_strides = tuple(view.strides[d] for d in batch)
+    row_step, column_step = _step(dims, view.strides, rows), _step(dims, view.strides, columns)
     if row_step is None or column_step is None:
         return None
     num_rows, num_columns = prod(dims[d] for d in rows), prod(dims[d] for d in columns)
-    if column_step == 1 or num_columns == 1:
-        return Operand(buffer, batch_strides, row_step if num_rows > 1 else max(row_step, num_columns))
-    if row_step == 1 or num_rows == 1:
-        return Operand(buffer, batch_strides, column_step if num_columns > 1 else max(column_step, num_rows), True)
+    for transposed, (count, step), (length, inner) in (
+        (False, (num_rows, row_step), (num_columns, column_step)),
+        (True, (num_columns, column_step), (num_rows, row_step)),
+    ):
+        # Rows that overlap, as expanded ones do, are none of BLAS.
+        if (inner == 1 or length == 1) and (step >= length or count == 1):
+            leading = step if count > 1 else max(step, length)
+            return Operand(view.buffer, batch_strides, leading, transposed, view.offset)
     return None
 
 

@@ -7,11 +7,12 @@ regions that want it; a second walk forwards builds the regions. Both take time 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
 from flagos_backend.fusion.flat import FlatComputation
-from flagos_backend.fusion.indexing import MOVEMENTS, Indices, dims_of, reshape_indices
+from flagos_backend.fusion.indexing import Indices, View, dims_of, movement_of, reshape_indices, view_of_parameter
 from flagos_backend.fusion.region import (
     Affine,
     Apply,
@@ -58,10 +59,13 @@ MAX_OPERATIONS = 48
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once."""
+    """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
+    ``reads_view``: whether a library call reads its operand of that number, which only moves elements of a parameter,
+    where it stands; else the operand is a buffer of its own."""
 
     max_operations: int
     half_sums: bool
+    reads_view: Callable[[Instruction, int, View], bool] = lambda call, operand, view: False
 
 
 HOST = Policy(MAX_OPERATIONS, half_sums=False)
@@ -71,10 +75,11 @@ ACCELERATOR = Policy(128, half_sums=True)
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """What to run, in order. ``buffers`` maps an instruction to the one whose buffer holds its value (itself, or the
-    operand of a reshape that costs nothing)."""
+    operand of a reshape that costs nothing). ``views``: operands of library calls, by their number, that have none."""
 
     items: tuple[Region | Instruction, ...]
     buffers: dict[Instruction, Instruction] = field(repr=False)
+    views: dict[tuple[Instruction, int], View] = field(repr=False, default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ class _Fuser:
         self.sizes: defaultdict[_Key, int] = defaultdict(int)
         self.buffers: dict[Instruction, Instruction] = {}
         self.library: set[Instruction] = set()
+        self.views: dict[tuple[Instruction, int], View] = {}
+        self.parameters = frozenset(computation.parameters)
 
     # ---- backwards: what becomes a buffer ----
 
@@ -122,7 +129,7 @@ class _Fuser:
             self._make_library_call(instruction)
         elif opcode in (Opcode.RESHAPE, Opcode.COPY, Opcode.OPTIMIZATION_BARRIER) and instruction in self.wanted:
             self.wanted.add(self._operands(instruction)[0])
-        elif opcode is Opcode.RESHAPE or opcode in MOVEMENTS or opcode is Opcode.IOTA:
+        elif opcode in (Opcode.RESHAPE, Opcode.IOTA) or movement_of(instruction) is not None:
             if not _is_regular(instruction) or (opcode is Opcode.IOTA and not is_arithmetic(instruction)):
                 self._make_library_call(instruction)
             elif instruction in self.wanted:
@@ -156,7 +163,16 @@ class _Fuser:
 
     def _make_library_call(self, instruction: Instruction) -> None:
         self.library.add(instruction)
-        self.wanted.update(self._operands(instruction))
+        for number, operand in enumerate(self._operands(instruction)):
+            view = self._view(operand)
+            if view is not None and self.policy.reads_view(instruction, number, view):
+                self.views[instruction, number] = view
+            else:
+                self.wanted.add(operand)
+
+    def _view(self, operand: Instruction) -> View | None:
+        view = view_of_parameter(operand)
+        return view if view is not None and view.buffer in self.parameters else None
 
     def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
         return self.computation.operands(instruction)
@@ -190,7 +206,7 @@ class _Fuser:
 
     def _spread(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
         """Passes the wish for ``instruction`` at ``indices`` on to its operands."""
-        if instruction.opcode not in MOVEMENTS and instruction.opcode is not Opcode.RESHAPE:
+        if instruction.opcode is not Opcode.RESHAPE and movement_of(instruction) is None:
             self.sizes[key] += 1
         for operand in self._operands(instruction):
             operand_indices = self._operand_indices(instruction, operand, indices, len(self.loops[key]))
@@ -204,7 +220,7 @@ class _Fuser:
 
     @staticmethod
     def _operand_indices(instruction: Instruction, operand: Instruction, indices: Indices, rank: int) -> Indices | None:
-        movement = MOVEMENTS.get(instruction.opcode)
+        movement = movement_of(instruction)
         if movement is not None:
             return movement(instruction, indices)
         if instruction.opcode is Opcode.RESHAPE:
@@ -231,7 +247,7 @@ class _Fuser:
                 Opcode.OPTIMIZATION_BARRIER,
             ):
                 self.buffers[instruction] = self.buffers[self._operands(instruction)[0]]
-        return Schedule(tuple(items), self.buffers)
+        return Schedule(tuple(items), self.buffers, self.views)
 
     def _build_region(self, key: _Key) -> Region:
         target, dims = key.target, self.loops[key]
@@ -300,7 +316,7 @@ class _Expressions:
         return found
 
     def compute(self, instruction: Instruction, indices: Indices) -> Expression:
-        movement = MOVEMENTS.get(instruction.opcode)
+        movement = movement_of(instruction)
         if movement is not None:
             return self.of(self._operands(instruction)[0], movement(instruction, indices))
         if instruction.opcode is Opcode.RESHAPE:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from flagos_backend.fusion.region import Affine, linear
+from flagos_backend.fusion.region import Affine, axis, linear
 from flagos_backend.ir.attributes import DimensionsAttributes, SliceAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.strided_view import StridedView
 from flagos_backend.ir.types import ArrayShape
 
 Indices = tuple[Affine, ...]
+# Where in its first operand an instruction's element stands.
+Movement = Callable[[Instruction, Indices], Indices]
 
 
 def dims_of(instruction: Instruction) -> tuple[int, ...]:
@@ -48,7 +53,7 @@ def _same(instruction: Instruction, indices: Indices) -> Indices:
     return indices
 
 
-MOVEMENTS: dict[Opcode, Callable[[Instruction, Indices], Indices]] = {
+_MOVEMENTS: dict[Opcode, Movement] = {
     Opcode.BROADCAST: _broadcast,
     Opcode.COPY: _same,
     Opcode.OPTIMIZATION_BARRIER: _same,
@@ -56,6 +61,64 @@ MOVEMENTS: dict[Opcode, Callable[[Instruction, Indices], Indices]] = {
     Opcode.SLICE: _slice,
     Opcode.TRANSPOSE: _transpose,
 }
+
+
+def _strided(view: StridedView, _: Instruction, indices: Indices) -> Indices:
+    rank = len(indices[0].coefficients)
+    position = Affine(view.offset, (0,) * rank)
+    for index, stride in zip(indices, view.strides, strict=True):
+        position += index.scaled(stride)
+    return (position,)
+
+
+def movement_of(instruction: Instruction) -> Movement | None:
+    """How an instruction moves elements that it does not change; None where it computes, and for a reshape."""
+    if instruction.opcode is not Opcode.CUSTOM_CALL:
+        return _MOVEMENTS.get(instruction.opcode)
+    view = StridedView.of(instruction)
+    # A scalar's indices do not tell the rank of the region that wants it.
+    return functools.partial(_strided, view) if view is not None and view.strides else None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An array inside a buffer: element i is the buffer's element ``offset + sum(strides[d] * i[d])``."""
+
+    buffer: Instruction
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+def row_major(buffer: Instruction, dims: tuple[int, ...]) -> View:
+    """The whole buffer, as an array of ``dims``."""
+    return View(buffer, linear(tuple(axis(d, len(dims)) for d in range(len(dims))), dims, len(dims)).coefficients)
+
+
+def view_of_parameter(instruction: Instruction) -> View | None:
+    """Where an instruction that only moves elements finds them in a parameter; None for any other instruction, and
+    where no strides (or negative ones) describe it."""
+    dims = dims_of(instruction)
+    rank = len(dims)
+    indices = tuple(axis(d, rank) for d in range(rank))
+    source = instruction
+    while source.opcode is not Opcode.PARAMETER:
+        if not source.operands or not isinstance(source.operands[0].shape, ArrayShape):
+            return None
+        movement = movement_of(source)
+        if movement is not None:
+            indices = movement(source, indices)
+        elif source.opcode is Opcode.RESHAPE:
+            found = reshape_indices(indices, dims_of(source), dims_of(source.operands[0]), rank)
+            if found is None:
+                return None
+            indices = found
+        else:
+            return None
+        source = source.operands[0]
+    place = linear(indices, dims_of(source), rank)
+    if source is instruction or min(place.coefficients, default=0) < 0:
+        return None
+    return View(source, place.coefficients, place.offset)
 
 
 def reshape_indices(

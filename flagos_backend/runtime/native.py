@@ -14,7 +14,8 @@ from flagos_backend.codegen.native import Call, NativeCode, NotNativeError, emit
 from flagos_backend.ir.attributes import CustomCallAttributes, ParameterAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, Shape
+from flagos_backend.ir.strided_view import StridedView
+from flagos_backend.ir.types import ArrayShape, Shape, leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.plan import Plan
 
@@ -92,11 +93,28 @@ def _computation_of(call: Call) -> Computation:
         for number, shape in enumerate(call.operands)
     ]
     instructions: list[Instruction] = list(parameters)
-    rest = iter(parameters)
+    rest = iter(_operands(call, parameters, instructions))
     operands = tuple(_pack(operand.shape, rest, instructions) for operand in call.instruction.operands)
     instruction = replace(call.instruction, operands=operands)
     instructions.append(instruction)
     return Computation(call.instruction.name, tuple(instructions), instruction)
+
+
+def _operands(call: Call, parameters: list[Instruction], instructions: list[Instruction]) -> Iterator[Instruction]:
+    """The call's flat operands, made of the buffers that they stand in."""
+    flat = [leaf for operand in call.instruction.operands for leaf in leaves(operand.shape)]
+    for parameter, view, shape in zip(parameters, call.views, flat, strict=True):
+        if view is None:
+            yield parameter
+            continue
+        assert isinstance(parameter.shape, ArrayShape)
+        line = ArrayShape(shape.element_type, (parameter.shape.num_elements,))
+        instructions.append(Instruction(Opcode.RESHAPE, line, (parameter,), name=f"{parameter.name}.line"))
+        strided = StridedView(view.strides, view.offset).attributes()
+        instructions.append(
+            Instruction(Opcode.CUSTOM_CALL, shape, (instructions[-1],), strided, name=f"{parameter.name}.view")
+        )
+        yield instructions[-1]
 
 
 def _pack(shape: Shape, values: Iterator[Instruction], instructions: list[Instruction]) -> Instruction:

@@ -8,8 +8,10 @@ from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.attributes import DimensionAttributes, DimensionsAttributes, PadAttributes, SliceAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.strided_view import TARGET, StridedView
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.conversion import converter
+from flagos_backend.kernels.reference.custom_calls import Config, custom_call
 from flagos_backend.kernels.reference.elementwise import splat_constant
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, identity, kernel
 from flagos_backend.kernels.reference.storage import dtype_of
@@ -155,3 +157,16 @@ def _prepare_get_dimension_size(instruction: Instruction) -> Kernel:
     dimension = instruction.attributes_as(DimensionAttributes).dimension
     size = array_shape(instruction.operands[0]).dims[dimension]
     return lambda run, x: torch.tensor(size, dtype=torch.int32, device=x.device)
+
+
+@custom_call(TARGET, reads_config=False)
+def _prepare_strided_view(instruction: Instruction, config: Config) -> Kernel:
+    view = StridedView.of(instruction)
+    assert view is not None
+    dims, strides, offset = array_shape(instruction).dims, view.strides, view.offset
+
+    def see(run: Run, x: torch.Tensor) -> torch.Tensor:
+        line = x.contiguous()
+        return line.as_strided(dims, strides, line.storage_offset() + offset)
+
+    return see

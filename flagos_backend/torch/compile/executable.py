@@ -15,7 +15,8 @@ import torch
 from flagos_backend.torch.compile import _launcher, placement
 from flagos_backend.torch.compile.callbacks import Callback, failures
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
-from flagos_backend.torch.compile.program import BuiltProgram, TensorSpec
+from flagos_backend.torch.compile.layout import Strided
+from flagos_backend.torch.compile.program import BuiltProgram, InputSpec, ResultSpec
 from flagos_backend.torch.compile.sites import Site
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Executable
@@ -27,7 +28,7 @@ Launch = Callable[[list[Any]], list[torch.Tensor]]
 def launcher_of(program: BuiltProgram) -> Launch:
     """Compiles the program; gives what runs it on the inputs of its graph. On the host the outputs are there when it
     returns; on an accelerator they are in the order of PyTorch's current stream. May be called from several threads at
-    once; raises what the program's operators raise."""
+    once; raises what the program's operators raise, and StridesDiffer before anything ran."""
     site = program.site
     assert program.serialized is not None and site is not None
     opened = site.context
@@ -45,9 +46,7 @@ def launcher_of(program: BuiltProgram) -> Launch:
         0 if site.is_first else address(site.device.pointer),
         _prototype(torch.uint8, site.torch_device),
         tuple((source, *_described_input(spec, site)) for source, spec in program.inputs),
-        tuple(
-            (_prototype(spec.dtype, spec.device), spec.layout.sizes, spec.layout.strides) for spec in program.results
-        ),
+        tuple(map(_described_result, program.results)),
         functools.partial(_moved, tuple(spec.device for spec in program.results)),
         functools.partial(_laid_out, specs, site),
         functools.partial(_fail, executable, program.callbacks),
@@ -83,19 +82,23 @@ def _in_stream_order(launch: Launch, site: Site) -> Launch:
     return run
 
 
+class StridesDiffer(Exception):
+    """An input has other strides than the program takes, and its values cannot be copied into memory of those."""
+
+
 def _described_input(
-    spec: TensorSpec, site: Site
+    spec: InputSpec, site: Site
 ) -> tuple[torch.Tensor, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     layout = spec.layout
     prototype = _prototype(spec.dtype, _device_at(site, spec))
     return prototype, int(STORED_TYPE[spec.dtype]), layout.physical, layout.sizes, layout.strides
 
 
-def _described_result(spec: TensorSpec) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]:
+def _described_result(spec: ResultSpec) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]:
     return _prototype(spec.dtype, spec.device), spec.layout.sizes, spec.layout.strides
 
 
-def _device_at(site: Site, spec: TensorSpec) -> torch.device:
+def _device_at(site: Site, spec: InputSpec) -> torch.device:
     """Where the program takes an input: where it is if that is memory of the site, else there."""
     return spec.device if placement.lies_at(spec.device, site) else site.torch_device
 
@@ -110,14 +113,17 @@ def _moved(devices: Sequence[torch.device], number: int, tensor: torch.Tensor) -
     return placement.move(tensor, devices[number])
 
 
-def _laid_out(specs: Sequence[TensorSpec], site: Site, number: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in the memory and the layout that the program takes."""
+def _laid_out(specs: Sequence[InputSpec], site: Site, number: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in the memory and the layout that the program takes. Raises StridesDiffer where that repeats
+    elements."""
     spec = specs[number]
     traced = f"a {spec.dtype} tensor of sizes {list(spec.layout.sizes)} on {spec.device}"
     given = _described(tensor)
     if given != traced:
         raise RuntimeError(f"Expected input {number} of the compiled graph to be {traced}, but got {given}")
     layout = spec.layout
+    if isinstance(layout, Strided) and layout.overlaps:
+        raise StridesDiffer
     device = _device_at(site, spec)
     return torch.empty_strided(layout.sizes, layout.strides, dtype=spec.dtype, device=device).copy_(tensor)
 

@@ -1,9 +1,12 @@
-"""How a strided tensor lies in memory: as a row-major array and a permutation. Used at both ends of a program."""
+"""How a strided tensor lies in memory: as a row-major array and a permutation, at both ends of a program; or, where a
+program takes it, as an array within an array."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from flagos_backend.ir.strided_view import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,38 @@ class Layout:
         return tuple(self.order.index(d) for d in range(len(self.sizes)))
 
 
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """A tensor of any strides: dimensions of stride 0 repeat what the others, ``kept``, hold."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @property
+    def physical(self) -> tuple[int, ...]:
+        """The memory from its first to its last element."""
+        core = self.core
+        return core.physical if core is not None else (span(self.sizes, self.strides),)
+
+    @property
+    def core(self) -> Layout | None:
+        """How what the kept dimensions hold lies, where that is dense."""
+        return _dense([self.sizes[d] for d in self.kept], [self.strides[d] for d in self.kept])
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether several elements may be in one place, so that memory cannot hold any values that one likes."""
+        if any(self.sizes[d] > 1 for d in range(len(self.sizes)) if d not in self.kept):
+            return True
+        end = 1
+        for d in sorted(self.kept, key=lambda d: self.strides[d]):
+            if self.strides[d] < end:
+                return True
+            end = self.strides[d] * (self.sizes[d] - 1) + end
+        return False
+
+
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
     strides, stride = [], 1
     for size in reversed(sizes):
@@ -38,13 +73,27 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def layout_of(sizes: Sequence[int], strides: Sequence[int]) -> Layout:
     """The layout of a tensor; for one that is not dense (expanded, sliced) the row-major layout of a copy of it."""
+    dense = _dense(sizes, strides)
+    return dense or Layout(tuple(sizes), contiguous_strides(sizes), tuple(range(len(sizes))))
+
+
+def input_layout_of(sizes: Sequence[int], strides: Sequence[int]) -> Layout | Strided:
+    """The layout of a tensor as it is."""
+    dense = _dense(sizes, strides)
+    if dense is not None or 0 in sizes:
+        return dense or layout_of(sizes, strides)
+    kept = tuple(d for d, size in enumerate(sizes) if size != 1 and strides[d] != 0)
+    return Strided(tuple(sizes), tuple(strides), kept)
+
+
+def _dense(sizes: Sequence[int], strides: Sequence[int]) -> Layout | None:
     sizes, strides = tuple(sizes), tuple(strides)
     wide = [d for d, size in enumerate(sizes) if size != 1]
     by_stride = sorted(wide, key=lambda d: (-strides[d], d))
     expected = 1
     for d in reversed(by_stride):
         if strides[d] != expected:
-            return Layout(sizes, contiguous_strides(sizes), tuple(range(len(sizes))))
+            return None
         expected *= sizes[d]
     # Dimensions of size 1 stay where they are; the others take the remaining places in order of their strides.
     rest = iter(by_stride)

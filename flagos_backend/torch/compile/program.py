@@ -19,12 +19,13 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.strided_view import StridedView, strided_view
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.torch.compile import placement, sites
 from flagos_backend.torch.compile.callbacks import Callback
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
-from flagos_backend.torch.compile.layout import Layout, layout_of
+from flagos_backend.torch.compile.layout import Layout, Strided, input_layout_of, layout_of
 from flagos_backend.torch.compile.lowering.aten_call import (
     DRAWS_NOTHING,
     WHOLE,
@@ -46,8 +47,17 @@ Traced = Mapping[Node, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor at the border of a program."""
+class InputSpec:
+    """A tensor that a program takes."""
+
+    dtype: torch.dtype
+    device: torch.device
+    layout: Layout | Strided
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSpec:
+    """A tensor that a program returns."""
 
     dtype: torch.dtype
     device: torch.device
@@ -61,8 +71,8 @@ class BuiltProgram:
     ``draws_on_flagos``: whether it draws random numbers for tensors of the device flagos. ``site``: where it runs."""
 
     serialized: bytes | None  # None, as is the site, when nothing is to be computed
-    inputs: tuple[tuple[int | torch.Tensor, TensorSpec], ...]
-    results: tuple[TensorSpec, ...]
+    inputs: tuple[tuple[int | torch.Tensor, InputSpec], ...]
+    results: tuple[ResultSpec, ...]
     outputs: OutputPlan
     callbacks: tuple[Callback, ...]
     draws_on_flagos: bool
@@ -70,9 +80,14 @@ class BuiltProgram:
     report: GraphReport
 
 
-def build_program(name: str, graph: GraphModule, traced: Traced, options: CompileOptions) -> BuiltProgram:
-    """Raises UnsupportedTensor, UnsupportedNode or FallbackRefused, naming the node."""
-    return _Translation(name, graph, traced, options).run()
+def build_program(
+    name: str, graph: GraphModule, traced: Traced, options: CompileOptions, *, dense_inputs: bool = False
+) -> BuiltProgram:
+    """``dense_inputs``: whether inputs that are not dense are taken as row-major copies, and not as they were traced.
+
+    Raises UnsupportedTensor, UnsupportedNode or FallbackRefused, naming the node.
+    """
+    return _Translation(name, graph, traced, options, dense_inputs).run()
 
 
 def place_of(node: Node) -> str:
@@ -109,12 +124,15 @@ def _has_rule(node: Node) -> bool:
 
 
 class _Translation:
-    def __init__(self, name: str, graph: GraphModule, traced: Traced, options: CompileOptions) -> None:
+    def __init__(
+        self, name: str, graph: GraphModule, traced: Traced, options: CompileOptions, dense_inputs: bool
+    ) -> None:
+        self._input_layout = layout_of if dense_inputs else input_layout_of
         self._graph, self._traced, self._options = graph, dict(traced), options
         self._builder = Builder(name)
         self._emitter = Emitter(self._builder)
         self._values: dict[Node, Any] = {}
-        self._inputs: list[tuple[int | torch.Tensor, TensorSpec]] = []
+        self._inputs: list[tuple[int | torch.Tensor, InputSpec]] = []
         self._callbacks: list[Callback] = []
         self._effects = False
         self._alone = self._draws_on_flagos = False
@@ -136,7 +154,7 @@ class _Translation:
         self._builder.metadata = ""
         if not outputs.computed and not self._effects:
             return BuiltProgram(None, (), (), outputs, (), False, None, self._report)
-        specs = [self._spec(node, self._traced[node]) for node in outputs.computed]
+        specs = [self._result(node) for node in outputs.computed]
         roots = [self._physical(self._values[node], s) for node, s in zip(outputs.computed, specs, strict=True)]
         entry = self._builder.build(self._builder.tuple(roots))
         envelope = schema.Program(schema_version=1, producer=f"torch {torch.__version__}")
@@ -157,9 +175,9 @@ class _Translation:
             self._report,
         )
 
-    def _site(self, results: Sequence[TensorSpec]) -> Site:
+    def _site(self, results: Sequence[ResultSpec]) -> Site:
         try:
-            return sites.site_of(spec.device for spec in (*(spec for _, spec in self._inputs), *results))
+            return sites.site_of([*(spec.device for _, spec in self._inputs), *(spec.device for spec in results)])
         except ValueError as error:
             raise UnsupportedTensor(fact=f"others beside it: {error}", place=self._report.name) from None
 
@@ -179,7 +197,12 @@ class _Translation:
 
     # ---- The border
 
-    def _spec(self, node: Node, tensor: torch.Tensor) -> TensorSpec:
+    def _result(self, node: Node) -> ResultSpec:
+        tensor = self._traced[node]
+        self._check(node, tensor)
+        return ResultSpec(tensor.dtype, tensor.device, layout_of(tensor.shape, tensor.stride()))
+
+    def _check(self, node: Node, tensor: torch.Tensor) -> None:
         fact = ""
         if tensor.layout is not torch.strided or tensor.is_quantized:
             fact = f"the layout {tensor.layout}" if not tensor.is_quantized else "quantized numbers"
@@ -189,7 +212,6 @@ class _Translation:
             fact = f"the dtype {tensor.dtype}"
         if fact:
             raise UnsupportedTensor(fact=fact, place=place_of(node))
-        return TensorSpec(tensor.dtype, tensor.device, layout_of(tensor.shape, tensor.stride()))
 
     def _leaf(self, node: Node, positions: Mapping[Node, int]) -> None:
         if node.op == "get_attr":
@@ -205,13 +227,28 @@ class _Translation:
             if not isinstance(traced, torch.Tensor) or is_token(node):
                 self._values[node] = None if is_token(node) else traced
                 return
-        spec = self._spec(node, traced)
-        self._inputs.append((source, spec))
-        shape = ArrayShape(STORED_TYPE[spec.dtype], spec.layout.physical)
-        parameter = self._builder.parameter(shape, node.name)
-        self._values[node] = self._emitter.transpose(parameter, spec.layout.inverse)
+        self._check(node, traced)
+        layout = self._input_layout(traced.shape, traced.stride())
+        self._inputs.append((source, InputSpec(traced.dtype, traced.device, layout)))
+        parameter = self._builder.parameter(ArrayShape(STORED_TYPE[traced.dtype], layout.physical), node.name)
+        self._values[node] = self._seen(parameter, layout)
 
-    def _physical(self, value: Instruction, spec: TensorSpec) -> Instruction:
+    def _seen(self, parameter: Instruction, layout: Layout | Strided) -> Instruction:
+        """The tensor of that layout in the memory that a parameter is."""
+        if isinstance(layout, Layout):
+            return self._emitter.transpose(parameter, layout.inverse)
+        core = layout.core
+        if core is not None:
+            kept = self._emitter.transpose(parameter, core.inverse)
+        else:
+            sizes = [layout.sizes[d] for d in layout.kept]
+            kept = strided_view(
+                self._builder, parameter, sizes, StridedView(tuple(layout.strides[d] for d in layout.kept))
+            )
+        whole = len(layout.kept) == len(layout.sizes)
+        return kept if whole else self._builder.broadcast(kept, layout.sizes, layout.kept)
+
+    def _physical(self, value: Instruction, spec: ResultSpec) -> Instruction:
         return self._emitter.transpose(value, spec.layout.order)
 
     # ---- Nodes

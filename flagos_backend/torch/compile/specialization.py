@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from flagos_backend.torch.compile import report
 from flagos_backend.torch.compile.corrections import correct_graph, corrected
 from flagos_backend.torch.compile.counters import counters_as_tensors
 from flagos_backend.torch.compile.errors import FallbackRefused
-from flagos_backend.torch.compile.executable import launcher_of
+from flagos_backend.torch.compile.executable import StridesDiffer, launcher_of
+from flagos_backend.torch.compile.layout import Strided
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
-from flagos_backend.torch.compile.program import build_program, place_of
+from flagos_backend.torch.compile.program import BuiltProgram, build_program, place_of
 from flagos_backend.torch.compile.segments import CompiledGraph, cut, decides_sizes, run_segments
 
 logger = logging.getLogger(__name__)
@@ -33,9 +34,41 @@ _numbers = itertools.count()
 
 def specialize(name: str, graph: GraphModule, traced: dict[Node, Any], options: CompileOptions) -> CompiledGraph:
     """The graph compiled for concrete sizes."""
+    program, as_traced = _specialize(name, graph, traced, options, dense_inputs=False)
+    if not any(isinstance(spec.layout, Strided) and spec.layout.overlaps for _, spec in program.inputs):
+        return as_traced
+    of_copies = _Once(lambda: _specialize(name, graph, traced, options, dense_inputs=True)[1])
+
+    def run(inputs: list[Any]) -> list[Any]:
+        try:
+            return as_traced(inputs)
+        except StridesDiffer:  # a gradient may come with other strides than were traced
+            return of_copies()(inputs)
+
+    return run
+
+
+class _Once:
+    """Makes a compiled graph when it is first asked for."""
+
+    def __init__(self, make: Callable[[], CompiledGraph]) -> None:
+        self._make = make
+        self._made: CompiledGraph | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> CompiledGraph:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+
+def _specialize(
+    name: str, graph: GraphModule, traced: dict[Node, Any], options: CompileOptions, *, dense_inputs: bool
+) -> tuple[BuiltProgram, CompiledGraph]:
     # Programs hold and compute real tensors, and AOTAutograd is tracing with fake ones around us.
     with _disable_current_modes():
-        program = build_program(name, graph, traced, options)
+        program = build_program(name, graph, traced, options, dense_inputs=dense_inputs)
         launch = launcher_of(program) if program.serialized is not None else None
     report.record(program.report)
     logger.info("%s", program.report)
@@ -53,7 +86,7 @@ def specialize(name: str, graph: GraphModule, traced: dict[Node, Any], options: 
         inputs.clear()
         return outputs
 
-    return run_direct if is_direct else run
+    return program, run_direct if is_direct else run
 
 
 def compile_graph(graph: GraphModule, kind: str, options: CompileOptions) -> CompiledGraph:

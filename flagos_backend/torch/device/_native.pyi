@@ -40,6 +40,7 @@ def configure(
     guarded: Callable[..., Any],
     refuse: Callable[..., Any],
     refuse_device: Callable[..., Any],
+    check_generator: Callable[..., Any],
     adopt: Callable[..., Any],
     resize: Callable[..., Any],
 ) -> None: ...

@@ -16,8 +16,29 @@ DEFAULT_SEED: Final = 67280421310721
 _HostGenerator = torch._C.Generator
 
 
+#: The device's generators by PyTorch's number: operators are given another object for the same generator.
+_numbers: Final[set[int]] = set()
+
+
+def is_of_device(generator: torch.Generator) -> bool:
+    """Whether a generator, as an operator is given it, is the device's."""
+    return _number_of(generator) in _numbers
+
+
+def _number_of(generator: torch.Generator) -> int:
+    return int(generator._cdata)  # type: ignore[attr-defined]  # missing in PyTorch's stubs
+
+
 class DeviceGenerator(_HostGenerator):
     """A generator that says of itself that it is the device's."""
+
+    def __new__(cls, device: torch.device) -> DeviceGenerator:
+        made = super().__new__(cls, device)  # type: ignore[call-arg]
+        _numbers.add(_number_of(made))
+        return made
+
+    def __del__(self) -> None:
+        _numbers.discard(_number_of(self))
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

@@ -246,6 +246,7 @@ def configure(opened: Runtime) -> None:
         guarded=_guarded,
         refuse=_refuse,
         refuse_device=refusals.refuse_ordinal,
+        check_generator=refusals.check_generator,
         adopt=views.adopt,
         resize=_resize,
     )

@@ -8,9 +8,8 @@ import torch
 
 from flagos_backend.torch import autoload
 
-DEVICE = torch.device("flagos", 0)
-
 assert autoload.enable() == ""
+DEVICE = torch.device("flagos", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import gc
 import pickle
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -164,6 +165,38 @@ def test_generators(device: torch.device) -> None:
         assert torch.equal(second, torch.randn(3, generator=made, device=device))
     assert torch.equal(first, torch.randn(3, generator=generator.manual_seed(3), device=device))
     assert not torch.equal(first, torch.randn(3, generator=torch.Generator("flagos"), device=device))
+
+
+def test_generators_of_other_devices_are_refused(device: torch.device) -> None:
+    """In PyTorch's words, however the generator is given."""
+    x, host = torch.zeros(3, device=device), torch.Generator()
+    calls: list[Callable[[], Any]] = [
+        lambda: torch.randn(3, device=device, generator=host),
+        lambda: torch.randint(0, 9, (3,), device=device, generator=host),
+        lambda: torch.randperm(3, device=device, generator=host),
+        lambda: torch.normal(0.0, 1.0, (3,), device=device, generator=host),
+        lambda: torch.bernoulli(x, generator=host),
+        lambda: torch.multinomial(x + 1, 1, generator=host),
+        lambda: x.uniform_(generator=host),
+        lambda: torch.nn.init.normal_(x, generator=host),
+        lambda: x.random_(generator=torch.default_generator),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="Expected a 'flagos' device type for generator but found 'cpu'"):
+            call()
+    assert not x.any()
+
+
+def test_random_numbers_for_another_device_are_drawn_there(device: torch.device) -> None:
+    """randn_like of a tensor on the device, for the host: from the host's generator, as PyTorch does."""
+    x = torch.zeros(3, device=device)
+    flagos.manual_seed(1)
+    state = flagos.get_rng_state()
+    torch.default_generator.manual_seed(5)
+    drawn = torch.randn_like(x, device="cpu")
+    torch.default_generator.manual_seed(5)
+    assert torch.equal(drawn, torch.randn(3))
+    assert torch.equal(flagos.get_rng_state(), state)
 
 
 def test_generators_of_the_host_are_as_before() -> None:

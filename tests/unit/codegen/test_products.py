@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.products import MatrixProduct, as_matrix_product, is_product_operand
+from flagos_backend.fusion.indexing import View, row_major
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.opcode import Opcode
@@ -19,7 +20,8 @@ def product(
 ) -> MatrixProduct | None:
     builder = Builder("dot")
     a, b = (builder.parameter(ArrayShape(element_type, dims)) for dims in (lhs, rhs))
-    return as_matrix_product(builder.add(Opcode.DOT, (a, b), attributes), a, b)
+    dot = builder.add(Opcode.DOT, (a, b), attributes)
+    return as_matrix_product(dot, row_major(a, lhs), row_major(b, rhs))
 
 
 def test_strides_of_a_batch_between_the_matrix_dimensions() -> None:
@@ -44,3 +46,26 @@ def test_sizes_beyond_32_bits_are_not_for_blas(lhs: tuple[int, ...], rhs: tuple[
     halves = (tuple(d // 2 if d > 1 else 1 for d in dims) for dims in (lhs, rhs))
     assert product(lhs, rhs, attributes) is None
     assert product(*halves, attributes) is not None
+
+
+@pytest.mark.parametrize(
+    ("strides", "taken"),
+    [
+        ((9, 1), True),
+        ((1, 9), True),
+        ((9, 2), False),  # no dimension is contiguous
+        ((0, 1), False),  # one row, repeated
+        ((3, 1), False),  # rows overlap
+        ((1, 0), False),
+    ],
+)
+def test_views_that_blas_takes(strides: tuple[int, int], taken: bool) -> None:
+    builder = Builder("dot")
+    a, b = (builder.parameter(ArrayShape(E.F32, dims)) for dims in ((4, 6), (6, 5)))
+    dot = builder.add(Opcode.DOT, (a, b), ROWS_BY_COLUMNS)
+    view = View(a, strides, 7)
+    assert is_product_operand(dot, 0, view) is taken
+    found = as_matrix_product(dot, view, row_major(b, (6, 5)))
+    assert (found is not None) is taken
+    if found is not None:
+        assert (found.lhs.offset, found.lhs.leading, found.lhs.transposed) == (7, 9, strides == (1, 9))

@@ -507,3 +507,48 @@ def test_the_document_names_every_target() -> None:
     document = Path(reference.__file__).with_name("CUSTOM_CALLS.md").read_text(encoding="utf-8")
     missing = [target for target in known_targets() if f"`{target.removeprefix('mhlo.')}`" not in document]
     assert [target for target in missing if f"`{target}`" not in document] == []
+
+
+@pytest.mark.parametrize(
+    ("view", "dims"),
+    [
+        ({"strides": [7, 1], "offset": 2}, (3, 4)),
+        ({"strides": [1, 8]}, (4, 3)),
+        ({"strides": [3, 1]}, (5, 6)),  # windows that overlap
+        ({"strides": [0, 2]}, (3, 4)),
+        ({"strides": [5], "offset": 19}, (0,)),
+        ({"strides": [], "offset": 19}, ()),
+    ],
+)
+@pytest.mark.parametrize("element_type", [E.F32, E.PRED, E.BF16, E.C128])
+def test_strided_view(
+    element_type: ElementType, view: dict[str, object], dims: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    line = rng.integers(0, 2, 20).astype(NUMPY_DTYPE[element_type])
+    strides, offset = view["strides"], view.get("offset", 0)
+    assert isinstance(strides, list) and isinstance(offset, int)
+    operand, result = shape(element_type, 20), shape(element_type, *dims)
+    (found,) = call("flagos.strided_view", [line], [operand], [result], view)
+    assert found.shape == dims
+    for index in np.ndindex(*dims):
+        assert found[index] == line[offset + sum(i * s for i, s in zip(index, strides, strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("operand", "result", "config"),
+    [
+        ("f32[20]", "f32[3,4]", {"strides": [8, 1], "offset": 1}),  # one element too far
+        ("f32[20]", "f32[3,4]", {"strides": [8]}),
+        ("f32[20]", "f32[3,4]", {"strides": [8, -1]}),
+        ("f32[20]", "f32[3]", {"strides": [1.5]}),
+        ("f32[20]", "f32[3]", {"strides": [1], "offset": -1}),
+        ("f32[20]", "f32[3]", {"strides": [1], "steps": 2}),
+        ("f32[20]", "f32[3]", {}),
+        ("f32[20]", "f32[3]", "no json"),
+        ("f32[4,5]", "f32[3]", {"strides": [1]}),
+        ("f32[20]", "s32[3]", {"strides": [1]}),
+    ],
+)
+def test_a_strided_view_outside_of_its_operand_is_refused(operand: str, result: str, config: object) -> None:
+    with pytest.raises(MalformedProgram, match=r"flagos\.strided_view"):
+        call("flagos.strided_view", [np.zeros(20, np.float32)], [operand], [result], config)

@@ -166,19 +166,28 @@ static PyObject* convert_keywords(Conversion* state, PyObject* kwargs) {
   return result;
 }
 
+// 0 where the generator is the device's; else -1 with PyTorch's error.
+static int check_generator(PyObject* generator) {
+  PyObject* checked = PyObject_CallFunctionObjArgs(kernel_environment.check_generator, generator, NULL);
+  Py_XDECREF(checked);
+  return checked ? 0 : -1;
+}
+
 // Names the device's own generator where the caller gave none.
 static int add_generator(Kernel* kernel, PyObject* args, PyObject** kwargs) {
   PyObject* generator = kernel_environment.generator;
   int position = kernel->generator_position;
   if (position >= 0 && position < PyTuple_Size(args)) {
-    if (PyTuple_GetItem(args, position) != Py_None) return 0;
+    PyObject* given = PyTuple_GetItem(args, position);
+    if (given != Py_None) return check_generator(given);
     Py_INCREF(generator);
     return PyTuple_SetItem(args, position, generator);
   }
   if (!*kwargs && !(*kwargs = PyDict_New())) return -1;
   PyObject* given = PyDict_GetItemWithError(*kwargs, kernel->generator_name);
   if (!given && PyErr_Occurred()) return -1;
-  return given && given != Py_None ? 0 : PyDict_SetItem(*kwargs, kernel->generator_name, generator);
+  if (given && given != Py_None) return check_generator(given);
+  return PyDict_SetItem(*kwargs, kernel->generator_name, generator);
 }
 
 // ---- Results -------------------------------------------------------------------------------------------------------
@@ -343,7 +352,8 @@ static int takes_operands(Kernel* kernel, PyObject* args, PyObject* kwargs, PyOb
 static PyObject* run(Kernel* kernel, PyObject* args, PyObject* kwargs, PyObject* in_args, PyObject** in_kwargs,
                      const Conversion* state) {
   if (!takes_operands(kernel, args, kwargs, in_args, *in_kwargs, state)) return refuse(kernel, args, kwargs);
-  if (kernel->flags & kRandom && add_generator(kernel, in_args, in_kwargs)) return NULL;
+  // What is drawn on another device comes from a generator of that one.
+  if (kernel->flags & kRandom && !state->other_device && add_generator(kernel, in_args, in_kwargs)) return NULL;
   PyObject* inner = state->has_number && kernel->inner_number ? kernel->inner_number : kernel->inner;
   PyObject* value = call_inner(inner, in_args, *in_kwargs);
   if (!value) return kernel->flags & kResizes ? call_resizing(kernel, args, kwargs) : NULL;

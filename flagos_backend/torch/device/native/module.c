@@ -54,6 +54,7 @@ static PyObject* configure(PyObject* module, PyObject* args, PyObject* kwargs) {
       {"guarded", &env->guarded},
       {"refuse", &env->refuse},
       {"refuse_device", &env->refuse_device},
+      {"check_generator", &env->check_generator},
       {"adopt", &env->adopt},
       {"resize", &env->resize},
   };

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from flagos_backend.torch.device.generator import is_of_device
 from flagos_backend.torch.device.memory import DEVICE_TYPE
 
 
@@ -52,3 +53,10 @@ def refuse_ordinal(name: str, device: torch.device) -> None:
     """Raises for a device of this type that is not there; others are no matter of this one."""
     if device.type == DEVICE_TYPE:
         raise RuntimeError(f"{name}: invalid device ordinal: {device}; there is {DEVICE_TYPE}:0 only")
+
+
+def check_generator(generator: torch.Generator) -> None:
+    """Raises PyTorch's error for a generator of another device."""
+    if not is_of_device(generator):
+        found = torch.device(generator.device).type
+        raise RuntimeError(f"Expected a '{DEVICE_TYPE}' device type for generator but found '{found}'")
