@@ -9,10 +9,11 @@
 #include <thread>
 
 #include "api.h"
+#include "bridge.h"
+#include "bridge.h"
 #include "call.h"
 #include "flagos/build_facts.h"
 #include "log.h"
-#include "python_program.h"
 
 namespace flagos {
 namespace {

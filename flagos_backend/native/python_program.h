@@ -10,9 +10,6 @@ std::unique_ptr<Program> CompilePythonProgram(Context* context, const void* prog
 std::unique_ptr<Program> LoadPythonProgram(Context* context, const void* serialized, size_t size,
                                            const std::vector<int64_t>& assignment);
 
-// Nothing reaches the other processes through this context any more.
-void ClosePeers(Context* context) noexcept;
-
 }  // namespace flagos
 
 #endif  // FLAGOS_NATIVE_PYTHON_PROGRAM_H_

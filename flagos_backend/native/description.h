@@ -1,0 +1,32 @@
+// Reads what runtime/bridge.py says of a compiled program.
+#ifndef FLAGOS_NATIVE_DESCRIPTION_H_
+#define FLAGOS_NATIVE_DESCRIPTION_H_
+
+#include <string>
+#include <vector>
+
+#include "program.h"
+#include "python.h"
+
+namespace flagos {
+
+// The native form of a program, if it has one.
+struct NativeForm {
+  std::string words;  // empty: none
+  std::string constants;
+  struct Call {
+    std::vector<Shape> operands, results;
+  };
+  std::vector<Call> calls;
+
+  NativeForm() = default;
+  explicit NativeForm(python::Reader reader);
+};
+
+std::vector<int64_t> ReadIntegers(python::Reader reader);
+// The order is that of CompiledProgram.describe in runtime/bridge.py. Throws Failure(INTERNAL) for what contradicts itself.
+ProgramInfo ReadInfo(python::Reader& reader);
+
+}  // namespace flagos
+
+#endif  // FLAGOS_NATIVE_DESCRIPTION_H_
