@@ -79,6 +79,7 @@ def make_checks(checks: Mapping[str, Callable[[], None]]) -> None:
     """In a process of ``run_processes``: makes the checks in order, and notes each outcome at once."""
     with (Path(sys.argv[1]) / f"{os.environ['RANK']}.jsonl").open("w") as file:
         for name, check in checks.items():
+            begin = time.monotonic()
             try:
                 check()
                 failure = ""
@@ -86,3 +87,4 @@ def make_checks(checks: Mapping[str, Callable[[], None]]) -> None:
                 failure = traceback.format_exc()
             file.write(json.dumps([name, failure]) + "\n")
             file.flush()
+            print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
