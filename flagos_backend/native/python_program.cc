@@ -67,8 +67,8 @@ PyObject* KeyValueGetEntry(PyObject*, PyObject* arguments) {
     int32_t code = FLAGOS_OK;
     {
       python::ReleaseGil released;
-      code = context->key_value_get(context->key_value_user_data, key.data(), key.size(), timeout_ms, SinkString,
-                                    &value);
+      code =
+          context->key_value_get(context->key_value_user_data, key.data(), key.size(), timeout_ms, SinkString, &value);
     }
     return (code == FLAGOS_OK ? python::Bytes(value.data(), value.size()) : python::Integer(code)).Detach();
   } catch (...) {
@@ -111,11 +111,10 @@ Bridge& TheBridge() {
   Object callback = function(methods[0]), get = function(methods[1]), put = function(methods[2]);
   Object attach = python::Attribute(module.get(), "attach");
   python::Call(attach.get(), {callback.get(), get.get(), put.get()}, "bridge.attach");
-  auto* made = new Bridge{python::Attribute(module.get(), "compile_program").Detach(),
-                          python::Attribute(module.get(), "load_program").Detach(),
-                          python::Attribute(module.get(), "open_peers").Detach(),
-                          python::Attribute(module.get(), "from_dlpack").Detach(),
-                          python::Attribute(module.get(), "to_dlpack").Detach()};
+  auto* made = new Bridge{
+      python::Attribute(module.get(), "compile_program").Detach(),
+      python::Attribute(module.get(), "load_program").Detach(), python::Attribute(module.get(), "open_peers").Detach(),
+      python::Attribute(module.get(), "from_dlpack").Detach(), python::Attribute(module.get(), "to_dlpack").Detach()};
   if (bridge == nullptr) bridge = made;
   return *bridge;
 }

@@ -169,7 +169,9 @@ def test_all_reduce(layout: Layout, rng: np.random.Generator, dtype: torch.dtype
 
 def test_sums_are_the_same_bits_everywhere(layout: Layout, rng: np.random.Generator) -> None:
     peers, participants = layout
-    given = [torch.from_numpy(rng.standard_normal(999) * 10.0 ** rng.integers(-8, 8, 999)).float() for _ in participants]
+    given = [
+        torch.from_numpy(rng.standard_normal(999) * 10.0 ** rng.integers(-8, 8, 999)).float() for _ in participants
+    ]
     got = results(launch(peers, participants, lambda c, m: c.all_reduce(m, [given[m.rank]], REDUCERS["sum"])[0]))
     assert all(array.equal(got[0]) for array in got)
     exact = torch.stack(given).double().sum(0)
