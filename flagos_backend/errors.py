@@ -327,8 +327,8 @@ class CollectiveFailed(FlagosBackendError):
     number = 504
     code = StatusCode.UNAVAILABLE
     template = (
-        "The collective {channel} among the processes {processes} failed in the group {group} ({backend}): {reason}. At "
-        "process {process}. See which of them ended, and start them all again."
+        "The collective {channel} among the processes {processes} failed in the group {group} ({backend}): {reason}. "
+        "At process {process}. See which of them ended, and start them all again."
     )
 
 
@@ -345,8 +345,8 @@ class ProcessGroupMissing(FlagosBackendError):
     number = 506
     code = StatusCode.FAILED_PRECONDITION
     template = (
-        "The collective {channel} has no process group '{group}': {reason}. At its launch. Initialize torch.distributed "
-        "with the groups that the program was compiled with."
+        "The collective {channel} has no process group '{group}': {reason}. At its launch. Initialize "
+        "torch.distributed with the groups that the program was compiled with."
     )
 
 
@@ -362,4 +362,6 @@ class RendezvousFailed(FlagosBackendError):
 class CollectiveTimeoutInvalid(FlagosBackendError):
     number = 508
     code = StatusCode.INVALID_ARGUMENT
-    template = "{variable} is '{value}', which is no number of seconds above 0. In the environment. Correct or unset it."
+    template = (
+        "{variable} is '{value}', which is no number of seconds above 0. In the environment. Correct or unset it."
+    )

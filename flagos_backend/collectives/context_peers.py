@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOptions
 
 from flagos_backend.collectives.communicator import Meeting
 from flagos_backend.collectives.options import timeout_seconds
@@ -27,7 +27,7 @@ _PREFIX: Final = "flagos/collectives"
 _FLAGCX: Final = "flagcx"
 
 
-class _HostStore(dist.Store):
+class _HostStore(Store):
     """The host's store, as torch.distributed takes one."""
 
     def __init__(self, get: KeyValueGet, put: KeyValuePut, timeout: float) -> None:
@@ -113,7 +113,7 @@ class ContextPeers:
         timeout = timeout_seconds()
         backend = backend_for(self.device_type)
         self._stores.append(_HostStore(self.get, self.put, timeout))
-        store = dist.PrefixStore(f"{_PREFIX}/{name}", self._stores[-1])
+        store = PrefixStore(f"{_PREFIX}/{name}", self._stores[-1])
         rank = processes.index(self.process)
         try:
             group = _group(backend, store, rank, len(processes), timedelta(seconds=timeout))
@@ -162,6 +162,6 @@ def _group(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -
     plugin = dist.Backend._plugins[backend.upper()]
     if not plugin.extended_api:
         return plugin.creator_fn(store, rank, size, timeout)
-    options = torch._C._distributed_c10d._DistributedBackendOptions()
-    options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
-    return plugin.creator_fn(options, None)
+    facts = _DistributedBackendOptions()
+    facts.store, facts.group_rank, facts.group_size, facts.timeout = store, rank, size, timeout
+    return plugin.creator_fn(facts, None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 
 from flagos_backend.collectives.communicator import Meeting
 from flagos_backend.collectives.transport import Transport
@@ -33,7 +34,7 @@ class HostGroups:
                 channel=meeting.channel, group="", reason="the program names no group for its channel"
             )
         try:
-            group = dist.distributed_c10d._resolve_process_group(name)
+            group = _resolve_process_group(name)  # type: ignore[arg-type]
             processes = tuple(dist.get_process_group_ranks(group))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).partition("\n")[0]
@@ -41,8 +42,4 @@ class HostGroups:
         if set(processes) != set(meeting.participants):
             reason = f"it has the processes {list(processes)}, the collective {list(meeting.participants)}"
             raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason)
-        return Transport(group, processes, group.rank(), name, _carrier(group))
-
-
-def _carrier(group: dist.ProcessGroup) -> str:
-    return str(group.name())
+        return Transport(group, processes, group.rank(), name, str(group.name()))

@@ -14,7 +14,6 @@ from flagos_backend.collectives.options import timeout_seconds
 from flagos_backend.errors import CollectiveAborted, CollectiveTimeout, StatusCode
 
 
-
 @dataclass(slots=True)
 class _Gathering:
     """One meeting in progress. ``results`` appear when the last participant has combined the contributions."""

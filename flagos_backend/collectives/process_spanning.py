@@ -25,7 +25,7 @@ class Peers(Protocol):
         ...
 
     def transport(self, meeting: Meeting) -> Transport:
-        """What moves arrays among the processes of a meeting. Raises an error of the 5xx catalogue when there is none."""
+        """What moves arrays among the processes of a meeting. Raises an error of the catalogue when nothing does."""
         ...
 
     def abort(self, reason: str) -> None:
@@ -55,7 +55,7 @@ Across = Callable[[_Party, Sequence[Arrays]], Sequence[Any]]
 
 
 class ProcessSpanningCommunicator(Communicator):
-    """One object serves one launch. Reductions fold each process's arrays in the order of ranks, then the processes'."""
+    """One object serves one launch. Reductions fold each process's arrays in the order of ranks, then totals."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -119,7 +119,7 @@ class ProcessSpanningCommunicator(Communicator):
         routes = [(sender, receiver) for sender in range(meeting.size) for receiver in range(meeting.size)]
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            sent = {rank: given for rank, given in zip(party.own, mine, strict=True)}
+            sent = dict(zip(party.own, mine, strict=True))
             came = _route(party, routes, lambda sender, receiver: [sent[sender][receiver]], parts[:1])
             return [[came[sender, rank][0] for sender in range(meeting.size)] for rank in party.own]
 
@@ -197,7 +197,7 @@ def _gather_column(party: _Party, column: Sequence[Tensor], like: Tensor) -> lis
 
 
 def _pieces(contents: Tensor, size: int) -> Sequence[Tensor]:
-    return contents.split(size) if size else [contents]
+    return torch.split(contents, size) if size else [contents]
 
 
 def _reduce(party: _Party, arrays: Sequence[Tensor], reducer: Reducer) -> list[Tensor]:
@@ -207,7 +207,7 @@ def _reduce(party: _Party, arrays: Sequence[Tensor], reducer: Reducer) -> list[T
         return [transport.all_reduce(channel, arrays[0], reducer.fold, reducer.opcode)]
     flat = torch.cat([array.reshape(-1) for array in arrays])
     total = transport.all_reduce(channel, flat, reducer.fold, reducer.opcode)
-    parts = total.split([array.numel() for array in arrays])
+    parts = torch.split(total, [array.numel() for array in arrays])
     return [part.reshape(array.shape).clone() for part, array in zip(parts, arrays, strict=True)]
 
 
@@ -249,5 +249,5 @@ def _route(
 
 
 def _split(contents: Tensor, like: Arrays) -> list[Tensor]:
-    pieces = contents.split([array.nbytes for array in like])
+    pieces = torch.split(contents, [array.nbytes for array in like])
     return [from_bytes(piece, array) for piece, array in zip(pieces, like, strict=True)]

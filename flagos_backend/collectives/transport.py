@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 from torch.distributed import ReduceOp
-from torch.distributed import distributed_c10d as c10d
 
 from flagos_backend.errors import CollectiveFailed, CollectiveOverdue
 from flagos_backend.ir.opcode import Opcode
@@ -68,7 +68,7 @@ class Transport:
         given = [part.numel() for part in parts]
         options = c10d.AllToAllOptions()
         self._await(channel, lambda: self.group.alltoall_base(target, source, list(sizes), given, options))
-        return list(target.split(list(sizes)))
+        return list(torch.split(target, list(sizes)))
 
     def broadcast(self, channel: object, array: Tensor, root: int) -> Tensor:
         """The array of rank ``root``, equal in shape and dtype on all members."""
@@ -144,7 +144,6 @@ class Transport:
             if "timed out" in reason.lower() or "timeout" in reason.lower():
                 raise CollectiveOverdue(**facts, seconds=f"{seconds:.1f}") from error
             raise CollectiveFailed(**facts) from error
-
 
 
 def as_bytes(arrays: Sequence[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from flagos_backend.runtime.accelerator import capture
 from flagos_backend.runtime.compiler import CompiledProgram
 
 if TYPE_CHECKING:
-    from flagos_backend.collectives.context_peers import ContextPeers, KeyValueGet, KeyValuePut
+    from flagos_backend.collectives.context_peers import ContextPeers
     from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
 
     LaunchCommunicator = InProcessCommunicator | ProcessSpanningCommunicator
@@ -38,6 +38,9 @@ Facts = tuple[str, int, int, int, "ContextPeers | None"]
 # (address, element type, dims): a host array as the native side takes it
 HostArray = tuple[int, int, tuple[int, ...]]
 NativeHostCallback = Callable[[int, int, tuple[HostArray, ...], tuple[HostArray, ...]], tuple[int, str] | None]
+# (address of the native context, key, timeout in ms) -> value or status code; (context, key, value) -> status code
+NativeGet = Callable[[int, str, int], bytes | int]
+NativePut = Callable[[int, str, bytes], int]
 Payloads = tuple[tuple[str, bytes], ...]
 # execute(arguments, in place, launch): empties the list of tensors and returns the list of results.
 Execute = Callable[[list[Any], int, "LaunchCommunicator | None"], list[Any]]
@@ -48,7 +51,7 @@ to_dlpack: Callable[[torch.Tensor], Any] = torch._C._to_dlpack
 _inference_mode: Callable[[bool], Any] = torch._C._InferenceMode
 
 _native_host_callback: NativeHostCallback | None = None
-_native_store: tuple[KeyValueGet, KeyValuePut] | None = None
+_native_store: tuple[NativeGet, NativePut] | None = None
 
 
 class Artifact(enum.IntEnum):
@@ -68,7 +71,7 @@ class HostError(Exception):
         self.code = code
 
 
-def attach(host_callback: NativeHostCallback, key_value_get: KeyValueGet, key_value_put: KeyValuePut) -> None:
+def attach(host_callback: NativeHostCallback, key_value_get: NativeGet, key_value_put: NativePut) -> None:
     """Called once by the native side, before anything else."""
     global _native_host_callback, _native_store
     _native_host_callback = host_callback
@@ -81,8 +84,8 @@ def open_peers(context: int, process: int, device_processes: tuple[int, ...]) ->
     from flagos_backend.collectives.context_peers import ContextPeers
 
     assert _native_store is not None
-    get, put = (functools.partial(function, context) for function in _native_store)
-    return ContextPeers(process, device_processes, get, put)
+    get, put = _native_store
+    return ContextPeers(process, device_processes, functools.partial(get, context), functools.partial(put, context))
 
 
 def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner]:
@@ -212,7 +215,12 @@ class Runner:
         return execute
 
     def _solo(
-        self, device_ordinal: int, replica_id: int, partition_id: int, device: torch.device, callback: HostCallback | None
+        self,
+        device_ordinal: int,
+        replica_id: int,
+        partition_id: int,
+        device: torch.device,
+        callback: HostCallback | None,
     ) -> Run:
         """The launch of one device."""
         groups = self._compiled.program.process_groups

@@ -22,6 +22,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
 from flagos_backend.kernels.reference import registry, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
+from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.runtime import control_flow
 from flagos_backend.runtime.ownership import (
     BORROWED,
@@ -195,6 +196,8 @@ class Program:
     def has_side_effect(self, instruction: Instruction) -> bool:
         if instruction.opcode is Opcode.CUSTOM_CALL:
             return instruction.attributes_as(CustomCallAttributes).has_side_effect
+        if instruction.opcode in COLLECTIVES:
+            return True  # the other participants come to it
         return any(self.any_side_effect(called) for called in instruction.called)
 
     def any_side_effect(self, computation: Computation) -> bool:

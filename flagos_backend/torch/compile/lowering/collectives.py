@@ -1,4 +1,4 @@
-"""Functional collectives of torch.distributed as HLO collectives. Participants are the processes of the default group, and
+"""Functional collectives of torch.distributed as HLO collectives. Participants are the processes of the default group;
 each instruction's channel names the process group that it goes through."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 
 from flagos_backend.ir.attributes import CollectiveAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -34,7 +35,7 @@ def _processes(group: object) -> tuple[str, tuple[int, ...]]:
     """A group's name, and its processes by rank. Raises NoLoweringError for what names no group of this process."""
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
     try:
-        found = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+        found = _resolve_process_group(name)  # type: ignore[arg-type]
         processes = tuple(dist.get_process_group_ranks(found))
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise NoLoweringError(f"there is no process group {group!r}: {error}") from None

@@ -30,7 +30,7 @@ def element_type(tensor: torch.Tensor) -> ElementType:
 
 
 class Emitter:
-    """Emits into one computation. Sizes are concrete. ``channels``: the process group that each channel goes through."""
+    """Emits into one computation. Sizes are concrete. ``channels``: the process group of each collective's channel."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder

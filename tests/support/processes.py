@@ -1,0 +1,90 @@
+"""Starts one script in several processes that know of each other, as a launcher of distributed programs does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """``failures[rank]``: for each check that a process made, "" or what went wrong; ``output``: what it wrote."""
+
+    failures: list[dict[str, str]]
+    output: list[str]
+
+    def expect(self, check: str, ranks: int) -> None:
+        """Fails unless the check passed on every process."""
+        for rank in range(ranks):
+            failure = self.failures[rank].get(check, "it was not made")
+            if failure:
+                pytest.fail(f"process {rank}: {failure}\n--- its output:\n{self.output[rank][-4000:]}")
+
+
+def run_processes(script: Path, count: int, folder: Path, timeout: float) -> Outcomes:
+    """Runs ``script`` as ranks 0 to count - 1, all of them ended after ``timeout`` seconds. Its checks come from
+    ``make_checks``."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [_start(script, rank, count, port, folder) for rank in range(count)]
+    deadline = time.monotonic() + timeout
+    try:
+        for process in started:
+            process.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return Outcomes(
+        [_failures(folder / f"{rank}.jsonl") for rank in range(count)],
+        [(folder / f"{rank}.log").read_text(errors="replace") for rank in range(count)],
+    )
+
+
+def _start(script: Path, rank: int, count: int, port: int, folder: Path) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")])),
+    }
+    with (folder / f"{rank}.log").open("wb") as log:
+        return subprocess.Popen([sys.executable, str(script), str(folder)], env=environment, stdout=log, stderr=log)
+
+
+def _failures(file: Path) -> dict[str, str]:
+    lines = file.read_text().splitlines() if file.exists() else []
+    return dict(json.loads(line) for line in lines)
+
+
+def make_checks(checks: Mapping[str, Callable[[], None]]) -> None:
+    """In a process of ``run_processes``: makes the checks in order, and notes each outcome at once."""
+    with (Path(sys.argv[1]) / f"{os.environ['RANK']}.jsonl").open("w") as file:
+        for name, check in checks.items():
+            begin = time.monotonic()
+            try:
+                check()
+                failure = ""
+            except Exception:
+                failure = traceback.format_exc()
+            file.write(json.dumps([name, failure]) + "\n")
+            file.flush()
+            print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)

@@ -1,0 +1,340 @@
+"""Collectives across processes over gloo. The "processes" are threads of this one, each with peers of its own that know
+nothing of the others' but what is in the store; the oracle is arithmetic on the contributions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flagos_backend.collectives import Meeting, Reducer
+from flagos_backend.collectives.communicator import Communicator
+from flagos_backend.collectives.context_peers import ContextPeers, backend_for
+from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
+from flagos_backend.errors import (
+    CollectiveAborted,
+    CollectiveFailed,
+    CollectiveOverdue,
+    FlagosBackendError,
+    RendezvousFailed,
+    StatusCode,
+)
+from flagos_backend.ir.opcode import Opcode
+from support.devices import on_each
+
+
+class Store:
+    """A key-value store as the host gives one: a key is put once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._values: dict[str, bytes] = {}
+
+    def get(self, key: str, milliseconds: int) -> bytes | int:
+        with self._changed:
+            there = self._changed.wait_for(lambda: key in self._values, milliseconds / 1000)
+            return self._values[key] if there else int(StatusCode.DEADLINE_EXCEEDED)
+
+    def put(self, key: str, value: bytes) -> int:
+        with self._changed:
+            if key in self._values:
+                return int(StatusCode.ALREADY_EXISTS)
+            self._values[key] = value
+            self._changed.notify_all()
+            return int(StatusCode.OK)
+
+
+@contextmanager
+def processes(homes: tuple[int, ...]) -> Iterator[list[ContextPeers]]:
+    """The peers of each process; ``homes`` has the process of each device."""
+    store = Store()
+    peers = [ContextPeers(process, homes, store.get, store.put) for process in range(max(homes) + 1)]
+    yield peers
+    for one in peers:
+        one.close()
+
+
+Work = Callable[[Communicator, Meeting], Any]
+
+
+def launch(peers: Sequence[ContextPeers], participants: tuple[int, ...], work: Work) -> list[Any]:
+    """``work`` on each participant; its results, or what it raised, by rank. Participants are numbers of devices."""
+    homes = peers[0].device_processes
+    communicators = [one.communicator(tuple(range(len(homes)))) for one in peers]
+
+    def run(rank: int) -> Any:
+        device = participants[rank]
+        communicator = communicators[homes[device]]
+        try:
+            return work(communicator, Meeting("%collective.1", participants, device))
+        except FlagosBackendError as error:
+            communicator.abort(int(error.code), str(error))
+            raise
+
+    return on_each(len(participants), run)
+
+
+def results(outcomes: list[Any]) -> list[Any]:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
+
+
+# The process of each device, and the devices that meet, in the order of their group.
+LAYOUTS = {
+    "one device each": ((0, 1, 2), (0, 1, 2)),
+    "two devices each": ((0, 0, 1, 1), (0, 1, 2, 3)),
+    "another order": ((0, 0, 1, 1), (3, 0, 2, 1)),
+    "uneven": ((0, 1, 1, 2, 2), (4, 1, 0, 3, 2)),
+    "some of them": ((0, 0, 1, 1, 2), (2, 0, 4)),
+    "within one process": ((0, 0, 1), (1, 0)),
+}
+
+
+@pytest.fixture(params=LAYOUTS.values(), ids=list(LAYOUTS))
+def layout(request: pytest.FixtureRequest) -> Iterator[tuple[list[ContextPeers], tuple[int, ...]]]:
+    homes, participants = request.param
+    with processes(homes) as peers:
+        yield peers, participants
+
+
+Layout = tuple[list[ContextPeers], tuple[int, ...]]
+
+DTYPES = [
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.uint32,
+    torch.int64,
+    torch.float8_e4m3fn,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.complex64,
+]
+
+
+def draw(rng: np.random.Generator, dtype: torch.dtype, *dims: int) -> Tensor:
+    """Small whole numbers: sums of them are exact in every dtype and order."""
+    return torch.from_numpy(rng.integers(0, 3, dims)).to(dtype)
+
+
+def test_all_gather_of_every_dtype(layout: Layout, rng: np.random.Generator) -> None:
+    peers, participants = layout
+    given = [[draw(rng, dtype, 2, 3) for dtype in DTYPES] for _ in participants]
+    got = results(launch(peers, participants, lambda c, m: c.all_gather(m, given[m.rank], 1)))
+    for received in got:
+        for number, array in enumerate(received):
+            # Compared as bytes: not every dtype has an equality.
+            expected = torch.cat([arrays[number].view(torch.uint8) for arrays in given], 1)
+            assert array.view(torch.uint8).equal(expected)
+    assert len({array.data_ptr() for received in got for array in received}) == len(participants) * len(DTYPES)
+
+
+REDUCERS = {
+    "sum": Reducer(torch.add, Opcode.ADD),
+    "product": Reducer(torch.mul, Opcode.MULTIPLY),
+    "maximum": Reducer(torch.maximum, Opcode.MAXIMUM),
+    "and": Reducer(torch.bitwise_and, Opcode.AND),
+    "xor": Reducer(torch.bitwise_xor, Opcode.XOR),
+    "no single operation": Reducer(lambda a, b: a + b - a * b),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int32, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("length", [0, 1, 7, 5000])
+def test_all_reduce(layout: Layout, rng: np.random.Generator, dtype: torch.dtype, length: int) -> None:
+    """Up to 16 KiB one way, beyond it another."""
+    peers, participants = layout
+    given = [[draw(rng, dtype, length, 3), draw(rng, dtype)] for _ in participants]
+    for name, reducer in REDUCERS.items():
+        if (dtype.is_floating_point and name in ("and", "xor")) or (dtype is torch.bool and "no single" in name):
+            continue
+        got = results(launch(peers, participants, lambda c, m, r=reducer: c.all_reduce(m, given[m.rank], r)))
+        expected = [reducer.fold(list(column)) for column in zip(*given, strict=True)]
+        for received in got:
+            for array, value in zip(received, expected, strict=True):
+                torch.testing.assert_close(array, value, rtol=0, atol=0, msg=f"{name} of {dtype}")
+
+
+def test_sums_are_the_same_bits_everywhere(layout: Layout, rng: np.random.Generator) -> None:
+    peers, participants = layout
+    given = [
+        torch.from_numpy(rng.standard_normal(999) * 10.0 ** rng.integers(-8, 8, 999)).float() for _ in participants
+    ]
+    got = results(launch(peers, participants, lambda c, m: c.all_reduce(m, [given[m.rank]], REDUCERS["sum"])[0]))
+    assert all(array.equal(got[0]) for array in got)
+    exact = torch.stack(given).double().sum(0)
+    error = torch.stack(given).double().abs().sum(0) * 2.0**-23 * len(given)
+    assert bool(((got[0].double() - exact).abs() <= error).all())
+
+
+def test_a_maximum_keeps_a_nan(layout: Layout) -> None:
+    peers, participants = layout
+    for holder in range(len(participants)):
+        given = [torch.tensor([1.0, torch.nan if rank == holder else 2.0]) for rank in range(len(participants))]
+        reducer = REDUCERS["maximum"]
+        got = results(launch(peers, participants, lambda c, m, g=given, r=reducer: c.all_reduce(m, [g[m.rank]], r)[0]))
+        assert all(array[0] == 1 and array[1].isnan() for array in got)
+
+
+@pytest.mark.parametrize("name", ["sum", "maximum", "no single operation"])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float32])
+def test_reduce_scatter(layout: Layout, rng: np.random.Generator, dtype: torch.dtype, name: str) -> None:
+    peers, participants = layout
+    reducer, size = REDUCERS[name], len(participants)
+    given = [draw(rng, dtype, 2, 3 * size) for _ in participants]
+    got = results(launch(peers, participants, lambda c, m: c.reduce_scatter(m, [given[m.rank]], reducer, 1)[0]))
+    expected = reducer.fold(given)
+    for rank, array in enumerate(got):
+        assert array.equal(expected[:, 3 * rank : 3 * rank + 3])
+
+
+def test_all_to_all(layout: Layout, rng: np.random.Generator) -> None:
+    peers, participants = layout
+    given = [[draw(rng, torch.int16, 3) + 100 * r for _ in participants] for r in range(len(participants))]
+    got = results(launch(peers, participants, lambda c, m: c.all_to_all(m, given[m.rank])))
+    for rank, received in enumerate(got):
+        assert [a.tolist() for a in received] == [sent[rank].tolist() for sent in given]
+
+
+def test_permute_and_broadcast(layout: Layout, rng: np.random.Generator) -> None:
+    peers, participants = layout
+    size = len(participants)
+    given = [[draw(rng, torch.bool, 5), draw(rng, torch.float64, 2, 2)] for _ in participants]
+    source_of: list[int | None] = [(rank + 1) % size for rank in range(size)]
+    source_of[1] = None
+    permuted = results(launch(peers, participants, lambda c, m: c.permute(m, given[m.rank], source_of)))
+    for received, source in zip(permuted, source_of, strict=True):
+        if source is None:
+            assert received is None
+        else:
+            assert all(a.equal(b) for a, b in zip(received, given[source], strict=True))
+    for received in results(launch(peers, participants, lambda c, m: c.broadcast(m, given[m.rank]))):
+        assert all(a.equal(b) for a, b in zip(received, given[0], strict=True))
+
+
+def test_exchange_gives_every_process_all_contributions(layout: Layout, rng: np.random.Generator) -> None:
+    peers, participants = layout
+    given = [[draw(rng, torch.int32, 4)] for _ in participants]
+
+    def combine(contributions: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
+        return [(rank, int(sum(int(c[0].sum()) for c in contributions))) for rank in range(len(contributions))]
+
+    got = results(launch(peers, participants, lambda c, m: c.exchange(m, given[m.rank], combine)))
+    total = sum(int(arrays[0].sum()) for arrays in given)
+    assert got == [(rank, total) for rank in range(len(participants))]
+
+
+def test_groups_of_the_same_processes_do_not_mix(rng: np.random.Generator) -> None:
+    """Devices 0 and 2, and devices 1 and 3, meet at once, each pair at its own pace."""
+    given = [draw(rng, torch.int64, 3) + 1000 * device for device in range(4)]
+    with processes((0, 0, 1, 1)) as peers:
+        communicators = [one.communicator((0, 1, 2, 3)) for one in peers]
+
+        def run(device: int) -> Tensor:
+            meeting = Meeting("%all-reduce.1", (0, 2) if device % 2 == 0 else (1, 3), device)
+            value = given[device]
+            for turn in range(20):
+                time.sleep(0.001 * ((device + turn) % 3))
+                value = communicators[device // 2].all_reduce(meeting, [value], REDUCERS["sum"])[0]
+            return value
+
+        got = results(on_each(4, run))
+    for device, value in enumerate(got):
+        assert value.equal((given[device % 2] + given[device % 2 + 2]) * 2**19)
+
+
+def test_a_launch_that_fails_in_one_process_fails_in_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "60")
+    participants = (0, 1, 2, 3)
+
+    def work(communicator: Communicator, meeting: Meeting) -> Tensor:
+        communicator.all_reduce(meeting, [torch.ones(2)], REDUCERS["sum"])
+        if meeting.rank == 3:
+            assert isinstance(communicator, ProcessSpanningCommunicator)
+            communicator.abort(int(StatusCode.INTERNAL), "device 3 melted")
+            raise CollectiveAborted(reason="device 3 melted", participant=3)
+        return communicator.all_reduce(meeting, [torch.ones(2)], REDUCERS["sum"])[0]
+
+    begin = time.monotonic()
+    with processes((0, 0, 1, 1)) as peers:
+        outcomes = launch(peers, participants, work)
+        assert all(isinstance(outcome, CollectiveAborted | CollectiveFailed) for outcome in outcomes)
+        assert "device 3 melted" in str(outcomes[2])
+        failed = next(o for o in outcomes[:2] if isinstance(o, CollectiveFailed))
+        assert failed.code is StatusCode.UNAVAILABLE
+        assert "%collective.1" in str(failed)
+        assert "the processes [0, 1]" in str(failed)
+        # What comes later does not wait for them either.
+        later = launch(peers, participants, lambda c, m: c.all_reduce(m, [torch.ones(2)], REDUCERS["sum"]))
+        assert all(isinstance(outcome, CollectiveAborted) for outcome in later)
+    assert time.monotonic() - begin < 60
+
+
+def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "1")
+    meeting = Meeting("%all-gather.7", (0, 1), 0)
+    with processes((0, 1)) as peers, pytest.raises(RendezvousFailed, match=r"\[0, 1\] did not come together over gloo"):
+        peers[0].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
+
+
+def test_a_process_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "1")
+
+    def work(communicator: Communicator, meeting: Meeting) -> Any:
+        communicator.all_gather(meeting, [torch.ones(2)], 0)
+        return None if meeting.rank == 1 else communicator.all_gather(meeting, [torch.ones(2)], 0)
+
+    with processes((0, 1)) as peers:
+        overdue, fine = launch(peers, (0, 1), work)
+    assert fine is None
+    assert isinstance(overdue, CollectiveOverdue)
+    assert overdue.code is StatusCode.DEADLINE_EXCEEDED
+    assert "%collective.1 among the processes [0, 1] gave up after" in str(overdue)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_the_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", text)
+    with processes((0, 1)) as peers, pytest.raises(FlagosBackendError, match="FLAGOS_COLLECTIVE_TIMEOUT is"):
+        peers[0].communicator((0, 1))
+
+
+@pytest.fixture
+def flagcx(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A backend of that name for the host, as FlagCX's own module registers one; the ranks that it made groups for."""
+    made: list[int] = []
+
+    def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+        made.append(rank)
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    for table in ("backend_list", "backend_capability", "backend_type_map", "default_device_backend_map", "_plugins"):
+        monkeypatch.setattr(dist.Backend, table, type(getattr(dist.Backend, table))(getattr(dist.Backend, table)))
+    dist.Backend.register_backend("flagcx", create, devices=["cpu"])
+    yield made
+    del dist.Backend.FLAGCX  # type: ignore[attr-defined]
+
+
+def test_flagcx_goes_before_all_others(flagcx: list[int]) -> None:
+    assert backend_for("cpu") == "flagcx"
+    with processes((0, 1)) as peers:
+        got = results(launch(peers, (0, 1), lambda c, m: c.all_reduce(m, [torch.ones(2)], REDUCERS["sum"])[0]))
+    assert sorted(flagcx) == [0, 1]
+    assert all(array.tolist() == [2, 2] for array in got)
+
+
+def test_without_flagcx_pytorch_s_own_choice_counts() -> None:
+    assert backend_for("cpu") == "gloo"
+    assert backend_for("cuda") == "nccl"
