@@ -36,7 +36,7 @@ _SUMS |= {Opcode.ADD, Opcode.SELECT_AND_SCATTER, Opcode.MULTIPLY, Opcode.DIVIDE,
 # XLA's own functions of float64 are off by hundreds of units near zeros.
 _ULPS = {E.F16: 2, E.BF16: 2, E.F32: 8, E.F64: 1024}
 _EPSILON = {E.F64: 2.0**-52, E.F32: 2.0**-23, E.F16: 2.0**-10, E.BF16: 2.0**-7}
-_POISONS = (complex(np.nan, 0), complex(np.inf, np.nan), 0j, 1 + 1j, complex(0, -np.inf))
+_POISONS = (complex(np.nan, 0), complex(np.inf, np.nan), 0j, 1 + 1j, complex(0, -np.inf), complex(np.nan, np.nan))
 
 
 def disturb(module: Module, run: int, *, flush: bool = False) -> Module:
@@ -51,6 +51,12 @@ def disturb(module: Module, run: int, *, flush: bool = False) -> Module:
             else _Disturber(run, flush, computations).run(computation)
         )
     return replace(module, entry=computations[id(module.entry)])
+
+
+def _is_complex_abs(instruction: Instruction) -> bool:
+    """C99 makes infinity of infinity and NaN, XLA NaN: its operand is poisoned, the result is no complex number."""
+    shape = instruction.operands[0].shape if instruction.opcode is Opcode.ABS else None
+    return isinstance(shape, ArrayShape) and shape.element_type.is_complex
 
 
 def _scalar_functions(module: Module) -> set[int]:
@@ -72,7 +78,7 @@ class _Disturber:
         values: dict[Instruction, Instruction] = {}
         for instruction in computation.instructions:
             operands = [values[operand] for operand in instruction.operands]
-            if instruction.opcode in _SUMS:
+            if instruction.opcode in _SUMS or _is_complex_abs(instruction):
                 operands = [self._noisy(operand) for operand in operands]
             called = tuple(self._computations[id(callee)] for callee in instruction.called)
             copy = Instruction(
