@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from flagos_backend.ir.attributes import ConstantAttributes
+from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
-from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from tools.fuzz.scope import NUMPY_DTYPE
 
@@ -59,6 +59,18 @@ def _is_complex_abs(instruction: Instruction) -> bool:
     return isinstance(shape, ArrayShape) and shape.element_type.is_complex
 
 
+def _tests_equality(instruction: Instruction) -> bool:
+    if instruction.opcode is not Opcode.COMPARE:
+        return False
+    shape, attributes = instruction.operands[0].shape, instruction.attributes_as(CompareAttributes)
+    return (
+        isinstance(shape, ArrayShape)
+        and shape.element_type in _EPSILON
+        and attributes.direction in (Comparison.EQ, Comparison.NE)
+        and attributes.order is ComparisonOrder.PARTIAL
+    )
+
+
 def _scalar_functions(module: Module) -> set[int]:
     """Combiners and comparators: their callers' values are disturbed instead."""
     structured = (Opcode.WHILE, Opcode.CONDITIONAL, Opcode.CALL)
@@ -85,6 +97,8 @@ class _Disturber:
                 instruction.opcode, instruction.shape, tuple(operands), instruction.attributes, called, instruction.name
             )
             self._instructions.append(copy)
+            if self._run % 2 and _tests_equality(instruction):
+                copy = self._nearly_equal(copy)
             values[instruction] = copy if instruction.opcode in _EXACT else self._noisy(copy)
         return Computation(computation.name, tuple(self._instructions), values[computation.root])
 
@@ -101,6 +115,28 @@ class _Disturber:
             return noisy
         tiny = 2.0**-1022 if real is E.F64 else 2.0**-14 if real is E.F16 else 2.0**-126
         return self._add(Opcode.ADD, noisy, self._constant(shape, 4 * tiny * self._numbers(shape)))
+
+    def _nearly_equal(self, comparison: Instruction) -> Instruction:
+        """Noise hardly ever makes two numbers equal that another rounding would: here near ones count as equal."""
+        lhs, rhs = comparison.operands
+        shape = lhs.shape
+        assert isinstance(shape, ArrayShape)
+        limit = 2 * _ULPS[shape.element_type] * _EPSILON[shape.element_type]
+        distance = self._add(Opcode.ABS, self._add(Opcode.SUBTRACT, lhs, rhs))
+        allowed = self._add(
+            Opcode.MULTIPLY, self._add(Opcode.ABS, rhs), self._constant(shape, np.full(shape.dims, limit))
+        )
+        is_near = self._compare(Comparison.LE, distance, allowed)
+        if comparison.attributes_as(CompareAttributes).direction is Comparison.EQ:
+            return self._add(Opcode.OR, comparison, is_near)
+        return self._add(Opcode.AND, comparison, self._add(Opcode.NOT, is_near))
+
+    def _compare(self, direction: Comparison, lhs: Instruction, rhs: Instruction) -> Instruction:
+        assert isinstance(lhs.shape, ArrayShape)
+        shape = ArrayShape(E.PRED, lhs.shape.dims)
+        made = Instruction(Opcode.COMPARE, shape, (lhs, rhs), CompareAttributes(direction), name="near")
+        self._instructions.append(made)
+        return made
 
     def _poisoned(self, value: Instruction, shape: ArrayShape) -> Instruction:
         """Any number where a part is not finite: compilers differ in what becomes of the other part."""
