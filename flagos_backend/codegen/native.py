@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flagos_backend.codegen.arena import Interval, plan_arena
+from flagos_backend.codegen.logarithms import BASE_TWO, with_base_two
 from flagos_backend.codegen.loops import Nest, simplify
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product, is_product_operand
 from flagos_backend.fusion.flat import FlatComputation, flatten
@@ -85,6 +86,7 @@ _FIRST_COMPARISON = len(_OPERATIONS)
 _COMPARISONS = (Comparison.EQ, Comparison.NE, Comparison.GE, Comparison.GT, Comparison.LE, Comparison.LT)
 _OPERATIONS[Opcode.SELECT] = _FIRST_COMPARISON + 2 * len(_COMPARISONS)
 _OPERATIONS[Opcode.CLAMP] = _OPERATIONS[Opcode.SELECT] + 1
+_LOG2 = _OPERATIONS[Opcode.CLAMP] + 1
 
 _COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
 
@@ -517,7 +519,7 @@ class _LoopWriter:
     """One region as words: registers are assigned here, sources keep theirs, results of steps are reused once read."""
 
     def __init__(self, region: Region, slots: dict[Instruction, int]) -> None:
-        self.region = region
+        self.region = region = with_base_two(region)
         self.slots = slots
         self.nest: Nest = simplify(region)
         # What tiles compute: of a fold the value that goes in. Regions of the host fold only what they then store.
@@ -622,6 +624,8 @@ def _operation(expression: Apply) -> tuple[int, int, int]:
         if expression.order is ComparisonOrder.TOTAL:
             number += len(_COMPARISONS)
         return _APPLY, number, int(operand_type)
+    if expression.opcode is Opcode.LOG and expression.detail == BASE_TWO:
+        return _APPLY, _LOG2, int(operand_type)
     if expression.opcode is Opcode.IS_FINITE:
         return _APPLY, _OPERATIONS[expression.opcode], int(operand_type)
     return _APPLY, _OPERATIONS[expression.opcode], int(_tile_type(expression.element_type))

@@ -85,8 +85,19 @@ def reduce(scope: Scope) -> Instruction:
     value = _reducible(scope)
     opcode = _fold(scope, type_of(value))
     dims = tuple(scope.tape.subset(shape_of(value).rank)) or (shape_of(value).rank - 1,)
-    operands = [value, scope.scalar(_identity(opcode, type_of(value)), type_of(value))]
+    folded = _without_nan(scope, opcode, value)
+    operands = [folded, scope.scalar(_identity(opcode, type_of(value)), type_of(value))]
     return scope.add(Opcode.REDUCE, operands, DimensionsAttributes(dims), called=[combiner(opcode, type_of(value))])
+
+
+def _without_nan(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
+    """What ``opcode`` may fold: XLA's CPU loses a NaN in the minimum along any dimension but the last."""
+    if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM) or not type_of(value).is_float:
+        return value
+    shape = shape_of(value)
+    zero = scope.builder.broadcast(scope.scalar(0, shape.element_type), shape.dims)
+    is_number = scope.builder.add(Opcode.COMPARE, [value, value], CompareAttributes(Comparison.EQ))
+    return scope.builder.add(Opcode.SELECT, [is_number, value, zero])
 
 
 def _reducible(scope: Scope) -> Instruction:
@@ -137,7 +148,7 @@ def reduce_window(scope: Scope) -> Instruction:
         low, high = scope.tape.below(size), scope.tape.below(size)
         window.append(WindowDimension(size, scope.tape.pick((1, 1, 2)), low, high, *(scope.tape.pick((1, 1, 2)),) * 2))
     identity = _identity(opcode, kind)
-    operands = [value, scope.scalar(identity, kind)]
+    operands = [_without_nan(scope, opcode, value), scope.scalar(identity, kind)]
     return scope.add(Opcode.REDUCE_WINDOW, operands, WindowAttributes(tuple(window)), called=[combiner(opcode, kind)])
 
 

@@ -72,6 +72,8 @@ def binary(scope: Scope) -> Instruction:
     opcode = scope.tape.pick(tuple(_BINARY))
     lhs = scope.operand(_BINARY[opcode])
     rhs = scope.like(shape_of(lhs))
+    if opcode is Opcode.ATAN2:  # the sign of a zero, which a maximum of zeros leaves open, says which side of its cut
+        lhs, rhs = canonical(scope, lhs), canonical(scope, rhs)
     return scope.add(opcode, [rhs, lhs] if scope.tape.below(2) else [lhs, rhs])
 
 
@@ -102,10 +104,13 @@ def select(scope: Scope) -> Instruction:
 
 
 def clamp(scope: Scope) -> Instruction:
+    """XLA takes the bounds to be in order: it leaves out the clamp of a lower bound, say."""
     value = scope.operand((*FLOATS, *INTEGERS))
     shape = shape_of(value)
-    bounds = [scope.like(ArrayShape(shape.element_type, shape.dims if scope.tape.below(2) else ())) for _ in range(2)]
-    return scope.add(Opcode.CLAMP, [bounds[0], value, bounds[1]])
+    bound = ArrayShape(shape.element_type, shape.dims if scope.tape.below(2) else ())
+    bounds = [scope.like(bound) for _ in range(2)]
+    low, high = (scope.builder.add(opcode, bounds) for opcode in (Opcode.MINIMUM, Opcode.MAXIMUM))
+    return scope.add(Opcode.CLAMP, [low, value, high])
 
 
 def convert(scope: Scope) -> Instruction:

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from flagos_backend.ir.attributes import ConstantAttributes
+from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
-from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from tools.fuzz.scope import NUMPY_DTYPE
 
@@ -36,7 +36,7 @@ _SUMS |= {Opcode.ADD, Opcode.SELECT_AND_SCATTER, Opcode.MULTIPLY, Opcode.DIVIDE,
 # XLA's own functions of float64 are off by hundreds of units near zeros.
 _ULPS = {E.F16: 2, E.BF16: 2, E.F32: 8, E.F64: 1024}
 _EPSILON = {E.F64: 2.0**-52, E.F32: 2.0**-23, E.F16: 2.0**-10, E.BF16: 2.0**-7}
-_POISONS = (complex(np.nan, 0), complex(np.inf, np.nan), 0j, 1 + 1j, complex(0, -np.inf))
+_POISONS = (complex(np.nan, 0), complex(np.inf, np.nan), 0j, 1 + 1j, complex(0, -np.inf), complex(np.nan, np.nan))
 
 
 def disturb(module: Module, run: int, *, flush: bool = False) -> Module:
@@ -51,6 +51,24 @@ def disturb(module: Module, run: int, *, flush: bool = False) -> Module:
             else _Disturber(run, flush, computations).run(computation)
         )
     return replace(module, entry=computations[id(module.entry)])
+
+
+def _is_complex_abs(instruction: Instruction) -> bool:
+    """C99 makes infinity of infinity and NaN, XLA NaN: its operand is poisoned, the result is no complex number."""
+    shape = instruction.operands[0].shape if instruction.opcode is Opcode.ABS else None
+    return isinstance(shape, ArrayShape) and shape.element_type.is_complex
+
+
+def _tests_equality(instruction: Instruction) -> bool:
+    if instruction.opcode is not Opcode.COMPARE:
+        return False
+    shape, attributes = instruction.operands[0].shape, instruction.attributes_as(CompareAttributes)
+    return (
+        isinstance(shape, ArrayShape)
+        and shape.element_type in _EPSILON
+        and attributes.direction in (Comparison.EQ, Comparison.NE)
+        and attributes.order is ComparisonOrder.PARTIAL
+    )
 
 
 def _scalar_functions(module: Module) -> set[int]:
@@ -72,13 +90,15 @@ class _Disturber:
         values: dict[Instruction, Instruction] = {}
         for instruction in computation.instructions:
             operands = [values[operand] for operand in instruction.operands]
-            if instruction.opcode in _SUMS:
+            if instruction.opcode in _SUMS or _is_complex_abs(instruction):
                 operands = [self._noisy(operand) for operand in operands]
             called = tuple(self._computations[id(callee)] for callee in instruction.called)
             copy = Instruction(
                 instruction.opcode, instruction.shape, tuple(operands), instruction.attributes, called, instruction.name
             )
             self._instructions.append(copy)
+            if self._run % 2 and _tests_equality(instruction):
+                copy = self._nearly_equal(copy)
             values[instruction] = copy if instruction.opcode in _EXACT else self._noisy(copy)
         return Computation(computation.name, tuple(self._instructions), values[computation.root])
 
@@ -95,6 +115,28 @@ class _Disturber:
             return noisy
         tiny = 2.0**-1022 if real is E.F64 else 2.0**-14 if real is E.F16 else 2.0**-126
         return self._add(Opcode.ADD, noisy, self._constant(shape, 4 * tiny * self._numbers(shape)))
+
+    def _nearly_equal(self, comparison: Instruction) -> Instruction:
+        """Noise hardly ever makes two numbers equal that another rounding would: here near ones count as equal."""
+        lhs, rhs = comparison.operands
+        shape = lhs.shape
+        assert isinstance(shape, ArrayShape)
+        limit = 2 * _ULPS[shape.element_type] * _EPSILON[shape.element_type]
+        distance = self._add(Opcode.ABS, self._add(Opcode.SUBTRACT, lhs, rhs))
+        allowed = self._add(
+            Opcode.MULTIPLY, self._add(Opcode.ABS, rhs), self._constant(shape, np.full(shape.dims, limit))
+        )
+        is_near = self._compare(Comparison.LE, distance, allowed)
+        if comparison.attributes_as(CompareAttributes).direction is Comparison.EQ:
+            return self._add(Opcode.OR, comparison, is_near)
+        return self._add(Opcode.AND, comparison, self._add(Opcode.NOT, is_near))
+
+    def _compare(self, direction: Comparison, lhs: Instruction, rhs: Instruction) -> Instruction:
+        assert isinstance(lhs.shape, ArrayShape)
+        shape = ArrayShape(E.PRED, lhs.shape.dims)
+        made = Instruction(Opcode.COMPARE, shape, (lhs, rhs), CompareAttributes(direction), name="near")
+        self._instructions.append(made)
+        return made
 
     def _poisoned(self, value: Instruction, shape: ArrayShape) -> Instruction:
         """Any number where a part is not finite: compilers differ in what becomes of the other part."""

@@ -6,13 +6,22 @@ One module per family of primitives; each is a table from a primitive's place in
 from __future__ import annotations
 
 from flagos_backend.jax import PLATFORM, jax_internals
-from flagos_backend.jax.lowering import callbacks, collectives, linear_algebra, scaled_matmul, sparse, tridiagonal
+from flagos_backend.jax.lowering import (
+    callbacks,
+    collectives,
+    linear_algebra,
+    log_gamma,
+    scaled_matmul,
+    sparse,
+    tridiagonal,
+)
 from flagos_backend.jax.lowering.rule import LoweringRule
 
 RULES: tuple[LoweringRule, ...] = (
     *callbacks.RULES,
     *collectives.RULES,
     *linear_algebra.RULES,
+    *log_gamma.RULES,
     *scaled_matmul.RULES,
     *sparse.RULES,
     *tridiagonal.RULES,

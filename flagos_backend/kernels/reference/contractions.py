@@ -23,8 +23,8 @@ E = ElementType
 def _prepare_dot(instruction: Instruction) -> Kernel:
     attributes = instruction.attributes_as(DotAttributes)
     lhs, rhs = (array_shape(operand) for operand in instruction.operands)
-    contract = _contraction(attributes, lhs, rhs)
     computed = compute_type(lhs.element_type, rhs.element_type, array_shape(instruction).element_type)
+    contract = _contraction(attributes, lhs, rhs, in_pairs=computed is E.BF16)
     return in_type(contract, lhs.element_type, rhs.element_type, array_shape(instruction).element_type, computed)
 
 
@@ -55,9 +55,9 @@ def _same(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _contraction(attributes: DotAttributes, lhs: ArrayShape, rhs: ArrayShape) -> Binary:
+def _contraction(attributes: DotAttributes, lhs: ArrayShape, rhs: ArrayShape, *, in_pairs: bool) -> Binary:
     """Brings the operands to [batch, rows, contracted] and [batch, contracted, columns], multiplies, and splits the
-    dimensions of the product again: batch, left free, right free."""
+    dimensions of the product again: batch, left free, right free. ``in_pairs``: the host takes elements two by two."""
     batch = [lhs.dims[d] for d in attributes.lhs_batch]
     contracted = prod(lhs.dims[d] for d in attributes.lhs_contracting)
     lhs_free = _free(lhs, attributes.lhs_batch, attributes.lhs_contracting)
@@ -81,9 +81,23 @@ def _contraction(attributes: DotAttributes, lhs: ArrayShape, rhs: ArrayShape) ->
     else:
         arrange_lhs = _arrange(lhs.dims, [*lhs_free, *attributes.lhs_contracting], [prod(rows), contracted])
         arrange_rhs = _arrange(rhs.dims, [*attributes.rhs_contracting, *rhs_free], [contracted, prod(columns)])
+    if in_pairs and contracted % 2 and contracted > 1:
+        multiply = _with_whole_pairs(multiply)
     if len(rows) == len(columns) == 1 and len(batch) < 2:
         return lambda a, b: multiply(arrange_lhs(a), arrange_rhs(b))
     return lambda a, b: multiply(arrange_lhs(a), arrange_rhs(b)).view(result)
+
+
+def _with_whole_pairs(multiply: Binary) -> Binary:
+    """oneDNN pairs the last of an odd number of bfloat16 with what follows the row in memory, times zero: NaN where
+    that is not finite."""
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.device.type == "cpu":
+            a, b = torch.constant_pad_nd(a, (0, 1)), torch.constant_pad_nd(b, (0, 0, 0, 1))
+        return multiply(a, b)
+
+    return product
 
 
 def _free(shape: ArrayShape, batch: tuple[int, ...], contracting: tuple[int, ...]) -> list[int]:

@@ -33,7 +33,7 @@ inline constexpr int kNumTypes = 17;  // one past the greatest
   X(Sinh) X(Cosh) X(Erf) X(IsFinite) X(Popcnt) X(Clz) X(Add) X(Subtract) X(Multiply) X(Divide) X(Remainder)        \
   X(Maximum) X(Minimum) X(Power) X(Atan2) X(And) X(Or) X(Xor) X(ShiftLeft) X(ShiftRightArithmetic)                 \
   X(ShiftRightLogical) X(Eq) X(Ne) X(Ge) X(Gt) X(Le) X(Lt) X(EqTotal) X(NeTotal) X(GeTotal) X(GtTotal) X(LeTotal) \
-  X(LtTotal) X(Select) X(Clamp)
+  X(LtTotal) X(Select) X(Clamp) X(Log2)
 // clang-format on
 
 enum class Op : int64_t {

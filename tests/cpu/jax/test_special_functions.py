@@ -1,0 +1,81 @@
+"""Functions that flagos computes in its own way, against mpmath."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from jax import lax
+
+
+def ulps(ours: np.ndarray, exact: list[Any]) -> float:
+    """The greatest error in units in the last place of the exact value."""
+    eps = float(jnp.finfo(ours.dtype).eps)
+    with mpmath.workdps(40):
+        return max(
+            float(abs(mpmath.mpf(float(y)) - t) / (mpmath.mpf(2) ** mpmath.floor(mpmath.log(abs(t), 2)))) / eps
+            for y, t in zip(ours, exact, strict=True)
+            if t != 0
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_log_gamma(dtype: str, rng: np.random.Generator) -> None:
+    """The zeros at 1 and 2 and their neighbourhoods, the ends of all intervals, and large and tiny arguments."""
+    with jax.enable_x64(True):
+        kind = jnp.dtype(dtype)
+        eps = float(jnp.finfo(kind).eps)
+        near = np.array([0.5, 1.0, 1.5, 2.0, 2.5, 7.5, 8.0])[:, None] * (1 + eps * np.arange(-9, 10))
+        points = [
+            near.ravel(),
+            rng.uniform(0, 12, 300),
+            10 ** rng.uniform(-4, 4, 100),
+            -(10 ** rng.uniform(-4, -1, 50)),
+        ]
+        x = np.concatenate(points).astype(kind)
+        ours = np.asarray(jax.jit(lax.lgamma)(x))
+    with mpmath.workdps(40):
+        exact = [mpmath.log(abs(mpmath.gamma(float(v)))) for v in x]
+        assert all(y == 0 for y, t in zip(ours, exact, strict=True) if t == 0)
+    assert ulps(ours, exact) <= 6
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_log_gamma_of_negative_numbers(dtype: type, rng: np.random.Generator) -> None:
+    """Relative to the summands: between the negative integers there are zeros."""
+    with jax.enable_x64(True):
+        x = -(rng.integers(0, 60, 400) + rng.uniform(0.05, 0.95, 400)).astype(dtype)
+        ours = np.asarray(jax.jit(lax.lgamma)(x)).astype(np.float64)
+    exact = np.array([math.lgamma(float(v)) for v in x])
+    size = np.array([math.lgamma(-float(v) + 2) for v in x])
+    assert float((np.abs(ours - exact) / np.maximum(np.abs(size), 1)).max()) <= 8 * np.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_log_gamma_of_special_values(dtype: type) -> None:
+    big = float(np.finfo(dtype).max)
+    with jax.enable_x64(True):
+        x = np.array([0.0, -0.0, -1.0, -2.0, -1e30, -big, big, np.inf, -np.inf, np.nan, 1.0, 2.0, 3.0], dtype)
+        ours = np.asarray(jax.jit(lax.lgamma)(x))
+    expected = np.array([np.inf] * 9 + [np.nan, 0.0, 0.0, np.log(2.0)], dtype)
+    np.testing.assert_allclose(ours, expected, rtol=2 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_base_two_logarithm(dtype: str, rng: np.random.Generator) -> None:
+    with jax.enable_x64(True):
+        kind = jnp.dtype(dtype)
+        powers = np.arange(-14, 16)
+        x = np.concatenate([2.0**powers, 10 ** rng.uniform(-4, 4, 400), 1 + rng.uniform(-0.1, 0.1, 100)]).astype(kind)
+        special = np.array([0.0, -1.0, np.inf, np.nan], kind)
+        ours, at_special = (np.asarray(jax.jit(jnp.log2)(v)) for v in (x, special))
+    np.testing.assert_array_equal(ours[: len(powers)].astype(np.float64), powers)
+    np.testing.assert_array_equal(at_special.astype(np.float64), [-np.inf, np.nan, np.inf, np.nan])
+    with mpmath.workdps(40):
+        exact = [mpmath.log(float(v), 2) for v in x]
+    assert ulps(ours, exact) <= (0.51 if dtype != "float64" else 1.0)
