@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
@@ -15,9 +14,9 @@ from flagos_backend.torch.compile.corrections import correct_graph
 from flagos_backend.torch.compile.options import CompileOptions, read_options
 from flagos_backend.torch.compile.segments import CompiledGraph
 from flagos_backend.torch.compile.specialization import compile_graph
+from flagos_backend.torch.tracing import leave_alone
 
-# Nothing of ours is a program to compile, also where PyTorch calls it while Dynamo watches: in the device's hooks.
-trace_rules.add("flagos_backend")
+leave_alone()
 
 
 def flagos(

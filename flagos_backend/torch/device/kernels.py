@@ -31,6 +31,7 @@ from flagos_backend.torch.device.runtime import Runtime
 
 KEY: Final = "PrivateUse1"
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+_has_schema = torch._C._dispatch_has_kernel
 
 #: Operators in Python. The rest are native kernels.
 _SPECIAL: Final[Mapping[str, Callable[..., Any]]] = {
@@ -170,6 +171,12 @@ def above_autograd() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Names, dispatch keys and functions of operators that PyTorch would take apart before autograd."""
     for key in (KEY, f"Autograd{KEY}"):
         yield "scaled_dot_product_attention", key, attention.scaled_dot_product_attention
+
+
+def of_compiled_programs() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Names and functions of operators in the namespace ``inductor`` that storages' methods are compiled to."""
+    if _has_schema("inductor::resize_storage_bytes_"):
+        yield "resize_storage_bytes_", resizing.resize_storage_bytes_
 
 
 def of_the_host() -> Iterator[tuple[str, Callable[..., Any]]]:

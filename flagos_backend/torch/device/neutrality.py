@@ -35,6 +35,12 @@ _ANSWERS: Final = {
     "_accelerator_synchronizeDevice": "synchronize",
 }
 
+#: What PyTorch answers where it was built for an accelerator of which the machine has none; the rest raises.
+_WITHOUT_DEVICES: Final[dict[str, Any]] = {
+    "_accelerator_emptyCache": None,
+    "_accelerator_emptyHostCache": None,
+    "_accelerator_isAllocatorInitialized": False,
+}
 
 #: Modules that hold torch._utils._get_available_device_type, by which DataParallel finds the devices that it spreads a
 #: batch over. Of this one there is never more than one.
@@ -86,6 +92,8 @@ def _answer(
     @functools.wraps(question)
     def answer(*args: Any, **kwargs: Any) -> Any:
         if not in_use():
+            if before is not None and name in _WITHOUT_DEVICES:
+                return _WITHOUT_DEVICES[name]
             raise RuntimeError("Cannot access accelerator device when none is available.")
         if ours is None:
             return question(*args, **kwargs)

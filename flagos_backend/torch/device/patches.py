@@ -21,6 +21,7 @@ def install() -> None:
     torch.Tensor.__dlpack__ = _of_inner(torch.Tensor.__dlpack__)  # type: ignore[method-assign]
     torch.Generator = Generator  # type: ignore[misc]
     torch.nn.Module._apply = _keeping_parameters(torch.nn.Module._apply)  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = _resize_storage(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = staticmethod(_new_storage(torch.UntypedStorage.__new__))  # type: ignore[method-assign]
 
 
@@ -141,3 +142,18 @@ def _new_storage(original: Any) -> Any:
         return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
     return __new__
+
+
+def _resize_storage(original: Any) -> Any:
+    """PyTorch asks hooks that a device of Python cannot give."""
+
+    @functools.wraps(original)
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if self.device.type != DEVICE_TYPE:
+            return original(self, size)  # type: ignore[no-any-return]
+        from flagos_backend.torch.device.operators.resizing import resize_storage
+
+        resize_storage(self, size)
+        return self
+
+    return resize_

@@ -15,6 +15,7 @@ from torch.utils import backend_registration
 
 from flagos_backend.torch.device import neutrality, patches
 from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.tracing import leave_alone
 
 _lock = threading.RLock()
 _libraries: list[torch.library.Library] = []
@@ -69,6 +70,7 @@ def register() -> None:
             return
         from flagos_backend.torch.device import api
 
+        leave_alone()
         neutrality.install(is_open)
         backend_registration.rename_privateuse1_backend(DEVICE_TYPE)
         backend_registration.generate_methods_for_privateuse1_backend()
@@ -104,6 +106,9 @@ def _open() -> None:
         aten.m.impl(name, "CPU", function)
     for name, key, function in kernels.above_autograd():
         aten.m.impl(name, key, function)
+    inductor = _library("inductor")
+    for name, function in kernels.of_compiled_programs():
+        inductor.m.impl(name, "PrivateUse1", function)
     everything = _library("_")
     for key, fallback in kernels.fallbacks():
         everything.fallback(fallback, key)

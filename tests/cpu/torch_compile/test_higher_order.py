@@ -12,6 +12,9 @@ from torch.nn.attention import flex_attention as flex
 
 from support.torch_compile import check_function, compiled
 
+# What PyTorch before 2.13 does wrong itself, with backend="eager" as well.
+BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
 
 def check_gradient(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, eager: Callable | None = None) -> None:
     """The gradient of a number by the last input, on the same random numbers; ``eager``: the oracle, if another."""
@@ -47,6 +50,8 @@ def test_while_loop() -> None:
 
     for count in (0, 5):
         check_function(program, torch.tensor(count), torch.rand(3))
+    if BEFORE_2_13:
+        pytest.skip("PyTorch before 2.13 refuses the gradient of a while_loop: strides of what it carries differ")
     check_gradient(program, torch.tensor(4), torch.rand(3), eager=unrolled)
 
 
@@ -62,6 +67,8 @@ def test_scan() -> None:
         return sines + total.sum()
 
     check_function(program, torch.rand(5, 3))
+    if BEFORE_2_13:
+        pytest.skip("PyTorch before 2.13 gives a wrong gradient of this scan, whatever compiles it")
     check_gradient(program, torch.rand(5, 3), eager=unrolled)
 
 

@@ -136,3 +136,39 @@ def test_a_machine_with_another_accelerator_keeps_it(monkeypatch: pytest.MonkeyP
         "the accelerator of this process is cuda; FLAGOS_TORCH_DEVICE=1 makes it flagos",
         "privateuseone",
     ]
+
+
+@pytest.mark.parametrize("imports_dynamo_first", [False, True])
+def test_dynamo_compiles_nothing_of_the_device(imports_dynamo_first: bool) -> None:
+    """Its kernels, its answers for torch.accelerator and its stand-ins for PyTorch's methods are called as they are."""
+    code = f"""
+    import sys
+    {"import torch._dynamo" if imports_dynamo_first else "import torch"}
+    from flagos_backend.torch import autoload
+    autoload.enable()
+    assert ("torch._dynamo" in sys.modules) is {imports_dynamo_first}
+    torch.ones(1, device="flagos")
+    from torch._dynamo import convert_frame
+    assert convert_frame.__loader__ is convert_frame.__spec__.loader
+    compile_frame, files = convert_frame._compile, set()
+
+    def spy(code, *args, **kwargs):
+        files.add(code.co_filename)
+        return compile_frame(code, *args, **kwargs)
+
+    convert_frame._compile = spy
+
+    @torch.compile(backend="eager")
+    def program(x):
+        torch._dynamo.graph_break()
+        torch.accelerator.synchronize()
+        torch.accelerator.memory_allocated()
+        x.is_pinned(), torch.Generator("flagos"), torch.UntypedStorage(3)
+        there = torch.ones(1, 1, 4, 4, device="flagos").resize_(3)
+        torch.nn.functional.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 4, device="flagos")] * 3)
+        return x + there.cpu()
+
+    print(program(torch.ones(3)).tolist())
+    print(sorted(file for file in files if "flagos_backend" in file), len(files) > 0)
+    """
+    assert printed(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split("\n") == ["[2.0, 2.0, 2.0]", "[] True"]

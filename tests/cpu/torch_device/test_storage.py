@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+
+from flagos_backend.torch.device.operators import resizing
 
 
 def saved(value: Any) -> io.BytesIO:
@@ -78,3 +81,69 @@ def test_attributes_and_printing(device: torch.device) -> None:
     assert type(x) is torch.Tensor
     assert x.tolist() == [1.5, 2.5]
     assert x.data.data_ptr() == x.data_ptr()
+
+
+resizes_storages = pytest.mark.skipif(
+    not resizing.can_resize_storages(), reason="this PyTorch (before 2.13) cannot exchange the memories of two storages"
+)
+
+
+@resizes_storages
+def test_storages_are_freed_and_allocated_again(device: torch.device) -> None:
+    """As FSDP does with the parameters that it gathers: all tensors on the storage follow."""
+    gc.collect()
+    base = torch.arange(6.0, device=device)
+    part, allocated = base[2:], torch.flagos.memory_allocated()
+    storage = base.untyped_storage()
+    assert storage.resize_(0) is storage
+    assert (storage.nbytes(), part.untyped_storage().nbytes(), base.shape) == (0, 0, (6,))
+    assert torch.flagos.memory_allocated() == allocated - 24
+    storage.resize_(24)
+    assert torch.flagos.memory_allocated() == allocated
+    base.copy_(torch.arange(6.0))
+    assert_close(part.cpu(), torch.arange(2.0, 6.0))
+    base._typed_storage()._resize_(0)
+    assert base._typed_storage()._size() == 0
+    base._typed_storage()._resize_(6)
+    base.fill_(7)
+    assert_close(part.cpu(), torch.full((4,), 7.0))
+
+
+@resizes_storages
+@pytest.mark.parametrize("size", [4, 12, 17, 100])
+def test_a_resized_storage_keeps_what_fits(size: int, device: torch.device) -> None:
+    storages = [torch.arange(12, dtype=torch.uint8, device=d).untyped_storage() for d in ("cpu", device)]
+    for storage in storages:
+        storage.resize_(size)
+    kept = min(size, 12)
+    host, ours = (storage.cpu().tolist() for storage in storages)
+    assert len(ours) == size and ours[:kept] == host[:kept]
+    assert storages[1].device == device
+
+
+@resizes_storages
+def test_a_tensor_that_grows_keeps_its_views(device: torch.device) -> None:
+    tensors = [torch.ones(3), torch.ones(3, device=device)]
+    for x in tensors:
+        view = x.view(-1)
+        x.resize_(2, 4)[0, 3:] = 5
+        view.fill_(2)
+    assert_close(tensors[1].cpu()[0], tensors[0][0])
+
+
+@resizes_storages
+def test_resizing_in_compiled_programs(device: torch.device) -> None:
+    x = torch.ones(3, device=device)
+    torch.ops.inductor.resize_storage_bytes_(x, 0)
+    assert x.untyped_storage().nbytes() == 0
+
+
+def test_a_storage_of_negative_size_is_refused(device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="negative"):
+        torch.ones(3, device=device).untyped_storage().resize_(-1)
+
+
+@pytest.mark.skipif(resizing.can_resize_storages(), reason="this PyTorch can exchange the memories of two storages")
+def test_resizing_is_refused_by_name_where_pytorch_cannot(device: torch.device) -> None:
+    with pytest.raises(NotImplementedError, match=r"takes PyTorch 2\.13 or later"):
+        torch.ones(3, device=device).untyped_storage().resize_(0)

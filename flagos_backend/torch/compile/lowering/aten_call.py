@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,20 +112,17 @@ def unpack(builder: Builder, call: Instruction, result: Any) -> Any:
     """The value of a call in the structure of ``result``."""
     if isinstance(result, torch.Tensor):
         return call
-    count = 0
+    return _unpacked(builder, call, result, itertools.count())
 
-    def take(part: Any) -> Any:
-        nonlocal count
-        if isinstance(part, torch.Tensor):
-            count += 1
-            return builder.element(call, count - 1)
-        if isinstance(part, list | tuple):
-            return [take(inner) for inner in part]
-        if part is None or isinstance(part, bool | int | float):
-            return part
-        raise NoLoweringError(f"it returns a {type(part).__name__}")
 
-    return take(result)
+def _unpacked(builder: Builder, call: Instruction, part: Any, numbers: Iterator[int]) -> Any:
+    if isinstance(part, torch.Tensor):
+        return builder.element(call, next(numbers))
+    if isinstance(part, list | tuple):
+        return [_unpacked(builder, call, inner, numbers) for inner in part]
+    if part is None or isinstance(part, bool | int | float):
+        return part
+    raise NoLoweringError(f"it returns a {type(part).__name__}")
 
 
 def _flat(result: Any) -> list[Any]:

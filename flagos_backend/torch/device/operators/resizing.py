@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flagos_backend.torch.device.memory import unwrap, wrap
+from flagos_backend.torch.device.memory import DEVICE_TYPE, unwrap, wrap
 from flagos_backend.torch.device.operators.views import adopt
 
 aten = torch.ops.aten
@@ -18,7 +18,8 @@ _NOT_RESIZABLE = "resize storage that is not resizable"
 
 
 def resize_(self: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Tensor:
-    """aten::resize_. What fits is resized in place; else the tensor moves to memory of its own."""
+    """aten::resize_. What does not fit into the storage has it resized, for all that share it; where PyTorch cannot
+    (see resize_storage), the tensor moves to memory of its own."""
     inner = unwrap(self)
     room = self.untyped_storage().nbytes() // self.element_size() - self.storage_offset()
     wanted = torch.empty(size, dtype=self.dtype, device="meta")
@@ -26,15 +27,53 @@ def resize_(self: Tensor, size: Sequence[int], *, memory_format: torch.memory_fo
         wanted = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format)
     if tuple(self.shape) == tuple(size) and memory_format is None:
         return self
+    storage = self.untyped_storage()
+    if wanted.numel() > room and can_resize_storages():
+        resize_storage(storage, int(self.storage_offset() + wanted.numel()) * self.element_size())
+        room = wanted.numel()
     if wanted.numel() <= room:
         set_ = aten.set_.source_Storage_storage_offset
         with torch.no_grad():
-            set_(self, self.untyped_storage(), self.storage_offset(), wanted.shape, wanted.stride())
+            set_(self, storage, self.storage_offset(), wanted.shape, wanted.stride())
         return self
     grown = torch.empty_strided(wanted.shape, wanted.stride(), dtype=self.dtype, device=inner.device)
     kept = torch.as_strided(inner, (room,), (1,)) if room > 0 else inner.reshape(-1)
     torch.as_strided(grown, (kept.numel(),), (1,)).copy_(kept)
     return adopt(self, grown)
+
+
+def can_resize_storages() -> bool:
+    """Whether this PyTorch lets two storages exchange their memory: 2.13 and later do, 2.11 does not."""
+    return hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+
+
+def resize_storage(storage: torch.UntypedStorage, size: int) -> None:
+    """UntypedStorage.resize_: ``size`` bytes, those at the front as before, for every tensor that shares the storage.
+
+    Raises RuntimeError for a negative size, and NotImplementedError where PyTorch has no means for it.
+    """
+    if size < 0:
+        raise RuntimeError(f"UntypedStorage.resize_: the size cannot be negative, but is {size}")
+    if size == storage.nbytes():
+        return
+    if not can_resize_storages():
+        raise NotImplementedError(
+            f"UntypedStorage.resize_ on device '{DEVICE_TYPE}' takes PyTorch 2.13 or later, and this is "
+            f"{torch.__version__}. Update PyTorch, or make a new tensor."
+        )
+    grown = torch.empty(size, dtype=torch.uint8, device=storage.device)
+    kept = min(size, storage.nbytes())
+    if kept:
+        with torch.no_grad():
+            grown[:kept] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:kept]
+    # PyTorch exchanges the memories of two sizes only where one is 0.
+    for memory in (torch.empty(0, dtype=torch.uint8, device=storage.device), grown):
+        storage._swap_data_ptr_(memory.untyped_storage())  # type: ignore[attr-defined]  # missing in PyTorch's stubs
+
+
+def resize_storage_bytes_(variable: Tensor, new_size: int) -> None:
+    """inductor::resize_storage_bytes_: what compiled programs call for UntypedStorage.resize_."""
+    resize_storage(variable.untyped_storage(), new_size)
 
 
 def resize_output_(self: Tensor, size: Sequence[int], device: torch.device) -> Tensor:
