@@ -10,7 +10,6 @@
 
 #include "api.h"
 #include "bridge.h"
-#include "bridge.h"
 #include "call.h"
 #include "flagos/build_facts.h"
 #include "log.h"
