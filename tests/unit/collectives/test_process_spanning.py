@@ -24,6 +24,7 @@ from flagos_backend.errors import (
     CollectiveAborted,
     CollectiveFailed,
     CollectiveOverdue,
+    CollectiveTimeoutInvalid,
     FlagosBackendError,
     RendezvousFailed,
     StatusCode,
@@ -311,8 +312,9 @@ def test_a_process_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_the_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", text)
-    with processes((0, 1)) as peers, pytest.raises(FlagosBackendError, match="FLAGOS_COLLECTIVE_TIMEOUT is"):
-        peers[0].communicator((0, 1))
+    meeting = Meeting("%all-gather.7", (0, 1), 0)
+    with processes((0, 1)) as peers, pytest.raises(CollectiveTimeoutInvalid, match="FLAGOS_COLLECTIVE_TIMEOUT is"):
+        peers[0].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
 
 
 @pytest.fixture
