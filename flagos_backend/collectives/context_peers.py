@@ -61,7 +61,7 @@ class ContextPeers:
     device_processes: tuple[int, ...]
     get: KeyValueGet
     put: KeyValuePut
-    device_type: str = "cpu"
+    device_type: str = "cpu"  # torch's name for what the devices are
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _transports: dict[tuple[int, ...], Transport] = field(default_factory=dict)
     _reason: str = ""

@@ -30,7 +30,7 @@ class InProcessCommunicator(Communicator):
 
     def __init__(self, timeout: float | None = None) -> None:
         """``timeout``: in seconds; None: the user's, or the default."""
-        self._timeout = timeout_seconds() if timeout is None else timeout
+        self._timeout = timeout
         self._condition = threading.Condition()
         self._gatherings: dict[Hashable, _Gathering] = {}
         self._turns: Counter[Hashable] = Counter()
@@ -82,14 +82,15 @@ class InProcessCommunicator(Communicator):
 
     def _wait(self, meeting: Meeting, gathering: _Gathering) -> None:
         """Until the results are there. The condition is held on entry and on return."""
-        deadline = time.monotonic() + self._timeout
+        seconds = timeout_seconds() if self._timeout is None else self._timeout
+        deadline = time.monotonic() + seconds
         while gathering.results is None:
             self._raise_if_aborted(meeting)
             missing = [p for p in meeting.participants if p not in gathering.contributions]
             remaining = deadline - time.monotonic()
             if missing and remaining <= 0:
                 timeout = CollectiveTimeout(
-                    channel=meeting.channel, missing=missing, seconds=self._timeout, participant=meeting.participant
+                    channel=meeting.channel, missing=missing, seconds=seconds, participant=meeting.participant
                 )
                 self.abort(StatusCode.DEADLINE_EXCEEDED, str(timeout))
                 raise timeout

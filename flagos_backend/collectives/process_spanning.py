@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flagos_backend.collectives.communicator import Combine, Communicator, Meeting, Reducer
 from flagos_backend.collectives.in_process import InProcessCommunicator
-from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes
+from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes, joined
 
 Arrays = Sequence[Tensor]
 
@@ -46,8 +46,18 @@ class _Party:
         return self.ranks[self.transport.rank]
 
     @property
+    def order(self) -> list[int]:
+        """The meeting's ranks by process."""
+        return [rank for ranks in self.ranks for rank in ranks]
+
+    @property
     def is_even(self) -> bool:
         return len({len(ranks) for ranks in self.ranks}) == 1
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether what the processes hold one after another is in the order of ranks, and as much for each."""
+        return self.is_even and self.order == sorted(self.order)
 
 
 # Gets the contributions of this process's participants, in order; returns what each of them takes away.
@@ -84,7 +94,7 @@ class ProcessSpanningCommunicator(Communicator):
             return self._local.all_reduce(meeting, arrays, reducer)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            totals = _reduce(party, [reducer.fold(column) for column in zip(*mine, strict=True)], reducer)
+            totals = _reduce(party, _fold(mine, reducer), reducer)
             return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
 
         return list(self._meet(meeting, homes, arrays, across))
@@ -95,7 +105,7 @@ class ProcessSpanningCommunicator(Communicator):
             return self._local.all_gather(meeting, arrays, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            whole = [torch.cat(list(column), dim=dimension) for column in zip(*_gather(party, mine), strict=True)]
+            whole = _gather_joined(party, mine, dimension)
             return [whole if i == 0 else [array.clone() for array in whole] for i in range(len(mine))]
 
         return list(self._meet(meeting, homes, arrays, across))
@@ -106,9 +116,9 @@ class ProcessSpanningCommunicator(Communicator):
             return self._local.reduce_scatter(meeting, arrays, reducer, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            folded = [reducer.fold(column) for column in zip(*mine, strict=True)]
-            parts = [_scatter(party, array, reducer, dimension) for array in folded]
-            return [[part[i].clone() for part in parts] for i in range(len(mine))]
+            parts = [_scatter(party, array, reducer, dimension) for array in _fold(mine, reducer)]
+            # What several share would keep the memory of all.
+            return [[part[i].clone() if len(mine) > 1 else part[i] for part in parts] for i in range(len(mine))]
 
         return list(self._meet(meeting, homes, arrays, across))
 
@@ -183,21 +193,39 @@ def _gather(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
 
 
 def _gather_column(party: _Party, column: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-    order = [rank for ranks in party.ranks for rank in ranks]
     transport, channel = party.transport, party.meeting.channel
     if party.is_even:
-        came = list(transport.all_gather(channel, torch.stack(list(column))).flatten(0, 1))
+        came = list(_all_gather(party, column).flatten(0, 1))
     else:
         own = as_bytes(column)
         sizes = [like.nbytes * len(ranks) for ranks in party.ranks]
         received = transport.all_to_all(channel, [own] * transport.size, sizes)
         came = [from_bytes(piece, like) for part in received for piece in _pieces(part, like.nbytes)]
-    by_rank = dict(zip(order, came, strict=True))
-    return [by_rank[rank] for rank in range(len(order))]
+    by_rank = dict(zip(party.order, came, strict=True))
+    return [by_rank[rank] for rank in range(len(came))]
+
+
+def _gather_joined(party: _Party, mine: Sequence[Arrays], dimension: int) -> list[Tensor]:
+    """The contributions of all participants, joined along ``dimension``."""
+    if dimension == 0 and party.is_regular:
+        # They lie one after another as they come.
+        return [_all_gather(party, column).flatten(0, 2) for column in zip(*mine, strict=True)]
+    return [torch.cat(list(column), dim=dimension) for column in zip(*_gather(party, mine), strict=True)]
+
+
+def _all_gather(party: _Party, column: Sequence[Tensor]) -> Tensor:
+    """[processes, participants of each, ...], where each process has as many."""
+    stacked = column[0].unsqueeze(0) if len(column) == 1 else torch.stack(list(column))
+    return party.transport.all_gather(party.meeting.channel, stacked)
 
 
 def _pieces(contents: Tensor, size: int) -> Sequence[Tensor]:
     return torch.split(contents, size) if size else [contents]
+
+
+def _fold(mine: Sequence[Arrays], reducer: Reducer) -> Arrays:
+    """The fold over this process's participants; one's own arrays as they are, which the transport only reads."""
+    return mine[0] if len(mine) == 1 else [reducer.fold(column) for column in zip(*mine, strict=True)]
 
 
 def _reduce(party: _Party, arrays: Sequence[Tensor], reducer: Reducer) -> list[Tensor]:
@@ -214,9 +242,13 @@ def _reduce(party: _Party, arrays: Sequence[Tensor], reducer: Reducer) -> list[T
 def _scatter(party: _Party, array: Tensor, reducer: Reducer, dimension: int) -> Tensor:
     """This process's participants' parts of the fold over processes: [participants here, ...]."""
     transport, channel = party.transport, party.meeting.channel
-    parts = torch.stack(torch.tensor_split(array, party.meeting.size, dim=dimension))
+    size = party.meeting.size
+    if dimension == 0:
+        parts = array.reshape(size, array.shape[0] // size, *array.shape[1:])
+    else:
+        parts = torch.stack(torch.tensor_split(array, size, dim=dimension))
     if party.is_even:
-        ordered = parts[[rank for ranks in party.ranks for rank in ranks]]
+        ordered = parts if party.is_regular else parts[party.order]
         by_process = ordered.reshape(transport.size, len(party.own), *parts.shape[1:])
         return transport.reduce_scatter(channel, by_process, reducer.fold, reducer.opcode)
     return transport.all_reduce(channel, parts, reducer.fold, reducer.opcode)[list(party.own)]
@@ -237,7 +269,7 @@ def _route(
     for ranks in party.ranks:
         there = set(ranks)
         sent = [as_bytes(given(s, r)) for s, r in routes if s in own and r in there]
-        outgoing.append(torch.cat(sent) if sent else empty)
+        outgoing.append(joined(sent) if sent else empty)
         incoming.append([(s, r) for s, r in routes if s in there and r in own])
     received = party.transport.all_to_all(party.meeting.channel, outgoing, [size * len(pairs) for pairs in incoming])
     came: dict[tuple[int, int], list[Tensor]] = {}

@@ -63,7 +63,7 @@ class Transport:
 
     def all_to_all(self, channel: object, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """``parts[r]``, bytes, goes to rank r; returns what came, ``sizes[r]`` bytes from rank r."""
-        source = torch.cat(list(parts))
+        source = joined(parts)
         target = source.new_empty(sum(sizes))
         given = [part.numel() for part in parts]
         options = c10d.AllToAllOptions()
@@ -148,7 +148,12 @@ class Transport:
 
 def as_bytes(arrays: Sequence[Tensor]) -> Tensor:
     """The contents of the arrays, one after another."""
-    return torch.cat([_bytes(array) for array in arrays])
+    return joined([_bytes(array) for array in arrays])
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Vectors one after another; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def from_bytes(contents: Tensor, like: Tensor) -> Tensor:

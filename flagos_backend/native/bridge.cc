@@ -145,6 +145,11 @@ Bridge& TheBridge() {
 
 namespace {
 
+bool HasAccelerators(const Context* context) {
+  const auto& devices = context->addressable_devices;
+  return !devices.empty() && devices.front()->accelerator != nullptr;
+}
+
 // What reaches the other processes, or None where there are none.
 Object Peers(Context* context) {
   const python::Functions& py = *python::Known();
@@ -158,7 +163,9 @@ Object Peers(Context* context) {
     }
     Object address = python::Integer(reinterpret_cast<int64_t>(context));
     Object own = python::Integer(context->process_index);
-    Object made = python::Call(TheBridge().open_peers, {address.get(), own.get(), processes.get()}, "open_peers");
+    Object accelerated = python::Integer(HasAccelerators(context));
+    Object made = python::Call(TheBridge().open_peers, {address.get(), own.get(), processes.get(), accelerated.get()},
+                               "open_peers");
     // Making it may have let another thread make one.
     if (context->peers == nullptr) context->peers = made.Detach();
   }
@@ -174,9 +181,7 @@ Object Facts(Context* context) {
   py.PyTuple_SetItem(facts.get(), 0, python::Text(FLAGOS_BUILD_ID).Detach());
   py.PyTuple_SetItem(facts.get(), 1, python::Integer(reinterpret_cast<int64_t>(context)).Detach());
   py.PyTuple_SetItem(facts.get(), 2, python::Integer(context->host_callback != nullptr).Detach());
-  const auto& devices = context->addressable_devices;
-  const bool accelerated = !devices.empty() && devices.front()->accelerator != nullptr;
-  py.PyTuple_SetItem(facts.get(), 3, python::Integer(accelerated).Detach());
+  py.PyTuple_SetItem(facts.get(), 3, python::Integer(HasAccelerators(context)).Detach());
   return facts;
 }
 

@@ -78,14 +78,16 @@ def attach(host_callback: NativeHostCallback, key_value_get: NativeGet, key_valu
     _native_store = key_value_get, key_value_put
 
 
-def open_peers(context: int, process: int, device_processes: tuple[int, ...]) -> ContextPeers:
+def open_peers(context: int, process: int, device_processes: tuple[int, ...], accelerated: int) -> ContextPeers:
     """The other processes of a native context: ``device_processes`` has the process of each of its devices."""
     # torch.distributed is imported for those who use it.
     from flagos_backend.collectives.context_peers import ContextPeers
 
     assert _native_store is not None
     get, put = _native_store
-    return ContextPeers(process, device_processes, functools.partial(get, context), functools.partial(put, context))
+    device_type = discovery.opened(0).device.type if accelerated else "cpu"
+    reads, writes = functools.partial(get, context), functools.partial(put, context)
+    return ContextPeers(process, device_processes, reads, writes, device_type)
 
 
 def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner]:

@@ -11,7 +11,7 @@ from support.processes import Outcomes
     "check",
     [
         "every_collective_is_part_of_the_program",
-        "reductions_of_every_dtype",
+        "reductions_of_many_dtypes",
         "coalesced_collectives",
         "parts_of_different_sizes_are_called_back",
         "collectives_in_subgroups",

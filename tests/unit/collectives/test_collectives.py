@@ -10,10 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.errors import CollectiveGroupMismatch
+from flagos_backend.importer import import_module
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text, run_on_backend
-from support.devices import run_on_devices
+from support.devices import on_each, run_on_devices
 
 DEVICES = 8
 
@@ -171,6 +176,21 @@ ENTRY e {
         np.testing.assert_array_equal(all_devices, x.sum((0, 1)))
         np.testing.assert_array_equal(own, x[device // 2].sum(0))
         np.testing.assert_array_equal(everyone, replicas)
+
+
+def test_a_collective_takes_place_though_its_result_is_used_on_one_device_only() -> None:
+    """Device 1 runs a program that does not look at the sum; device 0 gets it all the same."""
+    texts = [
+        program(f"total = f32[8,4] all-reduce(x), to_apply=sum\n  ROOT r = f32[8,4] {root}")
+        for root in ("negate(total)", "negate(x)")
+    ]
+    plans = [Plan.build(import_module(hlo_of_text(text), num_replicas=2).entry) for text in texts]
+    communicator = InProcessCommunicator(timeout=10)
+    ones = torch.ones(8, 4)
+    outcomes = on_each(
+        2, lambda d: plans[d].run(Run(d, replica_id=d, num_replicas=2, rendezvous=communicator), [ones])[0]
+    )
+    assert [float(outcome[0, 0]) for outcome in outcomes] == [-2.0, -1.0]
 
 
 def test_any_reducer_folds_in_the_order_of_ranks(arguments: np.ndarray) -> None:

@@ -24,6 +24,7 @@ from flagos_backend.errors import (
     CollectiveAborted,
     CollectiveFailed,
     CollectiveOverdue,
+    CollectiveTimeoutInvalid,
     FlagosBackendError,
     RendezvousFailed,
     StatusCode,
@@ -129,14 +130,15 @@ def draw(rng: np.random.Generator, dtype: torch.dtype, *dims: int) -> Tensor:
     return torch.from_numpy(rng.integers(0, 3, dims)).to(dtype)
 
 
-def test_all_gather_of_every_dtype(layout: Layout, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_all_gather_of_every_dtype(layout: Layout, rng: np.random.Generator, dimension: int) -> None:
     peers, participants = layout
     given = [[draw(rng, dtype, 2, 3) for dtype in DTYPES] for _ in participants]
-    got = results(launch(peers, participants, lambda c, m: c.all_gather(m, given[m.rank], 1)))
+    got = results(launch(peers, participants, lambda c, m: c.all_gather(m, given[m.rank], dimension)))
     for received in got:
         for number, array in enumerate(received):
             # Compared as bytes: not every dtype has an equality.
-            expected = torch.cat([arrays[number].view(torch.uint8) for arrays in given], 1)
+            expected = torch.cat([arrays[number].view(torch.uint8) for arrays in given], dimension)
             assert array.view(torch.uint8).equal(expected)
     assert len({array.data_ptr() for received in got for array in received}) == len(participants) * len(DTYPES)
 
@@ -190,14 +192,17 @@ def test_a_maximum_keeps_a_nan(layout: Layout) -> None:
 
 @pytest.mark.parametrize("name", ["sum", "maximum", "no single operation"])
 @pytest.mark.parametrize("dtype", [torch.int16, torch.float32])
-def test_reduce_scatter(layout: Layout, rng: np.random.Generator, dtype: torch.dtype, name: str) -> None:
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_reduce_scatter(
+    layout: Layout, rng: np.random.Generator, dtype: torch.dtype, name: str, dimension: int
+) -> None:
     peers, participants = layout
     reducer, size = REDUCERS[name], len(participants)
-    given = [draw(rng, dtype, 2, 3 * size) for _ in participants]
-    got = results(launch(peers, participants, lambda c, m: c.reduce_scatter(m, [given[m.rank]], reducer, 1)[0]))
+    given = [draw(rng, dtype, *((3 * size, 2) if dimension == 0 else (2, 3 * size))) for _ in participants]
+    got = results(launch(peers, participants, lambda c, m: c.reduce_scatter(m, [given[m.rank]], reducer, dimension)[0]))
     expected = reducer.fold(given)
     for rank, array in enumerate(got):
-        assert array.equal(expected[:, 3 * rank : 3 * rank + 3])
+        assert array.equal(expected.narrow(dimension, 3 * rank, 3))
 
 
 def test_all_to_all(layout: Layout, rng: np.random.Generator) -> None:
@@ -307,8 +312,9 @@ def test_a_process_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_the_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", text)
-    with processes((0, 1)) as peers, pytest.raises(FlagosBackendError, match="FLAGOS_COLLECTIVE_TIMEOUT is"):
-        peers[0].communicator((0, 1))
+    meeting = Meeting("%all-gather.7", (0, 1), 0)
+    with processes((0, 1)) as peers, pytest.raises(CollectiveTimeoutInvalid, match="FLAGOS_COLLECTIVE_TIMEOUT is"):
+        peers[0].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
 
 
 @pytest.fixture

@@ -45,6 +45,12 @@ def test_everything_filled_in():
     assert program.compile_options == b"opaque"
 
 
+def test_process_groups():
+    groups = load(process_groups={"rank": 1, "size": 3, "names": {7: "tp", 8: "dp"}}).process_groups
+    assert (groups.rank, groups.size, groups.names) == (1, 3, {7: "tp", 8: "dp"})
+    assert load().process_groups is None
+
+
 @pytest.mark.parametrize(
     ("fields", "fact"),
     [
@@ -57,6 +63,10 @@ def test_everything_filled_in():
         ({"num_replicas": 2, "device_assignment": [1, -1]}, "different devices"),
         ({"argument_memory_kinds": ["device"]}, "argument_memory_kinds has 1 entries for 5 values"),
         ({"output_memory_kinds": ["device"]}, "output_memory_kinds has 1 entries for 4 values"),
+        ({"process_groups": {"rank": 2, "size": 2}}, "1 devices, and process 2 of 2, with process groups"),
+        ({"process_groups": {"rank": -1, "size": 2}}, "process -1 of 2"),
+        ({"process_groups": {}}, "process 0 of 0"),
+        ({"num_replicas": 2, "process_groups": {"size": 2}}, "it is for 2 devices"),
         ({"output_shardings": [b"\xff"] * 4}, "OpSharding|sharding 0"),
     ],
 )
