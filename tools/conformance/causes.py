@@ -30,6 +30,15 @@ CAUSES: Final[tuple[Cause, ...]] = (
         message="platform_index",
     ),
     Cause(
+        "JAX lists decompositions of bfloat16 as unimplemented on its own platforms, by name; refused here as there.",
+        name=r"^shape_poly_test\.py::",
+        message="with element type bfloat16 is not supported",
+    ),
+    Cause(
+        "The test reads XLA's own dump files (xla_dump_to), which a compiler that is not XLA does not write.",
+        name="test_dump_on_cache_hit",
+    ),
+    Cause(
         "The device has strided tensors only: sparse, quantized and nested ones are refused by name.",
         message="not available on device 'flagos'",
     ),

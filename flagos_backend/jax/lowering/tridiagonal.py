@@ -42,7 +42,7 @@ def _perturbed(u: _Row) -> _Row:
     largest = jnp.max(jnp.stack([jnp.abs(x) for x in u[:3]]))
     least = precision * jnp.where(largest > 0, largest, 1)
     direction = jnp.where(u[0] == 0, 1, jnp.sign(u[0]))
-    return (jnp.where(jnp.abs(u[0]) < least, direction * least, u[0]), *u[1:])
+    return (jnp.where(jnp.abs(u[0]) < least, direction * least.astype(u[0].dtype), u[0]), *u[1:])
 
 
 def _solve(dl: Any, d: Any, du: Any, b: Any, *, perturb_singular: bool) -> Any:

@@ -149,6 +149,11 @@ def _prepare_convert(instruction: Instruction) -> Kernel:
 # ---- bitcast-convert
 
 
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """Row major, by its strides too: torch takes whatever has no element for contiguous."""
+    return x.contiguous() if x.numel() else x.new_empty(x.shape)
+
+
 @kernel(Opcode.BITCAST_CONVERT, storage=Storage.VIEW, elementwise=True)
 def _prepare_bitcast_convert(instruction: Instruction) -> Kernel:
     """A wider result swallows the operand's last dimension, a narrower one gets a new last dimension; the first of its
@@ -166,8 +171,8 @@ def _prepare_bitcast_convert(instruction: Instruction) -> Kernel:
     if min(source.bits, target.bits) < 8:
         return _repack(source, target)
     if source.bits > target.bits:
-        return lambda run, x: x.contiguous().unsqueeze(-1).view(dtype)
-    return lambda run, x: x.contiguous().view(dtype).squeeze(-1)
+        return lambda run, x: _dense(x).unsqueeze(-1).view(dtype)
+    return lambda run, x: _dense(x).view(dtype).squeeze(-1)
 
 
 _BITS_DTYPE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -52,12 +52,16 @@ using TileFunction = void (*)(void* result, const void* a, const void* b, const 
 // *accumulator = *accumulator op x[0] op ... op x[n - 1], the accumulator in AccumulatorType.
 using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
 
+// *result = a[0] b[0] + ... + a[n - 1] b[n - 1].
+using DotFunction = void (*)(void* result, const void* a, const void* b, int64_t n);
+
 // nullptr: that combination does not exist.
 struct Kernels {
   const char* name;
   TileFunction apply[kNumOps][kNumTypes];
   TileFunction convert[kNumTypes][kNumTypes];  // [from][to]
   FoldFunction fold[kNumCombines][kNumTypes];  // [Combine][type of x]
+  DotFunction dot[kNumTypes];                  // F32, F64
   TileFunction iota[kNumTypes];                // result[i] = *a (int64) + i * *b (int64)
 };
 

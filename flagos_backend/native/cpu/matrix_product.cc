@@ -50,6 +50,13 @@ class OneThread {
   const int before_;
 };
 
+// Two vectors, element after element: a product of matrices would add up in its own order, in a float for floats.
+bool IsDot(const MatrixProduct& p) {
+  const bool dense_a = !p.a.transposed || p.a.leading == 1;
+  const bool dense_b = p.b.transposed || p.b.leading == 1;
+  return p.m == 1 && p.n == 1 && dense_a && dense_b;
+}
+
 // A product cut into blocks of rows of each matrix of the batch.
 template <class T, class F>
 struct Job {
@@ -57,7 +64,8 @@ struct Job {
   const MatrixProduct& product;
   char* const* slots;
   int64_t block_rows;
-  int64_t blocks;  // of one matrix
+  int64_t blocks;   // of one matrix
+  DotFunction dot;  // of products of two vectors; else nullptr
 
   T* Base(const MatrixProduct::Operand& operand, int64_t batch, int64_t row) const {
     const int64_t step = operand.transposed ? row : row * operand.leading;
@@ -74,6 +82,7 @@ struct Job {
     const MatrixProduct& p = product;
     const T one = 1, zero = 0;
     const int64_t batch = task / blocks, row = task % blocks * block_rows;
+    if (dot != nullptr) return dot(Base(p.c, batch, 0), Base(p.a, batch, 0), Base(p.b, batch, 0), p.k);
     const int m = static_cast<int>(std::min(block_rows, p.m - row));
     const int n = static_cast<int>(p.n), k = static_cast<int>(p.k);
     const int lda = static_cast<int>(p.a.leading), ldb = static_cast<int>(p.b.leading);
@@ -97,7 +106,8 @@ void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
     blocks = std::clamp<int64_t>(sensible, 1, wanted);
   }
   const int64_t rows = (p.m + blocks - 1) / blocks;
-  const Job<T, F> job{gemm, p, slots, rows, (p.m + rows - 1) / rows};
+  const DotFunction dot = IsDot(p) ? SelectKernels().dot[static_cast<int>(p.type)] : nullptr;
+  const Job<T, F> job{gemm, p, slots, rows, (p.m + rows - 1) / rows, dot};
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const OneThread one_thread;
     for (int64_t task = begin; task < end; ++task) static_cast<const Job<T, F>*>(user)->Run(task);

@@ -198,7 +198,7 @@ def test_tridiagonal_solve(matrices: Callable[..., np.ndarray], shape: tuple[int
         d[..., 0], d[..., 2] = 0, 1e-6
         dl[..., 0], du[..., -1] = np.nan, np.nan  # outside of the matrix
     b = matrices(*shape, 2)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         x = jax.jit(lambda *a: jax.lax.linalg.tridiagonal_solve(*a, perturb_singular=perturb))(dl, d, du, b)
     if shape[-1] > 1:
         dl[..., 0], du[..., -1] = 0, 0

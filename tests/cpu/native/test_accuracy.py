@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
 from cpu.native.harness import compile, get, put, run
 from plugin_abi.host import Context
@@ -52,3 +53,37 @@ def test_a_long_sum_of_doubles_loses_next_to_nothing(context: Context, rng: np.r
         assert abs(ours[row] - math.fsum(x[row])) <= np.spacing(math.fsum(np.abs(x[row])))
     assert ours[2] == np.inf
     assert np.isnan(ours[3])
+
+
+def test_what_is_left_beside_the_lanes_of_a_sum_rounds_it_once(context: Context, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((200, 1015)) + 0.5
+    text = _SUM.replace("4,100001", "200,1015").replace("f64[4]", "f64[200]")
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(context.devices[0].default_memory, x))[0])
+    errors = [abs(math.fsum([*row, -y])) / np.spacing(math.fsum(np.abs(row))) for row, y in zip(x, ours, strict=True)]
+    assert np.mean(errors) < 0.45
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 300, 30011])
+def test_dot_products(context: Context, rng: np.random.Generator, dtype: type, count: int) -> None:
+    """Of two vectors, in units in the last place of the sum of magnitudes; infinities and NaN as they are."""
+    x, y = ((rng.standard_normal((40, count)) + 0.5).astype(dtype) for _ in range(2))
+    x[0, 0], x[1, -1] = np.inf, np.nan
+    name = {np.float32: "f32", np.float64: "f64"}[dtype]
+    text = f"""ENTRY main {{
+      x = {name}[40,{count}] parameter(0)
+      y = {name}[40,{count}] parameter(1)
+      ROOT z = {name}[40] dot(x, y), lhs_batch_dims={{0}}, rhs_batch_dims={{0}},
+        lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+    }}"""
+    memory = context.devices[0].default_memory
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(memory, x), put(memory, y))[0])
+    assert ours[0] == np.copysign(np.inf, y[0, 0])
+    assert np.isnan(ours[1])
+    products = x[2:].astype(np.longdouble) * y[2:].astype(np.longdouble)
+    spacing = np.spacing(np.abs(products).sum(1).astype(dtype))
+    errors = np.abs(ours[2:] - products.sum(1)) / spacing
+    assert errors.max() <= 1.5
+    assert errors.mean() <= 0.45

@@ -1,0 +1,44 @@
+"""Quotients that are logarithms to base 2, and those that only look like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flagos_backend.codegen.logarithms import BASE_TWO, with_base_two
+from flagos_backend.fusion.flat import flatten
+from flagos_backend.fusion.fuse import fuse
+from flagos_backend.fusion.region import Apply, Region
+from flagos_backend.importer import import_module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.passes.pipeline import optimize
+from programs import hlo_bytes
+
+X = np.ones(8, np.float32)
+
+
+def operations(function: Callable[..., Any], x: np.ndarray) -> list[tuple[Opcode, str]]:
+    schedule = fuse(flatten(optimize(import_module(hlo_bytes(function, x))).entry))
+    (region,) = (item for item in schedule.items if isinstance(item, Region))
+    return [(e.opcode, e.detail) for e in with_base_two(region).expressions() if isinstance(e, Apply)]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_log2_is_one_operation(dtype: Any) -> None:
+    assert operations(jnp.log2, X.astype(dtype)) == [(Opcode.LOG, BASE_TWO)]
+
+
+def test_a_logarithm_used_elsewhere_stays() -> None:
+    found = operations(lambda x: jnp.log2(x) * jnp.log(x), X)
+    assert sorted(found) == [(Opcode.LOG, ""), (Opcode.LOG, BASE_TWO), (Opcode.MULTIPLY, "")]
+
+
+@pytest.mark.parametrize(
+    "function", [jnp.log10, lambda x: jnp.log(x) / 0.7, lambda x: np.float32(np.log(2)) / jnp.log(x)]
+)
+def test_other_quotients_stay(function: Callable[..., Any]) -> None:
+    assert (Opcode.LOG, BASE_TWO) not in operations(function, X)
