@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 # Operators that are left whole because ATen's own kernel is what runs best; leaving one whole is no fallback.
 _WHOLE = """
-_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
+_log_softmax _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data
 _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
 _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
 native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm
