@@ -125,3 +125,26 @@ def test_other_strides_than_traced_are_compiled_for_copies() -> None:
     run = compile_graph(graph, "inference", read_options(None, None))
     for x in (traced, torch.randn(3, 4), traced, torch.randn(4, 3).t()):
         assert_close(run([x]), [x * 2])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("place", [((2, 2), (1, 2), 1), ((2, 3), (3, 1), 0), ((3,), (2,), 4)], ids=str)
+def test_gradients_of_what_is_read_by_strides(place: tuple[tuple[int, ...], tuple[int, ...], int], device: str) -> None:
+    """Their derivative writes a view that begins inside of its storage."""
+    sizes, strides, offset = place
+
+    def copy(x: Tensor, _: Tensor) -> Tensor:
+        return torch.as_strided_copy(x, sizes, strides, offset)
+
+    def scatter(x: Tensor, y: Tensor) -> Tensor:
+        return torch.as_strided_scatter(x, y, sizes, strides, offset) + y.sum()
+
+    x, y = torch.randn(3, 3), torch.randn(sizes)
+    for function in (copy, scatter):
+        results = []
+        for call, where in ((function, "cpu"), (compiled(function), device)):
+            leaves = [t.to(where).requires_grad_() for t in (x, y)]
+            result = call(*leaves)
+            gradients = torch.autograd.grad(result.sin().sum(), leaves, materialize_grads=True)
+            results.append([t.detach().cpu() for t in (result, *gradients)])
+        assert_close(results[1], results[0])

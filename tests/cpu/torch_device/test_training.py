@@ -179,12 +179,13 @@ ATTENTION: list[dict[str, Any]] = [
     {"scale": 0.3},
     {"attn_mask": torch.ones(4, 6).tril().bool()},
     {"attn_mask": torch.randn(2, 1, 4, 6)},
+    {"enable_gqa": True},
 ]
 
 
 @pytest.mark.parametrize("options", ATTENTION)
 def test_attention_stays_whole(device: torch.device, options: dict[str, Any]) -> None:
-    q, k = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8)
+    q, k = torch.randn(2, 3, 4, 8), torch.randn(2, 1 if "enable_gqa" in options else 3, 6, 8)
     there = [t.to(device).requires_grad_() for t in (q, k, k)]
     host = [t.clone().requires_grad_() for t in (q, k, k)]
     moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
@@ -199,11 +200,8 @@ def test_attention_stays_whole(device: torch.device, options: dict[str, Any]) ->
         assert_close(a.grad.cpu(), b.grad)
 
 
-def test_attention_dropout_and_grouped_queries(device: torch.device) -> None:
-    q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
-    grouped = functional.scaled_dot_product_attention(q.to(device), k.to(device), k.to(device), enable_gqa=True)
-    assert_close(grouped.cpu(), functional.scaled_dot_product_attention(q, k, k, enable_gqa=True))
-    q = q.to(device)
+def test_attention_with_dropout_is_repeatable(device: torch.device) -> None:
+    q = torch.randn(1, 4, 3, 8, device=device)
     torch.manual_seed(1)
     first = functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
     torch.manual_seed(1)

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 # Operators that are left whole because ATen's own kernel is what runs best; leaving one whole is no fallback.
 _WHOLE = """
-_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
+_log_softmax _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data
 _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
 _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
 native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm
@@ -39,7 +39,7 @@ _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
 """
 WHOLE: frozenset[str] = frozenset(f"aten::{name}" for name in _WHOLE.split())
 
-# What they compute depends on how their argument lies in memory, so it is laid out as it was when traced.
+# What they compute depends on how their first argument lies in memory, so it is laid out as it was when traced.
 _READS_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
 
 _NAMED = ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format"))
@@ -64,9 +64,12 @@ def call_aten(
 ) -> Any:
     """Emits ``target`` as it is; what it gives has the structure of ``result``, its traced value. ``traced`` are the
     traced ``args`` and ``kwargs``. Raises NoLoweringError for what cannot cross."""
-    writer = _Writer(target in _READS_STRIDES)
+    writer = _Writer()
     config = {
-        "arguments": [writer.encode(value, known) for value, known in zip(args, traced[0], strict=True)],
+        "arguments": [
+            writer.encode(value, known, strides=number == 0 and target in _READS_STRIDES)
+            for number, (value, known) in enumerate(zip(args, traced[0], strict=True))
+        ],
         "keywords": {name: writer.encode(value, traced[1][name]) for name, value in kwargs.items()},
         "results": None if isinstance(result, torch.Tensor) else _kept(result),
     }
@@ -140,15 +143,15 @@ def _kept(result: Any) -> list[int]:
 
 
 class _Writer:
-    """Arguments as JSON; collects the operands. ``strides``: write how each tensor lay when traced."""
+    """Arguments as JSON; collects the operands."""
 
-    def __init__(self, strides: bool) -> None:
+    def __init__(self) -> None:
         self.operands: list[Instruction] = []
-        self._strides = strides
 
-    def encode(self, value: Any, traced: Any) -> Any:
+    def encode(self, value: Any, traced: Any, *, strides: bool = False) -> Any:
+        """``strides``: write how a tensor lay when traced."""
         if isinstance(value, Instruction):
-            return self._operand(value, traced)
+            return self._operand(value, traced, strides)
         if isinstance(value, list | tuple):
             return [self.encode(part, known) for part, known in zip(value, traced, strict=True)]
         if value is None or isinstance(value, bool | int | str):
@@ -164,13 +167,13 @@ class _Writer:
             return {"device": "here"}  # a program knows memory and no devices
         raise NoLoweringError(f"an argument is {value!r}")
 
-    def _operand(self, value: Instruction, traced: torch.Tensor) -> dict[str, Any]:
+    def _operand(self, value: Instruction, traced: torch.Tensor, strides: bool) -> dict[str, Any]:
         self.operands.append(value)
         written: dict[str, Any] = {"tensor": len(self.operands) - 1}
         dtype = _dtype_of_bits(traced)
         if dtype is not None:
             written["dtype"] = dtype
-        if self._strides:
+        if strides:
             if traced.storage_offset() != 0:
                 raise NoLoweringError("it reads the memory around a view")
             written["strides"] = list(traced.stride())

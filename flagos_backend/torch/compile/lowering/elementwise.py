@@ -180,12 +180,14 @@ def _minimum(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> 
 
 @lowering(aten.pow.Tensor_Scalar)
 def _pow(emitter: Emitter, result: torch.Tensor, x: Instruction, exponent: float) -> Instruction:
-    """The exponents that ATen itself turns into products and roots."""
+    """The exponents that ATen itself turns into copies, products and roots."""
     _real(result, [x])
     kind = element_type(result)
     if kind not in (E.F32, E.F64):
         raise NoLoweringError("powers of other types are ATen's")
     x = emitter.convert(x, kind)
+    if exponent == 1:
+        return x
     if exponent == 2:
         return emitter.add(Opcode.MULTIPLY, x, x)
     if exponent == 3:

@@ -48,13 +48,16 @@ def _fused_takes(
 ) -> bool:
     """The conditions of PyTorch's sdp_utils for the host, which hold for tensors without data too."""
     operands = (query, key, value)
-    if not torch._C._get_flash_sdp_enabled() or dropout_p != 0.0 or gqa:
+    if not torch._C._get_flash_sdp_enabled() or dropout_p != 0.0:
         return False
     if any(t.dim() != 4 or t.dtype not in _DTYPES or t.dtype is not query.dtype or t.stride(-1) != 1 for t in operands):
         return False
     if 0 in query.shape or 0 in key.shape or 0 in value.shape:
         return False
-    if query.shape[-1] != key.shape[-1] or query.shape[-1] != value.shape[-1] or query.shape[:2] != key.shape[:2]:
+    if query.shape[-1] != key.shape[-1] or query.shape[-1] != value.shape[-1] or query.shape[0] != key.shape[0]:
+        return False
+    heads, of_key = query.shape[1], key.shape[1]
+    if heads % of_key if gqa else heads != of_key:
         return False
     if key.shape[:3] != value.shape[:3]:
         return False
