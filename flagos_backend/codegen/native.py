@@ -9,92 +9,25 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
-from flagos_backend.codegen.loops import Nest, simplify
+from flagos_backend.codegen.host_schedule import schedule
+from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.tiles import is_movable
 from flagos_backend.fusion.flat import FlatComputation, flatten
-from flagos_backend.fusion.fuse import Schedule, fuse
+from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import dims_of
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, axis
+from flagos_backend.fusion.region import Apply, Load, Region, Store, axis
 from flagos_backend.ir.attributes import ConstantAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
-from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
+from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
-_LOOP, _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(1, 8)
+_PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
-_APPLY, _CONVERT, _BITCAST = 0, 1, 2
-
-# The order of FLAGOS_CPU_OPS in native/cpu/kernels.h.
-_OPERATIONS: dict[Opcode, int] = {
-    opcode: number
-    for number, opcode in enumerate(
-        (
-            Opcode.ABS,
-            Opcode.NEGATE,
-            Opcode.NOT,
-            Opcode.SIGN,
-            Opcode.CEIL,
-            Opcode.FLOOR,
-            Opcode.ROUND_AFZ,
-            Opcode.ROUND_EVEN,
-            Opcode.SQRT,
-            Opcode.RSQRT,
-            Opcode.CBRT,
-            Opcode.EXP,
-            Opcode.EXPM1,
-            Opcode.LOG,
-            Opcode.LOG1P,
-            Opcode.LOGISTIC,
-            Opcode.TANH,
-            Opcode.SIN,
-            Opcode.COS,
-            Opcode.TAN,
-            Opcode.ASIN,
-            Opcode.ACOS,
-            Opcode.ASINH,
-            Opcode.ACOSH,
-            Opcode.ATANH,
-            Opcode.SINH,
-            Opcode.COSH,
-            Opcode.ERF,
-            Opcode.IS_FINITE,
-            Opcode.POPCNT,
-            Opcode.CLZ,
-            Opcode.ADD,
-            Opcode.SUBTRACT,
-            Opcode.MULTIPLY,
-            Opcode.DIVIDE,
-            Opcode.REMAINDER,
-            Opcode.MAXIMUM,
-            Opcode.MINIMUM,
-            Opcode.POWER,
-            Opcode.ATAN2,
-            Opcode.AND,
-            Opcode.OR,
-            Opcode.XOR,
-            Opcode.SHIFT_LEFT,
-            Opcode.SHIFT_RIGHT_ARITHMETIC,
-            Opcode.SHIFT_RIGHT_LOGICAL,
-        )
-    )
-}
-_FIRST_COMPARISON = len(_OPERATIONS)
-_COMPARISONS = (Comparison.EQ, Comparison.NE, Comparison.GE, Comparison.GT, Comparison.LE, Comparison.LT)
-_OPERATIONS[Opcode.SELECT] = _FIRST_COMPARISON + 2 * len(_COMPARISONS)
-_OPERATIONS[Opcode.CLAMP] = _OPERATIONS[Opcode.SELECT] + 1
-
-_COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
-
-# Types that tiles only move are moved as unsigned integers of their width.
-_ARITHMETIC = frozenset(
-    t
-    for t in ElementType
-    if t.name in ("PRED", "S8", "S16", "S32", "S64", "U8", "U16", "U32", "U64", "F16", "BF16", "F32", "F64")
-)
-_BY_WIDTH = {1: ElementType.U8, 2: ElementType.U16, 4: ElementType.U32, 8: ElementType.U64}
 
 
 class NotNativeError(Exception):
@@ -154,10 +87,6 @@ class _Shared:
         return offset
 
 
-def _tile_type(element_type: ElementType) -> ElementType:
-    return element_type if element_type in _ARITHMETIC else _BY_WIDTH[element_type.bytes]
-
-
 def _array(instruction: Instruction) -> ArrayShape:
     if not isinstance(instruction.shape, ArrayShape):
         raise NotNativeError(f"{instruction.opcode} {instruction.name} is a tuple")
@@ -194,7 +123,7 @@ class _Emitter:
         self.flat: FlatComputation = flatten(computation)
         for instruction in (*self.flat.parameters, *self.flat.outputs):
             _array(instruction)
-        self.schedule: Schedule = fuse(self.flat)
+        self.schedule: Schedule = schedule(self.flat)
         self.items: list[_Item] = []
         self.slots: dict[Instruction, int] = {}
         self.lines: list[str] = []
@@ -414,7 +343,8 @@ class _Emitter:
             self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(_text(item).split("\n"))
         )
         if isinstance(item, Region):
-            return _LoopWriter(item, self.slots).words()
+            rows = row_loop.folds_rows(item, simplify(item))
+            return row_loop.write(item, self.slots) if rows else point_loop.write(item, self.slots)
         if isinstance(item, MatrixProduct):
             return self._write_product(item)
         words = [item.kind, *item.numbers]
@@ -436,7 +366,7 @@ def _scratch(item: Instruction, size: int) -> Instruction:
 
 
 def _movable(shape: ArrayShape) -> ArrayShape:
-    if shape.element_type.bytes not in _BY_WIDTH:
+    if not is_movable(shape.element_type):
         raise NotNativeError(f"{shape} has elements that tiles cannot move")
     return shape
 
@@ -451,10 +381,13 @@ def _is_empty(item: _Item) -> bool:
 def _writes_over(item: _Item, target: Instruction, source: Instruction) -> bool:
     """Whether ``item`` may write ``target`` where it reads ``source``: each element only after its last use."""
     if isinstance(item, Region):
-        (store,) = item.stores
+        (store,) = (s for s in item.stores if s.target is target)
         loads = [e for e in item.expressions() if isinstance(e, Load) and e.source is source]
         widths = {_array(target).element_type.bytes, *(load.element_type.bytes for load in loads)}
-        return not item.folds and len(widths) == 1 and all(load.index == store.index for load in loads)
+        # Stores come after the operations, so what another store moves must not have been overwritten by then.
+        moved = any(s.value in loads for s in item.stores if s is not store)
+        same = len(widths) == 1 and all(load.index == store.index for load in loads)
+        return not item.folds and not moved and same
     return isinstance(item, _Step) and item.kind == _UPDATE and item.sources.count(source) == 1
 
 
@@ -485,120 +418,6 @@ def _text(item: _Item) -> str:
         shape = "x".join(map(str, (*item.batch, item.m, item.n, item.k)))
         return f"native product {item.result.buffer.name} {item.element_type.name.lower()} {shape} (BLAS)"
     operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
-    kind = "fold" if item.folds else "loop"
+    kind = f"{len(item.folds)} folds" if len(item.folds) > 1 else "fold" if item.folds else "loop"
     names = ", ".join(t.name for t in _targets(item))
     return f"native {kind} {names} over {'x'.join(map(str, item.dims)) or 'scalar'}: {' '.join(operations) or 'copy'}"
-
-
-class _LoopWriter:
-    """One region as words: registers are assigned here, sources keep theirs, results of steps are reused once read."""
-
-    def __init__(self, region: Region, slots: dict[Instruction, int]) -> None:
-        self.region = region
-        self.slots = slots
-        self.nest: Nest = simplify(region)
-        # What tiles compute: of a fold the value that goes in. Regions of the host fold only what they then store.
-        values = ((s.value.value if isinstance(s.value, Fold) else s.value, s) for s in region.stores)
-        self.tiles = Region(region.dims, tuple(Store(s.target, value, s.index) for value, s in values))
-        self.types: list[ElementType] = []
-        self.registers: dict[Expression, int] = {}
-
-    def words(self) -> list[int]:
-        expressions = self.tiles.expressions()
-        inputs, literals, indices = self._sources(expressions)
-        steps = self._steps(expressions)
-        ends = self._ends()
-        words = [_LOOP, self._mode(), len(self.nest.dims), *self.nest.dims, len(self.nest.folded)]
-        words += [len(self.types), *map(int, self.types)]
-        for group in (inputs, literals, indices, steps, *ends):
-            words.append(len(group))
-            for entry in group:
-                words += entry
-        return words
-
-    def _mode(self) -> int:
-        if not self.region.folded:
-            return 0
-        return 1 if self.nest.folded[-1] == len(self.nest.dims) - 1 else 2
-
-    def _register(self, element_type: ElementType) -> int:
-        self.types.append(_tile_type(element_type))
-        return len(self.types) - 1
-
-    def _strides(self, index: Affine) -> tuple[int, ...]:
-        return self.nest.strides(index)
-
-    def _sources(self, expressions: Sequence[Expression]) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-        inputs, literals, indices = [], [], []
-        for expression in expressions:
-            if isinstance(expression, Apply | Fold):
-                continue
-            register = self.registers[expression] = self._register(expression.element_type)
-            if isinstance(expression, Load):
-                index = expression.index
-                inputs.append([self.slots[expression.source], register, index.offset, *self._strides(index)])
-            elif isinstance(expression, Literal):
-                literals.append([register, int.from_bytes(expression.data.ljust(8, b"\0"), "little", signed=True)])
-            elif isinstance(expression, Index):
-                indices.append([register, expression.value.offset, *self._strides(expression.value)])
-        return inputs, literals, indices
-
-    def _steps(self, expressions: Sequence[Expression]) -> list[list[int]]:
-        last_use = {o: n for n, e in enumerate(expressions) if isinstance(e, Apply) for o in e.operands}
-        pinned = set(self.tiles.roots())
-        free: dict[ElementType, list[int]] = {}
-        steps = []
-        for number, expression in enumerate(expressions):
-            if not isinstance(expression, Apply):
-                continue
-            tile_type = _tile_type(expression.element_type)
-            waiting = free.get(tile_type)
-            reuse = waiting.pop() if waiting and expression not in pinned else None
-            register = self._register(expression.element_type) if reuse is None else reuse
-            self.registers[expression] = register
-            operands = [self.registers[o] for o in expression.operands]
-            steps.append([*_operation(expression), register, *operands, *[operands[-1]] * (3 - len(operands))])
-            for operand in dict.fromkeys(expression.operands):
-                if isinstance(operand, Apply) and operand not in pinned and last_use[operand] == number:
-                    free.setdefault(_tile_type(operand.element_type), []).append(self.registers[operand])
-        return steps
-
-    def _ends(self) -> tuple[list[list[int]], list[list[int]]]:
-        reductions: list[list[int]] = []
-        outputs: list[list[int]] = []
-        kept = [position for position in range(len(self.nest.dims)) if position not in self.nest.folded]
-        for store in self.region.stores:
-            strides = self._strides(store.index)
-            if isinstance(store.value, Fold):
-                register = self._fold(store.value, reductions)
-                strides = tuple(strides[k] for k in kept)
-            else:
-                register = self.registers[store.value]
-            outputs.append([self.slots[store.target], register, store.index.offset, *strides])
-        return reductions, outputs
-
-    def _fold(self, fold: Fold, reductions: list[list[int]]) -> int:
-        """The register of the fold's result; the fold itself goes to ``reductions``."""
-        if not isinstance(fold.initial, Load):
-            raise AssertionError("the host's regions fold from the value of a buffer on")
-        result = self._register(fold.value.element_type)
-        number = _COMBINES.index(fold.combine)
-        reductions.append([number, self.registers[fold.value], result, self.slots[fold.initial.source]])
-        return result
-
-
-def _operation(expression: Apply) -> tuple[int, int, int]:
-    """Kind, number and element type of a step."""
-    operand_type = _tile_type(expression.operands[-1].element_type)
-    if expression.opcode is Opcode.CONVERT:
-        return _CONVERT, int(operand_type), int(expression.element_type)
-    if expression.opcode is Opcode.BITCAST_CONVERT:
-        return _BITCAST, int(operand_type), int(expression.element_type)
-    if expression.opcode is Opcode.COMPARE:
-        number = _FIRST_COMPARISON + _COMPARISONS.index(Comparison(expression.detail))
-        if expression.order is ComparisonOrder.TOTAL:
-            number += len(_COMPARISONS)
-        return _APPLY, number, int(operand_type)
-    if expression.opcode is Opcode.IS_FINITE:
-        return _APPLY, _OPERATIONS[expression.opcode], int(operand_type)
-    return _APPLY, _OPERATIONS[expression.opcode], int(_tile_type(expression.element_type))

@@ -88,6 +88,10 @@ class Runner {
     RunLoop(loop, slots_);
     return true;
   }
+  bool operator()(const RowLoop& loop) const {
+    RunRowLoop(loop, slots_);
+    return true;
+  }
   bool operator()(const ScalarLoop& loop) const {
     RunScalarLoop(loop, slots_);
     return true;
