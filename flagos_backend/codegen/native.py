@@ -18,7 +18,7 @@ from flagos_backend.codegen.tiles import is_movable
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import dims_of
-from flagos_backend.fusion.region import Apply, Load, Region, Store, axis
+from flagos_backend.fusion.region import Apply, Fold, Load, Region, Store, axis
 from flagos_backend.ir.attributes import ConstantAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
@@ -39,12 +39,14 @@ class NativeCode:
     """``words``: little-endian int64; ``constants``: the data they point into; ``steps``: a line each, for explain.
 
     ``calls``: the instructions that the program hands back to its host, by number, with their flat operands.
+    ``operations``: how many operations of arrays the other steps replace.
     """
 
     words: bytes = field(repr=False)
     constants: bytes = field(repr=False)
     calls: tuple[Call, ...]
     steps: tuple[str, ...]
+    operations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,11 @@ def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
     emitter = _Emitter(module.entry, shared, "")
     words, _ = emitter.emit(aliases={output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
-        struct.pack(f"<{len(words)}q", *words), bytes(shared.data), tuple(shared.calls), tuple(emitter.lines)
+        struct.pack(f"<{len(words)}q", *words),
+        bytes(shared.data),
+        tuple(shared.calls),
+        tuple(emitter.lines),
+        shared.operations,
     )
 
 
@@ -78,6 +84,7 @@ class _Shared:
     def __init__(self) -> None:
         self.data = bytearray()
         self.calls: list[Call] = []
+        self.operations = 0
 
     def place(self, content: bytes) -> int:
         """The offset at which ``content`` now stands."""
@@ -342,6 +349,7 @@ class _Emitter:
         self.lines += (
             self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(_text(item).split("\n"))
         )
+        self.shared.operations += _operations(item)
         if isinstance(item, Region):
             rows = row_loop.folds_rows(item, simplify(item))
             return row_loop.write(item, self.slots) if rows else point_loop.write(item, self.slots)
@@ -409,6 +417,13 @@ def _sources(item: _Item) -> Sequence[Instruction]:
 
 def _scratches(item: _Item) -> Sequence[Instruction]:
     return item.scratch if isinstance(item, _Step) else ()
+
+
+def _operations(item: _Item) -> int:
+    """How many operations of arrays the item stands for, without those that its host runs."""
+    if isinstance(item, Region):
+        return max(1, sum(isinstance(e, Apply | Fold) for e in item.expressions()))
+    return int(isinstance(item, MatrixProduct) or item.kind != _CALL)
 
 
 def _text(item: _Item) -> str:

@@ -56,9 +56,10 @@ using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
 struct Kernels {
   const char* name;
   TileFunction apply[kNumOps][kNumTypes];
-  TileFunction convert[kNumTypes][kNumTypes];  // [from][to]
-  FoldFunction fold[kNumCombines][kNumTypes];  // [Combine][type of x]
-  TileFunction iota[kNumTypes];                // result[i] = *a (int64) + i * *b (int64)
+  TileFunction convert[kNumTypes][kNumTypes];              // [from][to]
+  FoldFunction fold[kNumCombines][kNumTypes];              // [Combine][type of x]
+  TileFunction iota[kNumTypes];                            // result[i] = *a (int64) + i * *b (int64)
+  void (*fill[4])(void* to, const void* from, int64_t n);  // to[i] = *from, by the logarithm of the width in bytes
 };
 
 const Kernels& BaselineKernels();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
 
 namespace flagos::cpu {
@@ -11,14 +12,7 @@ namespace {
 constexpr int64_t kParallelWork = 1 << 16;  // element operations below which threads cost more than they bring
 
 template <class T>
-void Fill(void* to, const char* from, int64_t n) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  std::fill_n(static_cast<T*>(to), n, value);
-}
-template <class T>
 void CopyStrided(void* to, const char* from, int64_t stride, int64_t n) {
-  if (stride == 0) return Fill<T>(to, from, n);
   T* d = static_cast<T*>(to);
   const T* x = reinterpret_cast<const T*>(from);
   for (int64_t i = 0; i < n; ++i) d[i] = x[i * stride];
@@ -39,6 +33,8 @@ struct LaneMemory {
 }  // namespace
 
 void Gather(void* to, const char* from, int64_t stride, int64_t n, int64_t bytes) {
+  static const Kernels& kernels = SelectKernels();
+  if (stride == 0) return kernels.fill[__builtin_ctzll(static_cast<uint64_t>(bytes))](to, from, n);
   switch (bytes) {
     case 1:
       return CopyStrided<uint8_t>(to, from, stride, n);
