@@ -8,24 +8,27 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
 from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
-from flagos_backend.codegen.tiles import is_movable
+from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import dims_of
 from flagos_backend.fusion.region import Apply, Fold, Load, Region, Store, axis
-from flagos_backend.ir.attributes import ConstantAttributes, WhileAttributes
+from flagos_backend.ir.attributes import ConstantAttributes, TopKAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
+_TOP_K = 9
+_MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
 
@@ -191,6 +194,7 @@ class _Emitter:
             Opcode.DYNAMIC_UPDATE_SLICE: self._lower_dynamic_update_slice,
             Opcode.WHILE: self._lower_while,
             Opcode.CONDITIONAL: self._lower_conditional,
+            Opcode.TOP_K: self._lower_top_k,
         }.get(item.opcode)
         return self._lower_call(item) if lower is None else lower(item)
 
@@ -212,6 +216,17 @@ class _Emitter:
         array, update, *starts = self.flat.operands(item)
         operands = (update, array, *starts)
         return self._copy_block(item, operands, dims_of(item), dims_of(update), "native dynamic-update-slice")
+
+    def _lower_top_k(self, item: Instruction) -> _Step:
+        (operand,) = self.flat.operands(item)
+        attributes = item.attributes_as(TopKAttributes)
+        element_type, dims = _array(operand).element_type, dims_of(operand)
+        values, indices = self.flat.leaves_of[item]
+        if not is_arithmetic_type(element_type) or not 0 < attributes.k <= _MAX_TOP_K:
+            return self._lower_call(item)
+        numbers = (int(element_type), prod(dims[:-1]), dims[-1], attributes.k, int(attributes.largest))
+        text = f"native top {attributes.k} {item.name} of {_array(operand)}"
+        return _Step(_TOP_K, self._buffers(item), (values, indices), text, numbers)
 
     def _copy_block(
         self,

@@ -86,6 +86,11 @@ def is_movable(element_type: ElementType) -> bool:
     return element_type.bytes in _BY_WIDTH
 
 
+def is_arithmetic_type(element_type: ElementType) -> bool:
+    """Whether native code computes in the type, not only moves it."""
+    return element_type in _ARITHMETIC
+
+
 def tile_type(element_type: ElementType) -> ElementType:
     """As what tiles hold elements of the type."""
     return element_type if element_type in _ARITHMETIC else _BY_WIDTH[element_type.bytes]

@@ -116,6 +116,16 @@ struct BlockCopy {
   int64_t target;
 };
 
+// The k greatest (or least) elements of each row in total order, ties by lower index, and their s32 indices.
+inline constexpr int64_t kMaxTopK = 128;  // more are sorted better
+using TopKFunction = void (*)(void* job, int64_t begin, int64_t end);
+struct TopK {
+  int64_t rows, columns, k;
+  bool largest;
+  int64_t source, values, indices;  // slots
+  TopKFunction function;
+};
+
 class NativeProgram;
 
 // How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
@@ -184,7 +194,7 @@ class NativeProgram {
  private:
   friend class Parser;
   friend class Runner;
-  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, Call, BlockCopy, While, Conditional>;
+  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, Call, BlockCopy, While, Conditional>;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

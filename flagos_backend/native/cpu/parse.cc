@@ -19,7 +19,8 @@ enum : int64_t {
   kUpdateItem,
   kWhileItem,
   kConditionalItem,
-  kRowLoopItem
+  kRowLoopItem,
+  kTopKItem
 };
 
 }  // namespace
@@ -82,6 +83,12 @@ void Parser::ParseStep(NativeProgram& program) {
       const MatrixProduct p = ParseProduct();
       program.work_ += Times(Times(p.num_matrices, p.m), Times(p.n, p.k));
       program.steps_.emplace_back(p);
+      return;
+    }
+    case kTopKItem: {
+      const TopK top_k = ParseTopK();
+      program.work_ += top_k.rows * top_k.columns;
+      program.steps_.emplace_back(top_k);
       return;
     }
     case kCallItem:
@@ -238,6 +245,30 @@ Conditional Parser::ParseConditional(NativeProgram& parent) {
 
 void Parser::CheckScratch(int64_t slot, const NativeProgram& nested) const {
   Require(SlotBytes(slot) >= nested.arena_bytes_, "a nested program has too little scratch memory");
+}
+
+TopK Parser::ParseTopK() {
+  TopK top_k;
+  const Type type = ParseType();
+  top_k.rows = Word();
+  top_k.columns = Word();
+  top_k.k = Word();
+  top_k.largest = Word() != 0;
+  Require(top_k.k > 0 && top_k.k <= kMaxTopK && top_k.k <= top_k.columns &&
+              top_k.columns <= std::numeric_limits<int32_t>::max(),
+          "a top k of a size that does not exist");
+  const std::vector<int64_t> sources = ReadableSlots(), targets = WritableSlots();
+  Require(Count() == 0 && sources.size() == 1 && targets.size() == 2, "a top k has one operand and two results");
+  top_k.source = sources[0];
+  top_k.values = targets[0];
+  top_k.indices = targets[1];
+  const int64_t results = Times(top_k.rows, top_k.k);
+  Require(SlotBytes(top_k.source) == Times(Times(top_k.rows, top_k.columns), TypeBytes(type)) &&
+              SlotBytes(top_k.values) == Times(results, TypeBytes(type)) &&
+              SlotBytes(top_k.indices) == Times(results, 4),
+          "a top k has a buffer of another size");
+  top_k.function = TopKFunctionOf(type);
+  return top_k;
 }
 
 MatrixProduct Parser::ParseProduct() {

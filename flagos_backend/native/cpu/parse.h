@@ -124,6 +124,7 @@ class Parser {
   While ParseWhile(NativeProgram& parent);
   Conditional ParseConditional(NativeProgram& parent);
   void CheckScratch(int64_t slot, const NativeProgram& nested) const;
+  TopK ParseTopK();
   MatrixProduct ParseProduct();
   MatrixProduct::Operand ParseOperand(Type type, const std::vector<int64_t>& batch, int64_t rows, int64_t columns,
                                       bool is_result);
