@@ -9,7 +9,7 @@
 namespace flagos::cpu {
 namespace {
 
-constexpr int64_t kBlock = 64;  // elements that are compared with the worst of the best at once
+constexpr int64_t kBlock = 16;  // elements that are compared with the worst of the best at once
 
 // An element as an integer, greater for what comes first; floats in total order.
 template <class T, bool kFloat>
@@ -37,20 +37,26 @@ struct RowTopK {
     indices[at] = static_cast<int32_t>(index);
   }
 
+  void InsertBetter(const T* x, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T key = KeyOf<T, kFloat>(x[i], top_k.largest);
+      if (key > keys[top_k.k - 1]) Insert(key, i);
+    }
+  }
+
   void Scan(const T* x) {
     const int64_t k = top_k.k, n = top_k.columns;
     for (int64_t i = 0; i < k; ++i) Insert(KeyOf<T, kFloat>(x[i], top_k.largest), i);
-    for (int64_t i = k; i < n;) {
-      const int64_t end = std::min(n, i + kBlock);
+    int64_t i = k;
+    for (; i + kBlock <= n; i += kBlock) {
       const T worst = keys[k - 1];
-      bool better = false;
-      for (int64_t j = i; j < end; ++j) better |= KeyOf<T, kFloat>(x[j], top_k.largest) > worst;
-      for (; better && i < end; ++i) {
-        const T key = KeyOf<T, kFloat>(x[i], top_k.largest);
-        if (key > keys[k - 1]) Insert(key, i);
+      T better = 0;
+      for (int64_t j = 0; j < kBlock; ++j) {
+        better = static_cast<T>(better | (KeyOf<T, kFloat>(x[i + j], top_k.largest) > worst));
       }
-      i = end;
+      if (better != 0) InsertBetter(x, i, i + kBlock);
     }
+    InsertBetter(x, i, n);
   }
 };
 
