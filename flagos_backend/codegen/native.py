@@ -12,6 +12,7 @@ from math import prod
 
 from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
+from flagos_backend.codegen.convolutions import as_patch_product
 from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
@@ -146,7 +147,7 @@ class _Emitter:
         ``carried``: result k may be written over parameter k, as in the body of a loop. ``aliases``: the same for any
         pairs (result, parameter).
         """
-        self.items = [self._lower(item) for item in self.schedule.items]
+        self.items = [lowered for item in self.schedule.items for lowered in self._lower(item)]
         if carried:
             self._find_in_place({number: number for number in range(len(self.flat.outputs))})
         results = self._assign_results(carried)
@@ -182,21 +183,25 @@ class _Emitter:
 
     # ---- library calls ----
 
-    def _lower(self, item: Region | Instruction) -> _Item:
+    def _lower(self, item: Region | Instruction) -> Sequence[_Item]:
         if isinstance(item, Region):
-            return item
+            return [item]
         if item.opcode is Opcode.DOT:
             product = as_matrix_product(item, *self._buffers(item))
             if product is not None:
-                return product
+                return [product]
+        if item.opcode is Opcode.CONVOLUTION:
+            patches = as_patch_product(item, *self._buffers(item))
+            if patches is not None:
+                return [*patches.copies, patches.product]
         lower = {
             Opcode.DYNAMIC_SLICE: self._lower_dynamic_slice,
             Opcode.DYNAMIC_UPDATE_SLICE: self._lower_dynamic_update_slice,
             Opcode.WHILE: self._lower_while,
             Opcode.CONDITIONAL: self._lower_conditional,
             Opcode.TOP_K: self._lower_top_k,
-        }.get(item.opcode)
-        return self._lower_call(item) if lower is None else lower(item)
+        }.get(item.opcode, self._lower_call)
+        return [lower(item)]
 
     def _buffers(self, instruction: Instruction) -> tuple[Instruction, ...]:
         return tuple(self.buffer_of(operand) for operand in self.flat.operands(instruction))

@@ -55,8 +55,8 @@ def as_matrix_product(dot: Instruction, lhs_buffer: Instruction, rhs_buffer: Ins
     rhs_free = _rest(rhs_dims, attributes.rhs_batch, attributes.rhs_contracting)
     m, n = (prod(d[i] for i in free) for d, free in ((lhs_dims, lhs_free), (rhs_dims, rhs_free)))
     k = prod(lhs_dims[i] for i in attributes.lhs_contracting)
-    lhs = _operand(lhs_buffer, lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
-    rhs = _operand(rhs_buffer, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
+    lhs = matrix_operand(lhs_buffer, lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
+    rhs = matrix_operand(rhs_buffer, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
     if lhs is None or rhs is None:
         return None
     if max(m, n, k, lhs.leading, rhs.leading) > _MAX_SIZE:
@@ -70,7 +70,7 @@ def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int])
     return tuple(d for d in range(len(dims)) if d not in batch and d not in contracting)
 
 
-def _operand(
+def matrix_operand(
     buffer: Instruction, dims: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
 ) -> Operand | None:
     strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
