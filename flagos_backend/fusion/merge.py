@@ -42,7 +42,9 @@ def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts) ->
     merger.join_producers()
     merger.join_siblings()
     merger.drop_cheap_buffers()
-    return Schedule(tuple(merger.ordered()), schedule.buffers)
+    items = tuple(merger.ordered())
+    merger.take_apart()
+    return Schedule(items, schedule.buffers)
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -138,6 +140,13 @@ class _Merger:
     def ordered(self) -> Iterator[Region | Instruction]:
         """The items, each after what it needs."""
         return (node.item for node in self.nodes if node is not None)
+
+    def take_apart(self) -> None:
+        """Nodes refer to each other; without that they go when the merger does, not when Python looks for cycles."""
+        for node in self.nodes:
+            if node is not None:
+                node.before.clear()
+                node.after.clear()
 
     # ---- Producers
 

@@ -39,9 +39,8 @@ class RowLane {
 
   void Run(int64_t begin, int64_t end) {
     const size_t kept = loop_.dims.size() - static_cast<size_t>(loop_.num_folded);
-    for (int64_t row = begin; row < end; ++row) {
-      std::fill_n(tiles_.index, loop_.dims.size(), 0);
-      SetIndex(tiles_.index, row, loop_.dims, 0, kept);
+    SetIndex(tiles_.index, begin, loop_.dims, 0, kept);
+    for (int64_t row = begin; row < end; ++row, Advance(tiles_.index, loop_.dims, 0, kept)) {
       for (const int64_t i : loop_.row_inputs) {
         const Loop::Input& input = loop_.inputs[Index(i)];
         std::memcpy(tiles_.home[Index(input.reg)], Address(input), static_cast<size_t>(Bytes(input.reg)));
@@ -90,8 +89,7 @@ class RowLane {
     const size_t rank = loop_.dims.size(), kept = rank - static_cast<size_t>(loop_.num_folded);
     const int64_t inner = loop_.dims.back();
     int64_t done = 0;  // elements of the row
-    for (int64_t folded = 0; done < loop_.row; ++folded) {
-      SetIndex(tiles_.index, folded, loop_.dims, kept, rank - 1);
+    for (; done < loop_.row; Advance(tiles_.index, loop_.dims, kept, rank - 1)) {
       for (int64_t start = 0; start < inner; start += loop_.tile) {
         const int64_t n = std::min(loop_.tile, inner - start);
         tiles_.index[rank - 1] = start;
@@ -180,7 +178,7 @@ void RunRowLoop(const RowLoop& loop, char* const* slots) {
   } job{&loop, slots};
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const Job& work = *static_cast<Job*>(user);
-    RowLane(*work.loop, work.slots).Run(begin, end);
+    if (begin < end) RowLane(*work.loop, work.slots).Run(begin, end);
   };
   RunTasks(Product(loop.dims, 0, loop.dims.size() - static_cast<size_t>(loop.num_folded)), loop.work, body, &job);
 }

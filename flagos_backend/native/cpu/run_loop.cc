@@ -39,10 +39,11 @@ class Lane {
     const size_t outer_rank = loop_.dims.empty() ? 0 : loop_.dims.size() - 1;
     const int64_t inner = loop_.dims.empty() ? 1 : loop_.dims.back();
     const int64_t chunks = (inner + loop_.tile - 1) / loop_.tile;
+    int64_t chunk = begin % chunks;
+    SetIndex(tiles_.index, begin / chunks, loop_.dims, 0, outer_rank);
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t start = task % chunks * loop_.tile;
+      const int64_t start = chunk * loop_.tile;
       const int64_t n = std::min(loop_.tile, inner - start);
-      SetIndex(tiles_.index, task / chunks, loop_.dims, 0, outer_rank);
       if (!loop_.dims.empty()) tiles_.index[loop_.dims.size() - 1] = start;
       for (const Loop::Output& output : loop_.outputs) {
         if (output.in_place) tiles_.place[Index(output.reg)] = OutputAddress(output);
@@ -52,6 +53,10 @@ class Lane {
         if (output.in_place) continue;
         const int64_t stride = output.strides.empty() ? 1 : output.strides.back();
         Scatter(OutputAddress(output), tiles_.place[Index(output.reg)], stride, n, Bytes(output.reg));
+      }
+      if (++chunk == chunks) {
+        chunk = 0;
+        Advance(tiles_.index, loop_.dims, 0, outer_rank);
       }
     }
   }
@@ -67,8 +72,7 @@ class Lane {
       const int64_t n = std::min(loop_.tile, inner - start);
       SetIndex(tiles_.index, task / chunks, loop_.dims, 0, kept);
       for (size_t r = 0; r < loop_.reductions.size(); ++r) Start(r, n);
-      for (int64_t folded = 0; folded < folded_count; ++folded) {
-        SetIndex(tiles_.index, folded, loop_.dims, kept, rank - 1);
+      for (int64_t folded = 0; folded < folded_count; ++folded, Advance(tiles_.index, loop_.dims, kept, rank - 1)) {
         Compute(start, n);
         for (size_t r = 0; r < loop_.reductions.size(); ++r) {
           const Loop::Reduction& reduction = loop_.reductions[r];
@@ -176,6 +180,7 @@ void RunLoop(const Loop& loop, char* const* slots) {
   }
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const Job& work = *static_cast<Job*>(user);
+    if (begin == end) return;
     Lane lane(*work.loop, work.slots);
     if (work.loop->mode == LoopMode::kMap) return lane.RunMap(begin, end);
     lane.RunColumns(begin, end);

@@ -40,6 +40,14 @@ int64_t Product(const std::vector<int64_t>& dims, size_t begin, size_t end);
 // Writes dimensions [begin, end) of index from a flat number over them.
 void SetIndex(int64_t* index, int64_t flat, const std::vector<int64_t>& dims, size_t begin, size_t end);
 
+// The next position over dimensions [begin, end), without a division; after the last one, the first.
+inline void Advance(int64_t* index, const std::vector<int64_t>& dims, size_t begin, size_t end) {
+  for (size_t d = end; d-- > begin;) {
+    if (++index[d] < dims[d]) return;
+    index[d] = 0;
+  }
+}
+
 }  // namespace flagos::cpu
 
 #endif  // FLAGOS_NATIVE_CPU_TILES_H_
