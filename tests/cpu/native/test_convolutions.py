@@ -1,4 +1,4 @@
-"""Convolutions as products of patches: random windows and layouts, against torch in float64 on inputs padded by hand."""
+"""Convolutions as products of patches: random windows and layouts, against torch in float64 on padded inputs."""
 
 from __future__ import annotations
 
