@@ -69,7 +69,29 @@ const Kernels& Avx512Kernels();
 #endif
 const Kernels& SelectKernels();
 
-int64_t TypeBytes(Type type);  // 0 for a number that is no type
+// 0 for a number that is no type.
+inline int64_t TypeBytes(Type type) {
+  switch (type) {
+    case Type::kPred:
+    case Type::kS8:
+    case Type::kU8:
+      return 1;
+    case Type::kS16:
+    case Type::kU16:
+    case Type::kF16:
+    case Type::kBF16:
+      return 2;
+    case Type::kS32:
+    case Type::kU32:
+    case Type::kF32:
+      return 4;
+    case Type::kS64:
+    case Type::kU64:
+    case Type::kF64:
+      return 8;
+  }
+  return 0;
+}
 
 // Sums and products of floats are folded in double, of 16-bit floats in float; everything else in its own type.
 Type AccumulatorType(Combine combine, Type type);
