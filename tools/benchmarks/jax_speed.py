@@ -18,7 +18,6 @@ import numpy as np
 from benchmarks import report
 from benchmarks.programs import Program, Scale, programs
 
-
 # Arrays whose magnitudes stay below this are zero but for rounding, as the gradient of a bias of attention's keys is.
 _NOISE = 1e-12
 
