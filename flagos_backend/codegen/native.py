@@ -7,96 +7,32 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import prod
 
+from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
-from flagos_backend.codegen.logarithms import BASE_TWO, with_base_two
-from flagos_backend.codegen.loops import Nest, simplify
-from flagos_backend.codegen.products import MatrixProduct, as_matrix_product, is_product_operand
+from flagos_backend.codegen.convolutions import as_patch_product
+from flagos_backend.codegen.host_schedule import schedule
+from flagos_backend.codegen.logarithms import with_base_two
+from flagos_backend.codegen.loops import simplify
+from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
 from flagos_backend.fusion.flat import FlatComputation, flatten
-from flagos_backend.fusion.fuse import HOST, Schedule, fuse
+from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import View, dims_of, row_major
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, axis
-from flagos_backend.ir.attributes import ConstantAttributes, CustomCallAttributes, WhileAttributes
+from flagos_backend.fusion.region import Apply, Fold, Load, Region, Store, axis
+from flagos_backend.ir.attributes import ConstantAttributes, TopKAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
-from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
+from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
-_LOOP, _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(1, 8)
+_PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
+_TOP_K = 9
+_MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
-_APPLY, _CONVERT, _BITCAST = 0, 1, 2
-
-# The order of FLAGOS_CPU_OPS in native/cpu/kernels.h.
-_OPERATIONS: dict[Opcode, int] = {
-    opcode: number
-    for number, opcode in enumerate(
-        (
-            Opcode.ABS,
-            Opcode.NEGATE,
-            Opcode.NOT,
-            Opcode.SIGN,
-            Opcode.CEIL,
-            Opcode.FLOOR,
-            Opcode.ROUND_AFZ,
-            Opcode.ROUND_EVEN,
-            Opcode.SQRT,
-            Opcode.RSQRT,
-            Opcode.CBRT,
-            Opcode.EXP,
-            Opcode.EXPM1,
-            Opcode.LOG,
-            Opcode.LOG1P,
-            Opcode.LOGISTIC,
-            Opcode.TANH,
-            Opcode.SIN,
-            Opcode.COS,
-            Opcode.TAN,
-            Opcode.ASIN,
-            Opcode.ACOS,
-            Opcode.ASINH,
-            Opcode.ACOSH,
-            Opcode.ATANH,
-            Opcode.SINH,
-            Opcode.COSH,
-            Opcode.ERF,
-            Opcode.IS_FINITE,
-            Opcode.POPCNT,
-            Opcode.CLZ,
-            Opcode.ADD,
-            Opcode.SUBTRACT,
-            Opcode.MULTIPLY,
-            Opcode.DIVIDE,
-            Opcode.REMAINDER,
-            Opcode.MAXIMUM,
-            Opcode.MINIMUM,
-            Opcode.POWER,
-            Opcode.ATAN2,
-            Opcode.AND,
-            Opcode.OR,
-            Opcode.XOR,
-            Opcode.SHIFT_LEFT,
-            Opcode.SHIFT_RIGHT_ARITHMETIC,
-            Opcode.SHIFT_RIGHT_LOGICAL,
-        )
-    )
-}
-_FIRST_COMPARISON = len(_OPERATIONS)
-_COMPARISONS = (Comparison.EQ, Comparison.NE, Comparison.GE, Comparison.GT, Comparison.LE, Comparison.LT)
-_OPERATIONS[Opcode.SELECT] = _FIRST_COMPARISON + 2 * len(_COMPARISONS)
-_OPERATIONS[Opcode.CLAMP] = _OPERATIONS[Opcode.SELECT] + 1
-_LOG2 = _OPERATIONS[Opcode.CLAMP] + 1
-
-_COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
-
-# Types that tiles only move are moved as unsigned integers of their width.
-_ARITHMETIC = frozenset(
-    t
-    for t in ElementType
-    if t.name in ("PRED", "S8", "S16", "S32", "S64", "U8", "U16", "U32", "U64", "F16", "BF16", "F32", "F64")
-)
-_BY_WIDTH = {1: ElementType.U8, 2: ElementType.U16, 4: ElementType.U32, 8: ElementType.U64}
 
 
 class NotNativeError(Exception):
@@ -108,12 +44,14 @@ class NativeCode:
     """``words``: little-endian int64; ``constants``: the data they point into; ``steps``: a line each, for explain.
 
     ``calls``: the instructions that the program hands back to its host, by number, with their flat operands.
+    ``operations``: how many operations of arrays the other steps replace.
     """
 
     words: bytes = field(repr=False)
     constants: bytes = field(repr=False)
     calls: tuple[Call, ...]
     steps: tuple[str, ...]
+    operations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +77,12 @@ def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
     emitter = _Emitter(module.entry, shared, "")
     words, _ = emitter.emit(aliases={output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
-        struct.pack(f"<{len(words)}q", *words), bytes(shared.data), tuple(shared.calls), tuple(emitter.lines)
+        struct.pack(f"<{len(words)}q", *words),
+        bytes(shared.data),
+        tuple(shared.calls),
+        tuple(emitter.lines),
+        shared.operations,
     )
-
-
-def _reads_view(call: Instruction, operand: int, view: View) -> bool:
-    """Operators of PyTorch take any strides; BLAS takes those of a matrix."""
-    if call.opcode is Opcode.DOT:
-        return is_product_operand(call, operand, view)
-    attributes = call.attributes
-    return isinstance(attributes, CustomCallAttributes) and attributes.target.startswith("aten::")
-
-
-_POLICY = replace(HOST, reads_view=_reads_view)
 
 
 class _Shared:
@@ -160,6 +91,7 @@ class _Shared:
     def __init__(self) -> None:
         self.data = bytearray()
         self.calls: list[Call] = []
+        self.operations = 0
 
     def place(self, content: bytes) -> int:
         """The offset at which ``content`` now stands."""
@@ -167,10 +99,6 @@ class _Shared:
         offset = len(self.data)
         self.data.extend(content)
         return offset
-
-
-def _tile_type(element_type: ElementType) -> ElementType:
-    return element_type if element_type in _ARITHMETIC else _BY_WIDTH[element_type.bytes]
 
 
 def _array(instruction: Instruction) -> ArrayShape:
@@ -209,7 +137,7 @@ class _Emitter:
         self.flat: FlatComputation = flatten(computation)
         for instruction in (*self.flat.parameters, *self.flat.outputs):
             _array(instruction)
-        self.schedule: Schedule = fuse(self.flat, _POLICY)
+        self.schedule: Schedule = schedule(self.flat)
         self.items: list[_Item] = []
         self.slots: dict[Instruction, int] = {}
         self.lines: list[str] = []
@@ -222,7 +150,7 @@ class _Emitter:
         ``carried``: result k may be written over parameter k, as in the body of a loop. ``aliases``: the same for any
         pairs (result, parameter).
         """
-        self.items = [self._lower(item) for item in self.schedule.items]
+        self.items = [lowered for item in self.schedule.items for lowered in self._lower(item)]
         if carried:
             self._find_in_place({number: number for number in range(len(self.flat.outputs))})
         results = self._assign_results(carried)
@@ -258,20 +186,25 @@ class _Emitter:
 
     # ---- library calls ----
 
-    def _lower(self, item: Region | Instruction) -> _Item:
+    def _lower(self, item: Region | Instruction) -> Sequence[_Item]:
         if isinstance(item, Region):
-            return item
+            return [item]
         if item.opcode is Opcode.DOT:
             product = as_matrix_product(item, *self._views(item))
             if product is not None:
-                return product
+                return [product]
+        if item.opcode is Opcode.CONVOLUTION:
+            patches = as_patch_product(item, *self._buffers(item))
+            if patches is not None:
+                return [*patches.copies, patches.product]
         lower = {
             Opcode.DYNAMIC_SLICE: self._lower_dynamic_slice,
             Opcode.DYNAMIC_UPDATE_SLICE: self._lower_dynamic_update_slice,
             Opcode.WHILE: self._lower_while,
             Opcode.CONDITIONAL: self._lower_conditional,
-        }.get(item.opcode)
-        return self._lower_call(item) if lower is None else lower(item)
+            Opcode.TOP_K: self._lower_top_k,
+        }.get(item.opcode, self._lower_call)
+        return [lower(item)]
 
     def _buffers(self, instruction: Instruction) -> tuple[Instruction, ...]:
         return tuple(view.buffer for view in self._views(instruction))
@@ -301,6 +234,17 @@ class _Emitter:
         array, update, *starts = self.flat.operands(item)
         operands = (update, array, *starts)
         return self._copy_block(item, operands, dims_of(item), dims_of(update), "native dynamic-update-slice")
+
+    def _lower_top_k(self, item: Instruction) -> _Step:
+        (operand,) = self.flat.operands(item)
+        attributes = item.attributes_as(TopKAttributes)
+        element_type, dims = _array(operand).element_type, dims_of(operand)
+        values, indices = self.flat.leaves_of[item]
+        if not is_arithmetic_type(element_type) or not 0 < attributes.k <= _MAX_TOP_K:
+            return self._lower_call(item)
+        numbers = (int(element_type), prod(dims[:-1]), dims[-1], attributes.k, int(attributes.largest))
+        text = f"native top {attributes.k} {item.name} of {_array(operand)}"
+        return _Step(_TOP_K, self._buffers(item), (values, indices), text, numbers)
 
     def _copy_block(
         self,
@@ -438,8 +382,11 @@ class _Emitter:
         self.lines += (
             self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(_text(item).split("\n"))
         )
+        self.shared.operations += _operations(item)
         if isinstance(item, Region):
-            return _LoopWriter(item, self.slots).words()
+            region = with_base_two(item)
+            rows = row_loop.folds_rows(region, simplify(region))
+            return row_loop.write(region, self.slots) if rows else point_loop.write(region, self.slots)
         if isinstance(item, MatrixProduct):
             return self._write_product(item)
         words = [item.kind, *item.numbers]
@@ -461,7 +408,7 @@ def _scratch(item: Instruction, size: int) -> Instruction:
 
 
 def _movable(shape: ArrayShape) -> ArrayShape:
-    if shape.element_type.bytes not in _BY_WIDTH:
+    if not is_movable(shape.element_type):
         raise NotNativeError(f"{shape} has elements that tiles cannot move")
     return shape
 
@@ -476,10 +423,13 @@ def _is_empty(item: _Item) -> bool:
 def _writes_over(item: _Item, target: Instruction, source: Instruction) -> bool:
     """Whether ``item`` may write ``target`` where it reads ``source``: each element only after its last use."""
     if isinstance(item, Region):
-        (store,) = item.stores
+        (store,) = (s for s in item.stores if s.target is target)
         loads = [e for e in item.expressions() if isinstance(e, Load) and e.source is source]
         widths = {_array(target).element_type.bytes, *(load.element_type.bytes for load in loads)}
-        return not item.folds and len(widths) == 1 and all(load.index == store.index for load in loads)
+        # Stores come after the operations, so what another store moves must not have been overwritten by then.
+        moved = any(s.value in loads for s in item.stores if s is not store)
+        same = len(widths) == 1 and all(load.index == store.index for load in loads)
+        return not item.folds and not moved and same
     return isinstance(item, _Step) and item.kind == _UPDATE and item.sources.count(source) == 1
 
 
@@ -503,6 +453,13 @@ def _scratches(item: _Item) -> Sequence[Instruction]:
     return item.scratch if isinstance(item, _Step) else ()
 
 
+def _operations(item: _Item) -> int:
+    """How many operations of arrays the item stands for, without those that its host runs."""
+    if isinstance(item, Region):
+        return max(1, sum(isinstance(e, Apply | Fold) for e in item.expressions()))
+    return int(isinstance(item, MatrixProduct) or item.kind != _CALL)
+
+
 def _text(item: _Item) -> str:
     if isinstance(item, _Step):
         return item.text
@@ -510,122 +467,6 @@ def _text(item: _Item) -> str:
         shape = "x".join(map(str, (*item.batch, item.m, item.n, item.k)))
         return f"native product {item.result.buffer.name} {item.element_type.name.lower()} {shape} (BLAS)"
     operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
-    kind = "fold" if item.folds else "loop"
+    kind = f"{len(item.folds)} folds" if len(item.folds) > 1 else "fold" if item.folds else "loop"
     names = ", ".join(t.name for t in _targets(item))
     return f"native {kind} {names} over {'x'.join(map(str, item.dims)) or 'scalar'}: {' '.join(operations) or 'copy'}"
-
-
-class _LoopWriter:
-    """One region as words: registers are assigned here, sources keep theirs, results of steps are reused once read."""
-
-    def __init__(self, region: Region, slots: dict[Instruction, int]) -> None:
-        self.region = region = with_base_two(region)
-        self.slots = slots
-        self.nest: Nest = simplify(region)
-        # What tiles compute: of a fold the value that goes in. Regions of the host fold only what they then store.
-        values = ((s.value.value if isinstance(s.value, Fold) else s.value, s) for s in region.stores)
-        self.tiles = Region(region.dims, tuple(Store(s.target, value, s.index) for value, s in values))
-        self.types: list[ElementType] = []
-        self.registers: dict[Expression, int] = {}
-
-    def words(self) -> list[int]:
-        expressions = self.tiles.expressions()
-        inputs, literals, indices = self._sources(expressions)
-        steps = self._steps(expressions)
-        ends = self._ends()
-        words = [_LOOP, self._mode(), len(self.nest.dims), *self.nest.dims, len(self.nest.folded)]
-        words += [len(self.types), *map(int, self.types)]
-        for group in (inputs, literals, indices, steps, *ends):
-            words.append(len(group))
-            for entry in group:
-                words += entry
-        return words
-
-    def _mode(self) -> int:
-        if not self.region.folded:
-            return 0
-        return 1 if self.nest.folded[-1] == len(self.nest.dims) - 1 else 2
-
-    def _register(self, element_type: ElementType) -> int:
-        self.types.append(_tile_type(element_type))
-        return len(self.types) - 1
-
-    def _strides(self, index: Affine) -> tuple[int, ...]:
-        return self.nest.strides(index)
-
-    def _sources(self, expressions: Sequence[Expression]) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-        inputs, literals, indices = [], [], []
-        for expression in expressions:
-            if isinstance(expression, Apply | Fold):
-                continue
-            register = self.registers[expression] = self._register(expression.element_type)
-            if isinstance(expression, Load):
-                index = expression.index
-                inputs.append([self.slots[expression.source], register, index.offset, *self._strides(index)])
-            elif isinstance(expression, Literal):
-                literals.append([register, int.from_bytes(expression.data.ljust(8, b"\0"), "little", signed=True)])
-            elif isinstance(expression, Index):
-                indices.append([register, expression.value.offset, *self._strides(expression.value)])
-        return inputs, literals, indices
-
-    def _steps(self, expressions: Sequence[Expression]) -> list[list[int]]:
-        last_use = {o: n for n, e in enumerate(expressions) if isinstance(e, Apply) for o in e.operands}
-        pinned = set(self.tiles.roots())
-        free: dict[ElementType, list[int]] = {}
-        steps = []
-        for number, expression in enumerate(expressions):
-            if not isinstance(expression, Apply):
-                continue
-            tile_type = _tile_type(expression.element_type)
-            waiting = free.get(tile_type)
-            reuse = waiting.pop() if waiting and expression not in pinned else None
-            register = self._register(expression.element_type) if reuse is None else reuse
-            self.registers[expression] = register
-            operands = [self.registers[o] for o in expression.operands]
-            steps.append([*_operation(expression), register, *operands, *[operands[-1]] * (3 - len(operands))])
-            for operand in dict.fromkeys(expression.operands):
-                if isinstance(operand, Apply) and operand not in pinned and last_use[operand] == number:
-                    free.setdefault(_tile_type(operand.element_type), []).append(self.registers[operand])
-        return steps
-
-    def _ends(self) -> tuple[list[list[int]], list[list[int]]]:
-        reductions: list[list[int]] = []
-        outputs: list[list[int]] = []
-        kept = [position for position in range(len(self.nest.dims)) if position not in self.nest.folded]
-        for store in self.region.stores:
-            strides = self._strides(store.index)
-            if isinstance(store.value, Fold):
-                register = self._fold(store.value, reductions)
-                strides = tuple(strides[k] for k in kept)
-            else:
-                register = self.registers[store.value]
-            outputs.append([self.slots[store.target], register, store.index.offset, *strides])
-        return reductions, outputs
-
-    def _fold(self, fold: Fold, reductions: list[list[int]]) -> int:
-        """The register of the fold's result; the fold itself goes to ``reductions``."""
-        if not isinstance(fold.initial, Load):
-            raise AssertionError("the host's regions fold from the value of a buffer on")
-        result = self._register(fold.value.element_type)
-        number = _COMBINES.index(fold.combine)
-        reductions.append([number, self.registers[fold.value], result, self.slots[fold.initial.source]])
-        return result
-
-
-def _operation(expression: Apply) -> tuple[int, int, int]:
-    """Kind, number and element type of a step."""
-    operand_type = _tile_type(expression.operands[-1].element_type)
-    if expression.opcode is Opcode.CONVERT:
-        return _CONVERT, int(operand_type), int(expression.element_type)
-    if expression.opcode is Opcode.BITCAST_CONVERT:
-        return _BITCAST, int(operand_type), int(expression.element_type)
-    if expression.opcode is Opcode.COMPARE:
-        number = _FIRST_COMPARISON + _COMPARISONS.index(Comparison(expression.detail))
-        if expression.order is ComparisonOrder.TOTAL:
-            number += len(_COMPARISONS)
-        return _APPLY, number, int(operand_type)
-    if expression.opcode is Opcode.LOG and expression.detail == BASE_TWO:
-        return _APPLY, _LOG2, int(operand_type)
-    if expression.opcode is Opcode.IS_FINITE:
-        return _APPLY, _OPERATIONS[expression.opcode], int(operand_type)
-    return _APPLY, _OPERATIONS[expression.opcode], int(_tile_type(expression.element_type))

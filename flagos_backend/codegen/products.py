@@ -55,8 +55,8 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
     rhs_free = _rest(rhs_dims, attributes.rhs_batch, attributes.rhs_contracting)
     m, n = (prod(d[i] for i in free) for d, free in ((lhs_dims, lhs_free), (rhs_dims, rhs_free)))
     k = prod(lhs_dims[i] for i in attributes.lhs_contracting)
-    lhs = _operand(lhs_view, lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
-    rhs = _operand(rhs_view, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
+    lhs = matrix_operand(lhs_view, lhs_dims, attributes.lhs_batch, lhs_free, attributes.lhs_contracting)
+    rhs = matrix_operand(rhs_view, rhs_dims, attributes.rhs_batch, attributes.rhs_contracting, rhs_free)
     if lhs is None or rhs is None:
         return None
     if max(m, n, k, lhs.leading, rhs.leading) > _MAX_SIZE:
@@ -78,12 +78,13 @@ def is_product_operand(dot: Instruction, number: int, view: View) -> bool:
     batch, contracting = sides[number]
     free = _rest(dims, batch, contracting)
     rows, columns = (free, contracting) if number == 0 else (contracting, free)
-    return 0 not in dims and _operand(view, dims, batch, rows, columns) is not None
+    return 0 not in dims and matrix_operand(view, dims, batch, rows, columns) is not None
 
 
-def _operand(
+def matrix_operand(
     view: View, dims: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
 ) -> Operand | None:
+    """The array as matrices of ``rows`` and ``columns`` as BLAS takes them; None where it takes no such strides."""
     batch_strides = tuple(view.strides[d] for d in batch)
     row_step, column_step = _step(dims, view.strides, rows), _step(dims, view.strides, columns)
     if row_step is None or column_step is None:

@@ -42,7 +42,9 @@ def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts) ->
     merger.join_producers()
     merger.join_siblings()
     merger.drop_cheap_buffers()
-    return Schedule(tuple(merger.ordered()), schedule.buffers)
+    items = tuple(merger.ordered())
+    merger.take_apart()
+    return Schedule(items, schedule.buffers, schedule.views)
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -67,7 +69,8 @@ class _Node:
 
 class _Merger:
     def __init__(self, computation: FlatComputation, schedule: Schedule, accepts: Accepts) -> None:
-        self.computation, self.buffers, self.accepts = computation, schedule.buffers, accepts
+        self.computation, self.accepts = computation, accepts
+        self.buffers, self.views = schedule.buffers, schedule.views
         self.pool = Pool()
         self.outputs = {schedule.buffers[output] for output in computation.outputs}
         self.nodes: list[_Node | None] = []  # by number
@@ -82,7 +85,10 @@ class _Merger:
         if isinstance(item, Region):
             item = _simplified(item, self.pool)
             return _Node(number, item, _sources(item), _targets(item))
-        reads = tuple(self.buffers[operand] for operand in self.computation.operands(item))
+        reads = tuple(
+            view.buffer if (view := self.views.get((item, position))) else self.buffers[operand]
+            for position, operand in enumerate(self.computation.operands(item))
+        )
         return _Node(number, item, reads, self.computation.leaves_of[item])
 
     def _add(self, node: _Node) -> None:
@@ -138,6 +144,13 @@ class _Merger:
     def ordered(self) -> Iterator[Region | Instruction]:
         """The items, each after what it needs."""
         return (node.item for node in self.nodes if node is not None)
+
+    def take_apart(self) -> None:
+        """Nodes refer to each other; without that they go when the merger does, not when Python looks for cycles."""
+        for node in self.nodes:
+            if node is not None:
+                node.before.clear()
+                node.after.clear()
 
     # ---- Producers
 

@@ -33,8 +33,8 @@ _PLACED = frozenset(
         Opcode.REPLICA_ID,
     }
 )
-# A library call from native code costs about as much as this many steps of a Python plan save.
-_STEPS_PER_CALL = 2
+# A library call from native code costs about as much as this many operations of a Python plan save.
+_OPERATIONS_PER_CALL = 2
 
 LibraryCall = Callable[[Run, list[torch.Tensor], Sequence[torch.Tensor]], None]
 
@@ -61,9 +61,8 @@ def native_part(module: Module, argument_aliases: Sequence[int] = ()) -> tuple[N
         code = emit(module, argument_aliases)
     except NotNativeError as error:
         return None, str(error)
-    native_steps = len(code.steps) - len(code.calls)
-    if native_steps < _STEPS_PER_CALL * len(code.calls):
-        return None, f"{len(code.calls)} library calls to {native_steps} native steps"
+    if code.operations < _OPERATIONS_PER_CALL * len(code.calls):
+        return None, f"{len(code.calls)} library calls to {code.operations} native operations"
     return NativePart(code, tuple(_library_call(call) for call in code.calls)), ""
 
 

@@ -59,10 +59,11 @@ using DotFunction = void (*)(void* result, const void* a, const void* b, int64_t
 struct Kernels {
   const char* name;
   TileFunction apply[kNumOps][kNumTypes];
-  TileFunction convert[kNumTypes][kNumTypes];  // [from][to]
-  FoldFunction fold[kNumCombines][kNumTypes];  // [Combine][type of x]
-  DotFunction dot[kNumTypes];                  // F32, F64
-  TileFunction iota[kNumTypes];                // result[i] = *a (int64) + i * *b (int64)
+  TileFunction convert[kNumTypes][kNumTypes];              // [from][to]
+  FoldFunction fold[kNumCombines][kNumTypes];              // [Combine][type of x]
+  DotFunction dot[kNumTypes];                              // F32, F64
+  TileFunction iota[kNumTypes];                            // result[i] = *a (int64) + i * *b (int64)
+  void (*fill[4])(void* to, const void* from, int64_t n);  // to[i] = *from, by the logarithm of the width in bytes
 };
 
 const Kernels& BaselineKernels();
@@ -72,7 +73,29 @@ const Kernels& Avx512Kernels();
 #endif
 const Kernels& SelectKernels();
 
-int64_t TypeBytes(Type type);  // 0 for a number that is no type
+// 0 for a number that is no type.
+inline int64_t TypeBytes(Type type) {
+  switch (type) {
+    case Type::kPred:
+    case Type::kS8:
+    case Type::kU8:
+      return 1;
+    case Type::kS16:
+    case Type::kU16:
+    case Type::kF16:
+    case Type::kBF16:
+      return 2;
+    case Type::kS32:
+    case Type::kU32:
+    case Type::kF32:
+      return 4;
+    case Type::kS64:
+    case Type::kU64:
+    case Type::kF64:
+      return 8;
+  }
+  return 0;
+}
 
 // Sums and products of floats are folded in double, of 16-bit floats in float; everything else in its own type.
 Type AccumulatorType(Combine combine, Type type);

@@ -88,12 +88,20 @@ class Runner {
     RunLoop(loop, slots_);
     return true;
   }
+  bool operator()(const RowLoop& loop) const {
+    RunRowLoop(loop, slots_);
+    return true;
+  }
   bool operator()(const ScalarLoop& loop) const {
     RunScalarLoop(loop, slots_);
     return true;
   }
   bool operator()(const MatrixProduct& product) const {
     RunMatrixProduct(product, slots_);
+    return true;
+  }
+  bool operator()(const TopK& top_k) const {
+    RunTopK(top_k, slots_);
     return true;
   }
   bool operator()(const BlockCopy& copy) const {

@@ -13,11 +13,11 @@
 
 namespace flagos::cpu {
 
-// How a loop nest ends: every point is stored, or trailing dimensions are folded (rows), or the dimensions just before
-// the last are (columns).
-enum class LoopMode : int64_t { kMap = 0, kRows = 1, kColumns = 2 };
+// How a loop nest ends: every point is stored, or the dimensions just before the last are folded (columns).
+enum class LoopMode : int64_t { kMap = 0, kColumns = 1 };
 
-struct Loop {
+// What loops over points and loops over rows have in common.
+struct LoopBase {
   struct Input {
     int64_t slot, reg, offset;  // offset and strides in elements
     std::vector<int64_t> strides;
@@ -29,6 +29,7 @@ struct Loop {
   struct Iota {  // offset + sum of coefficients times indices
     int64_t reg, offset;
     std::vector<int64_t> coefficients;
+    TileFunction function;
   };
   struct Step {
     TileFunction function;
@@ -37,30 +38,55 @@ struct Loop {
   struct Reduction {
     Combine combine;
     Type type;
-    int64_t reg, result, initial_slot;  // initial_slot: where the scalar initial value stands
+    int64_t reg, result, initial;  // registers of what is folded, of the fold, and of what it begins with
     FoldFunction fold;
     bool compensated = false;  // a sum in its own type, of which rows keep what rounding between tiles loses
     TileFunction widen, combine_wide, narrow;  // to, in and from AccumulatorType; widen and narrow null when it is type
   };
   struct Output {
     int64_t slot, reg, offset;
-    std::vector<int64_t> strides;  // one for each dimension that is not folded
-    bool in_place = false;         // the step that computes the register may write here directly
+    std::vector<int64_t> strides;
+    bool in_place = false;  // the step that computes the register may write here directly
   };
 
-  LoopMode mode;
   std::vector<int64_t> dims;
   int64_t num_folded = 0;  // dimensions that reductions fold
   std::vector<Type> registers;
   std::vector<Input> inputs;
   std::vector<Constant> constants;
   std::vector<Iota> iotas;
-  std::vector<Step> steps;
-  std::vector<Reduction> reductions;
-  std::vector<Output> outputs;
   int64_t tile = 0;       // elements
   int64_t work = 0;       // points times steps, to decide on threads
   size_t lane_bytes = 0;  // what one thread needs for its tiles
+};
+
+struct Loop : LoopBase {
+  LoopMode mode;
+  std::vector<Step> steps;
+  std::vector<Reduction> reductions;  // they begin with constants or invariant inputs
+  std::vector<Output> outputs;        // a stride for each dimension that is not folded
+};
+
+// A loop nest whose trailing dimensions are folded. Phases pass over one row after the other while it is in the cache: a
+// phase may use what the phases before it folded from the row, and what they kept of it.
+struct RowLoop : LoopBase {
+  // What a register holds: a tile, a whole row, a scalar that may fill a tile, a scalar alone.
+  enum class Extent : int64_t { kTile = 0, kRow = 1, kScalar = 2, kSingle = 3 };
+  struct Phase {
+    std::vector<Step> scalar_steps;  // on one element each, before the pass
+    std::vector<Output> scalar_outputs;
+    std::vector<int64_t> broadcasts;     // scalars that fill their tiles now
+    std::vector<int64_t> inputs, iotas;  // numbers of those that vary within the row and are needed
+    std::vector<Step> steps;
+    std::vector<Output> outputs;
+    std::vector<Reduction> reductions;
+  };
+  std::vector<Extent> extents;                 // of the registers
+  std::vector<int64_t> row_registers;          // those that hold rows
+  std::vector<int64_t> row_inputs, row_iotas;  // numbers of those that are the same within a row
+  std::vector<Phase> phases;
+  int64_t row = 0;  // elements
+  size_t max_reductions = 0;
 };
 
 // A loop over a single point. A cell of 8 bytes stands for each register.
@@ -88,6 +114,16 @@ struct BlockCopy {
   std::vector<Type> start_types;
   std::vector<int64_t> sources;
   int64_t target;
+};
+
+// The k greatest (or least) elements of each row in total order, ties by lower index, and their s32 indices.
+inline constexpr int64_t kMaxTopK = 128;  // more are sorted better
+using TopKFunction = void (*)(void* job, int64_t begin, int64_t end);
+struct TopK {
+  int64_t rows, columns, k;
+  bool largest;
+  int64_t source, values, indices;  // slots
+  TopKFunction function;
 };
 
 class NativeProgram;
@@ -158,7 +194,7 @@ class NativeProgram {
  private:
   friend class Parser;
   friend class Runner;
-  using Step = std::variant<Loop, ScalarLoop, MatrixProduct, Call, BlockCopy, While, Conditional>;
+  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, Call, BlockCopy, While, Conditional>;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

@@ -7,12 +7,17 @@ namespace flagos::cpu {
 
 // slots: base address of every buffer of the program.
 void RunLoop(const Loop& loop, char* const* slots);
+void RunRowLoop(const RowLoop& loop, char* const* slots);
 void RunScalarLoop(const ScalarLoop& loop, char* const* slots);
+void RunTopK(const TopK& top_k, char* const* slots);
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
 
 // Whether a loop is one that MakeScalarLoop takes: over a single point, without folds.
 bool IsScalar(const Loop& loop);
 ScalarLoop MakeScalarLoop(const Loop& loop);
+
+// How to find the top k of a type; nullptr for a number that is no type.
+TopKFunction TopKFunctionOf(Type type);
 
 // True when a BLAS is in the process: the one torch brings.
 bool HaveMatrixProducts();

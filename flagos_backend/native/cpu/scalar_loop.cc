@@ -43,10 +43,8 @@ ScalarLoop MakeScalarLoop(const Loop& loop) {
   scalar.cells.assign(loop.registers.size(), 0);
   for (const Loop::Constant& constant : loop.constants) scalar.cells[static_cast<size_t>(constant.reg)] = constant.bits;
   for (const Loop::Iota& iota : loop.iotas) {
-    const Type type = loop.registers[static_cast<size_t>(iota.reg)];
     const int64_t step = 0;
-    SelectKernels().iota[static_cast<int>(type)](&scalar.cells[static_cast<size_t>(iota.reg)], &iota.offset, &step,
-                                                 nullptr, 1);
+    iota.function(&scalar.cells[static_cast<size_t>(iota.reg)], &iota.offset, &step, nullptr, 1);
   }
   for (const Loop::Input& input : loop.inputs) scalar.loads.push_back(move(input.slot, input.reg, input.offset));
   for (const Loop::Output& output : loop.outputs) scalar.stores.push_back(move(output.slot, output.reg, output.offset));

@@ -1,0 +1,77 @@
+"""Which loops the host CPU runs for a computation: fusion within the limits of its tiles and caches.
+
+Between fusion and native.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from flagos_backend.codegen.loops import simplify
+from flagos_backend.codegen.products import is_product_operand
+from flagos_backend.codegen.row_loop import Phases, folds_rows
+from flagos_backend.fusion.flat import FlatComputation
+from flagos_backend.fusion.fuse import HOST, Schedule, fuse
+from flagos_backend.fusion.indexing import View
+from flagos_backend.fusion.merge import merge
+from flagos_backend.fusion.region import Apply, Fold, Literal, Load, Region, below
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+
+# More operations than this and the tiles of one loop no longer stay in the first-level cache.
+_MAX_OPERATIONS = 64
+# Shorter runs of elements cost more in calls of operations than a pass through memory does.
+_MIN_RUN = 64
+# What is kept of a row has to stay in the second-level cache.
+_MAX_KEPT_BYTES = 512 << 10
+# Below this many points a loop runs on one thread anyway.
+_SMALL = 1 << 14
+# With fewer rows than this, threads have nothing to share.
+_MIN_ROWS = 16
+
+
+def schedule(computation: FlatComputation) -> Schedule:
+    """Regions, each for one loop, and library calls."""
+    return merge(computation, fuse(computation, _POLICY), accepts)
+
+
+def _reads_view(call: Instruction, operand: int, view: View) -> bool:
+    """Operators of PyTorch take any strides; BLAS takes those of a matrix."""
+    if call.opcode is Opcode.DOT:
+        return is_product_operand(call, operand, view)
+    attributes = call.attributes
+    return isinstance(attributes, CustomCallAttributes) and attributes.target.startswith("aten::")
+
+
+_POLICY = replace(HOST, reads_view=_reads_view)
+
+
+def accepts(region: Region) -> bool:
+    """Whether a merged region is better than the regions it was made of."""
+    if sum(isinstance(e, Apply) for e in region.expressions()) > _MAX_OPERATIONS:
+        return False
+    nest = simplify(region)
+    points = prod(nest.dims)
+    short = bool(nest.dims) and nest.dims[-1] < _MIN_RUN
+    if not region.folds:
+        return not short or len(nest.dims) == 1
+    if not folds_rows(region, nest):
+        return not short and _folds_columns(region)
+    rows = prod(nest.dims[: len(nest.dims) - len(nest.folded)])
+    if short or (rows < _MIN_ROWS and points > _SMALL):
+        return False
+    return Phases(region).kept_bytes <= _MAX_KEPT_BYTES
+
+
+def _folds_columns(region: Region) -> bool:
+    """Whether the region stores nothing but folds over the same dimensions, none of which needs another."""
+    stored = {store.value for store in region.stores}
+    inside = below(fold.value for fold in region.folds)
+    return (
+        len({fold.dims for fold in region.folds}) == 1
+        and stored == set(region.folds)
+        and all(isinstance(fold.initial, Load | Literal) for fold in region.folds)
+        and not any(isinstance(expression, Fold) for expression in inside)
+    )

@@ -1,0 +1,328 @@
+// Reads loops: what the parser checks here is why running them needs no checks.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/parse.h"
+
+namespace flagos::cpu {
+namespace {
+
+constexpr int64_t kMaxTile = 1024, kMinTile = 64;
+constexpr int64_t kTileBytes = 24 << 10;  // registers of one lane together: they should stay in the first-level cache
+enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2 };
+
+template <int kBytes>
+void CopyTile(void* result, const void* a, const void*, const void*, int64_t n) {
+  std::memmove(result, a, static_cast<size_t>(n * kBytes));
+}
+
+TileFunction BitcastFunction(int64_t bytes) {
+  switch (bytes) {
+    case 1:
+      return &CopyTile<1>;
+    case 2:
+      return &CopyTile<2>;
+    case 4:
+      return &CopyTile<4>;
+    default:
+      return &CopyTile<8>;
+  }
+}
+
+Type TypeOf(const LoopBase& loop, int64_t reg) { return loop.registers[static_cast<size_t>(reg)]; }
+
+// The widths must agree, or a kernel would read or write past a tile.
+void CheckStepTypes(const LoopBase& loop, const LoopBase::Step& step, bool is_convert, int64_t what, Type type) {
+  const Op op = static_cast<Op>(what);
+  const bool to_pred = !is_convert && (op == Op::kIsFinite || (op >= Op::kEq && op <= Op::kLtTotal));
+  Require(TypeOf(loop, step.result) == (to_pred ? Type::kPred : type), "a result register has the wrong type");
+  const Type operand = is_convert ? static_cast<Type>(what) : type;
+  Require(TypeOf(loop, step.a) == (!is_convert && op == Op::kSelect ? Type::kPred : operand),
+          "an operand has the wrong type");
+  if (is_convert || op < Op::kAdd) return;
+  Require(TypeOf(loop, step.b) == type, "an operand has the wrong type");
+  if (op >= Op::kSelect) Require(TypeOf(loop, step.c) == type, "an operand has the wrong type");
+}
+
+bool IsSource(const LoopBase& loop, int64_t reg) {
+  const auto is_reg = [&](const auto& source) { return source.reg == reg; };
+  return std::any_of(loop.inputs.begin(), loop.inputs.end(), is_reg) ||
+         std::any_of(loop.constants.begin(), loop.constants.end(), is_reg) ||
+         std::any_of(loop.iotas.begin(), loop.iotas.end(), is_reg);
+}
+
+// Whether the register holds the same everywhere, from before the first point on.
+bool IsInvariant(const LoopBase& loop, int64_t reg) {
+  return std::any_of(loop.inputs.begin(), loop.inputs.end(),
+                     [&](const LoopBase::Input& input) { return input.reg == reg && input.invariant; }) ||
+         std::any_of(loop.constants.begin(), loop.constants.end(),
+                     [&](const LoopBase::Constant& constant) { return constant.reg == reg; });
+}
+
+// A step may write its result straight to memory when it alone computes the register, one output takes it, that output
+// is contiguous along the tile, and no later step reads what stood there.
+bool IsInPlace(const LoopBase& loop, const std::vector<LoopBase::Step>& steps,
+               const std::vector<LoopBase::Output>& outputs, const LoopBase::Output& output) {
+  if (output.strides.empty() || output.strides.back() != 1) return false;
+  const auto computes = [&](const LoopBase::Step& step) { return step.result == output.reg; };
+  const auto stored = std::count_if(outputs.begin(), outputs.end(),
+                                    [&](const LoopBase::Output& other) { return other.reg == output.reg; });
+  if (std::count_if(steps.begin(), steps.end(), computes) != 1 || stored != 1) return false;
+  const auto overwritten = [&](int64_t reg) {
+    return std::any_of(loop.inputs.begin(), loop.inputs.end(),
+                       [&](const LoopBase::Input& input) { return input.reg == reg && input.slot == output.slot; });
+  };
+  return std::none_of(
+      std::find_if(steps.begin(), steps.end(), computes) + 1, steps.end(),
+      [&](const LoopBase::Step& step) { return overwritten(step.a) || overwritten(step.b) || overwritten(step.c); });
+}
+
+}  // namespace
+
+std::vector<int64_t> Parser::ParseNumbers(size_t limit) {
+  std::vector<int64_t> numbers(static_cast<size_t>(Count()));
+  for (int64_t& number : numbers) {
+    number = Word();
+    Require(number >= 0 && number < static_cast<int64_t>(limit), "a number is out of range");
+  }
+  return numbers;
+}
+
+int64_t Parser::ParseDims(LoopBase& loop) {
+  const int64_t rank = Count();
+  Require(rank <= kMaxRank, "too many loop dimensions");
+  int64_t points = 1;
+  for (int64_t d = 0; d < rank; ++d) {
+    loop.dims.push_back(Word());
+    points = Times(points, loop.dims.back());
+  }
+  loop.num_folded = Word();
+  Require(loop.num_folded >= 0 && loop.num_folded <= rank, "wrong number of folded dimensions");
+  return points;
+}
+
+Loop Parser::ParseLoop() {
+  Loop loop;
+  const int64_t mode = Word();
+  Require(mode == 0 || mode == 1, "unknown loop mode");
+  loop.mode = static_cast<LoopMode>(mode);
+  const bool columns = loop.mode == LoopMode::kColumns;
+  const int64_t points = ParseDims(loop);
+  Require((loop.num_folded > 0) == columns && (!columns || loop.num_folded < static_cast<int64_t>(loop.dims.size())),
+          "wrong number of folded dimensions");
+  const int64_t num_registers = Count();
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < num_registers; ++i) {
+    loop.registers.push_back(ParseType());
+    bytes += TypeBytes(loop.registers.back());
+  }
+  Require(bytes > 0, "a loop without registers");
+  loop.tile = std::clamp(kTileBytes / bytes / 64 * 64, kMinTile, kMaxTile);
+  // A tile never crosses the last dimension, and what is longer than it is filled for nothing.
+  loop.tile = std::min(loop.tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
+  ParseSources(loop);
+  loop.steps = ParseSteps(loop);
+  loop.reductions = ParseReductions(loop);
+  Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
+  for (const Loop::Reduction& reduction : loop.reductions) {
+    Require(IsInvariant(loop, reduction.initial), "a reduction begins with what varies");
+  }
+  std::vector<int64_t> kept(loop.dims.begin(), loop.dims.end() - loop.num_folded);
+  if (columns) kept.back() = loop.dims.back();
+  loop.outputs = ParseOutputs(loop, kept);
+  if (!columns) {
+    for (Loop::Output& output : loop.outputs) output.in_place = IsInPlace(loop, loop.steps, loop.outputs, output);
+  }
+  loop.lane_bytes = 64 + loop.reductions.size() * static_cast<size_t>(2 * (loop.tile * 8 + 64));
+  for (Type type : loop.registers) loop.lane_bytes += static_cast<size_t>(loop.tile * TypeBytes(type) + 64);
+  loop.work = Times(points, static_cast<int64_t>(1 + loop.steps.size() + loop.reductions.size()));
+  return loop;
+}
+
+RowLoop Parser::ParseRowLoop() {
+  RowLoop loop;
+  const int64_t points = ParseDims(loop);
+  Require(loop.num_folded > 0, "wrong number of folded dimensions");
+  loop.row = 1;
+  for (size_t d = loop.dims.size() - static_cast<size_t>(loop.num_folded); d < loop.dims.size(); ++d) {
+    loop.row *= loop.dims[d];
+  }
+  const int64_t num_registers = Count();
+  int64_t bytes = 0, row_bytes = 0;
+  for (int64_t i = 0; i < num_registers; ++i) {
+    loop.registers.push_back(ParseType());
+    const int64_t extent = Word();
+    Require(extent >= 0 && extent <= 3, "unknown extent of a register");
+    loop.extents.push_back(static_cast<RowLoop::Extent>(extent));
+    if (loop.extents.back() == RowLoop::Extent::kRow) {
+      loop.row_registers.push_back(i);
+      row_bytes += Times(loop.row, TypeBytes(loop.registers.back()));
+    } else if (loop.extents.back() != RowLoop::Extent::kSingle) {
+      bytes += TypeBytes(loop.registers.back());
+    }
+  }
+  Require(num_registers > 0, "a loop without registers");
+  loop.tile = std::clamp(kTileBytes / std::max<int64_t>(bytes, 1) / 64 * 64, kMinTile, kMaxTile);
+  loop.tile = std::min(loop.tile, std::max<int64_t>(loop.dims.back(), 1));
+  ParseSources(loop);
+  const auto row_invariant = [&](const std::vector<int64_t>& strides) {
+    return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
+  };
+  const auto require_tile = [&](int64_t reg) {
+    const RowLoop::Extent extent = loop.extents[static_cast<size_t>(reg)];
+    Require(extent == RowLoop::Extent::kTile || extent == RowLoop::Extent::kScalar, "a source needs a tile");
+  };
+  for (const Loop::Constant& constant : loop.constants) require_tile(constant.reg);
+  for (size_t i = 0; i < loop.inputs.size(); ++i) {
+    const Loop::Input& input = loop.inputs[i];
+    require_tile(input.reg);
+    if (!input.invariant && row_invariant(input.strides)) loop.row_inputs.push_back(static_cast<int64_t>(i));
+  }
+  for (size_t i = 0; i < loop.iotas.size(); ++i) {
+    require_tile(loop.iotas[i].reg);
+    if (row_invariant(loop.iotas[i].coefficients)) loop.row_iotas.push_back(static_cast<int64_t>(i));
+  }
+  int64_t operations = 1;
+  for (int64_t i = Count(); i > 0; --i) {
+    loop.phases.push_back(ParsePhase(loop));
+    const RowLoop::Phase& phase = loop.phases.back();
+    operations += static_cast<int64_t>(phase.steps.size() + phase.reductions.size());
+    loop.max_reductions = std::max(loop.max_reductions, phase.reductions.size());
+  }
+  loop.work = Times(points, operations);
+  // Every register and the accumulators are aligned to 64 bytes.
+  int64_t lane_bytes = 64 + static_cast<int64_t>(loop.max_reductions) * 64 + 64;
+  Require(!__builtin_add_overflow(lane_bytes, row_bytes, &lane_bytes), "a row is too long");
+  for (Type type : loop.registers) lane_bytes += loop.tile * TypeBytes(type) + 64;
+  loop.lane_bytes = static_cast<size_t>(lane_bytes);
+  return loop;
+}
+
+RowLoop::Phase Parser::ParsePhase(const RowLoop& loop) {
+  RowLoop::Phase phase;
+  phase.scalar_steps = ParseSteps(loop);
+  phase.scalar_outputs = ParseOutputs(loop, {loop.dims.begin(), loop.dims.end() - loop.num_folded});
+  phase.broadcasts = ParseNumbers(loop.registers.size());
+  phase.inputs = ParseNumbers(loop.inputs.size());
+  phase.iotas = ParseNumbers(loop.iotas.size());
+  phase.steps = ParseSteps(loop);
+  phase.outputs = ParseOutputs(loop, loop.dims);
+  phase.reductions = ParseReductions(loop);
+  const auto extent = [&](int64_t reg) { return loop.extents[static_cast<size_t>(reg)]; };
+  const auto has_tile = [&](int64_t reg) { return extent(reg) != RowLoop::Extent::kSingle; };
+  bool tiles = std::all_of(phase.broadcasts.begin(), phase.broadcasts.end(), has_tile);
+  for (const Loop::Step& step : phase.steps) {
+    tiles = tiles && has_tile(step.result) && has_tile(step.a) && has_tile(step.b) && has_tile(step.c);
+  }
+  for (const Loop::Output& output : phase.outputs) tiles = tiles && has_tile(output.reg);
+  for (const Loop::Reduction& reduction : phase.reductions) tiles = tiles && has_tile(reduction.reg);
+  Require(tiles, "a register of one element is used as a tile");
+  for (Loop::Output& output : phase.outputs) {
+    output.in_place =
+        extent(output.reg) == RowLoop::Extent::kTile && IsInPlace(loop, phase.steps, phase.outputs, output);
+  }
+  return phase;
+}
+
+void Parser::ParseSources(LoopBase& loop) {
+  for (int64_t i = Count(); i > 0; --i) {
+    Loop::Input input;
+    input.slot = ReadableSlot();
+    input.reg = Register(loop);
+    input.offset = Word();
+    input.strides = ParseStrides(loop.dims.size());
+    input.invariant = std::all_of(input.strides.begin(), input.strides.end(), [](int64_t s) { return s == 0; });
+    CheckAccess(input.slot, TypeOf(loop, input.reg), input.offset, loop.dims, input.strides);
+    loop.inputs.push_back(std::move(input));
+  }
+  for (int64_t i = Count(); i > 0; --i) {
+    const int64_t reg = Register(loop);
+    loop.constants.push_back({reg, Word()});
+  }
+  for (int64_t i = Count(); i > 0; --i) {
+    const int64_t reg = Register(loop);
+    const int64_t offset = Word();
+    const TileFunction function = SelectKernels().iota[static_cast<int>(TypeOf(loop, reg))];
+    loop.iotas.push_back({reg, offset, ParseStrides(loop.dims.size()), function});
+  }
+}
+
+std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
+  const Kernels& kernels = SelectKernels();
+  std::vector<Loop::Step> steps;
+  for (int64_t i = Count(); i > 0; --i) {
+    const int64_t kind = Word();
+    const int64_t what = Word();
+    const Type type = ParseType();
+    Loop::Step step;
+    if (kind == kApply) {
+      Require(what >= 0 && what < kNumOps, "unknown operation");
+      step.function = kernels.apply[what][static_cast<int>(type)];
+    } else {
+      Require(kind == kConvert || kind == kBitcast, "unknown kind of operation");
+      Require(what > 0 && what < kNumTypes, "unknown element type");
+      const bool same_width = TypeBytes(static_cast<Type>(what)) == TypeBytes(type);
+      Require(kind == kConvert || same_width, "a bitcast changes width");
+      step.function =
+          kind == kBitcast ? BitcastFunction(TypeBytes(type)) : kernels.convert[what][static_cast<int>(type)];
+    }
+    Require(step.function != nullptr, "an operation does not exist for its element type");
+    step.result = Register(loop);
+    step.a = Register(loop);
+    step.b = Register(loop);
+    step.c = Register(loop);
+    CheckStepTypes(loop, step, kind != kApply, what, type);
+    // A source's register may stand for the source's own memory.
+    Require(!IsSource(loop, step.result), "a step writes the register of a source");
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+std::vector<Loop::Reduction> Parser::ParseReductions(const LoopBase& loop) {
+  const Kernels& kernels = SelectKernels();
+  std::vector<Loop::Reduction> reductions;
+  for (int64_t i = Count(); i > 0; --i) {
+    Loop::Reduction reduction;
+    const int64_t combine = Word();
+    Require(combine >= 0 && combine < kNumCombines, "unknown reduction");
+    reduction.combine = static_cast<Combine>(combine);
+    reduction.reg = Register(loop);
+    reduction.result = Register(loop);
+    reduction.initial = Register(loop);
+    reduction.type = TypeOf(loop, reduction.reg);
+    Require(reduction.type == TypeOf(loop, reduction.result) && reduction.type == TypeOf(loop, reduction.initial),
+            "a reduction changes type");
+    Require(!IsSource(loop, reduction.result), "a reduction writes the register of a source");
+    const int type = static_cast<int>(reduction.type);
+    const int wide = static_cast<int>(AccumulatorType(reduction.combine, reduction.type));
+    static constexpr Op kOps[] = {Op::kAdd, Op::kMultiply, Op::kMaximum, Op::kMinimum, Op::kAnd, Op::kOr, Op::kXor};
+    static_assert(sizeof kOps / sizeof *kOps == kNumCombines);
+    reduction.compensated = reduction.combine == Combine::kAdd && reduction.type == Type::kF64;
+    reduction.fold = kernels.fold[combine][type];
+    reduction.combine_wide = kernels.apply[static_cast<int>(kOps[combine])][wide];
+    reduction.widen = wide == type ? nullptr : kernels.convert[type][wide];
+    // Double to a 16-bit float has no single rounding in the table; reductions into those types stay unsupported here.
+    reduction.narrow = wide == type ? nullptr : kernels.convert[wide][type];
+    Require(reduction.fold != nullptr && reduction.combine_wide != nullptr, "a reduction does not exist for its type");
+    Require(wide == type || reduction.narrow != nullptr, "a reduction does not exist for its type");
+    reductions.push_back(reduction);
+  }
+  return reductions;
+}
+
+std::vector<Loop::Output> Parser::ParseOutputs(const LoopBase& loop, const std::vector<int64_t>& dims) {
+  std::vector<Loop::Output> outputs;
+  for (int64_t i = Count(); i > 0; --i) {
+    Loop::Output output;
+    output.slot = WritableSlot();
+    output.reg = Register(loop);
+    output.offset = Word();
+    output.strides = ParseStrides(dims.size());
+    CheckAccess(output.slot, TypeOf(loop, output.reg), output.offset, dims, output.strides);
+    outputs.push_back(std::move(output));
+  }
+  return outputs;
+}
+
+}  // namespace flagos::cpu

@@ -1,0 +1,186 @@
+// Loops over rows: everything about a row is done while it is in the cache.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/run_loop.h"
+#include "cpu/tiles.h"
+
+namespace flagos::cpu {
+namespace {
+
+// A running fold. Of a compensated sum, `lost` is what rounding took from it so far.
+struct Accumulator {
+  alignas(8) char value[8];
+  double lost;
+};
+
+class RowLane {
+ public:
+  RowLane(const RowLoop& loop, char* const* slots)
+      : loop_(loop), slots_(slots), tiles_(loop.lane_bytes, loop.registers.size(), loop.dims.size()) {
+    for (size_t i = 0; i < loop.registers.size(); ++i) {
+      const RowLoop::Extent extent = loop.extents[i];
+      const int64_t elements = extent == RowLoop::Extent::kRow      ? loop.row
+                               : extent == RowLoop::Extent::kSingle ? 1
+                                                                    : loop.tile;
+      tiles_.home[i] = tiles_.place[i] = tiles_.Take(elements * TypeBytes(loop.registers[i]));
+    }
+    accumulators_ =
+        reinterpret_cast<Accumulator*>(tiles_.Take(static_cast<int64_t>(loop.max_reductions * sizeof(Accumulator))));
+    for (const Loop::Constant& constant : loop.constants) {
+      const char* const bits = reinterpret_cast<const char*>(&constant.bits);
+      Gather(tiles_.home[Index(constant.reg)], bits, 0, loop.tile, Bytes(constant.reg));
+    }
+    for (const Loop::Input& input : loop.inputs) {
+      if (input.invariant) Gather(tiles_.home[Index(input.reg)], Address(input), 0, loop.tile, Bytes(input.reg));
+    }
+  }
+
+  void Run(int64_t begin, int64_t end) {
+    const size_t kept = loop_.dims.size() - static_cast<size_t>(loop_.num_folded);
+    SetIndex(tiles_.index, begin, loop_.dims, 0, kept);
+    for (int64_t row = begin; row < end; ++row, Advance(tiles_.index, loop_.dims, 0, kept)) {
+      for (const int64_t i : loop_.row_inputs) {
+        const Loop::Input& input = loop_.inputs[Index(i)];
+        std::memcpy(tiles_.home[Index(input.reg)], Address(input), static_cast<size_t>(Bytes(input.reg)));
+      }
+      for (const int64_t i : loop_.row_iotas) ComputeIota(loop_.iotas[Index(i)], 1);
+      for (const RowLoop::Phase& phase : loop_.phases) RunPhase(phase);
+    }
+  }
+
+ private:
+  static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
+  int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }
+
+  // Of an input's or an output's element at the index.
+  template <class Access>
+  char* Address(const Access& access) const {
+    int64_t offset = access.offset;
+    for (size_t d = 0; d < access.strides.size(); ++d) offset += tiles_.index[d] * access.strides[d];
+    return slots_[Index(access.slot)] + offset * Bytes(access.reg);
+  }
+
+  void ComputeIota(const Loop::Iota& iota, int64_t n) {
+    int64_t start = iota.offset;
+    for (size_t d = 0; d < loop_.dims.size(); ++d) start += tiles_.index[d] * iota.coefficients[d];
+    iota.function(tiles_.home[Index(iota.reg)], &start, &iota.coefficients.back(), nullptr, n);
+  }
+
+  void Compute(const std::vector<Loop::Step>& steps, int64_t n) {
+    char** const place = tiles_.place;
+    for (const Loop::Step& step : steps) {
+      step.function(place[Index(step.result)], place[Index(step.a)], place[Index(step.b)], place[Index(step.c)], n);
+    }
+  }
+
+  void RunPhase(const RowLoop::Phase& phase) {
+    Compute(phase.scalar_steps, 1);
+    for (const Loop::Output& output : phase.scalar_outputs) {
+      std::memcpy(Address(output), tiles_.home[Index(output.reg)], static_cast<size_t>(Bytes(output.reg)));
+    }
+    for (const int64_t reg : phase.broadcasts) {
+      char* const home = tiles_.home[Index(reg)];
+      Gather(home, home, 0, loop_.tile, Bytes(reg));
+    }
+    if (phase.outputs.empty() && phase.reductions.empty()) return;
+    for (size_t r = 0; r < phase.reductions.size(); ++r) Start(phase.reductions[r], accumulators_[r]);
+    const size_t rank = loop_.dims.size(), kept = rank - static_cast<size_t>(loop_.num_folded);
+    const int64_t inner = loop_.dims.back();
+    int64_t done = 0;  // elements of the row
+    for (; done < loop_.row; Advance(tiles_.index, loop_.dims, kept, rank - 1)) {
+      for (int64_t start = 0; start < inner; start += loop_.tile) {
+        const int64_t n = std::min(loop_.tile, inner - start);
+        tiles_.index[rank - 1] = start;
+        RunTile(phase, done, n);
+        done += n;
+      }
+    }
+    for (size_t r = 0; r < phase.reductions.size(); ++r) Finish(phase.reductions[r], accumulators_[r]);
+    std::fill_n(tiles_.index + kept, rank - kept, 0);
+  }
+
+  void RunTile(const RowLoop::Phase& phase, int64_t position, int64_t n) {
+    for (const int64_t reg : loop_.row_registers) {
+      tiles_.place[Index(reg)] = tiles_.home[Index(reg)] + position * Bytes(reg);
+    }
+    for (const int64_t i : phase.inputs) {
+      const Loop::Input& input = loop_.inputs[Index(i)];
+      if (input.strides.back() == 1) {
+        tiles_.place[Index(input.reg)] = Address(input);
+      } else {
+        Gather(tiles_.home[Index(input.reg)], Address(input), input.strides.back(), n, Bytes(input.reg));
+      }
+    }
+    for (const int64_t i : phase.iotas) ComputeIota(loop_.iotas[Index(i)], n);
+    for (const Loop::Output& output : phase.outputs) {
+      if (output.in_place) tiles_.place[Index(output.reg)] = Address(output);
+    }
+    Compute(phase.steps, n);
+    for (size_t r = 0; r < phase.reductions.size(); ++r) FoldTile(phase.reductions[r], accumulators_[r], n);
+    for (const Loop::Output& output : phase.outputs) {
+      char*& place = tiles_.place[Index(output.reg)];
+      if (output.in_place) {
+        place = tiles_.home[Index(output.reg)];
+      } else {
+        Scatter(Address(output), place, output.strides.back(), n, Bytes(output.reg));
+      }
+    }
+  }
+
+  void Start(const Loop::Reduction& reduction, Accumulator& accumulator) {
+    const char* const initial = tiles_.home[Index(reduction.initial)];
+    if (reduction.widen != nullptr) {
+      reduction.widen(accumulator.value, initial, nullptr, nullptr, 1);
+    } else {
+      std::memcpy(accumulator.value, initial, static_cast<size_t>(TypeBytes(reduction.type)));
+    }
+    accumulator.lost = 0.0;
+  }
+
+  void FoldTile(const Loop::Reduction& reduction, Accumulator& accumulator, int64_t n) {
+    const char* const values = tiles_.place[Index(reduction.reg)];
+    if (!reduction.compensated) return reduction.fold(accumulator.value, values, n);
+    double part = 0.0;
+    reduction.fold(&part, values, n);
+    // Knuth's exact sum: total + part = sum + error.
+    double total;
+    std::memcpy(&total, accumulator.value, sizeof total);
+    const double sum = total + part, taken = sum - total;
+    accumulator.lost += (total - (sum - taken)) + (part - taken);
+    std::memcpy(accumulator.value, &sum, sizeof sum);
+  }
+
+  void Finish(const Loop::Reduction& reduction, Accumulator& accumulator) {
+    char* const to = tiles_.home[Index(reduction.result)];
+    if (reduction.narrow != nullptr) return reduction.narrow(to, accumulator.value, nullptr, nullptr, 1);
+    std::memcpy(to, accumulator.value, static_cast<size_t>(TypeBytes(reduction.type)));
+    if (!reduction.compensated || !std::isfinite(accumulator.lost)) return;
+    double sum;
+    std::memcpy(&sum, to, sizeof sum);
+    sum += accumulator.lost;
+    std::memcpy(to, &sum, sizeof sum);
+  }
+
+  const RowLoop& loop_;
+  char* const* slots_;
+  Tiles tiles_;
+  Accumulator* accumulators_;  // of each reduction of a phase
+};
+
+}  // namespace
+
+void RunRowLoop(const RowLoop& loop, char* const* slots) {
+  struct Job {
+    const RowLoop* loop;
+    char* const* slots;
+  } job{&loop, slots};
+  const auto body = [](void* user, int64_t begin, int64_t end) {
+    const Job& work = *static_cast<Job*>(user);
+    if (begin < end) RowLane(*work.loop, work.slots).Run(begin, end);
+  };
+  RunTasks(Product(loop.dims, 0, loop.dims.size() - static_cast<size_t>(loop.num_folded)), loop.work, body, &job);
+}
+
+}  // namespace flagos::cpu

@@ -1,0 +1,53 @@
+// Tiles of memory for the registers of one lane of a loop, and moving tiles to and from strided memory.
+#ifndef FLAGOS_NATIVE_CPU_TILES_H_
+#define FLAGOS_NATIVE_CPU_TILES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/native_program.h"
+
+namespace flagos::cpu {
+
+// n elements of `bytes` bytes each: to[i] = from[i * stride], and to[i * stride] = from[i].
+void Gather(void* to, const char* from, int64_t stride, int64_t n, int64_t bytes);
+void Scatter(char* to, const void* from, int64_t stride, int64_t n, int64_t bytes);
+
+// Where the tile of each register lies. Backed by memory that a thread keeps from loop to loop: a thread runs one loop at
+// a time, so it has one of these at a time.
+class Tiles {
+ public:
+  // bytes: what Take and the registers need together, with 64 for each taking and 64 more.
+  Tiles(size_t bytes, size_t num_registers, size_t num_indices);
+
+  char* Take(int64_t bytes);  // aligned to 64
+
+  char** home;     // of each register: its own memory
+  char** place;    // of each register: where it lies now
+  int64_t* index;  // of each dimension
+
+ private:
+  char* cursor_;
+};
+
+// Runs body over [0, tasks), on all threads if `work` element operations are worth it.
+void RunTasks(int64_t tasks, int64_t work, void (*body)(void* user, int64_t begin, int64_t end), void* user);
+
+// The product of dims[begin] to dims[end - 1].
+int64_t Product(const std::vector<int64_t>& dims, size_t begin, size_t end);
+
+// Writes dimensions [begin, end) of index from a flat number over them.
+void SetIndex(int64_t* index, int64_t flat, const std::vector<int64_t>& dims, size_t begin, size_t end);
+
+// The next position over dimensions [begin, end), without a division; after the last one, the first.
+inline void Advance(int64_t* index, const std::vector<int64_t>& dims, size_t begin, size_t end) {
+  for (size_t d = end; d-- > begin;) {
+    if (++index[d] < dims[d]) return;
+    index[d] = 0;
+  }
+}
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_TILES_H_
