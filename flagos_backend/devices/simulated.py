@@ -3,9 +3,14 @@ of it but the silicon. Chosen with FLAGOS_DEVICE=simulated, never by default."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 import os
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,12 +34,29 @@ class _Reached:
         pass
 
 
+@functools.cache
+def _interpret_one_at_a_time() -> None:
+    """Triton's interpreter swaps functions of Triton's while a kernel runs, and several devices are several threads."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    executor: Any = importlib.import_module("triton.runtime.interpreter").GridExecutor
+    lock, original = threading.Lock(), executor.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        with lock:
+            return original(self, *arguments, **keywords)
+
+    executor.__call__ = call
+
+
 class SimulatedAccelerator:
     """Fills what it allocates with a pattern, so that reading memory before it is written shows."""
 
     def __init__(self, ordinal: int) -> None:
         # Read when Triton is imported, which nothing of a simulated device's process has done before.
         os.environ.setdefault("TRITON_INTERPRET", "1")
+        _interpret_one_at_a_time()
         self.ordinal = ordinal
         self.device = torch.device("cpu")
         self.target = Target("cpu", vendor=SIMULATED, architecture="host", multiprocessors=2, warp_size=1)

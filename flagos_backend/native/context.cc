@@ -160,6 +160,8 @@ Ref<flagos::Event> FlagosDevice::InOrder(Ref<flagos::Event> done) {
     result = flagos::Make<flagos::Event>();
     order_->waiting.emplace_back(done, result);
   }
+  // Who waits for the device has waited for what the host sees of the launch, too.
+  Track(result);
   done->OnReady([order = order_](const flagos::Status&) { order->Advance(); });
   return result;
 }

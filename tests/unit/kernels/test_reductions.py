@@ -77,7 +77,11 @@ def test_floats(
     element_type: E, operation: O, dims: tuple[int, ...], dimensions: tuple[int, ...], rng: np.random.Generator
 ) -> None:
     ordering = operation in (O.MAXIMUM, O.MINIMUM)
-    x = rng.uniform(-2, 2, dims).astype(NUMPY_DTYPE[element_type])
+    values = rng.uniform(-2, 2, dims)
+    if element_type.bytes == 1:
+        # XLA rounds every partial result to three bits: of these numbers nearly all are exact, whatever the order.
+        values = rng.choice([-1, -0.5, 0.5, 1], dims)
+    x = values.astype(NUMPY_DTYPE[element_type])
     tolerance = None if ordering else FLOATS[element_type]
     text = reduce_text(element_type.name.lower(), operation, dims, dimensions)
     check(text, x, np.array(0.5).astype(x.dtype), tolerance=tolerance)
