@@ -46,9 +46,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     copies: list[int] = []
     original = executable._laid_out
 
-    def laid_out(specs: Any, number: int, tensor: Tensor) -> Tensor:
+    def laid_out(specs: Any, site: Any, number: int, tensor: Tensor) -> Tensor:
         copies.append(number)
-        return original(specs, number, tensor)
+        return original(specs, site, number, tensor)
 
     monkeypatch.setattr(executable, "_laid_out", laid_out)
     return copies
