@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/run_loop.h"
+#include "cpu/thread_pool.h"
 
 namespace flagos::cpu {
 namespace {
@@ -179,6 +180,7 @@ bool NativeProgram::Run(void* const* arguments, void* const* results, void* scra
   char* const constants = reinterpret_cast<char*>(const_cast<uint8_t*>(constants_->data()));
   for (int64_t offset : constant_offsets_) *slot++ = constants + offset;
   for (int64_t offset : temporary_offsets_) *slot++ = static_cast<char*>(scratch) + offset;
+  const OpenMpScope open_mp(has_calls_);
   const Runner runner(slots, handler);
   return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); });
 }

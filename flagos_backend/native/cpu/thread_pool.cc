@@ -1,5 +1,6 @@
 #include "cpu/thread_pool.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -17,8 +18,27 @@ int NumProcessors() {
 
 std::atomic<ThreadPool*> shared_pool{nullptr};
 
+// Of GCC's OpenMP: runs fn(data) on that many threads, the caller's among them.
+using ParallelRegion = void (*)(void (*fn)(void*), void* data, unsigned num_threads, unsigned flags);
+std::atomic<bool> forked{false};
+thread_local bool t_open_mp = false;
+
+// What torch's operators share their loops with; nullptr where it is another OpenMP, or in a forked child, in which that
+// one would wait for threads that are not there.
+ParallelRegion FindOpenMp() {
+  if (forked.load(std::memory_order_relaxed)) return nullptr;
+  static const ParallelRegion found = [] {
+    void* library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return reinterpret_cast<ParallelRegion>(library == nullptr ? nullptr : dlsym(library, "GOMP_parallel"));
+  }();
+  return found;
+}
+
 // A forked child has none of the threads: it makes a pool of its own at first use.
-void ForgetPool() { shared_pool.store(nullptr, std::memory_order_release); }
+void ForgetPool() {
+  shared_pool.store(nullptr, std::memory_order_release);
+  forked.store(true, std::memory_order_relaxed);
+}
 
 }  // namespace
 
@@ -71,6 +91,7 @@ void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body body, void* user
     body(user, 0, count);
     return;
   }
+  const ParallelRegion open_mp = t_open_mp ? FindOpenMp() : nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     body_ = body;
@@ -79,13 +100,24 @@ void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body body, void* user
     // Four chunks a thread: enough to even out, few enough to cost nothing.
     chunk_ = std::max(grain, (count + num_threads_ * 4 - 1) / (num_threads_ * 4));
     next_.store(0, std::memory_order_relaxed);
-    active_ = num_threads_ - 1;
-    ++generation_;
+    if (open_mp == nullptr) {
+      active_ = num_threads_ - 1;
+      ++generation_;
+    }
+  }
+  if (open_mp != nullptr) {
+    open_mp([](void* pool) { static_cast<ThreadPool*>(pool)->TakeChunks(); }, this, static_cast<unsigned>(num_threads_),
+            0);
+    return;
   }
   start_.notify_all();
   TakeChunks();
   std::unique_lock<std::mutex> lock(mutex_);
   done_.wait(lock, [&] { return active_ == 0; });
 }
+
+OpenMpScope::OpenMpScope(bool wanted) : before_(t_open_mp) { t_open_mp = before_ || wanted; }
+
+OpenMpScope::~OpenMpScope() { t_open_mp = before_; }
 
 }  // namespace flagos::cpu

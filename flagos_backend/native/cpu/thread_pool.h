@@ -42,6 +42,19 @@ class ThreadPool {
   std::atomic<int64_t> next_{0};
 };
 
+// While one lives, loops of this thread run on the OpenMP threads that PyTorch's operators use from it. After an operator
+// these spin for a while, and would take the processors from a pool beside them.
+class OpenMpScope {
+ public:
+  explicit OpenMpScope(bool wanted);
+  ~OpenMpScope();
+  OpenMpScope(const OpenMpScope&) = delete;
+  OpenMpScope& operator=(const OpenMpScope&) = delete;
+
+ private:
+  const bool before_;
+};
+
 }  // namespace flagos::cpu
 
 #endif  // FLAGOS_NATIVE_CPU_THREAD_POOL_H_
