@@ -34,7 +34,7 @@ def test_log_gamma(dtype: str, rng: np.random.Generator) -> None:
         points = [
             near.ravel(),
             rng.uniform(0, 12, 300),
-            10 ** rng.uniform(-4, 4, 100),
+            10 ** rng.uniform(-4, 3.8 if dtype == "float16" else 4, 100),  # beyond, float16 has no such logarithm
             -(10 ** rng.uniform(-4, -1, 50)),
         ]
         x = np.concatenate(points).astype(kind)

@@ -85,5 +85,5 @@ def test_dot_products(context: Context, rng: np.random.Generator, dtype: type, c
     products = x[2:].astype(np.longdouble) * y[2:].astype(np.longdouble)
     spacing = np.spacing(np.abs(products).sum(1).astype(dtype))
     errors = np.abs(ours[2:] - products.sum(1)) / spacing
-    assert errors.max() <= 1.5
+    assert errors.max() <= (1.5 if count >= 16 else 3)  # fewer than the lanes are added up one by one
     assert errors.mean() <= 0.45
