@@ -1,5 +1,5 @@
-"""log(x) / log(2), as frameworks write a logarithm to base 2, becomes one operation of the tiles: it rounds once, and
-is exact at powers of two. Just before a region is written down."""
+"""log(x) / log(2), as frameworks write a logarithm to base 2, becomes one operation: it rounds once, and is exact at
+powers of two. Just before a region is written down, for hosts and accelerators."""
 
 from __future__ import annotations
 

@@ -26,11 +26,12 @@ THOROUGH_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``text``: why this kernel, and what the others lacked, for explain."""
+    """``text``: why this kernel, and what the others lacked, for explain. ``into``: as of Variant."""
 
     kernel: Kernel
     provider: Provider
     text: str
+    into: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ def _fastest(
 
 
 def _chosen(offer: _Offer, variant: Variant, reasons: list[str]) -> Choice:
-    return Choice(variant.kernel, offer.implementation.provider, "; ".join([_label(offer, variant), *reasons]))
+    text = "; ".join([_label(offer, variant), *reasons])
+    return Choice(variant.kernel, offer.implementation.provider, text, variant.into)
 
 
 def _label(offer: _Offer, variant: Variant) -> str:

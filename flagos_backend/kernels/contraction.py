@@ -35,6 +35,11 @@ class Contraction:
     def finish(self, product: Tensor) -> Tensor:
         return product.reshape(self.result)
 
+    def unfinished(self, result: Tensor) -> Tensor:
+        """A row-major result as the product that it is finished from."""
+        lead = () if self.batch is None else (self.batch,)
+        return result.view(*lead, self.rows, self.columns)
+
 
 def contraction_of(instruction: Instruction) -> Contraction:
     a = instruction.attributes_as(DotAttributes)

@@ -23,10 +23,14 @@ class Provider(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One prepared way to compute an instruction; ``name`` tells it from its siblings."""
+    """One prepared way to compute an instruction; ``name`` tells it from its siblings.
+
+    ``into(run, output, *operands)`` computes the same into a row-major array, for kernels that can.
+    """
 
     name: str
     kernel: Kernel
+    into: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)

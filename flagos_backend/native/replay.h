@@ -8,7 +8,9 @@
 
 namespace flagos {
 
-// Two captures of one program whose arrays lay in different places: what differs between them is what depends on where.
+// Three captures of one program. In the second its arrays lay in other places than in the first: what differs is what
+// depends on where. In the third they lay where they did in the first: what differs means nothing, as parts of a kernel's
+// parameters that its library never wrote.
 struct Captures {
   struct Array {
     uint64_t first, second;  // where it lay
@@ -17,10 +19,12 @@ struct Captures {
   struct Range {
     uint64_t begin, end;
   };
-  uint64_t first_graph, second_graph;  // the driver's handles
+  struct Graph {
+    uint64_t handle;           // the driver's
+    std::vector<Range> owned;  // memory of the capture's own, which stays: temporaries
+  };
+  Graph first, second, third;
   std::vector<Array> arrays;
-  // Memory of the captures' own, which stays: temporaries.
-  std::vector<Range> first_owned, second_owned;
 };
 
 class Replay {

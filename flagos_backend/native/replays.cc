@@ -91,16 +91,17 @@ void Replays::Capture(const Place& place) {
     auto replayed = std::make_shared<Replayed>();
     replayed->kept = Object::Share(reader.Next()).Detach();
     Captures captures{};
-    captures.first_graph = static_cast<uint64_t>(reader.Integer());
-    captures.second_graph = static_cast<uint64_t>(reader.Integer());
+    for (Captures::Graph* graph : {&captures.first, &captures.second, &captures.third}) {
+      Reader pair = reader.Tuple();
+      graph->handle = static_cast<uint64_t>(pair.Integer());
+      graph->owned = Ranges(pair.Tuple());
+    }
     Reader arrays = reader.Tuple();
     while (!arrays.done()) {
       Reader array = arrays.Tuple();
       const auto first = static_cast<uint64_t>(array.Integer()), second = static_cast<uint64_t>(array.Integer());
       captures.arrays.push_back({first, second, static_cast<uint64_t>(array.Integer())});
     }
-    captures.first_owned = Ranges(reader.Tuple());
-    captures.second_owned = Ranges(reader.Tuple());
     replayed->overwritten = ReadIntegers(reader.Tuple());
     if (captures.arrays.size() != info_.arguments.size() + info_.outputs.size() ||
         replayed->overwritten.size() != info_.outputs.size()) {

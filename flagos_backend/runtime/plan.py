@@ -56,6 +56,18 @@ class Step:
     nested: tuple[Plan, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The slot in whose storage a result is made from the first step that fills it on, and what lies there first."""
+
+    slot: int
+    shape: ArrayShape
+
+    def of(self, output: torch.Tensor) -> torch.Tensor:
+        """The same storage as the slot has it; ``output`` is row major."""
+        return output.view(-1).view(storage.dtype_of(self.shape.element_type)).view(self.shape.dims)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """``run`` may be called by several threads at once. A value of a tuple shape is passed as its leaves, in order."""
@@ -66,6 +78,8 @@ class Plan:
     result_shapes: tuple[ArrayShape, ...]
     num_parameters: int
     summary: Summary
+    homes: tuple[Home | None, ...]
+    """For each result where it is made, if whoever runs the plan may say where that is."""
     _initial: list[Any] = field(repr=False)
     _compiled: tuple[tuple[Callable[..., Any], tuple[int, ...] | None, int, tuple[int, ...]], ...] = field(repr=False)
 
@@ -94,14 +108,21 @@ class Plan:
         # Kernels call this while they are prepared, under the device that they are prepared for.
         return Builder(torch.get_default_device(), lifted=True).build(computation, ())
 
-    def run(self, run: Run, arguments: list[Any]) -> list[Any]:
+    def run(self, run: Run, arguments: list[Any], outputs: Sequence[Any] = ()) -> list[Any]:
         """Executes on the flat ``arguments`` and returns the flat results. Empties ``arguments``, so that the plan can
-        free each at its last use. Callers enter torch.inference_mode() once per thread."""
+        free each at its last use. Callers enter torch.inference_mode() once per thread.
+
+        ``outputs``: nothing, or an array for each result, where it is put if it has a home; others lie elsewhere.
+        """
         if len(arguments) != self.num_parameters:
             raise ValueError(f"{self.name} takes {self.num_parameters} arrays, got {len(arguments)}")
         values = self._initial.copy()
         values[: self.num_parameters] = arguments
         arguments.clear()
+        if outputs:
+            for home, output in zip(self.homes, outputs, strict=True):
+                if home is not None:
+                    values[home.slot] = home.of(output)
         for kernel, operands, result, frees in self._compiled:
             if operands is None:
                 kernel(run, values)
@@ -173,11 +194,12 @@ MAX_INSTRUCTIONS = 1 << 20
 @dataclass(frozen=True, slots=True)
 class PreparedKernel:
     """``is_reference``: what the registry promises of the instruction's storage, in place and not, holds for it.
-    ``note`` is for explain."""
+    ``into``: as of kernels.implementation.Variant. ``note`` is for explain."""
 
     kernel: Kernel
     is_reference: bool
     note: str = ""
+    into: Kernel | None = None
 
 
 class Program:
@@ -230,6 +252,7 @@ class Builder:
         self._constants: list[int] = []
         self._token: int | None = None
         self._num_parameters = 0
+        self._homes: dict[int, Home] = {}  # by the root of the storage
 
     def build(self, computation: Computation, owned: Collection[int], entry: bool = False) -> Plan:
         parameters = []
@@ -251,6 +274,11 @@ class Builder:
 
     def add(self, pending: Pending) -> None:
         self._pending.append(pending)
+
+    def offer_home(self, owner: Ownership, slot: int, shape: ArrayShape) -> None:
+        """The step that makes ``slot``, in storage of its own, takes what it finds in it for that storage."""
+        (root,) = owner.places[slot].roots
+        self._homes[root] = Home(slot, shape)
 
     def prepare(self, instruction: Instruction) -> PreparedKernel:
         """What computes an instruction that is no structure."""
@@ -344,9 +372,13 @@ class Builder:
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             chosen, note = _choose_storage(pending, prepared, owner, frozenset() if self._lifted else dying)
-            if isinstance(results, int):
+            if not isinstance(results, int):
+                return _spread(chosen, pending), True, prepared.note + note
+            if prepared.into is None or len(owner.places[results].roots) != 1:
                 return chosen, False, prepared.note + note
-            return _spread(chosen, pending), True, prepared.note + note
+            assert isinstance(instruction.shape, ArrayShape)
+            self.offer_home(owner, results, instruction.shape)
+            return _at_home(chosen, prepared.into, flat, results), True, prepared.note + note
 
         self.add(Pending(instruction, flat, tuple(_flatten(results)), finish))
         return results
@@ -437,8 +469,10 @@ class Builder:
         last_use = {slot: index for index, pending in enumerate(pendings) for slot in pending.operands}
         kept = {*results, *self._constants}
         steps = [self._finish_step(i, p, owner, last_use, kept) for i, p in enumerate(pendings)]
+        homes: tuple[Home | None, ...] = (None,) * len(results)
         if entry:
             results = self._own_results(results, shapes, owner, owned, steps)
+            homes = tuple(self._home(owner.places.get(slot)) for slot in results)
         unused = tuple(s for s in range(self._num_parameters) if s not in last_use and s not in kept)
         if unused and steps:
             steps[0] = replace(steps[0], frees=(*steps[0].frees, *unused))
@@ -450,9 +484,16 @@ class Builder:
             shapes,
             self._num_parameters,
             owner.summary(results),
+            homes,
             self._initial,
             compiled,
         )
+
+    def _home(self, place: Place | None) -> Home | None:
+        """Steps write over operands of their own size only, and share them whole or with a root of their own."""
+        if place is None or len(place.roots) != 1:
+            return None
+        return self._homes.get(next(iter(place.roots)))
 
     def _finish_step(
         self, index: int, pending: Pending, owner: Ownership, last_use: dict[int, int], kept: set[int]
@@ -523,6 +564,19 @@ def _choose_storage(
         distinct = shared.distinct and kind is not Storage.SHARED
         owner.define(result, Place(shared.roots | {owner.new_root()}, distinct))
     return prepared.kernel, ""
+
+
+def _at_home(kernel: Kernel, into: Kernel, operands: Sequence[int], result: int) -> Kernel:
+    """Computes into what ``result`` holds already, if anything."""
+
+    def run_at_home(run: Run, values: list[Any]) -> None:
+        arguments = [values[slot] for slot in operands]
+        if values[result] is None:
+            values[result] = kernel(run, *arguments)
+        else:
+            into(run, values[result], *arguments)
+
+    return run_at_home
 
 
 def _spread(kernel: Kernel, pending: Pending) -> Kernel:

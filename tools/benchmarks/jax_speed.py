@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,10 @@ import numpy as np
 from benchmarks import report
 from benchmarks.programs import Program, Scale, programs
 
+# Calls after which a program runs as it does from then on: accelerators replay what has run a few times.
+_FIRST_CALLS = 5
+# Elements that one thread compares at a time.
+_PART = 1 << 20
 # Arrays whose magnitudes stay below this are zero but for rounding, as the gradient of a bias of attention's keys is.
 _NOISE = 1e-12
 
@@ -50,19 +55,18 @@ class Measured:
 
 
 class Side:
-    """A program on one device, with its arguments there. It is called once at first: ``results`` are of that call,
-    on the host, ``first_seconds`` what it took to trace, compile and run."""
+    """A program on one device, with its arguments there. ``results``, on the host, are of the last of its first calls,
+    ``first_seconds`` what the first took to trace, compile and run."""
 
     def __init__(self, program: Program, device: jax.Device, arguments: Sequence[Any]) -> None:
         self._donated = program.donated
         self._arguments = list(jax.device_put(tuple(arguments), device))
         self._call = jax.jit(program.function, donate_argnums=program.donated)
-        kept = list(self._arguments)
-        for number in self._donated:
-            kept[number] = jax.tree.map(jnp.copy, kept[number])
         began = time.perf_counter()
-        results = jax.block_until_ready(self._call(*kept))
+        results = jax.block_until_ready(self._run())
         self.first_seconds = time.perf_counter() - began
+        for _ in range(_FIRST_CALLS - 1):
+            results = self._run()
         self.results = [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
     def seconds(self, calls: int) -> float:
@@ -99,21 +103,33 @@ def difference(ours: Sequence[np.ndarray], peer: Sequence[np.ndarray], precision
     for number, (mine, theirs) in enumerate(zip(ours, peer, strict=True)):
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             return f"result {number} is {mine.dtype}{mine.shape}, not {theirs.dtype}{theirs.shape}"
-        wide, expected = mine.astype(np.float64), theirs.astype(np.float64)
-        scale = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
-        if not np.array_equal(np.isnan(wide), np.isnan(expected)):
+        parts = max(1, mine.size // _PART)
+        with ThreadPoolExecutor() as pool:
+            pairs = zip(np.array_split(mine.reshape(-1), parts), np.array_split(theirs.reshape(-1), parts), strict=True)
+            compared = list(pool.map(lambda pair: _compare(*pair), pairs))
+        if not all(same for same, _, _ in compared):
             return f"result {number} has its NaNs elsewhere"
-        worst = np.nanmax(np.abs(wide - expected), initial=0.0)
+        worst, scale = max(worst for _, worst, _ in compared), max(scale for _, _, scale in compared)
         if worst > precision * max(scale, _NOISE):
             return f"result {number} differs by {worst:.3g}, at magnitudes up to {scale:.3g}"
     return ""
 
 
+def _compare(ours: np.ndarray, theirs: np.ndarray) -> tuple[bool, float, float]:
+    """Whether NaNs are in the same places, the largest difference, the largest finite magnitude."""
+    wide, expected = ours.astype(np.float64), theirs.astype(np.float64)
+    same = np.array_equal(np.isnan(wide), np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(wide == expected, 0.0, np.abs(wide - expected))
+    scale = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
+    return same, float(np.nanmax(apart, initial=0.0)), float(scale)
+
+
 def measure(program: Program, devices: Sequence[jax.Device], peak: Peak, seconds: float) -> Measured:
     """``devices``: ours and the peer's; about ``seconds`` are spent on each. One program that fails on either side, or
     gives other results than the peer, is one row that says so."""
-    floor = max(program.bytes_moved / peak.bytes, program.flops / peak.flops)
     arguments = program.arguments(np.random.default_rng(0))
+    floor = max(program.traffic(arguments) / peak.bytes, program.flops / peak.flops)
     sides = []
     for device in devices:
         try:

@@ -40,8 +40,8 @@ def bf16_bits_as_f32(b):
 
 @triton.jit
 def f32_as_bf16_bits(x):
-    """To uint16, of a float32 that bfloat16 holds."""
-    return (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
+    """Rounded to bfloat16, as uint16."""
+    return (as_bf16_by_bits(x).to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
 
 
 @triton.jit

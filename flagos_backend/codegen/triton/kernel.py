@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.triton import sources
 from flagos_backend.codegen.triton.scalars import Dialect
 from flagos_backend.codegen.triton.split import Split, partial_size, split
@@ -99,6 +100,7 @@ class RegionKernel:
 def prepare(region: Region, target: Target) -> RegionKernel:
     """The kernel of ``region`` on ``target``. Cheap: nothing is compiled yet."""
     dialect = Dialect.LIBDEVICE if target.vendor in _WITH_LIBDEVICE else Dialect.PLAIN
+    region = with_base_two(region)
     tiling = choose(region, target)
     inputs = tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
     outputs = tuple(dict.fromkeys(store.target for store in region.stores))

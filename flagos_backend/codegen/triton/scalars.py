@@ -1,6 +1,7 @@
 """Scalar operations as Triton expressions: element types, literals, and a text for each opcode. Used by writer.py.
 
-16-bit floats are held as float32 and rounded after each operation, as the host's tiles do.
+16-bit floats are held as float32, and rounded where they leave the kernel, where the program converts to them, and
+where a result jumps (comparisons, whole numbers): between operations they keep what float32 holds, as elsewhere.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 
+from flagos_backend.codegen.logarithms import BASE_TWO
 from flagos_backend.fusion.literals import identity_of, number_of
-from flagos_backend.fusion.region import Apply, Fold, Literal
+from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 
@@ -100,13 +102,9 @@ def _call(function: str) -> Text:
     return lambda *operands: f"{function}({', '.join(operands)})"
 
 
-# Results of these need no rounding: they are operands, or whole numbers that operands hold.
-_EXACT = frozenset(
-    {
-        *(O.ABS, O.NEGATE, O.SIGN, O.CEIL, O.FLOOR, O.ROUND_AFZ, O.ROUND_EVEN),
-        *(O.MAXIMUM, O.MINIMUM, O.CLAMP, O.SELECT),
-    }
-)
+# What a small change of a float moves by a whole step: a reader must find what the rounded float would give, or a
+# maximum is no element of what it is the maximum of.
+_JUMPS = frozenset({O.CEIL, O.COMPARE, O.FLOOR, O.IS_FINITE, O.REMAINDER, O.ROUND_AFZ, O.ROUND_EVEN, O.SIGN})
 
 _FLOAT: dict[Opcode, Text] = {
     O.ABS: _call("tl.abs"),
@@ -188,6 +186,7 @@ _PLAIN = _FLOAT | {
     O.LOG: _call("tl.log"),
     O.SIN: _call("tl.sin"),
 }
+_LOG2 = {Dialect.LIBDEVICE: _call("libdevice.log2"), Dialect.PLAIN: _call("tl.log2")}
 _FLOATS: Mapping[Dialect, dict[Opcode, Text]] = {Dialect.LIBDEVICE: _LIBDEVICE, Dialect.PLAIN: _PLAIN}
 
 _PRED: dict[Opcode, Text] = {
@@ -268,6 +267,9 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
     """What ``expression`` computes, from the names of its operands. KeyError for what fusion/support.py forbids."""
     opcode, element_type = expression.opcode, expression.element_type
     source = expression.operands[-1].element_type
+    if opcode in _JUMPS or (opcode is O.CONVERT and not element_type.is_float) or opcode is O.BITCAST_CONVERT:
+        pairs = zip(expression.operands, operands, strict=True)
+        operands = [t if _is_rounded(e) else rounded(t, e.element_type, dialect) for e, t in pairs]
     if opcode is O.CONVERT:
         return convert(operands[0], source, element_type, dialect)
     if opcode is O.BITCAST_CONVERT:
@@ -282,8 +284,16 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
         return _integer(opcode, element_type)(*operands) if element_type in HELD else _PRED[opcode](*operands)
     if element_type not in HELD:
         return _PRED[opcode](*operands)
-    text = _FLOATS[dialect][opcode](*operands)
-    return text if opcode in _EXACT else rounded(text, element_type, dialect)
+    if opcode is O.LOG and expression.detail == BASE_TWO:
+        return _LOG2[dialect](*operands)
+    return _FLOATS[dialect][opcode](*operands)
+
+
+def _is_rounded(expression: Expression) -> bool:
+    """Whether its type is known to hold what stands for it in a kernel."""
+    if expression.element_type not in _HALF or not isinstance(expression, Apply):
+        return True
+    return expression.opcode in _JUMPS or expression.opcode in (O.CONVERT, O.BITCAST_CONVERT)
 
 
 def rounded(text: str, element_type: ElementType, dialect: Dialect) -> str:

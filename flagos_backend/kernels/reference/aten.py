@@ -53,17 +53,37 @@ _NAMED: dict[str, Callable[[str], Any]] = {
 _Build = Callable[[Sequence[Any]], Any]
 
 
+# What operators call the share of numbers that they leave out.
+_DROPOUT = "dropout_p"
+# It dereferences, on the host, the seeds of the dropout that it repeats.
+_READS_SEEDS = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+
 _CONFIG = {"arguments": REQUIRED, "keywords": REQUIRED, "results": REQUIRED, "dtypes": None}
 
 
 @custom_call_namespace("aten", Storage.FRESH, **_CONFIG)
 def _prepare_aten(instruction: Instruction, config: Config) -> Kernel:
-    return _prepare(instruction, config, _operator(instruction))
+    operator = _operator(instruction)
+    if operator.overloadpacket is _READS_SEEDS:
+        operator = _with_seeds_on_host(operator)
+    return _prepare(instruction, config, operator)
 
 
 def prepare_operator(instruction: Instruction, operator: Callable[..., Any]) -> Kernel:
     """The kernel of a call of an ATen operator that ``operator``, a function of the same arguments, computes."""
     return _prepare(instruction, read_config(instruction, _CONFIG), operator)
+
+
+def drops_out(instruction: Instruction) -> bool:
+    """Whether an ``aten::`` call leaves out some of its numbers at random, beside what it computes."""
+    operator = _operator(instruction)
+    names = [argument.name for argument in operator._schema.arguments]
+    if _DROPOUT not in names:
+        return False
+    config = read_config(instruction, _CONFIG)
+    number = names.index(_DROPOUT)
+    given = config["arguments"][number] if number < len(config["arguments"]) else config["keywords"].get(_DROPOUT, 0)
+    return given not in (0, {"float": "0.0"})
 
 
 def _prepare(instruction: Instruction, config: Config, operator: Callable[..., Any]) -> Kernel:
@@ -79,7 +99,7 @@ def _prepare(instruction: Instruction, config: Config, operator: Callable[..., A
             outcome = operator(*[a(given) for a in arguments], **{n: k(given) for n, k in keywords.items()})
         except Exception as error:  # Whatever the operator refuses is the program's error, in its own words.
             raise AtenCallFailed(exception=type(error).__name__, message=error, place=place) from error
-        return finish(outcome, {o.untyped_storage().data_ptr() for o in operands})
+        return finish(outcome, launch.device, {o.untyped_storage().data_ptr() for o in operands})
 
     return run
 
@@ -94,6 +114,18 @@ def _operator(instruction: Instruction) -> Any:
     if operator._schema.is_mutable:
         raise malformed(instruction, f"{name} writes over its arguments")
     return operator
+
+
+def _with_seeds_on_host(operator: Any) -> Callable[..., Any]:
+    places = {argument.name: number for number, argument in enumerate(operator._schema.arguments)}
+    seeds, dropout = (places["philox_seed"], places["philox_offset"]), places[_DROPOUT]
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if arguments[dropout] > 0:
+            arguments = tuple(a.cpu() if n in seeds else a for n, a in enumerate(arguments))
+        return operator(*arguments, **keywords)
+
+    return call
 
 
 def _as_torch(instruction: Instruction, shape: object) -> torch.dtype | None:
@@ -146,13 +178,14 @@ def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[to
         tensor = operands[number] if dtype is None else operands[number].view(dtype)
         if list(tensor.stride()) == strides and tensor.storage_offset() == 0:
             return tensor
-        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
     return strided
 
 
-def _results(instruction: Instruction, kept: object, dtypes: object) -> Callable[[Any, set[int]], Value]:
-    """What makes the instruction's value of what the operator returned, in storage that is none of the operands'.
+def _results(instruction: Instruction, kept: object, dtypes: object) -> Callable[[Any, torch.device, set[int]], Value]:
+    """What makes the instruction's value, on the device, of what the operator returned, in storage that is none of the
+    operands'.
 
     ``kept``: null for the one tensor, else which of the returned values, lists spread, are tensors of the result.
     ``dtypes``: for each tensor of the result the name of the dtype whose bits it holds, or null; null where none does.
@@ -169,13 +202,14 @@ def _results(instruction: Instruction, kept: object, dtypes: object) -> Callable
         if not isinstance(instruction.shape, ArrayShape):
             raise malformed(instruction, f"one tensor is no {instruction.shape}")
         store_one = give[0]
-        return lambda outcome, taken: _owned(store_one(outcome), taken)
+        return lambda outcome, device, taken: _owned(store_one(outcome).to(device), taken)
     if not isinstance(kept, list) or len(kept) != len(give) or not all(isinstance(k, int) for k in kept):
         raise malformed(instruction, f"results {kept} do not make {instruction.shape}")
 
-    def finish(outcome: Any, taken: set[int]) -> Value:
+    def finish(outcome: Any, device: torch.device, taken: set[int]) -> Value:
         flat = list(_spread(outcome))
-        return tuple(_owned(store(flat[index]), taken) for index, store in zip(kept, give, strict=True))
+        # Some results are numbers of the host: the seeds that attention drew.
+        return tuple(_owned(store(flat[index]).to(device), taken) for index, store in zip(kept, give, strict=True))
 
     return finish
 

@@ -25,7 +25,8 @@ _NATIVE = frozenset({E.F16, E.BF16, E.F32, E.F64, E.C64, E.C128})
 # Integers are multiplied as digits of this many bits in f64, whose sums are exact below 2**53.
 _DIGIT_BITS = 16
 _MAX_CONTRACTED = 1 << (53 - 2 * _DIGIT_BITS)
-_Product = Callable[[Tensor, Tensor], Tensor]
+# Of two matrices, or two batches of them; into ``out`` when it is given.
+_Product = Callable[..., Tensor]
 
 
 def _types(instruction: Instruction) -> tuple[ElementType, ElementType, ElementType]:
@@ -53,13 +54,21 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
         return (Variant("", _kernel(contraction, _integer_product(lhs, rhs, result))),)
     if lhs is not result and target.device_type == "cpu":
         return (Variant("", _kernel(contraction, _widened(torch.float32))),)
-    out_type = dtype_of(result) if lhs is not result else None
-    return (Variant("", _kernel(contraction, _float_product(instruction, lhs, out_type))),)
+    out_dtype = dtype_of(result) if lhs is not result else None
+    product = _float_product(instruction, lhs, out_dtype)
+    return (Variant("", _kernel(contraction, product), _kernel_into(contraction, product)),)
 
 
 def _kernel(contraction: Contraction, product: _Product) -> Kernel:
     def run(_: Run, lhs: Tensor, rhs: Tensor) -> Tensor:
         return contraction.finish(product(*contraction.arrange(lhs, rhs)))
+
+    return run
+
+
+def _kernel_into(contraction: Contraction, product: _Product) -> Kernel:
+    def run(_: Run, output: Tensor, lhs: Tensor, rhs: Tensor) -> None:
+        product(*contraction.arrange(lhs, rhs), out=contraction.unfinished(output))
 
     return run
 
@@ -71,7 +80,14 @@ def _widened(dtype: torch.dtype) -> _Product:
 def _float_product(instruction: Instruction, element: ElementType, out_dtype: torch.dtype | None) -> _Product:
     if out_dtype is not None:
         wider = out_dtype
-        return lambda a, b: (torch.bmm if a.dim() == 3 else torch.mm)(a, b, out_dtype=wider)
+
+        def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+            multiply = torch.bmm if a.dim() == 3 else torch.mm
+            # Their overloads with a dtype take no absent output.
+            given = {} if out is None else {"out": out}
+            return multiply(a, b, out_dtype=wider, **given)
+
+        return product
     if element is not E.F32:
         return torch.matmul
     return _with_tensor_float(allows_tensor_float(instruction.attributes_as(DotAttributes)))
@@ -85,9 +101,9 @@ def allows_tensor_float(attributes: DotAttributes) -> bool:
 
 
 def _with_tensor_float(allowed: bool) -> _Product:
-    def product(a: Tensor, b: Tensor) -> Tensor:
+    def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         with tensor_float(allowed):
-            return torch.matmul(a, b)
+            return torch.matmul(a, b, out=out)
 
     return product
 

@@ -45,6 +45,11 @@ struct KernelParams {
   ContextHandle context;
 };
 
+// What `extra` names: CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
+inline void* const kPackedBytes = reinterpret_cast<void*>(1);
+inline void* const kPackedSize = reinterpret_cast<void*>(2);
+inline constexpr void* kPackedEnd = nullptr;
+
 // CUDA_MEMCPY3D_v2
 struct MemcpySide {
   size_t x, y, z, lod;

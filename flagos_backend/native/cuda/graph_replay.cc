@@ -17,49 +17,115 @@ struct Patch {
   uint64_t* place;
 };
 
-bool Owns(const std::vector<Captures::Range>& ranges, uint64_t address) noexcept {
-  return std::any_of(ranges.begin(), ranges.end(),
+bool Owns(const Captures::Graph& graph, uint64_t address) noexcept {
+  return std::any_of(graph.owned.begin(), graph.owned.end(),
                      [address](const Captures::Range& r) { return r.begin <= address && address < r.end; });
 }
+
+// The same eight bytes of a node in each capture.
+struct Word {
+  uint64_t first = 0, second = 0, third = 0;
+};
+
+// The same bytes of a node in each capture; `first` is what will be launched.
+struct Bytes {
+  unsigned char* first;
+  const unsigned char *second, *third;
+  size_t size;
+
+  // Zeros past the end.
+  Word At(size_t begin) const noexcept {
+    Word word;
+    if (begin >= size) return word;
+    const size_t count = std::min(sizeof(uint64_t), size - begin);
+    std::memcpy(&word.first, first + begin, count);
+    std::memcpy(&word.second, second + begin, count);
+    std::memcpy(&word.third, third + begin, count);
+    return word;
+  }
+};
 
 // What may stand where the captures differ.
 class Comparison {
  public:
   explicit Comparison(const Captures& captures) : captures_(captures) {}
 
-  // Compares two words, of which `place` is the first, and notes a patch where an array's address stands.
-  void Word(uint64_t* place, uint64_t second, const char* what, size_t node, std::vector<Patch>& patches) const {
-    const uint64_t first = *place;
-    if (first == second) return;
-    for (size_t i = 0; i < captures_.arrays.size(); ++i) {
-      const Captures::Array& array = captures_.arrays[i];
-      const uint64_t offset = first - array.first;
-      // One past the end occurs: pointers to the end of a range.
-      if (offset <= array.bytes && second - array.second == offset) {
-        patches.push_back({i, offset, place});
-        return;
+  // Notes a patch for each address of an array. `bytes.first` stays where it is: patches point into it.
+  void Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Patch>& patches) const {
+    for (size_t begin = 0; begin < bytes.size; begin += sizeof(uint64_t)) {
+      const Word word = bytes.At(begin);
+      if (word.first == word.second) continue;
+      size_t array = 0;
+      uint64_t offset = 0;
+      if (IsInArray(word, &array, &offset)) {
+        patches.push_back({array, offset, reinterpret_cast<uint64_t*>(bytes.first + begin)});
+      } else if (!IsOwned(word) && !IsLeftOver(word, bytes.At(begin + sizeof(uint32_t)))) {
+        Fail(FLAGOS_UNIMPLEMENTED,
+             "%s of node %zu depends on where the arrays are in a way that cannot be patched (%llx, %llx, %llx)", what,
+             node, static_cast<unsigned long long>(word.first), static_cast<unsigned long long>(word.second),
+             static_cast<unsigned long long>(word.third));
       }
     }
-    if (Owns(captures_.first_owned, first) && Owns(captures_.second_owned, second)) return;
-    Fail(FLAGOS_UNIMPLEMENTED, "%s of node %zu depends on where the arrays are in a way that cannot be patched", what,
-         node);
   }
 
-  // `first` stays where it is: patches point into it. Sizes that are no multiple of 8 end in a partial word.
-  void Words(unsigned char* first, const unsigned char* second, size_t bytes, const char* what, size_t node,
-             std::vector<Patch>& patches) const {
-    size_t begin = 0;
-    for (; begin + sizeof(uint64_t) <= bytes; begin += sizeof(uint64_t)) {
-      uint64_t word = 0;
-      std::memcpy(&word, second + begin, sizeof(word));
-      Word(reinterpret_cast<uint64_t*>(first + begin), word, what, node, patches);
-    }
-    if (std::memcmp(first + begin, second + begin, bytes - begin) != 0) {
-      Fail(FLAGOS_UNIMPLEMENTED, "%s of node %zu differs between two captures of the same program", what, node);
-    }
+  // As above, of one address that the driver names.
+  void Compare(uint64_t* first, uint64_t second, uint64_t third, const char* what, size_t node,
+               std::vector<Patch>& patches) const {
+    Compare({reinterpret_cast<unsigned char*>(first), reinterpret_cast<const unsigned char*>(&second),
+             reinterpret_cast<const unsigned char*>(&third), sizeof(uint64_t)},
+            what, node, patches);
   }
 
  private:
+  static constexpr uint64_t kHalf = 0xffffffff;
+  // Distances between arrays, and anything that counts, are smaller.
+  static constexpr uint64_t kLeastAddress = uint64_t{1} << 40;
+
+  bool IsInArray(const Word& word, size_t* number, uint64_t* offset) const noexcept {
+    for (size_t i = 0; i < captures_.arrays.size(); ++i) {
+      const Captures::Array& array = captures_.arrays[i];
+      const uint64_t distance = word.first - array.first;
+      // One past the end occurs: pointers to the end of a range.
+      if (distance > array.bytes || word.second - array.second != distance) continue;
+      *number = i;
+      *offset = distance;
+      return true;
+    }
+    return false;
+  }
+
+  bool IsOwned(const Word& word) const noexcept {
+    return Owns(captures_.first, word.first) && Owns(captures_.second, word.second);
+  }
+
+  // Structures are handed over with what the stack held where nobody wrote: padding, dimensions that are not there. Such
+  // words change though nothing moved, or have a half of an address, which is none. `straddling`: the bytes from the
+  // middle of the word on.
+  bool IsLeftOver(const Word& word, const Word& straddling) const noexcept {
+    if (word.first != word.third) return IsLarge(word.first) && IsLarge(word.second) && IsLarge(word.third);
+    size_t number = 0;
+    uint64_t offset = 0;
+    if (IsInArray(straddling, &number, &offset) || IsOwned(straddling)) return false;
+    return IsEqualOrHalf(word.first & kHalf, word.second & kHalf) && IsEqualOrHalf(word.first >> 32, word.second >> 32);
+  }
+
+  static bool IsLarge(uint64_t value) noexcept { return value >= kLeastAddress && value < ~kLeastAddress; }
+
+  // The low half of an address inside an array, or inside memory of the captures' own.
+  bool IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept {
+    if (first == second) return true;
+    const auto distance = [](uint64_t half, uint64_t begin) { return (half - begin) & kHalf; };
+    for (const Captures::Array& array : captures_.arrays) {
+      const uint64_t offset = distance(first, array.first);
+      if (offset <= array.bytes && distance(second, array.second) == offset) return true;
+    }
+    const auto is_owned = [&distance](const Captures::Graph& graph, uint64_t half) {
+      return std::any_of(graph.owned.begin(), graph.owned.end(),
+                         [&](const Captures::Range& r) { return distance(half, r.begin) < r.end - r.begin; });
+    };
+    return is_owned(captures_.first, first) && is_owned(captures_.second, second);
+  }
+
   const Captures& captures_;
 };
 
@@ -71,40 +137,38 @@ class PatchedNode {
   std::vector<Patch> patches;
 };
 
+// The same node of each capture.
+struct Nodes {
+  Node first, second, third;
+  size_t number;
+};
+
+// What the driver says of the same node of each capture.
+template <class Params>
+struct Triple {
+  Params first{}, second{}, third{};
+
+  template <class Get>
+  Triple(const Driver& driver, Get get, const Nodes& nodes) {
+    driver.Check(get(nodes.first, &first), "reading a node of a graph");
+    driver.Check(get(nodes.second, &second), "reading a node of a graph");
+    driver.Check(get(nodes.third, &third), "reading a node of a graph");
+  }
+};
+
 class KernelNode final : public PatchedNode {
  public:
-  KernelNode(const Driver& driver, Node first, Node second, size_t number, const Comparison& comparison)
-      : node_(first) {
-    KernelParams other{};
-    driver.Check(driver.KernelGetParams(first, &params_), "reading a kernel of the graph");
-    driver.Check(driver.KernelGetParams(second, &other), "reading a kernel of the graph");
-    const bool same = params_.function == other.function && params_.kernel == other.kernel &&
-                      std::equal(params_.grid, params_.grid + 3, other.grid) &&
-                      std::equal(params_.block, params_.block + 3, other.block) &&
-                      params_.shared_bytes == other.shared_bytes;
-    if (!same) Fail(FLAGOS_UNIMPLEMENTED, "node %zu launches another kernel in each capture", number);
-    if (params_.values == nullptr) {
-      if (params_.extra != nullptr) Fail(FLAGOS_UNIMPLEMENTED, "node %zu packs its parameters", number);
-      return;
+  KernelNode(const Driver& driver, const Nodes& nodes, const Comparison& comparison) : node_(nodes.first) {
+    const Triple<KernelParams> params(driver, driver.KernelGetParams, nodes);
+    params_ = params.first;
+    if (!IsSameLaunch(params.first, params.second) || !IsSameLaunch(params.first, params.third)) {
+      Fail(FLAGOS_UNIMPLEMENTED, "node %zu launches another kernel in each capture", nodes.number);
     }
-    Function function = params_.function;
-    if (function == nullptr) driver.Check(driver.KernelGetFunction(&function, params_.kernel), "reading a kernel");
-    std::vector<size_t> sizes;
-    for (size_t offset = 0, size = 0; driver.FunctionGetParamInfo(function, sizes.size(), &offset, &size) == 0;) {
-      sizes.push_back(size);
+    if (params_.extra != nullptr) {
+      TakePacked(params, nodes, comparison);
+    } else if (params_.values != nullptr) {
+      TakeValues(driver, params, nodes, comparison);
     }
-    values_.reserve(sizes.size());
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      // Whole words, so that an address is aligned in the copy.
-      storage_.push_back(std::make_unique<uint64_t[]>((sizes[i] + 7) / 8));
-      auto* copy = reinterpret_cast<unsigned char*>(storage_.back().get());
-      std::memcpy(copy, params_.values[i], sizes[i]);
-      comparison.Words(copy, static_cast<const unsigned char*>(other.values[i]), sizes[i], "a kernel parameter", number,
-                       patches);
-      values_.push_back(copy);
-    }
-    params_.values = values_.data();
-    params_.extra = nullptr;
   }
 
   Result Set(const Driver& driver, Exec exec, ContextHandle) override {
@@ -112,21 +176,82 @@ class KernelNode final : public PatchedNode {
   }
 
  private:
+  static bool IsSameLaunch(const KernelParams& a, const KernelParams& b) {
+    return a.function == b.function && a.kernel == b.kernel && std::equal(a.grid, a.grid + 3, b.grid) &&
+           std::equal(a.block, a.block + 3, b.block) && a.shared_bytes == b.shared_bytes &&
+           (a.values == nullptr) == (b.values == nullptr) && (a.extra == nullptr) == (b.extra == nullptr);
+  }
+
+  // Whole words, so that an address is aligned in the copy.
+  unsigned char* Keep(const void* bytes, size_t size) {
+    storage_.push_back(std::make_unique<uint64_t[]>((size + 7) / 8));
+    auto* copy = reinterpret_cast<unsigned char*>(storage_.back().get());
+    std::memcpy(copy, bytes, size);
+    return copy;
+  }
+
+  // Parameters one by one.
+  void TakeValues(const Driver& driver, const Triple<KernelParams>& params, const Nodes& nodes,
+                  const Comparison& comparison) {
+    Function function = params_.function;
+    if (function == nullptr) driver.Check(driver.KernelGetFunction(&function, params_.kernel), "reading a kernel");
+    for (size_t i = 0, offset = 0, size = 0; driver.FunctionGetParamInfo(function, i, &offset, &size) == 0; ++i) {
+      unsigned char* copy = Keep(params_.values[i], size);
+      comparison.Compare({copy, static_cast<const unsigned char*>(params.second.values[i]),
+                          static_cast<const unsigned char*>(params.third.values[i]), size},
+                         "a kernel parameter", nodes.number, patches);
+      values_.push_back(copy);
+    }
+    params_.values = values_.data();
+  }
+
+  // All parameters as one piece of memory.
+  void TakePacked(const Triple<KernelParams>& params, const Nodes& nodes, const Comparison& comparison) {
+    const Packed first = Unpack(params.first, nodes.number), second = Unpack(params.second, nodes.number),
+                 third = Unpack(params.third, nodes.number);
+    if (first.size != second.size || first.size != third.size) {
+      Fail(FLAGOS_UNIMPLEMENTED, "node %zu has parameters of another size in each capture", nodes.number);
+    }
+    packed_size_ = first.size;
+    unsigned char* copy = Keep(first.bytes, first.size);
+    comparison.Compare({copy, second.bytes, third.bytes, first.size}, "the parameters", nodes.number, patches);
+    values_ = {kPackedBytes, copy, kPackedSize, &packed_size_, kPackedEnd};
+    params_.extra = values_.data();
+  }
+
+  struct Packed {
+    const unsigned char* bytes = nullptr;
+    size_t size = 0;
+  };
+
+  static Packed Unpack(const KernelParams& params, size_t number) {
+    Packed packed;
+    for (void** entry = params.extra; *entry != kPackedEnd; entry += 2) {
+      if (*entry == kPackedBytes) {
+        packed.bytes = static_cast<const unsigned char*>(entry[1]);
+      } else if (*entry == kPackedSize) {
+        packed.size = *static_cast<const size_t*>(entry[1]);
+      } else {
+        Fail(FLAGOS_UNIMPLEMENTED, "node %zu packs its parameters in an unknown way", number);
+      }
+    }
+    return packed;
+  }
+
   const Node node_;
   KernelParams params_{};
   std::vector<std::unique_ptr<uint64_t[]>> storage_;
   std::vector<void*> values_;
+  size_t packed_size_ = 0;
 };
 
 class MemcpyNode final : public PatchedNode {
  public:
-  MemcpyNode(const Driver& driver, Node first, Node second, size_t number, const Comparison& comparison)
-      : node_(first) {
-    MemcpyParams other{};
-    driver.Check(driver.MemcpyGetParams(first, &params_), "reading a copy of the graph");
-    driver.Check(driver.MemcpyGetParams(second, &other), "reading a copy of the graph");
-    Side(params_.source, other.source, number, comparison);
-    Side(params_.target, other.target, number, comparison);
+  MemcpyNode(const Driver& driver, const Nodes& nodes, const Comparison& comparison) : node_(nodes.first) {
+    const Triple<MemcpyParams> params(driver, driver.MemcpyGetParams, nodes);
+    params_ = params.first;
+    Side(params_.source, params.second.source, params.third.source, nodes.number, comparison);
+    Side(params_.target, params.second.target, params.third.target, nodes.number, comparison);
   }
 
   Result Set(const Driver& driver, Exec exec, ContextHandle context) override {
@@ -134,12 +259,13 @@ class MemcpyNode final : public PatchedNode {
   }
 
  private:
-  void Side(MemcpySide& first, const MemcpySide& second, size_t number, const Comparison& comparison) {
+  void Side(MemcpySide& first, const MemcpySide& second, const MemcpySide& third, size_t number,
+            const Comparison& comparison) {
     // What the host held at the time of the capture is not there later.
     if (first.type != MemoryType::kDevice && first.type != MemoryType::kUnified) {
       Fail(FLAGOS_UNIMPLEMENTED, "node %zu copies from or to the host", number);
     }
-    comparison.Word(&first.device, second.device, "a copy's address", number, patches);
+    comparison.Compare(&first.device, second.device, third.device, "a copy's address", number, patches);
   }
 
   const Node node_;
@@ -148,12 +274,11 @@ class MemcpyNode final : public PatchedNode {
 
 class MemsetNode final : public PatchedNode {
  public:
-  MemsetNode(const Driver& driver, Node first, Node second, size_t number, const Comparison& comparison)
-      : node_(first) {
-    MemsetParams other{};
-    driver.Check(driver.MemsetGetParams(first, &params_), "reading a fill of the graph");
-    driver.Check(driver.MemsetGetParams(second, &other), "reading a fill of the graph");
-    comparison.Word(&params_.target, other.target, "a fill's address", number, patches);
+  MemsetNode(const Driver& driver, const Nodes& nodes, const Comparison& comparison) : node_(nodes.first) {
+    const Triple<MemsetParams> params(driver, driver.MemsetGetParams, nodes);
+    params_ = params.first;
+    comparison.Compare(&params_.target, params.second.target, params.third.target, "a fill's address", nodes.number,
+                       patches);
   }
 
   Result Set(const Driver& driver, Exec exec, ContextHandle context) override {
@@ -174,23 +299,23 @@ std::vector<Node> NodesOf(const Driver& driver, uint64_t handle) {
   return nodes;
 }
 
-std::unique_ptr<PatchedNode> Compare(const Driver& driver, Node first, Node second, size_t number,
-                                     const Comparison& comparison) {
-  NodeType type{}, other{};
-  driver.Check(driver.NodeGetType(first, &type), "reading a graph");
-  driver.Check(driver.NodeGetType(second, &other), "reading a graph");
-  if (type != other) Fail(FLAGOS_UNIMPLEMENTED, "node %zu is of another kind in each capture", number);
-  switch (type) {
+std::unique_ptr<PatchedNode> Compare(const Driver& driver, const Nodes& nodes, const Comparison& comparison) {
+  const Triple<NodeType> type(driver, driver.NodeGetType, nodes);
+  if (type.first != type.second || type.first != type.third) {
+    Fail(FLAGOS_UNIMPLEMENTED, "node %zu is of another kind in each capture", nodes.number);
+  }
+  switch (type.first) {
     case NodeType::kKernel:
-      return std::make_unique<KernelNode>(driver, first, second, number, comparison);
+      return std::make_unique<KernelNode>(driver, nodes, comparison);
     case NodeType::kMemcpy:
-      return std::make_unique<MemcpyNode>(driver, first, second, number, comparison);
+      return std::make_unique<MemcpyNode>(driver, nodes, comparison);
     case NodeType::kMemset:
-      return std::make_unique<MemsetNode>(driver, first, second, number, comparison);
+      return std::make_unique<MemsetNode>(driver, nodes, comparison);
     case NodeType::kEmpty:
       return nullptr;
   }
-  Fail(FLAGOS_UNIMPLEMENTED, "node %zu is of kind %d, which cannot be patched", number, static_cast<int>(type));
+  Fail(FLAGOS_UNIMPLEMENTED, "node %zu is of kind %d, which cannot be patched", nodes.number,
+       static_cast<int>(type.first));
 }
 
 class GraphReplay final : public Replay {
@@ -198,14 +323,16 @@ class GraphReplay final : public Replay {
   GraphReplay(const CudaStreams& streams, const Captures& captures) : streams_(streams) {
     const Driver& driver = streams.driver();
     ContextScope current(driver, streams.context());
-    const std::vector<Node> first = NodesOf(driver, captures.first_graph);
-    const std::vector<Node> second = NodesOf(driver, captures.second_graph);
-    if (first.size() != second.size()) {
-      Fail(FLAGOS_UNIMPLEMENTED, "two captures have %zu and %zu nodes", first.size(), second.size());
+    const std::vector<Node> first = NodesOf(driver, captures.first.handle);
+    const std::vector<Node> second = NodesOf(driver, captures.second.handle);
+    const std::vector<Node> third = NodesOf(driver, captures.third.handle);
+    if (first.size() != second.size() || first.size() != third.size()) {
+      Fail(FLAGOS_UNIMPLEMENTED, "three captures have %zu, %zu and %zu nodes", first.size(), second.size(),
+           third.size());
     }
     const Comparison comparison(captures);
     for (size_t i = 0; i < first.size(); ++i) {
-      auto node = Compare(driver, first[i], second[i], i, comparison);
+      auto node = Compare(driver, {first[i], second[i], third[i], i}, comparison);
       if (!node || node->patches.empty()) continue;
       patches_ += node->patches.size();
       patched_.push_back(std::move(node));
@@ -213,7 +340,7 @@ class GraphReplay final : public Replay {
     nodes_ = first.size();
     addresses_.reserve(captures.arrays.size());
     for (const Captures::Array& array : captures.arrays) addresses_.push_back(array.first);
-    driver.Check(driver.GraphInstantiate(&exec_, reinterpret_cast<Graph>(captures.first_graph), 0),
+    driver.Check(driver.GraphInstantiate(&exec_, reinterpret_cast<Graph>(captures.first.handle), 0),
                  "instantiating a graph");
     Rehearse();
     driver.Check(driver.GraphUpload(exec_, streams.handle(Stream::kCompute)), "uploading a graph");

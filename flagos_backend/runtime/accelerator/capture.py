@@ -1,4 +1,4 @@
-"""Captures a plan twice as graphs of kernels, with its arrays in different places, for native/replay.h to compare.
+"""Captures a plan as graphs of kernels, with its arrays in different places, for native/replay.h to compare.
 
 An optional ability: of the devices that torch drives, those with CUDA graphs. Between the plan and the native replay.
 """
@@ -18,6 +18,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
+from flagos_backend.kernels.reference.aten import drops_out
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.plan import Plan
@@ -58,22 +59,21 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """What native/python_program.cc reads, in its order. ``first`` holds a graph and the memory of its temporaries;
-    ``second`` is only compared.
+    """What native/replays.cc reads, in its order. ``kept``: the first graph, and the memory of its temporaries.
 
-    ``arrays``: arguments, then outputs: where each lay in either capture, and its bytes. ``overwritten``: for each
-    output the argument that it is written over, or -1.
+    ``graphs``: of each capture the driver's handle, and the memory of its own. ``arrays``: arguments, then outputs:
+    where each lay in the first capture, as in the third, where in the second, and its bytes. ``overwritten``: for each
+    output the argument that it is written over, or -1. ``compared``: graphs that live until they are.
     """
 
-    first: object
-    second: object
-    graphs: tuple[int, int]
+    kept: object
+    graphs: tuple[tuple[int, tuple[Range, ...]], ...]
     arrays: tuple[tuple[int, int, int], ...]
-    owned: tuple[tuple[Range, ...], tuple[Range, ...]]
     overwritten: tuple[int, ...]
+    compared: object
 
     def as_tuple(self) -> tuple[Any, ...]:
-        return self.first, *self.graphs, self.arrays, *self.owned, self.overwritten, self.second
+        return self.kept, *self.graphs, self.arrays, self.overwritten, self.compared
 
 
 def reason_against(module: Module, steps: float) -> str:
@@ -100,7 +100,7 @@ def _is_random(instruction: Instruction) -> bool:
     attributes = instruction.attributes
     if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
         return False
-    return any(word in attributes.target for word in _RANDOM_CALLS)
+    return any(word in attributes.target for word in _RANDOM_CALLS) or drops_out(instruction)
 
 
 def capture(plan: Plan, run: Run, arguments: Sequence[ArrayShape]) -> Captures:
@@ -113,16 +113,18 @@ def capture(plan: Plan, run: Run, arguments: Sequence[ArrayShape]) -> Captures:
     first_places = [number * _ALIGNMENT for number in range(count)]
     # Every array moves by another distance, so that the distance tells which one an address belongs to.
     second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
-    first = _Recording(plan, run, _lay_out(arena, shapes, first_places))
-    second = _Recording(plan, run, _lay_out(arena, shapes, second_places))
-    if first.overwritten != second.overwritten:
+    recordings = [
+        _Recording(plan, run, _lay_out(arena, shapes, places)) for places in (first_places, second_places, first_places)
+    ]
+    first = recordings[0]
+    if any(recording.overwritten != first.overwritten for recording in recordings):
         raise CaptureRefused(reason="its results lie over other arguments in each capture")
     base = arena.data_ptr()
     arrays = tuple(
         (base + a, base + b, shape.num_bytes) for a, b, shape in zip(first_places, second_places, shapes, strict=True)
     )
-    owned = (first.owned(run.device), second.owned(run.device))
-    return Captures(first.graph, second.graph, (first.handle, second.handle), arrays, owned, first.overwritten)
+    graphs = tuple((recording.handle, recording.owned(run.device)) for recording in recordings)
+    return Captures(first.graph, graphs, arrays, first.overwritten, tuple(r.graph for r in recordings[1:]))
 
 
 def _lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[int]) -> list[Any]:
@@ -153,7 +155,7 @@ class _Recording:
             with torch.cuda.stream(stream):
                 self.graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    results = plan.run(run, arguments)
+                    results = plan.run(run, arguments, outputs)
                     self.overwritten = tuple(_settle(*pair, addresses) for pair in zip(results, outputs, strict=True))
                 except Exception as error:
                     self._abandon(run.device)
@@ -190,11 +192,11 @@ def _address(array: Any) -> int:
 
 
 def _settle(result: Any, output: Any, arguments: Sequence[int]) -> int:
-    """The argument that ``result`` was written over; -1, and a copy in ``output``, when there is none."""
+    """The argument that ``result`` was written over; -1 when there is none, and ``output`` holds the result then."""
     address = _address(result)
     if address and address in arguments:
         return arguments.index(address)
-    if address:
+    if address and address != _address(output):
         output.copy_(result)
     return -1
 

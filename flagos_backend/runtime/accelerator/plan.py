@@ -42,7 +42,8 @@ class _Builder(Builder):
 
     def prepare(self, instruction: Instruction) -> PreparedKernel:
         choice = choose(instruction, self._target)
-        return PreparedKernel(choice.kernel, choice.provider is Provider.REFERENCE, f" [{choice.text}]")
+        is_reference = choice.provider is Provider.REFERENCE
+        return PreparedKernel(choice.kernel, is_reference, f" [{choice.text}]", choice.into)
 
     def inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
         flat = flatten(computation)
@@ -142,14 +143,14 @@ class _Walk:
                 number = _overwritten(kernel, output, inputs, operands, owner, dying, set(reused.values()))
                 if number is None:
                     owner.define(result, Place(frozenset({owner.new_root()})))
+                    self.builder.offer_home(owner, result, _array(output))
                 else:
                     owner.overwrite(inputs[number])
                     owner.define(result, owner.places[inputs[number]])
                     reused[output] = number
             slots = {**dict(zip(fresh, results, strict=True)), **{output: self.slots[output] for output in begun}}
             places = [
-                (slots[output], output in begun, reused.get(output), _dims(output), dtype_of(_type(output)))
-                for output in kernel.outputs
+                (slots[output], reused.get(output), _dims(output), dtype_of(_type(output))) for output in kernel.outputs
             ]
             note = "".join(f" over #{inputs[number]}" for number in reused.values())
             return _region_step(kernel, inputs, places, device), True, f" [{kernel.text}]{note}"
@@ -176,8 +177,8 @@ def _overwritten(
     return None
 
 
-# slot, whether it is filled already in part, the input it takes the place of, dims and dtype
-_OutputPlace = tuple[int, bool, int | None, tuple[int, ...], torch.dtype]
+# slot, the input it takes the place of, dims and dtype
+_OutputPlace = tuple[int, int | None, tuple[int, ...], torch.dtype]
 
 
 def _region_step(
@@ -186,11 +187,11 @@ def _region_step(
     def run_region(run: Run, values: list[Any]) -> None:
         arrays = [_dense(values[slot]) for slot in inputs]
         outputs = []
-        for slot, begun, number, dims, dtype in places:
-            if begun:
-                outputs.append(values[slot])
-            elif number is not None:
+        for slot, number, dims, dtype in places:
+            if number is not None:
                 outputs.append(arrays[number].view(dtype).view(dims))
+            elif values[slot] is not None:  # filled already in part, or put there by who runs the plan
+                outputs.append(values[slot])
             else:
                 outputs.append(torch.empty(dims, dtype=dtype, device=device))
         if any(output.numel() for output in outputs):

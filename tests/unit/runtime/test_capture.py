@@ -95,8 +95,7 @@ def test_a_result_over_an_argument_is_told_from_one_that_is_copied() -> None:
 @pytest.mark.usefixtures("host_graphs")
 def test_memory_of_the_captures_own_is_told_apart_by_their_pools() -> None:
     captures = captured(TEXT)
-    assert captures.graphs == (1, 2)
-    assert captures.owned == (((1000, 10),), ((2000, 10),))
+    assert captures.graphs == ((1, ((1000, 10),)), (2, ((2000, 10),)), (3, ((3000, 10),)))
 
 
 @pytest.mark.usefixtures("host_graphs")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from benchmarks.programs.program import Arguments, Program, num_bytes, traffic
+from benchmarks.programs.program import Arguments, Program
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)
@@ -80,7 +80,7 @@ def _rows(rows: int, columns: int, dtype: np.dtype) -> list[Program]:
 
     def add(name: str, function: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
         arguments = normals(*shapes, dtype=dtype)
-        found.append(Program(f"{name} {size}", function, arguments, traffic(function, arguments)))
+        found.append(Program(f"{name} {size}", function, arguments))
 
     add("softmax", lambda x: jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype), shape)
     add("layer norm", layer_norm, shape, width, width)
@@ -96,7 +96,7 @@ def _cross_entropy(rows: int, vocabulary: int, dtype: np.dtype) -> Program:
         return logits, random.integers(vocabulary, size=rows, dtype=np.int32)
 
     function = jax.value_and_grad(cross_entropy)
-    return Program(f"cross-entropy and gradient {rows}x{vocabulary}", function, arguments, traffic(function, arguments))
+    return Program(f"cross-entropy and gradient {rows}x{vocabulary}", function, arguments)
 
 
 def _product(name: str, dims: tuple[int, int, int], batch: int, dtype: np.dtype) -> Program:
@@ -104,7 +104,7 @@ def _product(name: str, dims: tuple[int, int, int], batch: int, dtype: np.dtype)
     lead = (batch,) if batch > 1 else ()
     arguments = normals((*lead, m, k), (*lead, k, n), dtype=dtype)
     size = f"{f'{batch}x' if batch > 1 else ''}{m}x{k}x{n}"
-    return Program(f"{name} {size}", jnp.matmul, arguments, traffic(jnp.matmul, arguments), 2.0 * batch * m * k * n)
+    return Program(f"{name} {size}", jnp.matmul, arguments, 2.0 * batch * m * k * n)
 
 
 def _attention(batch: int, length: int, heads: int, kv_heads: int, width: int, dtype: np.dtype) -> list[Program]:
@@ -114,8 +114,8 @@ def _attention(batch: int, length: int, heads: int, kv_heads: int, width: int, d
     size = f"{batch}x{length}x{heads}x{width}" + (f" on {kv_heads}" if kv_heads < heads else "")
     both = gradient(attention)
     return [
-        Program(f"attention {size}", attention, forward, traffic(attention, forward), flops),
-        Program(f"attention gradient {size}", both, backward, traffic(both, backward), 3.5 * flops),
+        Program(f"attention {size}", attention, forward, flops),
+        Program(f"attention gradient {size}", both, backward, 3.5 * flops),
     ]
 
 
@@ -123,7 +123,7 @@ def host() -> list[Program]:
     """Kernels that take a host with a few cores milliseconds."""
     big = normals((2048, 2048))
     return [
-        Program("elementwise chain 2048x2048", chain, big, traffic(chain, big)),
+        Program("elementwise chain 2048x2048", chain, big),
         *_rows(4096, 1024, F32),
         _cross_entropy(512, 8192, F32),
         _product("product", (512, 512, 512), 1, F32),
@@ -139,7 +139,7 @@ def accelerator() -> list[Program]:
     big = normals((16384, 8192), dtype=BF16)
     lengths = ((8, 1024, 32), (4, 4096, 32), (1, 16384, 4))
     return [
-        Program("elementwise chain 16384x8192", chain, big, traffic(chain, big)),
+        Program("elementwise chain 16384x8192", chain, big),
         *_rows(16384, 8192, BF16),
         _cross_entropy(8192, 32000, BF16),
         _product("product", (8192, 8192, 8192), 1, BF16),
@@ -170,8 +170,8 @@ def _shared(numbers: int, rows: tuple[int, int], dtype: np.dtype) -> list[Progra
 
     table, small, size = normals(rows, dtype=dtype), normals((128,)), f"{rows[0]}x{rows[1]}"
     return [
-        Program(f"threefry normal {numbers}", random_normal, key, 4.0 * numbers, precision=1e-5),
-        Program(f"sort {size}", jnp.sort, table, traffic(jnp.sort, table), precision=0.0),
-        Program(f"top-16 {size}", top_k, table, traffic(top_k, table), precision=0.0),
-        Program("loop of 10,000", loop, small, num_bytes(small(np.random.default_rng(0))) * 2, precision=1e-4),
+        Program(f"threefry normal {numbers}", random_normal, key, precision=1e-5),
+        Program(f"sort {size}", jnp.sort, table, precision=0.0),
+        Program(f"top-16 {size}", top_k, table, precision=0.0),
+        Program("loop of 10,000", loop, small, precision=1e-4),
     ]

@@ -17,7 +17,7 @@ import optax
 
 import gpt2
 from benchmarks.programs.kernels import BF16, F32, attention, cross_entropy, rms_norm
-from benchmarks.programs.program import Arguments, Program, traffic
+from benchmarks.programs.program import Arguments, Program
 
 Tree = dict[str, Any]
 
@@ -146,22 +146,20 @@ def _llama_programs(
             f"{name} prefill {prefill[0]}x{prefill[1]}",
             prefill_step,
             prefill_arguments,
-            traffic(prefill_step, prefill_arguments),
             positions * (block_flops + 2.0 * prefill[1] * width),
         ),
         Program(
             f"{name} decode {cache[0]}x{cache[1]}",
             decode_step,
             decode_arguments,
-            traffic(decode_step, decode_arguments) / 2,  # the cache is updated in place
             cache[0] * block_flops,
             donated=(2, 3),
+            updates_in_place=True,
         ),
         Program(
             f"{name} x{sizes.layers} training {batch[0]}x{batch[1]}",
             training_step,
             training_arguments,
-            traffic(training_step, training_arguments),
             training_flops,
             donated=(0, 1),
         ),
@@ -180,7 +178,7 @@ def _gpt2(config: gpt2.Config) -> Program:
 
     flops = 6.0 * config.batch * config.context * config.width * (12 * config.width * config.layers + config.vocabulary)
     name = f"GPT-2 {config.width} x{config.layers} training {config.batch}x{config.context}"
-    return Program(name, step, arguments, traffic(step, arguments), flops, donated=(0,))
+    return Program(name, step, arguments, flops, donated=(0,))
 
 
 def resnet(weights: list[Any], images_BHWC: jax.Array, training: bool) -> jax.Array:
@@ -260,10 +258,8 @@ def _resnets(
 
     name = f"ResNet-{3 * sum(stages) + 2}"
     return [
-        Program(f"{name} inference {batch}", infer, arguments, traffic(infer, arguments), batch * flops),
-        Program(
-            f"{name} training {batch}", train, arguments, traffic(train, arguments), 3 * batch * flops, donated=(0,)
-        ),
+        Program(f"{name} inference {batch}", infer, arguments, batch * flops),
+        Program(f"{name} training {batch}", train, arguments, 3 * batch * flops, donated=(0,)),
     ]
 
 
@@ -284,7 +280,7 @@ def _lstm(batch: int, length: int, width: int, dtype: np.dtype) -> Program:
         return x, _weights(random, (2 * width, 4 * width), dtype), np.zeros(4 * width, dtype)
 
     flops = 16.0 * length * batch * width * width
-    return Program(f"LSTM {length}x{batch}x{width}", run, arguments, traffic(run, arguments), flops)
+    return Program(f"LSTM {length}x{batch}x{width}", run, arguments, flops)
 
 
 def host() -> list[Program]:

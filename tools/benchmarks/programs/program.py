@@ -24,28 +24,27 @@ class Scale(enum.Enum):
 class Program:
     """``arguments`` makes random inputs as NumPy arrays (bfloat16 ones of ml_dtypes), new ones for each seed.
 
-    ``bytes_moved`` and ``flops`` are the least that any implementation moves and computes: inputs read once, results
-    written once, matrix products only. They give the floor. ``precision``: largest error allowed between two
-    implementations, relative to the largest magnitude of the compared array. ``donated``: arguments whose storage the
-    program may use up.
+    ``flops`` and the bytes of ``traffic`` are the least that any implementation computes and moves: matrix products only,
+    inputs read once, results written once unless the program ``updates_in_place``. They give the floor. ``precision``:
+    largest error allowed between two implementations, relative to the largest magnitude of the compared array.
+    ``donated``: arguments whose storage the program may use up.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: Callable[[np.random.Generator], Arguments]
-    bytes_moved: float
     flops: float = 0.0
     precision: float = 2e-2
     donated: tuple[int, ...] = ()
+    updates_in_place: bool = False
+
+    def traffic(self, arguments: Arguments) -> float:
+        """Bytes read and written."""
+        results = () if self.updates_in_place else jax.eval_shape(self.function, *arguments)
+        return num_bytes(arguments, results)
 
 
 def num_bytes(*trees: Any) -> float:
     """Bytes of all arrays (or shapes of arrays) in the trees."""
     leaves = jax.tree.leaves(trees)
     return float(sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in leaves))
-
-
-def traffic(function: Callable[..., Any], arguments: Callable[[np.random.Generator], Arguments]) -> float:
-    """Bytes of a function's arguments and results."""
-    given = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments(np.random.default_rng(0)))
-    return num_bytes(given, jax.eval_shape(function, *given))

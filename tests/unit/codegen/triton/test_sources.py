@@ -47,7 +47,7 @@ def backward(function: Callable[..., jax.Array]) -> Callable[..., Any]:
 
 
 CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]] = {
-    "bfloat16_rounds_after_each_operation": (H100, lambda x, y: x * y + y, (bf16(1000, 768), bf16(1000, 768))),
+    "bfloat16_rounds_where_it_is_stored": (H100, lambda x, y: x * y + y, (bf16(1000, 768), bf16(1000, 768))),
     "broadcast_of_a_row_and_a_column": (H100, lambda x, r, c: x * r + c, (f32(512, 640), f32(640), f32(512, 1))),
     "column_sum_in_parts": (H100, lambda x: x.sum(0), (f32(16384, 4096),)),
     "logsumexp_of_long_rows": (H100, lambda x: jax.nn.logsumexp(x, -1), (f32(4096, 50257),)),
