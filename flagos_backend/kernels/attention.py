@@ -195,6 +195,10 @@ class Sizes:
         return self.H // self.K
 
 
+def _share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
 class Views:
     """Arrays of a call as kernels see them: query [B,H,T,D], key [B,K,S,D], value [B,K,S,E], output [B,H,T,E]."""
 
@@ -234,15 +238,26 @@ class Views:
         self, like: torch.Tensor, dims: str, channel: str, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """An array laid out as ``dims``, and [B,H,T,channel] to write: a view of it where one exists."""
-        whole = torch.empty([self.letters[letter] for letter in dims], dtype=dtype, device=like.device)
-        seen = self.query(whole, dims, channel)
-        return whole, seen
+        whole = self._new(like, dims, dtype)
+        return whole, self.query(whole, dims, channel)
 
-    def finish(self, whole: torch.Tensor, written: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
+    def new_like_key(
+        self, like: torch.Tensor, dims: str, channel: str, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """An array laid out as ``dims``, and [B,K,S,channel] to write: a view of it where one exists."""
+        whole = self._new(like, dims, dtype)
+        return whole, self.key(whole, dims, channel)
+
+    def _new(self, like: torch.Tensor, dims: str, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty([self.letters[letter] for letter in dims], dtype=dtype, device=like.device)
+
+    def finish_query(self, whole: torch.Tensor, written: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
         """``whole`` after a kernel filled ``written``, the two values of ``new_like_query``."""
-        if written.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
-            return whole
-        return self.like_query(written, dims, channel)
+        return whole if _share_storage(whole, written) else self.like_query(written, dims, channel)
+
+    def finish_key(self, whole: torch.Tensor, written: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
+        """``whole`` after a kernel filled ``written``, the two values of ``new_like_key``."""
+        return whole if _share_storage(whole, written) else self.like_key(written, dims, channel)
 
     def _spread(self, tensor: torch.Tensor, dims: str, order: str) -> torch.Tensor:
         present = [letter for letter in order if letter in dims]

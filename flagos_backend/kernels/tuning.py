@@ -98,7 +98,7 @@ def _measure(
     """Seconds of each kernel that ran before the time was up; compiling counts, but is not interrupted."""
     device = torch.device(target.device_type, torch.get_device_module(target.device_type).current_device())
     arguments = _arguments(instruction, device)
-    run = Run(device=device)
+    run = Run(device=device, asynchronous=True)
     times: dict[str, float] = {}
     progress = _Progress(instruction.name, len(kernels))
     deadline = time.perf_counter() + seconds

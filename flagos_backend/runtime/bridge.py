@@ -10,6 +10,7 @@ import enum
 import functools
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -204,38 +205,31 @@ class Runner:
         guard = contextlib.nullcontext if accelerator is None else accelerator.guard
         plans = compiled.plans(device)
         callback = self._host_callback(device)
-        solo = self._solo(device_ordinal, replica_id, partition_id, device, callback)
+        solo = self._solo(device_ordinal, replica_id, partition_id, device)
+        solo = replace(solo, host_callback=callback, asynchronous=accelerator is not None)
 
         def execute(arguments: list[Any], in_place: int, launch: LaunchCommunicator | None) -> list[Any]:
             run = solo
             if launch is not None:
                 replicas, partitions = program.num_replicas, program.num_partitions
-                run = Run(device_ordinal, replica_id, partition_id, replicas, partitions, device, launch, callback)
+                run = replace(solo, num_replicas=replicas, num_partitions=partitions, rendezvous=launch)
             with _inference_mode(True), guard():
                 return plans.choose(bool(in_place)).run(run, arguments)
 
         return execute
 
-    def _solo(
-        self,
-        device_ordinal: int,
-        replica_id: int,
-        partition_id: int,
-        device: torch.device,
-        callback: HostCallback | None,
-    ) -> Run:
+    def _solo(self, device_ordinal: int, replica_id: int, partition_id: int, device: torch.device) -> Run:
         """The launch of one device."""
         groups = self._compiled.program.process_groups
         if groups is None:
             # Alone, a collective meets only itself.
-            alone = InProcessCommunicator()
-            return Run(device_ordinal, replica_id, partition_id, 1, 1, device, alone, callback)
+            return Run(device_ordinal, replica_id, partition_id, 1, 1, device, InProcessCommunicator())
         # torch.distributed is imported for those who use it.
         from flagos_backend.collectives.host_groups import HostGroups
         from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
 
         communicator = ProcessSpanningCommunicator(HostGroups(groups))
-        return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator, callback)
+        return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator)
 
     def capture(self, local_ordinal: int) -> tuple[Any, ...]:
         """The program on one accelerator for native/replay.h, or (): then ``explain`` says why."""
@@ -247,7 +241,7 @@ class Runner:
         if reason:
             self.captured(local_ordinal, f"not replayed: {reason}")
             return ()
-        run = Run(device=accelerator.device)
+        run = Run(device=accelerator.device, asynchronous=True)
         with _inference_mode(True), accelerator.guard():
             plan = compiled.plans(accelerator.device).donating
             return capture.capture(plan, run, compiled.arguments).as_tuple()

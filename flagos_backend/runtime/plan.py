@@ -132,6 +132,17 @@ class Plan:
                 values[slot] = None
         return [values[slot] for slot in self.results]
 
+    def step_of(self, failure: Exception) -> str:
+        """What the step, or the nested plan's step, computes that ``failure`` came out of; "" when it was none."""
+        found = ""
+        trace = failure.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code is Plan.run.__code__:
+                kernel, plan = trace.tb_frame.f_locals.get("kernel"), trace.tb_frame.f_locals["self"]
+                found = next((step.text for step in plan.steps if step.kernel is kernel), found)
+            trace = trace.tb_next
+        return found
+
     def explain(self) -> str:
         """One line for each step: what it computes, what it writes over, what is free afterwards."""
         return "\n".join(self._lines(""))

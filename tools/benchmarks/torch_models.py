@@ -1,4 +1,5 @@
-"""The models of the torch.compile benchmark, with random weights: GPT-2's block, a stack of it, and ResNet-18."""
+"""The models of the torch.compile benchmarks, with random weights: GPT-2's block, a stack of it, Llama's block, and
+ResNet-18."""
 
 from __future__ import annotations
 
@@ -35,6 +36,36 @@ class Gpt2(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         logits = functional.linear(self.layers(self.embedding(tokens)), self.embedding.weight)
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class LlamaBlock(nn.Module):
+    """Llama's layer: causal attention with rotary positions, and a gated perceptron. x[batch, length, width]."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.before(x)
+        q, k, v = (part(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        attended = functional.scaled_dot_product_attention(_rotated(q), _rotated(k), v, is_causal=True)
+        x = x + self.o(attended.transpose(1, 2).flatten(2))
+        y = self.after(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, length, width] turned by its positions."""
+    half = x.shape[-1] // 2
+    rates = 10000.0 ** (-torch.arange(half, device=x.device) / half)
+    angles = torch.arange(x.shape[-2], device=x.device)[:, None] * rates
+    low, high = x.float().chunk(2, -1)
+    turned = torch.cat((low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()), -1)
+    return turned.to(x.dtype)
 
 
 class Residual(nn.Module):

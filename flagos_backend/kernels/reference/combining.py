@@ -5,6 +5,7 @@ Updates of one position apply in their order, so a combiner that is not commutat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,9 +23,9 @@ from flagos_backend.kernels.reference.computations import (
 )
 from flagos_backend.kernels.reference.registry import Run
 
-# combine(run, targets, rows, updates): targets [positions, width] are updated in place with updates [n, width], row by
-# row at ``rows`` [n] (int64, in bounds).
-Combine = Callable[[Run, list[Tensor], Tensor, list[Tensor]], None]
+# combine(run, targets, rows, updates, valid): targets [positions, width] are updated in place with updates [n, width],
+# row by row at ``rows`` [n] (int64); those that are not ``valid`` [n] (None: all are) lie anywhere and are left out.
+Combine = Callable[[Run, list[Tensor], Tensor, list[Tensor], Tensor | None], None]
 
 # A table of all positions is quicker than sorting the updates, up to this many positions an update.
 _TABLE_RATIO = 16
@@ -76,7 +77,9 @@ def _reduce(reduction: str, element_type: ElementType, ordering: bool) -> Combin
     flips = ordering and element_type.is_unsigned and element_type.bits > 8
     pred = element_type is ElementType.PRED
 
-    def apply(_: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
+    def apply(run: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor], valid: Tensor | None) -> None:
+        if valid is not None and not run.asynchronous:
+            rows, updates, valid = *_kept(rows, updates, valid), None
         target, update = targets[0], updates[0]
         if pred:
             target, update = target.view(torch.uint8), update.to(torch.uint8)
@@ -84,6 +87,9 @@ def _reduce(reduction: str, element_type: ElementType, ordering: bool) -> Combin
             top = torch.iinfo(target.dtype).min
             target.bitwise_xor_(top)
             update = update ^ top
+        if valid is not None:  # choosing them would wait for how many there are
+            rows = torch.where(valid, rows, 0)
+            update = torch.where(valid.unsqueeze(1), update, _neutral(reduction, update.dtype))
         if update.shape[1] == 1:
             target, update, index = target.squeeze(1), update.squeeze(1), rows
         else:
@@ -98,8 +104,28 @@ def _reduce(reduction: str, element_type: ElementType, ordering: bool) -> Combin
     return apply
 
 
+def _kept(rows: Tensor, updates: list[Tensor], valid: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Those that are valid."""
+    return (rows, updates) if valid.all() else (rows[valid], [update[valid] for update in updates])
+
+
+def _neutral(reduction: str, dtype: torch.dtype) -> complex | float | int:
+    """What changes nothing: minus zero, as it keeps both zeros what they are."""
+    if dtype.is_complex:
+        return complex(-0.0, -0.0) if reduction == "sum" else 1
+    if dtype.is_floating_point:
+        return {"sum": -0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}[reduction]
+    limits = torch.iinfo(dtype)
+    return {"sum": 0, "prod": 1, "amax": limits.min, "amin": limits.max}[reduction]
+
+
 def _assign(unique: bool) -> Combine:
-    def apply(_: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
+    def apply(run: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor], valid: Tensor | None) -> None:
+        if run.asynchronous:
+            _assign_without_waiting(targets[0], rows, updates[0], valid, unique)
+            return
+        if valid is not None:
+            rows, updates = _kept(rows, updates, valid)
         target, update = targets[0], updates[0]
         if not unique and len(rows) > 1:
             last = _last_of_each(rows, len(target))
@@ -108,6 +134,36 @@ def _assign(unique: bool) -> Combine:
         target.index_put_((rows,), update)
 
     return apply
+
+
+def _assign_without_waiting(target: Tensor, rows: Tensor, update: Tensor, valid: Tensor | None, unique: bool) -> None:
+    """Every update writes what the last one of its position has; those that are not valid repeat one that is, or what
+    is there."""
+    number = torch.arange(len(rows), device=rows.device)
+    if valid is not None:
+        one = valid.to(torch.uint8).argmax()
+        some = valid[one]
+        place = torch.where(some, rows[one], 0)
+        there = target.index_select(0, place.reshape(1))
+        rows, number = torch.where(valid, rows, place), torch.where(valid, number, one)
+        update = torch.where(some, update, there)
+    if not unique or valid is not None:
+        update = update.index_select(0, _latest(rows, number, len(target)))
+    target.index_put_((rows,), update)
+
+
+def _latest(rows: Tensor, number: Tensor, positions: int) -> Tensor:
+    """For each update the greatest ``number`` of those of its position."""
+    if positions <= _TABLE_RATIO * len(rows):
+        latest = torch.zeros(positions, dtype=torch.int64, device=rows.device)
+        return latest.scatter_reduce_(0, rows, number, "amax")[rows]
+    ordered, order = rows.sort(stable=True)
+    # Numbers rise within a position, but for those that repeat another: the greatest so far, spread back from its end.
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    group = first.cumsum(0) - 1
+    latest = torch.zeros_like(number).scatter_reduce_(0, group, number[order], "amax")
+    return torch.empty_like(number).scatter_(0, order, latest[group])
 
 
 def _last_of_each(rows: Tensor, positions: int) -> Tensor:
@@ -123,7 +179,9 @@ def _last_of_each(rows: Tensor, positions: int) -> Tensor:
 
 
 def _apply_once(function: ScalarFunction) -> Combine:
-    def apply(run: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
+    def apply(run: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor], valid: Tensor | None) -> None:
+        if valid is not None:
+            rows, updates = _kept(rows, updates, valid)
         current = [target.index_select(0, rows) for target in targets]
         for target, update, value in zip(targets, updates, function(run, current + updates), strict=True):
             target.index_put_((rows,), value.expand_as(update))
@@ -135,9 +193,11 @@ def _apply_in_rounds(function: ScalarFunction) -> Combine:
     """Round k applies the k-th update of every position that has one."""
     once = _apply_once(function)
 
-    def apply(run: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor]) -> None:
+    def apply(run: Run, targets: list[Tensor], rows: Tensor, updates: list[Tensor], valid: Tensor | None) -> None:
+        if valid is not None:
+            rows, updates = _kept(rows, updates, valid)
         for chosen in _rounds(rows):
-            once(run, targets, rows[chosen], [update[chosen] for update in updates])
+            once(run, targets, rows[chosen], [update[chosen] for update in updates], None)
 
     return apply
 

@@ -12,7 +12,7 @@ from flagos_backend.ir.attributes import GatherAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.reference.index_arithmetic import index_values, row_major_strides, window_offsets
+from flagos_backend.kernels.reference.index_arithmetic import WindowOffsets, index_values, row_major_strides
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 
 
@@ -74,13 +74,13 @@ def clamped_starts(plan: GatherPlan, indices: Tensor) -> list[Tensor]:
     return starts
 
 
-def _linear(plan: GatherPlan, starts: list[Tensor], strides: list[int]) -> Tensor:
+def _linear(plan: GatherPlan, indices: Tensor, strides: list[int]) -> Tensor:
     """Flat batch of linear positions."""
     total: Tensor | int = 0
-    for start, stride in zip(starts, strides, strict=True):
+    for start, stride in zip(clamped_starts(plan, indices), strides, strict=True):
         total = start * stride + total
     if isinstance(total, int):
-        return torch.full((prod(plan.batch_dims),), total)
+        return torch.full((prod(plan.batch_dims),), total, device=indices.device)
     return total.expand(plan.batch_dims).reshape(-1)
 
 
@@ -92,7 +92,7 @@ def _gather_rows(plan: GatherPlan) -> Kernel:
     shape = plan.batch_dims + tuple(plan.sizes[d] for d in plan.window_dims)
 
     def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
-        positions = _linear(plan, clamped_starts(plan, indices), strides)
+        positions = _linear(plan, indices, strides)
         return operand.reshape(rows, -1).index_select(0, positions).reshape(shape).permute(plan.to_result)
 
     return run
@@ -104,7 +104,7 @@ def _gather_along_one(plan: GatherPlan) -> Kernel:
     shape = plan.batch_dims + tuple(plan.sizes[d] for d in plan.window_dims)
 
     def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
-        positions = _linear(plan, clamped_starts(plan, indices), [1])
+        positions = _linear(plan, indices, [1])
         taken = operand.index_select(dimension, positions)
         return taken.movedim(dimension, 0).reshape(shape).permute(plan.to_result)
 
@@ -113,8 +113,12 @@ def _gather_along_one(plan: GatherPlan) -> Kernel:
 
 def _gather_one(plan: GatherPlan) -> Kernel:
     """A single window: a slice at a run-time position."""
+    without_waiting = _gather_elements(plan)
 
-    def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
+    def run(run: Run, operand: Tensor, indices: Tensor) -> Tensor:
+        if run.asynchronous:
+            found: Tensor = without_waiting(run, operand, indices)
+            return found
         window = operand
         for d, start in zip(plan.indexed, clamped_starts(plan, indices), strict=True):
             window = window.narrow(d, int(start), plan.sizes[d])
@@ -131,11 +135,11 @@ def _gather_elements(plan: GatherPlan) -> Kernel:
     strides = row_major_strides(plan.operand_dims)
     indexed_strides = [strides[d] for d in plan.indexed]
     window_sizes = tuple(plan.sizes[d] for d in plan.window_dims)
-    offsets = window_offsets(window_sizes, tuple(strides[d] for d in plan.window_dims)).reshape(1, -1)
+    offsets = WindowOffsets(window_sizes, tuple(strides[d] for d in plan.window_dims))
 
     def run(_: Run, operand: Tensor, indices: Tensor) -> Tensor:
-        starts = _linear(plan, clamped_starts(plan, indices), indexed_strides)
-        positions = starts.unsqueeze(1) + offsets.to(starts.device)
+        starts = _linear(plan, indices, indexed_strides)
+        positions = starts.unsqueeze(1) + offsets.on(starts.device)
         taken = operand.reshape(-1).index_select(0, positions.reshape(-1))
         return taken.reshape(plan.batch_dims + window_sizes).permute(plan.to_result)
 

@@ -28,13 +28,28 @@ def scalar_index(index: Tensor, element_type: ElementType) -> int:
     return value & ((1 << element_type.bits) - 1) if element_type.is_unsigned else value
 
 
+def scalar_index_on_device(index: Tensor, element_type: ElementType, limit: int) -> Tensor:
+    """The value of a scalar index clamped to 0 ... limit, int64, without waiting for it."""
+    return index_values(index, element_type).clamp(0, limit)
+
+
 def row_major_strides(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(dims[d + 1 :]) for d in range(len(dims)))
 
 
-def window_offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Linear offsets of a window's elements from its first one, int64 in the shape ``sizes``."""
-    offsets = torch.zeros(sizes, dtype=torch.int64)
-    for d, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
-        offsets += (torch.arange(size) * stride).reshape((-1,) + (1,) * (len(sizes) - d - 1))
-    return offsets
+class WindowOffsets:
+    """Linear offsets of a window's elements from its first one, row major, int64; kept on the devices that asked."""
+
+    def __init__(self, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self._sizes, self._strides = sizes, strides
+        self._kept: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        offsets = self._kept.get(device)
+        if offsets is None:
+            offsets = torch.zeros(self._sizes, dtype=torch.int64, device=device)
+            for d, (size, stride) in enumerate(zip(self._sizes, self._strides, strict=True)):
+                steps = torch.arange(size, device=device) * stride
+                offsets += steps.reshape((-1,) + (1,) * (len(self._sizes) - d - 1))
+            self._kept[device] = offsets = offsets.reshape(-1)
+        return offsets

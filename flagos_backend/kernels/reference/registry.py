@@ -43,6 +43,7 @@ class Run:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rendezvous: Communicator | None = None  # where the devices of the launch meet for collectives
     host_callback: HostCallback | None = None
+    asynchronous: bool = False  # the device runs behind the host: who reads a value on the host waits
 
 
 # Called as kernel(run, *operand values); returns the instruction's value. Must be safe to call from several threads.

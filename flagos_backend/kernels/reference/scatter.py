@@ -15,7 +15,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.combining import Combiner, prepare_combiner
 from flagos_backend.kernels.reference.computations import returned_parameter
-from flagos_backend.kernels.reference.index_arithmetic import index_values, row_major_strides, window_offsets
+from flagos_backend.kernels.reference.index_arithmetic import WindowOffsets, index_values, row_major_strides
 from flagos_backend.kernels.reference.registry import InPlaceKernel, Kernel, Run, Storage, in_place, kernel
 
 # Updates row-major targets, which it may write over.
@@ -105,9 +105,7 @@ def _update_rows(plan: ScatterPlan, combiner: Combiner) -> Update:
         starts, valid = _starts(plan, indices)
         positions = _linear(starts, strides, plan.num_windows)
         values = [u.permute(plan.to_rows).reshape(-1, width) for u in updates]
-        if valid is not None and not valid.all():
-            positions, values = positions[valid], [v[valid] for v in values]
-        combiner.apply(run, [t.view(rows, width) for t in targets], positions, values)
+        combiner.apply(run, [t.view(rows, width) for t in targets], positions, values, valid)
 
     return update
 
@@ -115,25 +113,31 @@ def _update_rows(plan: ScatterPlan, combiner: Combiner) -> Update:
 def _update_elements(plan: ScatterPlan, combiner: Combiner) -> Update:
     """Any windows, element by element."""
     strides = row_major_strides(plan.operand_dims)
-    offsets = window_offsets(plan.sizes, strides).reshape(1, -1)
+    offsets = WindowOffsets(plan.sizes, strides)
     indexed_strides = tuple(strides[d] for d in plan.indexed)
 
     def update(run: Run, targets: list[Tensor], indices: Tensor, updates: list[Tensor]) -> None:
         starts, valid = _starts(plan, indices)
         first = _linear(starts, indexed_strides, plan.num_windows)
         values = [u.permute(plan.to_rows).reshape(plan.num_windows, -1) for u in updates]
-        if valid is not None and not valid.all():
-            first, values = first[valid], [v[valid] for v in values]
-        positions = (first.unsqueeze(1) + offsets.to(first.device)).reshape(-1)
-        combiner.apply(run, [t.view(-1, 1) for t in targets], positions, [v.reshape(-1, 1) for v in values])
+        if valid is not None and not run.asynchronous and not valid.all():  # before there is one for each element
+            first, values, valid = first[valid], [v[valid] for v in values], None
+        positions = first.unsqueeze(1) + offsets.on(first.device)
+        elements = None if valid is None else valid.unsqueeze(1).expand_as(positions).reshape(-1)
+        values = [v.reshape(-1, 1) for v in values]
+        combiner.apply(run, [t.view(-1, 1) for t in targets], positions.reshape(-1), values, elements)
 
     return update
 
 
 def _update_one(plan: ScatterPlan, combiner: Combiner, assigns: bool) -> Update:
     """A single window: a slice at a run-time position."""
+    without_waiting = _update_elements(plan, combiner)
 
     def update(run: Run, targets: list[Tensor], indices: Tensor, updates: list[Tensor]) -> None:
+        if run.asynchronous:
+            without_waiting(run, targets, indices, updates)
+            return
         starts, valid = _starts(plan, indices)
         if valid is not None and not valid:
             return

@@ -391,7 +391,7 @@ def prepare_select_and_scatter(instruction: Instruction) -> Kernel:
         rows, updates = index, source.reshape(-1, 1)
         if not valid.all():
             rows, updates = rows[valid], updates[valid]
-        combiner.apply(launch, [target.view(-1, 1)], rows, [updates])
+        combiner.apply(launch, [target.view(-1, 1)], rows, [updates], None)
         return target
 
     return run

@@ -175,7 +175,7 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks) -> A
             *q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *written.stride(),
             *launch.counts, *launch.scalars, EMPTY_ROWS=empty_rows, **launch.flags,
         )  # fmt: skip
-        result = views.finish(output, written, a.output, "e")
+        result = views.finish_query(output, written, a.output, "e")
         return (result, statistics) if call.statistics else result
 
     return run
@@ -217,23 +217,24 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
         strides = (*q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *g.stride())
         results = []
         if dq_type is not None and call.query_gradient is not None:
-            dq = torch.empty((size.B, size.H, size.T, size.D), dtype=dq_type, device=q.device)
+            whole, dq = views.new_like_query(q, call.query_gradient, "d", dq_type)
             kernels.attention_query_gradient[(-(-size.T // blocks.keys), heads)](
-                q, k, v, bias, mask, g, statistics, delta, dq, *strides,
+                q, k, v, bias, mask, g, statistics, delta, dq, *strides, *dq.stride(),
                 *launch.counts, *launch.scalars, launch.scale, **turned,
             )  # fmt: skip
-            results.append(views.like_query(dq, call.query_gradient, "d"))
+            results.append(views.finish_query(whole, dq, call.query_gradient, "d"))
         if dk_type is not None or dv_type is not None:
-            dk = torch.empty((size.B, size.K, size.S, size.D), dtype=dk_type or k.dtype, device=q.device)
-            dv = torch.empty((size.B, size.K, size.S, size.E), dtype=dv_type or v.dtype, device=q.device)
+            # Both come out of one kernel; one that nobody asked for lies as its operand does.
+            dk_whole, dk = views.new_like_key(q, call.key_gradient or a.key, "d", dk_type or k.dtype)
+            dv_whole, dv = views.new_like_key(q, call.value_gradient or a.value, "e", dv_type or v.dtype)
             kernels.attention_key_gradient[(-(-size.S // blocks.keys), size.B * size.K)](
-                q, k, v, bias, mask, g, statistics, delta, dk, dv, *strides,
+                q, k, v, bias, mask, g, statistics, delta, dk, dv, *strides, *dk.stride(), *dv.stride(),
                 *launch.counts, *launch.scalars, launch.scale, **launch.flags,
             )  # fmt: skip
             if call.key_gradient is not None:
-                results.append(views.like_key(dk, call.key_gradient, "d"))
+                results.append(views.finish_key(dk_whole, dk, call.key_gradient, "d"))
             if call.value_gradient is not None:
-                results.append(views.like_key(dv, call.value_gradient, "e"))
+                results.append(views.finish_key(dv_whole, dv, call.value_gradient, "e"))
         return tuple(results)
 
     return run

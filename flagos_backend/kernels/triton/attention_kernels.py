@@ -260,12 +260,13 @@ def _key_gradient_blocks(
 def attention_key_gradient(
     query, key, value, bias, mask, gradient, statistics, delta, key_gradient, value_gradient, query_b, query_h,
     query_t, query_d, key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s,
-    mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, H, G, T, S, D, E, scale, fill,
-    upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr,
-    FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h,
+    dv_s, dv_e, H, G, T, S, D, E, scale, fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of keys, B·H/G). ``key_gradient`` [B,K,S,D] and ``value_gradient`` [B,K,S,E], contiguous."""
+    """Grid (blocks of keys, B·H/G). ``key_gradient`` [B,K,S,D] and ``value_gradient`` [B,K,S,E]."""
     start = tl.program_id(0) * BLOCK_N
     heads = H // G
     b, kh = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
@@ -311,11 +312,10 @@ def attention_key_gradient(
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
             BLOCK_M, BLOCK_D, BLOCK_E, True, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
         )
-    place = tl.program_id(1).to(tl.int64) * S + s
-    tl.store(
-        key_gradient + place[:, None] * D + d[None, :], (dk * factor).to(key_gradient.dtype.element_ty), mask=in_key
-    )
-    tl.store(value_gradient + place[:, None] * E + e[None, :], dv.to(value_gradient.dtype.element_ty), mask=in_value)
+    key_place = b * dk_b + kh * dk_h + s[:, None] * dk_s + d[None, :] * dk_d
+    value_place = b * dv_b + kh * dv_h + s[:, None] * dv_s + e[None, :] * dv_e
+    tl.store(key_gradient + key_place, (dk * factor).to(key_gradient.dtype.element_ty), mask=in_key)
+    tl.store(value_gradient + value_place, dv.to(value_gradient.dtype.element_ty), mask=in_value)
 
 
 @triton.jit
@@ -354,12 +354,12 @@ def _query_gradient_blocks(
 def attention_query_gradient(
     query, key, value, bias, mask, gradient, statistics, delta, query_gradient, query_b, query_h, query_t, query_d,
     key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h,
-    mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, H, G, T, S, D, E, scale, fill, upper, lower,
-    factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr,
-    FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dq_b, dq_h, dq_t, dq_d, H, G, T, S, D, E, scale,
+    fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
+    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of queries, B·H). ``query_gradient`` [B,H,T,D], contiguous."""
+    """Grid (blocks of queries, B·H). ``query_gradient`` [B,H,T,D]."""
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     kh = h // G
@@ -397,5 +397,5 @@ def attention_query_gradient(
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
         HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
     )
-    place = row[:, None] * D + d[None, :]
+    place = b * dq_b + h * dq_h + t[:, None] * dq_t + d[None, :] * dq_d
     tl.store(query_gradient + place, (dq * factor).to(query_gradient.dtype.element_ty), mask=in_query)

@@ -159,7 +159,8 @@ class _Recording:
                     self.overwritten = tuple(_settle(*pair, addresses) for pair in zip(results, outputs, strict=True))
                 except Exception as error:
                     self._abandon(run.device)
-                    raise CaptureRefused(reason=_first_line(error)) from error
+                    step = plan.step_of(error)
+                    raise CaptureRefused(reason=_first_line(error) + (f" in {step}" if step else "")) from error
                 self.graph.capture_end()
         self.handle = int(self.graph.raw_cuda_graph())
 

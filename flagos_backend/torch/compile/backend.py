@@ -11,6 +11,7 @@ from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 
 from flagos_backend.torch.compile.corrections import correct_graph
+from flagos_backend.torch.compile.decompositions import decompositions_for
 from flagos_backend.torch.compile.options import CompileOptions, read_options
 from flagos_backend.torch.compile.segments import CompiledGraph
 from flagos_backend.torch.compile.specialization import compile_graph
@@ -37,8 +38,7 @@ def flagos(
         bw_compiler=functools.partial(_compile, "backward", settings),
         inference_compiler=functools.partial(_compile, "inference", settings),
         partition_fn=_partition,
-        # Every operator that ATen has whole stays whole.
-        decompositions={},
+        decompositions=decompositions_for(example_inputs),
     )
     return compiler(graph, example_inputs)
 

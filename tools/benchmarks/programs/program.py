@@ -24,9 +24,9 @@ class Scale(enum.Enum):
 class Program:
     """``arguments`` makes random inputs as NumPy arrays (bfloat16 ones of ml_dtypes), new ones for each seed.
 
-    ``flops`` and the bytes of ``traffic`` are the least that any implementation computes and moves: matrix products only,
-    inputs read once, results written once unless the program ``updates_in_place``. They give the floor. ``precision``:
-    largest error allowed between two implementations, relative to the largest magnitude of the compared array.
+    ``flops`` and the bytes of ``traffic`` are the least that any implementation computes and moves: matrix products
+    only, inputs read once, results written once unless the program ``updates_in_place``. They give the floor.
+    ``precision``: largest error allowed between two implementations, relative to the largest magnitude of the array.
     ``donated``: arguments whose storage the program may use up.
     """
 

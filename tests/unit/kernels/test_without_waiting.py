@@ -1,0 +1,124 @@
+"""Gather, scatter and dynamic slices as devices that run behind the host compute them, against how the host does."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from flagos_backend.importer import import_module
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference import registry
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.storage import dtype_of
+from support.against_xla import hlo_of_text
+
+HOST = Run()
+BEHIND = dataclasses.replace(HOST, asynchronous=True)
+
+COMBINERS = ("assign", "add", "multiply", "maximum", "minimum")
+
+
+def scatter(kind: str, element: str, target: str, indices: str, updates: str, dims: str) -> str:
+    combined = "copy(b)" if kind == "assign" else f"{kind}(a, b)"
+    return f"""
+combine {{
+  a = {element}[] parameter(0)
+  b = {element}[] parameter(1)
+  ROOT c = {element}[] {combined}
+}}
+ENTRY main {{
+  target = {element}{target} parameter(0)
+  indices = s32{indices} parameter(1)
+  updates = {element}{updates} parameter(2)
+  ROOT r = {element}{target} scatter(target, indices, updates), {dims}, to_apply=combine
+}}"""
+
+
+ROWS = "update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1"
+WINDOWS = "update_window_dims={1,2}, inserted_window_dims={}, scatter_dims_to_operand_dims={0,1}, index_vector_dim=1"
+ONE = "update_window_dims={0,1}, inserted_window_dims={}, scatter_dims_to_operand_dims={0,1}, index_vector_dim=0"
+SCATTERS = [
+    (kind, element, *shapes)
+    for kind in COMBINERS
+    for element in ("f32", "s32", "u32", "pred", "f16")
+    for shapes in (
+        ("[7,5]", "[12,1]", "[12,5]", ROWS),
+        ("[300,2]", "[6,1]", "[6,2]", ROWS),
+        ("[6,7]", "[9,2]", "[9,2,3]", WINDOWS),
+        ("[6,7]", "[2]", "[2,3]", ONE),
+    )
+    if element != "pred" or kind in ("assign", "maximum", "minimum")
+]
+OTHERS = {
+    "gather of one window": """ENTRY main {
+  x = f32[6,7] parameter(0)
+  i = s32[2] parameter(1)
+  ROOT r = f32[2,3] gather(x, i), offset_dims={0,1}, collapsed_slice_dims={}, start_index_map={0,1},
+    index_vector_dim=0, slice_sizes={2,3}
+}""",
+    "dynamic-slice": """ENTRY main {
+  x = f32[6,7,3] parameter(0)
+  i = s32[] parameter(1)
+  j = u8[] parameter(2)
+  k = s64[] parameter(3)
+  ROOT r = f32[2,7,2] dynamic-slice(x, i, j, k), dynamic_slice_sizes={2,7,2}
+}""",
+    "dynamic-update-slice": """ENTRY main {
+  x = f32[6,7,3] parameter(0)
+  u = f32[2,7,2] parameter(1)
+  i = s32[] parameter(2)
+  j = u8[] parameter(3)
+  k = s64[] parameter(4)
+  ROOT r = f32[6,7,3] dynamic-update-slice(x, u, i, j, k)
+}""",
+}
+
+
+def value(shape: ArrayShape, rng: np.random.Generator) -> torch.Tensor:
+    dtype = dtype_of(shape.element_type)
+    if shape.element_type in (ElementType.S32, ElementType.S64, ElementType.U8) and shape.rank <= 2:
+        return torch.from_numpy(rng.integers(-2 if shape.element_type.is_signed else 0, 8, shape.dims)).to(dtype)
+    if dtype is torch.bool:
+        return torch.from_numpy(rng.integers(0, 2, shape.dims)).to(dtype)
+    return torch.from_numpy(np.asarray(rng.standard_normal(shape.dims) * 3)).to(dtype)
+
+
+def check(text: str, rng: np.random.Generator) -> None:
+    root = import_module(hlo_of_text(text)).entry.root
+    shapes = [operand.shape for operand in root.operands if isinstance(operand.shape, ArrayShape)]
+    in_place = registry.prepare_in_place(root)
+    for _ in range(8):
+        arguments = [value(shape, rng) for shape in shapes]
+        expected = registry.prepare(root)(HOST, *arguments)
+        kept = [argument.clone() for argument in arguments]
+        found = registry.prepare(root)(BEHIND, *arguments)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+        for argument, before in zip(arguments, kept, strict=True):
+            assert torch.equal(argument, before)
+        if in_place is not None:
+            written = in_place.kernel(BEHIND, *arguments)
+            assert written.data_ptr() == arguments[0].data_ptr()
+            torch.testing.assert_close(written, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(("kind", "element", "target", "indices", "updates", "dims"), SCATTERS)
+def test_scatter(
+    kind: str, element: str, target: str, indices: str, updates: str, dims: str, rng: np.random.Generator
+) -> None:
+    check(scatter(kind, element, target, indices, updates, dims), rng)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_windows(name: str, rng: np.random.Generator) -> None:
+    check(OTHERS[name], rng)
+
+
+def test_nothing_valid_changes_nothing() -> None:
+    root = import_module(hlo_of_text(scatter("assign", "f32", "[7,5]", "[12,1]", "[12,5]", ROWS))).entry.root
+    target = torch.tensor([[-0.0, torch.nan, torch.inf, 1.0, 2.0]] * 7)
+    outside = torch.full((12, 1), 9, dtype=torch.int32)
+    found = registry.prepare(root)(BEHIND, target, outside, torch.randn(12, 5))
+    assert torch.equal(found.view(torch.int32), target.view(torch.int32))
