@@ -234,29 +234,16 @@ class Views:
         """A contiguous [B,K,S,channel] laid out as ``dims``; a view where it can be."""
         return self._spread(tensor, dims, self._outer + self._key_heads + "s" + channel)
 
-    def new_like_query(
-        self, like: torch.Tensor, dims: str, channel: str, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """An array laid out as ``dims``, and [B,H,T,channel] to write: a view of it where one exists."""
-        whole = self._new(like, dims, dtype)
-        return whole, self.query(whole, dims, channel)
-
-    def new_like_key(
-        self, like: torch.Tensor, dims: str, channel: str, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """An array laid out as ``dims``, and [B,K,S,channel] to write: a view of it where one exists."""
-        whole = self._new(like, dims, dtype)
-        return whole, self.key(whole, dims, channel)
-
-    def _new(self, like: torch.Tensor, dims: str, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty([self.letters[letter] for letter in dims], dtype=dtype, device=like.device)
+    def new(self, dims: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An array laid out as ``dims``, in which ``query`` or ``key`` find what to write: a view where one exists."""
+        return torch.empty([self.letters[letter] for letter in dims], dtype=dtype, device=device)
 
     def finish_query(self, whole: torch.Tensor, written: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
-        """``whole`` after a kernel filled ``written``, the two values of ``new_like_query``."""
+        """An array laid out as ``dims`` after a kernel filled ``written``, which ``query`` found in it."""
         return whole if _share_storage(whole, written) else self.like_query(written, dims, channel)
 
     def finish_key(self, whole: torch.Tensor, written: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
-        """``whole`` after a kernel filled ``written``, the two values of ``new_like_key``."""
+        """An array laid out as ``dims`` after a kernel filled ``written``, which ``key`` found in it."""
         return whole if _share_storage(whole, written) else self.like_key(written, dims, channel)
 
     def _spread(self, tensor: torch.Tensor, dims: str, order: str) -> torch.Tensor:

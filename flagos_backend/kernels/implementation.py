@@ -25,7 +25,8 @@ class Provider(enum.StrEnum):
 class Variant:
     """One prepared way to compute an instruction; ``name`` tells it from its siblings.
 
-    ``into(run, output, *operands)`` computes the same into a row-major array, for kernels that can.
+    ``into(run, outputs, *operands)``, for kernels that can, computes the same, each array of the result in the
+    row-major one that ``outputs`` has for it, if any.
     """
 
     name: str

@@ -383,13 +383,14 @@ class Builder:
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             chosen, note = _choose_storage(pending, prepared, owner, frozenset() if self._lifted else dying)
-            if not isinstance(results, int):
-                return _spread(chosen, pending), True, prepared.note + note
-            if prepared.into is None or len(owner.places[results].roots) != 1:
+            places = [owner.places[slot] for slot in pending.results]
+            if prepared.into is not None and all(len(place.roots) == 1 for place in places):
+                for slot, shape in zip(pending.results, leaves(instruction.shape), strict=True):
+                    self.offer_home(owner, slot, shape)
+                return _at_home(prepared.into, flat, pending.results), True, prepared.note + note
+            if isinstance(results, int):
                 return chosen, False, prepared.note + note
-            assert isinstance(instruction.shape, ArrayShape)
-            self.offer_home(owner, results, instruction.shape)
-            return _at_home(chosen, prepared.into, flat, results), True, prepared.note + note
+            return _spread(chosen, pending), True, prepared.note + note
 
         self.add(Pending(instruction, flat, tuple(_flatten(results)), finish))
         return results
@@ -577,15 +578,13 @@ def _choose_storage(
     return prepared.kernel, ""
 
 
-def _at_home(kernel: Kernel, into: Kernel, operands: Sequence[int], result: int) -> Kernel:
-    """Computes into what ``result`` holds already, if anything."""
+def _at_home(into: Kernel, operands: Sequence[int], results: Sequence[int]) -> Kernel:
+    """Computes into what the results' slots hold already, if anything."""
 
     def run_at_home(run: Run, values: list[Any]) -> None:
-        arguments = [values[slot] for slot in operands]
-        if values[result] is None:
-            values[result] = kernel(run, *arguments)
-        else:
-            into(run, values[result], *arguments)
+        outcome = into(run, [values[slot] for slot in results], *[values[slot] for slot in operands])
+        for slot, value in zip(results, _flat_values(outcome), strict=True):
+            values[slot] = value
 
     return run_at_home
 

@@ -201,6 +201,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peer", default="cpu", help="XLA's platform: cpu or cuda")
     parser.add_argument("--only", default="*", help="a glob on the programs' names")
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each program")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further program begins")
     parser.add_argument("--scale", type=Scale, help="host or accelerator; by default what the peer is")
     return parser.parse_args()
 
@@ -212,9 +213,15 @@ def main() -> int:
     devices = [jax.devices(platform)[0] for platform in (options.device, options.peer)]
     peak = peak_of(devices[1], scale)
     rows = []
+    deadline = time.monotonic() + options.limit
     for program in programs(scale):
         if fnmatch.fnmatch(program.name, options.only):
-            rows.append(measure(program, devices, peak, options.seconds))
+            late = time.monotonic() > deadline
+            rows.append(
+                Measured(program.name, math.nan, error="not measured: the time was up")
+                if late
+                else measure(program, devices, peak, options.seconds)
+            )
             print(line(rows[-1]), flush=True)
     source = report.origin("jax_speed", "" if scale is Scale.HOST else devices[1].device_kind)
     text = render(rows, peak, source, f"XLA {options.peer}")

@@ -219,15 +219,20 @@ def peak_of(device: torch.device) -> tuple[float, float]:
     return 2.0 * big.nbytes / times["copy"], 2.0 * 8192**3 / times["product"]
 
 
+def _lines(row: Measured, modes: Sequence[str]) -> list[str]:
+    names = (OURS, EAGER, *modes)
+    cells = "".join(f"{row.seconds[n] * 1e3:17.4g}" if n in row.seconds else f"{'-':>17}" for n in names)
+    speedup = f"{row.speedup:9.2f}" if row.speedup else f"{'-':>9}"
+    first = row.first.get(OURS, math.nan)
+    errors = [f"  {name}: {error}" for name, error in row.errors.items()]
+    return [f"{row.name:34}{row.floor * 1e3:9.4g}{cells}{speedup}{first:9.3g}", *errors]
+
+
 def render(rows: Sequence[Measured], modes: Sequence[str], source: report.Origin) -> str:
     """Milliseconds of each contender, the speedup over Inductor's best mode, and the first call of ours and of it."""
     names = (OURS, EAGER, *modes)
     lines = [f"{'ms':34}{'floor':>9}" + "".join(f"{name:>17}" for name in names) + f"{'speedup':>9}{'first s':>9}"]
-    for row in rows:
-        cells = "".join(f"{row.seconds[n] * 1e3:17.4g}" if n in row.seconds else f"{'-':>17}" for n in names)
-        speedup = f"{row.speedup:9.2f}" if row.speedup else f"{'-':>9}"
-        lines.append(f"{row.name:34}{row.floor * 1e3:9.4g}{cells}{speedup}{row.first.get(OURS, math.nan):9.3g}")
-        lines += [f"  {name}: {error}" for name, error in row.errors.items()]
+    lines += [text for row in rows for text in _lines(row, modes)]
     speedups = [row.speedup for row in rows if row.speedup]
     if speedups:
         mean = math.exp(statistics.fmean(map(math.log, speedups)))
@@ -252,7 +257,7 @@ def main() -> int:
     for program in programs():
         if fnmatch.fnmatch(program.name, options.only):
             rows.append(measure(program, device, modes, peak))
-            print(render(rows[-1:], modes, source).splitlines()[1], flush=True)
+            print(*_lines(rows[-1], modes), sep="\n", flush=True)
     text = render(rows, modes, source)
     print(text, end="")
     if options.save:

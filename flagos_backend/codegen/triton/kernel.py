@@ -74,6 +74,19 @@ class RegionKernel:
                 kernel=self.text, source=sources.path_of(self.source), reason=_reason(error)
             ) from error
 
+    def compile(self) -> None:
+        """Compiles for the current device without running. Raises KernelBuildFailed."""
+        buffers = [_array(buffer) for buffer in (*self.inputs, *self.outputs)] + list(self.workspaces)
+        dtypes = [dtype_of(shape.element_type) for shape in buffers]
+        dtypes = [torch.int64 if dtype.is_complex else dtype for dtype in dtypes]
+        functions = self._functions or self._build()
+        try:
+            for function, launch in zip(functions, self.launches, strict=True):
+                arguments = [dtypes[number] for number in launch.arguments]
+                function.warmup(*arguments, grid=(launch.grid, 1, 1), num_warps=launch.warps, **self.options)  # type: ignore[attr-defined]
+        except Exception as error:  # the vendor's compiler raises what it likes
+            raise self._build_failed(error) from error
+
     def may_overwrite(self, output: Instruction, source: Instruction) -> bool:
         """Whether ``output`` may lie where ``source`` does: each of its elements is read only at the point that then
         writes it, by the program that does, once."""
@@ -92,9 +105,11 @@ class RegionKernel:
                     module = sources.load(self.source)
                     self._functions.extend(getattr(module, launch.function) for launch in self.launches)
                 except Exception as error:  # whatever importing Triton or running the source raises
-                    path = sources.path_of(self.source)
-                    raise KernelBuildFailed(kernel=self.text, source=path, reason=_reason(error)) from error
+                    raise self._build_failed(error) from error
         return self._functions
+
+    def _build_failed(self, error: Exception) -> KernelBuildFailed:
+        return KernelBuildFailed(kernel=self.text, source=sources.path_of(self.source), reason=_reason(error))
 
 
 def prepare(region: Region, target: Target) -> RegionKernel:

@@ -23,7 +23,7 @@ from flagos_backend.kernels.attention import (
     Views,
 )
 from flagos_backend.kernels.reference.custom_calls import Config, custom_call
-from flagos_backend.kernels.reference.registry import Kernel, Run, Value
+from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 
 # Logits that exist at once.
@@ -112,7 +112,7 @@ def _optional(attention: Attention, rest: tuple[Tensor, ...]) -> tuple[Tensor | 
     return next(given) if attention.bias is not None else None, next(given) if attention.mask is not None else None
 
 
-@custom_call(FORWARD, reads_config=False)
+@custom_call(FORWARD, reads_config=False, storage=Storage.FRESH)
 def prepare_attention(instruction: Instruction, config: Config) -> Kernel:
     call = AttentionCall.of(instruction)
     a, views = call.attention, views_of(instruction, call.attention)
@@ -138,7 +138,7 @@ def prepare_attention(instruction: Instruction, config: Config) -> Kernel:
     return run
 
 
-@custom_call(BACKWARD, reads_config=False)
+@custom_call(BACKWARD, reads_config=False, storage=Storage.FRESH)
 def prepare_attention_backward(instruction: Instruction, config: Config) -> Kernel:
     call = AttentionBackwardCall.of(instruction)
     a, views = call.attention, views_of(instruction, call.attention)

@@ -35,9 +35,9 @@ REQUIRED = object()
 
 
 def custom_call(
-    *targets: str, reads_config: bool = True, **defaults: Any
+    *targets: str, reads_config: bool = True, storage: Storage = Storage.SHARED, **defaults: Any
 ) -> Callable[[TargetPreparer], TargetPreparer]:
-    """Registers what prepares the kernel of ``targets``.
+    """Registers what prepares the kernel of ``targets``, whose results lie as ``storage`` says.
 
     ``defaults`` are the keys of its JSON backend config (REQUIRED: the program must give it); the preparer gets all.
     With ``reads_config=False`` the backend config is left alone and the preparer gets an empty one.
@@ -47,7 +47,7 @@ def custom_call(
         for target in targets:
             if target in _TARGETS:
                 raise ValueError(f"{target} has two kernels")
-            _TARGETS[target] = _Target(preparer, defaults if reads_config else None)
+            _TARGETS[target] = _Target(preparer, defaults if reads_config else None, storage)
         return preparer
 
     return register
@@ -189,7 +189,7 @@ def _top_k(instruction: Instruction, config: Config) -> Kernel:
     values = result.elements[0]
     assert isinstance(values, ArrayShape)
     element_type, k = operand.element_type, values.dims[-1]
-    return lambda run, array: top_k(array, element_type, k)
+    return lambda run, array: top_k(run, array, element_type, k)
 
 
 @custom_call("PartialReduce", reads_config=False)

@@ -146,23 +146,24 @@ def prepare_sort(instruction: Instruction) -> Kernel:
     return run_sort
 
 
-def top_k(values: Tensor, element_type: ElementType, k: int, largest: bool = True) -> tuple[Tensor, Tensor]:
+def top_k(run: Run, values: Tensor, element_type: ElementType, k: int, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The ``k`` greatest (or least) along the last dimension in total order, ties by lower index; s32 indices."""
     order = total_order(values, element_type)
     if not largest:
         order = ~order if order.dtype is not torch.uint8 else 255 - order
-    indices = _top_indices(order, k)
+    indices = _top_indices(run, order, k)
     return values.gather(-1, indices), indices.to(torch.int32)
 
 
-def _top_indices(order: Tensor, k: int) -> Tensor:
+def _top_indices(run: Run, order: Tensor, k: int) -> Tensor:
     """Where the ``k`` greatest integers along the last dimension are, ties by lower index."""
-    best, indices = order.topk(k, dim=-1)
-    if k == 0:
-        return indices
-    tied = (best[..., 1:] == best[..., :-1]).any() or (order >= best[..., -1:]).sum() > best.numel()
-    if not tied:
-        return indices
+    if k == 0 or not run.asynchronous:  # to know whether there are ties, the host would wait
+        best, indices = order.topk(k, dim=-1)
+        if k == 0:
+            return indices
+        tied = (best[..., 1:] == best[..., :-1]).any() or (order >= best[..., -1:]).sum() > best.numel()
+        if not tied:
+            return indices
     if order.element_size() == 8:
         return order.sort(dim=-1, stable=True, descending=True).indices[..., :k]
     # torch.topk takes any of equals. One integer for value and position leaves it no ties.
@@ -182,4 +183,4 @@ def prepare_top_k(instruction: Instruction) -> Kernel:
     index_shape = result.elements[1]
     assert isinstance(index_shape, ArrayShape)
     element_type, k, largest = operand.element_type, attributes.k, attributes.largest
-    return lambda run, values: top_k(values, element_type, k, largest)
+    return lambda run, values: top_k(run, values, element_type, k, largest)

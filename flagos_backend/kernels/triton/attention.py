@@ -16,7 +16,7 @@ from flagos_backend.ir.types import ElementType, leaves
 from flagos_backend.kernels.attention import Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.attention import shapes_of, views_of
-from flagos_backend.kernels.reference.registry import Run, Value
+from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 
 E = ElementType
@@ -134,6 +134,11 @@ class _Launcher:
         return bias, self.views.logits(next(given).view(torch.uint8), a.mask).expand(whole)
 
 
+def _placed(result: Tensor, wanted: Tensor) -> Tensor:
+    """``result`` where it is wanted."""
+    return result if result is wanted else wanted.copy_(result)
+
+
 def _power_of_two(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
@@ -152,10 +157,15 @@ def _blocks(
 def forward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionCall.of(instruction)
     found = _blocks(instruction, call.attention, _FORWARD, _WIDE_FORWARD)
-    return tuple(Variant(str(blocks), _forward(instruction, call, blocks)) for blocks in found)
+    return tuple(_variant(blocks, _forward(instruction, call, blocks), instruction) for blocks in found)
 
 
-def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks) -> Any:
+def _variant(blocks: Blocks, into: Kernel, instruction: Instruction) -> Variant:
+    nowhere = [None for _ in leaves(instruction.shape)]
+    return Variant(str(blocks), lambda run, *operands: into(run, nowhere, *operands), into)
+
+
+def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks) -> Kernel:
     from flagos_backend.kernels.triton import attention_kernels as kernels
 
     a = call.attention
@@ -165,17 +175,22 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks) -> A
     empty_rows = not launch.finite or a.bias is not None
     grid = (-(-size.T // blocks.queries), size.B * size.H)
 
-    def run(_: Run, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Value:
+    def run(
+        _: Run, outputs: Sequence[Tensor | None], query: Tensor, key: Tensor, value: Tensor, *rest: Tensor
+    ) -> Value:
         q, k, v = launch.operands(query, key, value)
         bias, mask = launch.bias_and_mask(rest, q)
-        output, written = views.new_like_query(q, a.output, "e", dtype)
-        statistics = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
+        output = outputs[0] if outputs[0] is not None else views.new(a.output, dtype, q.device)
+        written = views.query(output, a.output, "e")
+        statistics = outputs[1] if call.statistics else None
+        if statistics is None:
+            statistics = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
         kernels.attention_forward[grid](
             q, k, v, bias, mask, written, statistics,
             *q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *written.stride(),
             *launch.counts, *launch.scalars, EMPTY_ROWS=empty_rows, **launch.flags,
         )  # fmt: skip
-        result = views.finish_query(output, written, a.output, "e")
+        result = _placed(views.finish_query(output, written, a.output, "e"), output)
         return (result, statistics) if call.statistics else result
 
     return run
@@ -184,10 +199,10 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks) -> A
 def backward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionBackwardCall.of(instruction)
     found = _blocks(instruction, call.attention, _BACKWARD, _WIDE_BACKWARD)
-    return tuple(Variant(str(blocks), _backward(instruction, call, blocks)) for blocks in found)
+    return tuple(_variant(blocks, _backward(instruction, call, blocks), instruction) for blocks in found)
 
 
-def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blocks) -> Any:
+def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blocks) -> Kernel:
     from flagos_backend.kernels.triton import attention_kernels as kernels
 
     a = call.attention
@@ -202,9 +217,16 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
     heads = size.B * size.H
 
     def run(
-        _: Run, query: Tensor, key: Tensor, value: Tensor, output: Tensor, statistics: Tensor, gradient: Tensor,
-        *rest: Tensor,
+        _: Run, outputs: Sequence[Tensor | None], query: Tensor, key: Tensor, value: Tensor, output: Tensor,
+        statistics: Tensor, gradient: Tensor, *rest: Tensor,
     ) -> Value:  # fmt: skip
+        given = iter(outputs)
+
+        def place(dims: str | None, other: str, dtype: torch.dtype) -> Tensor:
+            """One that nobody asked for comes out of the same kernel all the same, laid out as its operand."""
+            found = None if dims is None else next(given)
+            return views.new(dims or other, dtype, query.device) if found is None else found
+
         q, k, v = launch.operands(query, key, value)
         o, g = views.query(output, a.output, "e"), views.query(gradient, call.output_gradient, "e")
         g = g if g.dtype == v.dtype else g.to(v.dtype)
@@ -217,24 +239,28 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
         strides = (*q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *g.stride())
         results = []
         if dq_type is not None and call.query_gradient is not None:
-            whole, dq = views.new_like_query(q, call.query_gradient, "d", dq_type)
+            whole = place(call.query_gradient, a.query, dq_type)
+            dq = views.query(whole, call.query_gradient)
             kernels.attention_query_gradient[(-(-size.T // blocks.keys), heads)](
                 q, k, v, bias, mask, g, statistics, delta, dq, *strides, *dq.stride(),
                 *launch.counts, *launch.scalars, launch.scale, **turned,
             )  # fmt: skip
-            results.append(views.finish_query(whole, dq, call.query_gradient, "d"))
+            results.append(_placed(views.finish_query(whole, dq, call.query_gradient, "d"), whole))
         if dk_type is not None or dv_type is not None:
-            # Both come out of one kernel; one that nobody asked for lies as its operand does.
-            dk_whole, dk = views.new_like_key(q, call.key_gradient or a.key, "d", dk_type or k.dtype)
-            dv_whole, dv = views.new_like_key(q, call.value_gradient or a.value, "e", dv_type or v.dtype)
+            dk_whole = place(call.key_gradient, a.key, dk_type or k.dtype)
+            dv_whole = place(call.value_gradient, a.value, dv_type or v.dtype)
+            dk, dv = (
+                views.key(dk_whole, call.key_gradient or a.key),
+                views.key(dv_whole, call.value_gradient or a.value, "e"),
+            )
             kernels.attention_key_gradient[(-(-size.S // blocks.keys), size.B * size.K)](
                 q, k, v, bias, mask, g, statistics, delta, dk, dv, *strides, *dk.stride(), *dv.stride(),
                 *launch.counts, *launch.scalars, launch.scale, **launch.flags,
             )  # fmt: skip
             if call.key_gradient is not None:
-                results.append(views.finish_key(dk_whole, dk, call.key_gradient, "d"))
+                results.append(_placed(views.finish_key(dk_whole, dk, call.key_gradient, "d"), dk_whole))
             if call.value_gradient is not None:
-                results.append(views.finish_key(dv_whole, dv, call.value_gradient, "e"))
+                results.append(_placed(views.finish_key(dv_whole, dv, call.value_gradient, "e"), dv_whole))
         return tuple(results)
 
     return run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -67,8 +67,13 @@ def _kernel(contraction: Contraction, product: _Product) -> Kernel:
 
 
 def _kernel_into(contraction: Contraction, product: _Product) -> Kernel:
-    def run(_: Run, output: Tensor, lhs: Tensor, rhs: Tensor) -> None:
-        product(*contraction.arrange(lhs, rhs), out=contraction.unfinished(output))
+    def run(_: Run, outputs: Sequence[Tensor | None], lhs: Tensor, rhs: Tensor) -> Tensor:
+        (output,) = outputs
+        operands = contraction.arrange(lhs, rhs)
+        if output is None:
+            return contraction.finish(product(*operands))
+        product(*operands, out=contraction.unfinished(output))
+        return output
 
     return run
 

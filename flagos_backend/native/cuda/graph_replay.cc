@@ -78,8 +78,7 @@ class Comparison {
 
  private:
   static constexpr uint64_t kHalf = 0xffffffff;
-  // Distances between arrays, and anything that counts, are smaller.
-  static constexpr uint64_t kLeastAddress = uint64_t{1} << 40;
+  static constexpr int64_t kLargestElement = 16;  // bytes
 
   bool IsInArray(const Word& word, size_t* number, uint64_t* offset) const noexcept {
     for (size_t i = 0; i < captures_.arrays.size(); ++i) {
@@ -102,14 +101,29 @@ class Comparison {
   // words change though nothing moved, or have a half of an address, which is none. `straddling`: the bytes from the
   // middle of the word on.
   bool IsLeftOver(const Word& word, const Word& straddling) const noexcept {
-    if (word.first != word.third) return IsLarge(word.first) && IsLarge(word.second) && IsLarge(word.third);
+    if (word.first != word.third) return !IsShift(word.first - word.third);
     size_t number = 0;
     uint64_t offset = 0;
     if (IsInArray(straddling, &number, &offset) || IsOwned(straddling)) return false;
     return IsEqualOrHalf(word.first & kHalf, word.second & kHalf) && IsEqualOrHalf(word.first >> 32, word.second >> 32);
   }
 
-  static bool IsLarge(uint64_t value) noexcept { return value >= kLeastAddress && value < ~kLeastAddress; }
+  // Whether memory of the captures' own moved by so much between the first and the third, in bytes or in elements: then
+  // the word may be a distance from it to an array.
+  bool IsShift(uint64_t change) const noexcept {
+    for (const Captures::Range& first : captures_.first.owned) {
+      for (const Captures::Range& third : captures_.third.owned) {
+        const auto shift = static_cast<int64_t>(first.begin - third.begin);
+        for (int64_t size = 1; size <= kLargestElement; size *= 2) {
+          if (shift % size == 0 &&
+              (change == static_cast<uint64_t>(shift / size) || change == static_cast<uint64_t>(-shift / size))) {
+            return true;
+          }
+        }
+      }
+    }
+    return false;
+  }
 
   // The low half of an address inside an array, or inside memory of the captures' own.
   bool IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept {

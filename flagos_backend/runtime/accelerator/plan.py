@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flagos_backend.codegen.triton import RegionKernel, prepare, schedule
+from flagos_backend.codegen.triton import RegionKernel, compile_together, prepare, schedule
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.region import Region
@@ -20,7 +20,7 @@ from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.ownership import Ownership, Place
-from flagos_backend.runtime.plan import Builder, Pending, Plan, PreparedKernel, Program, Tree
+from flagos_backend.runtime.plan import Builder, Pending, Plan, PreparedKernel, Tree
 
 # What generated kernels ask of the arrays they are given.
 _ALIGNMENT = 16
@@ -29,16 +29,23 @@ _ALIGNMENT = 16
 def build(computation: Computation, donated: Collection[int], device: torch.device, target: Target) -> Plan:
     """The plan of an entry computation on ``device``; ``donated`` as for Plan.build. Raises what codegen and the choice
     of kernels raise."""
-    return _Builder(device, target).build(computation, donated, entry=True)
+    builder = _Builder(device, target)
+    plan = builder.build(computation, donated, entry=True)
+    if device.type != "cpu":  # there generated kernels are interpreted
+        compile_together(builder.kernels, device)
+    return plan
 
 
 class _Builder(Builder):
-    def __init__(self, device: torch.device, target: Target, program: Program | None = None) -> None:
-        super().__init__(device, program=program)
+    """``kernels``: the generated ones of the plan and its nested plans."""
+
+    def __init__(self, device: torch.device, target: Target, outer: _Builder | None = None) -> None:
+        super().__init__(device, program=outer._program if outer else None)
         self._target = target
+        self.kernels: list[RegionKernel] = outer.kernels if outer else []
 
     def nested(self) -> _Builder:
-        return _Builder(self._device, self._target, self._program)
+        return _Builder(self._device, self._target, self)
 
     def prepare(self, instruction: Instruction) -> PreparedKernel:
         choice = choose(instruction, self._target)
@@ -54,7 +61,8 @@ class _Builder(Builder):
         walk.buffers.update(plan.buffers)
         for item in plan.items:
             if isinstance(item, Region):
-                walk.emit_region(item, prepare(item, self._target))
+                self.kernels.append(prepare(item, self._target))
+                walk.emit_region(item, self.kernels[-1])
             else:
                 self._program.count(item)
                 walk.emit_library(item)

@@ -7,6 +7,7 @@ the model, M rows, C columns, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -20,9 +21,26 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)
 
 
+# Numbers that one thread draws at a time.
+_PART = 1 << 22
+
+
+def normal(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Standard normal numbers, drawn side by side."""
+    result = np.empty(shape, dtype)
+    parts = np.array_split(result.reshape(-1), -(-result.size // _PART))
+
+    def fill(part: np.ndarray, generator: np.random.Generator) -> None:
+        part[:] = generator.standard_normal(part.size, np.float32)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(fill, parts, random.spawn(len(parts))))
+    return result
+
+
 def normals(*shapes: tuple[int, ...], dtype: np.dtype = F32) -> Callable[[np.random.Generator], Arguments]:
     """Arguments of standard normal numbers."""
-    return lambda random: tuple(random.standard_normal(shape, np.float32).astype(dtype) for shape in shapes)
+    return lambda random: tuple(normal(random, shape, dtype) for shape in shapes)
 
 
 def chain(x: jax.Array) -> jax.Array:
@@ -92,7 +110,7 @@ def _rows(rows: int, columns: int, dtype: np.dtype) -> list[Program]:
 
 def _cross_entropy(rows: int, vocabulary: int, dtype: np.dtype) -> Program:
     def arguments(random: np.random.Generator) -> Arguments:
-        logits = random.standard_normal((rows, vocabulary), np.float32).astype(dtype)
+        logits = normal(random, (rows, vocabulary), dtype)
         return logits, random.integers(vocabulary, size=rows, dtype=np.int32)
 
     function = jax.value_and_grad(cross_entropy)

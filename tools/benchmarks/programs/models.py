@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 import gpt2
-from benchmarks.programs.kernels import BF16, F32, attention, cross_entropy, rms_norm
+from benchmarks.programs.kernels import BF16, F32, attention, cross_entropy, normal, rms_norm
 from benchmarks.programs.program import Arguments, Program
 
 Tree = dict[str, Any]
@@ -116,9 +116,7 @@ def _llama_programs(
         return llama_block(x, weights, heads)
 
     def decode_arguments(random: np.random.Generator) -> Arguments:
-        keys = [
-            random.standard_normal((*cache, heads, width // heads), np.float32).astype(sizes.dtype) for _ in range(2)
-        ]
+        keys = [normal(random, (*cache, heads, width // heads), sizes.dtype) for _ in range(2)]
         x = random.standard_normal((cache[0], 1, width), np.float32).astype(sizes.dtype)
         return x, sizes.block(random), *keys, np.int32(cache[1] - 2)
 

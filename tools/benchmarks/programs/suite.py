@@ -7,7 +7,7 @@ from benchmarks.programs.program import Program, Scale
 
 
 def programs(scale: Scale) -> list[Program]:
-    """Kernels first, then models."""
+    """Models first, then kernels."""
     if scale is Scale.HOST:
-        return [*kernels.host(), *models.host()]
-    return [*kernels.accelerator(), *models.accelerator()]
+        return [*models.host(), *kernels.host()]
+    return [*models.accelerator(), *kernels.accelerator()]
