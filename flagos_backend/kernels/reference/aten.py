@@ -197,7 +197,7 @@ def _results(instruction: Instruction, kept: object, dtypes: object) -> Callable
         raise malformed(instruction, f"dtypes {dtypes} are not those of {instruction.shape}")
     for shape, name in zip(shapes, names, strict=True):
         seen = _as_torch(instruction, shape) if name is None else _of_bits(instruction, name, shape)
-        give.append(_in_storage(seen or dtype_of(shape.element_type), dtype_of(shape.element_type)))
+        give.append(_in_storage(seen or dtype_of(shape.element_type), shape))
     if kept is None:
         if not isinstance(instruction.shape, ArrayShape):
             raise malformed(instruction, f"one tensor is no {instruction.shape}")
@@ -223,11 +223,15 @@ def _owned(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return tensor
 
 
-def _in_storage(dtype: torch.dtype, storage: torch.dtype) -> Callable[[Any], Any]:
+def _in_storage(dtype: torch.dtype, shape: ArrayShape) -> Callable[[Any], Any]:
     """A returned tensor as it is stored. Operators may return another dtype than they do for tensors without data
-    (statistics of norms of halves), and the program says which one is meant."""
+    (statistics of norms of halves), and the program says which one is meant; or nothing for what nobody reads (seeds of
+    attention without dropout)."""
+    storage = dtype_of(shape.element_type)
 
-    def give(tensor: torch.Tensor) -> torch.Tensor:
+    def give(tensor: torch.Tensor | None) -> torch.Tensor:
+        if tensor is None:
+            return torch.zeros(shape.dims, dtype=storage)
         if tensor.dtype is not dtype:
             tensor = tensor.to(dtype)
         tensor = tensor.resolve_conj().resolve_neg()  # what is only marked would be lost with the tensor

@@ -37,6 +37,20 @@ def row_major_strides(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(dims[d + 1 :]) for d in range(len(dims)))
 
 
+class Kept:
+    """A tensor of the host's, kept on the devices that asked for it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._kept = {tensor.device: tensor}
+        self._tensor = tensor
+
+    def on(self, device: torch.device) -> Tensor:
+        found = self._kept.get(device)
+        if found is None:
+            self._kept[device] = found = self._tensor.to(device)
+        return found
+
+
 class WindowOffsets:
     """Linear offsets of a window's elements from its first one, row major, int64; kept on the devices that asked."""
 

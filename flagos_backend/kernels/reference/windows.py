@@ -23,7 +23,7 @@ from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.combining import prepare_combiner
 from flagos_backend.kernels.reference.computations import ScalarFunction, plain_combiner, scalar_function
 from flagos_backend.kernels.reference.cumulative_sum import cumulative_sum
-from flagos_backend.kernels.reference.index_arithmetic import row_major_strides
+from flagos_backend.kernels.reference.index_arithmetic import Kept, row_major_strides
 from flagos_backend.kernels.reference.ordering import total_order
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 
@@ -93,7 +93,8 @@ class _Axis:
         if step > 0 and bool((elements == start + torch.arange(count) * step).all()):
             window = (slice(None),) * dimension + (slice(start, start + (count - 1) * step + 1, step),)
             return lambda array: array[window]
-        return lambda array: array.index_select(dimension, elements.to(array.device))
+        kept = Kept(elements)
+        return lambda array: array.index_select(dimension, kept.on(array.device))
 
 
 def _joining(axis: _Axis, reducer: ScalarFunction, has_left: Tensor, has_right: Tensor) -> Callable[..., list[Tensor]]:
@@ -362,7 +363,7 @@ def prepare_select_and_scatter(instruction: Instruction) -> Kernel:
         )
         for place in itertools.product(*(range(table.shape[1]) for table in tables))
     ]
-    elements = torch.stack(_window_places(tables, shape.dims)) if places else torch.empty(0)
+    elements = Kept(torch.stack(_window_places(tables, shape.dims)) if places else torch.empty(0))
     select = scalar_function(instruction.called[0])
     combiner = prepare_combiner(instruction.called[1], (shape.element_type,), unique=False)
 
@@ -376,7 +377,7 @@ def prepare_select_and_scatter(instruction: Instruction) -> Kernel:
                 candidate = selection(candidate)
             replace = ~(select(launch, [current, candidate])[0] & (chosen >= 0))
             if outside is not None:
-                replace = replace & ~outside
+                replace = replace & ~outside.on(operand.device)
             chosen = torch.where(replace, number, chosen)
             current = torch.where(replace, candidate, current)
         return chosen
@@ -386,21 +387,17 @@ def prepare_select_and_scatter(instruction: Instruction) -> Kernel:
         if source.numel() == 0 or operand.numel() == 0:
             return target
         chosen = choose(launch, operand, source.shape).reshape(1, -1)
-        index = elements.to(operand.device).gather(0, chosen.clamp(min=0)).squeeze(0)
-        valid = chosen.squeeze(0) >= 0
-        rows, updates = index, source.reshape(-1, 1)
-        if not valid.all():
-            rows, updates = rows[valid], updates[valid]
-        combiner.apply(launch, [target.view(-1, 1)], rows, [updates], None)
+        rows = elements.on(operand.device).gather(0, chosen.clamp(min=0)).squeeze(0)
+        combiner.apply(launch, [target.view(-1, 1)], rows, [source.reshape(-1, 1)], chosen.squeeze(0) >= 0)
         return target
 
     return run
 
 
-def _outside(axes: Sequence[_Axis], columns: Sequence[Tensor]) -> Tensor | None:
+def _outside(axes: Sequence[_Axis], columns: Sequence[Tensor]) -> Kept | None:
     """Where a place of the window holds no element, to broadcast over the windows; None when it always does."""
     masks = [mask for axis, column in zip(axes, columns, strict=True) if (mask := axis.mask(column < 0)) is not None]
-    return functools.reduce(torch.logical_or, masks) if masks else None
+    return Kept(functools.reduce(torch.logical_or, masks)) if masks else None
 
 
 def _window_places(tables: Sequence[Tensor], dims: tuple[int, ...]) -> list[Tensor]:

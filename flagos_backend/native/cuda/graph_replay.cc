@@ -1,5 +1,7 @@
 #include "cuda/graph_replay.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -43,6 +45,27 @@ struct Bytes {
     std::memcpy(&word.third, third + begin, count);
     return word;
   }
+};
+
+// Where the thread's local variables are: captures are made by the thread that compares them.
+class Stack {
+ public:
+  Stack() noexcept {
+    pthread_attr_t attributes;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
+    void* lowest = nullptr;
+    size_t size = 0;
+    if (pthread_attr_getstack(&attributes, &lowest, &size) == 0) {
+      begin_ = reinterpret_cast<uint64_t>(lowest);
+      end_ = begin_ + size;
+    }
+    pthread_attr_destroy(&attributes);
+  }
+
+  bool Has(uint64_t address) const noexcept { return begin_ <= address && address < end_; }
+
+ private:
+  uint64_t begin_ = 0, end_ = 0;
 };
 
 // What may stand where the captures differ.
@@ -98,10 +121,11 @@ class Comparison {
   }
 
   // Structures are handed over with what the stack held where nobody wrote: padding, dimensions that are not there. Such
-  // words change though nothing moved, or have a half of an address, which is none. `straddling`: the bytes from the
-  // middle of the word on.
+  // words change though nothing moved, are an address of the stack itself, or have a half of an address, which is none.
+  // `straddling`: the bytes from the middle of the word on.
   bool IsLeftOver(const Word& word, const Word& straddling) const noexcept {
     if (word.first != word.third) return !IsShift(word.first - word.third);
+    if (stack_.Has(word.first) && stack_.Has(word.second)) return true;
     size_t number = 0;
     uint64_t offset = 0;
     if (IsInArray(straddling, &number, &offset) || IsOwned(straddling)) return false;
@@ -125,21 +149,24 @@ class Comparison {
     return false;
   }
 
-  // The low half of an address inside an array, or inside memory of the captures' own.
+  // Half of an address inside an array, or inside memory of the captures' own: the lower, or the upper.
   bool IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept {
     if (first == second) return true;
     const auto distance = [](uint64_t half, uint64_t begin) { return (half - begin) & kHalf; };
     for (const Captures::Array& array : captures_.arrays) {
       const uint64_t offset = distance(first, array.first);
       if (offset <= array.bytes && distance(second, array.second) == offset) return true;
+      if (first == array.first >> 32 && second == array.second >> 32) return true;
     }
     const auto is_owned = [&distance](const Captures::Graph& graph, uint64_t half) {
-      return std::any_of(graph.owned.begin(), graph.owned.end(),
-                         [&](const Captures::Range& r) { return distance(half, r.begin) < r.end - r.begin; });
+      return std::any_of(graph.owned.begin(), graph.owned.end(), [&](const Captures::Range& r) {
+        return distance(half, r.begin) < r.end - r.begin || (r.begin >> 32 <= half && half <= r.end >> 32);
+      });
     };
     return is_owned(captures_.first, first) && is_owned(captures_.second, second);
   }
 
+  const Stack stack_;
   const Captures& captures_;
 };
 
