@@ -43,12 +43,10 @@ def disturb(module: Module, run: int, *, flush: bool = False) -> Module:
     """``module`` with noise that differs from run to run. ``flush``: zeros become numbers as large as those that a
     processor may flush to zero."""
     computations: dict[int, Computation] = {}
-    scalar_functions = _scalar_functions(module)
+    scalars = scalar_functions(module)
     for computation in module.computations():
         computations[id(computation)] = (
-            computation
-            if id(computation) in scalar_functions
-            else _Disturber(run, flush, computations).run(computation)
+            computation if id(computation) in scalars else _Disturber(run, flush, computations).run(computation)
         )
     return replace(module, entry=computations[id(module.entry)])
 
@@ -71,7 +69,7 @@ def _tests_equality(instruction: Instruction) -> bool:
     )
 
 
-def _scalar_functions(module: Module) -> set[int]:
+def scalar_functions(module: Module) -> set[int]:
     """Combiners and comparators: their callers' values are disturbed instead."""
     structured = (Opcode.WHILE, Opcode.CONDITIONAL, Opcode.CALL)
     found = (i for c in module.computations() for i in c.instructions if i.opcode not in structured)
