@@ -187,6 +187,6 @@ def _held(known: _Range, array: Array) -> Array:
 def _difference(number: int, ours: Array, theirs: Array, outside: Array) -> str:
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return f"output {number}: {ours.dtype}{list(ours.shape)} instead of {theirs.dtype}{list(theirs.shape)}"
-    where = tuple(int(i[0]) for i in np.nonzero(outside))
+    where = tuple(map(int, np.argwhere(outside)[0]))
     text = f"output {number} ({ours.dtype}{list(ours.shape)}): {int(outside.sum())} of {ours.size} elements differ"
     return f"{text}, first at {list(where)}: {ours[where]} instead of {theirs[where]}"
