@@ -29,8 +29,10 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
-_TOP_K = 9
+_TOP_K, _COMPLEX = 9, 10
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
+# ComplexOp of native/cpu/kernels.h.
+_COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
 
@@ -203,6 +205,7 @@ class _Emitter:
             Opcode.WHILE: self._lower_while,
             Opcode.CONDITIONAL: self._lower_conditional,
             Opcode.TOP_K: self._lower_top_k,
+            **dict.fromkeys(_COMPLEX_OPS, self._lower_complex),
         }.get(item.opcode, self._lower_call)
         return [lower(item)]
 
@@ -245,6 +248,14 @@ class _Emitter:
         numbers = (int(element_type), prod(dims[:-1]), dims[-1], attributes.k, int(attributes.largest))
         text = f"native top {attributes.k} {item.name} of {_array(operand)}"
         return _Step(_TOP_K, self._buffers(item), (values, indices), text, numbers)
+
+    def _lower_complex(self, item: Instruction) -> _Step:
+        """Real numbers are multiplied and divided in loop nests; complex ones are no type of theirs."""
+        shape = _array(item)
+        if not shape.element_type.is_complex:
+            return self._lower_call(item)
+        numbers = (_COMPLEX_OPS[item.opcode], int(shape.element_type is ElementType.C128), shape.num_elements)
+        return _Step(_COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
 
     def _copy_block(
         self,

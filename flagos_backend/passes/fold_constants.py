@@ -56,7 +56,7 @@ def _is_reproducible(result: Array) -> bool:
     """A computed NaN's sign differs between processors; a denormal is flushed on some devices."""
     if result.dtype.kind not in "fc":
         return True
-    parts = result.view(result.real.dtype) if result.dtype.kind == "c" else result
+    parts = np.stack([result.real, result.imag]) if result.dtype.kind == "c" else result
     tiny = np.finfo(parts.dtype).tiny
     return not bool(np.any(np.isnan(parts) | ((parts != 0) & (np.abs(parts) < tiny))))
 

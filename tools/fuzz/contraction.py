@@ -85,15 +85,18 @@ def reduce(scope: Scope) -> Instruction:
     value = _reducible(scope)
     opcode = _fold(scope, type_of(value))
     dims = tuple(scope.tape.subset(shape_of(value).rank)) or (shape_of(value).rank - 1,)
-    folded = _without_nan(scope, opcode, value)
+    folded = _foldable(scope, opcode, value)
     operands = [folded, scope.scalar(_identity(opcode, type_of(value)), type_of(value))]
     return scope.add(Opcode.REDUCE, operands, DimensionsAttributes(dims), called=[combiner(opcode, type_of(value))])
 
 
-def _without_nan(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
-    """What ``opcode`` may fold: XLA's CPU loses a NaN in the minimum along any dimension but the last."""
-    if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM) or not type_of(value).is_float:
+def _foldable(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
+    """What ``opcode`` may fold: no NaN in minima and maxima, which XLA's CPU loses along any dimension but the last;
+    and signs in products, since it depends on the order and on the accumulator's width whether others overflow."""
+    if type_of(value).is_integer or type_of(value) is E.PRED or opcode is Opcode.ADD:
         return value
+    if opcode is Opcode.MULTIPLY:
+        return scope.builder.add(Opcode.SIGN, [value])
     shape = shape_of(value)
     zero = scope.builder.broadcast(scope.scalar(0, shape.element_type), shape.dims)
     is_number = scope.builder.add(Opcode.COMPARE, [value, value], CompareAttributes(Comparison.EQ))
@@ -111,8 +114,8 @@ def _fold(scope: Scope, kind: ElementType) -> Opcode:
     if kind.is_complex:
         return scope.tape.pick((Opcode.ADD, Opcode.MULTIPLY))
     numeric = (Opcode.ADD, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.MULTIPLY)
-    if kind.is_float:  # whether a product overflows midway depends on the order and on the accumulator's width
-        return scope.tape.pick(numeric[:3])
+    if kind.is_float:
+        return scope.tape.pick(numeric)
     return scope.tape.pick((*numeric, Opcode.XOR, Opcode.OR, Opcode.AND))
 
 
@@ -148,7 +151,7 @@ def reduce_window(scope: Scope) -> Instruction:
         low, high = scope.tape.below(size), scope.tape.below(size)
         window.append(WindowDimension(size, scope.tape.pick((1, 1, 2)), low, high, *(scope.tape.pick((1, 1, 2)),) * 2))
     identity = _identity(opcode, kind)
-    operands = [_without_nan(scope, opcode, value), scope.scalar(identity, kind)]
+    operands = [_foldable(scope, opcode, value), scope.scalar(identity, kind)]
     return scope.add(Opcode.REDUCE_WINDOW, operands, WindowAttributes(tuple(window)), called=[combiner(opcode, kind)])
 
 

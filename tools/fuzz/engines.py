@@ -16,6 +16,7 @@ from flagos_backend.ir.types import ElementType, leaves
 from plugin_abi import loader
 from plugin_abi.host import Context, Executable
 from plugin_abi.host import ElementType as AbiElementType
+from tools.fuzz.oracle import as_written
 from tools.fuzz.scope import NUMPY_DTYPE
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +64,7 @@ class Xla:
 
     def run(self, module: Module, arguments: Sequence[Array]) -> list[Array]:
         """The flat outputs. Raises whatever jaxlib raises for a program that it does not take."""
-        stablehlo = _jax.mlir.hlo_to_stablehlo(export_module(module))
+        stablehlo = _jax.mlir.hlo_to_stablehlo(export_module(as_written(module)))
         devices = _jax.DeviceList((self._device,))
         executable = self._device.client.compile_and_load(stablehlo, devices, self._options)
         with jax.enable_x64(True):

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes
+from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, DimensionsAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from tools.fuzz.movement import combiner
 from tools.fuzz.scope import NUMPY_DTYPE
 
 E = ElementType
@@ -43,12 +44,10 @@ def disturb(module: Module, run: int, *, flush: bool = False) -> Module:
     """``module`` with noise that differs from run to run. ``flush``: zeros become numbers as large as those that a
     processor may flush to zero."""
     computations: dict[int, Computation] = {}
-    scalar_functions = _scalar_functions(module)
+    scalars = scalar_functions(module)
     for computation in module.computations():
         computations[id(computation)] = (
-            computation
-            if id(computation) in scalar_functions
-            else _Disturber(run, flush, computations).run(computation)
+            computation if id(computation) in scalars else _Disturber(run, flush, computations).run(computation)
         )
     return replace(module, entry=computations[id(module.entry)])
 
@@ -71,7 +70,7 @@ def _tests_equality(instruction: Instruction) -> bool:
     )
 
 
-def _scalar_functions(module: Module) -> set[int]:
+def scalar_functions(module: Module) -> set[int]:
     """Combiners and comparators: their callers' values are disturbed instead."""
     structured = (Opcode.WHILE, Opcode.CONDITIONAL, Opcode.CALL)
     found = (i for c in module.computations() for i in c.instructions if i.opcode not in structured)
@@ -99,6 +98,8 @@ class _Disturber:
             self._instructions.append(copy)
             if self._run % 2 and _tests_equality(instruction):
                 copy = self._nearly_equal(copy)
+            if self._run % 2 and instruction.opcode is Opcode.FFT:
+                copy = self._nearly_zero(copy)
             values[instruction] = copy if instruction.opcode in _EXACT else self._noisy(copy)
         return Computation(computation.name, tuple(self._instructions), values[computation.root])
 
@@ -131,12 +132,34 @@ class _Disturber:
             return self._add(Opcode.OR, comparison, is_near)
         return self._add(Opcode.AND, comparison, self._add(Opcode.NOT, is_near))
 
+    def _nearly_zero(self, transform: Instruction) -> Instruction:
+        """An FFT's errors are relative to its whole row. Where terms cancel only they are left, or nothing, which noise
+        does not make: here parts that are no larger are zero."""
+        (operand,) = transform.operands
+        shape = transform.shape
+        assert isinstance(shape, ArrayShape)
+        part = ArrayShape(shape.element_type.real, shape.dims)
+        row = ArrayShape(part.element_type, shape.dims[:-1])
+        zero = self._constant(ArrayShape(part.element_type), np.zeros(()))
+        sizes = self._add(Opcode.ABS, operand, shape=part)
+        along, across = DimensionsAttributes((shape.rank - 1,)), DimensionsAttributes(tuple(range(shape.rank - 1)))
+        add = combiner(Opcode.ADD, part.element_type)
+        sums = self._append(Instruction(Opcode.REDUCE, row, (sizes, zero), along, (add,), name="sums_of_rows"))
+        limits = self._append(Instruction(Opcode.BROADCAST, part, (sums,), across, name="limits"))
+        errors = np.full(shape.dims, _ULPS[part.element_type] * _EPSILON[part.element_type])
+        limits = self._add(Opcode.MULTIPLY, limits, self._constant(part, errors))
+        zeros = self._constant(part, np.zeros(shape.dims))
+        kept = []
+        for opcode in (Opcode.REAL, Opcode.IMAG):
+            value = self._add(opcode, transform, shape=part)
+            is_rest = self._compare(Comparison.LE, self._add(Opcode.ABS, value), limits)
+            kept.append(self._add(Opcode.SELECT, is_rest, zeros, value, shape=part))
+        return self._add(Opcode.COMPLEX, *kept, shape=shape)
+
     def _compare(self, direction: Comparison, lhs: Instruction, rhs: Instruction) -> Instruction:
         assert isinstance(lhs.shape, ArrayShape)
         shape = ArrayShape(E.PRED, lhs.shape.dims)
-        made = Instruction(Opcode.COMPARE, shape, (lhs, rhs), CompareAttributes(direction), name="near")
-        self._instructions.append(made)
-        return made
+        return self._append(Instruction(Opcode.COMPARE, shape, (lhs, rhs), CompareAttributes(direction), name="near"))
 
     def _poisoned(self, value: Instruction, shape: ArrayShape) -> Instruction:
         """Any number where a part is not finite: compilers differ in what becomes of the other part."""
@@ -154,11 +177,11 @@ class _Disturber:
 
     def _constant(self, shape: ArrayShape, values: np.ndarray) -> Instruction:
         data = np.asarray(values).astype(NUMPY_DTYPE[shape.element_type]).tobytes()
-        constant = Instruction(Opcode.CONSTANT, shape, (), ConstantAttributes(data), name="noise")
-        self._instructions.append(constant)
-        return constant
+        return self._append(Instruction(Opcode.CONSTANT, shape, (), ConstantAttributes(data), name="noise"))
 
     def _add(self, opcode: Opcode, *operands: Instruction, shape: ArrayShape | None = None) -> Instruction:
-        made = Instruction(opcode, shape or operands[0].shape, operands, name="noisy")
-        self._instructions.append(made)
-        return made
+        return self._append(Instruction(opcode, shape or operands[0].shape, operands, name="noisy"))
+
+    def _append(self, instruction: Instruction) -> Instruction:
+        self._instructions.append(instruction)
+        return instruction

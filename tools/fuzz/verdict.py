@@ -14,11 +14,10 @@ import numpy as np
 from flagos_backend.ir.hlo import Module
 from tools.fuzz.engines import Flagos, Xla
 from tools.fuzz.noise import disturb
+from tools.fuzz.oracle import widened
 
 Array = np.ndarray[Any, Any]
 
-_DISTURBED_RUNS = 6
-_FLUSHED_RUNS = 8
 _SLACK = 4.0  # times the scatter of the disturbed runs
 _ULPS = 4
 
@@ -26,7 +25,9 @@ _ULPS = 4
 class Kind(enum.StrEnum):
     EQUAL = "equal"  # up to a few units in the last place
     ROUNDING = "explained by rounding"
+    WIDER = "explained by XLA's results in wider types"
     FLUSHING = "explained by flushed subnormal numbers"
+    EMITTERS = "explained by XLA's newer emitters"
     ORACLE_REFUSES = "refused by XLA"
     DIFFERENT = "different"
     REFUSED = "refused by flagos"
@@ -38,6 +39,9 @@ class Engine(enum.StrEnum):
     FLAGOS = "flagos"
     XLA = "xla"
 
+
+# In this order, each with its number of disturbed runs.
+_EXPLANATIONS = ((Kind.ROUNDING, 6), (Kind.WIDER, 6), (Kind.FLUSHING, 8))
 
 # Written to standard error before an engine runs, so that a crash can be told whose it was.
 RUNNING = "[fuzz] running on {}"
@@ -78,17 +82,24 @@ class Judge:
         return self._explain(module, arguments, ours, theirs)
 
     def _explain(self, module: Module, arguments: Sequence[Array], ours: list[Array], theirs: list[Array]) -> Verdict:
-        allowed = [_Range(array) for array in theirs]
-        for kind, runs in ((Kind.ROUNDING, _DISTURBED_RUNS), (Kind.FLUSHING, _FLUSHED_RUNS)):
+        """Whether each element lies where the oracle's runs scatter, of the program or of its form in wider types."""
+        around_theirs = [_Range(array) for array in theirs]
+        unexplained = [np.ones_like(_held(known, array)) for known, array in zip(around_theirs, ours, strict=True)]
+        for kind, runs in _EXPLANATIONS:
+            form, allowed = module, around_theirs
+            if kind is Kind.WIDER:
+                form = widened(module)
+                allowed = [_Range(array) for array in self._xla.run(form, arguments)]
             for run in range(runs):
-                disturbed = disturb(module, run, flush=kind is Kind.FLUSHING)
+                disturbed = disturb(form, run, flush=kind is Kind.FLUSHING)
                 for known, array in zip(allowed, self._xla.run(disturbed, arguments), strict=True):
                     known.add(array)
-            wrong = [number for number, array in enumerate(ours) if not allowed[number].holds(array).all()]
-            if not wrong:
+            for rest, known, array in zip(unexplained, allowed, ours, strict=True):
+                rest &= ~_held(known, array)
+            if not any(rest.any() for rest in unexplained):
                 return Verdict(kind)
-        number = wrong[0]
-        return Verdict(Kind.DIFFERENT, _difference(number, ours[number], theirs[number], allowed[number]))
+        number = next(number for number, rest in enumerate(unexplained) if rest.any())
+        return Verdict(Kind.DIFFERENT, _difference(number, ours[number], theirs[number], unexplained[number]))
 
 
 def _announce(engine: Engine) -> None:
@@ -167,12 +178,15 @@ class _Range:
         return np.asarray(self.nan | (values == self.low) | (values == self.high) | inside)
 
 
-def _difference(number: int, ours: Array, theirs: Array, allowed: _Range) -> str:
+def _held(known: _Range, array: Array) -> Array:
+    """``known.holds``, with one truth value for both parts of a complex number."""
+    held = known.holds(array)
+    return held.all(-1) if held.ndim > array.ndim else held
+
+
+def _difference(number: int, ours: Array, theirs: Array, outside: Array) -> str:
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return f"output {number}: {ours.dtype}{list(ours.shape)} instead of {theirs.dtype}{list(theirs.shape)}"
-    outside = ~allowed.holds(ours)
-    if outside.ndim > ours.ndim:
-        outside = outside.any(-1)
-    where = tuple(int(i[0]) for i in np.nonzero(outside))
+    where = tuple(map(int, np.argwhere(outside)[0]))
     text = f"output {number} ({ours.dtype}{list(ours.shape)}): {int(outside.sum())} of {ours.size} elements differ"
     return f"{text}, first at {list(where)}: {ours[where]} instead of {theirs[where]}"

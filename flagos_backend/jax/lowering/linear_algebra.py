@@ -20,8 +20,8 @@ def _decompose(ctx: Any, target: str, operands: tuple[Any, ...], config: dict[st
         raise UnsupportedParameter(
             primitive=target,
             parameter=f"element type {matrix.dtype}",
-            # The first two words are JAX's own, so that programs and tests that look for them keep working.
-            reason="Unsupported dtype: matrix decompositions take float32, float64, complex64 and complex128",
+            # The first words are JAX's own, so that programs and tests that look for them keep working.
+            reason=f"Unsupported dtype {matrix.dtype}: decompositions take float32, float64, complex64 and complex128",
             cure="Convert the matrix first",
         )
     return custom_call(ctx, target, operands, config, num_batch_dims=matrix.ndim - 2)

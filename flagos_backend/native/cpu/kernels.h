@@ -47,6 +47,8 @@ inline constexpr int kNumOps = static_cast<int>(Op::kCount);
 enum class Combine : int64_t { kAdd, kMultiply, kMaximum, kMinimum, kAnd, kOr, kXor, kCount };
 inline constexpr int kNumCombines = static_cast<int>(Combine::kCount);
 
+enum class ComplexOp : int64_t { kMultiply, kDivide, kCount };
+
 // result[i] = op(a[i], b[i], c[i]); unused operands are ignored. result may be exactly one of the operands.
 using TileFunction = void (*)(void* result, const void* a, const void* b, const void* c, int64_t n);
 // *accumulator = *accumulator op x[0] op ... op x[n - 1], the accumulator in AccumulatorType.
@@ -59,10 +61,11 @@ using DotFunction = void (*)(void* result, const void* a, const void* b, int64_t
 struct Kernels {
   const char* name;
   TileFunction apply[kNumOps][kNumTypes];
-  TileFunction convert[kNumTypes][kNumTypes];              // [from][to]
-  FoldFunction fold[kNumCombines][kNumTypes];              // [Combine][type of x]
-  DotFunction dot[kNumTypes];                              // F32, F64
-  TileFunction iota[kNumTypes];                            // result[i] = *a (int64) + i * *b (int64)
+  TileFunction convert[kNumTypes][kNumTypes];                    // [from][to]
+  FoldFunction fold[kNumCombines][kNumTypes];                    // [Combine][type of x]
+  DotFunction dot[kNumTypes];                                    // F32, F64
+  TileFunction complex[static_cast<int>(ComplexOp::kCount)][2];  // [ComplexOp][parts are double]
+  TileFunction iota[kNumTypes];                                  // result[i] = *a (int64) + i * *b (int64)
   void (*fill[4])(void* to, const void* from, int64_t n);  // to[i] = *from, by the logarithm of the width in bytes
 };
 

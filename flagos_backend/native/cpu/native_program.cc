@@ -105,6 +105,10 @@ class Runner {
     RunTopK(top_k, slots_);
     return true;
   }
+  bool operator()(const ComplexArithmetic& step) const {
+    RunComplexArithmetic(step, slots_);
+    return true;
+  }
   bool operator()(const BlockCopy& copy) const {
     RunBlockCopy(copy, slots_);
     return true;

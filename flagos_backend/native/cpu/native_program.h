@@ -126,6 +126,14 @@ struct TopK {
   TopKFunction function;
 };
 
+// Products or quotients of complex numbers, element by element.
+inline constexpr int64_t kComplexWork = 8;  // operations for each element
+struct ComplexArithmetic {
+  int64_t elements, element_bytes;
+  int64_t lhs, rhs, target;  // slots
+  TileFunction function;
+};
+
 class NativeProgram;
 
 // How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
@@ -194,7 +202,8 @@ class NativeProgram {
  private:
   friend class Parser;
   friend class Runner;
-  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, Call, BlockCopy, While, Conditional>;
+  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, ComplexArithmetic, Call, BlockCopy, While,
+                            Conditional>;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

@@ -20,7 +20,8 @@ enum : int64_t {
   kWhileItem,
   kConditionalItem,
   kRowLoopItem,
-  kTopKItem
+  kTopKItem,
+  kComplexItem
 };
 
 }  // namespace
@@ -89,6 +90,12 @@ void Parser::ParseStep(NativeProgram& program) {
       const TopK top_k = ParseTopK();
       program.work_ += top_k.rows * top_k.columns;
       program.steps_.emplace_back(top_k);
+      return;
+    }
+    case kComplexItem: {
+      const ComplexArithmetic step = ParseComplexArithmetic();
+      program.work_ += step.elements * kComplexWork;
+      program.steps_.emplace_back(step);
       return;
     }
     case kCallItem:
@@ -269,6 +276,27 @@ TopK Parser::ParseTopK() {
           "a top k has a buffer of another size");
   top_k.function = TopKFunctionOf(type);
   return top_k;
+}
+
+ComplexArithmetic Parser::ParseComplexArithmetic() {
+  ComplexArithmetic step;
+  const int64_t op = Word(), is_double = Word();
+  Require(op >= 0 && op < static_cast<int64_t>(ComplexOp::kCount) && (is_double == 0 || is_double == 1),
+          "complex arithmetic that does not exist");
+  step.element_bytes = is_double != 0 ? 16 : 8;
+  step.elements = Word();
+  const std::vector<int64_t> sources = ReadableSlots(), targets = WritableSlots();
+  Require(Count() == 0 && sources.size() == 2 && targets.size() == 1,
+          "complex arithmetic has two operands and a result");
+  step.lhs = sources[0];
+  step.rhs = sources[1];
+  step.target = targets[0];
+  Require(step.elements >= 0, "a negative number of elements");
+  const int64_t bytes = Times(step.elements, step.element_bytes);
+  Require(SlotBytes(step.lhs) == bytes && SlotBytes(step.rhs) == bytes && SlotBytes(step.target) == bytes,
+          "complex arithmetic has a buffer of another size");
+  step.function = SelectKernels().complex[op][is_double];
+  return step;
 }
 
 MatrixProduct Parser::ParseProduct() {

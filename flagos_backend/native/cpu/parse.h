@@ -125,6 +125,7 @@ class Parser {
   Conditional ParseConditional(NativeProgram& parent);
   void CheckScratch(int64_t slot, const NativeProgram& nested) const;
   TopK ParseTopK();
+  ComplexArithmetic ParseComplexArithmetic();
   MatrixProduct ParseProduct();
   MatrixProduct::Operand ParseOperand(Type type, const std::vector<int64_t>& batch, int64_t rows, int64_t columns,
                                       bool is_result);

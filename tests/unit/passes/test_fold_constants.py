@@ -53,6 +53,9 @@ U = " a = u8[3] constant({200, 1, 255})\n b = u8[3] constant({100, 2, 255})\n"
         F + " c = pred[4] compare(a, b), direction=LT\n ROOT r = f32[4] select(c, a, b)",
         " a = s32[2,3] constant({{1, 2, 3}, {4, 5, 6}})\n ROOT r = s32[3,2] transpose(a), dimensions={1,0}",
         " a = pred[2] constant({1, 0})\n ROOT r = pred[2] not(a)",
+        " p = pred[] constant(0)\n a = c64[] constant((1, -2))\n b = c64[] constant((3, 4))\n"
+        " ROOT r = c64[] select(p, a, b)",
+        " a = c64[3] constant({(1, 2), (3, 4), (0, -1)})\n ROOT r = c64[3] reverse(a), dimensions={0}",
     ],
 )
 def test_folds_to_what_xla_computes(body):

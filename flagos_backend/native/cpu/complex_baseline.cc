@@ -1,0 +1,3 @@
+// Complex kernels for any machine of this architecture.
+#define FLAGOS_CPU_NAMESPACE baseline
+#include "cpu/complex.inc"
