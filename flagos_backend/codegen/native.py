@@ -13,6 +13,7 @@ from math import prod
 from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
 from flagos_backend.codegen.convolutions import as_patch_product
+from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
@@ -29,7 +30,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
-_TOP_K = 9
+_TOP_K, _GATHER = 9, 10
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
@@ -203,6 +204,7 @@ class _Emitter:
             Opcode.WHILE: self._lower_while,
             Opcode.CONDITIONAL: self._lower_conditional,
             Opcode.TOP_K: self._lower_top_k,
+            Opcode.GATHER: self._lower_gather,
         }.get(item.opcode, self._lower_call)
         return [lower(item)]
 
@@ -245,6 +247,12 @@ class _Emitter:
         numbers = (int(element_type), prod(dims[:-1]), dims[-1], attributes.k, int(attributes.largest))
         text = f"native top {attributes.k} {item.name} of {_array(operand)}"
         return _Step(_TOP_K, self._buffers(item), (values, indices), text, numbers)
+
+    def _lower_gather(self, item: Instruction) -> _Step:
+        numbers = gather_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        return _Step(_GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
 
     def _copy_block(
         self,
