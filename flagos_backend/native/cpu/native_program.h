@@ -132,7 +132,7 @@ struct GatherWindows {
   std::vector<Batch> batch;
   int64_t index_vector_stride;  // from one number of a start to the next
   std::vector<Start> starts;
-  std::vector<Window> window;  // outermost first
+  std::vector<Window> window;      // outermost first
   int64_t array, indices, target;  // slots
   int64_t num_windows, window_elements;
 };
