@@ -18,6 +18,7 @@ from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
@@ -189,7 +190,7 @@ class _Emitter:
 
     def _lower(self, item: Region | Instruction) -> Sequence[_Item]:
         if isinstance(item, Region):
-            return [item]
+            return lengthened(item)
         if item.opcode is Opcode.DOT:
             product = as_matrix_product(item, *self._views(item))
             if product is not None:

@@ -119,9 +119,7 @@ def test_elementary_functions_of_floats(name: str, context: Context, rng: np.ran
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1037])
-def test_elementary_functions_of_any_number_of_elements(
-    count: int, context: Context, rng: np.random.Generator
-) -> None:
+def test_elementary_functions_of_any_number_of_elements(count: int, context: Context, rng: np.random.Generator) -> None:
     x = rng.standard_normal(count).astype(np.float32)
     text = f"ENTRY main {{\n  x = f32[{count}] parameter(0)\n  ROOT y = f32[{count}] tanh(x)\n}}"
     with compile(context, text) as executable:

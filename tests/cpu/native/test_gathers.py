@@ -30,8 +30,7 @@ _GATHERS = {
     ),
     "windows of two starts, given the other way round": (
         "[20,30,5] [2,11] [3,11,4,5]",
-        "offset_dims={0,2,3}, collapsed_slice_dims={}, start_index_map={1,0}, index_vector_dim=0, "
-        "slice_sizes={3,4,5}",
+        "offset_dims={0,2,3}, collapsed_slice_dims={}, start_index_map={1,0}, index_vector_dim=0, slice_sizes={3,4,5}",
     ),
     "batches that stand apart": (
         "[6,31,4] [4,5,6] [4,5,6,3]",
