@@ -32,16 +32,14 @@ class PatchProduct:
 def as_patch_product(
     convolution: Instruction, input_buffer: Instruction, kernel_buffer: Instruction
 ) -> PatchProduct | None:
-    """``convolution`` as one product, or None: another element type, groups, negative padding, an empty dimension, a
-    result whose features are not contiguous, or patches that are too large."""
+    """``convolution`` as one product, or None: another element type, groups, an empty dimension, a result whose
+    features are not contiguous, or patches that are too large."""
     attributes = convolution.attributes_as(ConvolutionAttributes)
     element_type = _element_type(convolution)
     dims, kernel_dims, result_dims = map(dims_of, (*convolution.operands, convolution))
     if element_type is None or attributes.feature_group_count != 1 or attributes.batch_group_count != 1:
         return None
     if 0 in (*dims, *kernel_dims, *result_dims) or attributes.output_feature != len(result_dims) - 1:
-        return None
-    if any(w.padding_low < 0 or w.padding_high < 0 for w in attributes.window):
         return None
     rows = [d for d in range(len(result_dims)) if d != attributes.output_feature]
     columns = [d for d in range(len(kernel_dims)) if d != attributes.kernel_output_feature]
@@ -99,7 +97,8 @@ def _in_place(convolution: Instruction, buffer: Instruction, rows: list[int], co
 def _padded(
     buffer: Instruction, dims: tuple[int, ...], attributes: ConvolutionAttributes, copies: list[Region]
 ) -> tuple[Instruction, tuple[int, ...]]:
-    """The input with zeros around and between its elements; itself, if it needs none."""
+    """The input with zeros around and between its elements; itself, if it needs none. Negative padding takes nothing
+    away: windows only begin further in."""
     windows = dict(zip(attributes.input_spatial, attributes.window, strict=True))
     wide = tuple(_padded_size(size, windows.get(d, WindowDimension(1))) for d, size in enumerate(dims))
     if wide == dims:
@@ -111,7 +110,9 @@ def _padded(
     copies.append(Region((size,), (Store(target, zero, axis(0, 1)),)))
     rank = len(dims)
     there = tuple(
-        axis(d, rank).scaled(windows[d].base_dilation, windows[d].padding_low) if d in windows else axis(d, rank)
+        axis(d, rank).scaled(windows[d].base_dilation, max(windows[d].padding_low, 0))
+        if d in windows
+        else axis(d, rank)
         for d in range(rank)
     )
     copies.append(Region(dims, (Store(target, _load(buffer, dims, range(rank)), linear(there, wide, rank)),)))
@@ -119,7 +120,7 @@ def _padded(
 
 
 def _padded_size(size: int, window: WindowDimension) -> int:
-    return window.padding_low + (size - 1) * window.base_dilation + 1 + window.padding_high
+    return max(window.padding_low, 0) + (size - 1) * window.base_dilation + 1 + max(window.padding_high, 0)
 
 
 def _patches(
@@ -145,6 +146,7 @@ def _patches(
     for i, window in enumerate(attributes.window):
         step = -window.window_dilation if window.window_reversal else window.window_dilation
         first = (window.size - 1) * window.window_dilation if window.window_reversal else 0
+        first -= min(window.padding_low, 0)
         position = axis(order.index((0, attributes.output_spatial[i])), rank).scaled(window.stride, first)
         index[attributes.input_spatial[i]] = position + axis(
             order.index((1, attributes.kernel_spatial[i])), rank

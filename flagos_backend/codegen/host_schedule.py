@@ -11,6 +11,7 @@ from math import prod
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.products import is_product_operand
 from flagos_backend.codegen.row_loop import Phases, folds_rows
+from flagos_backend.codegen.short_rows import LONG, can_lengthen
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import HOST, Schedule, fuse
 from flagos_backend.fusion.indexing import View
@@ -22,8 +23,6 @@ from flagos_backend.ir.opcode import Opcode
 
 # More operations than this and the tiles of one loop no longer stay in the first-level cache.
 _MAX_OPERATIONS = 64
-# Shorter runs of elements cost more in calls of operations than a pass through memory does.
-_MIN_RUN = 64
 # What is kept of a row has to stay in the second-level cache.
 _MAX_KEPT_BYTES = 512 << 10
 # Below this many points a loop runs on one thread anyway.
@@ -54,11 +53,12 @@ def accepts(region: Region) -> bool:
         return False
     nest = simplify(region)
     points = prod(nest.dims)
-    short = bool(nest.dims) and nest.dims[-1] < _MIN_RUN
+    # Short runs of elements cost more in calls of operations than a pass through memory does.
+    short = bool(nest.dims) and nest.dims[-1] < LONG
     if not region.folds:
-        return not short or len(nest.dims) == 1
+        return not short or len(nest.dims) == 1 or can_lengthen(region)
     if not folds_rows(region, nest):
-        return not short and _folds_columns(region)
+        return (not short or can_lengthen(region)) and _folds_columns(region)
     rows = prod(nest.dims[: len(nest.dims) - len(nest.folded)])
     if short or (rows < _MIN_ROWS and points > _SMALL):
         return False

@@ -13,10 +13,12 @@ from math import prod
 from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
 from flagos_backend.codegen.convolutions import as_patch_product
+from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
@@ -29,7 +31,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
-_TOP_K, _COMPLEX = 9, 10
+_TOP_K, _COMPLEX, _GATHER = 9, 10, 11
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
@@ -190,7 +192,7 @@ class _Emitter:
 
     def _lower(self, item: Region | Instruction) -> Sequence[_Item]:
         if isinstance(item, Region):
-            return [item]
+            return lengthened(item)
         if item.opcode is Opcode.DOT:
             product = as_matrix_product(item, *self._views(item))
             if product is not None:
@@ -206,6 +208,7 @@ class _Emitter:
             Opcode.CONDITIONAL: self._lower_conditional,
             Opcode.TOP_K: self._lower_top_k,
             **dict.fromkeys(_COMPLEX_OPS, self._lower_complex),
+            Opcode.GATHER: self._lower_gather,
         }.get(item.opcode, self._lower_call)
         return [lower(item)]
 
@@ -256,6 +259,12 @@ class _Emitter:
             return self._lower_call(item)
         numbers = (_COMPLEX_OPS[item.opcode], int(shape.element_type is ElementType.C128), shape.num_elements)
         return _Step(_COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
+
+    def _lower_gather(self, item: Instruction) -> _Step:
+        numbers = gather_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        return _Step(_GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
 
     def _copy_block(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from flagos_backend.codegen.logarithms import BASE_TWO
 from flagos_backend.fusion.region import Apply, Expression, Fold
+from flagos_backend.fusion.support import FUNCTIONS
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 
@@ -21,30 +22,7 @@ _OPERATIONS: dict[Opcode, int] = {
             Opcode.NEGATE,
             Opcode.NOT,
             Opcode.SIGN,
-            Opcode.CEIL,
-            Opcode.FLOOR,
-            Opcode.ROUND_AFZ,
-            Opcode.ROUND_EVEN,
-            Opcode.SQRT,
-            Opcode.RSQRT,
-            Opcode.CBRT,
-            Opcode.EXP,
-            Opcode.EXPM1,
-            Opcode.LOG,
-            Opcode.LOG1P,
-            Opcode.LOGISTIC,
-            Opcode.TANH,
-            Opcode.SIN,
-            Opcode.COS,
-            Opcode.TAN,
-            Opcode.ASIN,
-            Opcode.ACOS,
-            Opcode.ASINH,
-            Opcode.ACOSH,
-            Opcode.ATANH,
-            Opcode.SINH,
-            Opcode.COSH,
-            Opcode.ERF,
+            *FUNCTIONS,
             Opcode.IS_FINITE,
             Opcode.POPCNT,
             Opcode.CLZ,

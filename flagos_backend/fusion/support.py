@@ -24,6 +24,34 @@ _PRED = frozenset({ElementType.PRED})
 _NUMBERS = _FLOATS | _INTEGERS
 _ALL = _NUMBERS | _PRED
 
+# Of one float. Their order is part of the format of native programs: see codegen/tiles.py.
+FUNCTIONS = (
+    Opcode.CEIL,
+    Opcode.FLOOR,
+    Opcode.ROUND_AFZ,
+    Opcode.ROUND_EVEN,
+    Opcode.SQRT,
+    Opcode.RSQRT,
+    Opcode.CBRT,
+    Opcode.EXP,
+    Opcode.EXPM1,
+    Opcode.LOG,
+    Opcode.LOG1P,
+    Opcode.LOGISTIC,
+    Opcode.TANH,
+    Opcode.SIN,
+    Opcode.COS,
+    Opcode.TAN,
+    Opcode.ASIN,
+    Opcode.ACOS,
+    Opcode.ASINH,
+    Opcode.ACOSH,
+    Opcode.ATANH,
+    Opcode.SINH,
+    Opcode.COSH,
+    Opcode.ERF,
+)
+
 # Element type of the first operand (the second for select) -> allowed.
 ELEMENTWISE: dict[Opcode, frozenset[ElementType]] = {
     Opcode.ABS: _NUMBERS,
@@ -53,35 +81,7 @@ ELEMENTWISE: dict[Opcode, frozenset[ElementType]] = {
     Opcode.CONVERT: _ALL,
     Opcode.BITCAST_CONVERT: _ALL,
     Opcode.IS_FINITE: _FLOATS,
-} | dict.fromkeys(
-    (
-        Opcode.CEIL,
-        Opcode.FLOOR,
-        Opcode.ROUND_AFZ,
-        Opcode.ROUND_EVEN,
-        Opcode.SQRT,
-        Opcode.RSQRT,
-        Opcode.CBRT,
-        Opcode.EXP,
-        Opcode.EXPM1,
-        Opcode.LOG,
-        Opcode.LOG1P,
-        Opcode.LOGISTIC,
-        Opcode.TANH,
-        Opcode.SIN,
-        Opcode.COS,
-        Opcode.TAN,
-        Opcode.ASIN,
-        Opcode.ACOS,
-        Opcode.ASINH,
-        Opcode.ACOSH,
-        Opcode.ATANH,
-        Opcode.SINH,
-        Opcode.COSH,
-        Opcode.ERF,
-    ),
-    _FLOATS,
-)
+} | dict.fromkeys(FUNCTIONS, _FLOATS)
 
 COMBINES = frozenset({Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR})
 

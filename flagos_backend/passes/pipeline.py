@@ -15,6 +15,7 @@ from flagos_backend.passes.fold_constants import fold_constants
 from flagos_backend.passes.inline_calls import inline_calls
 from flagos_backend.passes.settle_donors import settle_donors
 from flagos_backend.passes.simplify import simplify
+from flagos_backend.passes.spread_scatter import spread_scatter
 from flagos_backend.passes.trip_count import find_trip_counts
 
 Pass = Callable[[Module], Module]
@@ -27,6 +28,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("fold_constants", fold_constants),
     ("cse", eliminate_common_subexpressions),
     ("trip_count", find_trip_counts),
+    ("spread_scatter", spread_scatter),
     ("simplify", simplify),
     ("fold_constants", fold_constants),
     ("cse", eliminate_common_subexpressions),

@@ -1,7 +1,7 @@
 """A scatter of at most one element into each row of a broadcast constant becomes a comparison with the position.
 
 It is what differentiating the choice of a label leaves: an array as large as the logits, zero but for one element a
-row. As elementwise operations it fuses into what reads it and is never written. For accelerators, before matching.
+row. As elementwise operations it fuses into what reads it and is never written.
 """
 
 from __future__ import annotations

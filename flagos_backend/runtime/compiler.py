@@ -21,7 +21,6 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.passes.match.match import match
 from flagos_backend.passes.pipeline import optimize_with_report
-from flagos_backend.passes.spread_scatter import spread_scatter
 from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
 from flagos_backend.runtime.native import NativePart, native_part
 from flagos_backend.runtime.plan import Plan
@@ -178,7 +177,7 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     native, not_native = None, f"the device is {target.vendor} {target.architecture}"
     notes: tuple[str, ...] = ()
     if not target.is_host:
-        matched = match(spread_scatter(module))
+        matched = match(module)
         module, notes = matched.module, matched.notes
     else:
         with torch.inference_mode():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -75,10 +77,25 @@ def _failures(file: Path) -> dict[str, str]:
     return dict(json.loads(line) for line in lines)
 
 
-def make_checks(checks: Mapping[str, Callable[[], None]]) -> None:
-    """In a process of ``run_processes``: makes the checks in order, and notes each outcome at once."""
+def outcomes_fixture(folder: Path, count: int, timeout: float = 240) -> Any:
+    """The fixture ``outcomes`` of a folder of tests: ``worker.py`` of the folder, run once in ``count`` processes."""
+
+    @pytest.fixture(scope="session", name="outcomes")
+    def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+        return run_processes(folder / "worker.py", count, tmp_path_factory.mktemp("processes"), timeout)
+
+    return outcomes
+
+
+def make_checks(checks: Sequence[Callable[[], None]]) -> NoReturn:
+    """In a process of ``run_processes``: makes the checks in order, or those that FLAGOS_TEST_CHECKS names, notes each
+    outcome at once, and ends the process, whatever threads still wait for others."""
+    chosen = os.environ.get("FLAGOS_TEST_CHECKS", "").split()
     with (Path(sys.argv[1]) / f"{os.environ['RANK']}.jsonl").open("w") as file:
-        for name, check in checks.items():
+        for check in checks:
+            name = check.__name__
+            if chosen and name not in chosen:
+                continue
             begin = time.monotonic()
             try:
                 check()
@@ -88,3 +105,16 @@ def make_checks(checks: Mapping[str, Callable[[], None]]) -> None:
             file.write(json.dumps([name, failure]) + "\n")
             file.flush()
             print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def expect_error(call: Callable[[], Any], *patterns: str) -> None:
+    """Fails unless ``call`` raises a RuntimeError in whose message every pattern is found."""
+    try:
+        call()
+    except RuntimeError as error:
+        for pattern in patterns:
+            assert re.search(pattern, str(error)), str(error)
+    else:
+        raise AssertionError("there was no error")

@@ -3,38 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "cpu/run_loop.h"
 #include "cpu/thread_pool.h"
 
 namespace flagos::cpu {
 namespace {
-
-int64_t ReadStart(const char* from, Type type) {
-  const auto read = [&](auto value) {
-    std::memcpy(&value, from, sizeof value);
-    return value;
-  };
-  switch (type) {
-    case Type::kS8:
-      return read(int8_t{});
-    case Type::kS16:
-      return read(int16_t{});
-    case Type::kS32:
-      return read(int32_t{});
-    case Type::kU8:
-      return read(uint8_t{});
-    case Type::kU16:
-      return read(uint16_t{});
-    case Type::kU32:
-      return read(uint32_t{});
-    case Type::kU64:
-      return static_cast<int64_t>(std::min<uint64_t>(read(uint64_t{}), std::numeric_limits<int64_t>::max()));
-    default:
-      return read(int64_t{});
-  }
-}
 
 void RunBlockCopy(const BlockCopy& copy, char* const* slots) {
   const size_t rank = copy.dims.size();
@@ -59,7 +33,7 @@ void RunBlockCopy(const BlockCopy& copy, char* const* slots) {
   int64_t offset = 0, stride = copy.element_bytes, rows = 1;
   std::vector<int64_t> strides(rank);
   for (size_t d = rank; d-- > 0;) {
-    const int64_t start = ReadStart(slots[copy.sources[arrays + d]], copy.start_types[d]);
+    const int64_t start = ReadIndex(slots[copy.sources[arrays + d]], copy.start_types[d]);
     offset += std::clamp<int64_t>(start, 0, copy.dims[d] - copy.block[d]) * stride;
     strides[d] = stride;
     stride *= copy.dims[d];
@@ -109,6 +83,10 @@ class Runner {
     RunComplexArithmetic(step, slots_);
     return true;
   }
+  bool operator()(const GatherWindows& gather) const {
+    RunGather(gather, slots_);
+    return true;
+  }
   bool operator()(const BlockCopy& copy) const {
     RunBlockCopy(copy, slots_);
     return true;
@@ -155,7 +133,7 @@ class Runner {
   bool operator()(const Conditional& conditional) const {
     const char* const index = slots_[conditional.sources[0]];
     const int64_t last = static_cast<int64_t>(conditional.branches.size()) - 1;
-    int64_t branch = conditional.is_pred ? (*index != 0 ? 0 : 1) : ReadStart(index, Type::kS32);
+    int64_t branch = conditional.is_pred ? (*index != 0 ? 0 : 1) : ReadIndex(index, Type::kS32);
     if (branch < 0 || branch > last) branch = last;
     std::vector<void*> arguments, results;
     const size_t first = static_cast<size_t>(conditional.first_source[static_cast<size_t>(branch)]);

@@ -116,6 +116,27 @@ struct BlockCopy {
   int64_t target;
 };
 
+// Windows at run-time starts, which are clamped so that each lies inside the array: one for each position of the batch.
+struct GatherWindows {
+  struct Batch {
+    int64_t size, index_stride, array_stride, result_stride;  // strides in elements
+  };
+  struct Start {
+    int64_t limit, array_stride;  // the greatest start, and what a step of it is worth
+  };
+  struct Window {
+    int64_t size, array_stride, result_stride;
+  };
+  int64_t element_bytes;
+  Type index_type;
+  std::vector<Batch> batch;
+  int64_t index_vector_stride;  // from one number of a start to the next
+  std::vector<Start> starts;
+  std::vector<Window> window;      // outermost first
+  int64_t array, indices, target;  // slots
+  int64_t num_windows, window_elements;
+};
+
 // The k greatest (or least) elements of each row in total order, ties by lower index, and their s32 indices.
 inline constexpr int64_t kMaxTopK = 128;  // more are sorted better
 using TopKFunction = void (*)(void* job, int64_t begin, int64_t end);
@@ -202,8 +223,8 @@ class NativeProgram {
  private:
   friend class Parser;
   friend class Runner;
-  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, ComplexArithmetic, Call, BlockCopy, While,
-                            Conditional>;
+  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, ComplexArithmetic, GatherWindows, Call,
+                            BlockCopy, While, Conditional>;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

@@ -98,6 +98,10 @@ class Parser {
   // Every element that strides reach from offset lies inside the slot.
   void CheckAccess(int64_t slot, Type type, int64_t offset, const std::vector<int64_t>& dims,
                    const std::vector<int64_t>& strides) const {
+    CheckAccess(slot, TypeBytes(type), offset, dims, strides);
+  }
+  void CheckAccess(int64_t slot, int64_t element_bytes, int64_t offset, const std::vector<int64_t>& dims,
+                   const std::vector<int64_t>& strides) const {
     int64_t low = offset, high = offset;
     for (size_t d = 0; d < dims.size(); ++d) {
       if (dims[d] == 0) return;
@@ -106,7 +110,7 @@ class Parser {
       Require(!__builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high),
               "a stride is too large");
     }
-    Require(low >= 0 && high < SlotBytes(slot) / TypeBytes(type), "a loop reaches outside its buffer");
+    Require(low >= 0 && high < SlotBytes(slot) / element_bytes, "a loop reaches outside its buffer");
   }
 
   std::vector<int64_t> ParseStrides(size_t rank) {
@@ -126,6 +130,7 @@ class Parser {
   void CheckScratch(int64_t slot, const NativeProgram& nested) const;
   TopK ParseTopK();
   ComplexArithmetic ParseComplexArithmetic();
+  GatherWindows ParseGather();
   MatrixProduct ParseProduct();
   MatrixProduct::Operand ParseOperand(Type type, const std::vector<int64_t>& batch, int64_t rows, int64_t columns,
                                       bool is_result);

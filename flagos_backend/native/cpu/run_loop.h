@@ -9,6 +9,7 @@ namespace flagos::cpu {
 void RunLoop(const Loop& loop, char* const* slots);
 void RunRowLoop(const RowLoop& loop, char* const* slots);
 void RunScalarLoop(const ScalarLoop& loop, char* const* slots);
+void RunGather(const GatherWindows& gather, char* const* slots);
 void RunTopK(const TopK& top_k, char* const* slots);
 void RunComplexArithmetic(const ComplexArithmetic& step, char* const* slots);
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
@@ -16,6 +17,9 @@ void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
 // Whether a loop is one that MakeScalarLoop takes: over a single point, without folds.
 bool IsScalar(const Loop& loop);
 ScalarLoop MakeScalarLoop(const Loop& loop);
+
+// An index of an integer type, as which anything else is read as s64; a u64 beyond s64 is the greatest s64.
+int64_t ReadIndex(const char* from, Type type);
 
 // How to find the top k of a type; nullptr for a number that is no type.
 TopKFunction TopKFunctionOf(Type type);

@@ -88,3 +88,56 @@ def test_dot_products(context: Context, rng: np.random.Generator, dtype: type, c
     # Products that round once each, and an exact sum that rounds once.
     assert errors.max() <= 1.5
     assert errors.mean() <= 0.45
+
+
+_FUNCTIONS = {
+    "exponential": np.exp,
+    "logistic": lambda x: np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x))),
+    "tanh": np.tanh,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+}
+
+
+@pytest.mark.parametrize("name", _FUNCTIONS)
+def test_elementary_functions_of_floats(name: str, context: Context, rng: np.random.Generator) -> None:
+    """Of any bits, of ordinary numbers and where results are subnormal, in units in the last place of the result."""
+    bits = rng.integers(0, 1 << 32, 200_000, np.uint32).view(np.float32)
+    ordinary = rng.uniform(-20, 20, 200_000).astype(np.float32)
+    small = rng.uniform(-104, -86, 20_000).astype(np.float32)
+    x = np.concatenate([bits, ordinary, small, np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 88.72284, 88.7229])])
+    text = f"ENTRY main {{\n  x = f32[{x.size}] parameter(0)\n  ROOT y = f32[{x.size}] {name}(x)\n}}"
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(context.devices[0].default_memory, x))[0])
+    with np.errstate(all="ignore"):
+        exact = _FUNCTIONS[name](x.astype(np.float64))
+        rounded = exact.astype(np.float32)
+    finite = np.isfinite(rounded)
+    np.testing.assert_array_equal(ours[~finite], rounded[~finite])
+    np.testing.assert_array_equal(np.signbit(ours[exact == 0]), np.signbit(rounded[exact == 0]))
+    errors = np.abs(ours[finite] - exact[finite]) / np.spacing(np.abs(rounded[finite])).astype(np.float64)
+    assert errors.max() <= 1.05
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 1037])
+def test_elementary_functions_of_any_number_of_elements(count: int, context: Context, rng: np.random.Generator) -> None:
+    x = rng.standard_normal(count).astype(np.float32)
+    text = f"ENTRY main {{\n  x = f32[{count}] parameter(0)\n  ROOT y = f32[{count}] tanh(x)\n}}"
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(context.devices[0].default_memory, x))[0])
+    np.testing.assert_allclose(ours, np.tanh(x.astype(np.float64)), rtol=1.3e-7)
+
+
+def test_clamp_with_nan_anywhere(context: Context) -> None:
+    """The bound below, then the one above, as maximum and minimum have them."""
+    values = np.float32([-np.inf, -2, 0, 1, np.inf, np.nan])
+    low, x, high = (a.reshape(-1).copy() for a in np.meshgrid(values, values, values))
+    text = """ENTRY main {
+  low = f32[216] parameter(0)
+  x = f32[216] parameter(1)
+  high = f32[216] parameter(2)
+  ROOT y = f32[216] clamp(low, x, high)
+}"""
+    memory = context.devices[0].default_memory
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(memory, low), put(memory, x), put(memory, high))[0])
+    np.testing.assert_array_equal(ours, np.minimum(np.maximum(low, x), high))

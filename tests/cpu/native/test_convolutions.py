@@ -90,8 +90,8 @@ def _random_case(rng: np.random.Generator) -> Case:
         size=pair(7, 12),
         kernel=kernel,
         stride=(1, 1) if plain else pair(1, 3),
-        low=(0, 0) if plain else pair(0, 3),
-        high=(0, 0) if plain else pair(0, 3),
+        low=(0, 0) if plain else pair(-1, 3),
+        high=(0, 0) if plain else pair(-1, 3),
         dilation=(1, 1) if plain else pair(1, 3),
         base=(1, 1) if plain else pair(1, 3),
         reversed=bool(rng.random() < 0.3),
@@ -116,6 +116,21 @@ def test_convolution(number: int, context: Context) -> None:
         assert "with 0 library calls" in executable.artifact(Artifact.EXPLANATION).decode()
         ours = get(run(executable, *(put(context.devices[0].default_memory, a) for a in (x, w)))[0])
     np.testing.assert_allclose(ours, case.exact(x, w), rtol=1e-5, atol=1e-5)
+
+
+def test_gradient_of_the_kernel_of_a_convolution_with_strides(context: Context, rng: np.random.Generator) -> None:
+    """What the last stride did not reach is padded away."""
+    text = """ENTRY main {
+  x = f32[2,16,16,6] parameter(0)
+  w = f32[2,8,8,5] parameter(1)
+  ROOT y = f32[1,1,6,5] convolution(x, w), window={size=8x8 pad=0_-1x0_-1 rhs_dilate=2x2}, dim_labels=f01b_i01o->01bf
+}"""
+    x, w = rng.standard_normal((2, 16, 16, 6), np.float32), rng.standard_normal((2, 8, 8, 5), np.float32)
+    with compile(context, text) as executable:
+        assert "with 0 library calls" in executable.artifact(Artifact.EXPLANATION).decode()
+        ours = get(run(executable, *(put(context.devices[0].default_memory, a) for a in (x, w)))[0])
+    exact = np.einsum("nhwc,nhwo->co", x[:, ::2, ::2].astype(np.float64), w.astype(np.float64))
+    np.testing.assert_allclose(ours[0, 0], exact, rtol=1e-5, atol=1e-4)
 
 
 def test_whole_image_as_the_window(context: Context, rng: np.random.Generator) -> None:

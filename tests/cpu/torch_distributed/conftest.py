@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from support.processes import outcomes_fixture
 
-from support.processes import Outcomes, run_processes
-
-PROCESSES = 3
-
-
-@pytest.fixture(scope="session")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    folder = tmp_path_factory.mktemp("processes")
-    return run_processes(Path(__file__).with_name("worker.py"), PROCESSES, folder, timeout=240)
+outcomes = outcomes_fixture(Path(__file__).parent, 3)

@@ -16,15 +16,14 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.passes.spread_scatter import spread_scatter
 from flagos_backend.runtime.plan import Plan
 from programs import hlo_bytes, run_on_xla
 
 
 def scatters_left(function: Callable[..., Any], *arguments: np.ndarray) -> int:
-    """How many scatters the rewritten program has, which computes the same as stock XLA."""
+    """How many scatters the optimized program has, which computes the same as stock XLA."""
     hlo = hlo_bytes(function, *arguments)
-    module = spread_scatter(optimize(import_module(hlo)))
+    module = optimize(import_module(hlo))
     verify(module)
     with torch.inference_mode():
         results = Plan.build(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])
