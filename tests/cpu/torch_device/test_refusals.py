@@ -77,7 +77,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         RuntimeError,
         "floating|not implemented",
     ),
-    (lambda: torch.empty(2, device=D, pin_memory=True), RuntimeError, "(?i)pinned"),
+    (lambda: torch.empty(2, device=D, pin_memory=True), RuntimeError, "^Only dense CPU tensors can be pinned"),
+    (lambda: torch.ones(2, device=D).new_zeros(2, pin_memory=True), RuntimeError, "^Only dense CPU tensors can be"),
+    (lambda: torch.rand_like(torch.ones(2, device=D), pin_memory=True), RuntimeError, "^Only dense CPU tensors can be"),
+    (lambda: torch.ones(2, device=D).pin_memory(), RuntimeError, "only dense CPU tensors can be pinned"),
+    (lambda: torch.empty(2, pin_memory=True), RuntimeError, "getPinnedMemoryAllocator"),
 ]
 
 

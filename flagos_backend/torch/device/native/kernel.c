@@ -46,6 +46,7 @@ typedef struct {
   int foreign;       // an operand is on another device, and is no scalar
   int this_device;   // the call asks for results on this device
   int other_device;  // the call asks for results on another device
+  int pinned;        // the call asks for results in pinned memory
 } Conversion;
 
 static int is_tensor(PyObject* object) {
@@ -159,6 +160,7 @@ static PyObject* convert_keywords(Conversion* state, PyObject* kwargs) {
   PyObject *name, *value;
   Py_ssize_t at = 0;
   while (result && PyDict_Next(kwargs, &at, &name, &value)) {
+    if (value == Py_True && !PyUnicode_CompareWithASCIIString(name, "pin_memory")) state->pinned = 1;
     PyObject* converted = convert(state, value);
     if (!converted || PyDict_SetItem(result, name, converted)) Py_CLEAR(result);
     Py_XDECREF(converted);
@@ -352,6 +354,10 @@ static int takes_operands(Kernel* kernel, PyObject* args, PyObject* kwargs, PyOb
 static PyObject* run(Kernel* kernel, PyObject* args, PyObject* kwargs, PyObject* in_args, PyObject** in_kwargs,
                      const Conversion* state) {
   if (!takes_operands(kernel, args, kwargs, in_args, *in_kwargs, state)) return refuse(kernel, args, kwargs);
+  if (state->pinned && !state->other_device) {  // in the words of PyTorch's own accelerators
+    PyErr_SetString(PyExc_RuntimeError, "Only dense CPU tensors can be pinned");
+    return NULL;
+  }
   // What is drawn on another device comes from a generator of that one.
   if (kernel->flags & kRandom && !state->other_device && add_generator(kernel, in_args, in_kwargs)) return NULL;
   PyObject* inner = state->has_number && kernel->inner_number ? kernel->inner_number : kernel->inner;
