@@ -351,6 +351,73 @@ static int takes_operands(Kernel* kernel, PyObject* args, PyObject* kwargs, PyOb
   return first && first != PyTuple_GetItem(in_args, 0);
 }
 
+// The bytes that a tensor's elements are among; none of one that cannot be described.
+typedef struct {
+  const char *begin, *end;
+} Span;
+
+static Span span_of(PyObject* tensor) {
+  const Span nothing = {NULL, NULL};
+  DLTensor t;
+  if (relabel_describe(tensor, &t)) {
+    PyErr_Clear();
+    return nothing;
+  }
+  int64_t last = 0;
+  for (int i = 0; i < t.ndim; i++) {
+    if (t.shape[i] == 0) return nothing;
+    last += (t.shape[i] - 1) * t.strides[i];
+  }
+  const char* begin = (const char*)t.data + t.byte_offset;
+  return (Span){begin, begin + (last + 1) * (t.dtype.bits / 8 * t.dtype.lanes)};
+}
+
+static int meets(const Span* span, PyObject* written, PyObject* value) {
+  if (value == written) return 0;
+  if (is_tensor(value)) {
+    Span other = span_of(value);
+    return other.begin < span->end && span->begin < other.end;
+  }
+  if (!PyList_Check(value)) return 0;
+  for (Py_ssize_t i = 0; i < PyList_Size(value); i++)
+    if (meets(span, written, PyList_GetItem(value, i))) return 1;
+  return 0;
+}
+
+// Whether an argument that is written has memory in common with another: PyTorch refuses some of that, or allows for it,
+// and knows it by the storage, of which each unwrapped tensor has its own.
+static int overlaps(Kernel* kernel, PyObject* in_args, PyObject* in_kwargs) {
+  for (int i = 0; i < kernel->num_written; i++) {
+    PyObject* written = argument(&kernel->written[i], in_args, in_kwargs);
+    if (!written || !is_tensor(written)) continue;
+    Span span = span_of(written);
+    for (Py_ssize_t j = 0; j < PyTuple_Size(in_args); j++)
+      if (meets(&span, written, PyTuple_GetItem(in_args, j))) return 1;
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    while (in_kwargs && PyDict_Next(in_kwargs, &at, &name, &value))
+      if (meets(&span, written, value)) return 1;
+  }
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+// Replaces the unwrapped arguments by ones that share their storages as the arguments do.
+static int share(PyObject* args, PyObject* kwargs, PyObject** in_args, PyObject** in_kwargs) {
+  PyObject* shared = PyObject_CallFunctionObjArgs(kernel_environment.share, args, kwargs ? kwargs : Py_None, *in_args,
+                                                  *in_kwargs ? *in_kwargs : Py_None, NULL);
+  if (!shared) return -1;
+  for (int i = 0; i < 2; i++) {
+    PyObject** place = i ? in_kwargs : in_args;
+    if (!*place) continue;
+    PyObject* before = *place;
+    *place = PyTuple_GetItem(shared, i);
+    Py_INCREF(*place);
+    Py_DECREF(before);
+  }
+  Py_DECREF(shared);
+  return 0;
+}
+
 static PyObject* run(Kernel* kernel, PyObject* args, PyObject* kwargs, PyObject* in_args, PyObject** in_kwargs,
                      const Conversion* state) {
   if (!takes_operands(kernel, args, kwargs, in_args, *in_kwargs, state)) return refuse(kernel, args, kwargs);
@@ -379,8 +446,10 @@ static PyObject* kernel_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (!in_args) return NULL;
   PyObject* in_kwargs = NULL;
   PyObject* result = NULL;
-  if (!kwargs || (in_kwargs = convert_keywords(&state, kwargs)))
-    result = run(kernel, args, kwargs, in_args, &in_kwargs, &state);
+  int ready = !kwargs || (in_kwargs = convert_keywords(&state, kwargs));
+  int overlap = ready && kernel->num_written ? overlaps(kernel, in_args, in_kwargs) : 0;
+  if (overlap > 0) overlap = share(args, kwargs, &in_args, &in_kwargs);
+  if (ready && !overlap) result = run(kernel, args, kwargs, in_args, &in_kwargs, &state);
   Py_DECREF(in_args);
   Py_XDECREF(in_kwargs);
   return result;
