@@ -18,6 +18,10 @@ MIXED: list[tuple[Callable[[], Any], str]] = [
     (lambda: torch.ones(3, device=D).add_(torch.ones(3)), "other in method aten::add_.Tensor"),
     (lambda: torch.tensor(1.0).add_(torch.tensor(1.0, device=D)), "self in method aten::add_.Tensor"),
     (lambda: torch.add(torch.ones(3, device=D), 1, out=torch.empty(3)), "out in method aten::add.out"),
+    (
+        lambda: torch.unbind_copy(torch.ones(1, device=D), out=[torch.empty(())]),
+        "out in method aten::unbind_copy.int_out",
+    ),
     (lambda: torch.ones(3)[torch.tensor([0], device=D)], "self in method aten::index.Tensor"),
     (lambda: torch.nn.functional.linear(torch.ones(1, 3, device=D), torch.ones(2, 3)), "method aten::"),
 ]

@@ -331,11 +331,23 @@ static PyObject* refuse(Kernel* kernel, PyObject* args, PyObject* kwargs) {
   return NULL;
 }
 
+// Whether a tensor, or one of a list, was not unwrapped.
+static int is_elsewhere(PyObject* outer, PyObject* inner) {
+  if (is_tensor(outer)) return outer == inner;
+  if (!PyList_Check(inner) || outer == inner) return 0;
+  for (Py_ssize_t i = 0; i < PyList_Size(inner); i++) {
+    PyObject* one = PyList_Check(outer) ? PyList_GetItem(outer, i) : PyTuple_GetItem(outer, i);
+    if (one && is_elsewhere(one, PyList_GetItem(inner, i))) return 1;
+  }
+  return 0;
+}
+
 // Whether an output, be it a scalar, is on another device: then it was not unwrapped.
 static int writes_elsewhere(Kernel* kernel, PyObject* args, PyObject* kwargs, PyObject* in_args, PyObject* in_kwargs) {
   for (int i = 0; i < kernel->num_written; i++) {
     PyObject* outer = argument(&kernel->written[i], args, kwargs);
-    if (outer && is_tensor(outer) && outer == argument(&kernel->written[i], in_args, in_kwargs)) return 1;
+    PyObject* inner = outer ? argument(&kernel->written[i], in_args, in_kwargs) : NULL;
+    if (inner && is_elsewhere(outer, inner)) return 1;
   }
   return 0;
 }
