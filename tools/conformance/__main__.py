@@ -21,7 +21,7 @@ def main() -> None:
         command.add_argument("--timeout", type=float, default=120.0, help="seconds before a test counts as hung")
     for name in ("harnesses", "jax-tests"):
         commands.choices[name].add_argument("--platform", default="flagos")
-    for name in ("harnesses", "jax-tests", "opinfo"):
+    for name in ("harnesses", "jax-tests", "opinfo", "torch-tests"):
         commands.choices[name].add_argument("--stride", type=int, default=1, help="each n-th test only")
         commands.choices[name].add_argument("--offset", type=int, default=0, help="where a stride begins")
     for name in ("jax-tests", "torch-tests"):
@@ -53,7 +53,8 @@ def main() -> None:
         case "models":
             models.run(arguments.out, arguments.ways, **common)
         case "torch-tests":
-            torch_tests.run(arguments.out, arguments.checkout, arguments.files, **common)
+            chosen = {"stride": arguments.stride, "offset": arguments.offset}
+            torch_tests.run(arguments.out, arguments.checkout, arguments.files, **chosen, **common)
     print(report.summary(arguments.out))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from tools.conformance.pytest_files import Peer, Side, run_files
+from tools.conformance.pytest_files import OFFSET, STRIDE, Peer, Side, run_files
 from tools.conformance.results import ResultFile
 
 # Files whose tests PyTorch instantiates for whatever device is registered.
@@ -21,12 +22,25 @@ FILES = (
 _PEER = "PyTorch's CPU"
 
 
-def run(out: Path, checkout: Path, files: list[str] | None, *, only: str, resume: bool, timeout: float) -> ResultFile:
-    """Records of ``files`` on the device flagos; tests that PyTorch's CPU does not pass are not applicable."""
+def run(
+    out: Path,
+    checkout: Path,
+    files: list[str] | None,
+    *,
+    only: str,
+    stride: int,
+    offset: int,
+    resume: bool,
+    timeout: float,
+) -> ResultFile:
+    """Records of each ``stride``-th test of ``files`` on the device flagos, from number ``offset`` on; tests that
+    PyTorch's CPU does not pass are not applicable."""
     results = ResultFile(out, "torch tests", "flagos", peer=_PEER, resume=resume)
     paths = [checkout / "test" / name for name in files or FILES]
     peer = Peer(_PEER, _side("cpu"), _name_on_cpu)
-    return run_files(results, paths, _side("privateuse1"), peer, only=only, timeout=timeout)
+    ours = _side("privateuse1")
+    ours = replace(ours, environment={**ours.environment, STRIDE: str(stride), OFFSET: str(offset)})
+    return run_files(results, paths, ours, peer, only=only, timeout=timeout)
 
 
 def _side(device_type: str) -> Side:

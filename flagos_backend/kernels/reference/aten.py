@@ -172,6 +172,8 @@ def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[to
     if "dtype" in value:
         dtype = _of_bits(instruction, value["dtype"], instruction.operands[number].shape)
     if strides is None:
+        if "strided" not in value:  # some operators do not look at strides
+            return (lambda o: o[number].contiguous()) if dtype is None else lambda o: o[number].contiguous().view(dtype)
         return (lambda operands: operands[number]) if dtype is None else lambda o: o[number].view(dtype)
 
     def strided(operands: Sequence[Any]) -> Any:

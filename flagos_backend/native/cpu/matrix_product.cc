@@ -57,19 +57,20 @@ bool IsDot(const MatrixProduct& p) {
   return p.m == 1 && p.n == 1 && dense_a && dense_b;
 }
 
-// A product cut into blocks of rows of each matrix of the batch.
+// A product cut into blocks of rows, or of columns, of each matrix of the batch.
 template <class T, class F>
 struct Job {
   F gemm;
   const MatrixProduct& product;
   char* const* slots;
-  int64_t block_rows;
+  bool by_columns;
+  int64_t block;    // rows or columns of one
   int64_t blocks;   // of one matrix
   DotFunction dot;  // of products of two vectors; else nullptr
 
-  T* Base(const MatrixProduct::Operand& operand, int64_t batch, int64_t row) const {
-    const int64_t step = operand.transposed ? row : row * operand.leading;
-    int64_t offset = operand.offset + step;
+  T* Base(const MatrixProduct::Operand& operand, int64_t batch, int64_t row, int64_t column) const {
+    int64_t offset = operand.offset;
+    offset += operand.transposed ? row + column * operand.leading : row * operand.leading + column;
     for (size_t d = product.batch.size(); d-- > 0;) {
       offset += batch % product.batch[d] * operand.batch_strides[d];
       batch /= product.batch[d];
@@ -81,39 +82,44 @@ struct Job {
   void Run(int64_t task) const {
     const MatrixProduct& p = product;
     const T one = 1, zero = 0;
-    const int64_t batch = task / blocks, row = task % blocks * block_rows;
-    if (dot != nullptr) return dot(Base(p.c, batch, 0), Base(p.a, batch, 0), Base(p.b, batch, 0), p.k);
-    const int m = static_cast<int>(std::min(block_rows, p.m - row));
-    const int n = static_cast<int>(p.n), k = static_cast<int>(p.k);
+    const int64_t batch = task / blocks, begin = task % blocks * block;
+    if (dot != nullptr) return dot(Base(p.c, batch, 0, 0), Base(p.a, batch, 0, 0), Base(p.b, batch, 0, 0), p.k);
+    const int64_t row = by_columns ? 0 : begin, column = by_columns ? begin : 0;
+    const int m = static_cast<int>(by_columns ? p.m : std::min(block, p.m - row));
+    const int n = static_cast<int>(by_columns ? std::min(block, p.n - column) : p.n), k = static_cast<int>(p.k);
     const int lda = static_cast<int>(p.a.leading), ldb = static_cast<int>(p.b.leading);
     const int ldc = static_cast<int>(p.c.leading);
-    gemm(p.b.transposed ? "T" : "N", p.a.transposed ? "T" : "N", &n, &m, &k, &one, Base(p.b, batch, 0), &ldb,
-         Base(p.a, batch, row), &lda, &zero, Base(p.c, batch, row), &ldc);
+    gemm(p.b.transposed ? "T" : "N", p.a.transposed ? "T" : "N", &n, &m, &k, &one, Base(p.b, batch, 0, column), &ldb,
+         Base(p.a, batch, row, 0), &lda, &zero, Base(p.c, batch, row, column), &ldc);
   }
 };
 
 constexpr int64_t kTaskWork = 1 << 18;  // multiplications below which a task of its own costs more than it brings
-constexpr int64_t kMinRows = 32;        // fewer and a block is no longer a matrix product
-constexpr int64_t kTasksPerThread = 2;  // enough to even out; more and every block packs the right-hand side again
+constexpr int64_t kMinBlock = 32;       // fewer rows or columns and a block is no longer a matrix product
+constexpr int64_t kTasksPerThread = 2;  // enough to even out; more and every block packs the other operand again
 
 template <class T, class F>
 void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
   ThreadPool& pool = ThreadPool::Shared();
+  // The longer side is cut: the operand that every block reads whole is then the smaller one.
+  const bool by_columns = p.n > p.m;
+  const int64_t side = by_columns ? p.n : p.m;
   int64_t blocks = 1;
   if (FindBlas().set_threads != nullptr) {
-    const int64_t wanted = (kTasksPerThread * pool.num_threads() + p.num_matrices - 1) / p.num_matrices;
-    const int64_t sensible = std::min(p.m / kMinRows, p.m * p.n * p.k / kTaskWork);
+    const int64_t tasks = pool.num_threads() == 1 ? 1 : kTasksPerThread * pool.num_threads();
+    const int64_t wanted = (tasks + p.num_matrices - 1) / p.num_matrices;
+    const int64_t sensible = std::min(side / kMinBlock, p.m * p.n * p.k / kTaskWork);
     blocks = std::clamp<int64_t>(sensible, 1, wanted);
   }
-  const int64_t rows = (p.m + blocks - 1) / blocks;
+  const int64_t block = (side + blocks - 1) / blocks;
   const DotFunction dot = IsDot(p) ? SelectKernels().dot[static_cast<int>(p.type)] : nullptr;
-  const Job<T, F> job{gemm, p, slots, rows, (p.m + rows - 1) / rows, dot};
+  const Job<T, F> job{gemm, p, slots, by_columns, block, (side + block - 1) / block, dot};
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const OneThread one_thread;
     for (int64_t task = begin; task < end; ++task) static_cast<const Job<T, F>*>(user)->Run(task);
   };
   const int64_t tasks = p.num_matrices * job.blocks;
-  const int64_t grain = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(rows * p.n * p.k, 1));
+  const int64_t grain = std::max<int64_t>(1, kTaskWork * job.blocks / std::max<int64_t>(p.m * p.n * p.k, 1));
   // A BLAS that cannot be held to one thread shares the work itself.
   pool.ParallelFor(tasks, FindBlas().set_threads == nullptr ? tasks : grain, body, const_cast<Job<T, F>*>(&job));
 }

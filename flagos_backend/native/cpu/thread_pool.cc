@@ -18,7 +18,7 @@ int NumProcessors() {
 
 std::atomic<ThreadPool*> shared_pool{nullptr};
 
-// Of GCC's OpenMP: runs fn(data) on that many threads, the caller's among them.
+// Of GCC's OpenMP: runs fn(data) on that many threads, the caller's among them; 0 is what the caller's thread has set.
 using ParallelRegion = void (*)(void (*fn)(void*), void* data, unsigned num_threads, unsigned flags);
 std::atomic<bool> forked{false};
 thread_local bool t_open_mp = false;
@@ -106,8 +106,8 @@ void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body body, void* user
     }
   }
   if (open_mp != nullptr) {
-    open_mp([](void* pool) { static_cast<ThreadPool*>(pool)->TakeChunks(); }, this, static_cast<unsigned>(num_threads_),
-            0);
+    // As many threads as torch's operators take: a team of another size would be made anew at each change between them.
+    open_mp([](void* pool) { static_cast<ThreadPool*>(pool)->TakeChunks(); }, this, /*num_threads=*/0, 0);
     return;
   }
   start_.notify_all();

@@ -42,6 +42,7 @@ def configure(
     refuse_device: Callable[..., Any],
     check_generator: Callable[..., Any],
     adopt: Callable[..., Any],
+    share: Callable[..., Any],
     resize: Callable[..., Any],
 ) -> None: ...
 def wrap(inner: Tensor, counted: bool = True, /) -> Tensor: ...

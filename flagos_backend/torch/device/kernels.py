@@ -20,6 +20,7 @@ from flagos_backend.torch.device.operators import (
     counting,
     dropout,
     factories,
+    overlaps,
     pinning,
     recurrent,
     refusals,
@@ -204,7 +205,7 @@ def _resize(kernel: _native.Kernel, args: Sequence[Any], kwargs: Mapping[str, An
     """An operator with outputs failed: because they are too small, or for a reason of its own."""
     if not resizing.may_resize(error):
         raise error
-    return resizing.call_resizing(kernel, plan_kernel(overload(kernel.name)).written, args, kwargs or {})
+    return resizing.call_resizing(kernel, overload(kernel.name)._schema, args, kwargs or {})
 
 
 def _guarded(inner: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
@@ -255,6 +256,7 @@ def configure(opened: Runtime) -> None:
         refuse_device=refusals.refuse_ordinal,
         check_generator=refusals.check_generator,
         adopt=views.adopt,
+        share=_special(overlaps.share),
         resize=_resize,
     )
 

@@ -21,6 +21,8 @@ def install() -> None:
     torch.Tensor.__dlpack__ = _of_inner(torch.Tensor.__dlpack__)  # type: ignore[method-assign]
     torch.Generator = Generator  # type: ignore[misc]
     torch.nn.Module._apply = _keeping_parameters(torch.nn.Module._apply)  # type: ignore[method-assign]
+    saving = torch.autograd.graph.save_on_cpu
+    saving.__init__ = _saving_pinned(saving.__init__)  # type: ignore[method-assign]
     torch.UntypedStorage.resize_ = _resize_storage(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = staticmethod(_new_storage(torch.UntypedStorage.__new__))  # type: ignore[method-assign]
 
@@ -157,3 +159,26 @@ def _resize_storage(original: Any) -> Any:
         return self
 
     return resize_
+
+
+def _saving_pinned(original: Any) -> Any:
+    """save_on_cpu(pin_memory=True, device_type="flagos"): PyTorch asks for pinned memory in the one way in which this
+    device has none, a factory's argument."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        if not pin_memory or device_type != DEVICE_TYPE:
+            return original(self, pin_memory, device_type)  # type: ignore[no-any-return]
+        return torch.autograd.graph.saved_tensors_hooks.__init__(self, _pack_pinned, _unpack_pinned)
+
+    return __init__
+
+
+def _pack_pinned(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
+    saved = tensor.cpu()
+    return tensor.device, saved.pin_memory() if _is_here(tensor) else saved
+
+
+def _unpack_pinned(packed: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
+    device, saved = packed
+    return saved.to(device, non_blocking=True)

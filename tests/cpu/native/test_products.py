@@ -108,9 +108,11 @@ def test_split_dimensions(context: Context, element: str, name: str) -> None:
         check(context, Arrangement(lhs, rhs, result, sizes), element, rng)
 
 
-def test_blocks_of_rows(context: Context) -> None:
-    """Large enough that the rows of one product are shared among threads, from either storage of the left side."""
+@pytest.mark.parametrize("longer", ["m", "n"])
+def test_blocks(context: Context, longer: str) -> None:
+    """Large enough that the rows or columns of one product are shared among threads, from either storage of a side."""
     rng = np.random.default_rng(0)
+    sizes = {"b": 2, "m": 70, "n": 70, "k": 130, longer: 301}
     for lhs, rhs in (("mk", "kn"), ("km", "nk"), ("mbk", "bkn"), ("kbm", "nbk")):
-        case = Arrangement(lhs, rhs, "bmn" if "b" in lhs else "mn", {"b": 2, "m": 301, "n": 70, "k": 130})
+        case = Arrangement(lhs, rhs, "bmn" if "b" in lhs else "mn", sizes)
         assert "(BLAS)" in check(context, case, "f64", rng)

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 from torch.testing import assert_close
 
 from flagos_backend.torch.compile import executable
 from flagos_backend.torch.compile.options import read_options
 from flagos_backend.torch.compile.specialization import compile_graph
+from support.torch_compile import check_function
 
 DEVICES = ["cpu", "flagos"]
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -148,3 +150,13 @@ def test_gradients_of_what_is_read_by_strides(place: tuple[tuple[int, ...], tupl
             gradients = torch.autograd.grad(result.sin().sum(), leaves, materialize_grads=True)
             results.append([t.detach().cpu() for t in (result, *gradients)])
         assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_operators_that_insist_on_contiguous_memory_get_it(mode: str) -> None:
+    weight, indices = torch.randn(10, 5), torch.randint(10, (10,))[1::2]
+    assert not indices.is_contiguous()
+    check_function(lambda w, i: functional.embedding_bag(i, w, torch.tensor([0, 3]), mode=mode), weight, indices)
+    x = torch.randn(2, 4, 3, 6).permute(0, 2, 1, 3)[..., ::2]
+    check_function(lambda x: functional.group_norm(x, 3), x)
+    check_function(lambda q: functional.scaled_dot_product_attention(q.contiguous(), x.contiguous(), q), x)

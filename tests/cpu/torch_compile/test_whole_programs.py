@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
 from torch import nn
@@ -59,3 +63,20 @@ def test_a_target_that_broadcasts() -> None:
 
 def test_the_mean_of_nothing() -> None:
     check_function(functional.mse_loss, torch.randn(0, 3), torch.randn(0, 3))
+
+
+def test_loops_beside_library_calls_take_the_threads_that_torch_takes() -> None:
+    code = """
+    import os, torch
+    from flagos_backend.torch.compile.backend import flagos
+    torch.set_num_threads(1)
+    x = torch.randn(512, 512)
+    def threads_after(call):
+        torch.compile(call, backend=flagos)(x)
+        return len(os.listdir("/proc/self/task"))
+    alone = threads_after(lambda x: x.sin() + x)
+    beside = threads_after(lambda x: torch.nn.functional.layer_norm(x.sin() + x, (512,)).exp() + 1)
+    print(beside - alone)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["0"]

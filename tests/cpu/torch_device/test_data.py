@@ -32,3 +32,16 @@ def test_pinned_memory(device: torch.device) -> None:
     assert int(pinned.__dlpack_device__()[0]) == 1
     assert not torch.ones(3, device=device).is_pinned()
     assert pinned.to(device, non_blocking=True).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_what_backward_needs_waits_on_the_host(device: torch.device, pin: bool) -> None:
+    x = torch.randn(5, device=device, requires_grad=True)
+    hooks = torch.autograd.graph.save_on_cpu(pin_memory=pin, device_type="flagos")
+    _, saved = hooks.pack_hook(x)
+    assert saved.device.type == "cpu" and saved.is_pinned() == pin
+    with hooks:
+        y = x.sin().exp()
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    host = x.detach().cpu()
+    torch.testing.assert_close(gradient.cpu(), host.sin().exp() * host.cos())

@@ -142,6 +142,27 @@ def test_several_outputs(device: torch.device) -> None:
     same(indices, x.max(1).indices)
 
 
+def test_lists_of_outputs_that_do_not_fit(device: torch.device) -> None:
+    x = torch.randn(5, 2)
+    outputs = [torch.empty(0, device=device) for _ in range(2)]
+    assert torch.split_with_sizes_copy(x.to(device), [2, 3], out=outputs) is None
+    for output, part in zip(outputs, x.split_with_sizes([2, 3]), strict=True):
+        same(output, part)
+
+
+def test_outputs_that_do_not_fit_beside_statistics_that_are_written(device: torch.device) -> None:
+    x, mean, variance = torch.randn(4, 3), torch.zeros(3), torch.ones(3)
+    there = [t.to(device) for t in (mean, variance)]
+    outputs = [torch.empty(0, device=device) for _ in range(3)]
+    function = torch.ops.aten._native_batch_norm_legit
+    function.out(
+        x.to(device), None, None, *there, True, 0.5, 1e-5, out=outputs[0], save_mean=outputs[1], save_invstd=outputs[2]
+    )
+    expected = function(x, None, None, mean, variance, True, 0.5, 1e-5)
+    for actual, value in zip((*outputs, *there), (*expected, mean, variance), strict=True):
+        same(actual, value)
+
+
 def test_resizing_keeps_what_fits(device: torch.device) -> None:
     x = torch.arange(4.0, device=device)
     x.resize_(8)
@@ -248,3 +269,28 @@ def test_results_that_the_host_conjugates_lazily(device: torch.device, left: boo
     expected = torch.linalg.lu_solve(factors, pivots, b, **options)
     actual = torch.linalg.lu_solve(factors.to(device), pivots.to(device), b.to(device), **options)
     assert_close(actual.cpu(), expected.resolve_conj())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x[1:].add_(x[:-1]),
+        lambda x: x[1:].copy_(x[:-1]),
+        lambda x: torch.add(x[1:], 1, out=x[:-1]),
+        lambda x: torch.gather(x, 0, torch.zeros(8, dtype=torch.int64, device=x.device), out=x),
+        lambda x: torch.cat([x[:4], x[4:]], out=x),
+        lambda x: torch.add(x.view(2, 4)[:, 1:], 1, out=x.view(2, 4)[:, :3]),
+        lambda x: torch.add(x, 1, out=x),
+        lambda x: x.mul_(x),
+        lambda x: x.view(2, 4)[:, 1:3].add_(x.view(2, 4)[:, ::3]),
+        lambda x: torch.view_as_complex(x.view(4, 2)).conj().add_(torch.view_as_complex(x.view(4, 2))[1]),
+    ],
+)
+def test_memory_in_common_with_what_is_written(device: torch.device, call: Callable[[Tensor], Tensor]) -> None:
+    outcomes = []
+    for x in (torch.arange(8.0), torch.arange(8.0, device=device)):
+        try:
+            outcomes.append((call(x).resolve_conj().tolist(), x.tolist()))
+        except RuntimeError as error:
+            outcomes.append((str(error).splitlines()[0], x.tolist()))
+    assert outcomes[0] == outcomes[1]

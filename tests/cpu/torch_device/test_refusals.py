@@ -18,6 +18,10 @@ MIXED: list[tuple[Callable[[], Any], str]] = [
     (lambda: torch.ones(3, device=D).add_(torch.ones(3)), "other in method aten::add_.Tensor"),
     (lambda: torch.tensor(1.0).add_(torch.tensor(1.0, device=D)), "self in method aten::add_.Tensor"),
     (lambda: torch.add(torch.ones(3, device=D), 1, out=torch.empty(3)), "out in method aten::add.out"),
+    (
+        lambda: torch.unbind_copy(torch.ones(1, device=D), out=[torch.empty(())]),
+        "out in method aten::unbind_copy.int_out",
+    ),
     (lambda: torch.ones(3)[torch.tensor([0], device=D)], "self in method aten::index.Tensor"),
     (lambda: torch.nn.functional.linear(torch.ones(1, 3, device=D), torch.ones(2, 3)), "method aten::"),
 ]
@@ -77,7 +81,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
         RuntimeError,
         "floating|not implemented",
     ),
-    (lambda: torch.empty(2, device=D, pin_memory=True), RuntimeError, "(?i)pinned"),
+    (lambda: torch.empty(2, device=D, pin_memory=True), RuntimeError, "^Only dense CPU tensors can be pinned"),
+    (lambda: torch.ones(2, device=D).new_zeros(2, pin_memory=True), RuntimeError, "^Only dense CPU tensors can be"),
+    (lambda: torch.rand_like(torch.ones(2, device=D), pin_memory=True), RuntimeError, "^Only dense CPU tensors can be"),
+    (lambda: torch.ones(2, device=D).pin_memory(), RuntimeError, "only dense CPU tensors can be pinned"),
+    (lambda: torch.empty(2, pin_memory=True), RuntimeError, "getPinnedMemoryAllocator"),
 ]
 
 

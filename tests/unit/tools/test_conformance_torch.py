@@ -104,7 +104,8 @@ fates = {f"test_{name}_{DEVICE}_float32": getattr(Tests, name) for name in ("pas
 for suffix in ["CPU"] if DEVICE == "cpu" else ["PRIVATEUSE1", "FLAGOS"]:
     globals()[f"TestFates{suffix}"] = type("TestFates", (), fates)
 """)
-    results = torch_tests.run(tmp_path / "out", tmp_path, ["test_fates.py"], only="", resume=False, timeout=60)
+    chosen = {"only": "", "resume": False, "timeout": 60.0}
+    results = torch_tests.run(tmp_path / "out", tmp_path, ["test_fates.py"], stride=1, offset=0, **chosen)
     assert {name.partition("::")[2]: r.status for name, r in results.records.items()} == {
         f"TestFates{suffix}::test_{name}_flagos_float32": status
         for suffix in ("PRIVATEUSE1", "FLAGOS")
@@ -114,6 +115,8 @@ for suffix in ["CPU"] if DEVICE == "cpu" else ["PRIVATEUSE1", "FLAGOS"]:
             ("fails_everywhere", Status.NOT_APPLICABLE),
         )
     }
+    results = torch_tests.run(tmp_path / "out", tmp_path, ["test_fates.py"], stride=3, offset=1, **chosen)
+    assert [name.rpartition("::")[2] for name in results.records] == ["test_fails_flagos_float32"] * 2
 
 
 def test_a_model_trains_compiled(tmp_path: Path) -> None:

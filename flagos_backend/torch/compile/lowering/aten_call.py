@@ -173,6 +173,8 @@ class _Writer:
         dtype = _dtype_of_bits(traced)
         if dtype is not None:
             written["dtype"] = dtype
+        if not traced.is_contiguous():
+            written["strided"] = True
         if strides:
             if traced.storage_offset() != 0:
                 raise NoLoweringError("it reads the memory around a view")

@@ -46,6 +46,7 @@ typedef struct {
   int foreign;       // an operand is on another device, and is no scalar
   int this_device;   // the call asks for results on this device
   int other_device;  // the call asks for results on another device
+  int pinned;        // the call asks for results in pinned memory
 } Conversion;
 
 static int is_tensor(PyObject* object) {
@@ -159,6 +160,7 @@ static PyObject* convert_keywords(Conversion* state, PyObject* kwargs) {
   PyObject *name, *value;
   Py_ssize_t at = 0;
   while (result && PyDict_Next(kwargs, &at, &name, &value)) {
+    if (value == Py_True && !PyUnicode_CompareWithASCIIString(name, "pin_memory")) state->pinned = 1;
     PyObject* converted = convert(state, value);
     if (!converted || PyDict_SetItem(result, name, converted)) Py_CLEAR(result);
     Py_XDECREF(converted);
@@ -329,11 +331,23 @@ static PyObject* refuse(Kernel* kernel, PyObject* args, PyObject* kwargs) {
   return NULL;
 }
 
+// Whether a tensor, or one of a list, was not unwrapped.
+static int is_elsewhere(PyObject* outer, PyObject* inner) {
+  if (is_tensor(outer)) return outer == inner;
+  if (!PyList_Check(inner) || outer == inner) return 0;
+  for (Py_ssize_t i = 0; i < PyList_Size(inner); i++) {
+    PyObject* one = PyList_Check(outer) ? PyList_GetItem(outer, i) : PyTuple_GetItem(outer, i);
+    if (one && is_elsewhere(one, PyList_GetItem(inner, i))) return 1;
+  }
+  return 0;
+}
+
 // Whether an output, be it a scalar, is on another device: then it was not unwrapped.
 static int writes_elsewhere(Kernel* kernel, PyObject* args, PyObject* kwargs, PyObject* in_args, PyObject* in_kwargs) {
   for (int i = 0; i < kernel->num_written; i++) {
     PyObject* outer = argument(&kernel->written[i], args, kwargs);
-    if (outer && is_tensor(outer) && outer == argument(&kernel->written[i], in_args, in_kwargs)) return 1;
+    PyObject* inner = outer ? argument(&kernel->written[i], in_args, in_kwargs) : NULL;
+    if (inner && is_elsewhere(outer, inner)) return 1;
   }
   return 0;
 }
@@ -349,9 +363,80 @@ static int takes_operands(Kernel* kernel, PyObject* args, PyObject* kwargs, PyOb
   return first && first != PyTuple_GetItem(in_args, 0);
 }
 
+// The bytes that a tensor's elements are among; none of one that cannot be described.
+typedef struct {
+  const char *begin, *end;
+} Span;
+
+static Span span_of(PyObject* tensor) {
+  const Span nothing = {NULL, NULL};
+  DLTensor t;
+  if (relabel_describe(tensor, &t)) {
+    PyErr_Clear();
+    return nothing;
+  }
+  int64_t last = 0;
+  for (int i = 0; i < t.ndim; i++) {
+    if (t.shape[i] == 0) return nothing;
+    last += (t.shape[i] - 1) * t.strides[i];
+  }
+  const char* begin = (const char*)t.data + t.byte_offset;
+  return (Span){begin, begin + (last + 1) * (t.dtype.bits / 8 * t.dtype.lanes)};
+}
+
+static int meets(const Span* span, PyObject* written, PyObject* value) {
+  if (value == written) return 0;
+  if (is_tensor(value)) {
+    Span other = span_of(value);
+    return other.begin < span->end && span->begin < other.end;
+  }
+  if (!PyList_Check(value)) return 0;
+  for (Py_ssize_t i = 0; i < PyList_Size(value); i++)
+    if (meets(span, written, PyList_GetItem(value, i))) return 1;
+  return 0;
+}
+
+// Whether an argument that is written has memory in common with another: PyTorch refuses some of that, or allows for it,
+// and knows it by the storage, of which each unwrapped tensor has its own.
+static int overlaps(Kernel* kernel, PyObject* in_args, PyObject* in_kwargs) {
+  for (int i = 0; i < kernel->num_written; i++) {
+    PyObject* written = argument(&kernel->written[i], in_args, in_kwargs);
+    if (!written || !is_tensor(written)) continue;
+    Span span = span_of(written);
+    for (Py_ssize_t j = 0; j < PyTuple_Size(in_args); j++)
+      if (meets(&span, written, PyTuple_GetItem(in_args, j))) return 1;
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    while (in_kwargs && PyDict_Next(in_kwargs, &at, &name, &value))
+      if (meets(&span, written, value)) return 1;
+  }
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+// Replaces the unwrapped arguments by ones that share their storages as the arguments do.
+static int share(PyObject* args, PyObject* kwargs, PyObject** in_args, PyObject** in_kwargs) {
+  PyObject* shared = PyObject_CallFunctionObjArgs(kernel_environment.share, args, kwargs ? kwargs : Py_None, *in_args,
+                                                  *in_kwargs ? *in_kwargs : Py_None, NULL);
+  if (!shared) return -1;
+  for (int i = 0; i < 2; i++) {
+    PyObject** place = i ? in_kwargs : in_args;
+    if (!*place) continue;
+    PyObject* before = *place;
+    *place = PyTuple_GetItem(shared, i);
+    Py_INCREF(*place);
+    Py_DECREF(before);
+  }
+  Py_DECREF(shared);
+  return 0;
+}
+
 static PyObject* run(Kernel* kernel, PyObject* args, PyObject* kwargs, PyObject* in_args, PyObject** in_kwargs,
                      const Conversion* state) {
   if (!takes_operands(kernel, args, kwargs, in_args, *in_kwargs, state)) return refuse(kernel, args, kwargs);
+  if (state->pinned && !state->other_device) {  // in the words of PyTorch's own accelerators
+    PyErr_SetString(PyExc_RuntimeError, "Only dense CPU tensors can be pinned");
+    return NULL;
+  }
   // What is drawn on another device comes from a generator of that one.
   if (kernel->flags & kRandom && !state->other_device && add_generator(kernel, in_args, in_kwargs)) return NULL;
   PyObject* inner = state->has_number && kernel->inner_number ? kernel->inner_number : kernel->inner;
@@ -373,8 +458,10 @@ static PyObject* kernel_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (!in_args) return NULL;
   PyObject* in_kwargs = NULL;
   PyObject* result = NULL;
-  if (!kwargs || (in_kwargs = convert_keywords(&state, kwargs)))
-    result = run(kernel, args, kwargs, in_args, &in_kwargs, &state);
+  int ready = !kwargs || (in_kwargs = convert_keywords(&state, kwargs));
+  int overlap = ready && kernel->num_written ? overlaps(kernel, in_args, in_kwargs) : 0;
+  if (overlap > 0) overlap = share(args, kwargs, &in_args, &in_kwargs);
+  if (ready && !overlap) result = run(kernel, args, kwargs, in_args, &in_kwargs, &state);
   Py_DECREF(in_args);
   Py_XDECREF(in_kwargs);
   return result;

@@ -23,6 +23,7 @@ typedef struct {
   PyObject* refuse_device;    // refuse_device(kernel, device): raises for a device that is not there
   PyObject* check_generator;  // check_generator(generator): raises for a generator of another device
   PyObject* adopt;            // adopt(tensor, inner): gives a tensor the memory and the sizes of another
+  PyObject* share;            // share(args, kwargs, inner_args, inner_kwargs): the inner ones, over one storage
   PyObject* resize;           // resize(kernel, args, kwargs, error): calls again with outputs that can be resized
 } KernelEnvironment;
 

@@ -56,6 +56,7 @@ static PyObject* configure(PyObject* module, PyObject* args, PyObject* kwargs) {
       {"refuse_device", &env->refuse_device},
       {"check_generator", &env->check_generator},
       {"adopt", &env->adopt},
+      {"share", &env->share},
       {"resize", &env->resize},
   };
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {

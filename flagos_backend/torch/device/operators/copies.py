@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 
 from flagos_backend.torch.device.memory import unwrap
+from flagos_backend.torch.device.operators import overlaps
 
 aten = torch.ops.aten
 
 
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """aten::copy_, where one of the two is on the device. Sees lazily conjugated tensors as such."""
-    unwrap(self).copy_(unwrap(src), non_blocking)
+    inner, source = unwrap(self), unwrap(src)
+    if self.device == src.device and self.untyped_storage().data_ptr() == src.untyped_storage().data_ptr():
+        (inner, source), _ = overlaps.share((self, src), None, (inner, source), None)
+    inner.copy_(source, non_blocking)
     return self
 
 

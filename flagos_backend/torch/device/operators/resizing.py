@@ -104,10 +104,13 @@ def warn_resized(output: Tensor, size: Sequence[int]) -> None:
         )
 
 
-def call_resizing(
-    kernel: Any, written: Sequence[tuple[int, str]], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """Calls an operator whose outputs do not fit with empty ones, and gives their sizes and memory to the outputs."""
+def call_resizing(kernel: Any, schema: torch.FunctionSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Calls an operator whose outputs do not fit with empty ones, and gives their sizes and memory to the outputs.
+
+    Other arguments that it writes, such as the statistics of a batch norm, stay as they are.
+    """
+    arguments = enumerate(schema.arguments)
+    written = [(-1 if a.kwarg_only else position, a.name) for position, a in arguments if a.is_out]
     inner_args = [_unwrapped(value) for value in args]
     inner_kwargs = {name: _unwrapped(value) for name, value in kwargs.items()}
     outputs: list[tuple[Tensor, Tensor]] = []
@@ -123,6 +126,8 @@ def call_resizing(
         else:
             warn_resized(outer, inner.shape)
             adopt(outer, inner)
+    if not schema.returns:
+        return None
     results = [args[position] if 0 <= position < len(args) else kwargs[name] for position, name in written]
     return results[0] if len(results) == 1 else tuple(results)
 
