@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpu.triton.harness import check
+from cpu.triton.harness import Build, check, run_both
 from flagos_backend.fusion.support import ELEMENTWISE
 from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes
 from flagos_backend.ir.builder import Builder
-from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from support.numbers import random_values, special_values
+from support.numbers import distance, random_values, special_values
 
 E = ElementType
 O = Opcode  # noqa: E741
@@ -101,15 +101,49 @@ def test_compare(element_type: ElementType, rng: np.random.Generator) -> None:
     check(build, [(element_type, values), (element_type, others)])
 
 
-@pytest.mark.parametrize("element_type", _TYPES, ids=lambda t: t.name)
+_HALVES = (E.BF16, E.F16)
+
+
+@pytest.mark.parametrize("element_type", [t for t in _TYPES if t not in _HALVES], ids=lambda t: t.name)
 def test_each_operation_rounds_to_its_own_type(element_type: ElementType, rng: np.random.Generator) -> None:
     """x * y + y: neither contracted nor kept wider in between."""
     x, y = (random_values(element_type, 1500, rng) for _ in range(2))
+    check(_times_plus, [(element_type, x), (element_type, y)])
+
+
+@pytest.mark.parametrize("element_type", _HALVES, ids=lambda t: t.name)
+def test_halves_round_once(element_type: ElementType, rng: np.random.Generator) -> None:
+    """x * y + y: kept as float32 in between, and not contracted there."""
+    x, y = (random_values(element_type, 1500, rng) for _ in range(2))
+    wide_x, wide_y = x.astype(np.float32), y.astype(np.float32)
+    with np.errstate(all="ignore"):
+        expected = (wide_x * wide_y + wide_y).astype(x.dtype)
+    (ours,), _, _ = run_both(_computation(_times_plus, element_type, (1500,), (1500,)), [x, y])
+    assert not distance(ours, expected).any()
+
+
+@pytest.mark.parametrize("element_type", _HALVES, ids=lambda t: t.name)
+def test_halves_jump_where_they_are_rounded(element_type: ElementType, rng: np.random.Generator) -> None:
+    """A greatest element is equal to itself, though what it is compared with was not stored in between."""
+    x, y = (random_values(element_type, 600, rng).reshape(20, 30) for _ in range(2))
 
     def build(builder: Builder, a: Instruction, b: Instruction) -> Instruction:
-        return builder.add(O.ADD, [builder.add(O.MULTIPLY, [a, b]), b])
+        total = builder.add(O.MULTIPLY, [a, b])
+        stored = builder.add(O.FLOOR, [total])
+        equal = builder.add(O.COMPARE, [total, total], CompareAttributes(Comparison.EQ, ComparisonOrder.PARTIAL))
+        return builder.tuple([stored, equal])
 
     check(build, [(element_type, x), (element_type, y)])
+
+
+def _times_plus(builder: Builder, a: Instruction, b: Instruction) -> Instruction:
+    return builder.add(O.ADD, [builder.add(O.MULTIPLY, [a, b]), b])
+
+
+def _computation(build: Build, element_type: ElementType, *dims: tuple[int, ...]) -> Computation:
+    builder = Builder("entry")
+    parameters = [builder.parameter(ArrayShape(element_type, d)) for d in dims]
+    return builder.build(build(builder, *parameters))
 
 
 @pytest.mark.parametrize("element_type", [t for t in _TYPES if t is not E.PRED], ids=lambda t: t.name)
@@ -119,6 +153,6 @@ def test_iota_and_constants(element_type: ElementType, rng: np.random.Generator)
     def build(builder: Builder, a: Instruction) -> Instruction:
         number = builder.add(O.IOTA, [], DimensionAttributes(1), shape=ArrayShape(element_type, (6, 200)))
         three = builder.broadcast(builder.scalar(3, element_type), (6, 200))
-        return builder.add(O.ADD, [builder.add(O.MULTIPLY, [number, three]), a])
+        return builder.add(O.MAXIMUM, [builder.add(O.ADD, [number, three]), a])
 
     check(build, [(element_type, x)])
