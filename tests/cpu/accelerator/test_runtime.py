@@ -83,7 +83,8 @@ ENTRY main {
   y = f32[16,8] parameter(1)
   zero = f32[] constant(0)
   exp = f32[8,16] exponential(x)
-  product = f32[8,8] dot(exp, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}, operand_precision={highest,highest}
+  product = f32[8,8] dot(exp, y), lhs_contracting_dims={1}, rhs_contracting_dims={0},
+    operand_precision={highest,highest}
   sums = f32[8] reduce(product, zero), dimensions={1}, to_apply=add
   spread = f32[8,8] broadcast(sums), dimensions={0}
   part = f32[8,8] divide(product, spread)

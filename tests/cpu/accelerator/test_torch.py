@@ -77,6 +77,32 @@ def test_programs_run_as_generated_kernels(monkeypatch: pytest.MonkeyPatch) -> N
         assert ("triton " in explanation) is expected, explanation
 
 
+def test_norms_and_activations_are_taken_apart_there_only() -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.silu(functional.gelu(functional.layer_norm(x, (6,), weight, bias)).log_softmax(-1))
+
+    torch.manual_seed(0)
+    for dtype, precision in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        given = [torch.randn(shape, dtype=dtype) for shape in ((4, 6), (6,), (6,))]
+        gradient = torch.randn(4, 6, dtype=dtype)
+        expected = [tensor.double().requires_grad_() for tensor in given]
+        exact = function(*expected)
+        exact.backward(gradient.double())
+        for device in (FLAGOS, torch.device("cpu")):
+            report.clear()
+            torch.compiler.reset()
+            arguments = [tensor.to(device).requires_grad_() for tensor in given]
+            result = torch.compile(function, backend=flagos)(*arguments)
+            result.backward(gradient.to(device))
+            whole = set().union(*(each.whole for each in report.reports()))
+            assert bool(whole) is (device.type == "cpu"), whole
+            torch.testing.assert_close(result.cpu().double(), exact, rtol=precision, atol=precision)
+            for ours, theirs in zip(arguments, expected, strict=True):
+                torch.testing.assert_close(
+                    ours.grad.cpu().double(), theirs.grad, rtol=5 * precision, atol=5 * precision
+                )
+
+
 def test_host_tensors_stay_on_the_host() -> None:
     compiled = torch.compile(softmax, backend=flagos)
     x = torch.randn(4, 6)

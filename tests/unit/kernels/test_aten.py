@@ -13,17 +13,22 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
+from flagos_backend.kernels.reference.aten import drops_out, prepare_operator
 from flagos_backend.kernels.reference.registry import Kernel, Run, prepare
 
 E = ElementType
 VECTOR = ArrayShape(E.F32, (4,))
 
 
-def call(target: str, operands: list[Shape], shape: Shape, **config: Any) -> Kernel:
+def instruction(target: str, operands: list[Shape], shape: Shape, **config: Any) -> Instruction:
     given = {"arguments": [{"tensor": 0}], "keywords": {}, "results": None, **config}
     parameters = tuple(Instruction(Opcode.PARAMETER, operand, name="x") for operand in operands)
     attributes = CustomCallAttributes(target, json.dumps(given).encode())
-    return prepare(Instruction(Opcode.CUSTOM_CALL, shape, parameters, attributes, name="call"))
+    return Instruction(Opcode.CUSTOM_CALL, shape, parameters, attributes, name="call")
+
+
+def call(target: str, operands: list[Shape], shape: Shape, **config: Any) -> Kernel:
+    return prepare(instruction(target, operands, shape, **config))
 
 
 def test_tensors_lists_numbers_and_names() -> None:
@@ -123,3 +128,30 @@ def test_results_lie_in_storage_of_their_own() -> None:
     spread = call("aten::expand.default", [VECTOR], shape, arguments=[{"tensor": 0}, [3, 4]])(Run(), x)
     assert spread.is_contiguous()
     assert spread.data_ptr() != x.data_ptr()
+
+
+ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "expected"),
+    [([], {}, False), ([0.0], {}, False), ([0.25], {}, True), ([], {"dropout_p": 0.5}, True)],
+)
+def test_dropout_is_seen(arguments: list[float], keywords: dict[str, float], expected: bool) -> None:
+    query = ArrayShape(E.F32, (1, 2, 4, 8))
+    operands = [{"tensor": number} for number in range(3)]
+    attention = instruction(
+        ATTENTION, [query] * 3, TupleShape((query,)), arguments=[*operands, *arguments], keywords=keywords, results=[0]
+    )
+    assert drops_out(attention) is expected
+    assert not drops_out(instruction("aten::exp.default", [VECTOR], VECTOR))
+
+
+def test_what_an_operator_does_not_return_is_there_all_the_same() -> None:
+    def returned(x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return x + 1, None
+
+    pair = instruction("aten::exp.default", [VECTOR], TupleShape((VECTOR, ArrayShape(E.S64, ()))), results=[0, 1])
+    one, seed = prepare_operator(pair, returned)(Run(), torch.zeros(4))
+    assert torch.equal(one, torch.ones(4))
+    assert (seed.dtype, seed.shape) == (torch.int64, torch.Size())
