@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from flagos_backend.errors import ProgramTooLarge, UnsupportedOpcode
+from flagos_backend.errors import UnsupportedOpcode
 from flagos_backend.ir.attributes import (
     ConstantAttributes,
-    CustomCallAttributes,
     ParameterAttributes,
     TupleIndexAttributes,
     WhileAttributes,
@@ -22,8 +21,8 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
 from flagos_backend.kernels.reference import registry, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
-from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.runtime import control_flow
+from flagos_backend.runtime.needed import Program
 from flagos_backend.runtime.ownership import (
     BORROWED,
     LoopSummary,
@@ -198,10 +197,6 @@ def _packed(tree: Tree, values: Iterator[Value]) -> Value:
     return next(values) if isinstance(tree, int) else tuple(_packed(t, values) for t in tree)
 
 
-# Calls are inlined, and a few lines of nested calls can mean more instructions than any machine holds.
-MAX_INSTRUCTIONS = 1 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedKernel:
     """``is_reference``: what the registry promises of the instruction's storage, in place and not, holds for it.
@@ -211,44 +206,6 @@ class PreparedKernel:
     is_reference: bool
     note: str = ""
     into: Kernel | None = None
-
-
-class Program:
-    """What the builders of one plan and its nested plans share: how many instructions they made, and which must run
-    though nobody uses their results (each computation is looked at once)."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, bool] = {}
-        self._count = 0
-
-    def count(self, instruction: Instruction) -> None:
-        self._count += 1
-        if self._count > MAX_INSTRUCTIONS:
-            raise ProgramTooLarge.at(instruction, limit=MAX_INSTRUCTIONS)
-
-    def has_side_effect(self, instruction: Instruction) -> bool:
-        if instruction.opcode is Opcode.CUSTOM_CALL:
-            return instruction.attributes_as(CustomCallAttributes).has_side_effect
-        if instruction.opcode in COLLECTIVES:
-            return True  # the other participants come to it
-        return any(self.any_side_effect(called) for called in instruction.called)
-
-    def any_side_effect(self, computation: Computation) -> bool:
-        known = self._known.get(id(computation))
-        if known is None:
-            known = any(self.has_side_effect(instruction) for instruction in computation.instructions)
-            self._known[id(computation)] = known
-        return known
-
-    def needed(self, computation: Computation) -> list[Instruction]:
-        """The instructions that the root or a side effect depends on, in order."""
-        marked = {id(computation.root)}
-        needed = []
-        for instruction in reversed(computation.instructions):
-            if id(instruction) in marked or self.has_side_effect(instruction):
-                marked.update(id(operand) for operand in instruction.operands)
-                needed.append(instruction)
-        return needed[::-1]
 
 
 class Builder:

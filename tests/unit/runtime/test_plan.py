@@ -17,7 +17,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime import plan as plan_module
+from flagos_backend.runtime import needed as needed_module
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import check, hlo_of_text
 
@@ -413,7 +413,7 @@ def test_array_instruction_in_a_scalar_function_is_refused_by_name() -> None:
 
 def test_calls_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 40 functions calls the one before it twice."""
-    monkeypatch.setattr(plan_module, "MAX_INSTRUCTIONS", 10_000)
+    monkeypatch.setattr(needed_module, "MAX_INSTRUCTIONS", 10_000)
     shape = ArrayShape(ElementType.F32)
     parameter = Instruction(Opcode.PARAMETER, shape, attributes=ParameterAttributes(0), name="a")
     function = Computation("f", (parameter,), parameter)

@@ -1,0 +1,137 @@
+#include "cuda/comparison.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "error.h"
+
+namespace flagos::cuda {
+namespace {
+
+constexpr uint64_t kHalf = 0xffffffff;
+constexpr int64_t kLargestElement = 16;  // bytes
+
+bool Owns(const Captures::Graph& graph, uint64_t address) noexcept {
+  return std::any_of(graph.owned.begin(), graph.owned.end(),
+                     [address](const Captures::Range& r) { return r.begin <= address && address < r.end; });
+}
+
+uint64_t DistanceOfHalves(uint64_t half, uint64_t begin) noexcept { return (half - begin) & kHalf; }
+
+// Whether these are halves of addresses in memory of two captures' own: the upper ones, or the lower ones of the same
+// place in it. Small numbers are not told from lower halves otherwise.
+bool AreOwnedHalves(const Captures& captures, uint64_t first, uint64_t second) noexcept {
+  const auto is_upper = [](const Captures::Range& r, uint64_t half) {
+    return r.begin >> 32 <= half && half <= r.end >> 32;
+  };
+  for (const Captures::Range& a : captures.first.owned) {
+    for (const Captures::Range& b : captures.second.owned) {
+      const uint64_t offset = DistanceOfHalves(first, a.begin);
+      if (offset < a.end - a.begin && DistanceOfHalves(second, b.begin) == offset) return true;
+      if (is_upper(a, first) && is_upper(b, second)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Word Bytes::At(size_t begin) const noexcept {
+  Word word;
+  if (begin >= size) return word;
+  const size_t count = std::min(sizeof(uint64_t), size - begin);
+  std::memcpy(&word.first, first + begin, count);
+  std::memcpy(&word.second, second + begin, count);
+  std::memcpy(&word.third, third + begin, count);
+  return word;
+}
+
+Stack::Stack() noexcept {
+  pthread_attr_t attributes;
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
+  void* lowest = nullptr;
+  size_t size = 0;
+  if (pthread_attr_getstack(&attributes, &lowest, &size) == 0) {
+    begin_ = reinterpret_cast<uint64_t>(lowest);
+    end_ = begin_ + size;
+  }
+  pthread_attr_destroy(&attributes);
+}
+
+void Comparison::Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Patch>& patches) const {
+  for (size_t begin = 0; begin < bytes.size; begin += sizeof(uint64_t)) {
+    const Word word = bytes.At(begin);
+    if (word.first == word.second) continue;
+    size_t array = 0;
+    uint64_t offset = 0;
+    if (IsInArray(word, &array, &offset)) {
+      patches.push_back({array, offset, reinterpret_cast<uint64_t*>(bytes.first + begin)});
+    } else if (!IsOwned(word) && !IsLeftOver(word, bytes.At(begin + sizeof(uint32_t)))) {
+      Fail(FLAGOS_UNIMPLEMENTED,
+           "%s of node %zu depends on where the arrays are in a way that cannot be patched (%llx, %llx, %llx)", what,
+           node, static_cast<unsigned long long>(word.first), static_cast<unsigned long long>(word.second),
+           static_cast<unsigned long long>(word.third));
+    }
+  }
+}
+
+void Comparison::Compare(uint64_t* first, uint64_t second, uint64_t third, const char* what, size_t node,
+                         std::vector<Patch>& patches) const {
+  Compare({reinterpret_cast<unsigned char*>(first), reinterpret_cast<const unsigned char*>(&second),
+           reinterpret_cast<const unsigned char*>(&third), sizeof(uint64_t)},
+          what, node, patches);
+}
+
+bool Comparison::IsInArray(const Word& word, size_t* number, uint64_t* offset) const noexcept {
+  for (size_t i = 0; i < captures_.arrays.size(); ++i) {
+    const Captures::Array& array = captures_.arrays[i];
+    const uint64_t distance = word.first - array.first;
+    // One past the end occurs: pointers to the end of a range.
+    if (distance > array.bytes || word.second - array.second != distance) continue;
+    *number = i;
+    *offset = distance;
+    return true;
+  }
+  return false;
+}
+
+bool Comparison::IsOwned(const Word& word) const noexcept {
+  return Owns(captures_.first, word.first) && Owns(captures_.second, word.second);
+}
+
+bool Comparison::IsLeftOver(const Word& word, const Word& straddling) const noexcept {
+  if (word.first != word.third) return !IsShift(word.first - word.third);
+  if (stack_.Has(word.first) && stack_.Has(word.second)) return true;
+  size_t number = 0;
+  uint64_t offset = 0;
+  if (IsInArray(straddling, &number, &offset) || IsOwned(straddling)) return false;
+  return IsEqualOrHalf(word.first & kHalf, word.second & kHalf) && IsEqualOrHalf(word.first >> 32, word.second >> 32);
+}
+
+bool Comparison::IsShift(uint64_t change) const noexcept {
+  for (const Captures::Range& first : captures_.first.owned) {
+    for (const Captures::Range& third : captures_.third.owned) {
+      const auto shift = static_cast<int64_t>(first.begin - third.begin);
+      for (int64_t size = 1; size <= kLargestElement; size *= 2) {
+        if (shift % size != 0) continue;
+        if (change == static_cast<uint64_t>(shift / size) || change == static_cast<uint64_t>(-shift / size))
+          return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool Comparison::IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept {
+  if (first == second) return true;
+  for (const Captures::Array& array : captures_.arrays) {
+    const uint64_t offset = DistanceOfHalves(first, array.first);
+    if (offset <= array.bytes && DistanceOfHalves(second, array.second) == offset) return true;
+    if (first == array.first >> 32 && second == array.second >> 32) return true;
+  }
+  return AreOwnedHalves(captures_, first, second);
+}
+
+}  // namespace flagos::cuda

@@ -1,0 +1,79 @@
+// Compares the same bytes of a graph's node in three captures: which words are addresses of arrays, and whether anything
+// else depends on where the arrays lay.
+#ifndef FLAGOS_NATIVE_CUDA_COMPARISON_H_
+#define FLAGOS_NATIVE_CUDA_COMPARISON_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "replay.h"
+
+namespace flagos::cuda {
+
+// An address in a node that is `offset` bytes into an array.
+struct Patch {
+  size_t array;
+  uint64_t offset;
+  uint64_t* place;
+};
+
+// The same eight bytes of a node in each capture.
+struct Word {
+  uint64_t first = 0, second = 0, third = 0;
+};
+
+// The same bytes of a node in each capture; `first` is what will be launched.
+struct Bytes {
+  unsigned char* first;
+  const unsigned char *second, *third;
+  size_t size;
+
+  // Zeros past the end.
+  Word At(size_t begin) const noexcept;
+};
+
+// The addresses of a thread's local variables.
+class Stack {
+ public:
+  // Of the calling thread: captures are made by the thread that compares them.
+  Stack() noexcept;
+  bool Has(uint64_t address) const noexcept { return begin_ <= address && address < end_; }
+
+ private:
+  uint64_t begin_ = 0, end_ = 0;
+};
+
+// What may stand where the captures differ.
+class Comparison {
+ public:
+  // `captures` outlives this object.
+  explicit Comparison(const Captures& captures) : captures_(captures) {}
+
+  // Notes a patch for each address of an array. `bytes.first` stays where it is: patches point into it. Throws
+  // Failure(UNIMPLEMENTED) that names `what` of which node, and the word, for what cannot be patched.
+  void Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Patch>& patches) const;
+  // As above, of one address that the driver names.
+  void Compare(uint64_t* first, uint64_t second, uint64_t third, const char* what, size_t node,
+               std::vector<Patch>& patches) const;
+
+ private:
+  bool IsInArray(const Word& word, size_t* number, uint64_t* offset) const noexcept;
+  bool IsOwned(const Word& word) const noexcept;
+  // Structures are handed over with what the stack held where nobody wrote: padding, dimensions that are not there. Such
+  // words change though nothing moved, are an address of the stack itself, or have a half of an address, which is none.
+  // `straddling`: the bytes from the middle of the word on.
+  bool IsLeftOver(const Word& word, const Word& straddling) const noexcept;
+  // Whether memory of the captures' own moved by so much between the first and the third, in bytes or in elements: then
+  // the word may be a distance from it to an array.
+  bool IsShift(uint64_t change) const noexcept;
+  // Half of an address inside an array, or inside memory of the captures' own: the lower, or the upper.
+  bool IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept;
+
+  const Stack stack_;
+  const Captures& captures_;
+};
+
+}  // namespace flagos::cuda
+
+#endif  // FLAGOS_NATIVE_CUDA_COMPARISON_H_

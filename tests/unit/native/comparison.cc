@@ -1,0 +1,62 @@
+// Reads cases from stdin and says what each comparison comes to. A case: arrays, then memory of each capture's own, then
+// the words of a node; each a count, then rows of numbers.
+#include "cuda/comparison.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <vector>
+
+#include "error.h"
+
+namespace {
+
+bool Read(uint64_t* value) { return std::scanf("%" SCNx64, value) == 1; }
+
+uint64_t Next() {
+  uint64_t value = 0;
+  if (!Read(&value)) std::abort();
+  return value;
+}
+
+}  // namespace
+
+int main() {
+  for (uint64_t arrays = 0; Read(&arrays);) {
+    flagos::Captures captures;
+    for (uint64_t i = 0; i < arrays; ++i) {
+      const uint64_t first = Next(), second = Next();
+      captures.arrays.push_back({first, second, Next()});
+    }
+    for (flagos::Captures::Graph* graph : {&captures.first, &captures.second, &captures.third}) {
+      for (uint64_t i = Next(); i > 0; --i) {
+        const uint64_t begin = Next();
+        graph->owned.push_back({begin, Next()});
+      }
+    }
+    std::vector<uint64_t> first, second, third;
+    for (uint64_t i = Next(); i > 0; --i) {
+      first.push_back(Next());
+      second.push_back(Next());
+      third.push_back(Next());
+    }
+    // A word that is given as 1 stands for an address of this thread's stack, a different one in each capture.
+    uint64_t on_stack[2] = {0, 0};
+    for (uint64_t& word : first) word = word == 1 ? reinterpret_cast<uint64_t>(&on_stack[0]) : word;
+    for (uint64_t& word : second) word = word == 1 ? reinterpret_cast<uint64_t>(&on_stack[1]) : word;
+    for (uint64_t& word : third) word = word == 1 ? reinterpret_cast<uint64_t>(&on_stack[0]) : word;
+    std::vector<flagos::cuda::Patch> patches;
+    try {
+      flagos::cuda::Comparison(captures).Compare(
+          {reinterpret_cast<unsigned char*>(first.data()), reinterpret_cast<unsigned char*>(second.data()),
+           reinterpret_cast<unsigned char*>(third.data()), first.size() * sizeof(uint64_t)},
+          "a word", 7, patches);
+      for (const flagos::cuda::Patch& patch : patches) {
+        std::printf("%zu+%" PRIx64 "@%td ", patch.array, patch.offset, patch.place - first.data());
+      }
+      std::printf("\n");
+    } catch (const flagos::Failure& failure) {
+      std::printf("refused: %s\n", failure.what());
+    }
+  }
+  return 0;
+}

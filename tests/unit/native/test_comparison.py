@@ -1,0 +1,82 @@
+"""What the words of a captured kernel's parameters may be, where captures differ (native/cuda/comparison.h)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+NATIVE = ROOT / "flagos_backend/native"
+STACK = 1  # stands for an address on the stack, another one in the second capture
+
+A, MOVED = 0x7F2610000000, 0x600  # an array of 4096 bytes, and how far the second capture moves it
+OWN, OTHER, THIRD = 0x7FE400000000, 0x7FE6A0000000, 0x7FE900000000
+HEAP, HEAP_TOO, HEAP_AGAIN = 0x17D28AF0, 0x17D2BEC0, 0x17D38D10
+
+Words = Sequence[tuple[int, int, int]]
+
+
+@pytest.fixture(scope="module")
+def compare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words], str]:
+    program = tmp_path_factory.mktemp("comparison") / "comparison"
+    sources = [Path(__file__).with_name("comparison.cc"), NATIVE / "cuda/comparison.cc", NATIVE / "error.cc"]
+    include = [f"-I{NATIVE}", f"-I{ROOT / 'plugin_abi/include'}"]
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, "-std=c++17", *include, *map(str, sources), "-o", str(program), "-pthread"], check=True)
+
+    def compare(words: Words) -> str:
+        numbers = [1, A, A + MOVED, 4096]
+        for begin in (OWN, OTHER, THIRD):
+            numbers += [1, begin, begin + 0x100000]
+        numbers += [len(words), *(value for word in words for value in word)]
+        text = " ".join(f"{number:x}" for number in numbers)
+        done = subprocess.run([str(program)], input=text, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    return compare
+
+
+def moved(offset: int) -> tuple[int, int, int]:
+    return A + offset, A + MOVED + offset, A + offset
+
+
+@pytest.mark.parametrize(
+    ("words", "patches"),
+    [
+        ([(5, 5, 5)], ""),
+        ([moved(0)], "0+0@0"),
+        ([(3, 3, 3), moved(16), moved(4096)], "0+10@1 0+1000@2"),
+        ([(OWN + 8, OTHER + 8, THIRD + 8)], ""),
+        # What a stack left: addresses of the heap, of the stack, halves of addresses beside numbers.
+        ([(HEAP, HEAP_TOO, HEAP_AGAIN)], ""),
+        ([(STACK, STACK, STACK)], ""),
+        ([(0x3F80000010000000, 0x3F80000010000600, 0x3F80000010000000)], ""),
+        ([(OWN & 0xFFFFFFFF | 0x30, OTHER & 0xFFFFFFFF | 0x30, OWN & 0xFFFFFFFF | 0x30)], ""),
+        ([((OWN >> 32) << 32 | 0xFFFFFF02, (OTHER >> 32) << 32 | 0xFFFFFF02, (OWN >> 32) << 32 | 0xFFFFFF02)], ""),
+    ],
+)
+def test_what_is_patched_or_left(compare: Callable[[Words], str], words: Words, patches: str) -> None:
+    assert compare(words) == patches
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [(4, 8, 4)],  # a number that follows from where the arrays are
+        [(A - 64, A + MOVED - 64, A - 64)],  # before the array
+        [(A + 8192, A + MOVED + 8192, A + 8192)],  # behind it
+        [(OWN - A, OTHER - A - MOVED, THIRD - A)],  # a distance
+        [((OWN - A) // 4, (OTHER - A - MOVED) // 4, (THIRD - A) // 4)],  # in elements
+        # An address of the array that is not aligned to a word.
+        [
+            ((A & 0xFFFFFFFF) << 32 | 7, ((A + MOVED) & 0xFFFFFFFF) << 32 | 7, (A & 0xFFFFFFFF) << 32 | 7),
+            (A >> 32, A >> 32, A >> 32),
+        ],
+    ],
+)
+def test_what_cannot_be_patched_is_refused(compare: Callable[[Words], str], words: Words) -> None:
+    assert compare(words).startswith("refused: a word of node 7 depends on where the arrays are")
