@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import replace
 
 from flagos_backend.ir.hlo import Computation, Instruction, Module
@@ -47,7 +48,7 @@ def _rewritten(module: Module, rewrite: type[_Rewrite]) -> Module:
     return replace(module, entry=computations[id(module.entry)])
 
 
-class _Rewrite:
+class _Rewrite(abc.ABC):
     """Copies a computation, instruction by instruction. ``computations``: the copies of those that it calls."""
 
     def __init__(self, computations: dict[int, Computation]) -> None:
@@ -62,8 +63,9 @@ class _Rewrite:
             values[instruction] = self._value(replace(instruction, operands=operands, called=called))
         return Computation(computation.name, tuple(self._instructions), values[computation.root])
 
+    @abc.abstractmethod
     def _value(self, copy: Instruction) -> Instruction:
-        raise NotImplementedError
+        """What stands for ``copy``, an instruction of the copied operands; adds what that takes."""
 
     def _add(self, instruction: Instruction) -> Instruction:
         self._instructions.append(instruction)
