@@ -289,8 +289,10 @@ class CaptureRefused(FlagosBackendError):
     number = 408
     code = StatusCode.UNIMPLEMENTED
     template = (
-        "The program cannot be captured as a graph: {reason}. It runs step by step: slower, with the same results."
+        "These steps cannot be captured as a graph: {reason}. They run one by one: slower, with the same results."
     )
+    #: The number of the step that the capture broke in, if it was one.
+    step: int | None = None
 
 
 # 5xx: collectives.

@@ -5,6 +5,7 @@
 #include "flagos/build_facts.h"
 #include "log.h"
 #include "program.h"
+#include "python_replays.h"
 
 namespace flagos {
 namespace {
@@ -126,15 +127,18 @@ Bridge& TheBridge() {
   static python::PyMethodDef methods[] = {
       {"host_callback", HostCallbackEntry, python::kMethodVarArgs, "Calls the host's function for a program."},
       {"key_value_get", KeyValueGetEntry, python::kMethodVarArgs, "Reads the host's store."},
-      {"key_value_put", KeyValuePutEntry, python::kMethodVarArgs, "Writes to the host's store."}};
+      {"key_value_put", KeyValuePutEntry, python::kMethodVarArgs, "Writes to the host's store."},
+      {"make_replay", MakeReplayEntry, python::kMethodVarArgs, "Makes a replay of captures."},
+      {"launch_replay", LaunchReplayEntry, python::kMethodVarArgs, "Launches a replay."}};
   Object module = python::Import("flagos_backend.runtime.bridge");
   python::SetDescribe(python::Attribute(module.get(), "describe_exception"));
   const auto function = [](python::PyMethodDef& method) {
     return python::Check(python::Known()->PyCFunction_NewEx(&method, nullptr, nullptr), "PyCFunction_NewEx");
   };
   Object callback = function(methods[0]), get = function(methods[1]), put = function(methods[2]);
+  Object make = function(methods[3]), launch = function(methods[4]);
   Object attach = python::Attribute(module.get(), "attach");
-  python::Call(attach.get(), {callback.get(), get.get(), put.get()}, "bridge.attach");
+  python::Call(attach.get(), {callback.get(), get.get(), put.get(), make.get(), launch.get()}, "bridge.attach");
   auto* made = new Bridge{
       python::Attribute(module.get(), "compile_program").Detach(),
       python::Attribute(module.get(), "load_program").Detach(), python::Attribute(module.get(), "open_peers").Detach(),

@@ -182,8 +182,8 @@ std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* stat
                                            const std::vector<Memory*>& memories) {
   // Decided before the GIL: the blocks that only this launch sees may be written over.
   const bool in_place = InPlace(arguments);
-  const bool alone = place.device->accelerator != nullptr && state == nullptr;
-  if (alone) {
+  const bool accelerated = place.device->accelerator != nullptr;
+  if (accelerated) {
     if (std::shared_ptr<Replayed> replayed = replays_.Find(place, arguments, in_place)) {
       return replays_.Run(*replayed, place, arguments, memories);
     }
@@ -193,10 +193,10 @@ std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* stat
     blocks = RunSteps(place, state, arguments, memories, in_place);
   } catch (const Failure& failure) {
     // The next launch finds what we keep for later.
-    if (alone && failure.status().code() == FLAGOS_RESOURCE_EXHAUSTED) place.device->accelerator->DropCache();
+    if (accelerated && failure.status().code() == FLAGOS_RESOURCE_EXHAUSTED) place.device->accelerator->DropCache();
     throw;
   }
-  if (alone) replays_.Ran(place);
+  if (accelerated) replays_.Ran(place);
   return blocks;
 }
 

@@ -1,4 +1,5 @@
-// A program that was captured as a graph of kernels, and is launched again for other arrays without the interpreter.
+// A plan that was captured as a graph of kernels, and is launched again for other arrays without the interpreter: that of
+// a whole program, or of a segment of it.
 #ifndef FLAGOS_NATIVE_REPLAY_H_
 #define FLAGOS_NATIVE_REPLAY_H_
 
@@ -8,7 +9,7 @@
 
 namespace flagos {
 
-// Three captures of one program. In the second its arrays lay in other places than in the first: what differs is what
+// Three captures of one plan. In the second its arrays lay in other places than in the first: what differs is what
 // depends on where. In the third they lay where they did in the first: what differs means nothing, as parts of a kernel's
 // parameters that its library never wrote.
 struct Captures {
@@ -30,8 +31,10 @@ struct Captures {
 class Replay {
  public:
   virtual ~Replay() = default;
-  // Enqueues the program on the compute stream; `addresses` has one for each array. Throws Failure.
+  // Enqueues the plan on the compute stream; `addresses` has one for each array. Throws Failure.
   virtual void Launch(void* const* addresses) = 0;
+  // How many addresses it takes.
+  virtual size_t arrays() const noexcept = 0;
   virtual size_t nodes() const noexcept = 0;
   // Addresses inside the graph that follow the arrays.
   virtual size_t patches() const noexcept = 0;

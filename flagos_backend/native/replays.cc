@@ -3,6 +3,7 @@
 #include "accelerator.h"
 #include "description.h"
 #include "log.h"
+#include "python_replays.h"
 
 namespace flagos {
 namespace {
@@ -16,22 +17,9 @@ constexpr int kRunsBeforeCapture = 2;
 // What kernels were chosen for when they were captured: torch's own allocations are aligned so.
 constexpr uintptr_t kCapturedAlignment = 256;
 
-std::vector<Captures::Range> Ranges(Reader list) {
-  std::vector<Captures::Range> ranges;
-  while (!list.done()) {
-    Reader pair = list.Tuple();
-    const auto begin = static_cast<uint64_t>(pair.Integer());
-    ranges.push_back({begin, begin + static_cast<uint64_t>(pair.Integer())});
-  }
-  return ranges;
-}
-
 }  // namespace
 
-Replayed::~Replayed() {
-  replay.reset();
-  python::Discard(kept, 0);
-}
+Replayed::~Replayed() { python::Discard(kept, 0); }
 
 bool Replays::Has(const Device& device) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -83,51 +71,39 @@ void Replays::Capture(const Place& place) {
   python::Gil gil;
   if (!gil) return;
   Object local = python::Integer(place.device->local_hardware_id);
+  std::string outcome;
   try {
     Object capture = python::Attribute(runner_, "capture");
-    Object made = python::Call(capture.get(), {local.get()}, "capture");
+    Object accelerator = python::Integer(reinterpret_cast<int64_t>(place.device->accelerator.get()));
+    Object made = python::Call(capture.get(), {local.get(), accelerator.get()}, "capture");
     Reader reader(made.get());
-    if (reader.done()) return;  // the runner knows why, and says so when it explains the program
-    auto replayed = std::make_shared<Replayed>();
-    replayed->kept = Object::Share(reader.Next()).Detach();
-    Captures captures{};
-    for (Captures::Graph* graph : {&captures.first, &captures.second, &captures.third}) {
-      Reader pair = reader.Tuple();
-      graph->handle = static_cast<uint64_t>(pair.Integer());
-      graph->owned = Ranges(pair.Tuple());
-    }
-    Reader arrays = reader.Tuple();
-    while (!arrays.done()) {
-      Reader array = arrays.Tuple();
-      const auto first = static_cast<uint64_t>(array.Integer()), second = static_cast<uint64_t>(array.Integer());
-      captures.arrays.push_back({first, second, static_cast<uint64_t>(array.Integer())});
-    }
-    replayed->overwritten = ReadIntegers(reader.Tuple());
-    if (captures.arrays.size() != info_.arguments.size() + info_.outputs.size() ||
-        replayed->overwritten.size() != info_.outputs.size()) {
-      Fail(FLAGOS_INTERNAL, "the captures of %s have another number of arrays than it", info_.name.c_str());
-    }
-    replayed->replay = place.device->accelerator->streams().MakeReplay(captures);
-    const std::string outcome = Format("replayed as a graph of %zu nodes with %zu addresses", replayed->replay->nodes(),
-                                       replayed->replay->patches());
-    Log(FLAGOS_LOG_INFO, "%s is %s", info_.name.c_str(), outcome.c_str());
-    Object note = python::Text(outcome);
-    Object describe = python::Attribute(runner_, "captured");
-    python::Call(describe.get(), {local.get(), note.get()}, "captured");
-    std::lock_guard<std::mutex> lock(mutex_);
-    replayed_[place.device->id] = std::move(replayed);
+    outcome = reader.Text();
+    if (!reader.done()) Keep(place, reader);
   } catch (...) {
     // The program goes on step by step: slower, and visibly so.
-    const Status status = StatusOfException("capture");
-    Log(FLAGOS_LOG_INFO, "%s is not replayed: %s", info_.name.c_str(), status.data()->message.c_str());
+    outcome = "not replayed: " + StatusOfException("capture").data()->message;
     try {
-      Object note = python::Text("not replayed: " + status.data()->message);
+      Object note = python::Text(outcome);
       Object describe = python::Attribute(runner_, "captured");
       python::Call(describe.get(), {local.get(), note.get()}, "captured");
     } catch (...) {
       Log(FLAGOS_LOG_WARNING, "%s", StatusOfException("captured").data()->message.c_str());
     }
   }
+  Log(FLAGOS_LOG_INFO, "%s is %s", info_.name.c_str(), outcome.c_str());
+}
+
+void Replays::Keep(const Place& place, Reader& reader) {
+  auto replayed = std::make_shared<Replayed>();
+  replayed->kept = Object::Share(reader.Next()).Detach();
+  replayed->replay = &ReplayOf(reader.Next());
+  replayed->overwritten = ReadIntegers(reader.Tuple());
+  if (replayed->replay->arrays() != info_.arguments.size() + info_.outputs.size() ||
+      replayed->overwritten.size() != info_.outputs.size()) {
+    Fail(FLAGOS_INTERNAL, "the captures of %s have another number of arrays than it", info_.name.c_str());
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  replayed_[place.device->id] = std::move(replayed);
 }
 
 }  // namespace flagos

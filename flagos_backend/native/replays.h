@@ -1,4 +1,5 @@
-// The replays of one program, one for each accelerator it runs on: made after its first runs, launched without the GIL.
+// The replays of one program as a whole, one for each accelerator it runs on: made after its first runs, launched
+// without the GIL. A program that can only be replayed in parts is run by the interpreter, which launches those.
 #ifndef FLAGOS_NATIVE_REPLAYS_H_
 #define FLAGOS_NATIVE_REPLAYS_H_
 
@@ -15,8 +16,8 @@ namespace flagos {
 
 // A program on one accelerator, from its captures on without the interpreter.
 struct Replayed {
-  std::unique_ptr<Replay> replay;
-  PyObject* kept = nullptr;  // the graph, and the memory of its temporaries
+  Replay* replay = nullptr;
+  PyObject* kept = nullptr;  // owns the replay, the graph, and the memory of its temporaries
   // For each output, the argument that it is written over, or -1.
   std::vector<int64_t> overwritten;
   ~Replayed();
@@ -32,11 +33,12 @@ class Replays {
   std::shared_ptr<Replayed> Find(const Place& place, const std::vector<Argument>& arguments, bool in_place);
   std::vector<Ref<Block>> Run(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
                               const std::vector<Memory*>& memories) const;
-  // Counts a run through the interpreter; after some of them captures the program, if it can be.
+  // Counts a run through the interpreter; after some of them has the program captured, whole or in parts.
   void Ran(const Place& place);
 
  private:
   void Capture(const Place& place);
+  void Keep(const Place& place, python::Reader& reader);
 
   const ProgramInfo& info_;
   PyObject* const& runner_;

@@ -17,12 +17,14 @@ import torch
 
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.devices import HOST, discovery
+from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.errors import FlagosBackendError, StatusCode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime import compiler, serialization
-from flagos_backend.runtime.accelerator import capture
+from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeLaunch, NativeMake
+from flagos_backend.runtime.accelerator.segments import Recorder
 from flagos_backend.runtime.compiler import CompiledProgram
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ _inference_mode: Callable[[bool], Any] = torch._C._InferenceMode
 
 _native_host_callback: NativeHostCallback | None = None
 _native_store: tuple[NativeGet, NativePut] | None = None
+_native_replays: tuple[NativeMake, NativeLaunch] | None = None
 
 
 class Artifact(enum.IntEnum):
@@ -72,11 +75,18 @@ class HostError(Exception):
         self.code = code
 
 
-def attach(host_callback: NativeHostCallback, key_value_get: NativeGet, key_value_put: NativePut) -> None:
+def attach(
+    host_callback: NativeHostCallback,
+    key_value_get: NativeGet,
+    key_value_put: NativePut,
+    make_replay: NativeMake,
+    launch_replay: NativeLaunch,
+) -> None:
     """Called once by the native side, before anything else."""
-    global _native_host_callback, _native_store
+    global _native_host_callback, _native_store, _native_replays
     _native_host_callback = host_callback
     _native_store = key_value_get, key_value_put
+    _native_replays = make_replay, launch_replay
 
 
 def open_peers(context: int, process: int, device_processes: tuple[int, ...], accelerated: int) -> ContextPeers:
@@ -186,6 +196,7 @@ class Runner:
         self._build_id = build_id
         self._context = context
         self._library_run = Run(host_callback=self._host_callback(torch.device("cpu")))
+        self._alone: dict[int, Run] = {}  # by local ordinal: each device's launches, as if there were no others
 
     def _host_callback(self, device: torch.device) -> HostCallback | None:
         return None if self._context is None else _host_callback(self._context, device)
@@ -207,6 +218,7 @@ class Runner:
         callback = self._host_callback(device)
         solo = self._solo(device_ordinal, replica_id, partition_id, device)
         solo = replace(solo, host_callback=callback, asynchronous=accelerator is not None)
+        self._alone[local_ordinal] = solo
 
         def execute(arguments: list[Any], in_place: int, launch: LaunchCommunicator | None) -> list[Any]:
             run = solo
@@ -231,23 +243,37 @@ class Runner:
         communicator = ProcessSpanningCommunicator(HostGroups(groups))
         return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator)
 
-    def capture(self, local_ordinal: int) -> tuple[Any, ...]:
-        """The program on one accelerator for native/replay.h, or (): then ``explain`` says why."""
-        compiled = self._compiled
-        accelerator = discovery.opened(local_ordinal)
-        reason = capture.reason_against(compiled.module, compiled.cost.steps)
-        if not reason and not accelerator.handles()[0]:
-            reason = "this device has no graphs that can be patched"
-        if reason:
-            self.captured(local_ordinal, f"not replayed: {reason}")
-            return ()
-        run = Run(device=accelerator.device, asynchronous=True)
-        with _inference_mode(True), accelerator.guard():
-            plan = compiled.plans(accelerator.device).donating
-            return capture.capture(plan, run, compiled.arguments).as_tuple()
+    def capture(self, local_ordinal: int, accelerator: int) -> tuple[Any, ...]:
+        """Has the program recorded on a device that it was bound to, at the address of its native accelerator.
 
-    def captured(self, local_ordinal: int, outcome: str) -> None:
-        """What became of the capture, for explain."""
+        Returns what became of it, and if it can be replayed as a whole: what keeps the graph, its native replay, and
+        for each output the argument that it is written over, or -1. If it can be in parts, it runs so from now on.
+        """
+        compiled = self._compiled
+        opened = discovery.opened(local_ordinal)
+        record = recorder_of(opened, accelerator, self._launched(local_ordinal))
+        if record is None:
+            outcome = "not replayed: this device has no graphs that can be patched"
+            self.captured(local_ordinal, outcome)
+            return (outcome,)
+        with _inference_mode(True), opened.guard():
+            division = compiled.plans(opened.device).divide(record)
+        self.captured(local_ordinal, division)
+        whole = division.whole
+        if not isinstance(whole, GraphReplay):
+            return (division.summary(),)
+        return division.summary(), whole, whole.handle, whole.overwritten
+
+    def _launched(self, local_ordinal: int) -> Run:
+        """A launch as what is recorded of it may read it."""
+        program = self._compiled.program
+        run = self._alone[local_ordinal]
+        if len(self._devices) == 1:
+            return run
+        return replace(run, num_replicas=program.num_replicas, num_partitions=program.num_partitions)
+
+    def captured(self, local_ordinal: int, outcome: object) -> None:
+        """What became of the capture, as text for explain."""
         self._compiled.outcomes[local_ordinal] = outcome
 
     def call(self, number: int, operands: list[torch.Tensor], results: list[torch.Tensor]) -> None:
@@ -269,6 +295,14 @@ class Runner:
                 return compiled.explain().encode()
             case Artifact.COMPILE_OPTIONS:
                 return compiled.program.compile_options
+
+
+def recorder_of(opened: Accelerator, accelerator: int, run: Run) -> Recorder | None:
+    """What records plans on a device; None when its graphs cannot be patched."""
+    if not opened.handles()[0]:
+        return None
+    assert _native_replays is not None
+    return GraphRecorder(_native_replays, accelerator, run)
 
 
 def _host_callback(context: int, device: torch.device) -> HostCallback:

@@ -3,8 +3,11 @@ the plan it stands in, so that storage can be given up before the loop is over."
 
 from __future__ import annotations
 
+import abc
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 
@@ -20,68 +23,132 @@ def owned_copy(run: Run, value: torch.Tensor) -> torch.Tensor:
     return value.clone(memory_format=torch.contiguous_format)
 
 
-def while_loop(
-    condition: Callee,
-    body: Callee,
-    operands: Sequence[int],
-    results: Sequence[int],
-    dying: Sequence[int],
-    copied_first: Sequence[int],
-    copied_each_turn: Sequence[int],
-    trip_count: int | None,
-) -> SlotKernel:
-    """Runs ``body`` on its own results while ``condition`` holds, or ``trip_count`` times when that is known.
+class ControlFlow(abc.ABC):
+    """A kernel that runs plans. ``callees``: in the order of the step's nested plans."""
 
-    ``copied_first`` and ``copied_each_turn`` number the values that the body writes over and must not share.
-    """
+    callees: tuple[Callee, ...]
 
-    def run_while(run: Run, values: list[Any]) -> None:
+    @abc.abstractmethod
+    def __call__(self, run: Run, values: list[Any]) -> None: ...
+
+    def over(self, callees: Sequence[Callee]) -> Self:
+        """The same of plans that compute the same in another way."""
+        changed = copy.copy(self)
+        changed.callees = tuple(callees)
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What a loop copies because its body writes over it and must not share it, by the number of the value: before it
+    begins, and at each turn. ``dying``: slots that are given up when it begins."""
+
+    dying: tuple[int, ...]
+    first: tuple[int, ...]
+    each_turn: tuple[int, ...]
+
+    def begin(self, run: Run, values: list[Any], operands: Sequence[int]) -> list[Any]:
         state = [values[slot] for slot in operands]
-        for slot in dying:
+        for slot in self.dying:
             values[slot] = None
-        for index in copied_first:
-            state[index] = owned_copy(run, state[index])
-        turns = trip_count
-        while turns > 0 if turns is not None else condition(run, state.copy())[0].item():
-            state = body(run, state)
-            for index in copied_each_turn:
-                state[index] = owned_copy(run, state[index])
-            if turns is not None:
-                turns -= 1
-        for slot, value in zip(results, state, strict=True):
+        return self._copied(run, state, self.first)
+
+    def after_turn(self, run: Run, state: list[Any]) -> list[Any]:
+        return self._copied(run, state, self.each_turn)
+
+    @staticmethod
+    def _copied(run: Run, state: list[Any], numbers: Sequence[int]) -> list[Any]:
+        for number in numbers:
+            state[number] = owned_copy(run, state[number])
+        return state
+
+
+class While(ControlFlow):
+    """``callees``: whether there is a first turn; and a turn, whose last result says whether there is another one."""
+
+    def __init__(
+        self, callees: tuple[Callee, ...], operands: Sequence[int], results: Sequence[int], copies: Copies
+    ) -> None:
+        self.callees = callees
+        self._operands = operands
+        self._results = results
+        self._copies = copies
+
+    def __call__(self, run: Run, values: list[Any]) -> None:
+        condition, turn = self.callees
+        state = self._copies.begin(run, values, self._operands)
+        (another,) = condition(run, state.copy())
+        while another.item():
+            *state, another = turn(run, state)
+            state = self._copies.after_turn(run, state)
+        for slot, value in zip(self._results, state, strict=True):
             values[slot] = value
 
-    return run_while
+
+class CountedLoop(ControlFlow):
+    """``callees``: the body, which runs ``trip_count`` times on its own results."""
+
+    def __init__(
+        self,
+        callees: tuple[Callee, ...],
+        operands: Sequence[int],
+        results: Sequence[int],
+        copies: Copies,
+        trip_count: int,
+    ) -> None:
+        self.callees = callees
+        self.trip_count = trip_count
+        self._operands = operands
+        self._results = results
+        self._copies = copies
+
+    def __call__(self, run: Run, values: list[Any]) -> None:
+        (body,) = self.callees
+        state = self._copies.begin(run, values, self._operands)
+        turns = self.trip_count  # may be more than range() takes
+        while turns > 0:
+            state = self._copies.after_turn(run, body(run, state))
+            turns -= 1
+        for slot, value in zip(self._results, state, strict=True):
+            values[slot] = value
 
 
-def conditional(
-    selector: int,
-    branches: Sequence[Callee],
-    operands: Sequence[Sequence[int]],
-    results: Sequence[int],
-    dying: Sequence[int],
-    copied_first: Sequence[Sequence[int]],
-) -> SlotKernel:
-    """Runs one branch: by a PRED selector the first when true, by an integer that one, or out of range the last."""
-    last = len(branches) - 1
+class Conditional(ControlFlow):
+    """``callees``: the branches. A PRED selector takes the first when true, an integer that one, or out of range the
+    last."""
 
-    def run_conditional(run: Run, values: list[Any]) -> None:
-        choice = values[selector].item()
+    def __init__(
+        self,
+        callees: tuple[Callee, ...],
+        selector: int,
+        operands: Sequence[Sequence[int]],
+        results: Sequence[int],
+        dying: Sequence[int],
+        copied_first: Sequence[Sequence[int]],
+    ) -> None:
+        self.callees = callees
+        self._selector = selector
+        self._operands = operands
+        self._results = results
+        self._dying = dying
+        self._copied_first = copied_first
+
+    def __call__(self, run: Run, values: list[Any]) -> None:
+        last = len(self.callees) - 1
+        choice = values[self._selector].item()
         if choice is True:
             index = 0
         elif choice is False:
             index = 1
         else:
             index = choice if 0 <= choice <= last else last
-        arguments = [values[slot] for slot in operands[index]]
-        for slot in dying:
+        arguments = [values[slot] for slot in self._operands[index]]
+        for slot in self._dying:
             values[slot] = None
-        for leaf in copied_first[index]:
+        for leaf in self._copied_first[index]:
             arguments[leaf] = owned_copy(run, arguments[leaf])
-        for slot, value in zip(results, branches[index](run, arguments), strict=True):
+        for slot, value in zip(self._results, self.callees[index](run, arguments), strict=True):
             values[slot] = value
-
-    return run_conditional
 
 
 def lifted_while(condition: Callee, body: Callee, operands: Sequence[int], results: Sequence[int]) -> SlotKernel:

@@ -3,7 +3,7 @@ of the registry; the last stage before execution, called by runtime/bridge.py.""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
 from flagos_backend.kernels.reference import registry, storage
-from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
+from flagos_backend.kernels.reference.registry import Kernel, Run, Storage
 from flagos_backend.runtime import control_flow
 from flagos_backend.runtime.needed import Program
 from flagos_backend.runtime.ownership import (
@@ -35,24 +35,34 @@ from flagos_backend.runtime.ownership import (
     loop_results,
     parameter_root,
 )
+from flagos_backend.runtime.slots import Tree, at_home, contiguous, flatten, pack, spread
 
 _CPU = torch.device("cpu")
 
-# Slots of the leaves of a value that may be a tuple.
-Tree = int | tuple["Tree", ...]
+# A step as Plan.run reads it: kernel, operands unless it works on the slots itself, the slot to set, slots to free
+CompiledStep = tuple[Callable[..., Any], tuple[int, ...] | None, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``result`` is set to kernel(run, *operand slots); without operands (None) the kernel works on the slots itself.
-    ``frees`` are the slots that nobody reads afterwards."""
+    """The one of ``results`` is set to kernel(run, *operands); ``on_slots``, the kernel works on the slots itself.
+
+    ``operands`` and ``results`` are slots, ``frees`` those that nobody reads afterwards. ``instruction``: what the step
+    computes, or prepares an operand of; None for a step that only settles where a result lies.
+    """
 
     kernel: Callable[..., Any]
-    operands: tuple[int, ...] | None
-    result: int
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
     frees: tuple[int, ...]
     text: str
+    on_slots: bool = False
+    instruction: Instruction | None = field(default=None, repr=False)
     nested: tuple[Plan, ...] = ()
+
+    def compiled(self) -> CompiledStep:
+        result = self.results[0] if self.results else -1
+        return self.kernel, None if self.on_slots else self.operands, result, self.frees
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +83,28 @@ class Plan:
 
     name: str
     steps: tuple[Step, ...]
+    parameters: Sequence[int]
     results: tuple[int, ...]
-    result_shapes: tuple[ArrayShape, ...]
-    num_parameters: int
-    summary: Summary
-    homes: tuple[Home | None, ...]
-    """For each result where it is made, if whoever runs the plan may say where that is."""
-    _initial: list[Any] = field(repr=False)
-    _compiled: tuple[tuple[Callable[..., Any], tuple[int, ...] | None, int, tuple[int, ...]], ...] = field(repr=False)
+    homes: Mapping[int, Home]
+    """For each slot that has one, where it is made, if whoever runs the plan may say where that is."""
+    shapes: Sequence[ArrayShape | None]
+    """Of what lies in each slot; None for a tuple, which is made for the step behind it."""
+    initial: list[Any] = field(repr=False)
+    """What lies in each slot before the first step: constants."""
+    _compiled: tuple[CompiledStep, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_compiled", tuple(step.compiled() for step in self.steps))
+
+    @property
+    def result_shapes(self) -> tuple[ArrayShape, ...]:
+        return self.shapes_of(self.results)
+
+    def shapes_of(self, slots: Iterable[int]) -> tuple[ArrayShape, ...]:
+        """Of slots that hold arrays."""
+        shapes = [self.shapes[slot] for slot in slots]
+        assert all(shape is not None for shape in shapes), f"{self.name} passes a tuple"
+        return tuple(shape for shape in shapes if shape is not None)
 
     @staticmethod
     def build(computation: Computation, donated: Collection[int] = (), device: torch.device = _CPU) -> Plan:
@@ -113,14 +137,14 @@ class Plan:
 
         ``outputs``: nothing, or an array for each result, where it is put if it has a home; others lie elsewhere.
         """
-        if len(arguments) != self.num_parameters:
-            raise ValueError(f"{self.name} takes {self.num_parameters} arrays, got {len(arguments)}")
-        values = self._initial.copy()
-        values[: self.num_parameters] = arguments
-        arguments.clear()
+        if len(arguments) != len(self.parameters):
+            raise ValueError(f"{self.name} takes {len(self.parameters)} arrays, got {len(arguments)}")
+        values = self.initial.copy()
+        for slot in reversed(self.parameters):
+            values[slot] = arguments.pop()
         if outputs:
-            for home, output in zip(self.homes, outputs, strict=True):
-                if home is not None:
+            for slot, output in zip(self.results, outputs, strict=True):
+                if home := self.homes.get(slot):
                     values[home.slot] = home.of(output)
         for kernel, operands, result, frees in self._compiled:
             if operands is None:
@@ -131,15 +155,20 @@ class Plan:
                 values[slot] = None
         return [values[slot] for slot in self.results]
 
-    def step_of(self, failure: Exception) -> str:
+    def step_of(self, failure: Exception) -> int | None:
+        """The number of the step that ``failure`` came out of; None when it was none of this plan's."""
+        for locals in _runs_of(failure):
+            if locals["self"] is self:
+                return _number_of(locals)
+        return None
+
+    def place_of(self, failure: Exception) -> str:
         """What the step, or the nested plan's step, computes that ``failure`` came out of; "" when it was none."""
         found = ""
-        trace = failure.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code is Plan.run.__code__:
-                kernel, plan = trace.tb_frame.f_locals.get("kernel"), trace.tb_frame.f_locals["self"]
-                found = next((step.text for step in plan.steps if step.kernel is kernel), found)
-            trace = trace.tb_next
+        for locals in _runs_of(failure):
+            number = _number_of(locals)
+            if number is not None:
+                found = locals["self"].steps[number].text
         return found
 
     def explain(self) -> str:
@@ -147,13 +176,31 @@ class Plan:
         return "\n".join(self._lines(""))
 
     def _lines(self, indent: str) -> Iterator[str]:
-        yield f"{indent}{self.name}: {self.num_parameters} parameters, {len(self.steps)} steps"
+        yield f"{indent}{self.name}: {len(self.parameters)} parameters, {len(self.steps)} steps"
         for step in self.steps:
             freed = f"  frees {', '.join(f'#{slot}' for slot in step.frees)}" if step.frees else ""
             yield f"{indent}  {step.text}{freed}"
             for plan in step.nested:
                 yield from plan._lines(indent + "    ")
         yield f"{indent}  returns {', '.join(f'#{slot}' for slot in self.results)}"
+
+
+def _runs_of(failure: Exception) -> Iterator[dict[str, Any]]:
+    """The variables of the calls of Plan.run that ``failure`` came through, the outermost first."""
+    trace = failure.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is Plan.run.__code__:
+            yield trace.tb_frame.f_locals
+        trace = trace.tb_next
+
+
+def _number_of(locals: Mapping[str, Any]) -> int | None:
+    """The step that a call of Plan.run was at. A kernel may serve several steps, each of which sets another slot."""
+    at = (locals.get("kernel"), locals.get("result"))
+    for number, (kernel, _, result, _) in enumerate(locals["self"]._compiled):
+        if (kernel, result) == at:
+            return number
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +212,6 @@ class Pending:
     results: tuple[int, ...]
     finish: Callable[[Pending, Ownership, frozenset[int]], tuple[Callable[..., Any], bool, str]]
     nested: tuple[Plan, ...] = ()
-
-
-def _flatten(tree: Tree) -> Iterator[int]:
-    if isinstance(tree, int):
-        yield tree
-    else:
-        for branch in tree:
-            yield from _flatten(branch)
-
-
-def _flat_values(value: Value) -> Iterator[Value]:
-    # A token is the empty tuple and a leaf; an empty tuple shape has no leaves and is not spread.
-    if isinstance(value, torch.Tensor) or not value:
-        yield value
-    else:
-        for element in value:
-            yield from _flat_values(element)
-
-
-def _contiguous(run: Run, value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous()
-
-
-def _pack(template: Tree) -> Kernel:
-    """Makes the tuple value of flat operands."""
-    return lambda run, *values: _packed(template, iter(values))
-
-
-def _packed(tree: Tree, values: Iterator[Value]) -> Value:
-    return next(values) if isinstance(tree, int) else tuple(_packed(t, values) for t in tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,22 +232,30 @@ class Builder:
         self._device = device
         self._lifted = lifted
         self._program = program or Program()
+        self.summary = Summary(frozenset(), ())  # of what was built
         self._initial: list[Any] = []
+        self._shapes: list[ArrayShape | None] = []
         self._pending: list[Pending] = []
         self._constants: list[int] = []
         self._token: int | None = None
-        self._num_parameters = 0
+        self._parameters: range = range(0)
         self._homes: dict[int, Home] = {}  # by the root of the storage
 
     def build(self, computation: Computation, owned: Collection[int], entry: bool = False) -> Plan:
-        parameters = []
-        for parameter in computation.parameters:
-            parameters.append(self._new_slots(parameter.shape))
-        self._num_parameters = len(self._initial)
-        tree = self.inline(computation, parameters)
-        results = tuple(_flatten(tree))
-        shapes = tuple(leaves(computation.root.shape))
-        return self._finish(computation, results, shapes, owned, entry)
+        tree = self.inline(computation, self._add_parameters(computation))
+        shapes = tuple(leaves(computation.root.shape)) if entry else None
+        return self._finish(computation.name, tuple(flatten(tree)), owned, shapes)
+
+    def build_turn(self, condition: Computation, body: Computation, owned: Collection[int]) -> Plan:
+        """A turn of a loop, and whether there is another one: the last result."""
+        state = self.inline(body, self._add_parameters(body))
+        another = self.inline(condition, (state,))
+        return self._finish(f"{body.name}, {condition.name}", (*flatten(state), *flatten(another)), owned)
+
+    def _add_parameters(self, computation: Computation) -> list[Tree]:
+        slots = [self._new_slots(parameter.shape) for parameter in computation.parameters]
+        self._parameters = range(len(self._initial))
+        return slots
 
     def nested(self) -> Builder:
         """A builder of the same kind, for a computation that a step of this one runs."""
@@ -254,22 +279,24 @@ class Builder:
 
     # ---- From instructions to pending steps
 
-    def new_slot(self, value: Any = None) -> int:
+    def new_slot(self, shape: ArrayShape | None, value: Any = None) -> int:
+        """``shape`` None: for a tuple."""
         self._initial.append(value)
+        self._shapes.append(shape)
         return len(self._initial) - 1
 
     def _new_slots(self, shape: Shape) -> Tree:
         if isinstance(shape, TupleShape):
             return tuple(self._new_slots(element) for element in shape.elements)
-        return self.new_slot()
+        return self.new_slot(shape)
 
     def _token_slot(self) -> int:
         if self._token is None:
-            self._token = self._constant(())
+            self._token = self._constant(ArrayShape(ElementType.TOKEN), ())
         return self._token
 
-    def _constant(self, value: Any) -> int:
-        slot = self.new_slot(value)
+    def _constant(self, shape: ArrayShape, value: Any) -> int:
+        slot = self.new_slot(shape, value)
         self._constants.append(slot)
         return slot
 
@@ -314,7 +341,7 @@ class Builder:
         if shape.element_type is ElementType.TOKEN:
             return self._token_slot()
         data = instruction.attributes_as(ConstantAttributes).data
-        return self._constant(storage.from_bytes(data, shape).to(self._device))
+        return self._constant(shape, storage.from_bytes(data, shape).to(self._device))
 
     def _emit_lifted(self, instruction: Instruction, operands: list[Tree]) -> Tree:
         opcode = instruction.opcode
@@ -344,75 +371,99 @@ class Builder:
             if prepared.into is not None and all(len(place.roots) == 1 for place in places):
                 for slot, shape in zip(pending.results, leaves(instruction.shape), strict=True):
                     self.offer_home(owner, slot, shape)
-                return _at_home(prepared.into, flat, pending.results), True, prepared.note + note
+                return at_home(prepared.into, flat, pending.results), True, prepared.note + note
             if isinstance(results, int):
                 return chosen, False, prepared.note + note
-            return _spread(chosen, pending), True, prepared.note + note
+            return spread(chosen, pending.operands, pending.results), True, prepared.note + note
 
-        self.add(Pending(instruction, flat, tuple(_flatten(results)), finish))
+        self.add(Pending(instruction, flat, tuple(flatten(results)), finish))
         return results
 
     def _packed(self, instruction: Instruction, tree: Tree) -> int:
-        slot = self.new_slot()
-        kernel = _pack(tree)
+        slot = self.new_slot(None)
+        kernel = pack(tree)
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             owner.define(slot, owner.union(pending.operands))
             return kernel, False, " operand tuple"
 
-        self.add(Pending(instruction, tuple(_flatten(tree)), (slot,), finish))
+        self.add(Pending(instruction, tuple(flatten(tree)), (slot,), finish))
         return slot
 
     def _emit_while(self, instruction: Instruction, operand: Tree) -> Tree:
         condition, body = instruction.called
-        operands = tuple(_flatten(operand))
+        operands = tuple(flatten(operand))
         results = self._new_slots(instruction.shape)
-        flat = tuple(_flatten(results))
-        condition_plan = self.nested().build(condition, ())
-        body_plan = self.nested().build(body, () if self._lifted else range(len(operands)))
-        loop = close_loop(body_plan.summary)
+        flat = tuple(flatten(results))
+        if self._lifted:
+            return self._emit_lifted_while(instruction, operands, results)
         trip_count = instruction.attributes_as(WhileAttributes).trip_count
         if self._program.any_side_effect(condition):
             trip_count = None  # the condition must run, whatever it says
+        turn, owned = self.nested(), range(len(operands))
+        if trip_count is None:
+            plans: tuple[Plan, ...] = self.nested().build(condition, ()), turn.build_turn(condition, body, owned)
+            # Nobody looks at the last result again once the next turn may write over it.
+            loop = close_loop(replace(turn.summary, results=turn.summary.results[:-1]))
+        else:
+            plans = (turn.build(body, owned),)
+            loop = close_loop(turn.summary)
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             copied = _hand_over(owner, loop.overwrites, operands, dying)
             initial = [_after_copy(owner, slot, index in copied) for index, slot in enumerate(operands)]
             for slot, place in zip(flat, loop_results(owner, loop, initial), strict=True):
                 owner.define(slot, place)
-            if self._lifted:
-                return control_flow.lifted_while(condition_plan.run, body_plan.run, operands, flat), True, ""
-            kernel = control_flow.while_loop(
-                condition_plan.run, body_plan.run, operands, flat, tuple(dying), copied, sorted(loop.copied), trip_count
-            )
+            callees = tuple(plan.run for plan in plans)
+            copies = control_flow.Copies(tuple(dying), copied, tuple(sorted(loop.copied)))
+            if trip_count is None:
+                kernel: Callable[..., Any] = control_flow.While(callees, operands, flat, copies)
+            else:
+                kernel = control_flow.CountedLoop(callees, operands, flat, copies, trip_count)
             return kernel, True, _while_note(loop, copied, trip_count)
 
-        self.add(Pending(instruction, operands, flat, finish, (condition_plan, body_plan)))
+        self.add(Pending(instruction, operands, flat, finish, plans))
+        return results
+
+    def _emit_lifted_while(self, instruction: Instruction, operands: tuple[int, ...], results: Tree) -> Tree:
+        turn = self.nested()
+        condition, body = self.nested().build(instruction.called[0], ()), turn.build(instruction.called[1], ())
+        flat = tuple(flatten(results))
+
+        def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
+            initial = [owner.places[slot] for slot in operands]
+            for slot, place in zip(flat, loop_results(owner, close_loop(turn.summary), initial), strict=True):
+                owner.define(slot, place)
+            return control_flow.lifted_while(condition.run, body.run, operands, flat), True, ""
+
+        self.add(Pending(instruction, operands, flat, finish, (condition, body)))
         return results
 
     def _emit_conditional(self, instruction: Instruction, operands: list[Tree]) -> Tree:
         selector = operands[0]
         assert isinstance(selector, int)
-        arguments = [tuple(_flatten(operand)) for operand in operands[1:]]
+        arguments = [tuple(flatten(operand)) for operand in operands[1:]]
         results = self._new_slots(instruction.shape)
-        flat = tuple(_flatten(results))
+        flat = tuple(flatten(results))
+        builders = [self.nested() for _ in arguments]
         plans = tuple(
-            self.nested().build(branch, () if self._lifted else range(len(slots)))
-            for branch, slots in zip(instruction.called, arguments, strict=True)
+            builder.build(branch, () if self._lifted else range(len(slots)))
+            for builder, branch, slots in zip(builders, instruction.called, arguments, strict=True)
         )
-        branches = [plan.run for plan in plans]
+        summaries = [builder.summary for builder in builders]
+        branches = tuple(plan.run for plan in plans)
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             copied, outcomes = [], []
-            for plan, slots in zip(plans, arguments, strict=True):
-                copied.append(_hand_over(owner, plan.summary.overwrites, slots, dying))
+            for summary, slots in zip(summaries, arguments, strict=True):
+                copied.append(_hand_over(owner, summary.overwrites, slots, dying))
                 places = [_after_copy(owner, slot, index in copied[-1]) for index, slot in enumerate(slots)]
-                outcomes.append(call_results(owner, plan.summary, places))
+                outcomes.append(call_results(owner, summary, places))
             for slot, place in zip(flat, join(outcomes), strict=True):
                 owner.define(slot, place)
             if self._lifted:
                 return control_flow.lifted_conditional(selector, branches, arguments, flat), True, ""
-            return control_flow.conditional(selector, branches, arguments, flat, tuple(dying), copied), True, ""
+            return control_flow.Conditional(branches, selector, arguments, flat, tuple(dying), copied), True, ""
 
         slots = (selector, *(slot for branch in arguments for slot in branch))
         self.add(Pending(instruction, slots, flat, finish, plans))
@@ -422,14 +473,14 @@ class Builder:
 
     def _finish(
         self,
-        computation: Computation,
+        name: str,
         results: tuple[int, ...],
-        shapes: tuple[ArrayShape, ...],
         owned: Collection[int],
-        entry: bool,
+        entry: tuple[ArrayShape, ...] | None = None,
     ) -> Plan:
+        """``entry``: the shapes of the results of an entry computation."""
         owner = Ownership(owned)
-        for number in range(self._num_parameters):
+        for number in self._parameters:
             owner.define(number, Place(frozenset({parameter_root(number)})))
         for slot in self._constants:
             owner.define(slot, Place(frozenset({BORROWED})))
@@ -438,31 +489,18 @@ class Builder:
         last_use = {slot: index for index, pending in enumerate(pendings) for slot in pending.operands}
         kept = {*results, *self._constants}
         steps = [self._finish_step(i, p, owner, last_use, kept) for i, p in enumerate(pendings)]
-        homes: tuple[Home | None, ...] = (None,) * len(results)
-        if entry:
-            results = self._own_results(results, shapes, owner, owned, steps)
-            homes = tuple(self._home(owner.places.get(slot)) for slot in results)
-        unused = tuple(s for s in range(self._num_parameters) if s not in last_use and s not in kept)
+        if entry is not None:
+            results = self._own_results(results, entry, owner, owned, steps)
+        unused = tuple(s for s in self._parameters if s not in last_use and s not in kept)
         if unused and steps:
             steps[0] = replace(steps[0], frees=(*steps[0].frees, *unused))
-        compiled = tuple((step.kernel, step.operands, step.result, step.frees) for step in steps)
-        return Plan(
-            computation.name,
-            tuple(steps),
-            results,
-            shapes,
-            self._num_parameters,
-            owner.summary(results),
-            homes,
-            self._initial,
-            compiled,
-        )
+        self.summary = owner.summary(results)
+        homes = {slot: home for slot, place in owner.places.items() if (home := self._home(place))}
+        return Plan(name, tuple(steps), self._parameters, results, homes, self._shapes, self._initial)
 
-    def _home(self, place: Place | None) -> Home | None:
+    def _home(self, place: Place) -> Home | None:
         """Steps write over operands of their own size only, and share them whole or with a root of their own."""
-        if place is None or len(place.roots) != 1:
-            return None
-        return self._homes.get(next(iter(place.roots)))
+        return self._homes.get(next(iter(place.roots))) if len(place.roots) == 1 else None
 
     def _finish_step(
         self, index: int, pending: Pending, owner: Ownership, last_use: dict[int, int], kept: set[int]
@@ -477,12 +515,7 @@ class Builder:
         instruction = pending.instruction
         text = f"{results} = {instruction.name}: {instruction.shape} {instruction.opcode}({operands}){note}"
         return Step(
-            kernel,
-            None if on_slots else pending.operands,
-            pending.results[0] if pending.results else -1,
-            tuple(frees),
-            text,
-            pending.nested,
+            kernel, pending.operands, pending.results, tuple(frees), text, on_slots, instruction, pending.nested
         )
 
     def _own_results(
@@ -505,12 +538,12 @@ class Builder:
             borrowed = any(root <= 0 and root not in allowed for root in place.roots)
             copies = borrowed or not place.distinct or not taken.isdisjoint(place.roots)
             taken |= place.roots
-            target = self.new_slot()
+            target = self.new_slot(shape)
             owner.define(target, Place(frozenset({owner.new_root()})) if copies else place)
-            kernel: Kernel = control_flow.owned_copy if copies else _contiguous
+            kernel: Kernel = control_flow.owned_copy if copies else contiguous
             frees = () if slot in results[len(final) + 1 :] or slot in self._constants else (slot,)
             text = f"#{target} = {'copy' if copies else 'row major'} of #{slot}"
-            steps.append(Step(kernel, (slot,), target, frees, text))
+            steps.append(Step(kernel, (slot,), (target,), frees, text))
             final.append(target)
         return tuple(final)
 
@@ -533,35 +566,6 @@ def _choose_storage(
         distinct = shared.distinct and kind is not Storage.SHARED
         owner.define(result, Place(shared.roots | {owner.new_root()}, distinct))
     return prepared.kernel, ""
-
-
-def _at_home(into: Kernel, operands: Sequence[int], results: Sequence[int]) -> Kernel:
-    """Computes into what the results' slots hold already, if anything."""
-
-    def run_at_home(run: Run, values: list[Any]) -> None:
-        outcome = into(run, [values[slot] for slot in results], *[values[slot] for slot in operands])
-        for slot, value in zip(results, _flat_values(outcome), strict=True):
-            values[slot] = value
-
-    return run_at_home
-
-
-def _spread(kernel: Kernel, pending: Pending) -> Kernel:
-    """Puts the leaves of a tuple result into their slots."""
-    operands, results = pending.operands, pending.results
-
-    def run_for_effect(run: Run, values: list[Any]) -> None:
-        kernel(run, *[values[slot] for slot in operands])
-
-    if not results:  # The empty tuple of a callback without results, which looks like a token.
-        return run_for_effect
-
-    def run_spread(run: Run, values: list[Any]) -> None:
-        outcome = kernel(run, *[values[slot] for slot in operands])
-        for slot, value in zip(results, _flat_values(outcome), strict=True):
-            values[slot] = value
-
-    return run_spread
 
 
 def _hand_over(

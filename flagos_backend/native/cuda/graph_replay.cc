@@ -202,8 +202,8 @@ std::unique_ptr<PatchedNode> Compare(const Driver& driver, const Nodes& nodes, c
 
 class GraphReplay final : public Replay {
  public:
-  GraphReplay(const CudaStreams& streams, const Captures& captures) : streams_(streams) {
-    const Driver& driver = streams.driver();
+  GraphReplay(const CudaStreams& streams, const Captures& captures) : streams_(streams), driver_(streams.driver()) {
+    const Driver& driver = driver_;
     ContextScope current(driver, streams.context());
     const std::vector<Node> first = NodesOf(driver, captures.first.handle);
     const std::vector<Node> second = NodesOf(driver, captures.second.handle);
@@ -229,11 +229,11 @@ class GraphReplay final : public Replay {
   }
 
   ~GraphReplay() override {
-    if (exec_ != nullptr) streams_.driver().ExecDestroy(exec_);
+    if (exec_ != nullptr) driver_.ExecDestroy(exec_);
   }
 
   void Launch(void* const* addresses) override {
-    const Driver& driver = streams_.driver();
+    const Driver& driver = driver_;
     ContextScope current(driver, streams_.context());
     std::lock_guard<std::mutex> lock(mutex_);
     const bool all = std::exchange(dirty_, true);  // until every node is known to be patched
@@ -252,6 +252,7 @@ class GraphReplay final : public Replay {
     driver.Check(driver.GraphLaunch(exec_, streams_.handle(Stream::kCompute)), "launching a graph");
   }
 
+  size_t arrays() const noexcept override { return addresses_.size(); }
   size_t nodes() const noexcept override { return nodes_; }
   size_t patches() const noexcept override { return patches_; }
 
@@ -259,7 +260,7 @@ class GraphReplay final : public Replay {
   // Patches every node with what it holds: the driver refuses that for some kernels of libraries (cuDNN's attention),
   // which must be known before a launch relies on it.
   void Rehearse() {
-    const Driver& driver = streams_.driver();
+    const Driver& driver = driver_;
     for (size_t i = 0; i < patched_.size(); ++i) {
       const Result result = patched_[i]->Set(driver, exec_, streams_.context());
       if (result == 0) continue;
@@ -270,6 +271,7 @@ class GraphReplay final : public Replay {
   }
 
   const CudaStreams& streams_;
+  const Driver& driver_;  // outlives the streams, which are gone when the interpreter drops a replay late
   std::mutex mutex_;
   std::vector<std::unique_ptr<PatchedNode>> patched_;
   std::vector<uint64_t> addresses_;  // those in the graph

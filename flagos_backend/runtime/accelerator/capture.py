@@ -14,98 +14,52 @@ from typing import Any
 import torch
 
 from flagos_backend.errors import CaptureRefused
-from flagos_backend.ir.attributes import CustomCallAttributes
-from flagos_backend.ir.hlo import Instruction, Module
-from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.kernels.reference.aten import drops_out
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.plan import Plan
 
 # torch's allocations are aligned so, and kernels are chosen for it.
 _ALIGNMENT = 512
-# Beyond this a graph takes longer to make than the runs it saves.
-MAX_STEPS = 100_000
-_WAITS = frozenset(
-    {
-        Opcode.ALL_GATHER,
-        Opcode.ALL_REDUCE,
-        Opcode.ALL_TO_ALL,
-        Opcode.COLLECTIVE_BROADCAST,
-        Opcode.COLLECTIVE_PERMUTE,
-        Opcode.RAGGED_ALL_TO_ALL,
-        Opcode.REDUCE_SCATTER,
-    }
-)
-# Draws of a hidden generator: a graph would draw the same numbers for ever.
-_RANDOM_CALLS = (
-    "rand",
-    "dropout",
-    "bernoulli",
-    "multinomial",
-    "normal",
-    "exponential",
-    "cauchy",
-    "geometric",
-    "poisson",
-)
-
-_HOST_CALLBACK = "flagos.host_callback"
-
 # begin, bytes
 Range = tuple[int, int]
+# storage, address, bytes
+Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where a graph has its temporaries: torch's pool, and the stream that its blocks belong to."""
+
+    pool: torch.cuda._POOL_HANDLE
+    stream: torch.cuda.Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """What native/replays.cc reads, in its order. ``kept``: the first graph, and the memory of its temporaries.
+    """Of each capture, in ``graphs``, the driver's handle and the memory of its own. ``kept``: the first graph, with
+    its temporaries in ``memory``.
 
-    ``graphs``: of each capture the driver's handle, and the memory of its own. ``arrays``: arguments, then outputs:
-    where each lay in the first capture, as in the third, where in the second, and its bytes. ``overwritten``: for each
-    output the argument that it is written over, or -1. ``compared``: graphs that live until they are.
+    ``arrays``: arguments, then outputs: where each lay in the first capture, as in the third, where in the second, and
+    its bytes. ``overwritten``: for each output the argument that it is written over, or -1. ``compared``: graphs that
+    live until they are.
     """
 
     kept: object
+    memory: Memory
     graphs: tuple[tuple[int, tuple[Range, ...]], ...]
     arrays: tuple[tuple[int, int, int], ...]
     overwritten: tuple[int, ...]
     compared: object
 
-    def as_tuple(self) -> tuple[Any, ...]:
-        return self.kept, *self.graphs, self.arrays, self.overwritten, self.compared
 
+def capture(plan: Plan, run: Run, shared: Memory | None = None) -> Captures:
+    """Captures ``plan``, which has run before. Nothing is computed.
 
-def reason_against(module: Module, steps: float) -> str:
-    """Why a program of ``steps`` steps is not captured, or ""."""
-    if steps > MAX_STEPS:
-        return f"it has {steps:.0f} steps, more than {MAX_STEPS}"
-    for computation in module.computations():
-        for instruction in computation.instructions:
-            if instruction.opcode in _WAITS:
-                return f"{instruction.opcode} {instruction.name} waits for other devices"
-            if instruction.opcode is Opcode.RNG or _is_random(instruction):
-                return f"{instruction.name} draws from a generator"
-            attributes = instruction.attributes
-            if not isinstance(attributes, CustomCallAttributes):
-                continue
-            if attributes.has_side_effect:
-                return f"{instruction.opcode} {instruction.name} has a side effect"
-            if attributes.target == _HOST_CALLBACK:
-                return f"{instruction.opcode} {instruction.name} calls the host"
-    return ""
-
-
-def _is_random(instruction: Instruction) -> bool:
-    attributes = instruction.attributes
-    if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
-        return False
-    return any(word in attributes.target for word in _RANDOM_CALLS) or drops_out(instruction)
-
-
-def capture(plan: Plan, run: Run, arguments: Sequence[ArrayShape]) -> Captures:
-    """Captures ``plan``, which has run before. Nothing is computed. Raises CaptureRefused."""
-    shapes = (*arguments, *plan.result_shapes)
+    ``shared``: where another kept graph has its temporaries. Those of this one may lie there too: the two are launched
+    one after another, and neither reads what the other left. Raises CaptureRefused.
+    """
+    shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
     # One piece of memory serves for all arrays, as nothing reads it; each has addresses of its own in it.
     count = len(shapes)
     largest = max((shape.num_bytes for shape in shapes), default=0)
@@ -113,21 +67,20 @@ def capture(plan: Plan, run: Run, arguments: Sequence[ArrayShape]) -> Captures:
     first_places = [number * _ALIGNMENT for number in range(count)]
     # Every array moves by another distance, so that the distance tells which one an address belongs to.
     second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
-    recordings = [
-        _Recording(plan, run, _lay_out(arena, shapes, places)) for places in (first_places, second_places, first_places)
-    ]
-    first = recordings[0]
-    if any(recording.overwritten != first.overwritten for recording in recordings):
+    first = _Recording(plan, run, lay_out(arena, shapes, first_places), shared)
+    others = [_Recording(plan, run, lay_out(arena, shapes, places)) for places in (second_places, first_places)]
+    if any(recording.overwritten != first.overwritten for recording in others):
         raise CaptureRefused(reason="its results lie over other arguments in each capture")
     base = arena.data_ptr()
     arrays = tuple(
         (base + a, base + b, shape.num_bytes) for a, b, shape in zip(first_places, second_places, shapes, strict=True)
     )
-    graphs = tuple((recording.handle, recording.owned(run.device)) for recording in recordings)
-    return Captures(first.graph, graphs, arrays, first.overwritten, tuple(r.graph for r in recordings[1:]))
+    graphs = tuple((recording.handle, recording.owned(run.device)) for recording in (first, *others))
+    return Captures(first.graph, first.memory, graphs, arrays, first.overwritten, tuple(r.graph for r in others))
 
 
-def _lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[int]) -> list[Any]:
+def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[int]) -> list[Any]:
+    """Arrays of ``shapes``, each at its place in ``arena``."""
     arrays: list[Any] = []
     for shape, place in zip(shapes, places, strict=True):
         if shape.element_type.name == "TOKEN":
@@ -145,24 +98,21 @@ class _Recording:
 
     _one_at_a_time = threading.Lock()
 
-    def __init__(self, plan: Plan, run: Run, arrays: list[Any]) -> None:
-        arguments, outputs = arrays[: plan.num_parameters], arrays[plan.num_parameters :]
-        addresses = [_address(argument) for argument in arguments]
+    def __init__(self, plan: Plan, run: Run, arrays: list[Any], shared: Memory | None = None) -> None:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         with self._one_at_a_time:
             torch.cuda.synchronize(run.device)
-            stream = torch.cuda.Stream(run.device)  # type: ignore[no-untyped-call]
+            stream = shared.stream if shared else torch.cuda.Stream(run.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
-                self.graph.capture_begin(capture_error_mode="thread_local")
+                self.graph.capture_begin(shared.pool if shared else None, capture_error_mode="thread_local")
                 try:
-                    results = plan.run(run, arguments, outputs)
-                    self.overwritten = tuple(_settle(*pair, addresses) for pair in zip(results, outputs, strict=True))
+                    self.overwritten = run_into(plan, run, arrays)
                 except Exception as error:
                     self._abandon(run.device)
-                    step = plan.step_of(error)
-                    raise CaptureRefused(reason=_first_line(error) + (f" in {step}" if step else "")) from error
+                    raise _refusal(plan, error) from error
                 self.graph.capture_end()
         self.handle = int(self.graph.raw_cuda_graph())
+        self.memory = Memory(self.graph.pool(), stream)
 
     def _abandon(self, device: torch.device) -> None:
         """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on."""
@@ -187,19 +137,40 @@ class _Recording:
         )
 
 
-def _address(array: Any) -> int:
-    """0 for a token and for an array without elements."""
-    return array.data_ptr() if isinstance(array, torch.Tensor) and array.numel() else 0
+def run_into(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
+    """Runs ``plan`` on ``arrays``, arguments and then outputs, each in storage of its own. Returns for each output the
+    argument whose storage has that result; -1 when there is none, and then the output has it."""
+    count = len(plan.parameters)
+    arguments, outputs = arrays[:count], arrays[count:]
+    places = [_place(argument) for argument in arguments]
+    results = plan.run(run, [*arguments], outputs)
+    return tuple(_settle(*pair, places) for pair in zip(results, outputs, strict=True))
 
 
-def _settle(result: Any, output: Any, arguments: Sequence[int]) -> int:
-    """The argument that ``result`` was written over; -1 when there is none, and ``output`` holds the result then."""
-    address = _address(result)
-    if address and address in arguments:
-        return arguments.index(address)
-    if address and address != _address(output):
+def _settle(result: Any, output: Any, places: Sequence[Place | None]) -> int:
+    place = _place(result)
+    if place is None:
+        return -1
+    # A view, as of a part of an argument, is not what its storage holds.
+    if place in places and result.is_contiguous() and not result.is_conj() and not result.is_neg():
+        return places.index(place)
+    if place != _place(output):
         output.copy_(result)
     return -1
+
+
+def _place(array: Any) -> Place | None:
+    """None for a token and for an array without elements. Arrays of one arena overlap, but have different storages."""
+    if not isinstance(array, torch.Tensor) or array.numel() == 0:
+        return None
+    return array.untyped_storage()._cdata, array.data_ptr(), array.nbytes
+
+
+def _refusal(plan: Plan, error: Exception) -> CaptureRefused:
+    place = plan.place_of(error)
+    refusal = CaptureRefused(reason=_first_line(error) + (f" in {place}" if place else ""))
+    refusal.step = plan.step_of(error)
+    return refusal
 
 
 def _first_line(error: Exception) -> str:

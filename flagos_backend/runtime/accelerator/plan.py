@@ -3,7 +3,7 @@ kernels. Between codegen/triton with kernels/choice.py and the replay; a Plan li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,10 @@ from flagos_backend.kernels.choice import choose
 from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.runtime import slots
 from flagos_backend.runtime.ownership import Ownership, Place
-from flagos_backend.runtime.plan import Builder, Pending, Plan, PreparedKernel, Tree
+from flagos_backend.runtime.plan import Builder, Pending, Plan, PreparedKernel
+from flagos_backend.runtime.slots import Tree
 
 # What generated kernels ask of the arrays they are given.
 _ALIGNMENT = 16
@@ -55,7 +57,7 @@ class _Builder(Builder):
     def inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
         flat = flatten(computation)
         walk = _Walk(self, flat)
-        leaves = [leaf for argument in arguments for leaf in _leaves(argument)]
+        leaves = [leaf for argument in arguments for leaf in slots.flatten(argument)]
         walk.slots.update(zip(flat.parameters, leaves, strict=True))
         plan = schedule(flat, self._target)
         walk.buffers.update(plan.buffers)
@@ -107,7 +109,7 @@ class _Walk:
         return self._shaped[key]
 
     def _reshaped(self, leaf: Instruction, slot: int, dims: tuple[int, ...]) -> int:
-        result = self.builder.new_slot()
+        result = self.builder.new_slot(_array(leaf))
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             owner.define(result, owner.union(pending.operands))
@@ -132,7 +134,7 @@ class _Walk:
     def emit_library(self, instruction: Instruction) -> None:
         operands = [self.tree(operand) for operand in instruction.operands]
         tree = self.builder.emit(instruction, operands, ())
-        for leaf, slot in zip(self.flat.leaves_of[instruction], _leaves(tree), strict=True):
+        for leaf, slot in zip(self.flat.leaves_of[instruction], slots.flatten(tree), strict=True):
             self.slots[leaf] = slot
 
     def emit_region(self, region: Region, kernel: RegionKernel) -> None:
@@ -141,7 +143,7 @@ class _Walk:
         fresh = [output for output in kernel.outputs if output not in self.slots]
         inputs = tuple(self.slot(source) for source in kernel.inputs)
         operands = (*inputs, *(self.slots[output] for output in begun))
-        results = tuple(self.builder.new_slot() for _ in fresh)
+        results = tuple(self.builder.new_slot(_array(output)) for output in fresh)
         self.slots.update(zip(fresh, results, strict=True))
         device = self.builder.device
 
@@ -228,11 +230,3 @@ def _dims(instruction: Instruction) -> tuple[int, ...]:
 
 def _type(instruction: Instruction) -> ElementType:
     return _array(instruction).element_type
-
-
-def _leaves(tree: Tree) -> Iterator[int]:
-    if isinstance(tree, int):
-        yield tree
-    else:
-        for branch in tree:
-            yield from _leaves(branch)

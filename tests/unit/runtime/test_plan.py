@@ -335,7 +335,7 @@ def test_hundred_thousand_turns_cost_their_body_only() -> None:
       w = (s32[], s32[]) while(t), condition=condition, body=body
       ROOT r = s32[] get-tuple-element(w), index=1 }""")
     (loop,) = [step for step in plan.steps if step.nested]
-    assert [len(nested.steps) for nested in loop.nested] == [1, 2]
+    assert [len(nested.steps) for nested in loop.nested] == [1, 3]
     (total,) = run(plan)
     assert total.item() == (100_000 * 99_999 // 2 + 2**31) % 2**32 - 2**31
 

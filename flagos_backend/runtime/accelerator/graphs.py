@@ -1,0 +1,60 @@
+"""Records plans as graphs that the native side patches and launches (native/python_replays.cc): what segments.py asks
+for on a device that has such graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flagos_backend.errors import CaptureRefused
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.accelerator.capture import Captures, Memory, capture
+from flagos_backend.runtime.plan import Plan
+
+# (address of the native accelerator, graphs and arrays as Captures has them) -> (handle, nodes, patches). The handle
+# owns the native replay. Raises RuntimeError that says why the captures cannot be replayed.
+NativeMake = Callable[[int, tuple[Any, ...], tuple[Any, ...]], tuple[object, int, int]]
+# (handle, the address of each array); gives up the GIL.
+NativeLaunch = Callable[[object, tuple[int, ...]], None]
+
+
+class GraphReplay:
+    """A graph with its memory, and the native replay of it."""
+
+    def __init__(self, captures: Captures, made: tuple[object, int, int], launch: NativeLaunch) -> None:
+        self.handle, self._nodes, self._patches = made
+        self.overwritten = captures.overwritten
+        self._graph = captures.kept
+        self._launch = launch
+
+    def launch(self, arrays: Sequence[Any]) -> None:
+        self._launch(self.handle, tuple([_address(array) for array in arrays]))
+
+    def __str__(self) -> str:
+        return f"a graph of {self._nodes} nodes with {self._patches} addresses"
+
+
+class GraphRecorder:
+    """Records the parts of one program on one device. Their temporaries share memory, as they run one after another."""
+
+    def __init__(self, native: tuple[NativeMake, NativeLaunch], accelerator: int, run: Run) -> None:
+        self._make, self._launch = native
+        self._accelerator = accelerator
+        self._run = run
+        self._memory: Memory | None = None
+
+    def __call__(self, plan: Plan) -> GraphReplay:
+        captures = capture(plan, self._run, self._memory)
+        try:
+            made = self._make(self._accelerator, captures.graphs, captures.arrays)
+        except RuntimeError as error:
+            raise CaptureRefused(reason=str(error)) from None
+        self._memory = captures.memory
+        return GraphReplay(captures, made, self._launch)
+
+
+def _address(array: Any) -> int:
+    """0 for a token."""
+    return array.data_ptr() if isinstance(array, torch.Tensor) else 0

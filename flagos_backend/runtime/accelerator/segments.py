@@ -1,0 +1,346 @@
+"""Divides a plan into segments, each recorded and later replayed as one, and the steps between them that cannot be
+recorded. Pure but for the recorder it is given (graphs.py); between the plan and the native replay."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from flagos_backend.errors import CaptureRefused
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference.aten import drops_out
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.passes.effects import COLLECTIVES
+from flagos_backend.runtime.control_flow import Conditional, ControlFlow, CountedLoop, While, owned_copy
+from flagos_backend.runtime.plan import Plan, Step
+
+# A replay is one launch, with its nodes patched and its outputs allocated: about as much work of the host as launching
+# two kernels. Shorter segments would cost memory and three captures for nothing.
+MIN_STEPS = 3
+# Beyond this a graph takes longer to make than the runs it saves.
+MAX_STEPS = 100_000
+# So often may recordings break before the rest of a program is left as it is.
+MAX_REFUSALS = 16
+# What recorded kernels were chosen for; that of native/replays.cc.
+_ALIGNMENT = 256
+# Draws of a hidden generator: a graph would draw the same numbers for ever.
+_RANDOM_CALLS = (
+    "rand",
+    "dropout",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "exponential",
+    "cauchy",
+    "geometric",
+    "poisson",
+)
+_HOST_CALLBACK = "flagos.host_callback"
+# How many boundaries the line of the log names.
+_NAMED = 3
+
+
+class Replay(Protocol):
+    """A recorded plan. ``str()`` says of what kind and size it is.
+
+    ``overwritten``: for each output the argument whose memory it takes over as it is, or -1.
+    """
+
+    @property
+    def overwritten(self) -> tuple[int, ...]: ...
+
+    def launch(self, arrays: Sequence[Any]) -> None:
+        """Enqueues it. ``arrays``: arguments, then outputs, dense; () for a token. An output that takes over an
+        argument's memory lies there."""
+
+
+Recorder = Callable[[Plan], Replay]
+"""Records a plan that has run before; nothing is computed. Raises CaptureRefused."""
+
+
+def reason_against(step: Step) -> str:
+    """Why ``step`` cannot be recorded, or ""."""
+    instruction = step.instruction
+    if instruction is None:
+        return ""
+    if isinstance(step.kernel, While | Conditional):
+        return f"{instruction.opcode} {instruction.name} goes on as data says"
+    return _reason_of(instruction) or next(filter(None, map(reason_against, _nested_steps(step))), "")
+
+
+def _reason_of(instruction: Instruction) -> str:
+    if instruction.opcode in COLLECTIVES:
+        return f"{instruction.opcode} {instruction.name} waits for other devices"
+    if instruction.opcode is Opcode.RNG or _is_random(instruction):
+        return f"{instruction.name} draws from a generator"
+    attributes = instruction.attributes
+    if isinstance(attributes, CustomCallAttributes):
+        if attributes.target == _HOST_CALLBACK:
+            return f"{instruction.opcode} {instruction.name} calls the host"
+        if attributes.has_side_effect:
+            return f"{instruction.opcode} {instruction.name} has a side effect"
+    return ""
+
+
+def _is_random(instruction: Instruction) -> bool:
+    attributes = instruction.attributes
+    if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
+        return False
+    return any(word in attributes.target for word in _RANDOM_CALLS) or drops_out(instruction)
+
+
+def _nested_steps(step: Step) -> Iterator[Step]:
+    return itertools.chain.from_iterable(plan.steps for plan in step.nested)
+
+
+def _weight(step: Step) -> int:
+    """How many steps are enqueued."""
+    turns = step.kernel.trip_count if isinstance(step.kernel, CountedLoop) else 1
+    return turns * sum(map(_weight, _nested_steps(step))) if step.nested else 1
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Steps of a plan that are replayed as one: the kernel of a step that stands for them.
+
+    What it hands on lies in memory of its own, or in an argument's: that of its temporaries is written again by the
+    next replay.
+    """
+
+    plan: Plan
+    replay: Replay
+    launches: int = 0
+    _outputs: tuple[tuple[ArrayShape, torch.dtype], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._outputs = tuple((shape, dtype_of(shape.element_type)) for shape in self.plan.result_shapes)
+
+    def __call__(self, run: Run, values: list[Any]) -> None:
+        arrays = []
+        for slot in self.plan.parameters:
+            values[slot] = _dense(run, values[slot])
+            arrays.append(values[slot])
+        for (shape, dtype), argument in zip(self._outputs, self.replay.overwritten, strict=True):
+            if argument >= 0:
+                arrays.append(arrays[argument].view(-1).view(dtype).view(shape.dims))
+            elif shape.element_type is ElementType.TOKEN:
+                arrays.append(())
+            else:
+                arrays.append(torch.empty(shape.dims, dtype=dtype, device=run.device))
+        self.replay.launch(arrays)
+        self.launches += 1
+        outputs = arrays[len(self.plan.parameters) :]
+        for slot, output in zip(self.plan.results, outputs, strict=True):
+            values[slot] = output
+
+    def __str__(self) -> str:
+        return f"{_weights(self.plan.steps)} steps as {self.replay}, launched {self.launches} times"
+
+
+def _dense(run: Run, value: Any) -> Any:
+    """The array as it lay when it was recorded. Arguments of a program and results of library kernels may be views."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_contiguous() and value.data_ptr() % _ALIGNMENT == 0 and not value.is_conj() and not value.is_neg():
+        return value
+    return owned_copy(run, value.resolve_conj().resolve_neg())
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment, or why there are steps outside of all. ``depth``: how many plans it is nested in."""
+
+    depth: int
+    segment: Segment | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return "  " * self.depth + (f"segment: {self.segment}" if self.segment else f"outside: {self.reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """``plan``: what to run instead. ``parts``: in order, those of nested plans too. ``whole``: the replay of the plan
+    as it was, if all of it could be recorded as one."""
+
+    plan: Plan
+    parts: tuple[Part, ...] = ()
+    whole: Replay | None = None
+
+    def summary(self) -> str:
+        """One line."""
+        if self.whole is not None:
+            return f"replayed as {self.whole}"
+        segments = sum(part.segment is not None for part in self.parts)
+        reasons = list(dict.fromkeys(part.reason for part in self.parts if part.reason))
+        why = "; ".join(reasons[:_NAMED]) + (f"; and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else "")
+        return f"replayed in {segments} segments: {why}" if segments else f"not replayed: {why}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary(), *(f"    {part}" for part in self.parts)])
+
+
+def divide(plan: Plan, record: Recorder) -> Division:
+    """Has ``plan``, which has run before, recorded whole, or in parts."""
+    return _Divider(record).divide(plan)
+
+
+def outline(plan: Plan) -> Division:
+    """How ``plan`` would be divided if nothing broke."""
+    return divide(plan, _Unrecorded)
+
+
+class _Unrecorded:
+    """Stands for a replay in an outline."""
+
+    overwritten = ()
+
+    def __init__(self, plan: Plan) -> None:
+        pass
+
+    def launch(self, arrays: Sequence[Any]) -> None:
+        raise AssertionError("an outline does not run")
+
+    def __str__(self) -> str:
+        return "a graph, after its first runs"
+
+
+class _Divider:
+    """Divides one program and counts what breaks."""
+
+    def __init__(self, record: Recorder) -> None:
+        self._record = record
+        self._refusals = 0
+        self._depth = 0
+        self._parts: list[Part] = []
+
+    def divide(self, plan: Plan) -> Division:
+        if any(map(_reason_outside, plan.steps)) or _weights(plan.steps) > MAX_STEPS:
+            return Division(self._divided(plan), tuple(self._parts))
+        try:
+            return Division(plan, whole=self._record(plan))
+        except CaptureRefused as refusal:
+            steps = self._without_broken(plan, range(len(plan.steps)), refusal)
+            return Division(replace(plan, steps=tuple(steps)), tuple(self._parts))
+
+    def _divided(self, plan: Plan) -> Plan:
+        steps: list[Step] = []
+        begin = 0
+        for number, step in enumerate(plan.steps):
+            if reason := _reason_outside(step):
+                steps += self._recorded(plan, range(begin, number))
+                steps += self._left(plan, range(number, number + 1), reason)
+                begin = number + 1
+        steps += self._recorded(plan, range(begin, len(plan.steps)))
+        return replace(plan, steps=tuple(steps))
+
+    def _recorded(self, plan: Plan, numbers: range) -> list[Step]:
+        """The steps ``numbers`` of ``plan``, each of which may be recorded."""
+        weight = 0
+        for number in numbers:
+            weight += _weight(plan.steps[number])
+            if weight > MAX_STEPS and (cut := _cut(plan, numbers, number)):
+                return [
+                    *self._recorded(plan, range(numbers.start, cut)),
+                    *self._recorded(plan, range(cut, numbers.stop)),
+                ]
+        if weight < MIN_STEPS:
+            return self._left(plan, numbers, f"{weight} steps, as a replay costs no less than {MIN_STEPS}")
+        if self._refusals >= MAX_REFUSALS:
+            return self._left(plan, numbers, f"not tried, as {self._refusals} recordings broke")
+        part = _part(plan, numbers)
+        try:
+            segment = Segment(part, self._record(part))
+        except CaptureRefused as refusal:
+            return self._without_broken(plan, numbers, refusal)
+        self._parts.append(Part(self._depth, segment))
+        return [_step_of(plan, numbers, segment)]
+
+    def _without_broken(self, plan: Plan, numbers: range, refusal: CaptureRefused) -> list[Step]:
+        """After a recording of ``numbers`` broke: without the step that it broke in, or else in halves."""
+        self._refusals += 1
+        reason = refusal.facts["reason"]
+        if refusal.step is None:
+            cut = _cut(plan, numbers, numbers.start + len(numbers) // 2)
+            if not cut or _weights(plan.steps[numbers.start : numbers.stop]) < 2 * MIN_STEPS:
+                return self._left(plan, numbers, reason)
+            return [*self._recorded(plan, range(numbers.start, cut)), *self._recorded(plan, range(cut, numbers.stop))]
+        broken = _together(plan, numbers, numbers.start + refusal.step)
+        return [
+            *self._recorded(plan, range(numbers.start, broken.start)),
+            *self._left(plan, broken, reason),
+            *self._recorded(plan, range(broken.stop, numbers.stop)),
+        ]
+
+    def _left(self, plan: Plan, numbers: range, reason: str) -> list[Step]:
+        """The steps ``numbers`` as they are, but that the plans they run are divided."""
+        if numbers:
+            self._parts.append(Part(self._depth, None, reason))
+        self._depth += 1
+        steps = [self._with_nested(step) for step in plan.steps[numbers.start : numbers.stop]]
+        self._depth -= 1
+        return steps
+
+    def _with_nested(self, step: Step) -> Step:
+        if not isinstance(step.kernel, ControlFlow):
+            return step
+        plans = tuple(map(self._divided, step.nested))
+        return replace(step, kernel=step.kernel.over([plan.run for plan in plans]), nested=plans)
+
+
+def _reason_outside(step: Step) -> str:
+    reason, weight = reason_against(step), _weight(step)
+    return reason or (f"{weight} steps, more than {MAX_STEPS}" if weight > MAX_STEPS else "")
+
+
+def _weights(steps: Sequence[Step]) -> int:
+    return sum(map(_weight, steps))
+
+
+def _together(plan: Plan, numbers: range, number: int) -> range:
+    """The steps of one instruction, which pass tuples to one another, around ``number`` and among ``numbers``."""
+    instruction = plan.steps[number].instruction
+    begin, end = number, number + 1
+    while instruction and begin > numbers.start and plan.steps[begin - 1].instruction is instruction:
+        begin -= 1
+    while instruction and end < numbers.stop and plan.steps[end].instruction is instruction:
+        end += 1
+    return range(begin, end)
+
+
+def _cut(plan: Plan, numbers: range, number: int) -> int | None:
+    """Where ``numbers`` can be cut in two, at ``number`` or before it."""
+    begin = _together(plan, numbers, number).start
+    return begin if begin > numbers.start else None
+
+
+def _part(plan: Plan, numbers: range) -> Plan:
+    """The steps ``numbers`` as a plan over the same slots: from those that live into them to those that live out."""
+    steps = plan.steps[numbers.start : numbers.stop]
+    made = {slot for step in steps for slot in step.results}
+    read = dict.fromkeys(slot for step in steps for slot in step.operands)
+    later = {slot for step in plan.steps[numbers.stop :] for slot in step.operands} | {*plan.results}
+    return replace(
+        plan,
+        name=f"steps {numbers.start} to {numbers.stop - 1} of {plan.name}",
+        steps=steps,
+        parameters=tuple(slot for slot in read if slot not in made and plan.initial[slot] is None),
+        results=tuple(sorted(made & later)),
+        homes={slot: home for slot, home in plan.homes.items() if slot in made and home.slot in made},
+    )
+
+
+def _step_of(plan: Plan, numbers: range, segment: Segment) -> Step:
+    part = segment.plan
+    made = {slot for step in part.steps for slot in step.results}
+    frees = tuple(slot for step in part.steps for slot in step.frees if slot not in made)
+    text = f"{', '.join(f'#{slot}' for slot in part.results)} = {segment.replay} of {part.name}"
+    return Step(segment, tuple(part.parameters), part.results, frees, text, on_slots=True, nested=(part,))
