@@ -130,7 +130,9 @@ class Segment:
             arrays.append(values[slot])
         for (shape, dtype), argument in zip(self._outputs, self.replay.overwritten, strict=True):
             if argument >= 0:
-                arrays.append(arrays[argument].view(-1).view(dtype).view(shape.dims))
+                # A single element may have any stride.
+                row = arrays[argument].as_strided((arrays[argument].numel(),), (1,))
+                arrays.append(row.view(dtype).view(shape.dims))
             elif shape.element_type is ElementType.TOKEN:
                 arrays.append(())
             else:

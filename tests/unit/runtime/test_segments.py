@@ -1,0 +1,343 @@
+"""Plans that are divided: which steps stay outside and why, and that what replays hand on does not lie in their own
+memory. Replays are run on poisoned memory; the oracle is the plan as it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from flagos_backend.errors import CaptureRefused
+from flagos_backend.importer import import_module
+from flagos_backend.ir.hlo import Module
+from flagos_backend.ir.types import leaves
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.accelerator import segments
+from flagos_backend.runtime.accelerator.segments import Division, divide, outline, reason_against
+from flagos_backend.runtime.plan import Plan
+from support.against_xla import hlo_of_text, to_storage
+from support.poisoned_replays import PoisonedReplay, breaking_anywhere, same_bytes
+from tools.fuzz.program import random_program
+
+CALLBACK = 'f32[4] custom-call(%s), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"'
+
+
+def called_back(
+    identifier: int, arguments: Sequence[torch.Tensor], shapes: object, results: object
+) -> list[torch.Tensor]:
+    return [arguments[0] * 3]
+
+
+RUN = Run(host_callback=called_back)
+
+
+def plan_of(text: str, donated: tuple[int, ...] = ()) -> Plan:
+    with torch.inference_mode():
+        return Plan.build(import_module(hlo_of_text(text)).entry, donated)
+
+
+def record(plan: Plan) -> PoisonedReplay:
+    return PoisonedReplay(plan, RUN)
+
+
+def run(plan: Plan, *arguments: torch.Tensor) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        return plan.run(RUN, list(arguments))
+
+
+def sizes(division: Division) -> list[int | str]:
+    """Of each segment the number of steps, of everything else the reason."""
+    return [len(part.segment.plan.steps) if part.segment else part.reason for part in division.parts]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("ROOT y = f32[4] add(x, x)", ""),
+        (f"ROOT y = {CALLBACK % 'x'}", "calls the host"),
+        ("low = f32[] constant(0)\n top = f32[] constant(1)\n ROOT y = f32[4] rng(low, top), distribution=rng_uniform",
+         "draws from a generator"),
+        ("ROOT y = f32[4] all-gather(x), replica_groups={{0}}, dimensions={0}", "waits for other devices"),
+        ("ROOT y = f32[4] while(x), condition=small, body=twice", "goes on as data says"),
+        ("i = s32[] constant(0)\n ROOT y = f32[4] conditional(i, x, x), branch_computations={twice, twice}",
+         "goes on as data says"),
+    ],
+)  # fmt: skip
+def test_what_stays_outside(body: str, reason: str) -> None:
+    plan = plan_of(f"""
+    twice {{ p = f32[4] parameter(0)
+      ROOT r = f32[4] add(p, p) }}
+    small {{ p = f32[4] parameter(0)
+      s = f32[1] slice(p), slice={{[0:1]}}
+      f = f32[] reshape(s)
+      h = f32[] constant(100)
+      ROOT r = pred[] compare(f, h), direction=LT }}
+    ENTRY main {{ x = f32[4] parameter(0)
+      {body} }}""")
+    found = [reason_against(step) for step in plan.steps]
+    assert any(reason in each for each in found) and bool(reason) == any(found)
+
+
+MIDDLE = f"""ENTRY main {{
+  x = f32[4] parameter(0)
+  a = f32[4] add(x, x)
+  b = f32[4] multiply(a, x)
+  c = f32[4] subtract(b, a)
+  d = {CALLBACK % "c"}
+  e = f32[4] add(d, b)
+  f = f32[4] multiply(e, d)
+  g = f32[4] subtract(f, a)
+  ROOT both = (f32[4], f32[4]) tuple(g, e)
+}}"""
+
+
+def test_a_callback_in_the_middle_leaves_two_segments() -> None:
+    plan = plan_of(MIDDLE)
+    division = divide(plan, record)
+    before, between, after = sizes(division)
+    assert (before, "calls the host" in str(between), after) == (3, True, len(plan.steps) - 4)
+    assert len(division.plan.steps) == 3 and division.whole is None
+    x = torch.randn(4)
+    for expected, result in zip(run(plan, x), run(division.plan, x), strict=True):
+        assert torch.equal(expected, result)
+    assert [part.segment.launches for part in division.parts if part.segment] == [1, 1]
+    assert division.summary() == "replayed in 2 segments: custom-call d calls the host"
+    assert "3 steps as a poisoned replay, launched 1 times" in str(division)
+
+
+def test_a_plan_without_such_steps_is_replayed_whole() -> None:
+    plan = plan_of("ENTRY main { x = f32[4] parameter(0)\n ROOT y = f32[4] abs(x) }")
+    division = divide(plan, record)
+    assert division.whole is not None and division.plan is plan
+    assert division.summary() == "replayed as a poisoned replay"
+
+
+def test_what_is_shorter_than_a_replay_costs_is_left() -> None:
+    division = divide(plan_of(f"""ENTRY main {{
+      x = f32[4] parameter(0)
+      a = f32[4] add(x, x)
+      b = f32[4] negate(a)
+      c = {CALLBACK % "b"}
+      ROOT d = f32[4] add(c, c) }}"""), record)  # fmt: skip
+    short, between, rest = sizes(division)
+    assert "2 steps" in str(short) and "calls the host" in str(between) and "steps" in str(rest)
+    assert division.summary().startswith("not replayed: ")
+
+
+LOOP = """
+body {
+  p = (s32[], f32[4], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[4] get-tuple-element(p), index=1
+  w = f32[4] get-tuple-element(p), index=2
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  a = f32[4] multiply(x, w)
+  b = f32[4] add(a, x)
+  v = f32[1] slice(b), slice={[0:1]}
+  y = f32[4] dynamic-update-slice(b, v, one)
+  ROOT r = (s32[], f32[4], f32[4]) tuple(j, y, w)
+}
+condition {
+  p = (s32[], f32[4], f32[4]) parameter(0)
+  x = f32[4] get-tuple-element(p), index=1
+  s = f32[1] slice(x), slice={[0:1]}
+  f = f32[] reshape(s)
+  h = f32[] constant(100)
+  ROOT r = pred[] compare(f, h), direction=LT
+}
+ENTRY main {
+  x = f32[4] parameter(0)
+  w = f32[4] parameter(1)
+  zero = s32[] constant(0)
+  t = (s32[], f32[4], f32[4]) tuple(zero, x, w)
+  ROOT l = (s32[], f32[4], f32[4]) while(t), condition=condition, body=body
+}"""
+
+
+def test_a_turn_of_a_loop_that_depends_on_data_is_one_segment() -> None:
+    """With its condition: a turn costs one launch, and reading whether there is another one."""
+    plan = plan_of(LOOP, donated=(0,))
+    division = divide(plan, record)
+    (turn,) = [part.segment for part in division.parts if part.segment and "body" in part.segment.plan.name]
+    for _ in range(3):
+        launches = turn.launches
+        x, w = torch.tensor([1.0, 2, 3, 4]), torch.rand(4) + 1
+        expected, results = run(plan, x.clone(), w), run(division.plan, x.clone(), w)
+        for ours, theirs in zip(results, expected, strict=True):
+            assert torch.equal(ours, theirs)
+        assert turn.launches - launches == int(results[0])
+
+
+def test_a_loop_with_a_callback_is_divided_inside() -> None:
+    text = LOOP.replace(
+        "a = f32[4] multiply(x, w)", f"k = {CALLBACK % 'x'}\n  q = f32[4] add(k, w)\n  a = f32[4] abs(q)"
+    )
+    plan = plan_of(text)
+    division = divide(plan, record)
+    x, w = torch.tensor([1.0, 2, 3, 4]), torch.rand(4)
+    for ours, theirs in zip(run(division.plan, x, w), run(plan, x, w), strict=True):
+        assert torch.equal(ours, theirs)
+    inside = [part for part in division.parts if part.depth == 1]
+    assert any("calls the host" in part.reason for part in inside) and any(part.segment for part in inside)
+
+
+def test_long_loops_and_long_plans_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MAX_STEPS", 4)
+    chain = "\n".join(f"x{n + 1} = f32[4] add(x{n}, x{n})" for n in range(10))
+    plan = plan_of(f"ENTRY main {{ x0 = f32[4] parameter(0)\n{chain}\n ROOT r = f32[4] negate(x10) }}")
+    division = divide(plan, record)
+    assert [size for size in sizes(division) if isinstance(size, int)] == [4, 4, 4]
+    x = torch.randn(4)
+    assert torch.equal(*run(plan, x), *run(division.plan, x))
+
+
+class Breaking:
+    """Refuses every recording that holds a step of ``instruction``: in that step, or without saying where."""
+
+    def __init__(self, instruction: str, says: bool) -> None:
+        self._instruction = instruction
+        self._says = says
+        self.tries = 0
+
+    def __call__(self, plan: Plan) -> PoisonedReplay:
+        self.tries += 1
+        for number, step in enumerate(plan.steps):
+            if step.instruction is not None and step.instruction.name == self._instruction:
+                refusal = CaptureRefused(reason=f"{self._instruction} breaks")
+                refusal.step = number if self._says else None
+                raise refusal
+        return record(plan)
+
+
+CHAIN = "\n".join(f"x{n + 1} = f32[4] add(x{n}, x{n})" for n in range(40))
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_breaks_stays_outside_and_the_rest_is_tried_again(says: bool) -> None:
+    plan = plan_of(f"ENTRY main {{ x0 = f32[4] parameter(0)\n{CHAIN}\n ROOT r = f32[4] negate(x40) }}")
+    breaking = Breaking("x17", says)
+    division = divide(plan, breaking)
+    replayed = sum(size for size in sizes(division) if isinstance(size, int))
+    assert breaking.tries == 3 if says else breaking.tries < 12
+    assert replayed >= len(plan.steps) - (1 if says else 5)
+    assert any("x17 breaks" in str(size) for size in sizes(division))
+    x = torch.randn(4)
+    assert torch.equal(*run(plan, x), *run(division.plan, x))
+
+
+def test_tries_are_bounded() -> None:
+    calls = 0
+
+    def refuse(plan: Plan) -> PoisonedReplay:
+        nonlocal calls
+        calls += 1
+        raise CaptureRefused(reason="never")
+
+    plan = plan_of(f"ENTRY main {{ x0 = f32[4] parameter(0)\n{CHAIN}\n ROOT r = f32[4] negate(x40) }}")
+    division = divide(plan, refuse)
+    assert calls <= segments.MAX_REFUSALS
+    assert len(division.plan.steps) == len(plan.steps)
+    assert division.summary().startswith("not replayed: never")
+
+
+def test_an_outline_says_what_would_be_divided() -> None:
+    text = str(outline(plan_of(MIDDLE)))
+    assert "replayed in 2 segments" in text and "3 steps as a graph, after its first runs" in text
+    assert "outside: custom-call d calls the host" in text
+
+
+# What lives out of a segment, v and w, by how it shares storage with what lives in.
+SHARING = {
+    "a view of an argument": """b = f32[2,2] reshape(x)
+      v = f32[4] reshape(b)
+      w = f32[4] reverse(v), dimensions={0}""",
+    "an argument written over": """b = f32[4] add(y, y)
+      w = f32[4] add(b, x)
+      v = f32[4] dynamic-update-slice(y, u, i)""",
+    "views of one value": """b = f32[4] add(x, x)
+      c = f32[2,2] reshape(b)
+      v = f32[4] reshape(c)
+      h = f32[2] slice(b), slice={[0:2]}
+      w = f32[4] pad(h, z), padding=0_2""",
+    "a broadcast": """b = f32[1] slice(x), slice={[0:1]}
+      c = f32[] reshape(b)
+      v = f32[4] broadcast(c), dimensions={}
+      w = f32[4] reverse(v), dimensions={0}""",
+    "a constant": """b = f32[4] constant({1,2,3,4})
+      c = f32[2,2] reshape(b)
+      v = f32[4] reshape(c)
+      w = f32[4] reverse(b), dimensions={0}""",
+    "parts of an argument": """b = f32[2] slice(x), slice={[0:2]}
+      v = f32[4] pad(b, z), padding=0_2
+      c = f32[2] slice(x), slice={[2:4]}
+      w = f32[4] pad(c, z), padding=2_0""",
+    "arrays without elements": """b = f32[0] slice(x), slice={[1:1]}
+      c = f32[0] add(b, b)
+      v = f32[4] pad(c, z), padding=0_4
+      w = f32[4] pad(b, z), padding=4_0""",
+}
+
+
+@pytest.mark.parametrize("what", SHARING)
+@pytest.mark.parametrize("donated", [(), (0, 1)])
+def test_what_is_handed_on(what: str, donated: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MIN_STEPS", 1)
+    text = f"""ENTRY main {{
+      x = f32[4] parameter(0)
+      y = f32[4] parameter(1)
+      u = f32[1] constant({{7}})
+      i = s32[] constant(2)
+      z = f32[] constant(0)
+      {SHARING[what]}
+      called = {CALLBACK % "v"}
+      again = f32[4] add(called, v)
+      ROOT all = (f32[4], f32[4], f32[4], f32[4]) tuple(again, v, w, x) }}"""
+    plan = plan_of(text, donated)
+    division = divide(plan, record)
+    assert any(part.segment for part in division.parts)
+    for _ in range(2):
+        x, y = torch.randn(4), torch.randn(4)
+        expected, results = run(plan, x.clone(), y.clone()), run(division.plan, x.clone(), y.clone())
+        for ours, theirs in zip(results, expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def arguments_of(module: Module, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
+    return [to_storage(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
+
+
+def test_random_programs_divided_anywhere_in_several_threads(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "MIN_STEPS", 1)
+    monkeypatch.setattr(segments, "MAX_REFUSALS", 1000)
+    replayed = 0
+    for seed in map(int, rng.integers(1 << 31, size=60)):
+        program = random_program(seed)
+        donated = [n for n in range(len(program.arguments())) if rng.random() < 0.5]
+        with torch.inference_mode():
+            plan = Plan.build(program.module.entry, donated)
+            expected = run(plan, *arguments_of(program.module, program.arguments()))
+            division = divide(plan, breaking_anywhere(seed, record))
+        replayed += sum(part.segment is not None for part in division.parts)
+        outcomes: list[list[torch.Tensor]] = []
+
+        def work(plan: Plan = division.plan, module: Module = program.module, seed: int = seed) -> None:
+            arrays = random_program(seed).arguments()
+            outcomes.append(run(plan, *arguments_of(module, arrays)))  # noqa: B023
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(outcomes) == 3, f"seed {seed}"
+        for results in outcomes:
+            for ours, theirs in zip(results, expected, strict=True):
+                assert same_bytes(ours, theirs), f"seed {seed}"
+    assert replayed > 60
