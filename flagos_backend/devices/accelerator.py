@@ -80,7 +80,8 @@ class Accelerator(Protocol):
     def facts(self) -> DeviceFacts: ...
 
     def guard(self) -> AbstractContextManager[None]:
-        """Makes this the current device of the thread."""
+        """Makes this the current device of the thread, and its compute stream the current one: whoever launches a
+        program in a thread of its own may have another one there, and replays go to the compute stream."""
 
     def allocate(self, num_bytes: int, stream: StreamKind) -> torch.Tensor:
         """A uint8 tensor that work on ``stream`` may write at once, and the compute stream after it. Raises
@@ -134,7 +135,7 @@ class TorchAccelerator:
         return DeviceFacts(str(self._properties.name), int(self._properties.total_memory))
 
     def guard(self) -> AbstractContextManager[None]:
-        guard: AbstractContextManager[None] = self._module.device(self.ordinal)
+        guard: AbstractContextManager[None] = self._module.stream(self._streams[StreamKind.COMPUTE])
         return guard
 
     def allocate(self, num_bytes: int, stream: StreamKind) -> torch.Tensor:

@@ -17,7 +17,7 @@ from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.pipeline import optimize
 from flagos_backend.runtime.accelerator import plan, segments
 from support.against_xla import hlo_of_text, to_storage
-from support.poisoned_replays import PoisonedReplay, breaking_anywhere, same_bytes
+from support.poisoned_replays import PoisonedReplay, assert_same, breaking_anywhere
 
 TARGET = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)
 RUN = Run()
@@ -69,7 +69,7 @@ def divided_and_not(module: Module, donated: Sequence[int], arrays: Sequence[np.
         for _ in range(2):
             results = division.plan.run(RUN, arguments())
             for ours, theirs in zip(results, expected, strict=True):
-                assert same_bytes(ours, theirs), f"seed {seed}\n{division}"
+                assert_same(ours, theirs, f"seed {seed}\n{division}")
     return sum(part.segment is not None for part in division.parts)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from flagos_backend.torch.compile.backend import flagos
 
 DEVICE = torch.device(os.environ["FLAGOS_DEVICE"], 0)
@@ -101,3 +105,41 @@ def test_the_second_device_runs_its_own_programs() -> None:
             result = compiled(x)
             assert result.device == device
             torch.testing.assert_close(result, x.exp().sum(1))
+
+
+def test_dropout_is_drawn_anew_between_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    launch = GraphReplay.launch
+
+    def counted(self: GraphReplay, arrays: Sequence[Any]) -> None:
+        launched.append(len(arrays))
+        launch(self, arrays)
+
+    monkeypatch.setattr(GraphReplay, "launch", counted)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(4):
+            x = (x @ x.T).softmax(-1) @ x + 1
+        dropped = functional.dropout(x, 0.5)
+        y = dropped
+        for _ in range(4):
+            y = (y @ y.T).softmax(-1) @ y
+        return dropped, y
+
+    compiled = torch.compile(program, backend=flagos)
+    masks = []
+    for number in range(RUNS):
+        x, before = torch.randn(64, 32, device=DEVICE), len(launched)
+        dropped, y = compiled(x)
+        kept = dropped != 0
+        for _ in range(4):
+            x = (x @ x.T).softmax(-1) @ x + 1
+        torch.testing.assert_close(dropped, torch.where(kept, 2 * x, 0), rtol=1e-3, atol=1e-3)
+        for _ in range(4):
+            dropped = (dropped @ dropped.T).softmax(-1) @ dropped
+        torch.testing.assert_close(y, dropped, rtol=1e-3, atol=1e-3)
+        assert 0.4 < kept.float().mean() < 0.6
+        masks.append(kept)
+        if number >= 2:
+            assert len(launched) - before >= 2
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(masks))

@@ -19,7 +19,7 @@ from flagos_backend.runtime.accelerator import segments
 from flagos_backend.runtime.accelerator.segments import Division, divide, outline, reason_against
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text, to_storage
-from support.poisoned_replays import PoisonedReplay, breaking_anywhere, same_bytes
+from support.poisoned_replays import PoisonedReplay, assert_same, breaking_anywhere
 from tools.fuzz.program import random_program
 
 CALLBACK = 'f32[4] custom-call(%s), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"'
@@ -339,5 +339,5 @@ def test_random_programs_divided_anywhere_in_several_threads(
         assert len(outcomes) == 3, f"seed {seed}"
         for results in outcomes:
             for ours, theirs in zip(results, expected, strict=True):
-                assert same_bytes(ours, theirs), f"seed {seed}"
+                assert_same(ours, theirs, f"seed {seed}")
     assert replayed > 60
