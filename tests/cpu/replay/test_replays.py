@@ -1,0 +1,204 @@
+"""Programs that the native side replays, whole and in segments; the oracle is NumPy, or JAX's own CPU."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import flagos_backend.jax
+from cpu.accelerator.test_runtime import PROGRAM
+from cpu.native.harness import add_one, compile, get, put, run
+from flagos_backend.runtime import bridge
+from plugin_abi.host import Artifact, Context, Memory
+
+if TYPE_CHECKING:
+    from cpu.replay.conftest import Driver
+
+flagos_backend.jax.initialize()
+
+RUNS = 6
+# Runs after which a program is captured.
+FIRST = 2
+
+
+def chain(x: jax.Array) -> jax.Array:
+    """Steps that are not fused into one."""
+    for _ in range(3):
+        x = jnp.sort(jnp.tanh(x) + x, axis=1)
+    return x
+
+
+def called_back(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    before = chain(x)
+    called = jax.pure_callback(lambda x: np.asarray(x) * 3, jax.ShapeDtypeStruct(x.shape, x.dtype), before)
+    return chain(called) + before, before
+
+
+def until_large(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.lax.while_loop(
+        lambda state: jnp.abs(state[0]).sum() < 1e3,
+        lambda state: (2 * chain(state[0]), state[1] + 1),
+        (x, jnp.int32(0)),
+    )
+
+
+def on_both(x: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    return jax.device_put(x, jax.devices("flagos")[0]), jax.device_put(x, jax.devices("cpu")[0])
+
+
+def test_a_whole_program_needs_no_python_plan(
+    driver: Driver, context: Context, memory: Memory, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable = compile(context, PROGRAM)
+    for number in range(RUNS):
+        x, y = rng.standard_normal((8, 16)).astype(np.float32), rng.uniform(1, 2, (16, 8)).astype(np.float32)
+        if number == FIRST:
+            monkeypatch.setattr(bridge.Runner, "bind", None)
+        (result,) = run(executable, put(memory, x), put(memory, y))
+        exp = np.exp(x.astype(np.float64))
+        expected = np.concatenate([(exp @ y) / (exp @ y).sum(1, keepdims=True), exp], 1)
+        np.testing.assert_allclose(get(result), expected, rtol=1e-5)
+    assert len(driver.launches) == RUNS - FIRST
+    assert (
+        "device 0: replayed as a graph of 1 nodes with 3 addresses"
+        in executable.artifact(Artifact.EXPLANATION).decode()
+    )
+
+
+def test_a_donated_argument_is_written_over_and_a_held_one_is_not(
+    driver: Driver, context: Context, memory: Memory
+) -> None:
+    executable = compile(context, add_one(1000))
+    replayed = 0
+    for number in range(20):
+        state, held = put(memory, np.full(1000, number, np.float32)), number % 2 == 1
+        address, before = state.pointer_address(), len(driver.launches)
+        if held:
+            state.hold(1)
+        (result,) = run(executable, state)
+        np.testing.assert_array_equal(get(result), np.full(1000, number + 1, np.float32))
+        if len(driver.launches) > before:
+            assert not held and result.pointer_address() == address
+            replayed += 1
+    assert replayed > 1
+
+
+def test_segments_around_a_callback(driver: Driver, rng: np.random.Generator) -> None:
+    compiled = jax.jit(called_back)
+    for number in range(RUNS):
+        there, here = on_both(rng.standard_normal((6, 8)).astype(np.float32))
+        before = len(driver.launches)
+        for ours, theirs in zip(compiled(there), compiled(here), strict=True):
+            np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5)
+        assert len(driver.launches) - before == (2 if number >= FIRST else 0)
+
+
+def test_turns_of_a_loop(driver: Driver, rng: np.random.Generator) -> None:
+    compiled = jax.jit(until_large, donate_argnums=0)
+    for number in range(RUNS):
+        there, here = on_both(rng.uniform(1, 2, (6, 8)).astype(np.float32))
+        before = len(driver.launches)
+        (ours, turns), (theirs, expected) = compiled(there), jax.jit(until_large)(here)
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5)
+        assert int(turns) == int(expected)
+        if number >= FIRST:
+            assert int(turns) <= len(driver.launches) - before <= int(turns) + 2
+
+
+def test_a_callback_that_runs_programs_itself(driver: Driver, rng: np.random.Generator) -> None:
+    """Between two segments of a program another one is launched, the same one too."""
+    device = jax.devices("flagos")[0]
+
+    def again(x: np.ndarray) -> np.ndarray:
+        return np.asarray(inner(jax.device_put(np.asarray(x), device))[0])
+
+    inner = jax.jit(called_back)
+    x = rng.standard_normal((6, 8)).astype(np.float32)
+
+    def outer(x: jax.Array) -> jax.Array:
+        before = chain(x)
+        return chain(jax.pure_callback(again, jax.ShapeDtypeStruct(x.shape, x.dtype), before)) - before
+
+    compiled = jax.jit(outer)
+    there, here = on_both(x)
+    wanted = inner(chain(here))[0]
+    expected = np.asarray(chain(wanted) - chain(here))
+    for _ in range(RUNS):
+        np.testing.assert_allclose(np.asarray(compiled(there)), expected, rtol=1e-4, atol=1e-5)
+    assert len(driver.launches) == 4 * (RUNS - FIRST)
+
+
+def test_threads_and_devices(driver: Driver, rng: np.random.Generator) -> None:
+    arrays = [rng.standard_normal((6, 8)).astype(np.float32) for _ in range(4)]
+    cpu = jax.devices("cpu")[0]
+    wanted = [np.asarray(jax.jit(called_back)(jax.device_put(x, cpu))[0]) for x in arrays]
+    compiled = jax.jit(called_back)
+    outcomes: list[tuple[int, np.ndarray]] = []
+
+    def work(number: int) -> None:
+        device = jax.devices("flagos")[number % 2]
+        for _ in range(RUNS):
+            outcomes.append((number, np.asarray(compiled(jax.device_put(arrays[number], device))[0])))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(arrays))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == len(arrays) * RUNS
+    for number, result in outcomes:
+        np.testing.assert_allclose(result, wanted[number], rtol=1e-5)
+    assert len(driver.launches) > RUNS
+
+
+def test_what_the_driver_does_not_patch_is_halved(
+    driver: Driver, context: Context, memory: Memory, rng: np.random.Generator
+) -> None:
+    less = "less { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = pred[] compare(a, b), direction=LT }"
+    lines = [
+        line
+        for n in range(6)
+        for line in (f"t{n} = f32[9] tanh(x{n})", f"x{n + 1} = f32[9] sort(t{n}), dimensions={{0}}, to_apply=less")
+    ]
+    body = "\n".join(lines)
+    executable = compile(
+        context, f"{less}\nENTRY main {{ x0 = f32[9] parameter(0)\n{body}\nROOT r = f32[9] negate(x6) }}"
+    )
+    driver.refuse(driver.next_number)
+    for _ in range(RUNS):
+        x = rng.standard_normal(9).astype(np.float32)
+        expected = np.sort(x)
+        for _ in range(6):
+            expected = np.tanh(expected)
+        np.testing.assert_allclose(get(run(executable, put(memory, x))[0]), -expected, rtol=1e-5)
+    text = executable.artifact(Artifact.EXPLANATION).decode()
+    assert "replayed in 2 segments" in text
+    assert len(driver.launches) == 2 * (RUNS - FIRST)
+
+
+def test_replays_go_with_their_programs(driver: Driver, context: Context, memory: Memory) -> None:
+    def sweep() -> None:
+        jax.clear_caches()
+        gc.collect()
+        # What was dropped without the interpreter goes when it is entered.
+        jax.block_until_ready(jax.jit(lambda x: x - 1)(y))
+
+    y = jax.device_put(np.zeros((5, 7), np.float32), jax.devices("flagos")[0])
+    sweep()
+    before = driver.execs
+    whole, parts = compile(context, add_one(8, donate=False)), jax.jit(called_back)
+    x = put(memory, np.zeros(8, np.float32))
+    for _ in range(RUNS):
+        get(run(whole, x)[0])
+        jax.block_until_ready(parts(y))
+    assert driver.execs == before + 3
+    whole.close()
+    del parts
+    sweep()
+    assert driver.execs == before
