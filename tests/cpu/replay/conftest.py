@@ -77,11 +77,19 @@ class Driver:
     def refuse(self, number: int) -> None:
         self._library.driver_refuse(ctypes.c_int64(number))
 
+    def delay(self, seconds: float) -> None:
+        """Launches take so long."""
+        self._library.driver_set_delay(int(seconds * 1e6))
+
     @property
     def next_number(self) -> int:
         return len(self._plans)
 
+    def on_launch(self) -> None:
+        """Called first of all in a launch."""
+
     def _launch(self, number: int, addresses: Any, count: int) -> None:
+        self.on_launch()
         plan, replay, _ = self._plans[number]
         left = iter(addresses[:count])
         shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
@@ -147,6 +155,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(capture, "run_into", _recorded)
     monkeypatch.setattr(_DRIVER, "launches", [])
     _DRIVER.refuse(-1)
+    _DRIVER.delay(0)
     return _DRIVER
 
 

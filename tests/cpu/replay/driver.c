@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int Result;
 enum { kError = 1 };
@@ -36,6 +37,7 @@ typedef void (*Launch)(int64_t id, const uint64_t* addresses, size_t count);
 static Launch g_launch;
 static int64_t g_refused = -1;
 static int g_execs;
+static unsigned g_delay;
 
 // ---- For the tests
 
@@ -43,6 +45,8 @@ void driver_set_launch(Launch launch) { g_launch = launch; }
 // Graphs of this function cannot be patched.
 void driver_refuse(int64_t id) { g_refused = id; }
 int driver_execs(void) { return g_execs; }
+// How long launches take, in microseconds.
+void driver_set_delay(unsigned delay) { g_delay = delay; }
 
 void* driver_function(int64_t id, size_t count) {
   Function* function = malloc(sizeof(Function));
@@ -114,6 +118,7 @@ Result cuGraphExecKernelNodeSetParams_v2(Exec* exec, Graph* node, const KernelPa
 
 Result cuGraphLaunch(Exec* exec, void* stream) {
   (void)stream;
+  usleep(g_delay);
   g_launch(exec->function->id, exec->addresses, exec->function->count);
   return 0;
 }

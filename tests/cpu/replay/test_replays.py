@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import flagos_backend.jax
 from cpu.accelerator.test_runtime import PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
 from flagos_backend.runtime import bridge
+from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from plugin_abi.host import Artifact, Context, Memory
 
 if TYPE_CHECKING:
@@ -155,6 +158,40 @@ def test_threads_and_devices(driver: Driver, rng: np.random.Generator) -> None:
     for number, result in outcomes:
         np.testing.assert_allclose(result, wanted[number], rtol=1e-5)
     assert len(driver.launches) > RUNS
+
+
+def test_a_launch_gives_up_the_interpreter(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = jax.jit(called_back)
+    there, _ = on_both(rng.standard_normal((6, 8)).astype(np.float32))
+    for _ in range(FIRST + 1):
+        jax.block_until_ready(compiled(there))
+    order: list[str] = []
+    launching, launch = threading.Event(), GraphReplay.launch
+
+    def watched(self: GraphReplay, arrays: Sequence[Any]) -> None:
+        order.append("begins")
+        launching.set()
+        launch(self, arrays)
+
+    def watch() -> None:
+        launching.wait()
+        order.append("another thread")
+
+    monkeypatch.setattr(GraphReplay, "launch", watched)
+    monkeypatch.setattr(driver, "on_launch", lambda: order.append("is on the device"))
+    driver.delay(0.2)
+    watcher, interval = threading.Thread(target=watch), sys.getswitchinterval()
+    watcher.start()
+    sys.setswitchinterval(30)  # who has the interpreter keeps it until it gives it up
+    try:
+        jax.block_until_ready(compiled(there))
+    finally:
+        sys.setswitchinterval(interval)
+        launching.set()
+        watcher.join()
+    assert order[:3] == ["begins", "another thread", "is on the device"]
 
 
 def test_what_the_driver_does_not_patch_is_halved(

@@ -3,24 +3,25 @@ memory. Replays are run on poisoned memory; the oracle is the plan as it was."""
 
 from __future__ import annotations
 
-import threading
+import os
+import random
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
+from conftest import SEED_VARIABLE
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
-from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import segments
 from flagos_backend.runtime.accelerator.segments import Division, divide, outline, reason_against
 from flagos_backend.runtime.plan import Plan
+from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage
 from support.poisoned_replays import PoisonedReplay, assert_same, breaking_anywhere
-from tools.fuzz.program import random_program
 
 CALLBACK = 'f32[4] custom-call(%s), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"'
 
@@ -306,38 +307,24 @@ def test_what_is_handed_on(what: str, donated: tuple[int, ...], monkeypatch: pyt
             assert torch.equal(ours, theirs)
 
 
-def arguments_of(module: Module, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
-    return [to_storage(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
-
-
-def test_random_programs_divided_anywhere_in_several_threads(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", random.Random(os.environ[SEED_VARIABLE]).sample(sorted(PROGRAMS), 25))
+def test_programs_of_the_corpus_divided_anywhere(
+    name: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "MIN_STEPS", 1)
     monkeypatch.setattr(segments, "MAX_REFUSALS", 1000)
-    replayed = 0
-    for seed in map(int, rng.integers(1 << 31, size=60)):
-        program = random_program(seed)
-        donated = [n for n in range(len(program.arguments())) if rng.random() < 0.5]
-        with torch.inference_mode():
-            plan = Plan.build(program.module.entry, donated)
-            expected = run(plan, *arguments_of(program.module, program.arguments()))
-            division = divide(plan, breaking_anywhere(seed, record))
-        replayed += sum(part.segment is not None for part in division.parts)
-        outcomes: list[list[torch.Tensor]] = []
+    program, seed = PROGRAMS[name], int(rng.integers(1 << 31))
+    arrays = program.arguments()
+    module = import_module(program.hlo())
+    shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
 
-        def work(plan: Plan = division.plan, module: Module = program.module, seed: int = seed) -> None:
-            arrays = random_program(seed).arguments()
-            outcomes.append(run(plan, *arguments_of(module, arrays)))  # noqa: B023
+    def arguments() -> list[torch.Tensor]:
+        return [to_storage(np.asarray(array), shape) for array, shape in zip(arrays, shapes, strict=True)]
 
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(outcomes) == 3, f"seed {seed}"
-        for results in outcomes:
-            for ours, theirs in zip(results, expected, strict=True):
+    with torch.inference_mode():
+        plan = Plan.build(module.entry, [n for n in range(len(shapes)) if rng.random() < 0.5])
+        expected = plan.run(RUN, arguments())
+        division = divide(plan, breaking_anywhere(seed, record))
+        for _ in range(2):
+            for ours, theirs in zip(division.plan.run(RUN, arguments()), expected, strict=True):
                 assert_same(ours, theirs, f"seed {seed}")
-    assert replayed > 60
