@@ -24,8 +24,9 @@ from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime import compiler, serialization
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeLaunch, NativeMake
-from flagos_backend.runtime.accelerator.segments import Recorder
+from flagos_backend.runtime.accelerator.segments import Recorder, divide
 from flagos_backend.runtime.compiler import CompiledProgram
+from flagos_backend.runtime.plan import Plan
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.context_peers import ContextPeers
@@ -196,7 +197,9 @@ class Runner:
         self._build_id = build_id
         self._context = context
         self._library_run = Run(host_callback=self._host_callback(torch.device("cpu")))
-        self._alone: dict[int, Run] = {}  # by local ordinal: each device's launches, as if there were no others
+        # By local ordinal: each device's launches, as if there were no others, and its plan once that was recorded.
+        self._alone: dict[int, Run] = {}
+        self._divided: dict[int, Plan] = {}
 
     def _host_callback(self, device: torch.device) -> HostCallback | None:
         return None if self._context is None else _host_callback(self._context, device)
@@ -219,14 +222,17 @@ class Runner:
         solo = self._solo(device_ordinal, replica_id, partition_id, device)
         solo = replace(solo, host_callback=callback, asynchronous=accelerator is not None)
         self._alone[local_ordinal] = solo
+        divided = self._divided
 
         def execute(arguments: list[Any], in_place: int, launch: LaunchCommunicator | None) -> list[Any]:
             run = solo
             if launch is not None:
                 replicas, partitions = program.num_replicas, program.num_partitions
                 run = replace(solo, num_replicas=replicas, num_partitions=partitions, rendezvous=launch)
+            # What was recorded writes over the arguments that are given up.
+            recorded = divided.get(local_ordinal) if in_place or not compiled.donors else None
             with _inference_mode(True), guard():
-                return plans.choose(bool(in_place)).run(run, arguments)
+                return (recorded or plans.choose(bool(in_place))).run(run, arguments)
 
         return execute
 
@@ -257,7 +263,8 @@ class Runner:
             self.captured(local_ordinal, outcome)
             return (outcome,)
         with _inference_mode(True), opened.guard():
-            division = compiled.plans(opened.device).divide(record)
+            division = divide(compiled.plans(opened.device).donating, record)
+        self._divided[local_ordinal] = division.plan
         self.captured(local_ordinal, division)
         whole = division.whole
         if not isinstance(whole, GraphReplay):

@@ -21,7 +21,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.passes.match.match import match
 from flagos_backend.passes.pipeline import optimize_with_report
-from flagos_backend.runtime.accelerator.segments import Division, Recorder, divide, outline
+from flagos_backend.runtime.accelerator.segments import outline
 from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
 from flagos_backend.runtime.native import NativePart, native_part
 from flagos_backend.runtime.plan import Plan
@@ -121,12 +121,12 @@ class CompiledProgram:
             f"  runs {'in the launching thread' if self.is_small else 'on the thread of its device'}\n"
         )
         if self.native is None:
-            plans = self.plans(self.device)
+            plan = self.plans(self.device).donating
             captures = [f"device {ordinal}: {outcome}" for ordinal, outcome in sorted(self.outcomes.items())]
             if not captures and not self.target.is_host:
-                captures = [f"where its graphs can be patched: {outline(plans.donating)}"]
+                captures = [f"where its graphs can be patched: {outline(plan)}"]
             matched = "".join(f"  {note}\n" for note in (*self.notes, *captures))
-            return f"{head}  runs as Python steps: {self.not_native}\n{matched}{plans.choose(True).explain()}\n"
+            return f"{head}  runs as Python steps: {self.not_native}\n{matched}{plan.explain()}\n"
         calls = len(self.native.calls)
         return f"{head}  runs as native tiles with {calls} library calls\n" + "\n".join(self.native.code.steps) + "\n"
 
@@ -139,19 +139,10 @@ class Plans:
         self._donors = donors
         self._device = device
         self._target = target
-        self._divided: Plan | None = None
 
     def choose(self, in_place: bool) -> Plan:
         """``in_place``: whether nobody else holds the arguments that the launch gives up."""
-        if in_place or not self._donors:
-            return self._divided or self.donating
-        return self.keeping
-
-    def divide(self, record: Recorder) -> Division:
-        """Has ``donating`` recorded; if it can be in parts, it runs so from now on."""
-        division = divide(self.donating, record)
-        self._divided = division.plan
-        return division
+        return self.donating if in_place or not self._donors else self.keeping
 
     @functools.cached_property
     def donating(self) -> Plan:

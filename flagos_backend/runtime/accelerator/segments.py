@@ -144,7 +144,8 @@ class Segment:
             values[slot] = output
 
     def __str__(self) -> str:
-        return f"{_weights(self.plan.steps)} steps as {self.replay}, launched {self.launches} times"
+        count = _weights(self.plan.steps)
+        return f"{count} steps ({self.plan.name}) as {self.replay}, launched {self.launches} times"
 
 
 def _dense(run: Run, value: Any) -> Any:
@@ -332,7 +333,7 @@ def _part(plan: Plan, numbers: range) -> Plan:
     later = {slot for step in plan.steps[numbers.stop :] for slot in step.operands} | {*plan.results}
     return replace(
         plan,
-        name=f"steps {numbers.start} to {numbers.stop - 1} of {plan.name}",
+        name=f"{numbers.start} to {numbers.stop - 1} of {plan.name}",
         steps=steps,
         parameters=tuple(slot for slot in read if slot not in made and plan.initial[slot] is None),
         results=tuple(sorted(made & later)),

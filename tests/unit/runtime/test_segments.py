@@ -106,7 +106,7 @@ def test_a_callback_in_the_middle_leaves_two_segments() -> None:
         assert torch.equal(expected, result)
     assert [part.segment.launches for part in division.parts if part.segment] == [1, 1]
     assert division.summary() == "replayed in 2 segments: custom-call d calls the host"
-    assert "3 steps as a poisoned replay, launched 1 times" in str(division)
+    assert "segment: 3 steps (0 to 2 of main) as a poisoned replay, launched 1 times" in str(division)
 
 
 def test_a_plan_without_such_steps_is_replayed_whole() -> None:
@@ -247,7 +247,7 @@ def test_tries_are_bounded() -> None:
 
 def test_an_outline_says_what_would_be_divided() -> None:
     text = str(outline(plan_of(MIDDLE)))
-    assert "replayed in 2 segments" in text and "3 steps as a graph, after its first runs" in text
+    assert "replayed in 2 segments" in text and "3 steps (0 to 2 of main) as a graph, after its first runs" in text
     assert "outside: custom-call d calls the host" in text
 
 
