@@ -15,6 +15,7 @@ from conftest import SEED_VARIABLE
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import leaves
+from flagos_backend.kernels.reference import custom_calls
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import segments
 from flagos_backend.runtime.accelerator.segments import Division, divide, outline, reason_against
@@ -228,6 +229,31 @@ def test_what_breaks_stays_outside_and_the_rest_is_tried_again(says: bool) -> No
     assert any("x17 breaks" in str(size) for size in sizes(division))
     x = torch.randn(4)
     assert torch.equal(*run(plan, x), *run(division.plan, x))
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_tuple_stays_with_the_step_that_takes_it(says: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made by a step of its own, and replays pass arrays only."""
+    monkeypatch.setattr(segments, "MIN_STEPS", 1)
+    monkeypatch.setattr(custom_calls, "_TARGETS", dict(custom_calls._TARGETS))
+    custom_calls.custom_call("flagos.test_tuples")(
+        lambda instruction, config: lambda run, t, u: torch.cat([t[0] + t[1], u[0] - u[1]])
+    )
+    plan = plan_of("""ENTRY main {
+      x = f32[4] parameter(0)
+      a = f32[4] add(x, x)
+      b = f32[4] multiply(a, x)
+      t = (f32[4], f32[4]) tuple(a, b)
+      u = (f32[4], f32[4]) tuple(b, a)
+      taken = f32[8] custom-call(t, u), custom_call_target="flagos.test_tuples"
+      c = f32[8] add(taken, taken)
+      ROOT d = f32[8] multiply(c, taken) }""")
+    assert sum(plan.shapes[slot] is None for step in plan.steps for slot in step.results) == 2
+    for breaking in (Breaking("taken", says), Breaking("c", says), Breaking("b", says)):
+        division = divide(plan, breaking)
+        assert any(part.segment for part in division.parts)
+        x = torch.randn(4)
+        assert torch.equal(*run(plan, x), *run(division.plan, x))
 
 
 def test_tries_are_bounded() -> None:
