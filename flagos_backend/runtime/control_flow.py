@@ -24,9 +24,12 @@ def owned_copy(run: Run, value: torch.Tensor) -> torch.Tensor:
 
 
 class ControlFlow(abc.ABC):
-    """A kernel that runs plans. ``callees``: in the order of the step's nested plans."""
+    """A kernel that runs plans. ``callees``: in the order of the step's nested plans. ``ran``: the numbers of those
+    that ran so far."""
 
-    callees: tuple[Callee, ...]
+    def __init__(self, callees: tuple[Callee, ...]) -> None:
+        self.callees = callees
+        self.ran: set[int] = set()
 
     @abc.abstractmethod
     def __call__(self, run: Run, values: list[Any]) -> None: ...
@@ -69,7 +72,7 @@ class While(ControlFlow):
     def __init__(
         self, callees: tuple[Callee, ...], operands: Sequence[int], results: Sequence[int], copies: Copies
     ) -> None:
-        self.callees = callees
+        super().__init__(callees)
         self._operands = operands
         self._results = results
         self._copies = copies
@@ -78,7 +81,9 @@ class While(ControlFlow):
         condition, turn = self.callees
         state = self._copies.begin(run, values, self._operands)
         (another,) = condition(run, state.copy())
+        self.ran.add(0)
         while another.item():
+            self.ran.add(1)
             *state, another = turn(run, state)
             state = self._copies.after_turn(run, state)
         for slot, value in zip(self._results, state, strict=True):
@@ -96,7 +101,7 @@ class CountedLoop(ControlFlow):
         copies: Copies,
         trip_count: int,
     ) -> None:
-        self.callees = callees
+        super().__init__(callees)
         self.trip_count = trip_count
         self._operands = operands
         self._results = results
@@ -106,6 +111,8 @@ class CountedLoop(ControlFlow):
         (body,) = self.callees
         state = self._copies.begin(run, values, self._operands)
         turns = self.trip_count  # may be more than range() takes
+        if turns:
+            self.ran.add(0)
         while turns > 0:
             state = self._copies.after_turn(run, body(run, state))
             turns -= 1
@@ -126,7 +133,7 @@ class Conditional(ControlFlow):
         dying: Sequence[int],
         copied_first: Sequence[Sequence[int]],
     ) -> None:
-        self.callees = callees
+        super().__init__(callees)
         self._selector = selector
         self._operands = operands
         self._results = results
@@ -142,6 +149,7 @@ class Conditional(ControlFlow):
             index = 1
         else:
             index = choice if 0 <= choice <= last else last
+        self.ran.add(index)
         arguments = [values[slot] for slot in self._operands[index]]
         for slot in self._dying:
             values[slot] = None

@@ -48,7 +48,8 @@ class Step:
     """The one of ``results`` is set to kernel(run, *operands); ``on_slots``, the kernel works on the slots itself.
 
     ``operands`` and ``results`` are slots, ``frees`` those that nobody reads afterwards. ``instruction``: what the step
-    computes, or prepares an operand of; None for a step that only settles where a result lies.
+    computes, or prepares an operand of; None for a step that only settles where a result lies. ``enqueues``: whether it
+    gives a device anything to do, as views and tuples do not.
     """
 
     kernel: Callable[..., Any]
@@ -59,6 +60,7 @@ class Step:
     on_slots: bool = False
     instruction: Instruction | None = field(default=None, repr=False)
     nested: tuple[Plan, ...] = ()
+    enqueues: bool = True
 
     def compiled(self) -> CompiledStep:
         result = self.results[0] if self.results else -1
@@ -212,6 +214,7 @@ class Pending:
     results: tuple[int, ...]
     finish: Callable[[Pending, Ownership, frozenset[int]], tuple[Callable[..., Any], bool, str]]
     nested: tuple[Plan, ...] = ()
+    enqueues: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +390,7 @@ class Builder:
             owner.define(slot, owner.union(pending.operands))
             return kernel, False, " operand tuple"
 
-        self.add(Pending(instruction, tuple(flatten(tree)), (slot,), finish))
+        self.add(Pending(instruction, tuple(flatten(tree)), (slot,), finish, enqueues=False))
         return slot
 
     def _emit_while(self, instruction: Instruction, operand: Tree) -> Tree:
@@ -514,9 +517,8 @@ class Builder:
         operands = ", ".join(f"#{slot}" for slot in pending.operands)
         instruction = pending.instruction
         text = f"{results} = {instruction.name}: {instruction.shape} {instruction.opcode}({operands}){note}"
-        return Step(
-            kernel, pending.operands, pending.results, tuple(frees), text, on_slots, instruction, pending.nested
-        )
+        slots = pending.operands, pending.results, tuple(frees)
+        return Step(kernel, *slots, text, on_slots, instruction, pending.nested, pending.enqueues)
 
     def _own_results(
         self,
@@ -543,7 +545,7 @@ class Builder:
             kernel: Kernel = control_flow.owned_copy if copies else contiguous
             frees = () if slot in results[len(final) + 1 :] or slot in self._constants else (slot,)
             text = f"#{target} = {'copy' if copies else 'row major'} of #{slot}"
-            steps.append(Step(kernel, (slot,), (target,), frees, text))
+            steps.append(Step(kernel, (slot,), (target,), frees, text, enqueues=copies))
             final.append(target)
         return tuple(final)
 

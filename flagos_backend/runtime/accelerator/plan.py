@@ -115,7 +115,7 @@ class _Walk:
             owner.define(result, owner.union(pending.operands))
             return (lambda run, value: value.reshape(dims)), False, " view"
 
-        self.builder.add(Pending(leaf, (slot,), (result,), finish))
+        self.builder.add(Pending(leaf, (slot,), (result,), finish, enqueues=False))
         return result
 
     def tree(self, instruction: Instruction) -> Tree:

@@ -3,48 +3,28 @@ recorded. Pure but for the recorder it is given (graphs.py); between the plan an
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
 from flagos_backend.errors import CaptureRefused
-from flagos_backend.ir.attributes import CustomCallAttributes
-from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.reference.aten import drops_out
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.passes.effects import COLLECTIVES
-from flagos_backend.runtime.control_flow import Conditional, ControlFlow, CountedLoop, While, owned_copy
+from flagos_backend.runtime.accelerator.capturable import MAX_STEPS, reason_against, weight_of
+from flagos_backend.runtime.control_flow import ControlFlow, owned_copy
 from flagos_backend.runtime.plan import Plan, Step
 
 # A replay is one launch, with its nodes patched and its outputs allocated: about as much work of the host as launching
 # two kernels. Shorter segments would cost memory and three captures for nothing.
 MIN_STEPS = 3
-# Beyond this a graph takes longer to make than the runs it saves.
-MAX_STEPS = 100_000
 # So often may recordings break before the rest of a program is left as it is.
 MAX_REFUSALS = 16
 # What recorded kernels were chosen for; that of native/replays.cc.
 _ALIGNMENT = 256
-# Draws of a hidden generator: a graph would draw the same numbers for ever.
-_RANDOM_CALLS = (
-    "rand",
-    "dropout",
-    "bernoulli",
-    "multinomial",
-    "normal",
-    "exponential",
-    "cauchy",
-    "geometric",
-    "poisson",
-)
-_HOST_CALLBACK = "flagos.host_callback"
-# How many boundaries the line of the log names.
+# How many reasons the line of the log names.
 _NAMED = 3
 
 
@@ -64,47 +44,6 @@ class Replay(Protocol):
 
 Recorder = Callable[[Plan], Replay]
 """Records a plan that has run before; nothing is computed. Raises CaptureRefused."""
-
-
-def reason_against(step: Step) -> str:
-    """Why ``step`` cannot be recorded, or ""."""
-    instruction = step.instruction
-    if instruction is None:
-        return ""
-    if isinstance(step.kernel, While | Conditional):
-        return f"{instruction.opcode} {instruction.name} goes on as data says"
-    return _reason_of(instruction) or next(filter(None, map(reason_against, _nested_steps(step))), "")
-
-
-def _reason_of(instruction: Instruction) -> str:
-    if instruction.opcode in COLLECTIVES:
-        return f"{instruction.opcode} {instruction.name} waits for other devices"
-    if instruction.opcode is Opcode.RNG or _is_random(instruction):
-        return f"{instruction.name} draws from a generator"
-    attributes = instruction.attributes
-    if isinstance(attributes, CustomCallAttributes):
-        if attributes.target == _HOST_CALLBACK:
-            return f"{instruction.opcode} {instruction.name} calls the host"
-        if attributes.has_side_effect:
-            return f"{instruction.opcode} {instruction.name} has a side effect"
-    return ""
-
-
-def _is_random(instruction: Instruction) -> bool:
-    attributes = instruction.attributes
-    if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
-        return False
-    return any(word in attributes.target for word in _RANDOM_CALLS) or drops_out(instruction)
-
-
-def _nested_steps(step: Step) -> Iterator[Step]:
-    return itertools.chain.from_iterable(plan.steps for plan in step.nested)
-
-
-def _weight(step: Step) -> int:
-    """How many steps are enqueued."""
-    turns = step.kernel.trip_count if isinstance(step.kernel, CountedLoop) else 1
-    return turns * sum(map(_weight, _nested_steps(step))) if step.nested else 1
 
 
 @dataclass(slots=True, eq=False)
@@ -197,8 +136,8 @@ def divide(plan: Plan, record: Recorder) -> Division:
 
 
 def outline(plan: Plan) -> Division:
-    """How ``plan`` would be divided if nothing broke."""
-    return divide(plan, _Unrecorded)
+    """How ``plan`` would be divided if all of it had run, and nothing broke."""
+    return _Divider(_Unrecorded, all_ran=True).divide(plan)
 
 
 class _Unrecorded:
@@ -219,14 +158,15 @@ class _Unrecorded:
 class _Divider:
     """Divides one program and counts what breaks."""
 
-    def __init__(self, record: Recorder) -> None:
+    def __init__(self, record: Recorder, all_ran: bool = False) -> None:
         self._record = record
+        self._all_ran = all_ran
         self._refusals = 0
         self._depth = 0
         self._parts: list[Part] = []
 
     def divide(self, plan: Plan) -> Division:
-        if any(map(_reason_outside, plan.steps)) or _weights(plan.steps) > MAX_STEPS:
+        if any(map(reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS:
             return Division(self._divided(plan), tuple(self._parts))
         try:
             return Division(plan, whole=self._record(plan))
@@ -238,7 +178,7 @@ class _Divider:
         steps: list[Step] = []
         begin = 0
         for number, step in enumerate(plan.steps):
-            if reason := _reason_outside(step):
+            if reason := reason_against(step):
                 steps += self._recorded(plan, range(begin, number))
                 steps += self._left(plan, range(number, number + 1), reason)
                 begin = number + 1
@@ -249,14 +189,16 @@ class _Divider:
         """The steps ``numbers`` of ``plan``, each of which may be recorded."""
         weight = 0
         for number in numbers:
-            weight += _weight(plan.steps[number])
+            weight += weight_of(plan.steps[number])
             if weight > MAX_STEPS and (cut := _cut(plan, numbers, number)):
                 return [
                     *self._recorded(plan, range(numbers.start, cut)),
                     *self._recorded(plan, range(cut, numbers.stop)),
                 ]
         if weight < MIN_STEPS:
-            return self._left(plan, numbers, f"{weight} steps, as a replay costs no less than {MIN_STEPS}")
+            return self._left(
+                plan, numbers, f"{weight} steps, where a replay pays from {MIN_STEPS} on" if weight else ""
+            )
         if self._refusals >= MAX_REFUSALS:
             return self._left(plan, numbers, f"not tried, as {self._refusals} recordings broke")
         part = _part(plan, numbers)
@@ -284,8 +226,8 @@ class _Divider:
         ]
 
     def _left(self, plan: Plan, numbers: range, reason: str) -> list[Step]:
-        """The steps ``numbers`` as they are, but that the plans they run are divided."""
-        if numbers:
+        """The steps ``numbers`` as they are, but that the plans they run are divided. ``reason``: "" if nobody asks."""
+        if numbers and reason:
             self._parts.append(Part(self._depth, None, reason))
         self._depth += 1
         steps = [self._with_nested(step) for step in plan.steps[numbers.start : numbers.stop]]
@@ -293,19 +235,21 @@ class _Divider:
         return steps
 
     def _with_nested(self, step: Step) -> Step:
-        if not isinstance(step.kernel, ControlFlow):
+        kernel = step.kernel
+        if not isinstance(kernel, ControlFlow):
             return step
-        plans = tuple(map(self._divided, step.nested))
-        return replace(step, kernel=step.kernel.over([plan.run for plan in plans]), nested=plans)
-
-
-def _reason_outside(step: Step) -> str:
-    reason, weight = reason_against(step), _weight(step)
-    return reason or (f"{weight} steps, more than {MAX_STEPS}" if weight > MAX_STEPS else "")
+        plans = []
+        for number, plan in enumerate(step.nested):
+            if self._all_ran or number in kernel.ran:
+                plans.append(self._divided(plan))
+            else:
+                plans.append(plan)
+                self._parts.append(Part(self._depth, None, f"{plan.name} has not run yet"))
+        return replace(step, kernel=kernel.over([plan.run for plan in plans]), nested=tuple(plans))
 
 
 def _weights(steps: Sequence[Step]) -> int:
-    return sum(map(_weight, steps))
+    return sum(map(weight_of, steps))
 
 
 def _together(plan: Plan, numbers: range, number: int) -> range:

@@ -92,7 +92,8 @@ def test_as_on_the_cpu(
     device, cpu = jax.devices("flagos")[0], jax.devices("cpu")[0]
     compiled = jax.jit(function)
     for number in range(RUNS):
-        x = rng.standard_normal((6, 8)).astype(np.float32) + 0.1
+        # Of both signs in the first two runs, after which what ran is recorded.
+        x = np.abs(rng.standard_normal((6, 8)).astype(np.float32)) * (-1) ** number
         before = len(launched)
         ours = jax.tree.leaves(compiled(jax.device_put(x, device)))
         wanted = jax.tree.leaves(compiled(jax.device_put(x, cpu)))
@@ -175,12 +176,12 @@ def test_explain_says_where_and_why(context: Context, memory: Memory, rng: np.ra
     def explanation() -> str:
         return executable.artifact(Artifact.EXPLANATION).decode()
 
-    assert re.search(r"where its graphs can be patched: replayed in 2 segments: \S*r\S* draws from", explanation())
+    assert re.search(r"where its graphs can be patched: replayed in 1 segments: \S*r\S* draws from", explanation())
     x = rng.standard_normal(9).astype(np.float32)
     for _ in range(RUNS):
         first, drawn = run(executable, put(memory, x))
         np.testing.assert_allclose(get(first), np.tanh(np.sort(x)), rtol=1e-6)
         assert get(drawn).min() >= 0 and get(drawn).max() < 1
-    assert re.search(r"device 0: replayed in 2 segments: \S*r\S* draws from a generator", explanation())
-    for steps in ("0 to 2", "4 to 6"):
-        assert f"segment: 3 steps ({steps} of main) as a poisoned replay, launched {RUNS - 2} times" in explanation()
+    assert re.search(r"device 0: replayed in 1 segments: \S*r\S* draws from a generator", explanation())
+    assert f"segment: 3 steps (0 to 2 of main) as a poisoned replay, launched {RUNS - 2} times" in explanation()
+    assert "outside: 2 steps, where a replay pays from 3 on" in explanation()

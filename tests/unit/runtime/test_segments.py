@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,8 +18,10 @@ from flagos_backend.importer import import_module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference import custom_calls
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.accelerator import segments
-from flagos_backend.runtime.accelerator.segments import Division, divide, outline, reason_against
+from flagos_backend.passes.pipeline import optimize
+from flagos_backend.runtime.accelerator import capturable, segments
+from flagos_backend.runtime.accelerator.capturable import reason_against
+from flagos_backend.runtime.accelerator.segments import Division, divide, outline
 from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage
@@ -163,6 +166,7 @@ ENTRY main {
 def test_a_turn_of_a_loop_that_depends_on_data_is_one_segment() -> None:
     """With its condition: a turn costs one launch, and reading whether there is another one."""
     plan = plan_of(LOOP, donated=(0,))
+    run(plan, torch.tensor([1.0, 2, 3, 4]), torch.ones(4))
     division = divide(plan, record)
     (turn,) = [part.segment for part in division.parts if part.segment and "body" in part.segment.plan.name]
     for _ in range(3):
@@ -179,15 +183,57 @@ def test_a_loop_with_a_callback_is_divided_inside() -> None:
         "a = f32[4] multiply(x, w)", f"k = {CALLBACK % 'x'}\n  q = f32[4] add(k, w)\n  a = f32[4] abs(q)"
     )
     plan = plan_of(text)
-    division = divide(plan, record)
     x, w = torch.tensor([1.0, 2, 3, 4]), torch.rand(4)
-    for ours, theirs in zip(run(division.plan, x, w), run(plan, x, w), strict=True):
+    expected = run(plan, x, w)
+    division = divide(plan, record)
+    for ours, theirs in zip(run(division.plan, x, w), expected, strict=True):
         assert torch.equal(ours, theirs)
     inside = [part for part in division.parts if part.depth == 1]
     assert any("calls the host" in part.reason for part in inside) and any(part.segment for part in inside)
 
 
-def test_long_loops_and_long_plans_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_that_has_not_run_is_not_recorded() -> None:
+    """Its kernels may have to be built or measured first, which no recording allows."""
+    chain = "\n".join(f"x{n + 1} = f32[4] add(x{n}, x{n})" for n in range(4))
+    plan = plan_of(f"""
+    one {{ x0 = f32[4] parameter(0)
+      {chain}
+      ROOT r = f32[4] negate(x4) }}
+    two {{ x0 = f32[4] parameter(0)
+      {chain}
+      ROOT r = f32[4] abs(x4) }}
+    ENTRY main {{ k = pred[] parameter(0)
+      x = f32[4] parameter(1)
+      ROOT c = f32[4] conditional(k, x, x), true_computation=one, false_computation=two }}""")
+    run(plan, torch.tensor(True), torch.randn(4))
+    division = divide(plan, record)
+    assert [part.segment.plan.name for part in division.parts if part.segment] == ["0 to 4 of one"]
+    assert "two has not run yet" in str(division)
+    for choice in (True, False, True):
+        k, x = torch.tensor(choice), torch.randn(4)
+        assert torch.equal(*run(plan, k, x), *run(division.plan, k, x))
+
+
+def test_loops_that_are_too_long_are_recorded_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = re.sub("pred.. compare.f, h., direction=LT", "pred[] compare(i, n), direction=LT", LOOP)
+    counter = "  i = s32[] get-tuple-element(p), index=0\n  n = s32[] constant(7)\n"
+    text = text.replace("  h = f32[] constant(100)\n", counter)
+    module = optimize(import_module(hlo_of_text(text)))
+    with torch.inference_mode():
+        plan = Plan.build(module.entry)
+    x, w = torch.randn(4), torch.randn(4)
+    expected = run(plan, x, w)
+    assert divide(plan, record).whole is not None
+    monkeypatch.setattr(capturable, "MAX_STEPS", 10)
+    division = divide(plan, record)
+    assert division.whole is None and "steps, more than 10" in str(division)
+    for ours, theirs in zip(run(division.plan, x, w), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    loop, copies = [part.segment for part in division.parts if part.segment]
+    assert (loop.launches, copies.launches) == (7, 1)
+
+
+def test_long_plans_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MAX_STEPS", 4)
     chain = "\n".join(f"x{n + 1} = f32[4] add(x{n}, x{n})" for n in range(10))
     plan = plan_of(f"ENTRY main {{ x0 = f32[4] parameter(0)\n{chain}\n ROOT r = f32[4] negate(x10) }}")

@@ -1,0 +1,75 @@
+"""Which steps of a plan can be recorded in a graph, and how long they are: what segments.py goes by."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.kernels.reference.aten import drops_out
+from flagos_backend.passes.effects import COLLECTIVES
+from flagos_backend.runtime.control_flow import Conditional, CountedLoop, While
+from flagos_backend.runtime.plan import Step
+
+# Beyond this a graph takes longer to make than the runs it saves.
+MAX_STEPS = 100_000
+# Draws of a hidden generator: a graph would draw the same numbers for ever.
+_RANDOM_CALLS = (
+    "rand",
+    "dropout",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "exponential",
+    "cauchy",
+    "geometric",
+    "poisson",
+)
+_HOST_CALLBACK = "flagos.host_callback"
+
+
+def reason_against(step: Step) -> str:
+    """Why ``step`` cannot be recorded, or ""."""
+    instruction, weight = step.instruction, weight_of(step)
+    if instruction is None:
+        return ""
+    if isinstance(step.kernel, While | Conditional):
+        return f"{instruction.opcode} {instruction.name} goes on as data says"
+    if weight > MAX_STEPS:
+        return f"{instruction.opcode} {instruction.name} is {weight} steps, more than {MAX_STEPS}"
+    return _reason_of(instruction) or next(filter(None, map(reason_against, _nested_steps(step))), "")
+
+
+def _reason_of(instruction: Instruction) -> str:
+    if instruction.opcode in COLLECTIVES:
+        return f"{instruction.opcode} {instruction.name} waits for other devices"
+    if instruction.opcode is Opcode.RNG or _is_random(instruction):
+        return f"{instruction.name} draws from a generator"
+    attributes = instruction.attributes
+    if isinstance(attributes, CustomCallAttributes):
+        if attributes.target == _HOST_CALLBACK:
+            return f"{instruction.opcode} {instruction.name} calls the host"
+        if attributes.has_side_effect:
+            return f"{instruction.opcode} {instruction.name} has a side effect"
+    return ""
+
+
+def _is_random(instruction: Instruction) -> bool:
+    attributes = instruction.attributes
+    if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
+        return False
+    return any(word in attributes.target for word in _RANDOM_CALLS) or drops_out(instruction)
+
+
+def _nested_steps(step: Step) -> Iterator[Step]:
+    return itertools.chain.from_iterable(plan.steps for plan in step.nested)
+
+
+def weight_of(step: Step) -> int:
+    """How many steps enqueue something."""
+    if not step.nested:
+        return int(step.enqueues)
+    turns = step.kernel.trip_count if isinstance(step.kernel, CountedLoop) else 1
+    return turns * sum(map(weight_of, _nested_steps(step)))
