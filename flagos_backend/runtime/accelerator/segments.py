@@ -124,7 +124,9 @@ class Division:
         segments = sum(part.segment is not None for part in self.parts)
         reasons = list(dict.fromkeys(part.reason for part in self.parts if part.reason))
         why = "; ".join(reasons[:_NAMED]) + (f"; and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else "")
-        return f"replayed in {segments} segments: {why}" if segments else f"not replayed: {why}"
+        if not segments:
+            return f"not replayed: {why}"
+        return f"replayed in {segments} segment{'s' if segments > 1 else ''}: {why}"
 
     def __str__(self) -> str:
         return "\n".join([self.summary(), *(f"    {part}" for part in self.parts)])

@@ -176,12 +176,12 @@ def test_explain_says_where_and_why(context: Context, memory: Memory, rng: np.ra
     def explanation() -> str:
         return executable.artifact(Artifact.EXPLANATION).decode()
 
-    assert re.search(r"where its graphs can be patched: replayed in 1 segments: \S*r\S* draws from", explanation())
+    assert re.search(r"where its graphs can be patched: replayed in 1 segment: \S*r\S* draws from", explanation())
     x = rng.standard_normal(9).astype(np.float32)
     for _ in range(RUNS):
         first, drawn = run(executable, put(memory, x))
         np.testing.assert_allclose(get(first), np.tanh(np.sort(x)), rtol=1e-6)
         assert get(drawn).min() >= 0 and get(drawn).max() < 1
-    assert re.search(r"device 0: replayed in 1 segments: \S*r\S* draws from a generator", explanation())
+    assert re.search(r"device 0: replayed in 1 segment: \S*r\S* draws from a generator", explanation())
     assert f"segment: 3 steps (0 to 2 of main) as a poisoned replay, launched {RUNS - 2} times" in explanation()
     assert "outside: 2 steps, where a replay pays from 3 on" in explanation()
