@@ -51,6 +51,28 @@ def test_gelu(dtype: torch.dtype, approximate: str) -> None:
     torch.testing.assert_close(*gradients, equal_nan=True)
 
 
+@pytest.mark.parametrize("sizes", [(6, 3), (2, 3, 5), (2, 3, 4, 5), (1, 3, 2, 3, 4), (0, 3, 4)], ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_batch_norm_by_known_statistics(dtype: torch.dtype, affine: bool, sizes: tuple[int, ...]) -> None:
+    norm = nn.BatchNorm1d(3, affine=affine).to(dtype).eval()
+    norm._check_input_dim = lambda x: None
+    for tensor in norm.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 2)
+    x = torch.randn(sizes).to(dtype)
+    with torch.no_grad():
+        check_function(norm, x)
+    if x.numel():
+        assert bool(report.reports()[-1].whole) is (dtype is torch.bfloat16)
+    gradients = []
+    for run in (norm, compiled(norm)):
+        leaf = x.clone().requires_grad_()
+        result = run(leaf)
+        gradients.append(torch.autograd.grad((result * result).sum(), [leaf, *norm.parameters()]))
+    torch.testing.assert_close(*gradients, equal_nan=True)
+
+
 def test_results_that_lie_in_another_order_are_taken_as_they_lie() -> None:
     """Attention's heads lie behind its positions: what follows reads them there."""
     width, heads = 8, 2
