@@ -17,7 +17,6 @@ from flagos_backend.fusion.fuse import HOST, Schedule, fuse
 from flagos_backend.fusion.indexing import View
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.region import Apply, Fold, Literal, Load, Region, below
-from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 
@@ -37,11 +36,10 @@ def schedule(computation: FlatComputation) -> Schedule:
 
 
 def _reads_view(call: Instruction, operand: int, view: View) -> bool:
-    """Operators of PyTorch take any strides; BLAS takes those of a matrix."""
+    """BLAS takes the strides of a matrix."""
     if call.opcode is Opcode.DOT:
         return is_product_operand(call, operand, view)
-    attributes = call.attributes
-    return isinstance(attributes, CustomCallAttributes) and attributes.target.startswith("aten::")
+    return HOST.reads_view(call, operand, view)
 
 
 _POLICY = replace(HOST, reads_view=_reads_view)

@@ -35,6 +35,9 @@ _TOP_K, _COMPLEX, _GATHER = 9, 10, 11
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
+# Instead of a place: the library call that makes the array brings the memory that it is in.
+_BROUGHT = -1
+_RESULT_BROUGHT = -2  # beside the argument that a result is written over, and -1 for none
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
 
@@ -60,8 +63,8 @@ class NativeCode:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A library call: reads the buffers of ``operands`` and fills one buffer for each of ``results``. ``views``: where
-    in a buffer an operand is, for those that are not the whole of it."""
+    """A library call: reads the buffers of ``operands`` and makes one for each of ``results``, or fills one where the
+    program has a place for it. ``views``: where in a buffer an operand is, for those that are not the whole of it."""
 
     instruction: Instruction
     operands: tuple[ArrayShape, ...]
@@ -78,7 +81,7 @@ def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
         NotNativeError: a value has no place in memory (a token, or elements wider than 8 bytes where tiles move them).
     """
     shared = _Shared()
-    emitter = _Emitter(module.entry, shared, "")
+    emitter = _Emitter(module.entry, shared, "", outermost=True)
     words, _ = emitter.emit(aliases={output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
         struct.pack(f"<{len(words)}q", *words),
@@ -133,10 +136,12 @@ _Item = Region | MatrixProduct | _Step
 
 
 class _Emitter:
-    """One computation. ``indent`` sets the lines of nested programs apart in the explanation."""
+    """One computation. ``indent`` sets the lines of nested programs apart in the explanation. ``outermost``: its steps
+    run once, so that memory which library calls bring lives as long as it is needed."""
 
-    def __init__(self, computation: Computation, shared: _Shared, indent: str) -> None:
+    def __init__(self, computation: Computation, shared: _Shared, indent: str, *, outermost: bool = False) -> None:
         self.shared = shared
+        self.outermost = outermost
         self.indent = indent
         self.flat: FlatComputation = flatten(computation)
         for instruction in (*self.flat.parameters, *self.flat.outputs):
@@ -147,6 +152,8 @@ class _Emitter:
         self.lines: list[str] = []
         self.in_place: dict[Instruction, Instruction] = {}  # result -> parameter whose buffer it overwrites
         self.aliases: dict[Instruction, Instruction] = {}  # loop result -> the operand that the loop leaves unchanged
+        self.brought: set[Instruction] = set()  # results of library calls that bring their memory
+        self.released: dict[_Step, list[Instruction]] = {}  # library call -> what nobody reads from then on
 
     def emit(self, *, carried: bool = False, aliases: Mapping[int, int] | None = None) -> tuple[list[int], int]:
         """The program's words and the bytes of scratch memory it needs.
@@ -167,12 +174,13 @@ class _Emitter:
                 self.slots[result] = self.slots[parameter]
             elif result not in self.slots:
                 self.slots[result] = len(self.flat.parameters) + number
+        self._find_brought()
         constants = self._place_constants(len(self.flat.parameters) + len(results))
         arena_bytes, temporaries = self._place_temporaries(len(self.flat.parameters) + len(results) + len(constants))
         words = [_MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
         words += [_array(p).num_bytes for p in self.flat.parameters]
         words += [_array(r).num_bytes for r in results]
-        words += [self.slots[r] if self.slots[r] < len(self.flat.parameters) else -1 for r in results]
+        words += [self._written_over(result) for result in results]
         for offset, size in (*constants, *temporaries):
             words += [offset, size]
         live = [item for item in self.items if not _is_empty(item)]
@@ -336,6 +344,18 @@ class _Emitter:
 
     # ---- places ----
 
+    def _find_brought(self) -> None:
+        """Arrays that are where the library that makes them puts them: nobody copies them to a place of ours."""
+        for item in self.items if self.outermost else ():
+            if isinstance(item, _Step) and item.kind == _CALL:
+                self.brought.update(t for t in item.targets if t not in self.in_place and _array(t).num_bytes)
+
+    def _written_over(self, result: Instruction) -> int:
+        """The number of the parameter that a result is written over, or what stands for none."""
+        if self.slots[result] < len(self.flat.parameters):
+            return self.slots[result]
+        return _RESULT_BROUGHT if result in self.brought else -1
+
     def _find_in_place(self, aliases: Mapping[int, int]) -> None:
         """Results that may be written over a parameter, because nobody reads it from then on."""
         buffers = [self.buffer_of(output) for output in self.flat.outputs]
@@ -390,11 +410,22 @@ class _Emitter:
             for source in map(self.buffer_of, _sources(item)):
                 last[source] = number
         temporaries = [t for t in first if t not in self.slots]
-        intervals = [Interval(first[t], last[t], _array(t).num_bytes) for t in temporaries]
+        planned = [t for t in temporaries if t not in self.brought]
+        intervals = [Interval(first[t], last[t], _array(t).num_bytes) for t in planned]
         offsets, total = plan_arena(intervals)
+        places = dict(zip(planned, offsets, strict=True))
         self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
         self.slots.update((alias, self.slots[self.buffer_of(alias)]) for alias in self.aliases)
-        return total, [(o, i.size) for o, i in zip(offsets, intervals, strict=True)]
+        self._release([t for t in temporaries if t in self.brought], last)
+        return total, [(places.get(t, _BROUGHT), _array(t).num_bytes) for t in temporaries]
+
+    def _release(self, temporaries: Sequence[Instruction], last: Mapping[Instruction, int]) -> None:
+        """Memory that calls brought is given back at the first call after its last use: calls have the interpreter."""
+        waiting = list(temporaries)
+        for number, item in enumerate(self.items):
+            if isinstance(item, _Step) and item.kind == _CALL:
+                self.released[item] = [t for t in waiting if last[t] < number]
+                waiting = [t for t in waiting if last[t] >= number]
 
     # ---- words ----
 
@@ -410,7 +441,7 @@ class _Emitter:
         if isinstance(item, MatrixProduct):
             return self._write_product(item)
         words = [item.kind, *item.numbers]
-        for group in (item.sources, item.targets, item.scratch):
+        for group in (item.sources, item.targets, self.released.get(item, item.scratch)):
             words += [len(group), *(self.slots[buffer] for buffer in group)]
         return [*words, *item.nested]
 

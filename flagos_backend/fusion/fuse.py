@@ -6,13 +6,13 @@ regions that want it; a second walk forwards builds the regions. Both take time 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
 from flagos_backend.fusion.flat import FlatComputation
-from flagos_backend.fusion.indexing import Indices, View, dims_of, movement_of, reshape_indices, view_of_parameter
+from flagos_backend.fusion.indexing import Indices, View, dims_of, movement_of, reshape_indices, view_of_source
 from flagos_backend.fusion.region import (
     Affine,
     Apply,
@@ -36,6 +36,7 @@ from flagos_backend.ir.attributes import (
 )
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import ComparisonOrder, Opcode
+from flagos_backend.ir.operator_call import takes_strides
 from flagos_backend.ir.types import ArrayShape, ElementType
 
 # Communicating instructions run even when nobody reads their results: the other participants wait for them.
@@ -60,12 +61,12 @@ MAX_OPERATIONS = 48
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
-    ``reads_view``: whether a library call reads its operand of that number, which only moves elements of a parameter,
-    where it stands; else the operand is a buffer of its own."""
+    ``reads_view``: whether a library call reads its operand of that number, which only moves elements of another value,
+    where that stands; else the operand is a buffer of its own."""
 
     max_operations: int
     half_sums: bool
-    reads_view: Callable[[Instruction, int, View], bool] = lambda call, operand, view: False
+    reads_view: Callable[[Instruction, int, View], bool] = lambda call, operand, view: takes_strides(call, operand)
 
 
 HOST = Policy(MAX_OPERATIONS, half_sums=False)
@@ -163,16 +164,34 @@ class _Fuser:
 
     def _make_library_call(self, instruction: Instruction) -> None:
         self.library.add(instruction)
-        for number, operand in enumerate(self._operands(instruction)):
-            view = self._view(operand)
-            if view is not None and self.policy.reads_view(instruction, number, view):
+        operands = self._operands(instruction)
+        views = [self._view(instruction, number, operand) for number, operand in enumerate(operands)]
+        read = Counter[Instruction]()
+        for operand, view in zip(operands, views, strict=True):
+            if view is not None:
+                read[view.buffer] += prod(dims_of(operand))
+        for number, (operand, view) in enumerate(zip(operands, views, strict=True)):
+            if view is not None and (read[view.buffer] >= prod(dims_of(view.buffer)) or self._stands(view.buffer)):
                 self.views[instruction, number] = view
+                self.wanted.add(view.buffer)
             else:
                 self.wanted.add(operand)
 
-    def _view(self, operand: Instruction) -> View | None:
-        view = view_of_parameter(operand)
-        return view if view is not None and view.buffer in self.parameters else None
+    def _view(self, call: Instruction, number: int, operand: Instruction) -> View | None:
+        view = view_of_source(operand, self._operands)
+        if view is None or view.buffer.opcode in (Opcode.CONSTANT, Opcode.IOTA) or view.buffer is self._same(operand):
+            return None
+        return view if self.policy.reads_view(call, number, view) else None
+
+    def _same(self, value: Instruction) -> Instruction:
+        """What has the same elements in the same order, so that it is no other buffer."""
+        while value.opcode is Opcode.RESHAPE:
+            (value,) = self._operands(value)
+        return value
+
+    def _stands(self, value: Instruction) -> bool:
+        """Whether ``value`` is a buffer, whoever reads it; else it may be computed just where it is read."""
+        return value in self.wanted or value in self.parameters or not is_elementwise(value)
 
     def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
         return self.computation.operands(instruction)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flagos_backend.fusion.region import Affine, axis, linear
@@ -94,27 +94,27 @@ def row_major(buffer: Instruction, dims: tuple[int, ...]) -> View:
     return View(buffer, linear(tuple(axis(d, len(dims)) for d in range(len(dims))), dims, len(dims)).coefficients)
 
 
-def view_of_parameter(instruction: Instruction) -> View | None:
-    """Where an instruction that only moves elements finds them in a parameter; None for any other instruction, and
-    where no strides (or negative ones) describe it."""
+def view_of_source(instruction: Instruction, operands: Callable[[Instruction], Sequence[Instruction]]) -> View | None:
+    """Where an instruction that only moves elements finds them in the value that it moves, not itself a movement.
+
+    ``operands``: the flat ones of an instruction. None for an instruction that moves nothing, and where no strides (or
+    negative ones) describe it.
+    """
     dims = dims_of(instruction)
     rank = len(dims)
     indices = tuple(axis(d, rank) for d in range(rank))
     source = instruction
-    while source.opcode is not Opcode.PARAMETER:
-        if not source.operands or not isinstance(source.operands[0].shape, ArrayShape):
-            return None
+    while source.opcode is Opcode.RESHAPE or movement_of(source) is not None:
         movement = movement_of(source)
-        if movement is not None:
-            indices = movement(source, indices)
-        elif source.opcode is Opcode.RESHAPE:
-            found = reshape_indices(indices, dims_of(source), dims_of(source.operands[0]), rank)
-            if found is None:
-                return None
-            indices = found
-        else:
+        (operand,) = operands(source)
+        found = (
+            movement(source, indices)
+            if movement is not None
+            else reshape_indices(indices, dims_of(source), dims_of(operand), rank)
+        )
+        if found is None:
             return None
-        source = source.operands[0]
+        indices, source = found, operand
     place = linear(indices, dims_of(source), rank)
     if source is instruction or min(place.coefficients, default=0) < 0:
         return None

@@ -136,7 +136,8 @@ def _fastest(
     entries = {_label(offer, variant): (offer, variant) for offer in offers for variant in offer.variants}
     kernels = {name: variant.kernel for name, (_, variant) in entries.items()}
     compiled = frozenset(name for name, (offer, _) in entries.items() if offer.implementation.library)
-    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds, compiled)
+    ours = frozenset(name for name, (offer, _) in entries.items() if offer.implementation.provider is Provider.TRITON)
+    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds, compiled, ours)
     offer, variant = entries[outcome.name]
     return _chosen(offer, variant, [outcome.text, *reasons])
 

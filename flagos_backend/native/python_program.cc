@@ -54,14 +54,11 @@ class PythonProgram final : public Program, public LibraryCaller {
 
   const NativeForm& native() const noexcept { return native_; }
 
-  void CallLibrary(int64_t number, void* const* sources, void* const* targets) override {
-    const NativeForm::Call& call = native_.calls.at(static_cast<size_t>(number));
-    python::Gil gil;
-    CheckOpen(gil);
-    Object function = python::Attribute(runner_, "call");
-    Object index = python::Integer(number);
-    Object operands = Tensors(sources, call.operands), results = Tensors(targets, call.results);
-    python::Call(function.get(), {index.get(), operands.get(), results.get()}, "execute");
+  void CallLibrary(int64_t number, void* const* sources, void** targets, Memory* memory,
+                   std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) override;
+  void Drop(std::vector<Ref<Block>>& blocks) noexcept override {
+    python::Gil gil;  // without one the process ends, and its memory goes with it
+    blocks.clear();
   }
 
   ~PythonProgram() override {
@@ -108,11 +105,15 @@ class PythonProgram final : public Program, public LibraryCaller {
   // Whether the arguments that the program uses up are this launch's alone.
   bool InPlace(const std::vector<Argument>& arguments) const noexcept;
 
-  // A list of tensors over memory that outlives the call they are made for.
+  // A list of tensors over memory that outlives the call they are made for; None where there is no memory.
   static Object Tensors(void* const* addresses, const std::vector<Shape>& shapes) {
     const python::Functions& py = *python::Known();
     Object list = python::Check(py.PyList_New(static_cast<ptrdiff_t>(shapes.size())), "PyList_New");
     for (size_t i = 0; i < shapes.size(); ++i) {
+      if (addresses[i] == nullptr) {
+        py.PyList_SetItem(list.get(), static_cast<ptrdiff_t>(i), Object::Share(py.none).Detach());
+        continue;
+      }
       Object capsule = ToCapsule(addresses[i], shapes[i]);
       Object tensor = python::Call(TheBridge().from_dlpack, {capsule.get()}, "from_dlpack");
       py.PyList_SetItem(list.get(), static_cast<ptrdiff_t>(i), tensor.Detach());
@@ -169,6 +170,28 @@ Ref<Block> ToBlock(const Bridge& bridge, PyObject* tensor, const Shape& shape, M
   Ref<Block> copy = Block::Allocate(memory, view.bytes);
   std::memcpy(copy->data(), view.data, view.bytes);
   return copy;
+}
+
+void PythonProgram::CallLibrary(int64_t number, void* const* sources, void** targets, Memory* memory,
+                                std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) {
+  const NativeForm::Call& call = native_.calls.at(static_cast<size_t>(number));
+  python::Gil gil;
+  CheckOpen(gil);
+  done.clear();
+  const python::Functions& py = *python::Known();
+  Object function = python::Attribute(runner_, "call");
+  Object index = python::Integer(number);
+  Object operands = Tensors(sources, call.operands), results = Tensors(targets, call.results);
+  Object tensors = python::Call(function.get(), {index.get(), operands.get(), results.get()}, "execute");
+  std::vector<Ref<Block>> none;
+  ptrdiff_t next = 0;
+  for (size_t i = 0; i < call.results.size(); ++i) {
+    if (targets[i] != nullptr) continue;
+    PyObject* tensor = py.PyList_GetItem(tensors.get(), next++);
+    if (tensor == nullptr) throw Failure(python::TakeException("execute"));
+    brought.push_back(ToBlock(TheBridge(), tensor, call.results[i], memory, none));
+    targets[i] = brought.back()->data();
+  }
 }
 
 bool PythonProgram::InPlace(const std::vector<Argument>& arguments) const noexcept {

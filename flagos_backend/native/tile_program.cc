@@ -1,5 +1,6 @@
 #include "tile_program.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace flagos {
@@ -33,6 +34,11 @@ class TileProgram final : public Program {
     results.reserve(num_results);
     for (size_t i = 0; i < num_results; ++i) {
       const int64_t overwritten = native_->overwritten(i);
+      if (native_->is_brought(i)) {
+        results.emplace_back();
+        addresses[num_arguments + i] = nullptr;
+        continue;
+      }
       if (overwritten < 0) {
         results.push_back(Block::Allocate(memories[i], info_.outputs[i].bytes));
       } else {
@@ -46,10 +52,15 @@ class TileProgram final : public Program {
     if (native_->scratch_bytes() > 0) {
       scratch = Block::Allocate(place.device->default_memory(), static_cast<size_t>(native_->scratch_bytes()));
     }
-    Calls calls{caller_, Status()};
+    Calls calls(caller_, place.device->default_memory());
     const cpu::CallHandler handler{&Calls::Make, &calls};
-    void* const memory = scratch ? scratch->data() : nullptr;
+    // Arrays without elements have an address too: null stands for what a call brings.
+    alignas(64) static char nothing[64];
+    void* const memory = scratch ? scratch->data() : nothing;
     if (!native_->Run(addresses, addresses + num_arguments, memory, handler)) throw Failure(std::move(calls.status));
+    for (size_t i = 0; i < num_results; ++i) {
+      if (native_->is_brought(i)) results[i] = In(memories[i], calls.Take(addresses[num_arguments + i]));
+    }
     return results;
   }
 
@@ -63,15 +74,48 @@ class TileProgram final : public Program {
     return copy;
   }
 
-  // One run's library calls, and why the last one failed.
+  // The block, or its content in another memory.
+  static Ref<Block> In(Memory* memory, Ref<Block> block) {
+    if (block->memory() == memory) return block;
+    Ref<Block> copy = Block::Allocate(memory, block->bytes());
+    std::memcpy(copy->data(), block->data(), block->bytes());
+    return copy;
+  }
+
+  // One run's library calls, the memory that they brought, and why the last one failed.
   struct Calls {
-    LibraryCaller* caller;
+    LibraryCaller* const caller;
+    Memory* const memory;
+    std::vector<Ref<Block>> brought;
     Status status;
 
-    static bool Make(void* user, int64_t number, void* const* sources, void* const* targets) {
+    Calls(LibraryCaller* caller, Memory* memory) : caller(caller), memory(memory) {}
+    ~Calls() {
+      if (!brought.empty()) caller->Drop(brought);
+    }
+    Calls(const Calls&) = delete;
+    Calls& operator=(const Calls&) = delete;
+
+    Ref<Block> Take(const void* address) {
+      const auto found = std::find_if(brought.begin(), brought.end(),
+                                      [address](const Ref<Block>& block) { return block->data() == address; });
+      if (found == brought.end()) {
+        Fail(FLAGOS_INTERNAL,
+             "execute: a library call brought no result; this is a defect of the backend, please report it");
+      }
+      std::swap(*found, brought.back());
+      Ref<Block> block = std::move(brought.back());
+      brought.pop_back();
+      return block;
+    }
+
+    static bool Make(void* user, int64_t number, void* const* sources, void** targets,
+                     const std::vector<void*>& released) {
       Calls& calls = *static_cast<Calls*>(user);
       try {
-        calls.caller->CallLibrary(number, sources, targets);
+        std::vector<Ref<Block>> done;
+        for (const void* address : released) done.push_back(calls.Take(address));
+        calls.caller->CallLibrary(number, sources, targets, calls.memory, calls.brought, done);
         return true;
       } catch (...) {
         calls.status = StatusOfException("library call");

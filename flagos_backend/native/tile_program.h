@@ -4,6 +4,8 @@
 #define FLAGOS_NATIVE_TILE_PROGRAM_H_
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cpu/native_program.h"
 #include "program.h"
@@ -14,8 +16,13 @@ namespace flagos {
 class LibraryCaller {
  public:
   virtual ~LibraryCaller() = default;
-  // Reads arrays at `sources`, fills those at `targets`. Throws Failure.
-  virtual void CallLibrary(int64_t number, void* const* sources, void* const* targets) = 0;
+  // Reads arrays at `sources`, fills those at `targets`. Where a target is null it becomes the address of a block in
+  // `memory` that joins `brought`. Drops `done`, blocks of earlier calls, for which it has the interpreter at hand.
+  // Throws Failure.
+  virtual void CallLibrary(int64_t number, void* const* sources, void** targets, Memory* memory,
+                           std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) = 0;
+  // Drops blocks that calls brought, with the interpreter; without it they would only be noted to be dropped.
+  virtual void Drop(std::vector<Ref<Block>>& blocks) noexcept = 0;
 };
 
 // `words` and `constants` as codegen/native.py wrote them; `caller` is part of `python`. Throws Failure.

@@ -283,12 +283,13 @@ class Runner:
         """What became of the capture, as text for explain."""
         self._compiled.outcomes[local_ordinal] = outcome
 
-    def call(self, number: int, operands: list[torch.Tensor], results: list[torch.Tensor]) -> None:
-        """Library call ``number`` of the native program: fills ``results``. Empties ``operands``."""
+    def call(self, number: int, operands: list[torch.Tensor], results: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Library call ``number`` of the native program: fills ``results`` and returns those for which it has None.
+        Empties ``operands``."""
         native = self._compiled.native
         assert native is not None
         with _inference_mode(True):
-            native.calls[number](self._library_run, operands, results)
+            return native.calls[number](self._library_run, operands, results)
 
     def artifact(self, kind: int) -> bytes:
         """The bytes of one of ``Artifact``."""

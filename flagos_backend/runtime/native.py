@@ -36,7 +36,8 @@ _PLACED = frozenset(
 # A library call from native code costs about as much as this many operations of a Python plan save.
 _OPERATIONS_PER_CALL = 2
 
-LibraryCall = Callable[[Run, list[torch.Tensor], Sequence[torch.Tensor]], None]
+# (run, operands, for each result where it goes or None) -> the tensors that go nowhere, in order
+LibraryCall = Callable[[Run, list[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +76,17 @@ def _reason_against(instruction: Instruction) -> str:
 
 
 def _library_call(call: Call) -> LibraryCall:
-    """Computes the call's instruction from tensors and copies the results to where the program wants them."""
+    """Computes the call's instruction from tensors; copies results to where the program wants them, if anywhere."""
     plan = Plan.build(_computation_of(call))
 
-    def run_call(run: Run, operands: list[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    def run_call(run: Run, operands: list[torch.Tensor], results: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        brought = []
         for result, value in zip(results, plan.run(run, operands), strict=True):
-            result.copy_(value)
+            if result is None:
+                brought.append(value)
+            else:
+                result.copy_(value)
+        return brought
 
     return run_call
 

@@ -58,7 +58,7 @@ _DROPOUT = "dropout_p"
 # It dereferences, on the host, the seeds of the dropout that it repeats.
 _READS_SEEDS = torch.ops.aten._scaled_dot_product_efficient_attention_backward
 
-_CONFIG = {"arguments": REQUIRED, "keywords": REQUIRED, "results": REQUIRED, "dtypes": None}
+_CONFIG = {"arguments": REQUIRED, "keywords": REQUIRED, "results": REQUIRED, "dtypes": None, "orders": None}
 
 
 @custom_call_namespace("aten", Storage.FRESH, **_CONFIG)
@@ -90,7 +90,7 @@ def _prepare(instruction: Instruction, config: Config, operator: Callable[..., A
     casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
     arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
     keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
-    finish = _results(instruction, config["results"], config["dtypes"])
+    finish = _results(instruction, config["results"], config["dtypes"], config["orders"])
     place = instruction.metadata or instruction.name
 
     def run(launch: Run, *operands: Any) -> Value:
@@ -185,21 +185,26 @@ def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[to
     return strided
 
 
-def _results(instruction: Instruction, kept: object, dtypes: object) -> Callable[[Any, torch.device, set[int]], Value]:
+def _results(
+    instruction: Instruction, kept: object, dtypes: object, orders: object
+) -> Callable[[Any, torch.device, set[int]], Value]:
     """What makes the instruction's value, on the device, of what the operator returned, in storage that is none of the
     operands'.
 
     ``kept``: null for the one tensor, else which of the returned values, lists spread, are tensors of the result.
     ``dtypes``: for each tensor of the result the name of the dtype whose bits it holds, or null; null where none does.
+    ``orders``: for each tensor which dimension of what is returned each of its own is, or null where that is the same.
     """
     give = []
     shapes = list(leaves(instruction.shape))
-    names = [None] * len(shapes) if dtypes is None else dtypes
-    if not isinstance(names, list) or len(names) != len(shapes):
-        raise malformed(instruction, f"dtypes {dtypes} are not those of {instruction.shape}")
-    for shape, name in zip(shapes, names, strict=True):
+    names, turns = (
+        _of_each(instruction, key, value, len(shapes)) for key, value in (("dtypes", dtypes), ("orders", orders))
+    )
+    for shape, name, order in zip(shapes, names, turns, strict=True):
         seen = _as_torch(instruction, shape) if name is None else _of_bits(instruction, name, shape)
-        give.append(_in_storage(seen or dtype_of(shape.element_type), shape))
+        if order is not None and (not isinstance(order, list) or sorted(order) != list(range(len(shape.dims)))):
+            raise malformed(instruction, f"{order} does not order the dimensions of {shape}")
+        give.append(_in_storage(seen or dtype_of(shape.element_type), shape, order))
     if kept is None:
         if not isinstance(instruction.shape, ArrayShape):
             raise malformed(instruction, f"one tensor is no {instruction.shape}")
@@ -216,6 +221,15 @@ def _results(instruction: Instruction, kept: object, dtypes: object) -> Callable
     return finish
 
 
+def _of_each(instruction: Instruction, key: str, values: object, count: int) -> list[Any]:
+    """What the config says of each tensor of the result; null says nothing of any."""
+    if values is None:
+        return [None] * count
+    if not isinstance(values, list) or len(values) != count:
+        raise malformed(instruction, f"{key} {values} are not those of {instruction.shape}")
+    return values
+
+
 def _owned(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
     """The tensor, or a copy where it lies in ``taken`` storage or its elements overlap; takes its storage."""
     storage = tensor.untyped_storage().data_ptr()
@@ -225,7 +239,7 @@ def _owned(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return tensor
 
 
-def _in_storage(dtype: torch.dtype, shape: ArrayShape) -> Callable[[Any], Any]:
+def _in_storage(dtype: torch.dtype, shape: ArrayShape, order: list[int] | None) -> Callable[[Any], Any]:
     """A returned tensor as it is stored. Operators may return another dtype than they do for tensors without data
     (statistics of norms of halves), and the program says which one is meant; or nothing for what nobody reads (seeds of
     attention without dropout)."""
@@ -237,6 +251,8 @@ def _in_storage(dtype: torch.dtype, shape: ArrayShape) -> Callable[[Any], Any]:
         if tensor.dtype is not dtype:
             tensor = tensor.to(dtype)
         tensor = tensor.resolve_conj().resolve_neg()  # what is only marked would be lost with the tensor
+        if order is not None:
+            tensor = tensor.permute(order)
         return tensor if dtype is storage else tensor.view(storage)
 
     return give

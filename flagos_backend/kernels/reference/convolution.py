@@ -3,7 +3,7 @@ torch.convolution cannot say (padding, reversal, groups over the batch) is done 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -28,19 +28,22 @@ _TORCH_RANK_LIMIT = 3
 @dataclass(frozen=True, slots=True)
 class Engine:
     """What convolves: a function of torch.convolution's arguments. ``transposes``: it knows transposed convolutions.
-    ``halves``: it accumulates f16 and bf16 in f32 itself."""
+    ``halves``: it accumulates f16 and bf16 in f32 itself. ``backward``: as aten::convolution_backward, if it has that.
+    """
 
     convolution: Callable[..., Tensor] = torch.convolution
     transposes: bool = True
     halves: bool = False
+    backward: Callable[..., tuple[Tensor, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    """The window in each spatial dimension, reversal and batch groups already taken out of it."""
+    """The window in each spatial dimension, batch groups already taken out of it; ``counts``: the result's sizes."""
 
     window: tuple[WindowDimension, ...]
     groups: int
+    counts: tuple[int, ...]
 
     @property
     def rank(self) -> int:
@@ -48,6 +51,11 @@ class _Geometry:
 
     def field(self, name: str) -> list[int]:
         return [getattr(w, name) for w in self.window]
+
+    def turned(self, weight: Tensor, *, reversal: bool = True) -> Tensor:
+        """The weight with the dimensions in reverse order in which the window has that ``reversal``."""
+        dims = [d for d, w in enumerate(self.window, start=2) if w.window_reversal is reversal and w.size > 1]
+        return weight.flip(dims) if dims else weight
 
 
 def _pad_spatial(x: Tensor, amounts: list[tuple[int, int]]) -> Tensor:
@@ -80,6 +88,7 @@ def _by_torch(geometry: _Geometry, engine: Engine) -> Convolve:
     symmetric = all(w.padding_low == w.padding_high >= 0 and w.base_dilation == 1 for w in geometry.window)
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        weight = geometry.turned(weight)
         if symmetric:
             paddings = geometry.field("padding_low")
             return engine.convolution(x, weight, None, strides, paddings, dilations, False, zeros, geometry.groups)
@@ -90,20 +99,60 @@ def _by_torch(geometry: _Geometry, engine: Engine) -> Convolve:
 
 
 def _by_transposed_torch(geometry: _Geometry, engine: Engine) -> Convolve:
-    """A dilated base under a window of stride 1 is torch's transposed convolution, padded or cropped afterwards."""
+    """A dilated base under a window of stride 1 is torch's transposed convolution, which goes through the window in
+    reverse; padded or cropped afterwards where that is not what its own padding says."""
     dilations, bases = geometry.field("window_dilation"), geometry.field("base_dilation")
     groups, zeros = geometry.groups, [0] * geometry.rank
-    spatial = list(range(2, 2 + geometry.rank))
+    around = [
+        (w.padding_low - (w.size - 1) * w.window_dilation, w.padding_high - (w.size - 1) * w.window_dilation)
+        for w in geometry.window
+    ]
+    crops = [-low for low, _ in around]
+    more = [high - low for low, high in around]
+    own = all(
+        crop >= 0 and 0 <= extra < max(base, dilation)
+        for crop, extra, base, dilation in zip(crops, more, bases, dilations, strict=True)
+    )
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
         per_group = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
-        turned = per_group.reshape(x.shape[1], -1, *weight.shape[2:]).flip(spatial)
-        full = engine.convolution(x, turned, None, bases, zeros, dilations, True, zeros, groups)
-        amounts = []
-        for w in geometry.window:
-            reach = (w.size - 1) * w.window_dilation
-            amounts.append((w.padding_low - reach, w.padding_high - reach))
-        return _pad_spatial(full, amounts)
+        turned = geometry.turned(per_group.reshape(x.shape[1], -1, *weight.shape[2:]), reversal=False)
+        if own:
+            return engine.convolution(x, turned, None, bases, crops, dilations, True, more, groups)
+        return _pad_spatial(engine.convolution(x, turned, None, bases, zeros, dilations, True, zeros, groups), around)
+
+    return convolve
+
+
+def _is_weight_gradient(geometry: _Geometry, spatial: Sequence[int]) -> bool:
+    """Whether a convolution of inputs with gradients of results, as gradients of weights are, can be asked for as
+    that: with windows larger than the result, which other algorithms are not made for. ``spatial``: the input's sizes.
+    """
+    if geometry.groups != 1 or prod(geometry.field("size")) <= prod(geometry.counts):
+        return False
+    for size, count, w in zip(spatial, geometry.counts, geometry.window, strict=True):
+        if w.base_dilation != 1 or w.padding_low < 0:
+            return False
+        # The forward convolution that has these weights has a result as large as the window.
+        reach = size + 2 * w.padding_low - w.stride * (count - 1) - 1
+        if reach < 0 or reach // w.window_dilation + 1 != w.size:
+            return False
+    return True
+
+
+def _by_weight_gradient(geometry: _Geometry, engine: Engine) -> Convolve:
+    """The batch is what is summed over, and features of the input and of the result are those of the weight."""
+    backward = engine.backward
+    assert backward is not None
+    strides, dilations = geometry.field("window_dilation"), geometry.field("stride")
+    paddings, zeros = geometry.field("padding_low"), [0] * geometry.rank
+
+    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        inputs, gradient = x.transpose(0, 1), geometry.turned(weight).transpose(0, 1)
+        like = x.new_empty((gradient.shape[1], inputs.shape[1], *geometry.counts))
+        wanted = (False, True, False)
+        _, result, _ = backward(gradient, inputs, like, None, strides, paddings, dilations, False, zeros, 1, wanted)
+        return result.transpose(0, 1)
 
     return convolve
 
@@ -113,7 +162,7 @@ def _by_patches(geometry: _Geometry) -> Convolve:
     groups = geometry.groups
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
-        padded = _padded(x, geometry).contiguous()
+        padded, weight = _padded(x, geometry).contiguous(), geometry.turned(weight)
         counts, window_strides, element_strides = [], [], []
         for d, w in enumerate(geometry.window, start=2):
             extent = (w.size - 1) * w.window_dilation + 1
@@ -132,9 +181,11 @@ def _by_patches(geometry: _Geometry) -> Convolve:
     return convolve
 
 
-def _choose(geometry: _Geometry, floating: bool, engine: Engine) -> Convolve:
+def _choose(geometry: _Geometry, spatial: Sequence[int], floating: bool, engine: Engine) -> Convolve:
     if not floating or geometry.rank > _TORCH_RANK_LIMIT:
         return _by_patches(geometry)
+    if engine.backward is not None and _is_weight_gradient(geometry, spatial):
+        return _by_weight_gradient(geometry, engine)
     spread = any(w.base_dilation > 1 for w in geometry.window) and all(w.stride == 1 for w in geometry.window)
     if spread and engine.transposes:
         return _by_transposed_torch(geometry, engine)
@@ -183,7 +234,7 @@ def _rounded(x: Tensor, element_type: ElementType) -> Tensor:
 
 @kernel(Opcode.CONVOLUTION, storage=Storage.FRESH)
 def prepare_convolution(instruction: Instruction) -> Kernel:
-    return prepare_with(instruction, Engine())
+    return prepare_with(instruction, Engine(backward=torch.ops.aten.convolution_backward))
 
 
 def prepare_with(instruction: Instruction, engine: Engine) -> Kernel:
@@ -201,10 +252,10 @@ def prepare_with(instruction: Instruction, engine: Engine) -> Kernel:
     window = attributes.window or (WindowDimension(1),)
     batch_groups = attributes.batch_group_count
     groups = attributes.feature_group_count * batch_groups
-    geometry = _Geometry(window, groups)
-    reversed_dims = [2 + d for d, w in enumerate(window) if w.window_reversal]
+    geometry = _Geometry(window, groups, tuple(result.dims[d] for d in attributes.output_spatial) or (1,))
+    spatial = [lhs.dims[d] for d in attributes.input_spatial] or [1]
     convolve = _prepare_arithmetic(
-        lambda floating: _choose(geometry, floating, engine),
+        lambda floating: _choose(geometry, spatial, floating, engine),
         lhs.element_type,
         rhs.element_type,
         result.element_type,
@@ -222,8 +273,6 @@ def prepare_with(instruction: Instruction, engine: Engine) -> Kernel:
             x, weight = x.unsqueeze(2), weight.unsqueeze(2)
         if batch_groups > 1:  # a group of the batch becomes a group of features
             x = x.reshape(batch_groups, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
-        if reversed_dims:
-            weight = weight.flip(reversed_dims)
         y = convolve(x, weight)
         return (y.squeeze(2) if flat else y).permute(to_result)
 

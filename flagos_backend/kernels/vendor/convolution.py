@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import ConvolutionAttributes
@@ -22,18 +22,22 @@ def unsupported(instruction: Instruction, target: Target) -> str:
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     # HLO's default precision lets f32 be rounded to TF32, as XLA does on GPUs.
     allowed = instruction.attributes_as(ConvolutionAttributes).precision is Precision.DEFAULT
-    convolution = _with_tensor_float(allowed) if target.device_type == "cuda" else torch.convolution
-    return (Variant("", prepare_with(instruction, Engine(convolution, halves=target.device_type != "cpu"))),)
+    forward: Callable[..., Any] = torch.convolution
+    backward: Callable[..., Any] = torch.ops.aten.convolution_backward
+    if target.device_type == "cuda":
+        forward, backward = _with_tensor_float(forward, allowed), _with_tensor_float(backward, allowed)
+    engine = Engine(forward, halves=target.device_type != "cpu", backward=backward)
+    return (Variant("", prepare_with(instruction, engine)),)
 
 
-def _with_tensor_float(allowed: bool) -> Any:
-    def convolution(*arguments: Any) -> Tensor:
+def _with_tensor_float(function: Callable[..., Any], allowed: bool) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
         switch = torch.backends.cudnn
         before = switch.allow_tf32
         switch.allow_tf32 = allowed
         try:
-            return torch.convolution(*arguments)
+            return function(*arguments)
         finally:
             switch.allow_tf32 = before
 
-    return convolution
+    return call

@@ -57,7 +57,7 @@ void RunBlockCopy(const BlockCopy& copy, char* const* slots) {
 // One run: the addresses of all buffers, and a function for each kind of step.
 class Runner {
  public:
-  Runner(char* const* slots, const CallHandler& handler) : slots_(slots), handler_(handler) {}
+  Runner(char** slots, const CallHandler& handler) : slots_(slots), handler_(handler) {}
 
   bool operator()(const Loop& loop) const {
     RunLoop(loop, slots_);
@@ -93,10 +93,13 @@ class Runner {
   }
 
   bool operator()(const Call& call) const {
-    std::vector<void*> sources, targets;
+    std::vector<void*> sources, targets, released;
     for (int64_t slot : call.sources) sources.push_back(slots_[slot]);
     for (int64_t slot : call.targets) targets.push_back(slots_[slot]);
-    return handler_.call(handler_.user, call.number, sources.data(), targets.data());
+    for (int64_t slot : call.released) released.push_back(slots_[slot]);
+    if (!handler_.call(handler_.user, call.number, sources.data(), targets.data(), released)) return false;
+    for (size_t i = 0; i < targets.size(); ++i) slots_[call.targets[i]] = static_cast<char*>(targets[i]);
+    return true;
   }
 
   bool operator()(const While& loop) const {
@@ -116,7 +119,7 @@ class Runner {
     for (int64_t trip = 0; trip != loop.trip_count; ++trip) {
       if (loop.trip_count < 0) {
         uint8_t again = 0;
-        void* const result = &again;
+        void* result = &again;
         if (!loop.condition->Run(now.data(), &result, scratch, handler_)) return false;
         if (again == 0) break;
       }
@@ -144,11 +147,11 @@ class Runner {
   }
 
  private:
-  char* const* const slots_;
+  char** const slots_;
   const CallHandler& handler_;
 };
 
-bool NativeProgram::Run(void* const* arguments, void* const* results, void* scratch, const CallHandler& handler) const {
+bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler) const {
   constexpr size_t kFew = 64;
   const size_t num_slots =
       argument_bytes_.size() + result_bytes_.size() + constant_offsets_.size() + temporary_offsets_.size();
@@ -161,10 +164,15 @@ bool NativeProgram::Run(void* const* arguments, void* const* results, void* scra
   // Constants are never written: Parse refuses a step that does.
   char* const constants = reinterpret_cast<char*>(const_cast<uint8_t*>(constants_->data()));
   for (int64_t offset : constant_offsets_) *slot++ = constants + offset;
-  for (int64_t offset : temporary_offsets_) *slot++ = static_cast<char*>(scratch) + offset;
+  for (int64_t offset : temporary_offsets_) *slot++ = offset < 0 ? nullptr : static_cast<char*>(scratch) + offset;
   const OpenMpScope open_mp(has_calls_);
   const Runner runner(slots, handler);
-  return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); });
+  if (!std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); }))
+    return false;
+  for (size_t i = 0; i < result_bytes_.size(); ++i) {
+    if (brought_[i]) results[i] = slots[argument_bytes_.size() + i];
+  }
+  return true;
 }
 
 }  // namespace flagos::cpu

@@ -99,10 +99,11 @@ struct ScalarLoop {
   std::vector<Loop::Step> steps;
 };
 
-// A library call that the host of the program makes: buffers in, buffers out.
+// A library call that the host of the program makes: buffers in, buffers out, some of which the call brings.
 struct Call {
   int64_t number;
   std::vector<int64_t> sources, targets;  // slots
+  std::vector<int64_t> released;          // slots of what earlier calls brought and nobody reads any more
 };
 
 // A block at run-time starts, which are clamped so that it lies inside: sliced out of an array (sources: array, starts),
@@ -192,9 +193,11 @@ struct MatrixProduct {
   Operand a, b, c;
 };
 
-// Makes the library calls of a program. Returns false when one failed; the program then stops.
+// Makes the library calls of a program. A target that is null gets the address of memory that the call brings, which
+// the handler keeps until it is among the `released`, or for as long as the run's results. Returns false when the call
+// failed; the program then stops.
 struct CallHandler {
-  bool (*call)(void* user, int64_t number, void* const* sources, void* const* targets);
+  bool (*call)(void* user, int64_t number, void* const* sources, void** targets, const std::vector<void*>& released);
   void* user;
 };
 
@@ -211,14 +214,17 @@ class NativeProgram {
   int64_t result_bytes(size_t i) const { return result_bytes_[i]; }
   // The argument over which the program writes result i, or -1.
   int64_t overwritten(size_t i) const { return overwritten_[i]; }
+  // Whether a library call brings the memory of result i.
+  bool is_brought(size_t i) const { return brought_[i]; }
   int64_t scratch_bytes() const { return arena_bytes_; }
   int64_t work() const { return work_; }  // element operations, to tell short programs from long ones
   bool has_calls() const { return has_calls_; }
 
   // Buffers aligned to 16 bytes; results overlap neither each other nor arguments, but a result that overwrites an
-  // argument is written there and its own address is not used. scratch: scratch_bytes() bytes aligned
-  // to 64. Several runs may go on at once with different scratch. False: a library call failed.
-  bool Run(void* const* arguments, void* const* results, void* scratch, const CallHandler& handler) const;
+  // argument is written there and its own address is not used, and that of one that is brought is set. scratch:
+  // scratch_bytes() bytes aligned to 64. Several runs may go on at once with different scratch. False: a library call
+  // failed.
+  bool Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler) const;
 
  private:
   friend class Parser;
@@ -228,8 +234,9 @@ class NativeProgram {
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1
+  std::vector<bool> brought_;         // for each result
   std::shared_ptr<const std::vector<uint8_t>> constants_;
-  std::vector<int64_t> constant_offsets_, temporary_offsets_;
+  std::vector<int64_t> constant_offsets_, temporary_offsets_;  // -1: what a call brings
   std::vector<Step> steps_;
   int64_t arena_bytes_ = 0;
   int64_t work_ = 0;

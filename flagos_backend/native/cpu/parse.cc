@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kMagic = 0x31504f4f4c534f46;  // "FOSLOOP1"
 constexpr int kMaxDepth = 64;
+constexpr int64_t kBrought = -2;  // beside the argument that a result is written over, and -1 for none
 enum : int64_t {
   kLoopItem = 1,
   kProductItem,
@@ -44,7 +45,12 @@ std::unique_ptr<NativeProgram> Parser::Parse() {
   overwritten_.assign(static_cast<size_t>(num_arguments), false);
   for (int64_t i = 0; i < num_results; ++i) {
     const int64_t argument = Word();
-    program->overwritten_.push_back(argument);
+    program->brought_.push_back(argument == kBrought);
+    program->overwritten_.push_back(std::max<int64_t>(argument, -1));
+    if (argument == kBrought) {
+      Require(depth_ == 0 && program->result_bytes_[static_cast<size_t>(i)] > 0, "no call brings this result");
+      BroughtTo(num_arguments + i) = Brought::kAwaited;
+    }
     if (argument < 0) continue;
     Require(argument < num_arguments && !overwritten_[static_cast<size_t>(argument)] &&
                 SlotBytes(argument) == program->result_bytes_[static_cast<size_t>(i)],
@@ -52,14 +58,16 @@ std::unique_ptr<NativeProgram> Parser::Parse() {
     overwritten_[static_cast<size_t>(argument)] = true;
   }
   const int64_t constants_size = static_cast<int64_t>(constants_->size());
-  for (int64_t i = 0; i < num_constants; ++i) program->constant_offsets_.push_back(AddPlanned(constants_size));
+  for (int64_t i = 0; i < num_constants; ++i) program->constant_offsets_.push_back(AddPlanned(constants_size, false));
   for (int64_t i = 0; i < num_temporaries; ++i)
-    program->temporary_offsets_.push_back(AddPlanned(program->arena_bytes_));
+    program->temporary_offsets_.push_back(AddPlanned(program->arena_bytes_, true));
   first_result_ = num_arguments;
   first_constant_ = num_arguments + num_results;
   first_temporary_ = first_constant_ + num_constants;
   for (int64_t i = Count(); i > 0; --i) ParseStep(*program);
   Require(next_ == end_, "words are left over");
+  for (int64_t i = 0; i < num_results; ++i)
+    Require(BroughtTo(first_result_ + i) != Brought::kAwaited, "no call brings a result");
   return program;
 }
 
@@ -132,8 +140,25 @@ Call Parser::ParseCall() {
   Call call;
   call.number = Word();
   call.sources = ReadableSlots();
-  call.targets = WritableSlots();
-  Require(Count() == 0, "a call has scratch");
+  for (int64_t i = Count(); i > 0; --i) {
+    const int64_t* const word = next_;
+    const int64_t slot = Slot();
+    if (BroughtTo(slot) == Brought::kAwaited) {
+      BroughtTo(slot) = Brought::kThere;
+    } else {
+      next_ = word;
+      WritableSlot();
+    }
+    call.targets.push_back(slot);
+  }
+  for (int64_t i = Count(); i > 0; --i) {
+    const int64_t slot = call.released.emplace_back(Slot());
+    Require(slot >= first_temporary_ && BroughtTo(slot) == Brought::kThere, "a call releases what none has brought");
+    Require(std::find(call.sources.begin(), call.sources.end(), slot) == call.sources.end() &&
+                std::find(call.targets.begin(), call.targets.end(), slot) == call.targets.end(),
+            "a call releases what it uses");
+    BroughtTo(slot) = Brought::kReleased;
+  }
   return call;
 }
 

@@ -55,23 +55,43 @@ class Parser {
   int64_t AddSlot(int64_t bytes) {
     Require(bytes >= 0, "negative buffer size");
     slot_bytes_.push_back(bytes);
+    brought_.push_back(Brought::kNot);
     return bytes;
   }
-  int64_t AddPlanned(int64_t total) {
+  // What becomes of the memory that a library call brings.
+  enum class Brought { kNot, kAwaited, kThere, kReleased };
+
+  int64_t AddBrought(int64_t bytes) {
+    Require(depth_ == 0, "a nested program has memory that calls bring");
+    Require(bytes > 0, "a call brings nothing");
+    AddSlot(bytes);
+    brought_.back() = Brought::kAwaited;
+    return -1;
+  }
+  int64_t AddPlanned(int64_t total, bool may_be_brought) {
     const int64_t offset = Word();
     const int64_t bytes = Word();
+    if (may_be_brought && offset == -1) return AddBrought(bytes);
     Require(offset >= 0 && offset % 16 == 0 && bytes >= 0 && bytes <= total && offset <= total - bytes,
             "a planned buffer lies outside its arena");
     AddSlot(bytes);
     return offset;
   }
-  int64_t ReadableSlot() {
+  int64_t Slot() {
     const int64_t slot = Word();
     Require(slot >= 0 && slot < static_cast<int64_t>(slot_bytes_.size()), "buffer out of range");
     return slot;
   }
+  Brought& BroughtTo(int64_t slot) { return brought_[static_cast<size_t>(slot)]; }
+  int64_t ReadableSlot() {
+    const int64_t slot = Slot();
+    Require(BroughtTo(slot) == Brought::kNot || BroughtTo(slot) == Brought::kThere,
+            "a step reads what no call has brought");
+    return slot;
+  }
   int64_t WritableSlot() {
-    const int64_t slot = ReadableSlot();
+    const int64_t slot = Slot();
+    Require(BroughtTo(slot) == Brought::kNot, "a step writes what a call brings");
     const bool is_overwritten = slot < first_result_ && overwritten_[static_cast<size_t>(slot)];
     Require(slot >= first_temporary_ || (slot >= first_result_ && slot < first_constant_) || is_overwritten,
             "a step writes an argument or a constant");
@@ -151,6 +171,7 @@ class Parser {
   const Constants constants_;
   const int depth_;
   std::vector<int64_t> slot_bytes_;
+  std::vector<Brought> brought_;  // by slot
   std::vector<bool> overwritten_;
   int64_t first_result_ = 0, first_constant_ = 0, first_temporary_ = 0;
 };

@@ -11,6 +11,7 @@ import torch
 from flagos_backend.codegen.triton import RegionKernel, compile_together, prepare, schedule
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import FlatComputation, flatten
+from flagos_backend.fusion.indexing import View
 from flagos_backend.fusion.region import Region
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -61,6 +62,7 @@ class _Builder(Builder):
         walk.slots.update(zip(flat.parameters, leaves, strict=True))
         plan = schedule(flat, self._target)
         walk.buffers.update(plan.buffers)
+        walk.views.update(plan.views)
         for item in plan.items:
             if isinstance(item, Region):
                 self.kernels.append(prepare(item, self._target))
@@ -72,13 +74,15 @@ class _Builder(Builder):
 
 
 class _Walk:
-    """One computation on its way into a plan. ``slots``: where each buffer is; ``buffers`` as in the schedule."""
+    """One computation on its way into a plan. ``slots``: where each buffer is; ``buffers`` and ``views`` as in the
+    schedule."""
 
     def __init__(self, builder: _Builder, flat: FlatComputation) -> None:
         self.builder = builder
         self.flat = flat
         self.slots: dict[Instruction, int] = {}
         self.buffers: dict[Instruction, Instruction] = {}
+        self.views: dict[tuple[Instruction, int], View] = {}
         self._shaped: dict[tuple[int, tuple[int, ...]], int] = {}
 
     # ---- values
@@ -105,15 +109,31 @@ class _Walk:
             return slot
         key = (slot, dims)
         if key not in self._shaped:
-            self._shaped[key] = self._reshaped(leaf, slot, dims)
+            self._shaped[key] = self._view(leaf, slot, lambda run, value: value.reshape(dims), whole=True)
         return self._shaped[key]
 
-    def _reshaped(self, leaf: Instruction, slot: int, dims: tuple[int, ...]) -> int:
+    def _part(self, leaf: Instruction, view: View) -> int:
+        """A slot that holds ``leaf`` as a view of the buffer that it is in."""
+        dims, strides = _dims(leaf), view.strides
+
+        def part(run: Run, value: torch.Tensor) -> torch.Tensor:
+            line = value.contiguous()
+            return line.as_strided(dims, strides, line.storage_offset() + view.offset)
+
+        return self._view(leaf, self.slot(self.buffers.get(view.buffer, view.buffer)), part, whole=False)
+
+    def _view(
+        self, leaf: Instruction, slot: int, kernel: Callable[[Run, torch.Tensor], torch.Tensor], whole: bool
+    ) -> int:
+        """``whole``: it has what the slot has, row major."""
         result = self.builder.new_slot(_array(leaf))
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
-            owner.define(result, owner.union(pending.operands))
-            return (lambda run, value: value.reshape(dims)), False, " view"
+            shared = owner.union(pending.operands)
+            # With a root of its own a part has no home: the buffer's is of another size or order.
+            own = frozenset() if whole else frozenset({owner.new_root()})
+            owner.define(result, Place(shared.roots | own, shared.distinct))
+            return kernel, False, " view"
 
         self.builder.add(Pending(leaf, (slot,), (result,), finish, enqueues=False))
         return result
@@ -132,7 +152,11 @@ class _Walk:
     # ---- steps
 
     def emit_library(self, instruction: Instruction) -> None:
-        operands = [self.tree(operand) for operand in instruction.operands]
+        operands: list[Tree] = []
+        for number, operand in enumerate(instruction.operands):
+            # A call that takes views takes no tuples, so that flat operands have its numbers.
+            view = self.views.get((instruction, number))
+            operands.append(self.tree(operand) if view is None else self._part(operand, view))
         tree = self.builder.emit(instruction, operands, ())
         for leaf, slot in zip(self.flat.leaves_of[instruction], slots.flatten(tree), strict=True):
             self.slots[leaf] = slot

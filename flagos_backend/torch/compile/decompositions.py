@@ -1,5 +1,6 @@
-"""What AOTAutograd takes apart: on accelerators the operators that generated kernels compute at least as fast, fused
-with what is around them; on the host nothing, as ATen's kernels are what runs best there. For backend.py."""
+"""What AOTAutograd takes apart: the operators that generated code computes at least as fast, fused with what is around
+them. On the host, where ATen's kernels are mostly what runs best, few: the fewer calls of the library, the more of a
+program is native code. For backend.py."""
 
 from __future__ import annotations
 
@@ -50,8 +51,65 @@ def _layer_norm(
     return result.to(x.dtype), mean, scale
 
 
+# What generated code of the host computes with.
+_WIDE = (torch.float32, torch.float64)
+
+
+def _product_and_sum(
+    addend: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> Any:
+    """addmm as two operators, which round as ATen's one does: in the type of the result."""
+    if x.dtype not in _WIDE or (beta, alpha) != (1, 1):
+        return NotImplemented
+    return torch.mm(x, y) + addend
+
+
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Batch norm by known statistics: a factor and a summand for each channel, as in ATen's kernel."""
+    if any(known is not None and known.dtype not in _WIDE for known in (x, weight, bias, mean, variance)):
+        return NotImplemented
+    factor = torch.rsqrt(variance + eps)
+    if weight is not None:
+        factor = factor * weight
+    summand = -mean * factor
+    if bias is not None:
+        summand = summand + bias
+    sizes = [-1, *(1 for _ in range(x.dim() - 2))]
+    unused = x.new_empty(0)
+    return x * factor.view(sizes) + summand.view(sizes), unused, unused
+
+
+def _by_tanh(taken_apart: Callable[..., Any]) -> Callable[..., Any]:
+    """gelu or its gradient; by erf, ATen's is the faster."""
+
+    def decomposition(*operands: torch.Tensor, approximate: str = "none") -> Any:
+        if approximate != "tanh" or operands[0].dtype not in _WIDE:
+            return NotImplemented
+        return taken_apart(*operands, approximate=approximate)
+
+    return decomposition
+
+
 @functools.cache
-def _table() -> Mapping[Any, Callable[..., Any]]:
+def _of_host() -> Mapping[Any, Callable[..., Any]]:
+    gelu = {overload: _by_tanh(rule) for overload, rule in get_decompositions([aten.gelu, aten.gelu_backward]).items()}
+    return {
+        **gelu,
+        aten.addmm.default: _product_and_sum,
+        aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    }
+
+
+@functools.cache
+def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
     later = tuple(getattr(aten, name) for name in _APART_IF_THERE if hasattr(aten, name))
     found: Mapping[Any, Callable[..., Any]] = get_decompositions([*_APART, *later])
     return {**found, aten.native_layer_norm.default: _layer_norm}
@@ -61,6 +119,6 @@ def decompositions_for(inputs: Sequence[Any]) -> Mapping[Any, Callable[..., Any]
     """For a graph with these inputs, by overload."""
     devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
     try:
-        return {} if site_of(devices).is_host else _table()
+        return _of_host() if site_of(devices).is_host else _of_accelerators()
     except ValueError:  # two accelerators, which the program then refuses by its place
         return {}

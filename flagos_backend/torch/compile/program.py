@@ -119,10 +119,6 @@ def _has_effect(node: Node) -> bool:
     return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
 
 
-def _has_rule(node: Node) -> bool:
-    return not isinstance(node.target, Overload) or rule_of(node.target, alone=True) is not None
-
-
 class _Translation:
     def __init__(
         self, name: str, graph: GraphModule, traced: Traced, options: CompileOptions, dense_inputs: bool
@@ -135,14 +131,13 @@ class _Translation:
         self._inputs: list[tuple[int | torch.Tensor, InputSpec]] = []
         self._callbacks: list[Callback] = []
         self._effects = False
-        self._alone = self._draws_on_flagos = False
+        self._draws_on_flagos = False
         self._report = GraphReport(name)
 
     def run(self) -> BuiltProgram:
         outputs = plan_outputs(self._graph, self._traced)
         positions = {n: i for i, n in enumerate(self._graph.graph.find_nodes(op="placeholder"))}
         needed = self._needed(outputs)
-        self._alone = all(_has_rule(node) for node in needed if node.op == "call_function")
         # Parameters first, all of them: their numbers are those of the inputs.
         for node in self._graph.graph.nodes:
             if node in needed and node.op in ("placeholder", "get_attr"):
@@ -274,7 +269,7 @@ class _Translation:
     def _operator(self, node: Node, target: Overload, result: Any, args: Any, kwargs: Any) -> Any:
         name = str(target)
         traced = self._traced_arguments(node)
-        rule = rule_of(target, alone=self._alone)
+        rule = rule_of(target)
         if rule is not None and not holds_bits(result, traced):
             try:
                 value = rule(self._emitter, result, *args, **kwargs)
@@ -301,7 +296,7 @@ class _Translation:
         self._effects |= effect
         on_flagos = any(map(placement.is_flagos, torch.utils._pytree.tree_leaves(result)))
         self._draws_on_flagos |= on_flagos and draws_random_numbers(target)
-        return call_aten(self._builder, target, result, args, kwargs, traced, effect)
+        return call_aten(self._emitter, target, result, args, kwargs, traced, effect)
 
     def _effect(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:
         """The operator under an effect token; effects take place in the order of the program without one."""

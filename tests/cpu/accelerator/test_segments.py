@@ -81,10 +81,23 @@ def drawn(x: jax.Array) -> jax.Array:
     return chain(x) + jax.random.normal(jax.random.key(3), x.shape)
 
 
+def convolved(x: jax.Array) -> jax.Array:
+    """With operands that are parts of what is laid out for them."""
+    images = jnp.stack([x, 2 * x]).reshape(2, 6, 8, 1) * jnp.arange(1.0, 4.0)
+    weights = jnp.sin(jnp.arange(3 * 3 * 3 * 3.0)).reshape(3, 3, 3, 3)
+    for _ in range(2):
+        images = jax.lax.conv_general_dilated(
+            jnp.tanh(images), weights, (1, 1), ((0, 2), (1, 0)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        shape = jax.ShapeDtypeStruct(images.shape, images.dtype)
+        images = images - jax.pure_callback(lambda x: np.asarray(x) / 3, shape, images)
+    return images
+
+
 @pytest.mark.parametrize(
     ("function", "launches"),
-    [(called_back, 2), (one_of_two, 1), (until_large, None), (drawn, None)],
-    ids=["callback", "conditional", "while", "random"],
+    [(called_back, 2), (one_of_two, 1), (until_large, None), (drawn, None), (convolved, None)],
+    ids=["callback", "conditional", "while", "random", "convolutions"],
 )
 def test_as_on_the_cpu(
     function: Callable[..., Any], launches: int | None, launched: list[int], rng: np.random.Generator

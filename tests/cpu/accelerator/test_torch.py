@@ -51,7 +51,13 @@ def written(x: torch.Tensor) -> torch.Tensor:
     return y.add_(torch.full((6,), 2.0, device=x.device))
 
 
-@pytest.mark.parametrize("function", [softmax, product, views, written], ids=lambda function: function.__name__)
+def heads(x: torch.Tensor) -> torch.Tensor:
+    """Attention of parts of one array, whose result lies in another order than it has."""
+    q, k, v = (part.view(1, 4, 2, 1).transpose(1, 2) for part in (x + 1).chunk(3, 1))
+    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 2) * 2
+
+
+@pytest.mark.parametrize("function", [softmax, product, views, written, heads], ids=lambda function: function.__name__)
 def test_as_on_the_cpu(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiled = torch.compile(function, backend=flagos, fullgraph=True)
     for _ in range(RUNS):
@@ -61,20 +67,33 @@ def test_as_on_the_cpu(function: Callable[[torch.Tensor], torch.Tensor]) -> None
         torch.testing.assert_close(ours.cpu(), function(x))
 
 
-def test_programs_run_as_generated_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Executable] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
+    """The programs that the test has compiled."""
+    found: list[Executable] = []
     original = Executable.compile
 
     def compile(context: Context, program: bytes) -> Executable:
-        made.append(original(context, program))
-        return made[-1]
+        found.append(original(context, program))
+        return found[-1]
 
     monkeypatch.setattr(Executable, "compile", compile)
+    return found
+
+
+def test_programs_run_as_generated_kernels(made: list[Executable]) -> None:
     compiled = torch.compile(lambda x: (x.exp() + 1).sum(1), backend=flagos)
     for device, expected in ((FLAGOS, True), (torch.device("cpu"), False)):
         compiled(torch.randn(4, 6).to(device))
         explanation = made[-1].artifact(Artifact.EXPLANATION).decode()
         assert ("triton " in explanation) is expected, explanation
+
+
+def test_operators_read_and_leave_arrays_as_they_lie(made: list[Executable]) -> None:
+    """One kernel before attention and one after it: nothing is copied to lie otherwise."""
+    torch.compile(heads, backend=flagos)(torch.randn(4, 6, device=FLAGOS))
+    explanation = made[-1].artifact(Artifact.EXPLANATION).decode()
+    assert explanation.count("[triton ") == 2, explanation
 
 
 def test_norms_and_activations_are_taken_apart_there_only() -> None:

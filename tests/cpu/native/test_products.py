@@ -3,6 +3,7 @@ others stand between; each becomes strided matrices or runs as another kernel, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,3 +117,60 @@ def test_blocks(context: Context, longer: str) -> None:
     for lhs, rhs in (("mk", "kn"), ("km", "nk"), ("mbk", "bkn"), ("kbm", "nbk")):
         case = Arrangement(lhs, rhs, "bmn" if "b" in lhs else "mn", sizes)
         assert "(BLAS)" in check(context, case, "f64", rng)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An operand [6, 5] that the program makes of its parameter ``p`` and moves: in HLO, and in NumPy. ``loops`` run
+    beside the product."""
+
+    dims: tuple[int, ...]
+    hlo: str
+    numpy: Callable[[np.ndarray], np.ndarray]
+    loops: int
+
+
+MOVED = {
+    "transposed": Moved(
+        (5, 6), "n = f64[5,6] negate(p)\n m = f64[6,5] transpose(n), dimensions={1,0}", lambda p: -p.T, 1
+    ),
+    "split_and_transposed": Moved(
+        (30,),
+        "n = f64[30] negate(p)\n s = f64[5,6] reshape(n)\n m = f64[6,5] transpose(s), dimensions={1,0}",
+        lambda p: -p.reshape(5, 6).T,
+        1,
+    ),
+    "a_part": Moved(
+        (6, 50), "n = f64[6,50] negate(p)\n m = f64[6,5] slice(n), slice={[0:6], [7:12]}", lambda p: -p[:, 7:12], 1
+    ),
+    "reversed": Moved(
+        (6, 5), "n = f64[6,5] negate(p)\n m = f64[6,5] reverse(n), dimensions={0}", lambda p: -p[::-1], 1
+    ),
+    "repeated": Moved(
+        (5,), "n = f64[5] negate(p)\n m = f64[6,5] broadcast(n), dimensions={1}", lambda p: np.tile(-p, (6, 1)), 2
+    ),
+    "part_of_joined_products": Moved(
+        (5, 5),
+        "n = f64[5,5] dot(p, p), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
+        " w = f64[15,5] concatenate(n, n, n), dimensions={0}\n m = f64[6,5] slice(w), slice={[7:13], [0:5]}",
+        lambda p: np.tile(p @ p, (3, 1))[7:13],
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_operands_that_the_program_made(context: Context, name: str) -> None:
+    case = MOVED[name]
+    rng = np.random.default_rng(0)
+    p, b = rng.standard_normal(case.dims), rng.standard_normal((5, 4))
+    sizes = ",".join(map(str, case.dims))
+    text = f"""ENTRY e {{ p = f64[{sizes}] parameter(0)
+      b = f64[5,4] parameter(1)
+      {case.hlo}
+      ROOT r = f64[6,4] dot(m, b), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}} }}"""
+    executable = compile(context, text)
+    (result,) = run(executable, *(put(context.devices[0].default_memory, x) for x in (p, b)))
+    np.testing.assert_allclose(get(result), case.numpy(p) @ b, rtol=1e-13, atol=1e-12)
+    explanation = executable.artifact(Artifact.EXPLANATION).decode()
+    assert explanation.count("native loop") == case.loops and "(BLAS)" in explanation, explanation

@@ -89,6 +89,22 @@ def test_a_tensor_laid_out_as_asked() -> None:
     assert flat(Run(), x).tolist() == [0, 3, 1, 4, 2, 5]
 
 
+def test_a_result_taken_as_it_lies() -> None:
+    x = torch.randn(2, 3, 4)
+    shape = ArrayShape(E.F32, (2, 3, 4))
+    turned = ArrayShape(E.F32, (4, 2, 3))
+    arguments = [{"tensor": 0, "strided": True}]
+    same = call("aten::sin.default", [shape], turned, arguments=arguments, orders=[[2, 0, 1]])
+    assert torch.equal(same(Run(), x), x.sin().permute(2, 0, 1))
+    lying = x.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # which the operator keeps
+    as_it_lies = call(
+        "aten::sin.default", [shape], ArrayShape(E.F32, (3, 4, 2)), arguments=arguments, orders=[[1, 2, 0]]
+    )
+    result = as_it_lies(Run(), lying)
+    assert isinstance(result, torch.Tensor) and result.is_contiguous()
+    assert torch.equal(result, x.sin().permute(1, 2, 0))
+
+
 def test_what_the_operator_refuses_keeps_its_words() -> None:
     index = call("aten::select.int", [VECTOR], ArrayShape(E.F32), arguments=[{"tensor": 0}, 0, 9])
     with pytest.raises(AtenCallFailed, match="IndexError") as caught:
@@ -109,6 +125,9 @@ def test_what_the_operator_refuses_keeps_its_words() -> None:
         ("aten::sin.default", {"results": [0, 1]}, MalformedProgram, "do not make"),
         ("aten::sin.default", {"arguments": [{"tensor": 0, "dtype": "int3"}]}, MalformedProgram, "the bits of int3"),
         ("aten::sin.default", {"dtypes": ["complex32", None]}, MalformedProgram, "are not those of"),
+        ("aten::sin.default", {"orders": [[0], [0]]}, MalformedProgram, "are not those of"),
+        ("aten::sin.default", {"orders": [[1]]}, MalformedProgram, "does not order the dimensions"),
+        ("aten::sin.default", {"orders": ["0"]}, MalformedProgram, "does not order the dimensions"),
         ("aten::sin.default", {"more": 1}, UnsupportedAttribute, "backend_config.more"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",

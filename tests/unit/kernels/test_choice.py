@@ -96,7 +96,7 @@ def test_kernels_that_tune_themselves_are_measured_only_when_there_is_time(monke
     monkeypatch.setattr(
         choice.tuning,
         "fastest",
-        lambda i, t, kernels, s, c: measured.extend(kernels) or choice.tuning.Outcome(measured[-1], ""),
+        lambda i, t, kernels, *_: measured.extend(kernels) or choice.tuning.Outcome(measured[-1], ""),
     )
     assert chosen({"FLAGOS_AUTOTUNE_SECONDS": "60"}).provider is Provider.VENDOR
     assert measured == ["flagos.dot", "vendor.dot"]
@@ -115,7 +115,7 @@ def test_a_reference_that_is_one_call_takes_part(monkeypatch):
     monkeypatch.setattr(
         choice.tuning,
         "fastest",
-        lambda i, t, kernels, s, c: measured.extend(kernels) or choice.tuning.Outcome(measured[-1], ""),
+        lambda i, t, kernels, *_: measured.extend(kernels) or choice.tuning.Outcome(measured[-1], ""),
     )
     assert choose(call, CHIP, Policy()).provider is Provider.REFERENCE
     assert measured == ["flagos.aten", "reference.aten"]

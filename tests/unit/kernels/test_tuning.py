@@ -1,6 +1,8 @@
 """What is measured is kept in a folder of the user's alone, under a key that changes with everything that matters."""
 
+import contextlib
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +54,7 @@ def chip(monkeypatch, tmp_path):
         get_device_name=lambda: module.name,
         current_device=lambda: 0,
         synchronize=lambda: None,
+        device=lambda device: contextlib.nullcontext(),
         Event=Event,
     )
     monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
@@ -162,3 +165,28 @@ def test_arguments_are_random_and_leave_the_user_s_generator_alone():
     arguments = tuning._arguments(dot(), torch.device("cpu"))
     assert [a.shape for a in arguments] == [(4, 5), (5, 6)] and all(a.std() > 0 for a in arguments)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_kernels_compile_side_by_side(chip, monkeypatch):
+    """Each first call waits for the other's; one that fails is no candidate, and the others are measured."""
+    monkeypatch.setenv("FLAGOS_COMPILE_THREADS", "2")
+    together = threading.Barrier(2)
+    begun, modes = set(), []
+
+    def make(name, seconds):
+        def kernel(run, *operands):
+            if name not in begun:
+                begun.add(name)
+                modes.append(torch.is_inference_mode_enabled())
+                together.wait(timeout=30)
+            if name == "broken":
+                raise RuntimeError("no such instruction")
+            Clock.now += seconds
+
+        return kernel
+
+    found = {name: make(name, seconds) for name, seconds in (("quick", 0.001), ("broken", 0.0005))}
+    found |= {"library": kernels([])["slow"]}
+    outcome = tuning.fastest(dot(), CHIP, found, 0.01, ("library",), ("quick", "broken"))
+    assert outcome.name == "quick" and "broken not measured" in outcome.text
+    assert modes == [True, True]

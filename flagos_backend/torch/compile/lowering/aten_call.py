@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
@@ -17,6 +17,8 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, Shape, TupleShape
 from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE, STORED_TYPE
+from flagos_backend.torch.compile.layout import layout_of
+from flagos_backend.torch.compile.lowering.emitter import Emitter
 from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload
 from flagos_backend.torch.compile.placement import is_supported
 
@@ -54,7 +56,7 @@ def draws_random_numbers(target: Overload) -> bool:
 
 
 def call_aten(
-    builder: Builder,
+    emitter: Emitter,
     target: Overload,
     result: Any,
     args: Sequence[Any],
@@ -76,14 +78,33 @@ def call_aten(
     dtypes = [_dtype_of_bits(tensor) for tensor in _tensors(result)]
     if any(dtypes):
         config["dtypes"] = dtypes
+    orders = [_order(tensor) for tensor in _tensors(result)]
+    if any(orders):
+        config["orders"] = orders
     attributes = CustomCallAttributes(
         f"aten::{target._schema.name.removeprefix('aten::')}.{target._overloadname}",
         json.dumps(config, allow_nan=False).encode(),
         # Nobody asks for the value of an assertion: it runs for its effect.
         has_side_effect=effect or draws_random_numbers(target) or not _tensors(result),
     )
-    call = builder.add(Opcode.CUSTOM_CALL, writer.operands, attributes, shape=result_shape(result))
-    return unpack(builder, call, result)
+    lying = [t if order is None else t.permute(order) for t, order in zip(_tensors(result), orders, strict=True)]
+    shape = result_shape(lying[0] if isinstance(result, torch.Tensor) else lying)
+    call = emitter.builder.add(Opcode.CUSTOM_CALL, writer.operands, attributes, shape=shape)
+    turns = iter(orders)
+
+    def turned(part: Instruction) -> Instruction:
+        order = next(turns)
+        return part if order is None else emitter.transpose(part, [order.index(d) for d in range(len(order))])
+
+    return tree_map_only(Instruction, turned, unpack(emitter.builder, call, result))
+
+
+def _order(tensor: torch.Tensor) -> list[int] | None:
+    """The dimensions in the order in which they lie in memory; None for row-major ones and for what is not dense."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return None
+    layout = layout_of(tensor.shape, tensor.stride())
+    return None if layout.is_row_major else list(layout.order)
 
 
 def result_shape(result: Any) -> Shape:

@@ -1,4 +1,4 @@
-"""Matrix products. Those with an addend are one call of the library where the program calls it anyway."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode, Precision
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, lowering, lowering_alone
+from flagos_backend.torch.compile.lowering.table import NoLoweringError, lowering
 
 aten = torch.ops.aten
 
@@ -49,21 +49,3 @@ def _product(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruct
     rows, columns = len(batch), len(batch) + 1
     contracted = (rows if x_turned else columns,), (columns if y_turned else rows,)
     return _dot(emitter, result, x, y, DotAttributes(*contracted, batch, batch, _precision()))
-
-
-@lowering_alone(aten.addmm.default)
-def _product_and_sum(
-    emitter: Emitter,
-    result: torch.Tensor,
-    addend: Instruction,
-    x: Instruction,
-    y: Instruction,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> Instruction:
-    kind = element_type(result)
-    if kind.bits < 32 or (beta, alpha) != (1, 1):
-        raise NoLoweringError("ATen rounds once after product, factors and sum")
-    product = _product(emitter, result, x, y)
-    return emitter.add(Opcode.ADD, product, emitter.operand(addend, kind, tuple(result.shape)))

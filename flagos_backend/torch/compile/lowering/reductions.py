@@ -14,7 +14,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, Rule, lowering, lowering_alone
+from flagos_backend.torch.compile.lowering.table import NoLoweringError, Rule, lowering
 
 aten = torch.ops.aten
 E = ElementType
@@ -114,7 +114,7 @@ class _Reduction(enum.IntEnum):
     SUM = 2
 
 
-@lowering_alone(aten.mse_loss.default)
+@lowering(aten.mse_loss.default)
 def _mse_loss(
     emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction, reduction: int = _Reduction.MEAN
 ) -> Instruction:
@@ -129,7 +129,7 @@ def _mse_loss(
     return emitter.add(Opcode.DIVIDE, total, emitter.scalar(float(array(x).num_elements), kind))
 
 
-@lowering_alone(aten.mse_loss_backward.default)
+@lowering(aten.mse_loss_backward.default)
 def _mse_loss_backward(
     emitter: Emitter, result: torch.Tensor, gradient: Instruction, x: Instruction, y: Instruction, reduction: int
 ) -> Instruction:

@@ -32,7 +32,6 @@ class NoLoweringError(Exception):
 R = TypeVar("R", bound=Rule)
 
 _RULES: dict[Overload, Rule] = {}
-_RULES_ALONE: dict[Overload, Rule] = {}
 _FAMILIES = (
     "contractions",
     "creation",
@@ -57,17 +56,6 @@ def lowering(*overloads: Overload) -> Callable[[R], R]:
     return register
 
 
-def lowering_alone(*overloads: Overload) -> Callable[[R], R]:
-    """As ``lowering``, for operators that are left whole unless every other operator of their program is lowered: such
-    a program runs natively from end to end, and a single call of the library would take that from it."""
-
-    def register(rule: R) -> R:
-        _RULES_ALONE.update(dict.fromkeys(overloads, rule))
-        return rule
-
-    return register
-
-
 @functools.cache
 def _load_families() -> None:
     # They import this module, so they are imported at first use and not here.
@@ -75,8 +63,7 @@ def _load_families() -> None:
         importlib.import_module(f"flagos_backend.torch.compile.lowering.{family}")
 
 
-def rule_of(target: Any, *, alone: bool = False) -> Rule | None:
-    """The rule of a node's target, or None. ``alone``: the program has no operator that is left whole."""
+def rule_of(target: Any) -> Rule | None:
+    """The rule of a node's target, or None."""
     _load_families()
-    rule = _RULES.get(target)
-    return _RULES_ALONE.get(target) if rule is None and alone else rule
+    return _RULES.get(target)
