@@ -8,7 +8,8 @@ namespace flagos::cpu {
 namespace {
 
 constexpr int64_t kMaxTile = 1024, kMinTile = 64;
-constexpr int64_t kTileBytes = 24 << 10;  // registers of one lane together: they should stay in the first-level cache
+// The registers of one lane that change from tile to tile, and all of them: they should stay in the first-level cache.
+constexpr int64_t kVaryingBytes = 24 << 10, kAllBytes = 48 << 10;
 enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2 };
 
 template <int kBytes>
@@ -57,6 +58,15 @@ bool IsInvariant(const LoopBase& loop, int64_t reg) {
                      [&](const LoopBase::Input& input) { return input.reg == reg && input.invariant; }) ||
          std::any_of(loop.constants.begin(), loop.constants.end(),
                      [&](const LoopBase::Constant& constant) { return constant.reg == reg; });
+}
+
+// How long a tile is, of registers that take so many bytes for each of its elements. It never crosses the last dimension,
+// and what is longer than that is filled for nothing.
+int64_t TileElements(const LoopBase& loop, int64_t varying_bytes, int64_t invariant_bytes) {
+  const int64_t fitting = std::min(kVaryingBytes / std::max<int64_t>(varying_bytes, 1),
+                                   kAllBytes / std::max<int64_t>(varying_bytes + invariant_bytes, 1));
+  const int64_t tile = std::clamp(fitting / 64 * 64, kMinTile, kMaxTile);
+  return std::min(tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
 }
 
 // A step may write its result straight to memory when it alone computes the register, one output takes it, that output
@@ -111,16 +121,14 @@ Loop Parser::ParseLoop() {
   Require((loop.num_folded > 0) == columns && (!columns || loop.num_folded < static_cast<int64_t>(loop.dims.size())),
           "wrong number of folded dimensions");
   const int64_t num_registers = Count();
-  int64_t bytes = 0;
-  for (int64_t i = 0; i < num_registers; ++i) {
-    loop.registers.push_back(ParseType());
-    bytes += TypeBytes(loop.registers.back());
-  }
-  Require(bytes > 0, "a loop without registers");
-  loop.tile = std::clamp(kTileBytes / bytes / 64 * 64, kMinTile, kMaxTile);
-  // A tile never crosses the last dimension, and what is longer than it is filled for nothing.
-  loop.tile = std::min(loop.tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
+  Require(num_registers > 0, "a loop without registers");
+  for (int64_t i = 0; i < num_registers; ++i) loop.registers.push_back(ParseType());
   ParseSources(loop);
+  int64_t varying_bytes = 0, invariant_bytes = 0;
+  for (int64_t i = 0; i < num_registers; ++i) {
+    (IsInvariant(loop, i) ? invariant_bytes : varying_bytes) += TypeBytes(TypeOf(loop, i));
+  }
+  loop.tile = TileElements(loop, varying_bytes, invariant_bytes);
   loop.steps = ParseSteps(loop);
   loop.reductions = ParseReductions(loop);
   Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
@@ -148,7 +156,7 @@ RowLoop Parser::ParseRowLoop() {
     loop.row *= loop.dims[d];
   }
   const int64_t num_registers = Count();
-  int64_t bytes = 0, row_bytes = 0;
+  int64_t row_bytes = 0;
   for (int64_t i = 0; i < num_registers; ++i) {
     loop.registers.push_back(ParseType());
     const int64_t extent = Word();
@@ -157,14 +165,17 @@ RowLoop Parser::ParseRowLoop() {
     if (loop.extents.back() == RowLoop::Extent::kRow) {
       loop.row_registers.push_back(i);
       row_bytes += Times(loop.row, TypeBytes(loop.registers.back()));
-    } else if (loop.extents.back() != RowLoop::Extent::kSingle) {
-      bytes += TypeBytes(loop.registers.back());
     }
   }
   Require(num_registers > 0, "a loop without registers");
-  loop.tile = std::clamp(kTileBytes / std::max<int64_t>(bytes, 1) / 64 * 64, kMinTile, kMaxTile);
-  loop.tile = std::min(loop.tile, std::max<int64_t>(loop.dims.back(), 1));
   ParseSources(loop);
+  int64_t varying_bytes = 0, invariant_bytes = 0;
+  for (int64_t i = 0; i < num_registers; ++i) {
+    const RowLoop::Extent extent = loop.extents[static_cast<size_t>(i)];
+    if (extent == RowLoop::Extent::kTile) varying_bytes += TypeBytes(TypeOf(loop, i));
+    if (extent == RowLoop::Extent::kScalar) invariant_bytes += TypeBytes(TypeOf(loop, i));
+  }
+  loop.tile = TileElements(loop, varying_bytes, invariant_bytes);
   const auto row_invariant = [&](const std::vector<int64_t>& strides) {
     return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
   };
