@@ -52,6 +52,7 @@ struct LoopBase {
   std::vector<int64_t> dims;
   int64_t num_folded = 0;  // dimensions that reductions fold
   std::vector<Type> registers;
+  std::vector<bool> uniform;  // of each register: whether all elements of a tile are the same
   std::vector<Input> inputs;
   std::vector<Constant> constants;
   std::vector<Iota> iotas;

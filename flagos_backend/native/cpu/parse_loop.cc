@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/pairs.h"
 #include "cpu/parse.h"
 
 namespace flagos::cpu {
@@ -10,7 +11,7 @@ namespace {
 constexpr int64_t kMaxTile = 1024, kMinTile = 64;
 // The registers of one lane that change from tile to tile, and all of them: they should stay in the first-level cache.
 constexpr int64_t kVaryingBytes = 24 << 10, kAllBytes = 48 << 10;
-enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2 };
+enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2, kPair = 3 };
 
 template <int kBytes>
 void CopyTile(void* result, const void* a, const void*, const void*, int64_t n) {
@@ -60,11 +61,16 @@ bool IsInvariant(const LoopBase& loop, int64_t reg) {
                      [&](const LoopBase::Constant& constant) { return constant.reg == reg; });
 }
 
-// How long a tile is, of registers that take so many bytes for each of its elements. It never crosses the last dimension,
-// and what is longer than that is filled for nothing.
-int64_t TileElements(const LoopBase& loop, int64_t varying_bytes, int64_t invariant_bytes) {
-  const int64_t fitting = std::min(kVaryingBytes / std::max<int64_t>(varying_bytes, 1),
-                                   kAllBytes / std::max<int64_t>(varying_bytes + invariant_bytes, 1));
+// How long the tiles of the registers that have one are. A tile never crosses the last dimension, and what is longer
+// than that is filled for nothing.
+int64_t TileElements(const LoopBase& loop, const std::vector<bool>& has_tile) {
+  int64_t bytes = 1, varying_bytes = 1;
+  for (size_t i = 0; i < loop.registers.size(); ++i) {
+    if (!has_tile[i]) continue;
+    bytes += TypeBytes(loop.registers[i]);
+    if (!loop.uniform[i]) varying_bytes += TypeBytes(loop.registers[i]);
+  }
+  const int64_t fitting = std::min(kVaryingBytes / varying_bytes, kAllBytes / bytes);
   const int64_t tile = std::clamp(fitting / 64 * 64, kMinTile, kMaxTile);
   return std::min(tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
 }
@@ -124,11 +130,8 @@ Loop Parser::ParseLoop() {
   Require(num_registers > 0, "a loop without registers");
   for (int64_t i = 0; i < num_registers; ++i) loop.registers.push_back(ParseType());
   ParseSources(loop);
-  int64_t varying_bytes = 0, invariant_bytes = 0;
-  for (int64_t i = 0; i < num_registers; ++i) {
-    (IsInvariant(loop, i) ? invariant_bytes : varying_bytes) += TypeBytes(TypeOf(loop, i));
-  }
-  loop.tile = TileElements(loop, varying_bytes, invariant_bytes);
+  for (int64_t i = 0; i < num_registers; ++i) loop.uniform.push_back(IsInvariant(loop, i));
+  loop.tile = TileElements(loop, std::vector<bool>(loop.registers.size(), true));
   loop.steps = ParseSteps(loop);
   loop.reductions = ParseReductions(loop);
   Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
@@ -169,13 +172,12 @@ RowLoop Parser::ParseRowLoop() {
   }
   Require(num_registers > 0, "a loop without registers");
   ParseSources(loop);
-  int64_t varying_bytes = 0, invariant_bytes = 0;
-  for (int64_t i = 0; i < num_registers; ++i) {
-    const RowLoop::Extent extent = loop.extents[static_cast<size_t>(i)];
-    if (extent == RowLoop::Extent::kTile) varying_bytes += TypeBytes(TypeOf(loop, i));
-    if (extent == RowLoop::Extent::kScalar) invariant_bytes += TypeBytes(TypeOf(loop, i));
+  std::vector<bool> has_tile;
+  for (const RowLoop::Extent extent : loop.extents) {
+    loop.uniform.push_back(extent == RowLoop::Extent::kScalar || extent == RowLoop::Extent::kSingle);
+    has_tile.push_back(extent == RowLoop::Extent::kTile || extent == RowLoop::Extent::kScalar);
   }
-  loop.tile = TileElements(loop, varying_bytes, invariant_bytes);
+  loop.tile = TileElements(loop, has_tile);
   const auto row_invariant = [&](const std::vector<int64_t>& strides) {
     return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
   };
@@ -269,6 +271,8 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     if (kind == kApply) {
       Require(what >= 0 && what < kNumOps, "unknown operation");
       step.function = kernels.apply[what][static_cast<int>(type)];
+    } else if (kind == kPair) {
+      step.function = PairFunction(*kernels.pairs, what, type);
     } else {
       Require(kind == kConvert || kind == kBitcast, "unknown kind of operation");
       Require(what > 0 && what < kNumTypes, "unknown element type");
@@ -282,9 +286,19 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     step.a = Register(loop);
     step.b = Register(loop);
     step.c = Register(loop);
-    CheckStepTypes(loop, step, kind != kApply, what, type);
+    if (kind == kPair) {
+      for (const int64_t reg : {step.result, step.a, step.b, step.c}) {
+        Require(TypeOf(loop, reg) == type, "a register of a pair has the wrong type");
+      }
+    } else {
+      CheckStepTypes(loop, step, kind != kApply, what, type);
+    }
     // A source's register may stand for the source's own memory.
     Require(!IsSource(loop, step.result), "a step writes the register of a source");
+    const TileFunction by_one = kernels.divide_by_one[static_cast<int>(type)];
+    if (kind == kApply && static_cast<Op>(what) == Op::kDivide && loop.uniform[static_cast<size_t>(step.b)] && by_one) {
+      step.function = by_one;
+    }
     steps.push_back(step);
   }
   return steps;
