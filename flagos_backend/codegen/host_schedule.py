@@ -14,12 +14,14 @@ from flagos_backend.codegen.row_loop import Phases, folds_rows
 from flagos_backend.codegen.short_rows import LONG, can_lengthen
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import HOST, Schedule, fuse
-from flagos_backend.fusion.indexing import View
+from flagos_backend.fusion.indexing import View, dims_of
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.region import Apply, Fold, Literal, Load, Region, below
+from flagos_backend.fusion.support import element_type
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ElementType
 
 # More operations than this and the tiles of one loop no longer stay in the first-level cache.
 _MAX_OPERATIONS = 64
@@ -37,7 +39,11 @@ def schedule(computation: FlatComputation) -> Schedule:
 
 
 def _reads_view(call: Instruction, operand: int, view: View) -> bool:
-    """Operators of PyTorch take any strides; BLAS takes those of a matrix."""
+    """Operators of PyTorch take any strides of a parameter, BLAS those of a matrix, complex arithmetic one number."""
+    if call.opcode in (Opcode.MULTIPLY, Opcode.DIVIDE):
+        return dims_of(view.buffer) == () and element_type(call) in (ElementType.C64, ElementType.C128)
+    if view.buffer.opcode is Opcode.CONSTANT:
+        return False
     if call.opcode is Opcode.DOT:
         return is_product_operand(call, operand, view)
     attributes = call.attributes

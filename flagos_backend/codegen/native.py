@@ -258,7 +258,12 @@ class _Emitter:
         shape = _array(item)
         if not shape.element_type.is_complex:
             return self._lower_call(item)
-        numbers = (_COMPLEX_OPS[item.opcode], int(shape.element_type is ElementType.C128), shape.num_elements)
+        known = self.schedule.views
+        repeated = [int((item, number) in known) for number in range(2)]
+        numbers = (
+            *(_COMPLEX_OPS[item.opcode], int(shape.element_type is ElementType.C128), shape.num_elements),
+            *repeated,
+        )
         return _Step(_COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
 
     def _lower_gather(self, item: Instruction) -> _Step:

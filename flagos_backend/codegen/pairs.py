@@ -1,7 +1,7 @@
-"""Joins two operations of which only the second reads the first: one pass of a tile, and nothing between them in memory.
+"""Joins two operations of which only the second reads the first: one pass of a tile, nothing between them in memory.
 
-First the idiom (x << k) | (x >> bits - k), of which hashes are made, becomes a rotation. For the host CPU, just before a
-region is written down: between native.py and tiles.py, which numbers what comes out of here.
+First the idiom (x << k) | (x >> bits - k), of which hashes are made, becomes a rotation. For the host CPU, just before
+a region is written down: between native.py and tiles.py, which numbers what comes out of here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _integer_details(first: str) -> list[tuple[Opcode, str]]:
     return [(opcode, first) for opcode in (Opcode.ADD, Opcode.AND, Opcode.OR, Opcode.XOR)]
 
 
-#: The number of a pair by the opcode of its second operation and the ``detail`` of the joined one, for floats and integers.
+#: The number of a pair by the opcode of its second operation and the ``detail`` of the joined one.
 FLOAT_PAIRS = {key: n for n, key in enumerate(key for first in _FLOAT_FIRSTS for key in _float_details(first))}
 INTEGER_PAIRS = {key: n for n, key in enumerate(key for first in _INTEGER_FIRSTS for key in _integer_details(first))}
 

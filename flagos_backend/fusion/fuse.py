@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from flagos_backend.fusion.flat import FlatComputation
-from flagos_backend.fusion.indexing import Indices, View, dims_of, movement_of, reshape_indices, view_of_parameter
+from flagos_backend.fusion.indexing import Indices, View, dims_of, movement_of, reshape_indices, view_of_buffer
 from flagos_backend.fusion.region import (
     Affine,
     Apply,
@@ -60,8 +60,8 @@ MAX_OPERATIONS = 48
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
-    ``reads_view``: whether a library call reads its operand of that number, which only moves elements of a parameter,
-    where it stands; else the operand is a buffer of its own."""
+    ``reads_view``: whether a library call reads its operand of that number, which only moves elements of a parameter
+    or a constant, where it stands; else the operand is a buffer of its own."""
 
     max_operations: int
     half_sums: bool
@@ -171,8 +171,9 @@ class _Fuser:
                 self.wanted.add(operand)
 
     def _view(self, operand: Instruction) -> View | None:
-        view = view_of_parameter(operand)
-        return view if view is not None and view.buffer in self.parameters else None
+        view = view_of_buffer(operand)
+        known = view is not None and (view.buffer in self.parameters or view.buffer.opcode is Opcode.CONSTANT)
+        return view if known else None
 
     def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
         return self.computation.operands(instruction)

@@ -94,14 +94,14 @@ def row_major(buffer: Instruction, dims: tuple[int, ...]) -> View:
     return View(buffer, linear(tuple(axis(d, len(dims)) for d in range(len(dims))), dims, len(dims)).coefficients)
 
 
-def view_of_parameter(instruction: Instruction) -> View | None:
-    """Where an instruction that only moves elements finds them in a parameter; None for any other instruction, and
-    where no strides (or negative ones) describe it."""
+def view_of_buffer(instruction: Instruction) -> View | None:
+    """Where an instruction that only moves elements finds them in a parameter or a constant; None for any other
+    instruction, and where no strides (or negative ones) describe it."""
     dims = dims_of(instruction)
     rank = len(dims)
     indices = tuple(axis(d, rank) for d in range(rank))
     source = instruction
-    while source.opcode is not Opcode.PARAMETER:
+    while source.opcode not in (Opcode.PARAMETER, Opcode.CONSTANT):
         if not source.operands or not isinstance(source.operands[0].shape, ArrayShape):
             return None
         movement = movement_of(source)

@@ -148,10 +148,11 @@ struct TopK {
   TopKFunction function;
 };
 
-// Products or quotients of complex numbers, element by element.
+// Products or quotients of complex numbers, element by element; an operand may be one number for all of them.
 inline constexpr int64_t kComplexWork = 8;  // operations for each element
 struct ComplexArithmetic {
   int64_t elements, element_bytes;
+  bool lhs_repeats, rhs_repeats;
   int64_t lhs, rhs, target;  // slots
   TileFunction function;
 };

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.pairs import FROM, ROTATE, with_pairs, with_rotations
 from flagos_backend.codegen.row_loop import Phases
 from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.region import Apply, Region
 from flagos_backend.importer import import_module
-from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
