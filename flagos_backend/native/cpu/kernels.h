@@ -65,6 +65,7 @@ struct Kernels {
   const Pairs* pairs;
   TileFunction apply[kNumOps][kNumTypes];
   TileFunction divide_by_one[kNumTypes];                         // apply[kDivide] where all b[i] are the same: F32
+  TileFunction one_by[kNumTypes];                                // and where all a[i] are 1: F32
   TileFunction convert[kNumTypes][kNumTypes];                    // [from][to]
   FoldFunction fold[kNumCombines][kNumTypes];                    // [Combine][type of x]
   DotFunction dot[kNumTypes];                                    // F32, F64

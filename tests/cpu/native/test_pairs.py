@@ -109,3 +109,17 @@ def test_quotients_by_random_numbers_round_once(context: Context, rng: np.random
     for divisor in drawn(40, 30):
         x = drawn(100_000, 50)
         assert_same_bits(_divided(context, x, divisor), x / divisor)
+
+
+def test_reciprocals_round_once(context: Context, rng: np.random.Generator) -> None:
+    exponents = np.arange(0, 1 << 32, 1 << 23, dtype=np.uint64).astype(np.uint32)  # both signs, with subnormals and NaN
+    mantissas = np.concatenate([[0, 1, 0x7FFFFF, 0x7FFFFE], rng.integers(0, 1 << 23, 300)]).astype(np.uint32)
+    x = (exponents[:, None] | mantissas).view(np.float32).reshape(-1)
+    builder = Builder("entry")
+    shape = ArrayShape(E.F32, x.shape)
+    value = builder.parameter(shape)
+    one = builder.add(Opcode.BROADCAST, [builder.constant(np.float32(1))], DimensionsAttributes(()), shape=shape)
+    executable, _ = compile_module(context, builder, builder.add(Opcode.DIVIDE, [one, value]))
+    with np.errstate(all="ignore"):
+        expected = np.float32(1) / x
+    assert_same_bits(run(context, executable, [x]), expected)
