@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from flagos_backend.fusion.region import Apply, Expression, Literal, Region, Store
+from flagos_backend.fusion.region import Apply, Expression, Fold, Literal, Region, Store
 from flagos_backend.fusion.rewriting import Pool, rewrite
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
@@ -56,14 +56,16 @@ def _table(element_type: ElementType) -> dict[tuple[Opcode, str], int]:
 
 def with_rotations(region: Region) -> Region:
     """``region`` with each (x << k) | (x >> bits - k) as one operation; the shifts may also be added or xored."""
+    rotations = {e: found for e in region.expressions() if (found := _rotation(e)) is not None}
+    if not rotations:
+        return region
     pool = Pool()
     moved: dict[Expression, Expression] = {}
 
     def replace(expression: Expression) -> Expression | None:
-        found = _rotation(expression)
-        if found is None:
+        if expression not in rotations:
             return None
-        value, amount = found
+        value, amount = rotations[expression]
         shift = Apply(value.element_type, Opcode.SHIFT_LEFT, (), ROTATE)
         return pool.apply(shift, (moved[value], moved[amount]))
 
@@ -100,31 +102,39 @@ def _rotation(expression: Expression) -> tuple[Expression, Literal] | None:
 def with_pairs(region: Region, varies: Mapping[Expression, bool]) -> Region:
     """``region`` with operations joined where nothing else reads the first of two. ``varies``, in a loop over rows:
     whether an expression varies within a row; what does not is computed once for it, and not joined with what does."""
+    pairs = _pairs(region, varies)
+    if not pairs:
+        return region
     pool = Pool()
     moved: dict[Expression, Expression] = {}
-    uses = Counter(o for e in region.expressions() if isinstance(e, Apply) for o in e.operands)
-    uses.update(o for fold in region.folds for o in fold.operands)
-    uses.update(region.roots())
-    joined: set[Expression] = set()
 
     def replace(expression: Expression) -> Expression | None:
-        table = _table(expression.element_type)
-        if not isinstance(expression, Apply) or len(expression.operands) != 2:
+        found = pairs.get(expression)
+        if found is None or not isinstance(expression, Apply):
             return None
-        for side in (0, 1):
-            first, other = expression.operands[side], expression.operands[1 - side]
-            if not isinstance(first, Apply) or first in joined or uses[first] != 1 or len(first.operands) != 2:
-                continue
-            if varies.get(first) != varies.get(expression):
-                continue
-            detail = first.detail or str(first.opcode)
-            if side == 1 and expression.opcode not in _COMMUTATIVE:
-                detail += FROM
-            if expression.detail or (expression.opcode, detail) not in table:
-                continue
-            joined.add(expression)
-            like = Apply(expression.element_type, expression.opcode, (), detail)
-            return pool.apply(like, (*(moved[o] for o in first.operands), moved[other]))
-        return None
+        first, other, detail = found
+        like = Apply(expression.element_type, expression.opcode, (), detail)
+        return pool.apply(like, (*(moved[operand] for operand in first.operands), moved[other]))
 
     return _rewritten(region, pool, moved, replace)
+
+
+def _pairs(region: Region, varies: Mapping[Expression, bool]) -> dict[Expression, tuple[Apply, Expression, str]]:
+    """By the second operation: the first, the second's other operand, and the ``detail`` of the two as one."""
+    uses = Counter(o for e in region.expressions() if isinstance(e, Apply | Fold) for o in e.operands)
+    uses.update(region.roots())
+    found: dict[Expression, tuple[Apply, Expression, str]] = {}
+    for second in region.expressions():
+        table = _table(second.element_type)
+        if not isinstance(second, Apply) or len(second.operands) != 2 or second.detail:
+            continue
+        for first, other in (second.operands, second.operands[::-1]):
+            if not isinstance(first, Apply) or first in found or uses[first] != 1 or len(first.operands) != 2:
+                continue
+            detail = first.detail or str(first.opcode)
+            if first is second.operands[1] and second.opcode not in _COMMUTATIVE:
+                detail += FROM
+            if (second.opcode, detail) in table and varies.get(first) == varies.get(second):
+                found[second] = first, other, detail
+                break
+    return found
