@@ -14,11 +14,13 @@ from flagos_backend.codegen.row_loop import Phases, folds_rows
 from flagos_backend.codegen.short_rows import LONG, can_lengthen
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import HOST, Schedule, fuse
-from flagos_backend.fusion.indexing import View
+from flagos_backend.fusion.indexing import View, dims_of
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.region import Apply, Fold, Literal, Load, Region, below
+from flagos_backend.fusion.support import element_type
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ElementType
 
 # More operations than this and the tiles of one loop no longer stay in the first-level cache.
 _MAX_OPERATIONS = 64
@@ -36,9 +38,11 @@ def schedule(computation: FlatComputation) -> Schedule:
 
 
 def _reads_view(call: Instruction, operand: int, view: View) -> bool:
-    """BLAS takes the strides of a matrix."""
+    """BLAS takes the strides of a matrix, complex arithmetic one number for all elements."""
+    if call.opcode in (Opcode.MULTIPLY, Opcode.DIVIDE):
+        return dims_of(view.buffer) == () and element_type(call) in (ElementType.C64, ElementType.C128)
     if call.opcode is Opcode.DOT:
-        return is_product_operand(call, operand, view)
+        return view.buffer.opcode is not Opcode.CONSTANT and is_product_operand(call, operand, view)
     return HOST.reads_view(call, operand, view)
 
 

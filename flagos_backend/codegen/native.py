@@ -17,6 +17,7 @@ from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
+from flagos_backend.codegen.pairs import with_pairs, with_rotations
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
@@ -265,7 +266,12 @@ class _Emitter:
         shape = _array(item)
         if not shape.element_type.is_complex:
             return self._lower_call(item)
-        numbers = (_COMPLEX_OPS[item.opcode], int(shape.element_type is ElementType.C128), shape.num_elements)
+        known = self.schedule.views
+        repeated = [int((item, number) in known) for number in range(2)]
+        numbers = (
+            *(_COMPLEX_OPS[item.opcode], int(shape.element_type is ElementType.C128), shape.num_elements),
+            *repeated,
+        )
         return _Step(_COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
 
     def _lower_gather(self, item: Instruction) -> _Step:
@@ -435,9 +441,10 @@ class _Emitter:
         )
         self.shared.operations += _operations(item)
         if isinstance(item, Region):
-            region = with_base_two(item)
-            rows = row_loop.folds_rows(region, simplify(region))
-            return row_loop.write(region, self.slots) if rows else point_loop.write(region, self.slots)
+            region = with_rotations(with_base_two(item))
+            if row_loop.folds_rows(region, simplify(region)):
+                return row_loop.write(with_pairs(region, row_loop.Phases(region).varies), self.slots)
+            return point_loop.write(with_pairs(region, {}), self.slots)
         if isinstance(item, MatrixProduct):
             return self._write_product(item)
         words = [item.kind, *item.numbers]

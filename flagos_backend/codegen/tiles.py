@@ -6,12 +6,13 @@ Shared by the writers of loops, point_loop.py and row_loop.py.
 from __future__ import annotations
 
 from flagos_backend.codegen.logarithms import BASE_TWO
+from flagos_backend.codegen.pairs import ROTATE, pair_number
 from flagos_backend.fusion.region import Apply, Expression, Fold
 from flagos_backend.fusion.support import FUNCTIONS
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 
-_APPLY, _CONVERT, _BITCAST = 0, 1, 2
+_APPLY, _CONVERT, _BITCAST, _PAIR = range(4)
 
 # The order of FLAGOS_CPU_OPS in native/cpu/kernels.h.
 _OPERATIONS: dict[Opcode, int] = {
@@ -49,6 +50,7 @@ _COMPARISONS = (Comparison.EQ, Comparison.NE, Comparison.GE, Comparison.GT, Comp
 _OPERATIONS[Opcode.SELECT] = _FIRST_COMPARISON + 2 * len(_COMPARISONS)
 _OPERATIONS[Opcode.CLAMP] = _OPERATIONS[Opcode.SELECT] + 1
 _LOG2 = _OPERATIONS[Opcode.CLAMP] + 1
+_ROTATE_LEFT = _LOG2 + 1
 
 _COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
 
@@ -106,6 +108,11 @@ def _operation(expression: Apply) -> tuple[int, int, int]:
         return _APPLY, number, int(operand_type)
     if expression.opcode is Opcode.LOG and expression.detail == BASE_TWO:
         return _APPLY, _LOG2, int(operand_type)
+    pair = pair_number(expression)
+    if pair is not None:
+        return _PAIR, pair, int(expression.element_type)
+    if expression.detail == ROTATE:
+        return _APPLY, _ROTATE_LEFT, int(expression.element_type)
     if expression.opcode is Opcode.IS_FINITE:
         return _APPLY, _OPERATIONS[expression.opcode], int(operand_type)
     return _APPLY, _OPERATIONS[expression.opcode], int(tile_type(expression.element_type))

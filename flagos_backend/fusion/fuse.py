@@ -58,6 +58,11 @@ _SIDE_EFFECTS = frozenset(
 MAX_OPERATIONS = 48
 
 
+def reads_strides(call: Instruction, operand: int, view: View) -> bool:
+    """Operators of PyTorch take any strides; what is made at compile time is made as they like it best."""
+    return takes_strides(call, operand) and view.buffer.opcode is not Opcode.CONSTANT
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
@@ -66,7 +71,7 @@ class Policy:
 
     max_operations: int
     half_sums: bool
-    reads_view: Callable[[Instruction, int, View], bool] = lambda call, operand, view: takes_strides(call, operand)
+    reads_view: Callable[[Instruction, int, View], bool] = reads_strides
 
 
 HOST = Policy(MAX_OPERATIONS, half_sums=False)
@@ -179,7 +184,7 @@ class _Fuser:
 
     def _view(self, call: Instruction, number: int, operand: Instruction) -> View | None:
         view = view_of_source(operand, self._operands)
-        if view is None or view.buffer.opcode in (Opcode.CONSTANT, Opcode.IOTA) or view.buffer is self._same(operand):
+        if view is None or view.buffer.opcode is Opcode.IOTA or view.buffer is self._same(operand):
             return None
         return view if self.policy.reads_view(call, number, view) else None
 

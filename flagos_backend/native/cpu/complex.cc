@@ -1,7 +1,9 @@
 // Runs products and quotients of complex arrays, and computes single quotients that overflow, vanish or are infinite.
 #include "cpu/complex.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "cpu/run_loop.h"
@@ -31,8 +33,24 @@ struct Job {
 void RunRange(void* user, int64_t begin, int64_t end) {
   const Job& job = *static_cast<Job*>(user);
   const ComplexArithmetic& step = *job.step;
-  const int64_t at = begin * step.element_bytes;
-  step.function(job.slots[step.target] + at, job.slots[step.lhs] + at, job.slots[step.rhs] + at, nullptr, end - begin);
+  const int64_t bytes = step.element_bytes;
+  char* const target = job.slots[step.target];
+  const char *const lhs = job.slots[step.lhs], *const rhs = job.slots[step.rhs];
+  if (!step.lhs_repeats && !step.rhs_repeats) {
+    const int64_t at = begin * bytes;
+    return step.function(target + at, lhs + at, rhs + at, nullptr, end - begin);
+  }
+  constexpr int64_t kBlock = 256;
+  char same_lhs[kBlock * 16], same_rhs[kBlock * 16];
+  for (int64_t i = 0; i < kBlock; ++i) {
+    std::memcpy(same_lhs + i * bytes, lhs, static_cast<size_t>(bytes));
+    std::memcpy(same_rhs + i * bytes, rhs, static_cast<size_t>(bytes));
+  }
+  for (int64_t i = begin; i < end; i += kBlock) {
+    const int64_t at = i * bytes;
+    step.function(target + at, step.lhs_repeats ? same_lhs : lhs + at, step.rhs_repeats ? same_rhs : rhs + at, nullptr,
+                  std::min(kBlock, end - i));
+  }
 }
 
 }  // namespace

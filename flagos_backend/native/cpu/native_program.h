@@ -52,6 +52,7 @@ struct LoopBase {
   std::vector<int64_t> dims;
   int64_t num_folded = 0;  // dimensions that reductions fold
   std::vector<Type> registers;
+  std::vector<bool> uniform;  // of each register: whether all elements of a tile are the same
   std::vector<Input> inputs;
   std::vector<Constant> constants;
   std::vector<Iota> iotas;
@@ -148,10 +149,11 @@ struct TopK {
   TopKFunction function;
 };
 
-// Products or quotients of complex numbers, element by element.
+// Products or quotients of complex numbers, element by element; an operand may be one number for all of them.
 inline constexpr int64_t kComplexWork = 8;  // operations for each element
 struct ComplexArithmetic {
   int64_t elements, element_bytes;
+  bool lhs_repeats, rhs_repeats;
   int64_t lhs, rhs, target;  // slots
   TileFunction function;
 };

@@ -317,15 +317,21 @@ ComplexArithmetic Parser::ParseComplexArithmetic() {
           "complex arithmetic that does not exist");
   step.element_bytes = is_double != 0 ? 16 : 8;
   step.elements = Word();
+  Require(step.elements >= 0, "a negative number of elements");
+  const int64_t lhs_repeats = Word(), rhs_repeats = Word();
+  Require((lhs_repeats == 0 || lhs_repeats == 1) && (rhs_repeats == 0 || rhs_repeats == 1),
+          "an operand repeats or does not");
+  step.lhs_repeats = lhs_repeats != 0;
+  step.rhs_repeats = rhs_repeats != 0;
   const std::vector<int64_t> sources = ReadableSlots(), targets = WritableSlots();
   Require(Count() == 0 && sources.size() == 2 && targets.size() == 1,
           "complex arithmetic has two operands and a result");
   step.lhs = sources[0];
   step.rhs = sources[1];
   step.target = targets[0];
-  Require(step.elements >= 0, "a negative number of elements");
   const int64_t bytes = Times(step.elements, step.element_bytes);
-  Require(SlotBytes(step.lhs) == bytes && SlotBytes(step.rhs) == bytes && SlotBytes(step.target) == bytes,
+  Require(SlotBytes(step.lhs) == (step.lhs_repeats ? step.element_bytes : bytes) &&
+              SlotBytes(step.rhs) == (step.rhs_repeats ? step.element_bytes : bytes) && SlotBytes(step.target) == bytes,
           "complex arithmetic has a buffer of another size");
   step.function = SelectKernels().complex[op][is_double];
   return step;

@@ -2,14 +2,16 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/pairs.h"
 #include "cpu/parse.h"
 
 namespace flagos::cpu {
 namespace {
 
 constexpr int64_t kMaxTile = 1024, kMinTile = 64;
-constexpr int64_t kTileBytes = 24 << 10;  // registers of one lane together: they should stay in the first-level cache
-enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2 };
+// The registers of one lane that change from tile to tile, and all of them: they should stay in the first-level cache.
+constexpr int64_t kVaryingBytes = 24 << 10, kAllBytes = 48 << 10;
+enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2, kPair = 3 };
 
 template <int kBytes>
 void CopyTile(void* result, const void* a, const void*, const void*, int64_t n) {
@@ -57,6 +59,34 @@ bool IsInvariant(const LoopBase& loop, int64_t reg) {
                      [&](const LoopBase::Input& input) { return input.reg == reg && input.invariant; }) ||
          std::any_of(loop.constants.begin(), loop.constants.end(),
                      [&](const LoopBase::Constant& constant) { return constant.reg == reg; });
+}
+
+// How long the tiles of the registers that have one are. A tile never crosses the last dimension, and what is longer
+// than that is filled for nothing.
+int64_t TileElements(const LoopBase& loop, const std::vector<bool>& has_tile) {
+  int64_t bytes = 1, varying_bytes = 1;
+  for (size_t i = 0; i < loop.registers.size(); ++i) {
+    if (!has_tile[i]) continue;
+    bytes += TypeBytes(loop.registers[i]);
+    if (!loop.uniform[i]) varying_bytes += TypeBytes(loop.registers[i]);
+  }
+  const int64_t fitting = std::min(kVaryingBytes / varying_bytes, kAllBytes / bytes);
+  const int64_t tile = std::clamp(fitting / 64 * 64, kMinTile, kMaxTile);
+  return std::min(tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
+}
+
+// What divides: not all quotients take a division.
+TileFunction QuotientFunction(const LoopBase& loop, const LoopBase::Step& step, Type type) {
+  const Kernels& kernels = SelectKernels();
+  const int t = static_cast<int>(type);
+  const auto is_one = [&](const LoopBase::Constant& constant) {
+    return constant.reg == step.a && type == Type::kF32 && static_cast<uint32_t>(constant.bits) == 0x3f800000;
+  };
+  if (kernels.one_by[t] != nullptr && std::any_of(loop.constants.begin(), loop.constants.end(), is_one)) {
+    return kernels.one_by[t];
+  }
+  const bool by_one = kernels.divide_by_one[t] != nullptr && loop.uniform[static_cast<size_t>(step.b)];
+  return by_one ? kernels.divide_by_one[t] : step.function;
 }
 
 // A step may write its result straight to memory when it alone computes the register, one output takes it, that output
@@ -111,16 +141,11 @@ Loop Parser::ParseLoop() {
   Require((loop.num_folded > 0) == columns && (!columns || loop.num_folded < static_cast<int64_t>(loop.dims.size())),
           "wrong number of folded dimensions");
   const int64_t num_registers = Count();
-  int64_t bytes = 0;
-  for (int64_t i = 0; i < num_registers; ++i) {
-    loop.registers.push_back(ParseType());
-    bytes += TypeBytes(loop.registers.back());
-  }
-  Require(bytes > 0, "a loop without registers");
-  loop.tile = std::clamp(kTileBytes / bytes / 64 * 64, kMinTile, kMaxTile);
-  // A tile never crosses the last dimension, and what is longer than it is filled for nothing.
-  loop.tile = std::min(loop.tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
+  Require(num_registers > 0, "a loop without registers");
+  for (int64_t i = 0; i < num_registers; ++i) loop.registers.push_back(ParseType());
   ParseSources(loop);
+  for (int64_t i = 0; i < num_registers; ++i) loop.uniform.push_back(IsInvariant(loop, i));
+  loop.tile = TileElements(loop, std::vector<bool>(loop.registers.size(), true));
   loop.steps = ParseSteps(loop);
   loop.reductions = ParseReductions(loop);
   Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
@@ -148,7 +173,7 @@ RowLoop Parser::ParseRowLoop() {
     loop.row *= loop.dims[d];
   }
   const int64_t num_registers = Count();
-  int64_t bytes = 0, row_bytes = 0;
+  int64_t row_bytes = 0;
   for (int64_t i = 0; i < num_registers; ++i) {
     loop.registers.push_back(ParseType());
     const int64_t extent = Word();
@@ -157,14 +182,16 @@ RowLoop Parser::ParseRowLoop() {
     if (loop.extents.back() == RowLoop::Extent::kRow) {
       loop.row_registers.push_back(i);
       row_bytes += Times(loop.row, TypeBytes(loop.registers.back()));
-    } else if (loop.extents.back() != RowLoop::Extent::kSingle) {
-      bytes += TypeBytes(loop.registers.back());
     }
   }
   Require(num_registers > 0, "a loop without registers");
-  loop.tile = std::clamp(kTileBytes / std::max<int64_t>(bytes, 1) / 64 * 64, kMinTile, kMaxTile);
-  loop.tile = std::min(loop.tile, std::max<int64_t>(loop.dims.back(), 1));
   ParseSources(loop);
+  std::vector<bool> has_tile;
+  for (const RowLoop::Extent extent : loop.extents) {
+    loop.uniform.push_back(extent == RowLoop::Extent::kScalar || extent == RowLoop::Extent::kSingle);
+    has_tile.push_back(extent == RowLoop::Extent::kTile || extent == RowLoop::Extent::kScalar);
+  }
+  loop.tile = TileElements(loop, has_tile);
   const auto row_invariant = [&](const std::vector<int64_t>& strides) {
     return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
   };
@@ -258,6 +285,8 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     if (kind == kApply) {
       Require(what >= 0 && what < kNumOps, "unknown operation");
       step.function = kernels.apply[what][static_cast<int>(type)];
+    } else if (kind == kPair) {
+      step.function = PairFunction(*kernels.pairs, what, type);
     } else {
       Require(kind == kConvert || kind == kBitcast, "unknown kind of operation");
       Require(what > 0 && what < kNumTypes, "unknown element type");
@@ -271,9 +300,16 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     step.a = Register(loop);
     step.b = Register(loop);
     step.c = Register(loop);
-    CheckStepTypes(loop, step, kind != kApply, what, type);
+    if (kind == kPair) {
+      for (const int64_t reg : {step.result, step.a, step.b, step.c}) {
+        Require(TypeOf(loop, reg) == type, "a register of a pair has the wrong type");
+      }
+    } else {
+      CheckStepTypes(loop, step, kind != kApply, what, type);
+    }
     // A source's register may stand for the source's own memory.
     Require(!IsSource(loop, step.result), "a step writes the register of a source");
+    if (kind == kApply && static_cast<Op>(what) == Op::kDivide) step.function = QuotientFunction(loop, step, type);
     steps.push_back(step);
   }
   return steps;

@@ -46,6 +46,7 @@ class RowLane {
         std::memcpy(tiles_.home[Index(input.reg)], Address(input), static_cast<size_t>(Bytes(input.reg)));
       }
       for (const int64_t i : loop_.row_iotas) ComputeIota(loop_.iotas[Index(i)], 1);
+      LookAhead();
       for (const RowLoop::Phase& phase : loop_.phases) RunPhase(phase);
     }
   }
@@ -62,6 +63,25 @@ class RowLane {
     return slots_[Index(access.slot)] + offset * Bytes(access.reg);
   }
 
+  // What the next row reads and writes, as far as it is contiguous.
+  void LookAhead() {
+    const size_t rank = loop_.dims.size();
+    if (loop_.num_folded != 1 || rank < 2) return;
+    const auto add = [&](const auto& access) {
+      if (access.strides[rank - 1] != 1 || access.strides[rank - 2] == 0) return;
+      const int64_t bytes = Bytes(access.reg);
+      ahead_.Add(Address(access) + access.strides[rank - 2] * bytes, loop_.row * bytes);
+    };
+    ahead_.Clear();
+    for (const Loop::Input& input : loop_.inputs) add(input);
+    int64_t steps = 0;
+    for (const RowLoop::Phase& phase : loop_.phases) {
+      for (const Loop::Output& output : phase.outputs) add(output);
+      steps += static_cast<int64_t>(phase.steps.size() + phase.reductions.size());
+    }
+    ahead_.Start(steps * ((loop_.row + loop_.tile - 1) / loop_.tile));
+  }
+
   void ComputeIota(const Loop::Iota& iota, int64_t n) {
     int64_t start = iota.offset;
     for (size_t d = 0; d < loop_.dims.size(); ++d) start += tiles_.index[d] * iota.coefficients[d];
@@ -71,6 +91,7 @@ class RowLane {
   void Compute(const std::vector<Loop::Step>& steps, int64_t n) {
     char** const place = tiles_.place;
     for (const Loop::Step& step : steps) {
+      ahead_.Step();
       step.function(place[Index(step.result)], place[Index(step.a)], place[Index(step.b)], place[Index(step.c)], n);
     }
   }
@@ -118,7 +139,10 @@ class RowLane {
       if (output.in_place) tiles_.place[Index(output.reg)] = Address(output);
     }
     Compute(phase.steps, n);
-    for (size_t r = 0; r < phase.reductions.size(); ++r) FoldTile(phase.reductions[r], accumulators_[r], n);
+    for (size_t r = 0; r < phase.reductions.size(); ++r) {
+      ahead_.Step();
+      FoldTile(phase.reductions[r], accumulators_[r], n);
+    }
     for (const Loop::Output& output : phase.outputs) {
       char*& place = tiles_.place[Index(output.reg)];
       if (output.in_place) {
@@ -166,6 +190,7 @@ class RowLane {
   const RowLoop& loop_;
   char* const* slots_;
   Tiles tiles_;
+  Ahead ahead_;
   Accumulator* accumulators_;  // of each reduction of a phase
 };
 

@@ -48,7 +48,9 @@ class Lane {
       for (const Loop::Output& output : loop_.outputs) {
         if (output.in_place) tiles_.place[Index(output.reg)] = OutputAddress(output);
       }
-      Compute(start, n);
+      Load(start, n);
+      LookAhead(n);
+      Compute(n);
       for (const Loop::Output& output : loop_.outputs) {
         if (output.in_place) continue;
         const int64_t stride = output.strides.empty() ? 1 : output.strides.back();
@@ -73,7 +75,8 @@ class Lane {
       SetIndex(tiles_.index, task / chunks, loop_.dims, 0, kept);
       for (size_t r = 0; r < loop_.reductions.size(); ++r) Start(r, n);
       for (int64_t folded = 0; folded < folded_count; ++folded, Advance(tiles_.index, loop_.dims, kept, rank - 1)) {
-        Compute(start, n);
+        Load(start, n);
+        Compute(n);
         for (size_t r = 0; r < loop_.reductions.size(); ++r) {
           const Loop::Reduction& reduction = loop_.reductions[r];
           const char* value = tiles_.place[Index(reduction.reg)];
@@ -92,7 +95,7 @@ class Lane {
   static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
   int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }
 
-  void Compute(int64_t inner, int64_t n) {
+  void Load(int64_t inner, int64_t n) {
     if (!loop_.dims.empty()) tiles_.index[loop_.dims.size() - 1] = inner;
     for (const Loop::Input& input : loop_.inputs) {
       if (!input.invariant) LoadTile(input, n);
@@ -103,7 +106,23 @@ class Lane {
       const int64_t step = loop_.dims.empty() ? 0 : iota.coefficients.back();
       iota.function(tiles_.home[Index(iota.reg)], &start, &step, nullptr, n);
     }
+  }
+
+  // What the next tile reads and writes, where it goes on in memory.
+  void LookAhead(int64_t n) {
+    ahead_.Clear();
+    const auto add = [&](const auto& access, const char* address) {
+      const int64_t bytes = n * Bytes(access.reg);
+      if (!access.strides.empty() && access.strides.back() == 1) ahead_.Add(address + bytes, bytes);
+    };
+    for (const Loop::Input& input : loop_.inputs) add(input, tiles_.place[Index(input.reg)]);
+    for (const Loop::Output& output : loop_.outputs) add(output, OutputAddress(output));
+    ahead_.Start(static_cast<int64_t>(loop_.steps.size()));
+  }
+
+  void Compute(int64_t n) {
     for (const Loop::Step& step : loop_.steps) {
+      ahead_.Step();
       step.function(tiles_.place[Index(step.result)], tiles_.place[Index(step.a)], tiles_.place[Index(step.b)],
                     tiles_.place[Index(step.c)], n);
     }
@@ -161,6 +180,7 @@ class Lane {
   const Loop& loop_;
   char* const* slots_;
   Tiles tiles_;
+  Ahead ahead_;
   char** accumulators_;  // of each reduction
   char** widened_;       // of each reduction
 };

@@ -31,6 +31,41 @@ class Tiles {
   char* cursor_;
 };
 
+// Brings what is read and written next into the second-level cache while a tile or a row is computed: a few lines with
+// each step, because a processor waits for few at a time. Addresses may lie outside any buffer: nothing is read there.
+class Ahead {
+ public:
+  void Clear() { count_ = 0, lines_ = 0; }
+  void Add(const char* begin, int64_t bytes) {
+    if (count_ == kMax) return;
+    ranges_[count_++] = {begin, begin + bytes};
+    lines_ += (bytes + kLine - 1) / kLine;
+  }
+  // Once all is added: the number of calls of Step that follow.
+  void Start(int64_t steps) {
+    range_ = 0;
+    each_ = steps == 0 ? 0 : (lines_ + steps - 1) / steps;
+  }
+  void Step() {
+    for (int64_t left = each_; left > 0 && range_ < count_; --left) {
+      Range& range = ranges_[range_];
+      __builtin_prefetch(range.next, /*rw=*/0, /*locality=*/2);
+      range.next += kLine;
+      if (range.next >= range.end) ++range_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  static constexpr int kMax = 8;
+  struct Range {
+    const char *next, *end;
+  };
+  Range ranges_[kMax];
+  int count_ = 0, range_ = 0;
+  int64_t lines_ = 0, each_ = 0;
+};
+
 // Runs body over [0, tasks), on all threads if `work` element operations are worth it.
 void RunTasks(int64_t tasks, int64_t work, void (*body)(void* user, int64_t begin, int64_t end), void* user);
 

@@ -128,3 +128,38 @@ def test_products_of_infinities_and_of_large_numbers(element: str, context: Cont
 def test_an_array_without_elements(context: Context) -> None:
     empty = np.zeros(0, np.complex128)
     assert _computed(context, "divide", empty, empty).shape == (0,)
+
+
+@pytest.mark.parametrize("element", ["c64", "c128"])
+@pytest.mark.parametrize("number", ["constant((1.5, -2.25))", "parameter(1)"])
+@pytest.mark.parametrize(
+    ("opcode", "operands"),
+    [
+        ("multiply", "a, repeated"),
+        ("multiply", "repeated, a"),
+        ("divide", "a, repeated"),
+        ("divide", "repeated, a"),
+        ("divide", "repeated, repeated"),
+    ],
+)
+def test_one_number_for_all_elements(
+    context: Context, rng: np.random.Generator, opcode: str, element: str, number: str, operands: str
+) -> None:
+    a = _numbers(rng, _ELEMENTS[element], 3)
+    b = np.array(1.5 - 2.25j, a.dtype)
+    given = [a] if number.startswith("constant") else [a, b]
+    text = f"""ENTRY main {{
+  a = {element}[{a.size}] parameter(0)
+  b = {element}[] {number}
+  repeated = {element}[{a.size}] broadcast(b), dimensions={{}}
+  ROOT c = {element}[{a.size}] {opcode}({operands})
+}}"""
+    with compile(context, text) as executable:
+        explanation = executable.artifact(Artifact.EXPLANATION).decode()
+        assert "with 0 library calls" in explanation
+        assert "native loop" not in explanation
+        memory = context.devices[0].default_memory
+        ours = get(run(executable, *(put(memory, x) for x in given))[0])
+    whole = np.broadcast_to(b, a.shape).copy()
+    lhs, rhs = ({"a": a, "repeated": whole}[name] for name in operands.split(", "))
+    assert np.array_equal(ours, _computed(context, opcode, lhs, rhs))

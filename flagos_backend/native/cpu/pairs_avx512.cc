@@ -1,0 +1,3 @@
+// Pairs of operations for x86-64-v4 (AVX-512).
+#define FLAGOS_CPU_NAMESPACE avx512
+#include "cpu/pairs.inc"
