@@ -96,7 +96,7 @@ struct Job {
 
 constexpr int64_t kTaskWork = 1 << 18;  // multiplications below which a task of its own costs more than it brings
 constexpr int64_t kMinBlock = 32;       // fewer rows or columns and a block is no longer a matrix product
-constexpr int64_t kTasksPerThread = 1;  // more even out better, but every block packs the other operand again
+constexpr int64_t kTasksPerThread = 2;  // enough to even out; more and every block packs the other operand again
 
 template <class T, class F>
 void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {

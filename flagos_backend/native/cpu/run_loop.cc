@@ -33,6 +33,11 @@ class Lane {
     for (const Loop::Input& input : loop.inputs) {
       if (input.invariant) LoadTile(input, loop.tile);
     }
+    int64_t points = 1;
+    for (const int64_t size : loop.dims) points *= size;
+    const auto arrays = static_cast<int64_t>(loop.inputs.size() + loop.outputs.size());
+    const int64_t run = loop.dims.empty() ? 1 : std::min(loop.tile, loop.dims.back());
+    looks_ahead_ = !loop.steps.empty() && run >= kLongRun && points * arrays >= kFarPoints;
   }
 
   void RunMap(int64_t begin, int64_t end) {
@@ -49,7 +54,7 @@ class Lane {
         if (output.in_place) tiles_.place[Index(output.reg)] = OutputAddress(output);
       }
       Load(start, n);
-      LookAhead(n);
+      if (looks_ahead_) LookAhead(n);
       Compute(n);
       for (const Loop::Output& output : loop_.outputs) {
         if (output.in_place) continue;
@@ -92,6 +97,9 @@ class Lane {
   }
 
  private:
+  // Looking ahead pays where tiles are long and arrays larger than what caches may hold of them.
+  static constexpr int64_t kLongRun = 256, kFarPoints = 1 << 16;  // elements
+
   static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
   int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }
 
@@ -181,6 +189,7 @@ class Lane {
   char* const* slots_;
   Tiles tiles_;
   Ahead ahead_;
+  bool looks_ahead_;
   char** accumulators_;  // of each reduction
   char** widened_;       // of each reduction
 };
