@@ -22,6 +22,7 @@ from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime import bridge
 from plugin_abi.host import Artifact, Context, Memory
+from support.divided_programs import called_back, chain, until_large
 from support.poisoned_replays import PoisonedReplay
 
 flagos_backend.jax.initialize()
@@ -50,27 +51,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(PoisonedReplay, "launch", counted)
     return seen
-
-
-def chain(x: jax.Array) -> jax.Array:
-    """Steps that are not fused into one."""
-    for _ in range(3):
-        x = jnp.sort(jnp.tanh(x) + x, axis=1)
-    return x
-
-
-def called_back(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    before = chain(x)
-    called = jax.pure_callback(lambda x: np.asarray(x) * 3, jax.ShapeDtypeStruct(x.shape, x.dtype), before)
-    return chain(called) + before, before
-
-
-def until_large(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.lax.while_loop(
-        lambda state: jnp.abs(state[0]).sum() < 1e3,
-        lambda state: (2 * chain(state[0]), state[1] + 1),
-        (x, jnp.int32(0)),
-    )
 
 
 def one_of_two(x: jax.Array) -> jax.Array:

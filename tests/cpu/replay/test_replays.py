@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from cpu.native.harness import add_one, compile, get, put, run
 from flagos_backend.runtime import bridge
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from plugin_abi.host import Artifact, Context, Memory
+from support.divided_programs import called_back, chain, until_large
 
 if TYPE_CHECKING:
     from cpu.replay.conftest import Driver
@@ -28,27 +28,6 @@ flagos_backend.jax.initialize()
 RUNS = 6
 # Runs after which a program is captured.
 FIRST = 2
-
-
-def chain(x: jax.Array) -> jax.Array:
-    """Steps that are not fused into one."""
-    for _ in range(3):
-        x = jnp.sort(jnp.tanh(x) + x, axis=1)
-    return x
-
-
-def called_back(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    before = chain(x)
-    called = jax.pure_callback(lambda x: np.asarray(x) * 3, jax.ShapeDtypeStruct(x.shape, x.dtype), before)
-    return chain(called) + before, before
-
-
-def until_large(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.lax.while_loop(
-        lambda state: jnp.abs(state[0]).sum() < 1e3,
-        lambda state: (2 * chain(state[0]), state[1] + 1),
-        (x, jnp.int32(0)),
-    )
 
 
 def on_both(x: np.ndarray) -> tuple[jax.Array, jax.Array]:
