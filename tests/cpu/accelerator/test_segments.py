@@ -22,6 +22,7 @@ from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime import bridge
 from plugin_abi.host import Artifact, Context, Memory
+from support.against_xla import assert_same
 from support.divided_programs import called_back, chain, until_large
 from support.poisoned_replays import PoisonedReplay
 
@@ -91,7 +92,7 @@ def test_as_on_the_cpu(
         ours = jax.tree.leaves(compiled(jax.device_put(x, device)))
         wanted = jax.tree.leaves(compiled(jax.device_put(x, cpu)))
         for result, expected in zip(ours, wanted, strict=True):
-            np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-5, atol=1e-6)
+            assert_same(np.asarray(result), np.asarray(expected), 1e-5)
         if number >= 2 and launches is not None:
             assert len(launched) - before == launches
         if number >= 2 and function is until_large:
@@ -110,7 +111,7 @@ def test_a_state_that_is_donated_goes_round(launched: list[int], rng: np.random.
             state, _ = compiled(former)
             assert former.is_deleted()
         ends.append(np.asarray(state))
-    np.testing.assert_allclose(*ends, rtol=1e-5)
+    assert_same(*ends, 1e-5)
     assert len(launched) >= 2 * (RUNS - 2)
 
 
@@ -132,7 +133,7 @@ def test_several_threads(launched: list[int], rng: np.random.Generator) -> None:
         thread.join()
     assert len(outcomes) == len(arrays) * RUNS and len(launched) > RUNS
     for number, result in outcomes:
-        np.testing.assert_allclose(result, wanted[number], rtol=1e-5)
+        assert_same(result, wanted[number], 1e-5)
 
 
 def test_between_the_collectives_of_two_devices(launched: list[int], rng: np.random.Generator) -> None:
@@ -144,7 +145,7 @@ def test_between_the_collectives_of_two_devices(launched: list[int], rng: np.ran
         x = rng.standard_normal((6, 4)).astype(np.float32)
         result = compiled(jax.device_put(x, split))
         wanted = on_cpu(jax.device_put(x, jax.devices("cpu")[0]))
-        np.testing.assert_allclose(np.asarray(result), np.asarray(wanted), rtol=1e-5, atol=1e-6)
+        assert_same(np.asarray(result), np.asarray(wanted), 1e-5)
     assert len(launched) >= 2 * 2 * (RUNS - 2)
 
 

@@ -18,6 +18,7 @@ from cpu.native.harness import add_one, compile, get, put, run
 from flagos_backend.runtime import bridge
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from plugin_abi.host import Artifact, Context, Memory
+from support.against_xla import assert_same
 from support.divided_programs import called_back, chain, until_large
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def test_segments_around_a_callback(driver: Driver, rng: np.random.Generator) ->
         there, here = on_both(rng.standard_normal((6, 8)).astype(np.float32))
         before = len(driver.launches)
         for ours, theirs in zip(compiled(there), compiled(here), strict=True):
-            np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5)
+            assert_same(np.asarray(ours), np.asarray(theirs), 1e-5)
         assert len(driver.launches) - before == (2 if number >= FIRST else 0)
 
 
@@ -87,7 +88,7 @@ def test_turns_of_a_loop(driver: Driver, rng: np.random.Generator) -> None:
         there, here = on_both(rng.uniform(1, 2, (6, 8)).astype(np.float32))
         before = len(driver.launches)
         (ours, turns), (theirs, expected) = compiled(there), jax.jit(until_large)(here)
-        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5)
+        assert_same(np.asarray(ours), np.asarray(theirs), 1e-5)
         assert int(turns) == int(expected)
         if number >= FIRST:
             assert int(turns) <= len(driver.launches) - before <= int(turns) + 2
@@ -135,7 +136,7 @@ def test_threads_and_devices(driver: Driver, rng: np.random.Generator) -> None:
         thread.join()
     assert len(outcomes) == len(arrays) * RUNS
     for number, result in outcomes:
-        np.testing.assert_allclose(result, wanted[number], rtol=1e-5)
+        assert_same(result, wanted[number], 1e-5)
     assert len(driver.launches) > RUNS
 
 
