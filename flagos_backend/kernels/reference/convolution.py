@@ -23,6 +23,7 @@ Convolve = Callable[[Tensor, Tensor], Tensor]
 _HALVES = frozenset({ElementType.F16, ElementType.BF16})
 
 _TORCH_RANK_LIMIT = 3
+_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class Engine:
     transposes: bool = True
     halves: bool = False
     backward: Callable[..., tuple[Tensor, ...]] | None = None
+
+    def convolve(self, x: Tensor, weight: Tensor, *window: object) -> Tensor:
+        """``window``: torch.convolution's arguments from the strides on."""
+        return self.convolution(_in_format(x), _in_format(weight), None, *window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,21 @@ class _Geometry:
         """The weight with the dimensions in reverse order in which the window has that ``reversal``."""
         dims = [d for d, w in enumerate(self.window, start=2) if w.window_reversal is reversal and w.size > 1]
         return weight.flip(dims) if dims else weight
+
+
+def _in_format(x: Tensor) -> Tensor:
+    """``x`` with the strides that its memory format gives also to dimensions of one element.
+
+    PyTorch ignores those strides when it asks whether a tensor has a format, oneDNN computes with them: a grouped
+    convolution of channels-last tensors is wrong where a kernel's came from a view (torch 2.13).
+    """
+    if 1 not in x.shape:
+        return x
+    for memory_format in (torch.contiguous_format, *_CHANNELS_LAST.get(x.dim(), ())):
+        if x.is_contiguous(memory_format=memory_format):
+            strides = torch.empty(x.shape, device="meta", memory_format=memory_format).stride()
+            return x if strides == x.stride() else x.as_strided(x.shape, strides)
+    return x  # the library brings it into a format
 
 
 def _pad_spatial(x: Tensor, amounts: list[tuple[int, int]]) -> Tensor:
@@ -91,9 +111,9 @@ def _by_torch(geometry: _Geometry, engine: Engine) -> Convolve:
         weight = geometry.turned(weight)
         if symmetric:
             paddings = geometry.field("padding_low")
-            return engine.convolution(x, weight, None, strides, paddings, dilations, False, zeros, geometry.groups)
+            return engine.convolve(x, weight, strides, paddings, dilations, False, zeros, geometry.groups)
         padded = _padded(x, geometry)
-        return engine.convolution(padded, weight, None, strides, zeros, dilations, False, zeros, geometry.groups)
+        return engine.convolve(padded, weight, strides, zeros, dilations, False, zeros, geometry.groups)
 
     return convolve
 
@@ -118,8 +138,8 @@ def _by_transposed_torch(geometry: _Geometry, engine: Engine) -> Convolve:
         per_group = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
         turned = geometry.turned(per_group.reshape(x.shape[1], -1, *weight.shape[2:]), reversal=False)
         if own:
-            return engine.convolution(x, turned, None, bases, crops, dilations, True, more, groups)
-        return _pad_spatial(engine.convolution(x, turned, None, bases, zeros, dilations, True, zeros, groups), around)
+            return engine.convolve(x, turned, bases, crops, dilations, True, more, groups)
+        return _pad_spatial(engine.convolve(x, turned, bases, zeros, dilations, True, zeros, groups), around)
 
     return convolve
 
@@ -151,6 +171,7 @@ def _by_weight_gradient(geometry: _Geometry, engine: Engine) -> Convolve:
         inputs, gradient = x.transpose(0, 1), geometry.turned(weight).transpose(0, 1)
         like = x.new_empty((gradient.shape[1], inputs.shape[1], *geometry.counts))
         wanted = (False, True, False)
+        gradient, inputs = _in_format(gradient), _in_format(inputs)
         _, result, _ = backward(gradient, inputs, like, None, strides, paddings, dilations, False, zeros, 1, wanted)
         return result.transpose(0, 1)
 

@@ -140,3 +140,18 @@ def test_four_spatial_dimensions_against_numpy(rng: np.random.Generator) -> None
 def test_without_elements(dims: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     c = Convolution(*dims, (dims[0][0], 3, 4), "dim_labels=bf0_oi0->bf0, window={size=2}")
     check(convolution_text(c, "f32", "f32", "f32"), *(np.ones(d, np.float32) for d in dims))
+
+
+@pytest.mark.parametrize("order", ["0o1i", "o0i1", "io01", "10oi"])
+@pytest.mark.parametrize("operand", ["b01f", "bf01", "0b1f"])
+def test_kernels_of_one_element_in_any_order(operand: str, order: str, rng: np.random.Generator) -> None:
+    """A dimension of one element has whatever stride its place gives it, which oneDNN must not take at its word."""
+    for size in ((1, 2), (2, 1), (1, 1)):
+        x_dims = {"b": 2, "f": 6, "0": 4, "1": 5}
+        w_dims = {"o": 9, "i": 2, "0": size[0], "1": size[1]}
+        counts = [x_dims[d] - n + 1 for d, n in zip("01", size, strict=True)]
+        attributes = f"dim_labels={operand}_{order}->b01f, window={{size={size[0]}x{size[1]}}}, feature_group_count=3"
+        lhs, rhs = tuple(x_dims[d] for d in operand), tuple(w_dims[d] for d in order)
+        c = Convolution(lhs, rhs, (2, *counts, 9), attributes)
+        x, w = (rng.standard_normal(dims).astype(np.float32) for dims in (lhs, rhs))
+        check(convolution_text(c, "f32", "f32", "f32"), x, w, tolerance=1e-5)
