@@ -329,8 +329,8 @@ class CollectiveFailed(FlagosBackendError):
     number = 504
     code = StatusCode.UNAVAILABLE
     template = (
-        "The collective {channel} among the processes {processes} failed in the group {group} ({backend}): {reason}. "
-        "At process {process}. See which of them ended, and start them all again."
+        "The collective {channel} among the {members} failed in the group {group} ({backend}): {reason}. "
+        "At {member}. See which of them ended, and start them all again."
     )
 
 
@@ -338,8 +338,8 @@ class CollectiveOverdue(FlagosBackendError):
     number = 505
     code = StatusCode.DEADLINE_EXCEEDED
     template = (
-        "The collective {channel} among the processes {processes} gave up after {seconds} s in the group {group} "
-        "({backend}): {reason}. At process {process}. See that all of them run the same program and that none hangs."
+        "The collective {channel} among the {members} gave up after {seconds} s in the group {group} "
+        "({backend}): {reason}. At {member}. See that all of them run the same program and that none hangs."
     )
 
 
@@ -356,8 +356,8 @@ class RendezvousFailed(FlagosBackendError):
     number = 507
     code = StatusCode.UNAVAILABLE
     template = (
-        "The processes {processes} did not come together over {backend} for the collective {channel}: {reason}. At "
-        "process {process}. See that all of them run the same program, and that they reach each other's addresses."
+        "The {members} did not come together over {backend} for the collective {channel}: {reason}. At "
+        "{member}. See that all of them run the same program, and that they reach each other's addresses."
     )
 
 

@@ -1,5 +1,5 @@
-"""Collectives: who takes part (groups), the Communicator interface, and its implementations: in_process for the devices
-of one process, process_spanning for those of several, over a transport of torch.distributed."""
+"""Collectives: who takes part (groups), the Communicator interface, and its implementations: in_process for devices
+that share this process's memory, spanning for the others, over a transport of torch.distributed."""
 
 from flagos_backend.collectives.communicator import Communicator, Meeting, Reducer
 from flagos_backend.collectives.in_process import InProcessCommunicator

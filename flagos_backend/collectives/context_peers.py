@@ -1,5 +1,5 @@
-"""The processes of one context, found through the host's key-value store: a group of torch.distributed for each set of
-devices that meets. Gives launches their communicators."""
+"""The processes and devices of one context, found through the host's key-value store: a group of torch.distributed for
+each set of devices that meets. Gives launches their communicators."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOptions
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
 
 from flagos_backend.collectives.communicator import Meeting
 from flagos_backend.collectives.options import timeout_seconds
-from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
-from flagos_backend.collectives.transport import Transport
+from flagos_backend.collectives.spanning import SpanningCommunicator
+from flagos_backend.collectives.transport import Transport, members_text
 from flagos_backend.errors import CollectiveAborted, RendezvousFailed, StatusCode
 
 # (key, timeout in ms; 0 does not wait) -> the value or a status code; (key, value) -> a status code.
@@ -55,37 +55,50 @@ class _HostStore(Store):
 
 @dataclass(eq=False)
 class ContextPeers:
-    """``device_processes``: the process of each device of the context; ``process`` is this one."""
+    """``device_processes``: the process of each device of the context. ``device_type``: torch's name for what they are;
+    ``accelerated``: each has memory of its own, and is a member of its own.
+    """
 
-    process: int
     device_processes: tuple[int, ...]
     get: KeyValueGet
     put: KeyValuePut
-    device_type: str = "cpu"  # torch's name for what the devices are
+    device_type: str = "cpu"
+    accelerated: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _transports: dict[tuple[int, ...], Transport] = field(default_factory=dict)
+    # By the devices that meet, and the member.
+    _transports: dict[tuple[tuple[int, ...], int], Transport] = field(default_factory=dict)
     _reason: str = ""
     # torch keeps a store, but not the Python object that it is.
-    _stores: list[_HostStore] = field(default_factory=list)
+    _stores: list[Store] = field(default_factory=list)
+    # Where there is no other process, and the host has no store for this one.
+    _own_store: Store = field(default_factory=HashStore)
 
-    def communicator(self, devices: tuple[int, ...]) -> ProcessSpanningCommunicator:
+    @property
+    def spans_processes(self) -> bool:
+        return len(set(self.device_processes)) > 1
+
+    def member_of(self, device: int) -> int:
+        """What a transport knows the device as."""
+        return device if self.accelerated else self.device_processes[device]
+
+    def communicator(self, devices: tuple[int, ...]) -> SpanningCommunicator:
         """For one launch on these devices."""
-        return ProcessSpanningCommunicator(_LaunchPeers(self, devices))
+        return SpanningCommunicator(_LaunchPeers(self, devices))
 
-    def transport(self, meeting: Meeting, devices: Sequence[int]) -> Transport:
-        """Among the processes of these devices. Each set of devices has its own: in it the order of meetings is that of
-        the program, while two sets in the same processes know nothing of each other.
+    def transport(self, meeting: Meeting, devices: Sequence[int], member: int) -> Transport:
+        """Among the members that these devices are, for one of them. Each set of devices has its own: in it the order
+        of meetings is that of the program, while two sets in the same processes know nothing of each other.
 
-        Raises RendezvousFailed when a process does not come, CollectiveAborted after ``abort``.
+        Raises RendezvousFailed when a member does not come, CollectiveAborted after ``abort``.
         """
-        key = tuple(sorted(devices))
+        key = tuple(sorted(devices)), member
         with self._lock:
             self._raise_if_aborted(meeting)
             known = self._transports.get(key)
         if known is not None:
             return known
-        # One thread of this process is here for this set of devices: the others wait for what it brings.
-        made = self._connect(meeting, key)
+        # One thread is here for this set of devices and this member: the others of the member wait for what it brings.
+        made = self._connect(meeting, *key)
         with self._lock:
             self._raise_if_aborted(meeting)
             self._transports[key] = made
@@ -107,22 +120,26 @@ class ContextPeers:
         if self._reason:
             raise CollectiveAborted(reason=self._reason, participant=meeting.participant)
 
-    def _connect(self, meeting: Meeting, devices: tuple[int, ...]) -> Transport:
-        processes = tuple(sorted({self.device_processes[device] for device in devices}))
+    def _connect(self, meeting: Meeting, devices: tuple[int, ...], member: int) -> Transport:
+        members = tuple(sorted({self.member_of(device) for device in devices}))
+        kind = "device" if self.accelerated else "process"
         name = ",".join(map(str, devices))
         timeout = timeout_seconds()
         backend = backend_for(self.device_type)
-        self._stores.append(_HostStore(self.get, self.put, timeout))
+        self._stores.append(_HostStore(self.get, self.put, timeout) if self.spans_processes else self._own_store)
         store = PrefixStore(f"{_PREFIX}/{name}", self._stores[-1])
-        rank = processes.index(self.process)
+        rank = members.index(member)
         try:
-            group = _group(backend, store, rank, len(processes), timedelta(seconds=timeout))
+            group = _group(backend, store, rank, len(members), timedelta(seconds=timeout))
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
             raise RendezvousFailed(
-                channel=meeting.channel, backend=backend, processes=list(processes), process=self.process, reason=reason
+                channel=meeting.channel,
+                backend=backend,
+                members=members_text(kind, members),
+                member=f"{kind} {member}",
+                reason=str(error).partition("\n")[0],
             ) from error
-        return Transport(group, processes, rank, f"of the devices {name}", backend)
+        return Transport(group, members, rank, f"of the devices {name}", backend, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +152,17 @@ class _LaunchPeers:
     def process_of(self, participant: int) -> int:
         return self.peers.device_processes[self.devices[participant]]
 
+    def member_of(self, participant: int) -> int:
+        return self.peers.member_of(self.devices[participant])
+
     def transport(self, meeting: Meeting) -> Transport:
-        return self.peers.transport(meeting, [self.devices[p] for p in meeting.participants])
+        member = self.member_of(meeting.participant)
+        return self.peers.transport(meeting, [self.devices[p] for p in meeting.participants], member)
 
     def abort(self, reason: str) -> None:
-        self.peers.abort(reason)
+        """In one process nobody waits in a group for who failed: all come before any begins."""
+        if self.peers.spans_processes:
+            self.peers.abort(reason)
 
 
 def backend_for(device_type: str) -> str:

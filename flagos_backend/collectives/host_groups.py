@@ -23,6 +23,9 @@ class HostGroups:
     def process_of(self, participant: int) -> int:
         return participant
 
+    def member_of(self, participant: int) -> int:
+        return participant
+
     def abort(self, reason: str) -> None:
         """Does nothing: the groups are the host's, and it ends them, as it does in eager mode."""
 

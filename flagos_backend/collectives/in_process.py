@@ -1,4 +1,4 @@
-"""Communicator for several devices of one process, each run by its own thread. One object serves one launch."""
+"""Communicator for devices that share this process's memory, each run by a thread. One object serves one launch."""
 
 from __future__ import annotations
 
@@ -45,23 +45,43 @@ class InProcessCommunicator(Communicator):
 
     def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
         if meeting.size == 1:
+            self._raise_if_aborted(meeting)
             return combine([contribution])[0]
         with self._condition:
-            self._raise_if_aborted(meeting)
-            key = self._turn(meeting)
-            gathering = self._gatherings.setdefault(key, _Gathering())
-            gathering.contributions[meeting.participant] = contribution
+            key, gathering = self._join(meeting, contribution)
             complete = len(gathering.contributions) == meeting.size
             if not complete:
                 self._wait(meeting, gathering)
         if complete:
             self._combine(meeting, gathering, combine)
         with self._condition:
-            assert gathering.results is not None
-            result = gathering.results.pop(meeting.participant)
-            if not gathering.results:
-                del self._gatherings[key]
-            return result
+            return self._leave(meeting, key, gathering)
+
+    def barrier(self, meeting: Meeting) -> None:
+        """Returns to every participant or to none: no abort comes between once the last is there."""
+        with self._condition:
+            key, gathering = self._join(meeting, None)
+            if len(gathering.contributions) == meeting.size:
+                gathering.results = dict.fromkeys(meeting.participants)
+                self._condition.notify_all()
+            else:
+                self._wait(meeting, gathering)
+            self._leave(meeting, key, gathering)
+
+    def _join(self, meeting: Meeting, contribution: Any) -> tuple[Hashable, _Gathering]:
+        """The condition is held, here and in what follows."""
+        self._raise_if_aborted(meeting)
+        key = self._turn(meeting)
+        gathering = self._gatherings.setdefault(key, _Gathering())
+        gathering.contributions[meeting.participant] = contribution
+        return key, gathering
+
+    def _leave(self, meeting: Meeting, key: Hashable, gathering: _Gathering) -> Any:
+        assert gathering.results is not None
+        result = gathering.results.pop(meeting.participant)
+        if not gathering.results:
+            del self._gatherings[key]
+        return result
 
     def _turn(self, meeting: Meeting) -> Hashable:
         """A loop comes to one meeting many times: everybody's n-th time is one gathering."""
@@ -81,7 +101,7 @@ class InProcessCommunicator(Communicator):
             self._condition.notify_all()
 
     def _wait(self, meeting: Meeting, gathering: _Gathering) -> None:
-        """Until the results are there. The condition is held on entry and on return."""
+        """Until the results are there."""
         seconds = timeout_seconds() if self._timeout is None else self._timeout
         deadline = time.monotonic() + seconds
         while gathering.results is None:

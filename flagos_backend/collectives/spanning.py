@@ -1,10 +1,10 @@
-"""Communicator for launches whose devices belong to several processes: those of one process meet in it, and one of them
-deals with the other processes. Between in_process.py and transport.py."""
+"""Communicator for launches whose devices do not all share memory. Host devices of one process do: they meet in it,
+and one of them deals with the others. An accelerator deals for itself. Between in_process.py and transport.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,14 +18,20 @@ Arrays = Sequence[Tensor]
 
 
 class Peers(Protocol):
-    """The processes of a launch."""
+    """The members of a launch: what a transport tells apart. A process of host devices is one, with all of its
+    participants; each accelerator is one of its own."""
 
     def process_of(self, participant: int) -> int:
         """The process that runs a participant."""
         ...
 
+    def member_of(self, participant: int) -> int:
+        """The member that a participant belongs to."""
+        ...
+
     def transport(self, meeting: Meeting) -> Transport:
-        """What moves arrays among the processes of a meeting. Raises an error of the catalogue when nothing does."""
+        """What moves arrays among the members of a meeting, for the caller's. Raises an error of the catalogue when
+        nothing does."""
         ...
 
     def abort(self, reason: str) -> None:
@@ -35,7 +41,7 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Party:
-    """A meeting, seen by process. ``ranks[r]``: the meeting's ranks that process r of the transport runs."""
+    """A meeting, seen by member. ``ranks[r]``: the meeting's ranks that member r of the transport has."""
 
     meeting: Meeting
     transport: Transport
@@ -47,7 +53,7 @@ class _Party:
 
     @property
     def order(self) -> list[int]:
-        """The meeting's ranks by process."""
+        """The meeting's ranks by member."""
         return [rank for ranks in self.ranks for rank in ranks]
 
     @property
@@ -56,16 +62,16 @@ class _Party:
 
     @property
     def is_regular(self) -> bool:
-        """Whether what the processes hold one after another is in the order of ranks, and as much for each."""
+        """Whether what the members hold one after another is in the order of ranks, and as much for each."""
         return self.is_even and self.order == sorted(self.order)
 
 
-# Gets the contributions of this process's participants, in order; returns what each of them takes away.
+# Gets the contributions of this member's participants, in order; returns what each of them takes away.
 Across = Callable[[_Party, Sequence[Arrays]], Sequence[Any]]
 
 
-class ProcessSpanningCommunicator(Communicator):
-    """One object serves one launch. Reductions fold each process's arrays in the order of ranks, then totals."""
+class SpanningCommunicator(Communicator):
+    """One object serves one launch. Reductions fold each member's arrays in the order of ranks, then totals."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -77,42 +83,42 @@ class ProcessSpanningCommunicator(Communicator):
         self._peers.abort(message)
 
     def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
-        """Contributions are sequences of arrays, equal in shape for all participants; every process combines them."""
-        homes = self._homes(meeting)
-        if homes is None:
+        """Contributions are sequences of arrays, equal in shape for all participants; every member combines them."""
+        members = self._members(meeting)
+        if members is None:
             return self._local.exchange(meeting, contribution, combine)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[Any]:
             every = combine(_gather(party, mine))
             return [every[rank] for rank in party.own]
 
-        return self._meet(meeting, homes, contribution, across)
+        return self._meet(meeting, members, contribution, across)
 
     def all_reduce(self, meeting: Meeting, arrays: Arrays, reducer: Reducer) -> list[Tensor]:
-        homes = self._homes(meeting)
-        if homes is None:
+        members = self._members(meeting)
+        if members is None:
             return self._local.all_reduce(meeting, arrays, reducer)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             totals = _reduce(party, _fold(mine, reducer), reducer)
             return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
 
-        return list(self._meet(meeting, homes, arrays, across))
+        return list(self._meet(meeting, members, arrays, across))
 
     def all_gather(self, meeting: Meeting, arrays: Arrays, dimension: int) -> list[Tensor]:
-        homes = self._homes(meeting)
-        if homes is None:
+        members = self._members(meeting)
+        if members is None:
             return self._local.all_gather(meeting, arrays, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             whole = _gather_joined(party, mine, dimension)
             return [whole if i == 0 else [array.clone() for array in whole] for i in range(len(mine))]
 
-        return list(self._meet(meeting, homes, arrays, across))
+        return list(self._meet(meeting, members, arrays, across))
 
     def reduce_scatter(self, meeting: Meeting, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
-        homes = self._homes(meeting)
-        if homes is None:
+        members = self._members(meeting)
+        if members is None:
             return self._local.reduce_scatter(meeting, arrays, reducer, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
@@ -120,11 +126,11 @@ class ProcessSpanningCommunicator(Communicator):
             # What several share would keep the memory of all.
             return [[part[i].clone() if len(mine) > 1 else part[i] for part in parts] for i in range(len(mine))]
 
-        return list(self._meet(meeting, homes, arrays, across))
+        return list(self._meet(meeting, members, arrays, across))
 
     def all_to_all(self, meeting: Meeting, parts: Arrays) -> list[Tensor]:
-        homes = self._homes(meeting)
-        if homes is None:
+        members = self._members(meeting)
+        if members is None:
             return self._local.all_to_all(meeting, parts)
         routes = [(sender, receiver) for sender in range(meeting.size) for receiver in range(meeting.size)]
 
@@ -133,11 +139,11 @@ class ProcessSpanningCommunicator(Communicator):
             came = _route(party, routes, lambda sender, receiver: [sent[sender][receiver]], parts[:1])
             return [[came[sender, rank][0] for sender in range(meeting.size)] for rank in party.own]
 
-        return list(self._meet(meeting, homes, parts, across))
+        return list(self._meet(meeting, members, parts, across))
 
     def permute(self, meeting: Meeting, arrays: Arrays, source_of: Sequence[int | None]) -> list[Tensor] | None:
-        homes = self._homes(meeting)
-        if homes is None:
+        members = self._members(meeting)
+        if members is None:
             return self._local.permute(meeting, arrays, source_of)
         routes = [(source, rank) for rank, source in enumerate(source_of) if source is not None]
 
@@ -147,39 +153,43 @@ class ProcessSpanningCommunicator(Communicator):
             sources = [source_of[rank] for rank in party.own]
             return [None if s is None else came[s, rank] for s, rank in zip(sources, party.own, strict=True)]
 
-        received = self._meet(meeting, homes, arrays, across)
+        received = self._meet(meeting, members, arrays, across)
         return None if received is None else list(received)
 
     def broadcast(self, meeting: Meeting, arrays: Arrays) -> list[Tensor]:
-        homes = self._homes(meeting)
-        if homes is None:
+        members = self._members(meeting)
+        if members is None:
             return self._local.broadcast(meeting, arrays)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            root = next(process for process, ranks in enumerate(party.ranks) if 0 in ranks)
+            root = next(member for member, ranks in enumerate(party.ranks) if 0 in ranks)
             given = mine[party.own.index(0)] if root == party.transport.rank else mine[0]
             received = [party.transport.broadcast(meeting.channel, array, root) for array in given]
             return [received if i == 0 else [array.clone() for array in received] for i in range(len(mine))]
 
-        return list(self._meet(meeting, homes, arrays, across))
+        return list(self._meet(meeting, members, arrays, across))
 
-    def _homes(self, meeting: Meeting) -> list[int] | None:
-        """The process of each participant; None when all are in this one."""
-        homes = [self._peers.process_of(participant) for participant in meeting.participants]
-        return homes if len(set(homes)) > 1 else None
+    def _members(self, meeting: Meeting) -> list[int] | None:
+        """The member of each participant; None when all are of one."""
+        members = [self._peers.member_of(participant) for participant in meeting.participants]
+        return members if len(set(members)) > 1 else None
 
-    def _meet(self, meeting: Meeting, homes: Sequence[int], contribution: Any, across: Across) -> Any:
-        """``across`` is called by one participant of this process, for all of them."""
-        own = homes[meeting.rank]
-        here = tuple(p for p, home in zip(meeting.participants, homes, strict=True) if home == own)
+    def _meet(self, meeting: Meeting, members: Sequence[int], contribution: Any, across: Across) -> Any:
+        """``across`` is called by one participant of each member, for all of its participants."""
 
         def combine(mine: Sequence[Any]) -> Sequence[Any]:
             transport = self._peers.transport(meeting)
-            ranks = (tuple(r for r, home in enumerate(homes) if home == process) for process in transport.processes)
+            ranks = (tuple(r for r, own in enumerate(members) if own == member) for member in transport.members)
             return across(_Party(meeting, transport, tuple(ranks)), mine)
 
-        inner = Meeting(meeting.channel, here, meeting.participant, meeting.channel_id)
-        return self._local.exchange(inner, contribution, combine)
+        member, process = members[meeting.rank], self._peers.process_of(meeting.participant)
+        own = tuple(p for p, other in zip(meeting.participants, members, strict=True) if other == member)
+        here = tuple(p for p in meeting.participants if self._peers.process_of(p) == process)
+        if own == here:
+            return self._local.exchange(replace(meeting, participants=own), contribution, combine)
+        # What a transport has begun cannot be taken back: nobody of this process begins before all of it have come.
+        self._local.barrier(replace(meeting, participants=here))
+        return combine([contribution])[0]
 
 
 def _gather(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
@@ -214,7 +224,7 @@ def _gather_joined(party: _Party, mine: Sequence[Arrays], dimension: int) -> lis
 
 
 def _all_gather(party: _Party, column: Sequence[Tensor]) -> Tensor:
-    """[processes, participants of each, ...], where each process has as many."""
+    """[members, participants of each, ...], where each member has as many."""
     stacked = column[0].unsqueeze(0) if len(column) == 1 else torch.stack(list(column))
     return party.transport.all_gather(party.meeting.channel, stacked)
 
@@ -224,7 +234,7 @@ def _pieces(contents: Tensor, size: int) -> Sequence[Tensor]:
 
 
 def _fold(mine: Sequence[Arrays], reducer: Reducer) -> Arrays:
-    """The fold over this process's participants; one's own arrays as they are, which the transport only reads."""
+    """The fold over this member's participants; one's own arrays as they are, which the transport only reads."""
     return mine[0] if len(mine) == 1 else [reducer.fold(column) for column in zip(*mine, strict=True)]
 
 
@@ -240,7 +250,7 @@ def _reduce(party: _Party, arrays: Sequence[Tensor], reducer: Reducer) -> list[T
 
 
 def _scatter(party: _Party, array: Tensor, reducer: Reducer, dimension: int) -> Tensor:
-    """This process's participants' parts of the fold over processes: [participants here, ...]."""
+    """This member's participants' parts of the fold over members: [participants here, ...]."""
     transport, channel = party.transport, party.meeting.channel
     size = party.meeting.size
     if dimension == 0:
@@ -249,8 +259,8 @@ def _scatter(party: _Party, array: Tensor, reducer: Reducer, dimension: int) -> 
         parts = torch.stack(torch.tensor_split(array, size, dim=dimension))
     if party.is_even:
         ordered = parts if party.is_regular else parts[party.order]
-        by_process = ordered.reshape(transport.size, len(party.own), *parts.shape[1:])
-        return transport.reduce_scatter(channel, by_process, reducer.fold, reducer.opcode)
+        by_member = ordered.reshape(transport.size, len(party.own), *parts.shape[1:])
+        return transport.reduce_scatter(channel, by_member, reducer.fold, reducer.opcode)
     return transport.all_reduce(channel, parts, reducer.fold, reducer.opcode)[list(party.own)]
 
 
@@ -260,8 +270,8 @@ def _route(
     given: Callable[[int, int], Arrays],
     like: Arrays,
 ) -> dict[tuple[int, int], list[Tensor]]:
-    """What this process's participants receive by ``routes``, pairs of ranks (sender, receiver). ``given``: what a
-    participant of this process sends; shaped ``like`` everywhere."""
+    """What this member's participants receive by ``routes``, pairs of ranks (sender, receiver). ``given``: what a
+    participant of this member sends; shaped ``like`` everywhere."""
     own = set(party.own)
     size = sum(array.nbytes for array in like)
     empty = like[0].new_empty(0, dtype=torch.uint8)

@@ -1,5 +1,5 @@
-"""Moves arrays among the processes of one torch.distributed group: gloo, NCCL, FlagCX, whatever is registered there.
-Under process_spanning.py, which knows the devices of each process."""
+"""Moves arrays among the members of one torch.distributed group: gloo, NCCL, FlagCX, whatever is registered there.
+Under spanning.py, which knows the participants of each member."""
 
 from __future__ import annotations
 
@@ -36,22 +36,24 @@ _BITWISE: Final = frozenset({Opcode.AND, Opcode.OR, Opcode.XOR})
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """``group``: a torch.distributed ProcessGroup, or one of its backends. ``processes``: its members by rank.
-    ``rank``: this process's. ``name``: the group's, for messages; ``backend``: what carries it ("gloo").
+    """``group``: a torch.distributed ProcessGroup, or one of its backends. ``members``: by rank, their numbers among
+    all of their ``kind``, "process" or "device". ``rank``: the caller's. ``name``: the group's, for messages;
+    ``backend``: what carries it ("gloo").
 
     Every operation has to be called by all members in the same order, and raises CollectiveOverdue when the group's
     timeout passes and CollectiveFailed when a member is lost, naming ``channel``.
     """
 
     group: Any
-    processes: tuple[int, ...]
+    members: tuple[int, ...]
     rank: int
     name: str
     backend: str
+    kind: str = "process"
 
     @property
     def size(self) -> int:
-        return len(self.processes)
+        return len(self.members)
 
     def all_gather(self, channel: object, array: Tensor) -> Tensor:
         """The arrays of all members, equal in shape and dtype: [size, *array.shape]."""
@@ -136,14 +138,19 @@ class Transport:
                 "channel": channel,
                 "group": self.name,
                 "backend": self.backend,
-                "processes": list(self.processes),
-                "process": self.processes[self.rank],
+                "members": members_text(self.kind, self.members),
+                "member": f"{self.kind} {self.members[self.rank]}",
                 "reason": reason,
             }
             # Transports say it in words only.
             if "timed out" in reason.lower() or "timeout" in reason.lower():
                 raise CollectiveOverdue(**facts, seconds=f"{seconds:.1f}") from error
             raise CollectiveFailed(**facts) from error
+
+
+def members_text(kind: str, members: Sequence[int]) -> str:
+    """Members of a group as messages name them."""
+    return f"{'processes' if kind == 'process' else 'devices'} {list(members)}"
 
 
 def as_bytes(arrays: Sequence[Tensor]) -> Tensor:

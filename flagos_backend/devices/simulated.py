@@ -36,18 +36,19 @@ class _Reached:
 
 @functools.cache
 def _interpret_one_at_a_time() -> None:
-    """Triton's interpreter swaps functions of Triton's while a kernel runs, and several devices are several threads."""
+    """Triton's interpreter swaps functions of Triton's while a kernel runs, and several devices are several threads. It
+    also parses a kernel first, and CPython 3.11 counts the depth of a tree for all threads together."""
     if importlib.util.find_spec("triton") is None:
         return
-    executor: Any = importlib.import_module("triton.runtime.interpreter").GridExecutor
-    lock, original = threading.Lock(), executor.__call__
+    interpreted: Any = importlib.import_module("triton.runtime.interpreter").InterpretedFunction
+    lock, original = threading.Lock(), interpreted.run
 
     @functools.wraps(original)
-    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
         with lock:
             return original(self, *arguments, **keywords)
 
-    executor.__call__ = call
+    interpreted.run = run
 
 
 class SimulatedAccelerator:

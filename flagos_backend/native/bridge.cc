@@ -154,10 +154,11 @@ bool HasAccelerators(const Context* context) {
   return !devices.empty() && devices.front()->accelerator != nullptr;
 }
 
-// What reaches the other processes, or None where there are none.
+// What the devices reach each other through, or None where all share memory.
 Object Peers(Context* context) {
   const python::Functions& py = *python::Known();
-  if (context->num_processes == 1) return Object::Share(py.none);
+  const bool together = context->devices.size() == 1 || !HasAccelerators(context);
+  if (context->num_processes == 1 && together) return Object::Share(py.none);
   if (context->peers == nullptr) {
     const std::vector<Device*>& devices = context->devices;
     Object processes = python::Check(py.PyTuple_New(static_cast<ptrdiff_t>(devices.size())), "PyTuple_New");
@@ -166,10 +167,9 @@ Object Peers(Context* context) {
       py.PyTuple_SetItem(processes.get(), static_cast<ptrdiff_t>(i), process.Detach());
     }
     Object address = python::Integer(reinterpret_cast<int64_t>(context));
-    Object own = python::Integer(context->process_index);
     Object accelerated = python::Integer(HasAccelerators(context));
-    Object made = python::Call(TheBridge().open_peers, {address.get(), own.get(), processes.get(), accelerated.get()},
-                               "open_peers");
+    Object made =
+        python::Call(TheBridge().open_peers, {address.get(), processes.get(), accelerated.get()}, "open_peers");
     // Making it may have let another thread make one.
     if (context->peers == nullptr) context->peers = made.Detach();
   }

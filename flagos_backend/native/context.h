@@ -72,7 +72,7 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
   FlagosKeyValueGet key_value_get = nullptr;
   FlagosKeyValuePut key_value_put = nullptr;
   void* key_value_user_data = nullptr;
-  // What the Python side reaches the other processes through, made with the first program; with the GIL.
+  // What devices that do not share memory reach each other through, made with the first program; with the GIL.
   PyObject* peers = nullptr;
   // The option of this name: the host waits for every launch anyway, so none is handed to a device's idle thread.
   bool inline_launches = false;

@@ -30,9 +30,9 @@ from flagos_backend.runtime.plan import Plan
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.context_peers import ContextPeers
-    from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
+    from flagos_backend.collectives.spanning import SpanningCommunicator
 
-    LaunchCommunicator = InProcessCommunicator | ProcessSpanningCommunicator
+    LaunchCommunicator = InProcessCommunicator | SpanningCommunicator
 
 __all__ = ["attach", "compile_program", "describe_exception", "from_dlpack", "load_program", "open_peers", "to_dlpack"]
 
@@ -90,8 +90,9 @@ def attach(
     _native_replays = make_replay, launch_replay
 
 
-def open_peers(context: int, process: int, device_processes: tuple[int, ...], accelerated: int) -> ContextPeers:
-    """The other processes of a native context: ``device_processes`` has the process of each of its devices."""
+def open_peers(context: int, device_processes: tuple[int, ...], accelerated: int) -> ContextPeers:
+    """What the devices of a native context reach each other through, where they do not share memory:
+    ``device_processes`` has the process of each of them."""
     # torch.distributed is imported for those who use it.
     from flagos_backend.collectives.context_peers import ContextPeers
 
@@ -99,7 +100,7 @@ def open_peers(context: int, process: int, device_processes: tuple[int, ...], ac
     get, put = _native_store
     device_type = discovery.opened(0).device.type if accelerated else "cpu"
     reads, writes = functools.partial(get, context), functools.partial(put, context)
-    return ContextPeers(process, device_processes, reads, writes, device_type)
+    return ContextPeers(device_processes, reads, writes, device_type, bool(accelerated))
 
 
 def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner]:
@@ -244,9 +245,9 @@ class Runner:
             return Run(device_ordinal, replica_id, partition_id, 1, 1, device, InProcessCommunicator())
         # torch.distributed is imported for those who use it.
         from flagos_backend.collectives.host_groups import HostGroups
-        from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
+        from flagos_backend.collectives.spanning import SpanningCommunicator
 
-        communicator = ProcessSpanningCommunicator(HostGroups(groups))
+        communicator = SpanningCommunicator(HostGroups(groups))
         return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator)
 
     def capture(self, local_ordinal: int, accelerator: int) -> tuple[Any, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,3 +107,25 @@ def test_all_reduce_folds_in_the_order_of_ranks_and_alike_everywhere() -> None:
     expected = ((values[3] + values[1]) + values[0]) + values[2]
     assert all(result.equal(expected) for result in results)
     assert len({result.data_ptr() for result in results}) == 4
+
+
+def test_a_barrier_is_passed_by_all_or_by_none(rng: np.random.Generator) -> None:
+    """Whenever the launch is aborted: at one of these times, while some are there and others are not."""
+    for late, delay in zip(rng.integers(0, 3, 200), rng.uniform(0, 4e-4, 200), strict=True):
+        communicator = InProcessCommunicator()
+
+        def work(
+            p: int, communicator: InProcessCommunicator = communicator, late: int = late, delay: float = delay
+        ) -> bool:
+            time.sleep(2e-4 if p == late else delay if p == 3 else 0)
+            if p == 3:
+                communicator.abort(13, "device 3 ran out of luck")
+                return True
+            try:
+                communicator.barrier(Meeting("c", (0, 1, 2), p))
+            except CollectiveAborted:
+                return False
+            return True
+
+        assert len(set(on_each(4, work)[:3])) == 1
+    assert on_each(3, lambda p: InProcessCommunicator().barrier(Meeting("c", (p,), p))) == [None] * 3

@@ -1,5 +1,6 @@
-"""Collectives across processes over gloo. The "processes" are threads of this one, each with peers of its own that know
-nothing of the others' but what is in the store; the oracle is arithmetic on the contributions."""
+"""Collectives across processes and accelerators over gloo. The "processes" are threads of this one, each with peers of
+its own that know nothing of the others' but what is in the store, and the "accelerators" have host memory; the oracle
+is arithmetic on the contributions."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ from torch import Tensor
 from flagos_backend.collectives import Meeting, Reducer
 from flagos_backend.collectives.communicator import Communicator
 from flagos_backend.collectives.context_peers import ContextPeers, backend_for
-from flagos_backend.collectives.process_spanning import ProcessSpanningCommunicator
+from flagos_backend.collectives.spanning import SpanningCommunicator
 from flagos_backend.errors import (
     CollectiveAborted,
     CollectiveFailed,
     CollectiveOverdue,
+    CollectiveTimeout,
     CollectiveTimeoutInvalid,
     FlagosBackendError,
     RendezvousFailed,
@@ -55,10 +57,10 @@ class Store:
 
 
 @contextmanager
-def processes(homes: tuple[int, ...]) -> Iterator[list[ContextPeers]]:
+def processes(homes: tuple[int, ...], *, accelerated: bool = False) -> Iterator[list[ContextPeers]]:
     """The peers of each process; ``homes`` has the process of each device."""
     store = Store()
-    peers = [ContextPeers(process, homes, store.get, store.put) for process in range(max(homes) + 1)]
+    peers = [ContextPeers(homes, store.get, store.put, accelerated=accelerated) for _ in range(max(homes) + 1)]
     yield peers
     for one in peers:
         one.close()
@@ -91,21 +93,23 @@ def results(outcomes: list[Any]) -> list[Any]:
     return outcomes
 
 
-# The process of each device, and the devices that meet, in the order of their group.
+# The process of each device, the devices that meet, in the order of their group, and whether they are accelerators.
 LAYOUTS = {
-    "one device each": ((0, 1, 2), (0, 1, 2)),
-    "two devices each": ((0, 0, 1, 1), (0, 1, 2, 3)),
-    "another order": ((0, 0, 1, 1), (3, 0, 2, 1)),
-    "uneven": ((0, 1, 1, 2, 2), (4, 1, 0, 3, 2)),
-    "some of them": ((0, 0, 1, 1, 2), (2, 0, 4)),
-    "within one process": ((0, 0, 1), (1, 0)),
+    "one device each": ((0, 1, 2), (0, 1, 2), False),
+    "two devices each": ((0, 0, 1, 1), (0, 1, 2, 3), False),
+    "another order": ((0, 0, 1, 1), (3, 0, 2, 1), False),
+    "uneven": ((0, 1, 1, 2, 2), (4, 1, 0, 3, 2), False),
+    "some of them": ((0, 0, 1, 1, 2), (2, 0, 4), False),
+    "within one process": ((0, 0, 1), (1, 0), False),
+    "accelerators of one process": ((0, 0, 0), (2, 0, 1), True),
+    "accelerators of two processes": ((0, 0, 1, 1, 1), (4, 0, 2, 1), True),
 }
 
 
 @pytest.fixture(params=LAYOUTS.values(), ids=list(LAYOUTS))
 def layout(request: pytest.FixtureRequest) -> Iterator[tuple[list[ContextPeers], tuple[int, ...]]]:
-    homes, participants = request.param
-    with processes(homes) as peers:
+    homes, participants, accelerated = request.param
+    with processes(homes, accelerated=accelerated) as peers:
         yield peers, participants
 
 
@@ -267,7 +271,7 @@ def test_a_launch_that_fails_in_one_process_fails_in_the_others(monkeypatch: pyt
     def work(communicator: Communicator, meeting: Meeting) -> Tensor:
         communicator.all_reduce(meeting, [torch.ones(2)], REDUCERS["sum"])
         if meeting.rank == 3:
-            assert isinstance(communicator, ProcessSpanningCommunicator)
+            assert isinstance(communicator, SpanningCommunicator)
             communicator.abort(int(StatusCode.INTERNAL), "device 3 melted")
             raise CollectiveAborted(reason="device 3 melted", participant=3)
         return communicator.all_reduce(meeting, [torch.ones(2)], REDUCERS["sum"])[0]
@@ -285,6 +289,38 @@ def test_a_launch_that_fails_in_one_process_fails_in_the_others(monkeypatch: pyt
         later = launch(peers, participants, lambda c, m: c.all_reduce(m, [torch.ones(2)], REDUCERS["sum"]))
         assert all(isinstance(outcome, CollectiveAborted) for outcome in later)
     assert time.monotonic() - begin < 60
+
+
+def test_a_launch_that_fails_on_one_accelerator_leaves_the_others_able(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody of one process is in a transport when another of it fails: the groups outlive the launch."""
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "60")
+    ones = [torch.ones(2)]
+
+    def work(communicator: Communicator, meeting: Meeting) -> Tensor:
+        if meeting.rank == 1:
+            raise CollectiveTimeout(channel="%sort.3", missing=[7], seconds=1, participant=1)
+        return communicator.all_reduce(meeting, ones, REDUCERS["sum"])[0]
+
+    begin = time.monotonic()
+    with processes((0, 0, 0), accelerated=True) as peers:
+        for _ in range(3):
+            first, own, last = launch(peers, (0, 1, 2), work)
+            assert isinstance(own, CollectiveTimeout)
+            assert all(isinstance(other, CollectiveAborted) and "%sort.3" in str(other) for other in (first, last))
+            after = launch(peers, (0, 1, 2), lambda c, m: c.all_reduce(m, ones, REDUCERS["sum"])[0])
+            assert [array.tolist() for array in results(after)] == [[3, 3]] * 3
+    assert time.monotonic() - begin < 60
+
+
+def test_accelerators_are_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "1")
+    meeting = Meeting("%all-gather.7", (0, 1), 1)
+    with (
+        processes((0, 1), accelerated=True) as peers,
+        pytest.raises(RendezvousFailed, match=r"At device 1\.") as failed,
+    ):
+        peers[1].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
+    assert "The devices [0, 1] did not come together over gloo" in str(failed.value)
 
 
 def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
