@@ -20,6 +20,9 @@ from flagos_backend.errors import DeviceMemoryExhausted
 #: The attribute of a device that holds PyTorch's name of it, as "cuda:0": who has tensors there shares its memory.
 TORCH_DEVICE: Final = "torch_device"
 
+#: The attributes of a device that hold DLPack's type and number of it.
+DLPACK_DEVICE: Final = ("dlpack_device_type", "dlpack_device_id")
+
 Capsule = Any
 from_dlpack: Callable[[Capsule], torch.Tensor] = torch._C._from_dlpack
 
@@ -58,7 +61,8 @@ def attributes_of(
         ("device_type", target.device_type),
         (TORCH_DEVICE, str(device)),
     )
-    return texts, (("core_count", target.multiprocessors), ("memory_bytes", facts.memory_bytes))
+    numbers = ("core_count", target.multiprocessors), ("memory_bytes", facts.memory_bytes)
+    return texts, (*numbers, *zip(DLPACK_DEVICE, dlpack_device(device), strict=True))
 
 
 class MemoryStats(NamedTuple):

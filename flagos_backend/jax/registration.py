@@ -78,7 +78,7 @@ def _register_backend(backend: Backend, priority: int) -> None:
     jax_internals.enable_donation(PLATFORM)
     jax_internals.enable_compilation_cache(PLATFORM)
     jax_internals.enable_python_callbacks(PLATFORM, callbacks.emit_python_callback)
-    dlpack.enable()
+    dlpack.enable(str(adapter))
 
 
 def client_options(backend: Backend) -> jax_internals.Options:

@@ -17,14 +17,14 @@ PJRT_Error* Pointer(const PJRT_Buffer& buffer, void** pointer) {
   return nullptr;
 }
 
-PJRT_Error* Hold(const PJRT_Buffer& buffer, int32_t delta) {
+}  // namespace
+
+PJRT_Error* HoldBuffer(const PJRT_Buffer& buffer, int32_t delta) {
   auto args = MakeArgs<FlagosBufferHoldArgs>();
   args.buffer = buffer.get();
   args.delta = delta;
   return TakeError(buffer.api(), buffer.api().buffer_hold(&args));
 }
-
-}  // namespace
 
 PJRT_Buffer* NewBuffer(PJRT_Client* client, PJRT_Device* device, Memory* memory, PJRT_Buffer_Type type,
                        const int64_t* dims, size_t rank, FlagosBuffer* handle) {
@@ -117,6 +117,7 @@ PJRT_Error* PJRT_Buffer_UnsafePointer(PJRT_Buffer_UnsafePointer_Args* args) {
   void* pointer = nullptr;
   FLAGOS_RETURN_IF_ERROR(Pointer(*args->buffer, &pointer));
   args->buffer_pointer = reinterpret_cast<uintptr_t>(pointer);
+  RememberPointer(args->buffer, args->buffer_pointer);
   return nullptr;
 }
 
@@ -125,7 +126,7 @@ PJRT_Error* PJRT_Buffer_OpaqueDeviceMemoryDataPointer(PJRT_Buffer_OpaqueDeviceMe
 }
 
 PJRT_Error* PJRT_Buffer_IncreaseExternalReferenceCount(PJRT_Buffer_IncreaseExternalReferenceCount_Args* args) {
-  FLAGOS_RETURN_IF_ERROR(Hold(*args->buffer, 1));
+  FLAGOS_RETURN_IF_ERROR(HoldBuffer(*args->buffer, 1));
   args->buffer->external_references.fetch_add(1, std::memory_order_relaxed);
   return nullptr;
 }
@@ -139,7 +140,7 @@ PJRT_Error* PJRT_Buffer_DecreaseExternalReferenceCount(PJRT_Buffer_DecreaseExter
                        "Attempting to decrease reference on a buffer with zero reference count.");
     }
   } while (!references.compare_exchange_weak(count, count - 1, std::memory_order_relaxed));
-  return Hold(*args->buffer, -1);
+  return HoldBuffer(*args->buffer, -1);
 }
 
 }  // namespace flagos_pjrt

@@ -35,6 +35,11 @@ struct Placement {
 [[nodiscard]] PJRT_Error* Place(PJRT_Client* client, PJRT_Device* device, PJRT_Memory* memory, const char* where,
                                 Placement* placement);
 
+// One hold more on the storage, or one less.
+[[nodiscard]] PJRT_Error* HoldBuffer(const PJRT_Buffer& buffer, int32_t delta);
+// For FlagosPjrtLend (../lend.h) in this thread.
+void RememberPointer(PJRT_Buffer* buffer, uintptr_t pointer);
+
 // Takes over handle, also when it throws.
 PJRT_Buffer* NewBuffer(PJRT_Client* client, PJRT_Device* device, Memory* memory, PJRT_Buffer_Type type,
                        const int64_t* dims, size_t rank, FlagosBuffer* handle);

@@ -88,6 +88,40 @@ def test_another_device_than_the_host_is_refused() -> None:
         jnp.ones(2).__dlpack__(dl_device=(2, 0))
 
 
+def test_a_view_outlives_deletion() -> None:
+    array = jnp.arange(1024.0) + 1
+    tensor = torch.from_dlpack(array)
+    array.delete()
+    jnp.zeros(1024).block_until_ready()
+    assert torch.equal(tensor, torch.arange(1024.0) + 1)
+
+
+def test_arrays_are_lent_again_and_again() -> None:
+    """What is given back can be donated again."""
+    array = jnp.ones(1024) + 0
+    pointer = array.unsafe_buffer_pointer()
+    for _ in range(3):
+        several = [torch.from_dlpack(array) for _ in range(4)]
+        assert {tensor.data_ptr() for tensor in several} == {pointer}
+        del several
+    after = jax.jit(lambda x: x * 5, donate_argnums=0)(array)
+    assert after.unsafe_buffer_pointer() == pointer
+
+
+def test_what_nobody_takes_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = jnp.ones(1024) + 0
+    pointer = array.unsafe_buffer_pointer()
+
+    def refuse(capsule: object) -> None:
+        raise RuntimeError("no such device")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no such device"):
+        patch.setattr(torch._C, "_from_dlpack", refuse)
+        array.__dlpack__()
+    after = jax.jit(lambda x: x * 5, donate_argnums=0)(array)
+    assert after.unsafe_buffer_pointer() == pointer
+
+
 def test_an_element_type_that_dlpack_lacks_is_named() -> None:
     with pytest.raises(BufferError, match="int4"):
         torch.from_dlpack(jnp.ones(2, jnp.int4))

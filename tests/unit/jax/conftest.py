@@ -25,7 +25,7 @@ def platform() -> None:
     jax_internals.enable_donation("flagos")
     jax_internals.enable_compilation_cache("flagos")
     jax_internals.enable_python_callbacks("flagos", callbacks.emit_python_callback)
-    dlpack.enable()
+    dlpack.enable("no adapter")
 
 
 @pytest.fixture
