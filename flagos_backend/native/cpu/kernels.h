@@ -72,6 +72,9 @@ struct Kernels {
   TileFunction complex[static_cast<int>(ComplexOp::kCount)][2];  // [ComplexOp][parts are double]
   TileFunction iota[kNumTypes];                                  // result[i] = *a (int64) + i * *b (int64)
   void (*fill[4])(void* to, const void* from, int64_t n);  // to[i] = *from, by the logarithm of the width in bytes
+  // Writes around the caches, where the processor can; others see it after `flush` by the same thread.
+  void (*stream)(char* to, const char* from, int64_t bytes);
+  void (*flush)();
 };
 
 const Kernels& BaselineKernels();

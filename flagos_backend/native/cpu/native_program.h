@@ -46,7 +46,8 @@ struct LoopBase {
   struct Output {
     int64_t slot, reg, offset;
     std::vector<int64_t> strides;
-    bool in_place = false;  // the step that computes the register may write here directly
+    // The step that computes the register writes here directly; or else the tile is written here around the caches.
+    bool in_place = false, streamed = false;
   };
 
   std::vector<int64_t> dims;
@@ -59,6 +60,7 @@ struct LoopBase {
   int64_t tile = 0;       // elements
   int64_t work = 0;       // points times steps, to decide on threads
   size_t lane_bytes = 0;  // what one thread needs for its tiles
+  bool streams = false;   // some output
 };
 
 struct Loop : LoopBase {

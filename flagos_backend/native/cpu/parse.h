@@ -158,7 +158,7 @@ class Parser {
   // parse_loop.cc
   Loop ParseLoop();
   RowLoop ParseRowLoop();
-  RowLoop::Phase ParsePhase(const RowLoop& loop);
+  RowLoop::Phase ParsePhase(RowLoop& loop);
   int64_t ParseDims(LoopBase& loop);
   void ParseSources(LoopBase& loop);
   std::vector<Loop::Step> ParseSteps(const LoopBase& loop);

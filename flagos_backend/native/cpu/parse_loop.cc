@@ -107,6 +107,20 @@ bool IsInPlace(const LoopBase& loop, const std::vector<LoopBase::Step>& steps,
       [&](const LoopBase::Step& step) { return overwritten(step.a) || overwritten(step.b) || overwritten(step.c); });
 }
 
+// Arrays from here on are read again only after the second-level caches have lost them: then the lines that a store would
+// bring from memory first, and push out later, cost more than they save.
+constexpr int64_t kStreamedBytes = 8 << 20;
+// A run that begins and ends within a line writes parts of it.
+constexpr int64_t kStreamedRun = 512;
+
+bool IsStreamed(const LoopBase& loop, const LoopBase::Output& output, int64_t slot_bytes) {
+  if (slot_bytes < kStreamedBytes || output.strides.empty() || output.strides.back() != 1) return false;
+  const Type type = loop.registers[static_cast<size_t>(output.reg)];
+  return loop.dims.back() * TypeBytes(type) >= kStreamedRun &&
+         std::none_of(loop.inputs.begin(), loop.inputs.end(),
+                      [&](const LoopBase::Input& input) { return input.slot == output.slot; });
+}
+
 }  // namespace
 
 std::vector<int64_t> Parser::ParseNumbers(size_t limit) {
@@ -156,7 +170,11 @@ Loop Parser::ParseLoop() {
   if (columns) kept.back() = loop.dims.back();
   loop.outputs = ParseOutputs(loop, kept);
   if (!columns) {
-    for (Loop::Output& output : loop.outputs) output.in_place = IsInPlace(loop, loop.steps, loop.outputs, output);
+    for (Loop::Output& output : loop.outputs) {
+      output.streamed = IsStreamed(loop, output, SlotBytes(output.slot));
+      output.in_place = !output.streamed && IsInPlace(loop, loop.steps, loop.outputs, output);
+      loop.streams |= output.streamed;
+    }
   }
   loop.lane_bytes = 64 + loop.reductions.size() * static_cast<size_t>(2 * (loop.tile * 8 + 64));
   for (Type type : loop.registers) loop.lane_bytes += static_cast<size_t>(loop.tile * TypeBytes(type) + 64);
@@ -225,7 +243,7 @@ RowLoop Parser::ParseRowLoop() {
   return loop;
 }
 
-RowLoop::Phase Parser::ParsePhase(const RowLoop& loop) {
+RowLoop::Phase Parser::ParsePhase(RowLoop& loop) {
   RowLoop::Phase phase;
   phase.scalar_steps = ParseSteps(loop);
   phase.scalar_outputs = ParseOutputs(loop, {loop.dims.begin(), loop.dims.end() - loop.num_folded});
@@ -245,8 +263,10 @@ RowLoop::Phase Parser::ParsePhase(const RowLoop& loop) {
   for (const Loop::Reduction& reduction : phase.reductions) tiles = tiles && has_tile(reduction.reg);
   Require(tiles, "a register of one element is used as a tile");
   for (Loop::Output& output : phase.outputs) {
-    output.in_place =
-        extent(output.reg) == RowLoop::Extent::kTile && IsInPlace(loop, phase.steps, phase.outputs, output);
+    output.streamed = IsStreamed(loop, output, SlotBytes(output.slot));
+    output.in_place = !output.streamed && extent(output.reg) == RowLoop::Extent::kTile &&
+                      IsInPlace(loop, phase.steps, phase.outputs, output);
+    loop.streams |= output.streamed;
   }
   return phase;
 }

@@ -49,6 +49,7 @@ class RowLane {
       LookAhead();
       for (const RowLoop::Phase& phase : loop_.phases) RunPhase(phase);
     }
+    if (loop_.streams) FlushStreams();
   }
 
  private:
@@ -76,7 +77,9 @@ class RowLane {
     for (const Loop::Input& input : loop_.inputs) add(input);
     int64_t steps = 0;
     for (const RowLoop::Phase& phase : loop_.phases) {
-      for (const Loop::Output& output : phase.outputs) add(output);
+      for (const Loop::Output& output : phase.outputs) {
+        if (!output.streamed) add(output);
+      }
       steps += static_cast<int64_t>(phase.steps.size() + phase.reductions.size());
     }
     ahead_.Start(steps * ((loop_.row + loop_.tile - 1) / loop_.tile));
@@ -147,6 +150,8 @@ class RowLane {
       char*& place = tiles_.place[Index(output.reg)];
       if (output.in_place) {
         place = tiles_.home[Index(output.reg)];
+      } else if (output.streamed) {
+        Stream(Address(output), place, n * Bytes(output.reg));
       } else {
         Scatter(Address(output), place, output.strides.back(), n, Bytes(output.reg));
       }

@@ -58,6 +58,10 @@ class Lane {
       Compute(n);
       for (const Loop::Output& output : loop_.outputs) {
         if (output.in_place) continue;
+        if (output.streamed) {
+          Stream(OutputAddress(output), tiles_.place[Index(output.reg)], n * Bytes(output.reg));
+          continue;
+        }
         const int64_t stride = output.strides.empty() ? 1 : output.strides.back();
         Scatter(OutputAddress(output), tiles_.place[Index(output.reg)], stride, n, Bytes(output.reg));
       }
@@ -66,6 +70,7 @@ class Lane {
         Advance(tiles_.index, loop_.dims, 0, outer_rank);
       }
     }
+    if (loop_.streams) FlushStreams();
   }
 
   void RunColumns(int64_t begin, int64_t end) {
@@ -124,7 +129,9 @@ class Lane {
       if (!access.strides.empty() && access.strides.back() == 1) ahead_.Add(address + bytes, bytes);
     };
     for (const Loop::Input& input : loop_.inputs) add(input, tiles_.place[Index(input.reg)]);
-    for (const Loop::Output& output : loop_.outputs) add(output, OutputAddress(output));
+    for (const Loop::Output& output : loop_.outputs) {
+      if (!output.streamed) add(output, OutputAddress(output));
+    }
     ahead_.Start(static_cast<int64_t>(loop_.steps.size()));
   }
 

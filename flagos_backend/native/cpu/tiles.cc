@@ -64,6 +64,16 @@ void Scatter(char* to, const void* from, int64_t stride, int64_t n, int64_t byte
   }
 }
 
+void Stream(char* to, const void* from, int64_t bytes) {
+  static const Kernels& kernels = SelectKernels();
+  kernels.stream(to, static_cast<const char*>(from), bytes);
+}
+
+void FlushStreams() {
+  static const Kernels& kernels = SelectKernels();
+  kernels.flush();
+}
+
 Tiles::Tiles(size_t bytes, size_t num_registers, size_t num_indices) {
   thread_local LaneMemory memory;
   if (memory.tiles.size() < bytes) memory.tiles.resize(bytes);

@@ -13,6 +13,10 @@ namespace flagos::cpu {
 // n elements of `bytes` bytes each: to[i] = from[i * stride], and to[i * stride] = from[i].
 void Gather(void* to, const char* from, int64_t stride, int64_t n, int64_t bytes);
 void Scatter(char* to, const void* from, int64_t stride, int64_t n, int64_t bytes);
+// Contiguous memory that is too much to stay in a cache is written around it. Others see it after FlushStreams by the
+// same thread.
+void Stream(char* to, const void* from, int64_t bytes);
+void FlushStreams();
 
 // Where the tile of each register lies. Backed by memory that a thread keeps from loop to loop: a thread runs one loop at
 // a time, so it has one of these at a time.
