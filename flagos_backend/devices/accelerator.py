@@ -9,19 +9,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from flagos_backend.devices.attributes import DLPACK_DEVICE, TORCH_DEVICE
 from flagos_backend.devices.target import Target
 from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import DeviceMemoryExhausted
-
-#: The attribute of a device that holds PyTorch's name of it, as "cuda:0": who has tensors there shares its memory.
-TORCH_DEVICE: Final = "torch_device"
-
-#: The attributes of a device that hold DLPack's type and number of it.
-DLPACK_DEVICE: Final = ("dlpack_device_type", "dlpack_device_id")
 
 Capsule = Any
 from_dlpack: Callable[[Capsule], torch.Tensor] = torch._C._from_dlpack

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import jax
 
-from flagos_backend.devices.accelerator import DLPACK_DEVICE
+from flagos_backend.devices.attributes import DLPACK_DEVICE
 from flagos_backend.jax import PLATFORM, jax_internals
 
 #: DLDeviceType and number of ordinary host memory.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flagos_backend.devices.accelerator import TORCH_DEVICE
+from flagos_backend.devices.attributes import TORCH_DEVICE
 from flagos_backend.torch.compile.callbacks import host_callback
 from flagos_backend.torch.compile.errors import BackendUnavailable
 from plugin_abi import loader

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flagos_backend.devices.accelerator import TORCH_DEVICE
+from flagos_backend.devices.attributes import TORCH_DEVICE
 from flagos_backend.torch.device import _native
 from flagos_backend.torch.device.errors import DeviceUnavailable, NoInnerDevice
 from flagos_backend.torch.device.generator import default_generator

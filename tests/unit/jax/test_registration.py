@@ -67,3 +67,10 @@ def test_a_program_for_other_platforms_does_not_look_for_backends(tmp_path: Path
     assert default == "default cpu 3"
     assert "Unknown backend flagos" in error
     assert stderr == ""
+
+
+def test_what_is_registered_for_a_backend_leaves_torch_alone() -> None:
+    """Another platform's user, who has flagos installed, does not wait for it."""
+    program = "import sys; from flagos_backend.jax import callbacks, dlpack, lowering; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
