@@ -40,7 +40,7 @@ def compare(ours: Training, peer: Training, peer_name: str, *, fall: float, tole
         if not fell > fall:
             problems.append(f"the loss on {name} fell by {fell:.3f} only; expected {fall}")
     if not difference.max() < tolerance:
-        problems.append(f"the curves differ by {difference.max():.4f}; at most {tolerance} is rounding")
+        problems.append(f"the curves differ by {difference.max():.4f}; at most {tolerance:.2g} is rounding")
     return problems
 
 
