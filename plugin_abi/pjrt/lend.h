@@ -29,7 +29,6 @@ typedef struct FlagosDlManagedTensor {
 /* The buffer for which this thread last called PJRT_Buffer_UnsafePointer, if that gave `pointer`; it must still be alive,
  * and lends once for each call. Until `deleter` its memory is neither freed nor donated. NULL when it is another buffer,
  * when its contents are gone, or for an element type that DLPack lacks. */
-typedef FlagosDlManagedTensor* (*FlagosPjrtLendFunction)(uintptr_t pointer, int32_t device_type, int32_t device_id);
 FlagosDlManagedTensor* FlagosPjrtLend(uintptr_t pointer, int32_t device_type, int32_t device_id);
 
 #ifdef __cplusplus
