@@ -56,7 +56,8 @@ class Measured:
 
 class Side:
     """A program on one device, with its arguments there. ``results``, on the host: of the first call, and of the one
-    after which it runs as it does from then on. ``first_seconds``: what the first took to trace, compile and run."""
+    after which it runs as it does from then on; ``trees``: for each array of them, which part of the results it belongs
+    to. ``first_seconds``: what the first took to trace, compile and run."""
 
     def __init__(self, program: Program, device: jax.Device, arguments: Sequence[Any]) -> None:
         self._donated = program.donated
@@ -65,7 +66,7 @@ class Side:
         began = time.perf_counter()
         result = jax.block_until_ready(self._call(*self._arguments))
         self.first_seconds = time.perf_counter() - began
-        first = _on_the_host(result)
+        first, self.trees = _on_the_host(result), _trees(result)
         if self._donated:
             self._feed_back(result)
         for _ in range(_FIRST_CALLS - 1):
@@ -105,25 +106,42 @@ def _on_the_host(result: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(result)]
 
 
+def _trees(result: Any) -> list[str]:
+    """For each array its place among the results, the fields on the way to it, and its own name: ``1.mu.kernel``."""
+
+    def name(path: tuple[Any, ...]) -> str:
+        fields = [key.name for key in path[1:] if isinstance(key, jax.tree_util.GetAttrKey)]
+        names = [str(key.key) for key in path[-1:] if isinstance(key, jax.tree_util.DictKey)]
+        return ".".join([jax.tree_util.keystr(path[:1], simple=True), *fields, *names])
+
+    return [name(path) for path, _ in jax.tree_util.tree_flatten_with_path(result)[0]]
+
+
 def _disagreement(program: Program, ours: Side, peer: Side) -> str:
     """Why the sides do not compute the same, or nothing."""
+    if not program.donated:
+        pairs = zip(ours.results, peer.results, strict=True)
+        return next(filter(None, (difference(mine, theirs, program.precision) for mine, theirs in pairs)), "")
+    # Of a step all arrays of one name count as one vector: a gradient that is zero but for rounding, as that of a bias before a
+    # softmax, is noise alone. Later steps begin from what each side made of the first, so that only all of it
+    # together can be compared.
     (first, later), (expected, expected_later) = ours.results, peer.results
-    wrong = difference(first, expected, program.precision)
-    if wrong or not program.donated:
-        return wrong or difference(later, expected_later, program.precision)
-    # Steps that go on from their own results drift apart by what each rounds, the more the less a number matters.
-    apart, whole = (
-        math.sqrt(sum(float(np.square(x).sum()) for x in arrays))
-        for arrays in (
-            [a.astype(np.float64) - b for a, b in zip(later, expected_later, strict=True)],
-            [b.astype(np.float64) for b in expected_later],
+    for tree in sorted(set(ours.trees)):
+        mine, theirs = (
+            [a for a, t in zip(arrays, ours.trees, strict=True) if t == tree] for arrays in (first, expected)
         )
-    )
-    return (
-        ""
-        if apart <= program.precision * whole
-        else f"after {_FIRST_CALLS} steps the results differ by {apart / whole:.2g}"
-    )
+        apart = _relative_distance(mine, theirs)
+        if not apart <= program.precision:
+            return f"{tree} of the results differs by {apart:.2g}"
+    apart = _relative_distance(later, expected_later)
+    return "" if apart <= program.precision else f"after {_FIRST_CALLS} steps the results differ by {apart:.2g}"
+
+
+def _relative_distance(ours: Sequence[np.ndarray], peer: Sequence[np.ndarray]) -> float:
+    """Of two lists of arrays as vectors, relative to the length of the second."""
+    apart = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in zip(ours, peer, strict=True))
+    whole = sum(float(np.square(b.astype(np.float64)).sum()) for b in peer)
+    return math.sqrt(apart / whole) if whole else math.inf if apart else 0.0
 
 
 def difference(ours: Sequence[np.ndarray], peer: Sequence[np.ndarray], precision: float) -> str:

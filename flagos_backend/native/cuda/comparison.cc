@@ -22,12 +22,13 @@ uint64_t DistanceOfHalves(uint64_t half, uint64_t begin) noexcept { return (half
 
 // Whether these are halves of addresses in memory of two captures' own: the upper ones, or the lower ones of the same
 // place in it. Small numbers are not told from lower halves otherwise.
-bool AreOwnedHalves(const Captures& captures, uint64_t first, uint64_t second) noexcept {
+bool AreOwnedHalves(const Captures::Graph& one, const Captures::Graph& other, uint64_t first,
+                    uint64_t second) noexcept {
   const auto is_upper = [](const Captures::Range& r, uint64_t half) {
     return r.begin >> 32 <= half && half <= r.end >> 32;
   };
-  for (const Captures::Range& a : captures.first.owned) {
-    for (const Captures::Range& b : captures.second.owned) {
+  for (const Captures::Range& a : one.owned) {
+    for (const Captures::Range& b : other.owned) {
       const uint64_t offset = DistanceOfHalves(first, a.begin);
       if (offset < a.end - a.begin && DistanceOfHalves(second, b.begin) == offset) return true;
       if (is_upper(a, first) && is_upper(b, second)) return true;
@@ -102,12 +103,18 @@ bool Comparison::IsOwned(const Word& word) const noexcept {
 }
 
 bool Comparison::IsLeftOver(const Word& word, const Word& straddling) const noexcept {
-  if (word.first != word.third) return !IsShift(word.first - word.third);
+  const uint64_t lower = word.first & kHalf, upper = word.first >> 32;
+  if (word.first != word.third) {
+    if (!IsShift(word.first - word.third)) return true;
+    const bool halves = IsEqualOrOwnedHalf(captures_.third, lower, word.third & kHalf) &&
+                        IsEqualOrOwnedHalf(captures_.third, upper, word.third >> 32);
+    if (!halves) return false;
+  }
   if (stack_.Has(word.first) && stack_.Has(word.second)) return true;
   size_t number = 0;
   uint64_t offset = 0;
   if (IsInArray(straddling, &number, &offset) || IsOwned(straddling)) return false;
-  return IsEqualOrHalf(word.first & kHalf, word.second & kHalf) && IsEqualOrHalf(word.first >> 32, word.second >> 32);
+  return IsEqualOrHalf(lower, word.second & kHalf) && IsEqualOrHalf(upper, word.second >> 32);
 }
 
 bool Comparison::IsShift(uint64_t change) const noexcept {
@@ -124,14 +131,18 @@ bool Comparison::IsShift(uint64_t change) const noexcept {
   return false;
 }
 
+bool Comparison::IsEqualOrOwnedHalf(const Captures::Graph& other, uint64_t first, uint64_t half) const noexcept {
+  return first == half || AreOwnedHalves(captures_.first, other, first, half);
+}
+
 bool Comparison::IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept {
-  if (first == second) return true;
+  if (IsEqualOrOwnedHalf(captures_.second, first, second)) return true;
   for (const Captures::Array& array : captures_.arrays) {
     const uint64_t offset = DistanceOfHalves(first, array.first);
     if (offset <= array.bytes && DistanceOfHalves(second, array.second) == offset) return true;
     if (first == array.first >> 32 && second == array.second >> 32) return true;
   }
-  return AreOwnedHalves(captures_, first, second);
+  return false;
 }
 
 }  // namespace flagos::cuda

@@ -67,7 +67,9 @@ class Comparison {
   // Whether memory of the captures' own moved by so much between the first and the third, in bytes or in elements: then
   // the word may be a distance from it to an array.
   bool IsShift(uint64_t change) const noexcept;
-  // Half of an address inside an array, or inside memory of the captures' own: the lower, or the upper.
+  // Half of an address inside memory of the first capture's own, and of `other`'s: the lower, or the upper.
+  bool IsEqualOrOwnedHalf(const Captures::Graph& other, uint64_t first, uint64_t half) const noexcept;
+  // The same in the second capture, where it may be half of an address inside an array, too.
   bool IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept;
 
   const Stack stack_;

@@ -98,14 +98,17 @@ def _dense(run: Run, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment, or why there are steps outside of all. ``depth``: how many plans it is nested in."""
+    """A segment, or why there are steps outside of all, or why what follows is two parts (``cut``). ``depth``: how many
+    plans it is nested in."""
 
     depth: int
     segment: Segment | None
     reason: str = ""
+    cut: bool = False
 
     def __str__(self) -> str:
-        return "  " * self.depth + (f"segment: {self.segment}" if self.segment else f"outside: {self.reason}")
+        kind, text = ("segment", self.segment) if self.segment else ("cut" if self.cut else "outside", self.reason)
+        return f"{'  ' * self.depth}{kind}: {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,7 @@ class _Divider:
             cut = _cut(plan, numbers, numbers.start + len(numbers) // 2)
             if not cut or _weights(plan.steps[numbers.start : numbers.stop]) < 2 * MIN_STEPS:
                 return self._left(plan, numbers, reason)
+            self._parts.append(Part(self._depth, None, reason, cut=True))
             return [*self._recorded(plan, range(numbers.start, cut)), *self._recorded(plan, range(cut, numbers.stop))]
         broken = _together(plan, numbers, numbers.start + refusal.step)
         return [

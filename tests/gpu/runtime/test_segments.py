@@ -169,4 +169,4 @@ def test_draws_of_the_generator_stay_outside(context: Context, memory: Memory, r
     assert all(draw.min() >= 0 and draw.max() < 1 for draw in draws)
     assert len({draw.tobytes() for draw in draws}) == RUNS
     text = executable.artifact(Artifact.EXPLANATION).decode()
-    assert "draws from a generator" in text and f"launched {RUNS - FIRST} times" in text
+    assert "draws from a generator" in text and f"launched {RUNS - FIRST} times" in text, text
