@@ -1,16 +1,19 @@
 #include "cuda/comparison.h"
 
-#include <pthread.h>
-
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 #include "error.h"
 
 namespace flagos::cuda {
 namespace {
 
-constexpr uint64_t kHalf = 0xffffffff;
+constexpr uint64_t kHalf = 0xffffffff, kHalfBits = 32;
+constexpr uint64_t kSmall = 1 << 16;     // numbers below are sizes and counts
 constexpr int64_t kLargestElement = 16;  // bytes
 
 bool Owns(const Captures::Graph& graph, uint64_t address) noexcept {
@@ -25,7 +28,7 @@ uint64_t DistanceOfHalves(uint64_t half, uint64_t begin) noexcept { return (half
 bool AreOwnedHalves(const Captures::Graph& one, const Captures::Graph& other, uint64_t first,
                     uint64_t second) noexcept {
   const auto is_upper = [](const Captures::Range& r, uint64_t half) {
-    return r.begin >> 32 <= half && half <= r.end >> 32;
+    return r.begin >> kHalfBits <= half && half <= r.end >> kHalfBits;
   };
   for (const Captures::Range& a : one.owned) {
     for (const Captures::Range& b : other.owned) {
@@ -49,16 +52,45 @@ Word Bytes::At(size_t begin) const noexcept {
   return word;
 }
 
-Stack::Stack() noexcept {
-  pthread_attr_t attributes;
-  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
-  void* lowest = nullptr;
-  size_t size = 0;
-  if (pthread_attr_getstack(&attributes, &lowest, &size) == 0) {
-    begin_ = reinterpret_cast<uint64_t>(lowest);
-    end_ = begin_ + size;
+AddressSpace::AddressSpace() {
+  std::FILE* maps = std::fopen("/proc/self/maps", "re");
+  if (maps == nullptr) return;
+  char line[512];
+  while (std::fgets(line, sizeof line, maps) != nullptr) {
+    uint64_t begin = 0, end = 0;
+    char rights[5] = "";
+    if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s", &begin, &end, rights) != 3) continue;
+    mapped_.push_back({begin, end});
+    const bool of_device = std::strstr(line, "/dev/nvidia") != nullptr;
+    if (rights[0] == 'r' && rights[1] == 'w' && !of_device) written_.push_back({begin, end});
   }
-  pthread_attr_destroy(&attributes);
+  std::fclose(maps);
+}
+
+bool AddressSpace::HasOfHost(uint64_t address) const noexcept {
+  return std::any_of(written_.begin(), written_.end(),
+                     [address](const Captures::Range& r) { return r.begin <= address && address < r.end; });
+}
+
+bool AddressSpace::HasUpper(uint64_t half) const noexcept {
+  return std::any_of(mapped_.begin(), mapped_.end(), [half](const Captures::Range& r) {
+    return r.begin >> kHalfBits <= half && half <= (r.end - 1) >> kHalfBits;
+  });
+}
+
+Moves::Moves(const std::vector<Captures::Array>& arrays) noexcept {
+  for (const Captures::Array& array : arrays) {
+    const auto move = static_cast<int64_t>(array.second - array.first);
+    divisor = std::gcd(divisor, move);
+    largest = std::max(largest, std::abs(move));
+  }
+}
+
+bool Moves::Has(int64_t change) const noexcept {
+  for (int64_t size = 1; size <= kLargestElement && std::abs(change) <= largest / size; size *= 2) {
+    if (change * size % divisor == 0) return true;
+  }
+  return false;
 }
 
 void Comparison::Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Patch>& patches) const {
@@ -103,18 +135,27 @@ bool Comparison::IsOwned(const Word& word) const noexcept {
 }
 
 bool Comparison::IsLeftOver(const Word& word, const Word& straddling) const noexcept {
-  const uint64_t lower = word.first & kHalf, upper = word.first >> 32;
+  if (space_.HasOfHost(word.first) && space_.HasOfHost(word.second)) return true;
+  const uint64_t lower = word.first & kHalf, upper = word.first >> kHalfBits;
   if (word.first != word.third) {
     if (!IsShift(word.first - word.third)) return true;
     const bool halves = IsEqualOrOwnedHalf(captures_.third, lower, word.third & kHalf) &&
-                        IsEqualOrOwnedHalf(captures_.third, upper, word.third >> 32);
+                        IsEqualOrOwnedHalf(captures_.third, upper, word.third >> kHalfBits);
     if (!halves) return false;
   }
-  if (stack_.Has(word.first) && stack_.Has(word.second)) return true;
   size_t number = 0;
   uint64_t offset = 0;
   if (IsInArray(straddling, &number, &offset) || IsOwned(straddling)) return false;
-  return IsEqualOrHalf(lower, word.second & kHalf) && IsEqualOrHalf(upper, word.second >> 32);
+  const uint64_t second_upper = word.second >> kHalfBits;
+  const bool is_address = space_.HasUpper(upper) && space_.HasUpper(second_upper);
+  return IsLeftOverHalf(lower, word.second & kHalf) && (is_address || IsLeftOverHalf(upper, second_upper));
+}
+
+bool Comparison::IsLeftOverHalf(uint64_t first, uint64_t second) const noexcept {
+  if (IsEqualOrOwnedHalf(captures_.second, first, second) || IsHalfInArray(first, second)) return true;
+  // What follows from an address is a number as large, or small and decided by it.
+  const auto change = static_cast<int64_t>(static_cast<int32_t>(second - first));
+  return !moves_.Has(change) && first >= kSmall && second >= kSmall;
 }
 
 bool Comparison::IsShift(uint64_t change) const noexcept {
@@ -135,12 +176,11 @@ bool Comparison::IsEqualOrOwnedHalf(const Captures::Graph& other, uint64_t first
   return first == half || AreOwnedHalves(captures_.first, other, first, half);
 }
 
-bool Comparison::IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept {
-  if (IsEqualOrOwnedHalf(captures_.second, first, second)) return true;
+bool Comparison::IsHalfInArray(uint64_t first, uint64_t second) const noexcept {
   for (const Captures::Array& array : captures_.arrays) {
     const uint64_t offset = DistanceOfHalves(first, array.first);
     if (offset <= array.bytes && DistanceOfHalves(second, array.second) == offset) return true;
-    if (first == array.first >> 32 && second == array.second >> 32) return true;
+    if (first == array.first >> kHalfBits && second == array.second >> kHalfBits) return true;
   }
   return false;
 }

@@ -33,22 +33,33 @@ struct Bytes {
   Word At(size_t begin) const noexcept;
 };
 
-// The addresses of a thread's local variables.
-class Stack {
+// The addresses of this process.
+class AddressSpace {
  public:
-  // Of the calling thread: captures are made by the thread that compares them.
-  Stack() noexcept;
-  bool Has(uint64_t address) const noexcept { return begin_ <= address && address < end_; }
+  AddressSpace();
+  // Whether the host reads and writes there: on a stack or a heap.
+  bool HasOfHost(uint64_t address) const noexcept;
+  // Whether there are addresses with this upper half, those that a device's memory has too.
+  bool HasUpper(uint64_t half) const noexcept;
 
  private:
-  uint64_t begin_ = 0, end_ = 0;
+  std::vector<Captures::Range> mapped_, written_;
+};
+
+// How the arrays moved between the first and the second capture.
+struct Moves {
+  explicit Moves(const std::vector<Captures::Array>& arrays) noexcept;
+  // Whether the address of an array, or the distance of two, changes by so much, in bytes or in elements.
+  bool Has(int64_t change) const noexcept;
+
+  int64_t divisor = 0, largest = 0;
 };
 
 // What may stand where the captures differ.
 class Comparison {
  public:
   // `captures` outlives this object.
-  explicit Comparison(const Captures& captures) : captures_(captures) {}
+  explicit Comparison(const Captures& captures) : moves_(captures.arrays), captures_(captures) {}
 
   // Notes a patch for each address of an array. `bytes.first` stays where it is: patches point into it. Throws
   // Failure(UNIMPLEMENTED) that names `what` of which node, and the word, for what cannot be patched.
@@ -61,18 +72,21 @@ class Comparison {
   bool IsInArray(const Word& word, size_t* number, uint64_t* offset) const noexcept;
   bool IsOwned(const Word& word) const noexcept;
   // Structures are handed over with what the stack held where nobody wrote: padding, dimensions that are not there. Such
-  // words change though nothing moved, are an address of the stack itself, or have a half of an address, which is none.
-  // `straddling`: the bytes from the middle of the word on.
+  // words change though nothing moved, are addresses of the host's memory, or have halves that do not follow from where
+  // the arrays are. `straddling`: the bytes from the middle of the word on.
   bool IsLeftOver(const Word& word, const Word& straddling) const noexcept;
   // Whether memory of the captures' own moved by so much between the first and the third, in bytes or in elements: then
   // the word may be a distance from it to an array.
   bool IsShift(uint64_t change) const noexcept;
+  // The same half of a word in the first and in the second capture, or of addresses that have that half.
+  bool IsLeftOverHalf(uint64_t first, uint64_t second) const noexcept;
   // Half of an address inside memory of the first capture's own, and of `other`'s: the lower, or the upper.
   bool IsEqualOrOwnedHalf(const Captures::Graph& other, uint64_t first, uint64_t half) const noexcept;
-  // The same in the second capture, where it may be half of an address inside an array, too.
-  bool IsEqualOrHalf(uint64_t first, uint64_t second) const noexcept;
+  // Half of an address inside an array.
+  bool IsHalfInArray(uint64_t first, uint64_t second) const noexcept;
 
-  const Stack stack_;
+  const AddressSpace space_;
+  const Moves moves_;
   const Captures& captures_;
 };
 

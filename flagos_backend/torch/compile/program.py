@@ -27,11 +27,11 @@ from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
 from flagos_backend.torch.compile.layout import Layout, Strided, input_layout_of, layout_of
 from flagos_backend.torch.compile.lowering.aten_call import (
-    DRAWS_NOTHING,
     WHOLE,
     call_aten,
     draws_random_numbers,
     holds_bits,
+    leaves_nothing_out,
     result_shape,
     unpack,
 )
@@ -116,7 +116,9 @@ def _has_effect(node: Node) -> bool:
     if _is_collective(node.target):
         # The other processes come to it, whether or not this one uses what it gives.
         return True
-    return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
+    return node.target is WITH_EFFECTS or (
+        not leaves_nothing_out(node.target, node.args, node.kwargs) and node.is_impure()
+    )
 
 
 class _Translation:
@@ -295,7 +297,7 @@ class _Translation:
         effect = _has_effect(node)
         self._effects |= effect
         on_flagos = any(map(placement.is_flagos, torch.utils._pytree.tree_leaves(result)))
-        self._draws_on_flagos |= on_flagos and draws_random_numbers(target)
+        self._draws_on_flagos |= on_flagos and draws_random_numbers(target, args, kwargs)
         return call_aten(self._emitter, target, result, args, kwargs, traced, effect)
 
     def _effect(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:

@@ -39,11 +39,17 @@ int main() {
       second.push_back(Next());
       third.push_back(Next());
     }
-    // A word that is given as 1 stands for an address of this thread's stack, a different one in each capture.
+    // A word that is given as 1 stands for an address of this thread's stack, a different one in each capture; as 2 for
+    // the number 2 beside the upper half of one, in the second capture of one of the program.
     uint64_t on_stack[2] = {0, 0};
-    for (uint64_t& word : first) word = word == 1 ? reinterpret_cast<uint64_t>(&on_stack[0]) : word;
-    for (uint64_t& word : second) word = word == 1 ? reinterpret_cast<uint64_t>(&on_stack[1]) : word;
-    for (uint64_t& word : third) word = word == 1 ? reinterpret_cast<uint64_t>(&on_stack[0]) : word;
+    static uint64_t global = 0;
+    const auto stands_for = [](uint64_t& word, const uint64_t* address, const uint64_t* other) {
+      if (word == 1) word = reinterpret_cast<uint64_t>(address);
+      if (word == 2) word = reinterpret_cast<uint64_t>(other) >> 32 << 32 | 2;
+    };
+    for (uint64_t& word : first) stands_for(word, &on_stack[0], &on_stack[0]);
+    for (uint64_t& word : second) stands_for(word, &on_stack[1], &global);
+    for (uint64_t& word : third) stands_for(word, &on_stack[0], &on_stack[0]);
     std::vector<flagos::cuda::Patch> patches;
     try {
       flagos::cuda::Comparison(captures).Compare(

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "flagos_backend/native"
 STACK = 1  # stands for an address on the stack, another one in the second capture
+UPPER = 2  # stands for the number 2 beside the upper half of an address, of another one in the second capture
 
 A, MOVED = 0x7F2610000000, 0x600  # an array of 4096 bytes, and how far the second capture moves it
 OWN, OTHER, THIRD = 0x7FE400000000, 0x7FE6A0000000, 0x7FE900000000
@@ -54,6 +55,9 @@ def moved(offset: int) -> tuple[int, int, int]:
         # What a stack left: addresses of the heap, of the stack, halves of addresses beside numbers.
         ([(HEAP, HEAP_TOO, HEAP_AGAIN)], ""),
         ([(STACK, STACK, STACK)], ""),
+        ([(UPPER, UPPER, UPPER)], ""),
+        ([(HEAP, 0x37F8000, HEAP)], ""),
+        ([(8 << 32 | OWN + 4 & 0xFFFFFFFF, 8 << 32 | OTHER + 4 & 0xFFFFFFFF, 8 << 32 | THIRD + 4 & 0xFFFFFFFF)], ""),
         ([(0x3F80000010000000, 0x3F80000010000600, 0x3F80000010000000)], ""),
         ([(OWN & 0xFFFFFFFF | 0x30, OTHER & 0xFFFFFFFF | 0x30, OWN & 0xFFFFFFFF | 0x30)], ""),
         ([((OWN >> 32) << 32 | 0xFFFFFF02, (OTHER >> 32) << 32 | 0xFFFFFF02, (OWN >> 32) << 32 | 0xFFFFFF02)], ""),
@@ -67,6 +71,8 @@ def test_what_is_patched_or_left(compare: Callable[[Words], str], words: Words, 
     "words",
     [
         [(4, 8, 4)],  # a number that follows from where the arrays are
+        [(4 << 32 | 7, 8 << 32 | 7, 4 << 32 | 7)],
+        [(HEAP, HEAP + MOVED // 4, HEAP)],
         [(A - 64, A + MOVED - 64, A - 64)],  # before the array
         [(A + 8192, A + MOVED + 8192, A + 8192)],  # behind it
         [(OWN - A, OTHER - A - MOVED, THIRD - A)],  # a distance

@@ -273,6 +273,7 @@ def test_what_breaks_stays_outside_and_the_rest_is_tried_again(says: bool) -> No
     assert breaking.tries == 3 if says else breaking.tries < 12
     assert replayed >= len(plan.steps) - (1 if says else 5)
     assert any("x17 breaks" in str(size) for size in sizes(division))
+    assert any(part.cut for part in division.parts) is not says
     x = torch.randn(4)
     assert torch.equal(*run(plan, x), *run(division.plan, x))
 

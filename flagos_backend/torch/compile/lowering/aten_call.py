@@ -47,12 +47,23 @@ _READS_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.def
 _NAMED = ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format"))
 
 
-# Attention on the host knows no dropout: PyTorch takes another route where there is any.
-DRAWS_NOTHING = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default})
+# What operators call the share of numbers that they leave out.
+_DROPOUT = "dropout_p"
 
 
-def draws_random_numbers(target: Overload) -> bool:
-    return torch.Tag.nondeterministic_seeded in target.tags and target not in DRAWS_NOTHING
+def draws_random_numbers(target: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags and not leaves_nothing_out(target, args, kwargs)
+
+
+def leaves_nothing_out(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether it is an operator with dropout, as attention is, that is called without any."""
+    names = [argument.name for argument in target._schema.arguments] if isinstance(target, Overload) else []
+    if _DROPOUT not in names:
+        return False
+    number = names.index(_DROPOUT)
+    default = target._schema.arguments[number].default_value
+    given = args[number] if number < len(args) else kwargs.get(_DROPOUT, default)
+    return isinstance(given, int | float) and given == 0
 
 
 def call_aten(
@@ -85,7 +96,7 @@ def call_aten(
         f"aten::{target._schema.name.removeprefix('aten::')}.{target._overloadname}",
         json.dumps(config, allow_nan=False).encode(),
         # Nobody asks for the value of an assertion: it runs for its effect.
-        has_side_effect=effect or draws_random_numbers(target) or not _tensors(result),
+        has_side_effect=effect or draws_random_numbers(target, args, kwargs) or not _tensors(result),
     )
     lying = [t if order is None else t.permute(order) for t, order in zip(_tensors(result), orders, strict=True)]
     shape = result_shape(lying[0] if isinstance(result, torch.Tensor) else lying)
