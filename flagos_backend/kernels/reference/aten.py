@@ -76,21 +76,25 @@ def prepare_operator(instruction: Instruction, operator: Callable[..., Any]) -> 
 
 def drops_out(instruction: Instruction) -> bool:
     """Whether an ``aten::`` call leaves out some of its numbers at random, beside what it computes."""
-    operator = _operator(instruction)
-    names = [argument.name for argument in operator._schema.arguments]
+    return _dropout(instruction, read_config(instruction, _CONFIG)) not in (None, 0, {"float": "0.0"})
+
+
+def _dropout(instruction: Instruction, config: Config) -> Any:
+    """What the call says of the share to leave out; None for an operator that leaves nothing out ever."""
+    names = [argument.name for argument in _operator(instruction)._schema.arguments]
     if _DROPOUT not in names:
-        return False
-    config = read_config(instruction, _CONFIG)
+        return None
     number = names.index(_DROPOUT)
-    given = config["arguments"][number] if number < len(config["arguments"]) else config["keywords"].get(_DROPOUT, 0)
-    return given not in (0, {"float": "0.0"})
+    return config["arguments"][number] if number < len(config["arguments"]) else config["keywords"].get(_DROPOUT, 0)
 
 
 def _prepare(instruction: Instruction, config: Config, operator: Callable[..., Any]) -> Kernel:
     casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
     arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
     keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
-    finish = _results(instruction, config["results"], config["dtypes"], config["orders"])
+    unread_seeds = _dropout(instruction, config) is not None and not drops_out(instruction)
+    moved = _zeros_for_seeds if unread_seeds else _moved
+    finish = _results(instruction, config["results"], config["dtypes"], config["orders"], moved)
     place = instruction.metadata or instruction.name
 
     def run(launch: Run, *operands: Any) -> Value:
@@ -185,11 +189,25 @@ def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[to
     return strided
 
 
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device)
+
+
+def _zeros_for_seeds(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Some results are numbers of the host: the seeds that attention drew. Without dropout nobody reads them, and a
+    graph that is recorded takes nothing from the host."""
+    return tensor if tensor.device.type == device.type else torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+
+
 def _results(
-    instruction: Instruction, kept: object, dtypes: object, orders: object
+    instruction: Instruction,
+    kept: object,
+    dtypes: object,
+    orders: object,
+    moved: Callable[[torch.Tensor, torch.device], torch.Tensor],
 ) -> Callable[[Any, torch.device, set[int]], Value]:
     """What makes the instruction's value, on the device, of what the operator returned, in storage that is none of the
-    operands'.
+    operands'. ``moved``: brings a result to the device.
 
     ``kept``: null for the one tensor, else which of the returned values, lists spread, are tensors of the result.
     ``dtypes``: for each tensor of the result the name of the dtype whose bits it holds, or null; null where none does.
@@ -209,14 +227,13 @@ def _results(
         if not isinstance(instruction.shape, ArrayShape):
             raise malformed(instruction, f"one tensor is no {instruction.shape}")
         store_one = give[0]
-        return lambda outcome, device, taken: _owned(store_one(outcome).to(device), taken)
+        return lambda outcome, device, taken: _owned(moved(store_one(outcome), device), taken)
     if not isinstance(kept, list) or len(kept) != len(give) or not all(isinstance(k, int) for k in kept):
         raise malformed(instruction, f"results {kept} do not make {instruction.shape}")
 
     def finish(outcome: Any, device: torch.device, taken: set[int]) -> Value:
         flat = list(_spread(outcome))
-        # Some results are numbers of the host: the seeds that attention drew.
-        return tuple(_owned(store(flat[index]).to(device), taken) for index, store in zip(kept, give, strict=True))
+        return tuple(_owned(moved(store(flat[index]), device), taken) for index, store in zip(kept, give, strict=True))
 
     return finish
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flagos_backend.devices.simulated import SIMULATED
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType, leaves
@@ -86,7 +87,7 @@ def _rows_see_keys(a: Attention, queries: int, keys: int) -> bool:
 class _Launcher:
     """What both directions need: strides, sizes and the flags that the kernels are compiled for."""
 
-    def __init__(self, instruction: Instruction, attention: Attention, blocks: Blocks) -> None:
+    def __init__(self, instruction: Instruction, attention: Attention, blocks: Blocks, target: Target) -> None:
         self.attention, self.blocks = attention, blocks
         self.views: Views = views_of(instruction, attention)
         self.sizes = self.views.sizes
@@ -95,6 +96,8 @@ class _Launcher:
         fill = max(attention.fill, _LOWEST_FILL) if self.finite else -math.inf
         channels, value_channels = _power_of_two(self.sizes.D), _power_of_two(self.sizes.E)
         wide = shapes_of(instruction)[0].element_type is E.F32
+        # The interpreter multiplies all of a float32.
+        cut = attention.tensor_float and target.vendor != SIMULATED
         self.scale = attention.scale
         self.scalars = (attention.scale * _LOG2E, fill * _LOG2E, attention.upper or 0, attention.lower or 0)
         self.flags: dict[str, Any] = {
@@ -108,7 +111,7 @@ class _Launcher:
             "HAS_LOWER": attention.lower is not None,
             "FINITE_FILL": self.finite,
             "EVEN": (channels, value_channels) == (self.sizes.D, self.sizes.E),
-            "PRECISION": "ieee" if wide and not attention.tensor_float else "tf32",
+            "PRECISION": "ieee" if wide and not cut else "tf32",
             "num_warps": blocks.warps,
             "num_stages": blocks.stages,
         }
@@ -157,7 +160,7 @@ def _blocks(
 def forward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionCall.of(instruction)
     found = _blocks(instruction, call.attention, _FORWARD, _WIDE_FORWARD)
-    return tuple(_variant(blocks, _forward(instruction, call, blocks), instruction) for blocks in found)
+    return tuple(_variant(blocks, _forward(instruction, call, blocks, target), instruction) for blocks in found)
 
 
 def _variant(blocks: Blocks, into: Kernel, instruction: Instruction) -> Variant:
@@ -165,11 +168,11 @@ def _variant(blocks: Blocks, into: Kernel, instruction: Instruction) -> Variant:
     return Variant(str(blocks), lambda run, *operands: into(run, nowhere, *operands), into)
 
 
-def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks) -> Kernel:
+def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks, target: Target) -> Kernel:
     from flagos_backend.kernels.triton import attention_kernels as kernels
 
     a = call.attention
-    launch = _Launcher(instruction, a, blocks)
+    launch = _Launcher(instruction, a, blocks, target)
     size, views = launch.sizes, launch.views
     dtype = dtype_of(next(leaves(instruction.shape)).element_type)
     empty_rows = not launch.finite or a.bias is not None
@@ -199,14 +202,14 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks) -> K
 def backward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionBackwardCall.of(instruction)
     found = _blocks(instruction, call.attention, _BACKWARD, _WIDE_BACKWARD)
-    return tuple(_variant(blocks, _backward(instruction, call, blocks), instruction) for blocks in found)
+    return tuple(_variant(blocks, _backward(instruction, call, blocks, target), instruction) for blocks in found)
 
 
-def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blocks) -> Kernel:
+def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blocks, target: Target) -> Kernel:
     from flagos_backend.kernels.triton import attention_kernels as kernels
 
     a = call.attention
-    launch = _Launcher(instruction, a, blocks)
+    launch = _Launcher(instruction, a, blocks, target)
     # The gradient of the query holds queries still and walks along the keys: its blocks are the others turned around.
     turned = {**launch.flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
     size, views = launch.sizes, launch.views
@@ -234,7 +237,7 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
         delta = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
         kernels.attention_delta[(-(-size.T // 64), heads)](
             o, g, delta, *o.stride(), *g.stride(), size.H, size.T, size.E,
-            BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"],
+            BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"], PRECISION=launch.flags["PRECISION"],
         )  # fmt: skip
         strides = (*q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *g.stride())
         results = []

@@ -17,6 +17,15 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _as_multiplied(x, element: tl.constexpr, PRECISION: tl.constexpr):
+    """What a product of such elements reads of float32 ``x``: matrix units cut float32 to the 19 bits of TF32. What has
+    to cancel with a product is computed from the same numbers."""
+    if element == tl.float32 and PRECISION == "tf32":
+        x = (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
 def _hidden(t, s, upper, lower, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr):
     """Which key positions ``s`` the band hides from query positions ``t``; int1[t, s]."""
     hidden = (t + s) < 0
@@ -100,6 +109,7 @@ def _forward_blocks(
             shift = tl.where(maximum == float("-inf"), 0.0, maximum)
         weights = tl.exp2(logits - shift[:, None])
         correction = tl.exp2(row_maximum - shift)
+        weights = _as_multiplied(weights, value.dtype.element_ty, PRECISION)
         row_sum = row_sum * correction + tl.sum(weights, 1)
         accumulator = accumulator * correction[:, None]
         if EDGE or not EVEN:
@@ -184,7 +194,7 @@ def attention_forward(
 @triton.jit
 def attention_delta(
     output, gradient, delta, output_b, output_h, output_t, output_e, gradient_b, gradient_h, gradient_t, gradient_e,
-    H, T, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+    H, T, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). delta f32[B,H,T]: the sum over channels of output times its gradient."""
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -199,7 +209,8 @@ def attention_delta(
         mask=inside,
         other=0,
     )
-    total = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
+    wide = _as_multiplied(g.to(tl.float32), gradient.dtype.element_ty, PRECISION)
+    total = tl.sum(o.to(tl.float32) * wide, 1)
     tl.store(delta + tl.program_id(1).to(tl.int64) * T + t, total, mask=t < T)
 
 

@@ -13,6 +13,7 @@ namespace flagos::cuda {
 namespace {
 
 constexpr uint64_t kHalf = 0xffffffff, kHalfBits = 32;
+constexpr uint64_t kAddressBits = 48;    // what is above is zero in every address of a device
 constexpr uint64_t kSmall = 1 << 16;     // numbers below are sizes and counts
 constexpr int64_t kLargestElement = 16;  // bytes
 
@@ -73,9 +74,9 @@ bool AddressSpace::HasOfHost(uint64_t address) const noexcept {
 }
 
 bool AddressSpace::HasUpper(uint64_t half) const noexcept {
-  return std::any_of(mapped_.begin(), mapped_.end(), [half](const Captures::Range& r) {
-    return r.begin >> kHalfBits <= half && half <= (r.end - 1) >> kHalfBits;
-  });
+  return half == 0 || std::any_of(mapped_.begin(), mapped_.end(), [half](const Captures::Range& r) {
+           return r.begin >> kHalfBits <= half && half <= (r.end - 1) >> kHalfBits;
+         });
 }
 
 Moves::Moves(const std::vector<Captures::Array>& arrays) noexcept {
@@ -136,6 +137,7 @@ bool Comparison::IsOwned(const Word& word) const noexcept {
 
 bool Comparison::IsLeftOver(const Word& word, const Word& straddling) const noexcept {
   if (space_.HasOfHost(word.first) && space_.HasOfHost(word.second)) return true;
+  if (IsOverwrittenAddress(word)) return true;
   const uint64_t lower = word.first & kHalf, upper = word.first >> kHalfBits;
   if (word.first != word.third) {
     if (!IsShift(word.first - word.third)) return true;
@@ -146,16 +148,27 @@ bool Comparison::IsLeftOver(const Word& word, const Word& straddling) const noex
   size_t number = 0;
   uint64_t offset = 0;
   if (IsInArray(straddling, &number, &offset) || IsOwned(straddling)) return false;
-  const uint64_t second_upper = word.second >> kHalfBits;
+  const uint64_t second_lower = word.second & kHalf, second_upper = word.second >> kHalfBits;
+  // A half that changed alone may be a size or a count that an address decides.
+  const uint64_t least = lower != second_lower && upper != second_upper ? 0 : kSmall;
   const bool is_address = space_.HasUpper(upper) && space_.HasUpper(second_upper);
-  return IsLeftOverHalf(lower, word.second & kHalf) && (is_address || IsLeftOverHalf(upper, second_upper));
+  return IsLeftOverHalf(lower, second_lower, least) && (is_address || IsLeftOverHalf(upper, second_upper, least));
 }
 
-bool Comparison::IsLeftOverHalf(uint64_t first, uint64_t second) const noexcept {
+bool Comparison::IsOverwrittenAddress(const Word& word) const noexcept {
+  const uint64_t top = word.first >> kAddressBits;
+  if (top == 0 || top != word.second >> kAddressBits || top != word.third >> kAddressBits) return false;
+  const auto address = [](uint64_t value) { return value & ((uint64_t{1} << kAddressBits) - 1); };
+  const Word below{address(word.first), address(word.second), address(word.third)};
+  size_t number = 0;
+  uint64_t offset = 0;
+  return IsOwned(below) || IsInArray(below, &number, &offset);
+}
+
+bool Comparison::IsLeftOverHalf(uint64_t first, uint64_t second, uint64_t least) const noexcept {
   if (IsEqualOrOwnedHalf(captures_.second, first, second) || IsHalfInArray(first, second)) return true;
-  // What follows from an address is a number as large, or small and decided by it.
   const auto change = static_cast<int64_t>(static_cast<int32_t>(second - first));
-  return !moves_.Has(change) && first >= kSmall && second >= kSmall;
+  return !moves_.Has(change) && std::max(first, second) >= least;
 }
 
 bool Comparison::IsShift(uint64_t change) const noexcept {

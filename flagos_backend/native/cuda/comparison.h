@@ -39,7 +39,7 @@ class AddressSpace {
   AddressSpace();
   // Whether the host reads and writes there: on a stack or a heap.
   bool HasOfHost(uint64_t address) const noexcept;
-  // Whether there are addresses with this upper half, those that a device's memory has too.
+  // Whether there are addresses with this upper half, among those that a device's memory has too; zero counts.
   bool HasUpper(uint64_t half) const noexcept;
 
  private:
@@ -78,8 +78,11 @@ class Comparison {
   // Whether memory of the captures' own moved by so much between the first and the third, in bytes or in elements: then
   // the word may be a distance from it to an array.
   bool IsShift(uint64_t change) const noexcept;
-  // The same half of a word in the first and in the second capture, or of addresses that have that half.
-  bool IsLeftOverHalf(uint64_t first, uint64_t second) const noexcept;
+  // An address of which the highest bytes, which are zero in all addresses, were written with something else.
+  bool IsOverwrittenAddress(const Word& word) const noexcept;
+  // A half that does not follow from where the arrays are: equal, half of an address, or changed by something else, if
+  // one of them is at least `least`.
+  bool IsLeftOverHalf(uint64_t first, uint64_t second, uint64_t least) const noexcept;
   // Half of an address inside memory of the first capture's own, and of `other`'s: the lower, or the upper.
   bool IsEqualOrOwnedHalf(const Captures::Graph& other, uint64_t first, uint64_t half) const noexcept;
   // Half of an address inside an array.

@@ -57,6 +57,11 @@ def moved(offset: int) -> tuple[int, int, int]:
         ([(STACK, STACK, STACK)], ""),
         ([(UPPER, UPPER, UPPER)], ""),
         ([(HEAP, 0x37F8000, HEAP)], ""),
+        ([(0, HEAP, 0)], ""),
+        ([(0x7F4F8AC37422, 0xA, 0x7F4F8AC37422)], ""),
+        # A flag over the highest bytes of an address.
+        ([(1 << 48 | OWN, 1 << 48 | OTHER, 1 << 48 | THIRD)], ""),
+        ([(1 << 48 | A, 1 << 48 | A + MOVED, 1 << 48 | A)], ""),
         ([(8 << 32 | OWN + 4 & 0xFFFFFFFF, 8 << 32 | OTHER + 4 & 0xFFFFFFFF, 8 << 32 | THIRD + 4 & 0xFFFFFFFF)], ""),
         ([(0x3F80000010000000, 0x3F80000010000600, 0x3F80000010000000)], ""),
         ([(OWN & 0xFFFFFFFF | 0x30, OTHER & 0xFFFFFFFF | 0x30, OWN & 0xFFFFFFFF | 0x30)], ""),
