@@ -122,8 +122,8 @@ def _disagreement(program: Program, ours: Side, peer: Side) -> str:
     if not program.donated:
         pairs = zip(ours.results, peer.results, strict=True)
         return next(filter(None, (difference(mine, theirs, program.precision) for mine, theirs in pairs)), "")
-    # Of a step all arrays of one name count as one vector: a gradient that is zero but for rounding, as that of a bias before a
-    # softmax, is noise alone. Later steps begin from what each side made of the first, so that only all of it
+    # Of a step all arrays of one name count as one vector: a gradient that is zero but for rounding, as that of a bias
+    # before a softmax, is noise alone. Later steps begin from what each side made of the first, so that only all of it
     # together can be compared.
     (first, later), (expected, expected_later) = ours.results, peer.results
     for tree in sorted(set(ours.trees)):

@@ -89,14 +89,16 @@ class RegionKernel:
 
     def may_overwrite(self, output: Instruction, source: Instruction) -> bool:
         """Whether ``output`` may lie where ``source`` does: each of its elements is read only at the point that then
-        writes it, by the program that does, once."""
+        writes it, by the thread that does, once. What has one element for a whole row, all threads of a program read,
+        and the first to be done would write."""
         loads = [e for e in self.region.expressions() if isinstance(e, Load) and e.source is source]
         stores = [s for s in self.region.stores if s.target is output]
         if self.workspaces or self.walks > 1 or len(stores) != 1 or not loads:
             return False
         (store,) = stores
         same_width = {e.element_type.bytes for e in loads} == {store.value.element_type.bytes}
-        return same_width and all(load.index == store.index for load in loads)
+        one_for_each_point = all(store.index.coefficients[d] for d, size in enumerate(self.region.dims) if size > 1)
+        return same_width and one_for_each_point and all(load.index == store.index for load in loads)
 
     def _build(self) -> list[Callable[..., Any]]:
         with self._lock:

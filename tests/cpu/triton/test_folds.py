@@ -121,3 +121,18 @@ def test_a_row_longer_than_a_block_is_walked_once_for_each_fold_that_waits_for_a
     assert kernel.source.count("for start in tl.range") == 3
     (source,), (output,) = kernel.inputs, kernel.outputs
     assert not kernel.may_overwrite(output, source), "a later walk would read what an earlier one wrote"
+
+
+def test_what_all_threads_of_a_row_read_is_not_written_over(rng: np.random.Generator) -> None:
+    """One thread would write a row's result before others have read the row's operand: of its size, at its index."""
+
+    def build(builder: Builder, x: Instruction, scale: Instruction) -> Instruction:
+        zero = builder.scalar(0, E.F32)
+        total = builder.add(O.REDUCE, [x, zero], DimensionsAttributes((1,)), called=[reducer(O.ADD, E.F32)])
+        return builder.add(O.MULTIPLY, [total, scale])
+
+    x, scale = rng.uniform(1, 2, (300, 256)).astype(np.float32), rng.standard_normal(300).astype(np.float32)
+    (kernel,) = check(build, [(E.F32, x), (E.F32, scale)], 16)
+    (output,) = kernel.outputs
+    assert len(kernel.inputs) == 2
+    assert not any(kernel.may_overwrite(output, source) for source in kernel.inputs)

@@ -1,4 +1,4 @@
-"""A thousand runs of programs whose kernels add in a fixed order give the same bits, whether step by step or replayed."""
+"""A thousand runs of programs whose kernels add in a fixed order give the same bits, step by step or replayed."""
 
 from __future__ import annotations
 
