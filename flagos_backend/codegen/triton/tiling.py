@@ -215,7 +215,9 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
         while together > 1 and rows // together < programs_wanted:
             together //= 2
         axes = _axis(region, "x", kept, together), _axis(region, "r", folded, block)
-        return Tiling(axes, _warps(together * block))
+        # Many warps wait for one another at each fold; with as many registers each, fewer of their programs fit.
+        per_lane = 2 * _ELEMENTS_PER_LANE if block > _TILE else _ELEMENTS_PER_LANE
+        return Tiling(axes, _warps(together * block, per_lane))
     axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(_ROW_STEP, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
     unroll = _ROW_UNROLL if parts == 1 and axes[1].blocks > 1 else 1
