@@ -16,8 +16,9 @@ from flagos_backend.fusion.fuse import Schedule, uniform_literal
 from flagos_backend.fusion.literals import starts_neutral
 from flagos_backend.fusion.recompute import recomputed
 from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
-from flagos_backend.fusion.rewriting import Pool, rewrite
+from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
 from flagos_backend.fusion.spaces import Placement, common_dims, moved_bytes, place, shared_bytes, substitute
+from flagos_backend.fusion.updates import copied, is_update, sources, targets
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 
@@ -73,6 +74,7 @@ class _Merger:
         self.buffers, self.views = schedule.buffers, schedule.views
         self.pool = Pool()
         self.outputs = {schedule.buffers[output] for output in computation.outputs}
+        self.updated: set[Instruction] = set()  # what an update may be written over if nobody reads it any more
         self.nodes: list[_Node | None] = []  # by number
         self.writers: defaultdict[Instruction, list[_Node]] = defaultdict(list)
         self.readers: defaultdict[Instruction, dict[_Node, None]] = defaultdict(dict)
@@ -84,7 +86,7 @@ class _Merger:
     def _node(self, number: int, item: Region | Instruction) -> _Node:
         if isinstance(item, Region):
             item = _simplified(item, self.pool)
-            return _Node(number, item, _sources(item), _targets(item))
+            return _Node(number, item, sources(item), targets(item))
         reads = tuple(
             view.buffer if (view := self.views.get((item, position))) else self.buffers[operand]
             for position, operand in enumerate(self.computation.operands(item))
@@ -96,6 +98,10 @@ class _Merger:
         for buffer in node.reads:
             for writer in self.writers[buffer]:
                 _order(writer, node)
+            if copied(node.item) is not None:
+                self.updated.add(buffer)
+                for reader in self.readers[buffer]:
+                    _order(reader, node)
             self.readers[buffer][node] = None
         for buffer in node.writes:
             for writer in self.writers[buffer]:  # another part of the same buffer, which may overwrite
@@ -104,7 +110,7 @@ class _Merger:
 
     def _replace(self, first: _Node, second: _Node, region: Region) -> _Node:
         """One node in the place of two, of which ``second`` comes later and needs ``first`` at most directly."""
-        node = _Node(second.number, region, _sources(region), _targets(region))
+        node = _Node(second.number, region, sources(region), targets(region))
         self._make_room(first, node)
         for gone in (first, second):
             for other in gone.before:
@@ -178,8 +184,11 @@ class _Merger:
         first, second = producer.item, consumer.item
         if not isinstance(first, Region) or not isinstance(second, Region):
             return None
-        if any(len(self.writers[buffer]) != 1 for buffer in producer.writes):
+        if any(self._in_parts(buffer, consumer) for buffer in producer.writes):
             return None
+        array = copied(second)
+        if array is not None and self._is_needed(array, consumer):
+            return None  # once the others have read it, the update may be made in its place
         placements = list(_placements(first, second))
         if not placements or _reaches(producer, consumer):
             return None
@@ -194,6 +203,10 @@ class _Merger:
                 return region
         return None
 
+    def _in_parts(self, buffer: Instruction, consumer: _Node) -> bool:
+        """Whether another node fills ``buffer`` too, and it is more than an update beside what ``consumer`` reads."""
+        return len(self.writers[buffer]) != 1 and (not is_update(buffer) or buffer in consumer.reads)
+
     def _is_needed(self, buffer: Instruction, consumer: _Node) -> bool:
         """Whether anything but ``consumer`` wants ``buffer``."""
         return buffer in self.outputs or any(reader is not consumer for reader in self.readers[buffer])
@@ -201,7 +214,7 @@ class _Merger:
     def _fits(self, region: Region) -> bool:
         expressions = region.expressions()
         operations = sum(isinstance(e, Apply) for e in expressions)
-        buffers = len(_sources(region)) + len(_targets(region))
+        buffers = len(sources(region)) + len(targets(region))
         return operations <= MAX_OPERATIONS and buffers <= MAX_BUFFERS and self.accepts(region)
 
     # ---- Siblings
@@ -211,7 +224,7 @@ class _Merger:
             self._join_readers(buffer)
 
     def _join_readers(self, buffer: Instruction) -> None:
-        left = [node for node in self.readers[buffer] if isinstance(node.item, Region)]
+        left = [n for n in self.readers[buffer] if isinstance(n.item, Region) and copied(n.item) is None]
         while left:
             left.sort(key=lambda node: node.number)
             first = left.pop(0)
@@ -255,7 +268,7 @@ class _Merger:
         if target in self.outputs or not readers or len(self.writers[target]) != 1 or not isinstance(region, Region):
             return
         alone = recomputed(region, store, self.pool)
-        if alone is None:
+        if alone is None or not self.updated.isdisjoint(sources(alone)):
             return
         changed: dict[_Node, Region] = {}
         for reader in readers:
@@ -278,7 +291,7 @@ class _Merger:
 
     def _rewire(self, node: _Node, region: Region) -> None:
         """Gives ``node`` another region, which may read more and stores no more than before."""
-        reads, writes = _sources(region), _targets(region)
+        reads, writes = sources(region), targets(region)
         for buffer in node.reads:
             self.readers[buffer].pop(node, None)
         for buffer in reads:
@@ -342,14 +355,6 @@ def _size(buffer: Instruction) -> int:
     return buffer.shape.num_bytes
 
 
-def _sources(region: Region) -> tuple[Instruction, ...]:
-    return tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
-
-
-def _targets(region: Region) -> tuple[Instruction, ...]:
-    return tuple(dict.fromkeys(store.target for store in region.stores))
-
-
 def _simplified(region: Region, pool: Pool) -> Region:
     """Loads of constants that are the same everywhere become literals, folds over dimensions of size 1 what they fold,
     equal expressions one."""
@@ -366,5 +371,5 @@ def _simplified(region: Region, pool: Pool) -> Region:
         combined = Apply(expression.element_type, expression.combine, (initial, value))
         return pool.apply(combined, combined.operands)
 
-    rewrite(region.expressions(), pool, lambda index: index, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(Store(s.target, moved[s.value], s.index) for s in region.stores))
+    rewrite(region.expressions(), pool, unmoved, lambda dims: dims, replace, moved)
+    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
