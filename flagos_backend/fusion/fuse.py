@@ -78,17 +78,19 @@ def reads_strides(call: Instruction, operand: int, view: View) -> bool:
 class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
     ``runtime_starts``: loads and stores start where scalars on the device say, as dynamic slices and their updates do.
+    ``parts``: what is used part by part is computed where the parts are used, rather than written whole before.
     ``reads_view``: whether a library call reads its operand of that number, which only moves elements of another value,
     where that stands; else the operand is a buffer of its own."""
 
     max_operations: int
     half_sums: bool
     runtime_starts: bool
+    parts: bool
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
 
 
-HOST = Policy(MAX_OPERATIONS, half_sums=False, runtime_starts=False)
-ACCELERATOR = Policy(128, half_sums=True, runtime_starts=True)
+HOST = Policy(MAX_OPERATIONS, half_sums=False, runtime_starts=False, parts=False)
+ACCELERATOR = Policy(128, half_sums=True, runtime_starts=True, parts=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,7 @@ class _Fuser:
         uses = self.demands[instruction]
         elements = prod(dims_of(instruction))
         once = len(uses) == 1 or (instruction.opcode is Opcode.CONVERT and len(uses) <= 4)
+        once = once or (self.policy.parts and sum(prod(self.loops[k]) for k, _ in uses) <= elements)
         fits = all(prod(self.loops[k]) <= elements for k, _ in uses)
         if instruction in self.starts and elements == 1 and instruction.opcode in CHEAP:
             once = fits = True  # a few operations of each program, where a kernel of its own would take microseconds

@@ -10,6 +10,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule, uniform_literal
@@ -20,14 +21,17 @@ from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmove
 from flagos_backend.fusion.spaces import Placement, common_dims, moved_bytes, place, shared_bytes, substitute
 from flagos_backend.fusion.updates import copied, is_update, sources, targets
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 
 # Past these a kernel compiles slowly and spills its registers.
 MAX_OPERATIONS = 320
 MAX_BUFFERS = 32
+# How many operations on scalars cost less than a kernel of their own.
+_MAX_SCALAR_OPERATIONS = 16
 # How many steps a look for a cycle takes before it gives up and the regions stay apart.
 _MAX_VISITS = 512
-# How many siblings of a region are tried.
+# How many siblings of a region, or parts beside one, are tried.
 _MAX_SIBLINGS = 16
 # Siblings are joined when they share this part of what the smaller one moves, or when both are small: then it is the
 # start of a kernel that is saved.
@@ -37,10 +41,15 @@ _SMALL_BYTES = 1 << 18
 Accepts = Callable[[Region], bool]
 
 
-def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts) -> Schedule:
-    """``schedule`` with fewer, larger regions; ``accepts`` tells whether the emitter takes it and runs it well."""
-    merger = _Merger(computation, schedule, accepts)
+def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts, dear_starts: bool = False) -> Schedule:
+    """``schedule`` with fewer, larger regions; ``accepts`` tells whether the emitter takes it and runs it well.
+
+    ``dear_starts``: starting a kernel takes longer than a few scalar operations in each of its programs.
+    """
+    merger = _Merger(computation, schedule, accepts, dear_starts)
     merger.join_producers()
+    if dear_starts:
+        merger.join_parts()
     merger.join_siblings()
     merger.drop_cheap_buffers()
     items = tuple(merger.ordered())
@@ -69,8 +78,8 @@ class _Node:
 
 
 class _Merger:
-    def __init__(self, computation: FlatComputation, schedule: Schedule, accepts: Accepts) -> None:
-        self.computation, self.accepts = computation, accepts
+    def __init__(self, computation: FlatComputation, schedule: Schedule, accepts: Accepts, dear_starts: bool) -> None:
+        self.computation, self.accepts, self.dear_starts = computation, accepts, dear_starts
         self.buffers, self.views = schedule.buffers, schedule.views
         self.pool = Pool()
         self.outputs = {schedule.buffers[output] for output in computation.outputs}
@@ -189,7 +198,7 @@ class _Merger:
         array = copied(second)
         if array is not None and self._is_needed(array, consumer):
             return None  # once the others have read it, the update may be made in its place
-        placements = list(_placements(first, second))
+        placements = [*_placements(first, second), *self._as_scalar(first, second)]
         if not placements or _reaches(producer, consumer):
             return None
         for here, there in placements:
@@ -202,6 +211,16 @@ class _Merger:
             if self._fits(region):
                 return region
         return None
+
+    def _as_scalar(self, small: Region, large: Region) -> Iterator[tuple[Placement, Placement]]:
+        """The way to compute the one point of ``small`` in each program of ``large``."""
+        operations = sum(isinstance(e, Apply) for e in small.expressions())
+        cheap = prod(small.dims) == 1 < prod(large.dims) and not small.folds and operations <= _MAX_SCALAR_OPERATIONS
+        if self.dear_starts and cheap:
+            yield (
+                Placement(large.dims, ((),) * small.rank),
+                Placement(large.dims, tuple((d,) for d in range(large.rank))),
+            )
 
     def _in_parts(self, buffer: Instruction, consumer: _Node) -> bool:
         """Whether another node fills ``buffer`` too, and it is more than an update beside what ``consumer`` reads."""
@@ -242,13 +261,48 @@ class _Merger:
         wanted = 0 if moved <= _SMALL_BYTES else -(-moved // _SHARED_PART)
         if sum(_size(buffer) for buffer in first.reads if buffer in second.reads) < wanted:
             return None
-        found = common_dims(a.dims, b.dims, range(b.rank))
+        found = self._side_by_side(a, b)
         if found is None or first in second.before or _reaches(first, second):
             return None
         here, there = found
         a, b = place(a, here, self.pool), place(b, there, self.pool)
         if shared_bytes(a, b) < wanted:
             return None
+        region = Region(a.dims, (*a.stores, *b.stores))
+        return region if self._fits(region) else None
+
+    def _side_by_side(self, a: Region, b: Region) -> tuple[Placement, Placement] | None:
+        found = common_dims(a.dims, b.dims, range(b.rank))
+        if found is None:
+            found = next(self._as_scalar(a, b), None)
+        if found is None:
+            found = next(((here, there) for there, here in self._as_scalar(b, a)), None)
+        return found
+
+    # ---- Parts of one buffer
+
+    def join_parts(self) -> None:
+        """What is put together of parts of one size is written at once."""
+        for buffer in [b for b, nodes in self.writers.items() if len(nodes) > 1 and b.opcode is Opcode.CONCATENATE]:
+            left = sorted(self.writers[buffer], key=lambda node: node.number)
+            while left:
+                first = left.pop(0)
+                for second in left[:_MAX_SIBLINGS]:
+                    region = self._put_together(first, second)
+                    if region is not None:
+                        left[left.index(second)] = self._replace(first, second, region)
+                        break
+
+    def _put_together(self, first: _Node, second: _Node) -> Region | None:
+        """Both parts as one region. That they fill one buffer orders them, but they do not meet there."""
+        a, b = first.item, second.item
+        assert isinstance(a, Region)
+        assert isinstance(b, Region)
+        found = common_dims(a.dims, b.dims, range(b.rank))
+        if found is None or not set(first.writes).isdisjoint(second.reads) or _reaches(first, second):
+            return None
+        here, there = found
+        a, b = place(a, here, self.pool), place(b, there, self.pool)
         region = Region(a.dims, (*a.stores, *b.stores))
         return region if self._fits(region) else None
 
@@ -282,7 +336,7 @@ class _Merger:
 
     def _with_own(self, alone: Region, reader: Region) -> Region | None:
         """``reader`` computing for itself what ``alone`` stores; None when it cannot."""
-        for here, there in _placements(alone, reader):
+        for here, there in (*_placements(alone, reader), *self._as_scalar(alone, reader)):
             placed = place(alone, here, self.pool)
             region = substitute(place(reader, there, self.pool), placed.stores, self.pool)
             if region is not None and self._fits(region):

@@ -7,7 +7,7 @@ from math import prod
 
 from flagos_backend.codegen.triton.tiling import Axis, Tiling
 from flagos_backend.fusion.literals import identity_of, literal_of, starts_neutral
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Literal, Load, Region, Store, below, linear
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Load, Region, Store, below, linear
 from flagos_backend.fusion.region import axis as dimension
 from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store
 from flagos_backend.ir.hlo import Instruction
@@ -76,9 +76,10 @@ def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Fold,
     def moved_start(fold: Fold, combine: Opcode, wide: ElementType) -> Expression:
         if starts_neutral(fold):
             return literal_of(identity_of(combine, wide), wide)
-        if not isinstance(fold.initial, Load | Literal):
-            raise AssertionError("a fold begins with a literal or with the value of a buffer")
-        initial = rewrite(below([fold.initial]), pool, place, lambda _: (), lambda _: None)[fold.initial]
+        below_initial = below([fold.initial])
+        if any(isinstance(expression, Fold) for expression in below_initial):
+            raise AssertionError("a fold that is split begins with what no fold goes into")
+        initial = rewrite(below_initial, pool, place, lambda _: (), lambda _: None)[fold.initial]
         return initial if initial.element_type is wide else Apply(wide, Opcode.CONVERT, (initial,))
 
     late = Region(region.dims, tuple(store for store in region.stores if _needs(store.value, buffers)))

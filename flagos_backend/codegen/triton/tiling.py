@@ -179,7 +179,8 @@ def _is_inner(region: Region, folded: Sequence[int], kept: Sequence[int]) -> boo
 
 
 def _can_split(region: Region) -> bool:
-    """Whether every fold is over values that no fold goes into, and every stored value with a fold in it is kept."""
+    """Whether no fold goes into another, or into where another begins, and every stored value with a fold in it is
+    kept."""
     depends: dict[Expression, tuple[bool, bool]] = {}  # on a fold, on the folded dimensions
     folded = region.folded
     for expression in region.expressions():
@@ -191,7 +192,7 @@ def _can_split(region: Region) -> bool:
             found = [depends[operand] for operand in expression.operands]
             depends[expression] = any(f for f, _ in found), any(d for _, d in found)
         elif isinstance(expression, Fold):
-            if depends[expression.value][0]:
+            if any(depends[operand][0] for operand in expression.operands):
                 return False
             depends[expression] = True, False
         else:
