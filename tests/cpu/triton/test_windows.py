@@ -213,6 +213,24 @@ def test_an_update_is_stored_by_what_computes_it(rng: np.random.Generator) -> No
     assert (len(steps(built)), over(built)) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    "fold",
+    [
+        lambda y: y.sum(0)[None],
+        lambda y: jnp.stack((y.max(0), (y * y).sum(0))),
+        lambda y: y.sum()[None, None],
+        lambda y: y.T.reshape(40, -1).sum(1)[None],
+    ],
+    ids=["columns", "columns in two rows", "everything", "rows"],
+)
+def test_a_slice_is_folded_in_parts_into_an_update(fold: Callable[..., Any], rng: np.random.Generator) -> None:
+    def function(x: jax.Array, y: jax.Array, i: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice(x, fold(lax.dynamic_slice(y, (i * 3, 0), (4000, 40))) * 2, (i, 1))
+
+    built = check(function, f32(rng, 9, 48), f32(rng, 4020, 40), np.int32(rng.integers(-1, 10)), donated=(0,))
+    assert over(built) == 1
+
+
 # ---- Where an update is made
 
 
