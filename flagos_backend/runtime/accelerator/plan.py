@@ -252,7 +252,7 @@ def _region_step(
             else:
                 outputs.append(torch.empty(dims, dtype=dtype, device=device))
             if place.copied is not None:
-                outputs[-1].copy_(values[place.copied].view(dims))
+                outputs[-1].copy_(values[place.copied].reshape(dims))  # a library's result may have any strides
         if any(output.numel() for output in outputs):
             kernel([values[slot] for slot in inputs], outputs)
         for place, output in zip(places, outputs, strict=True):

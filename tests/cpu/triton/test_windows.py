@@ -257,6 +257,14 @@ def test_what_is_computed_is_updated_in_place(rng: np.random.Generator) -> None:
     assert (len(steps(built)), over(built)) == (3, 2)
 
 
+def test_what_a_library_made_is_updated_in_another_shape(rng: np.random.Generator) -> None:
+    def function(x: jax.Array, w: jax.Array, y: jax.Array, i: jax.Array) -> tuple[jax.Array, ...]:
+        product = jnp.einsum("bij,bjk->kbi", x, w).reshape(6, 8)
+        return update(product, y, i), product.reshape(48) * 2
+
+    check(function, f32(rng, 2, 4, 3), f32(rng, 2, 3, 6), f32(rng, 2, 8), np.int32(rng.integers(-1, 8)))
+
+
 def test_constants_are_not_written_over(rng: np.random.Generator) -> None:
     x = f32(rng, 6, 5)
     check(lambda y, i: update(jnp.asarray(x), y, i), f32(rng, 2, 5), np.int32(3))
