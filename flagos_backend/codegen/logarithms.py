@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 
 from flagos_backend.fusion.literals import number_of
-from flagos_backend.fusion.region import Apply, Expression, Literal, Region, Store
-from flagos_backend.fusion.rewriting import Pool, rewrite
+from flagos_backend.fusion.region import Apply, Expression, Literal, Region
+from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 
@@ -48,5 +48,5 @@ def with_base_two(region: Region) -> Region:
             return None
         return pool.apply(Apply(argument.element_type, Opcode.LOG, (), BASE_TWO), (moved[argument],))
 
-    rewrite(expressions, pool, lambda index: index, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(Store(s.target, moved[s.value], s.index) for s in region.stores))
+    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
+    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))

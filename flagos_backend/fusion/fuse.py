@@ -7,12 +7,22 @@ regions that want it; a second walk forwards builds the regions. Both take time 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from flagos_backend.fusion.flat import FlatComputation
-from flagos_backend.fusion.indexing import Indices, View, dims_of, movement_of, reshape_indices, view_of_source
+from flagos_backend.fusion.indexing import (
+    Indices,
+    View,
+    dims_of,
+    movement_of,
+    reshape_indices,
+    shifted,
+    view_of_source,
+)
+from flagos_backend.fusion.literals import literal_of, number_of
+from flagos_backend.fusion.recompute import CHEAP
 from flagos_backend.fusion.region import (
     Affine,
     Apply,
@@ -27,6 +37,7 @@ from flagos_backend.fusion.region import (
     linear,
 )
 from flagos_backend.fusion.support import element_type, is_arithmetic, is_elementwise, is_growing_pad, reduction_opcode
+from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
 from flagos_backend.ir.attributes import (
     CompareAttributes,
     ConstantAttributes,
@@ -66,16 +77,20 @@ def reads_strides(call: Instruction, operand: int, view: View) -> bool:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
+    ``runtime_starts``: loads and stores start where scalars on the device say, as dynamic slices and their updates do.
+    ``parts``: what is used part by part is computed where the parts are used, rather than written whole before.
     ``reads_view``: whether a library call reads its operand of that number, which only moves elements of another value,
     where that stands; else the operand is a buffer of its own."""
 
     max_operations: int
     half_sums: bool
+    runtime_starts: bool
+    parts: bool
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
 
 
-HOST = Policy(MAX_OPERATIONS, half_sums=False)
-ACCELERATOR = Policy(128, half_sums=True)
+HOST = Policy(MAX_OPERATIONS, half_sums=False, runtime_starts=False, parts=False)
+ACCELERATOR = Policy(128, half_sums=True, runtime_starts=True, parts=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +105,10 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """One region in the making: the instruction it stores, and which part of it (concatenate and pad have several)."""
+    """One region in the making: the instruction it stores, and which part of it.
+
+    Concatenate has several, pad and dynamic-update-slice have two: all of the result, then what lies in it.
+    """
 
     target: Instruction
     part: int = 0
@@ -116,6 +134,10 @@ class _Fuser:
         self.library: set[Instruction] = set()
         self.views: dict[tuple[Instruction, int], View] = {}
         self.parameters = frozenset(computation.parameters)
+        self.starts: set[Instruction] = set()  # and what those are computed from
+        self.updated = {
+            self._same(self._operands(i)[0]) for i in computation.instructions if self._is_window(i) and is_update(i)
+        }
 
     # ---- backwards: what becomes a buffer ----
 
@@ -152,6 +174,8 @@ class _Fuser:
             self._open(_Key(instruction, 0), dims_of(instruction), ())
             self._want(value, _Key(instruction, 0), ())
             self._open(_Key(instruction, 1), dims_of(array), (array,))
+        elif self._is_window(instruction):
+            self._decide_window(instruction)
         elif is_elementwise(instruction):
             self._decide_elementwise(instruction)
         else:
@@ -161,11 +185,42 @@ class _Fuser:
         uses = self.demands[instruction]
         elements = prod(dims_of(instruction))
         once = len(uses) == 1 or (instruction.opcode is Opcode.CONVERT and len(uses) <= 4)
-        fits = all(prod(self.loops[k]) <= elements and self.sizes[k] < self.policy.max_operations for k, _ in uses)
-        if instruction in self.wanted or not once or not fits:
+        once = once or (self.policy.parts and sum(prod(self.loops[k]) for k, _ in uses) <= elements)
+        fits = all(prod(self.loops[k]) <= elements for k, _ in uses)
+        if instruction in self.starts and elements == 1 and instruction.opcode in CHEAP:
+            once = fits = True  # a few operations of each program, where a kernel of its own would take microseconds
+        short = all(self.sizes[k] < self.policy.max_operations for k, _ in uses)
+        if instruction in self.wanted or not once or not fits or not short:
             self._make_buffer(instruction)
         else:
             self._fuse_everywhere(instruction)
+
+    def _is_window(self, instruction: Instruction) -> bool:
+        """Whether it is a part of an array, or an update of one, that starts where a region can find out."""
+        if instruction.opcode not in (Opcode.DYNAMIC_SLICE, Opcode.DYNAMIC_UPDATE_SLICE):
+            return False
+        array, *others = self._operands(instruction)
+        starts = others[1:] if is_update(instruction) else others
+        if is_update(instruction) and dims_of(others[0]) == dims_of(array):
+            return False  # simplified away before, as a rule
+        return self.policy.runtime_starts and _is_regular(instruction) and all(map(is_arithmetic, starts))
+
+    def _decide_window(self, instruction: Instruction) -> None:
+        if is_update(instruction):
+            array, update, *starts = self._operands(instruction)
+            self._open(_Key(instruction, 0), dims_of(array), (array,))
+            self._open(_Key(instruction, 1), dims_of(update), (update,))
+            self._want_starts(starts, _Key(instruction, 1))
+        elif instruction in self.wanted or self._same(self._operands(instruction)[0]) in self.updated:
+            # Read where it stands, not where it is used: the update can then write over the array.
+            self._make_buffer(instruction)
+        else:
+            self._fuse_everywhere(instruction)
+
+    def _want_starts(self, starts: Iterable[Instruction], key: _Key) -> None:
+        for start in starts:
+            self.starts.add(start)
+            self._want(start, key, ())
 
     def _make_library_call(self, instruction: Instruction) -> None:
         self.library.add(instruction)
@@ -230,8 +285,15 @@ class _Fuser:
 
     def _spread(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
         """Passes the wish for ``instruction`` at ``indices`` on to its operands."""
+        if instruction.opcode is Opcode.DYNAMIC_SLICE:
+            array, *starts = self._operands(instruction)
+            self._want(array, key, shifted(indices, dims_of(array), dims_of(instruction), _unresolved(starts)))
+            self._want_starts(starts, key)
+            return
         if instruction.opcode is not Opcode.RESHAPE and movement_of(instruction) is None:
             self.sizes[key] += 1
+        if instruction in self.starts:
+            self.starts.update(self._operands(instruction))
         for operand in self._operands(instruction):
             operand_indices = self._operand_indices(instruction, operand, indices, len(self.loops[key]))
             if operand_indices is None:
@@ -258,7 +320,10 @@ class _Fuser:
         self.buffers.update((parameter, parameter) for parameter in self.computation.parameters)
         for instruction in self.computation.instructions:
             if instruction in self.keys:
-                items.extend(self._build_region(key) for key in self.keys[instruction])
+                regions = [self._build_region(key) for key in self.keys[instruction]]
+                if is_update(instruction):
+                    regions = self._read_before_overwritten(instruction, *regions)
+                items.extend(regions)
                 self.buffers[instruction] = instruction
             elif instruction in self.library:
                 items.append(instruction)
@@ -271,7 +336,17 @@ class _Fuser:
                 Opcode.OPTIMIZATION_BARRIER,
             ):
                 self.buffers[instruction] = self.buffers[self._operands(instruction)[0]]
-        return Schedule(tuple(items), self.buffers, self.views)
+        ordered = read_first(items, self._reads, self._writes) if self.updated else tuple(items)
+        return Schedule(ordered, self.buffers, self.views)
+
+    def _reads(self, item: Region | Instruction) -> tuple[Instruction, ...]:
+        if isinstance(item, Region):
+            return sources(item)
+        views = (self.views.get((item, number)) for number in range(len(self._operands(item))))
+        return tuple(v.buffer if v else self.buffers[o] for o, v in zip(self._operands(item), views, strict=True))
+
+    def _writes(self, item: Region | Instruction) -> tuple[Instruction, ...]:
+        return targets(item) if isinstance(item, Region) else self.computation.leaves_of[item]
 
     def _build_region(self, key: _Key) -> Region:
         target, dims = key.target, self.loops[key]
@@ -291,12 +366,37 @@ class _Fuser:
             there = tuple(i.scaled(n + 1, low) for i, n, low in zip(here, pad.interior, pad.low, strict=True))
             value = expressions.of(self._operands(target)[0], here)
             return Region(dims, (Store(target, value, linear(there, dims_of(target), rank)),))
+        if is_update(target):
+            return self._build_update(key, expressions, here)
         value = (
             expressions.of(self._operands(target)[1], ())
             if target.opcode is Opcode.PAD
             else expressions.compute(target, here)
         )
         return Region(dims, (Store(target, value, linear(here, dims, rank)),))
+
+    def _build_update(self, key: _Key, expressions: _Expressions, here: Indices) -> Region:
+        target, dims = key.target, self.loops[key]
+        array, update, *starts = self._operands(target)
+        if key.part == 0:
+            return Region(dims, (Store(target, expressions.of(array, here), linear(here, dims, len(dims))),))
+        there = shifted(here, dims_of(array), dims_of(update), expressions.starts(starts))
+        return Region(dims, (Store(target, expressions.of(update, here), linear(there, dims_of(array), len(dims))),))
+
+    def _read_before_overwritten(self, target: Instruction, begin: Region, change: Region) -> list[Region]:
+        """The regions of a dynamic-update-slice. What is computed from the array that it changes comes first, or the
+        array would have to be copied."""
+        source = copied(begin)
+        if source is None or not any(isinstance(e, Load) and e.source is source for e in change.expressions()):
+            return [begin, change]
+        update = self._operands(target)[1]
+        here = tuple(axis(d, change.rank) for d in range(change.rank))
+        place = linear(here, change.dims, change.rank)
+        (store,) = change.stores
+        self.buffers[update] = update
+        first = Region(change.dims, (Store(update, store.value, place),))
+        load = Load(_typed(update), update, place)
+        return [first, begin, Region(change.dims, (Store(target, load, store.index),))]
 
     def _build_reduction(self, target: Instruction, dims: tuple[int, ...], expressions: _Expressions) -> Region:
         order, folded = reduction_order(target)
@@ -319,6 +419,7 @@ class _Expressions:
         self.fuser = fuser
         self.rank = rank
         self.made: dict[tuple[Instruction, Indices], Expression] = {}
+        self.clamped: dict[tuple[Expression, int], Expression] = {}
 
     def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
         return self.fuser.computation.operands(instruction)
@@ -343,6 +444,9 @@ class _Expressions:
         movement = movement_of(instruction)
         if movement is not None:
             return self.of(self._operands(instruction)[0], movement(instruction, indices))
+        if instruction.opcode is Opcode.DYNAMIC_SLICE:
+            array, *starts = self._operands(instruction)
+            return self.of(array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts)))
         if instruction.opcode is Opcode.RESHAPE:
             return self._reshape(instruction, indices)
         if instruction.opcode is Opcode.IOTA:
@@ -356,6 +460,25 @@ class _Expressions:
             order = compare.order if floating else ComparisonOrder.PARTIAL
             return Apply(ElementType.PRED, Opcode.COMPARE, operands, compare.direction.value, order)
         return Apply(_typed(instruction), instruction.opcode, operands)
+
+    def starts(self, instructions: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
+        """The starts of a window, as ``shifted`` takes them."""
+        return lambda d, limit: self._start(instructions[d], limit)
+
+    def _start(self, instruction: Instruction, limit: int) -> int | Expression:
+        """``instruction`` clamped to [0, ``limit``], as HLO clamps starts."""
+        value = self.of(instruction, ())
+        if isinstance(value, Literal):
+            return min(max(int(number_of(value)), 0), limit)
+        found = self.clamped.get((value, limit))
+        if found is None:
+            s64 = ElementType.S64
+            if value.element_type is ElementType.U64:  # past the largest S64 there is no converting first
+                value = Apply(ElementType.U64, Opcode.MINIMUM, (value, literal_of(limit, ElementType.U64)))
+            wide = value if value.element_type is s64 else Apply(s64, Opcode.CONVERT, (value,))
+            found = Apply(s64, Opcode.CLAMP, (literal_of(0, s64), wide, literal_of(limit, s64)))
+            self.clamped[value, limit] = found
+        return found
 
     def _reshape(self, instruction: Instruction, indices: Indices) -> Expression:
         (operand,) = self._operands(instruction)
@@ -405,6 +528,11 @@ def uniform_literal(instruction: Instruction) -> Literal | None:
     if size == 0 or size > 8 or not data or (len(data) > size and first * (len(data) // size) != data):
         return None
     return Literal(instruction.shape.element_type, first)
+
+
+def _unresolved(starts: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
+    """Starts that tell indices apart, before it is known where they are computed."""
+    return lambda d, limit: Load(_typed(starts[d]), starts[d], Affine(0, ()))
 
 
 def _has_side_effect(instruction: Instruction) -> bool:

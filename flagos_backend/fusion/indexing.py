@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flagos_backend.fusion.region import Affine, axis, linear
+from flagos_backend.fusion.region import Affine, Expression, Shift, axis, linear
 from flagos_backend.ir.attributes import DimensionsAttributes, SliceAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -78,6 +78,26 @@ def movement_of(instruction: Instruction) -> Movement | None:
     view = StridedView.of(instruction)
     # A scalar's indices do not tell the rank of the region that wants it.
     return functools.partial(_strided, view) if view is not None and view.strides else None
+
+
+def shifted(
+    indices: Indices,
+    dims: tuple[int, ...],
+    window: tuple[int, ...],
+    start: Callable[[int, int], int | Expression],
+) -> Indices:
+    """Where element ``indices`` of a window of an array of ``dims`` stands in the array.
+
+    ``start(d, limit)``: where the window starts in dimension d, which lies in [0, limit].
+    """
+    found = []
+    for d, (index, size, part) in enumerate(zip(indices, dims, window, strict=True)):
+        first = start(d, size - part) if size > part else 0
+        if isinstance(first, int):
+            found.append(index.scaled(1, first))
+        else:
+            found.append(index + Affine(0, (0,) * len(index.coefficients), (Shift(first, size - part),)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

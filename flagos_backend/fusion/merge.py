@@ -10,23 +10,28 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule, uniform_literal
 from flagos_backend.fusion.literals import starts_neutral
 from flagos_backend.fusion.recompute import recomputed
 from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
-from flagos_backend.fusion.rewriting import Pool, rewrite
+from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
 from flagos_backend.fusion.spaces import Placement, common_dims, moved_bytes, place, shared_bytes, substitute
+from flagos_backend.fusion.updates import copied, is_update, sources, targets
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 
 # Past these a kernel compiles slowly and spills its registers.
 MAX_OPERATIONS = 320
 MAX_BUFFERS = 32
+# How many operations on scalars cost less than a kernel of their own.
+_MAX_SCALAR_OPERATIONS = 16
 # How many steps a look for a cycle takes before it gives up and the regions stay apart.
 _MAX_VISITS = 512
-# How many siblings of a region are tried.
+# How many siblings of a region, or parts beside one, are tried.
 _MAX_SIBLINGS = 16
 # Siblings are joined when they share this part of what the smaller one moves, or when both are small: then it is the
 # start of a kernel that is saved.
@@ -36,10 +41,15 @@ _SMALL_BYTES = 1 << 18
 Accepts = Callable[[Region], bool]
 
 
-def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts) -> Schedule:
-    """``schedule`` with fewer, larger regions; ``accepts`` tells whether the emitter takes it and runs it well."""
-    merger = _Merger(computation, schedule, accepts)
+def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts, dear_starts: bool = False) -> Schedule:
+    """``schedule`` with fewer, larger regions; ``accepts`` tells whether the emitter takes it and runs it well.
+
+    ``dear_starts``: starting a kernel takes longer than a few scalar operations in each of its programs.
+    """
+    merger = _Merger(computation, schedule, accepts, dear_starts)
     merger.join_producers()
+    if dear_starts:
+        merger.join_parts()
     merger.join_siblings()
     merger.drop_cheap_buffers()
     items = tuple(merger.ordered())
@@ -68,11 +78,12 @@ class _Node:
 
 
 class _Merger:
-    def __init__(self, computation: FlatComputation, schedule: Schedule, accepts: Accepts) -> None:
-        self.computation, self.accepts = computation, accepts
+    def __init__(self, computation: FlatComputation, schedule: Schedule, accepts: Accepts, dear_starts: bool) -> None:
+        self.computation, self.accepts, self.dear_starts = computation, accepts, dear_starts
         self.buffers, self.views = schedule.buffers, schedule.views
         self.pool = Pool()
         self.outputs = {schedule.buffers[output] for output in computation.outputs}
+        self.updated: set[Instruction] = set()  # what an update may be written over if nobody reads it any more
         self.nodes: list[_Node | None] = []  # by number
         self.writers: defaultdict[Instruction, list[_Node]] = defaultdict(list)
         self.readers: defaultdict[Instruction, dict[_Node, None]] = defaultdict(dict)
@@ -84,7 +95,7 @@ class _Merger:
     def _node(self, number: int, item: Region | Instruction) -> _Node:
         if isinstance(item, Region):
             item = _simplified(item, self.pool)
-            return _Node(number, item, _sources(item), _targets(item))
+            return _Node(number, item, sources(item), targets(item))
         reads = tuple(
             view.buffer if (view := self.views.get((item, position))) else self.buffers[operand]
             for position, operand in enumerate(self.computation.operands(item))
@@ -96,6 +107,10 @@ class _Merger:
         for buffer in node.reads:
             for writer in self.writers[buffer]:
                 _order(writer, node)
+            if copied(node.item) is not None:
+                self.updated.add(buffer)
+                for reader in self.readers[buffer]:
+                    _order(reader, node)
             self.readers[buffer][node] = None
         for buffer in node.writes:
             for writer in self.writers[buffer]:  # another part of the same buffer, which may overwrite
@@ -104,7 +119,7 @@ class _Merger:
 
     def _replace(self, first: _Node, second: _Node, region: Region) -> _Node:
         """One node in the place of two, of which ``second`` comes later and needs ``first`` at most directly."""
-        node = _Node(second.number, region, _sources(region), _targets(region))
+        node = _Node(second.number, region, sources(region), targets(region))
         self._make_room(first, node)
         for gone in (first, second):
             for other in gone.before:
@@ -178,9 +193,12 @@ class _Merger:
         first, second = producer.item, consumer.item
         if not isinstance(first, Region) or not isinstance(second, Region):
             return None
-        if any(len(self.writers[buffer]) != 1 for buffer in producer.writes):
+        if any(self._in_parts(buffer, consumer) for buffer in producer.writes):
             return None
-        placements = list(_placements(first, second))
+        array = copied(second)
+        if array is not None and self._is_needed(array, consumer):
+            return None  # once the others have read it, the update may be made in its place
+        placements = [*_placements(first, second), *self._as_scalar(first, second)]
         if not placements or _reaches(producer, consumer):
             return None
         for here, there in placements:
@@ -194,6 +212,20 @@ class _Merger:
                 return region
         return None
 
+    def _as_scalar(self, small: Region, large: Region) -> Iterator[tuple[Placement, Placement]]:
+        """The way to compute the one point of ``small`` in each program of ``large``."""
+        operations = sum(isinstance(e, Apply) for e in small.expressions())
+        cheap = prod(small.dims) == 1 < prod(large.dims) and not small.folds and operations <= _MAX_SCALAR_OPERATIONS
+        if self.dear_starts and cheap:
+            yield (
+                Placement(large.dims, ((),) * small.rank),
+                Placement(large.dims, tuple((d,) for d in range(large.rank))),
+            )
+
+    def _in_parts(self, buffer: Instruction, consumer: _Node) -> bool:
+        """Whether another node fills ``buffer`` too, and it is more than an update beside what ``consumer`` reads."""
+        return len(self.writers[buffer]) != 1 and (not is_update(buffer) or buffer in consumer.reads)
+
     def _is_needed(self, buffer: Instruction, consumer: _Node) -> bool:
         """Whether anything but ``consumer`` wants ``buffer``."""
         return buffer in self.outputs or any(reader is not consumer for reader in self.readers[buffer])
@@ -201,7 +233,7 @@ class _Merger:
     def _fits(self, region: Region) -> bool:
         expressions = region.expressions()
         operations = sum(isinstance(e, Apply) for e in expressions)
-        buffers = len(_sources(region)) + len(_targets(region))
+        buffers = len(sources(region)) + len(targets(region))
         return operations <= MAX_OPERATIONS and buffers <= MAX_BUFFERS and self.accepts(region)
 
     # ---- Siblings
@@ -211,7 +243,7 @@ class _Merger:
             self._join_readers(buffer)
 
     def _join_readers(self, buffer: Instruction) -> None:
-        left = [node for node in self.readers[buffer] if isinstance(node.item, Region)]
+        left = [n for n in self.readers[buffer] if isinstance(n.item, Region) and copied(n.item) is None]
         while left:
             left.sort(key=lambda node: node.number)
             first = left.pop(0)
@@ -229,13 +261,48 @@ class _Merger:
         wanted = 0 if moved <= _SMALL_BYTES else -(-moved // _SHARED_PART)
         if sum(_size(buffer) for buffer in first.reads if buffer in second.reads) < wanted:
             return None
-        found = common_dims(a.dims, b.dims, range(b.rank))
+        found = self._side_by_side(a, b)
         if found is None or first in second.before or _reaches(first, second):
             return None
         here, there = found
         a, b = place(a, here, self.pool), place(b, there, self.pool)
         if shared_bytes(a, b) < wanted:
             return None
+        region = Region(a.dims, (*a.stores, *b.stores))
+        return region if self._fits(region) else None
+
+    def _side_by_side(self, a: Region, b: Region) -> tuple[Placement, Placement] | None:
+        found = common_dims(a.dims, b.dims, range(b.rank))
+        if found is None:
+            found = next(self._as_scalar(a, b), None)
+        if found is None:
+            found = next(((here, there) for there, here in self._as_scalar(b, a)), None)
+        return found
+
+    # ---- Parts of one buffer
+
+    def join_parts(self) -> None:
+        """What is put together of parts of one size is written at once."""
+        for buffer in [b for b, nodes in self.writers.items() if len(nodes) > 1 and b.opcode is Opcode.CONCATENATE]:
+            left = sorted(self.writers[buffer], key=lambda node: node.number)
+            while left:
+                first = left.pop(0)
+                for second in left[:_MAX_SIBLINGS]:
+                    region = self._put_together(first, second)
+                    if region is not None:
+                        left[left.index(second)] = self._replace(first, second, region)
+                        break
+
+    def _put_together(self, first: _Node, second: _Node) -> Region | None:
+        """Both parts as one region. That they fill one buffer orders them, but they do not meet there."""
+        a, b = first.item, second.item
+        assert isinstance(a, Region)
+        assert isinstance(b, Region)
+        found = common_dims(a.dims, b.dims, range(b.rank))
+        if found is None or not set(first.writes).isdisjoint(second.reads) or _reaches(first, second):
+            return None
+        here, there = found
+        a, b = place(a, here, self.pool), place(b, there, self.pool)
         region = Region(a.dims, (*a.stores, *b.stores))
         return region if self._fits(region) else None
 
@@ -255,7 +322,7 @@ class _Merger:
         if target in self.outputs or not readers or len(self.writers[target]) != 1 or not isinstance(region, Region):
             return
         alone = recomputed(region, store, self.pool)
-        if alone is None:
+        if alone is None or not self.updated.isdisjoint(sources(alone)):
             return
         changed: dict[_Node, Region] = {}
         for reader in readers:
@@ -269,7 +336,7 @@ class _Merger:
 
     def _with_own(self, alone: Region, reader: Region) -> Region | None:
         """``reader`` computing for itself what ``alone`` stores; None when it cannot."""
-        for here, there in _placements(alone, reader):
+        for here, there in (*_placements(alone, reader), *self._as_scalar(alone, reader)):
             placed = place(alone, here, self.pool)
             region = substitute(place(reader, there, self.pool), placed.stores, self.pool)
             if region is not None and self._fits(region):
@@ -278,7 +345,7 @@ class _Merger:
 
     def _rewire(self, node: _Node, region: Region) -> None:
         """Gives ``node`` another region, which may read more and stores no more than before."""
-        reads, writes = _sources(region), _targets(region)
+        reads, writes = sources(region), targets(region)
         for buffer in node.reads:
             self.readers[buffer].pop(node, None)
         for buffer in reads:
@@ -342,14 +409,6 @@ def _size(buffer: Instruction) -> int:
     return buffer.shape.num_bytes
 
 
-def _sources(region: Region) -> tuple[Instruction, ...]:
-    return tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
-
-
-def _targets(region: Region) -> tuple[Instruction, ...]:
-    return tuple(dict.fromkeys(store.target for store in region.stores))
-
-
 def _simplified(region: Region, pool: Pool) -> Region:
     """Loads of constants that are the same everywhere become literals, folds over dimensions of size 1 what they fold,
     equal expressions one."""
@@ -366,5 +425,5 @@ def _simplified(region: Region, pool: Pool) -> Region:
         combined = Apply(expression.element_type, expression.combine, (initial, value))
         return pool.apply(combined, combined.operands)
 
-    rewrite(region.expressions(), pool, lambda index: index, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(Store(s.target, moved[s.value], s.index) for s in region.stores))
+    rewrite(region.expressions(), pool, unmoved, lambda dims: dims, replace, moved)
+    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
-from flagos_backend.fusion.rewriting import Pool, rewrite
+from flagos_backend.fusion.rewriting import Pool, rewrite, unmoved
 from flagos_backend.ir.opcode import Opcode
 
 # What takes no more than a division does.
-_CHEAP = frozenset(
+CHEAP = frozenset(
     {
         *(Opcode.ABS, Opcode.NEGATE, Opcode.SIGN, Opcode.NOT, Opcode.AND, Opcode.OR, Opcode.XOR),
         *(Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY, Opcode.DIVIDE, Opcode.MAXIMUM, Opcode.MINIMUM),
@@ -33,7 +33,7 @@ def recomputed(region: Region, store: Store, pool: Pool) -> Region | None:
         return None
     alone = Region(region.dims, (Store(store.target, value, store.index),))
     operations = [e for e in alone.expressions() if isinstance(e, Apply)]
-    if len(operations) > _MAX_OPERATIONS or any(e.opcode not in _CHEAP for e in operations):
+    if len(operations) > _MAX_OPERATIONS or any(e.opcode not in CHEAP for e in operations):
         return None
     return alone if _loaded_bytes(alone) <= value.element_type.bytes * _points(alone) else None
 
@@ -46,7 +46,7 @@ def _from_buffers(value: Expression, others: dict[Expression, Store], pool: Pool
         expression, done = stack.pop()
         if expression in reached:
             continue
-        if done or expression in others or not isinstance(expression, Apply):
+        if done or expression in others or isinstance(expression, Fold):
             if isinstance(expression, Fold) and expression not in others:
                 return None
             reached[expression] = None
@@ -58,7 +58,7 @@ def _from_buffers(value: Expression, others: dict[Expression, Store], pool: Pool
         store = others.get(expression)
         return None if store is None else Load(expression.element_type, store.target, store.index)
 
-    return rewrite(reached, pool, lambda index: index, lambda dims: dims, load)[value]
+    return rewrite(reached, pool, unmoved, lambda dims: dims, load)[value]
 
 
 def _points(region: Region) -> int:

@@ -1,7 +1,8 @@
 """The loop-nest IR: one region is one kernel. Emitters (native tiles for the host CPU, Triton) read nothing else.
 
 A region walks ``dims``; at each point it evaluates a DAG of scalar expressions, whose leaves are loads through affine
-index maps, and stores results. A fold reduces some dimensions, and its value may be used again at each point.
+index maps, and stores results. A fold reduces some dimensions, and its value may be used again at each point. Where an
+array starts may be known at run time only: a shift of the index.
 """
 
 from __future__ import annotations
@@ -16,23 +17,41 @@ from flagos_backend.ir.types import ElementType
 
 
 @dataclass(frozen=True, slots=True)
+class Shift:
+    """``factor * start``, the same at every point. ``start``: an S64 that lies in [0, ``limit``], of no fold."""
+
+    start: Expression
+    limit: int
+    factor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Affine:
-    """``offset + sum(coefficients[d] * index[d])`` over the dimensions of the region."""
+    """``offset + sum(coefficients[d] * index[d])`` over the dimensions of the region, and ``shifts``.
+
+    Only where Policy.runtime_starts allows it are there shifts.
+    """
 
     offset: int
     coefficients: tuple[int, ...]
+    shifts: tuple[Shift, ...] = ()
 
     def __add__(self, other: Affine) -> Affine:
         pairs = zip(self.coefficients, other.coefficients, strict=True)
-        return Affine(self.offset + other.offset, tuple(a + b for a, b in pairs))
+        return Affine(self.offset + other.offset, tuple(a + b for a, b in pairs), self.shifts + other.shifts)
 
     def scaled(self, factor: int, shift: int = 0) -> Affine:
         """``factor * self + shift``."""
-        return Affine(self.offset * factor + shift, tuple(c * factor for c in self.coefficients))
+        shifts = tuple(Shift(s.start, s.limit, s.factor * factor) for s in self.shifts)
+        return Affine(self.offset * factor + shift, tuple(c * factor for c in self.coefficients), shifts)
+
+    @property
+    def starts(self) -> tuple[Expression, ...]:
+        return tuple(shift.start for shift in self.shifts)
 
     @property
     def is_constant(self) -> bool:
-        return not any(self.coefficients)
+        return not any(self.coefficients) and not self.shifts
 
 
 def axis(dimension: int, rank: int) -> Affine:
@@ -58,6 +77,10 @@ class Load:
     source: Instruction
     index: Affine
 
+    @property
+    def operands(self) -> tuple[Expression, ...]:
+        return self.index.starts
+
 
 @dataclass(frozen=True, slots=True)
 class Literal:
@@ -66,6 +89,10 @@ class Literal:
     element_type: ElementType
     data: bytes
 
+    @property
+    def operands(self) -> tuple[Expression, ...]:
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class Index:
@@ -73,6 +100,10 @@ class Index:
 
     element_type: ElementType
     value: Affine
+
+    @property
+    def operands(self) -> tuple[Expression, ...]:
+        return self.value.starts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +176,7 @@ class Region:
     def roots(self) -> Iterator[Expression]:
         for store in self.stores:
             yield store.value
+            yield from store.index.starts
 
     def expressions(self) -> tuple[Expression, ...]:
         """Every distinct expression, operands first."""
@@ -167,7 +199,7 @@ def below(roots: Iterable[Expression], stop: Container[Expression] = ()) -> list
             expression, done = stack.pop()
             if expression in found:
                 continue
-            if done or not isinstance(expression, Apply | Fold) or expression in stop:
+            if done or not expression.operands or expression in stop:
                 found[expression] = None
                 continue
             stack.append((expression, True))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Load
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Load, Shift, Store
 
+# Moves what varies of an index, its offset and coefficients, to other dimensions.
 Place = Callable[[Affine], Affine]
 
 
@@ -54,9 +55,10 @@ def rewrite(
         if found is not None:
             moved[expression] = found
         elif isinstance(expression, Load):
-            moved[expression] = Load(expression.element_type, expression.source, place(expression.index))
+            index = _placed(expression.index, place, moved)
+            moved[expression] = Load(expression.element_type, expression.source, index)
         elif isinstance(expression, Index):
-            moved[expression] = Index(expression.element_type, place(expression.value))
+            moved[expression] = Index(expression.element_type, _placed(expression.value, place, moved))
         elif isinstance(expression, Apply):
             moved[expression] = pool.apply(expression, tuple(moved[o] for o in expression.operands))
         elif isinstance(expression, Fold):
@@ -65,3 +67,21 @@ def rewrite(
         else:
             moved[expression] = expression
     return moved
+
+
+def rewrite_store(store: Store, place: Place, moved: Mapping[Expression, Expression]) -> Store:
+    """``store`` of what its value became."""
+    return Store(store.target, moved[store.value], _placed(store.index, place, moved))
+
+
+def _placed(index: Affine, place: Place, moved: Mapping[Expression, Expression]) -> Affine:
+    placed = place(index)
+    if not index.shifts:
+        return placed
+    shifts = tuple(Shift(moved[s.start], s.limit, s.factor) for s in index.shifts)
+    return Affine(placed.offset, placed.coefficients, shifts)
+
+
+def unmoved(index: Affine) -> Affine:
+    """The Place of who stays on the same dimensions."""
+    return index

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from flagos_backend.fusion.region import Affine, Expression, Load, Region, Store
-from flagos_backend.fusion.rewriting import Pool, rewrite
+from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,7 @@ def _take(rest: list[int], size: int) -> list[int]:
 def place(region: Region, placement: Placement, pool: Pool) -> Region:
     """``region`` on the dimensions of ``placement``."""
     moved = rewrite(region.expressions(), pool, placement.index, placement.folded, lambda _: None)
-    stores = (Store(s.target, moved[s.value], placement.index(s.index)) for s in region.stores)
-    return Region(placement.dims, tuple(stores))
+    return Region(placement.dims, tuple(rewrite_store(s, placement.index, moved) for s in region.stores))
 
 
 def substitute(region: Region, stores: Sequence[Store], pool: Pool) -> Region | None:
@@ -111,8 +110,8 @@ def substitute(region: Region, stores: Sequence[Store], pool: Pool) -> Region | 
             if store.index != expression.index or store.value.element_type is not expression.element_type:
                 return None
             found[expression] = store.value
-    moved = rewrite(region.expressions(), pool, lambda index: index, lambda dims: dims, found.get)
-    return Region(region.dims, tuple(Store(s.target, moved[s.value], s.index) for s in region.stores))
+    moved = rewrite(region.expressions(), pool, unmoved, lambda dims: dims, found.get)
+    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
 
 
 def shared_bytes(a: Region, b: Region) -> int:

@@ -80,7 +80,7 @@ def _run_region(region: Region, memory: dict[Instruction, np.ndarray]) -> None:
         # A dimension that the index does not depend on was folded: one point of it, even where it is empty.
         coefficients = store.index.coefficients
         kept = tuple(size if c else 1 for size, c in zip(region.dims, coefficients, strict=True))
-        where = _positions(store.index, np.indices(kept) if kept else [], kept)
+        where = _positions(store.index, np.indices(kept) if kept else [], kept, values)
         value = np.asarray(values[store.value])
         first = tuple(slice(None) if c else slice(0, 1) for c in coefficients)
         value = value[first] if value.ndim else value
@@ -93,8 +93,14 @@ def _buffer(target: Instruction, memory: dict[Instruction, np.ndarray]) -> np.nd
     return memory[target]
 
 
-def _positions(index: Affine, grid: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+def _positions(
+    index: Affine, grid: np.ndarray, dims: tuple[int, ...], values: dict[Expression, np.ndarray]
+) -> np.ndarray:
     total = np.full(dims, index.offset)
+    for shift in index.shifts:
+        assert shift.start.element_type is ElementType.S64
+        assert 0 <= values[shift.start] <= shift.limit
+        total = total + shift.factor * values[shift.start]
     for coefficient, axis in zip(index.coefficients, grid, strict=True):
         total = total + coefficient * axis
     return total
@@ -110,11 +116,12 @@ def _value(
     dtype = numpy_dtype(expression.element_type)
     if isinstance(expression, Load):
         index = expression.index
-        return memory[expression.source][index.offset if index.is_constant else _positions(index, grid, dims)]
+        flat = memory[expression.source]
+        return flat[index.offset] if index.is_constant else flat[_positions(index, grid, dims, values)]
     if isinstance(expression, Literal):
         return np.frombuffer(expression.data, dtype)[0]
     if isinstance(expression, Index):
-        return _positions(expression.value, grid, dims).astype(dtype)
+        return _positions(expression.value, grid, dims, values).astype(dtype)
     if isinstance(expression, Fold):
         combine = _BINARY[expression.combine]
         value = np.broadcast_to(values[expression.value], dims)

@@ -18,7 +18,7 @@ _SMALL = 1 << 17
 
 def schedule(computation: FlatComputation, target: Target) -> Schedule:
     """Regions, each for one RegionKernel, and library calls."""
-    return merge(computation, fuse(computation, ACCELERATOR), functools.partial(_accepts, target))
+    return merge(computation, fuse(computation, ACCELERATOR), functools.partial(_accepts, target), dear_starts=True)
 
 
 def _accepts(target: Target, region: Region) -> bool:

@@ -7,9 +7,9 @@ from math import prod
 
 from flagos_backend.codegen.triton.tiling import Axis, Tiling
 from flagos_backend.fusion.literals import identity_of, literal_of, starts_neutral
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Literal, Load, Region, Store, below, linear
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Load, Region, Store, below, linear
 from flagos_backend.fusion.region import axis as dimension
-from flagos_backend.fusion.rewriting import Pool, rewrite
+from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -74,18 +74,17 @@ def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Fold,
         return pool.apply(Apply(own, Opcode.CONVERT, (total,)), (total,)) if wide is not own else total
 
     def moved_start(fold: Fold, combine: Opcode, wide: ElementType) -> Expression:
-        initial = fold.initial
         if starts_neutral(fold):
             return literal_of(identity_of(combine, wide), wide)
-        if isinstance(initial, Load):
-            initial = Load(initial.element_type, initial.source, place(initial.index))
-        elif not isinstance(initial, Literal):
-            raise AssertionError("a fold begins with a literal or with the value of a buffer")
+        below_initial = below([fold.initial])
+        if any(isinstance(expression, Fold) for expression in below_initial):
+            raise AssertionError("a fold that is split begins with what no fold goes into")
+        initial = rewrite(below_initial, pool, place, lambda _: (), lambda _: None)[fold.initial]
         return initial if initial.element_type is wide else Apply(wide, Opcode.CONVERT, (initial,))
 
-    stores = [store for store in region.stores if _needs(store.value, buffers)]
-    moved = rewrite(below((s.value for s in stores), buffers), pool, place, lambda _: (), replace)
-    return Region(dims, tuple(Store(s.target, moved[s.value], place(s.index)) for s in stores))
+    late = Region(region.dims, tuple(store for store in region.stores if _needs(store.value, buffers)))
+    moved = rewrite(below(late.roots(), buffers), pool, place, lambda _: (), replace)
+    return Region(dims, tuple(rewrite_store(s, place, moved) for s in late.stores))
 
 
 def _needs(value: Expression, folds: dict[Fold, Instruction]) -> bool:

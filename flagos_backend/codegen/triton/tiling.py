@@ -179,7 +179,8 @@ def _is_inner(region: Region, folded: Sequence[int], kept: Sequence[int]) -> boo
 
 
 def _can_split(region: Region) -> bool:
-    """Whether every fold is over values that no fold goes into, and every stored value with a fold in it is kept."""
+    """Whether no fold goes into another, or into where another begins, and every stored value with a fold in it is
+    kept."""
     depends: dict[Expression, tuple[bool, bool]] = {}  # on a fold, on the folded dimensions
     folded = region.folded
     for expression in region.expressions():
@@ -191,7 +192,7 @@ def _can_split(region: Region) -> bool:
             found = [depends[operand] for operand in expression.operands]
             depends[expression] = any(f for f, _ in found), any(d for _, d in found)
         elif isinstance(expression, Fold):
-            if depends[expression.value][0]:
+            if any(depends[operand][0] for operand in expression.operands):
                 return False
             depends[expression] = True, False
         else:
@@ -252,7 +253,9 @@ def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int
 
 def supports(region: Region) -> bool:
     """Whether a tiling for ``region`` exists: all folds over the same dimensions, or over two complementary groups of
-    which the inner one fits a block and the outer one's folds only leave results."""
+    which the inner one fits a block and the outer one's folds only leave results. No index starts where a fold says."""
+    if any(isinstance(e, Fold) for e in below(start for index, _ in indices(region) for start in index.starts)):
+        return False
     real = [d for d, size in enumerate(region.dims) if size != 1]
     groups = sorted({tuple(d for d in fold.dims if d in real) for fold in region.folds}, key=lambda g: (g[-1:], g))
     if len(groups) <= 1:

@@ -91,8 +91,7 @@ class _Writer:
             axes: frozenset[str] = frozenset()
             level = 0
             if isinstance(expression, Load | Index):
-                index = expression.index if isinstance(expression, Load) else expression.value
-                axes = frozenset(a.name for a in self.tiling.axes if any(index.coefficients[d] for d in a.dims))
+                axes = frozenset(self._axes_of(expression.index if isinstance(expression, Load) else expression.value))
             elif isinstance(expression, Apply | Fold):
                 axes = frozenset().union(*(self.depends[o] for o in expression.operands))
                 level = max(self.level[o] for o in expression.operands)
@@ -119,7 +118,9 @@ class _Writer:
         indices += [e.value for e in self.expressions if isinstance(e, Index)]
         indices += [store.index for store in self.region.stores]
         reach = [
-            abs(i.offset) + sum(abs(c) * size for c, size in zip(i.coefficients, self.region.dims, strict=True))
+            abs(i.offset)
+            + sum(abs(c) * size for c, size in zip(i.coefficients, self.region.dims, strict=True))
+            + sum(abs(shift.factor) * shift.limit for shift in i.shifts)
             for i in indices
         ]
         reach += [axis.blocks * axis.block for axis in self.tiling.axes]
@@ -171,9 +172,13 @@ class _Writer:
 
     def _position(self, index: Affine) -> str:
         """Text of ``index`` at the block's positions: a block, be it of one element."""
-        if not self._axes_of(index):
-            return f"tl.full({self._shape([])}, {index.offset}, tl.{'int64' if self.wide else 'int32'})"
+        kind = f"tl.{'int64' if self.wide else 'int32'}"
+        if not self._axes_of(index) and not index.shifts:
+            return f"tl.full({self._shape([])}, {index.offset}, {kind})"
         terms = [str(index.offset)] if index.offset else []
+        for shift in index.shifts:
+            start = self.values[shift.start] + ("" if self.wide else f".to({kind})")
+            terms.append(start if shift.factor == 1 else f"{start} * {shift.factor}")
         for axis in self.tiling.axes:
             coefficients = [index.coefficients[d] for d in axis.dims]
             for coefficient, divisor, modulus in _terms(axis.sizes, coefficients):
@@ -203,7 +208,7 @@ class _Writer:
         folds = [f for f in self.expressions if isinstance(f, Fold) and f in self.accumulated]
         folds = [f for f in folds if self.level[f] == number + 1]
         starts = [initial for fold in folds for initial in self._start_of(fold)]
-        needed = self._needed([s.value for s in stores] + [f.value for f in folds] + starts)
+        needed = self._needed([*Region(self.region.dims, tuple(stores)).roots(), *(f.value for f in folds), *starts])
         outside = [e for e in needed if looped is None or looped.name not in self.depends[e]]
         self._compute(outside)
         if looped is None:
@@ -239,11 +244,11 @@ class _Writer:
             if expression in found or expression in self.values:
                 continue
             found.add(expression)
-            if isinstance(expression, Apply):
-                stack.extend(expression.operands)
-            elif isinstance(expression, Fold):
+            if isinstance(expression, Fold):
                 stack.append(expression.value)
                 stack.extend(self._start_of(expression))
+            else:
+                stack.extend(expression.operands)
         return [e for e in self.expressions if e in found]
 
     def _start_of(self, fold: Fold) -> tuple[Expression, ...]:

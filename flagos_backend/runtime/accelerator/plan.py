@@ -4,6 +4,7 @@ kernels. Between codegen/triton with kernels/choice.py and the replay; a Plan li
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.indexing import View
 from flagos_backend.fusion.region import Region
+from flagos_backend.fusion.updates import copied, targets
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
@@ -64,7 +66,9 @@ class _Builder(Builder):
         walk.buffers.update(plan.buffers)
         walk.views.update(plan.views)
         for item in plan.items:
-            if isinstance(item, Region):
+            if isinstance(item, Region) and (array := copied(item)) is not None:
+                walk.updated |= dict.fromkeys(targets(item), array)
+            elif isinstance(item, Region):
                 self.kernels.append(prepare(item, self._target))
                 walk.emit_region(item, self.kernels[-1])
             else:
@@ -75,7 +79,7 @@ class _Builder(Builder):
 
 class _Walk:
     """One computation on its way into a plan. ``slots``: where each buffer is; ``buffers`` and ``views`` as in the
-    schedule."""
+    schedule; ``updated``: for each buffer that is an update of another one, and not begun yet, that one."""
 
     def __init__(self, builder: _Builder, flat: FlatComputation) -> None:
         self.builder = builder
@@ -83,6 +87,7 @@ class _Walk:
         self.slots: dict[Instruction, int] = {}
         self.buffers: dict[Instruction, Instruction] = {}
         self.views: dict[tuple[Instruction, int], View] = {}
+        self.updated: dict[Instruction, Instruction] = {}
         self._shaped: dict[tuple[int, tuple[int, ...]], int] = {}
 
     # ---- values
@@ -165,8 +170,9 @@ class _Walk:
         # A buffer that several regions fill (the parts of a concatenation) is made by the first of them.
         begun = [output for output in kernel.outputs if output in self.slots]
         fresh = [output for output in kernel.outputs if output not in self.slots]
+        updated = {o: self.slot(self.updated.pop(o)) for o in fresh if o in self.updated}
         inputs = tuple(self.slot(source) for source in kernel.inputs)
-        operands = (*inputs, *(self.slots[output] for output in begun))
+        operands = (*inputs, *(self.slots[output] for output in begun), *updated.values())
         results = tuple(self.builder.new_slot(_array(output)) for output in fresh)
         self.slots.update(zip(fresh, results, strict=True))
         device = self.builder.device
@@ -174,19 +180,24 @@ class _Walk:
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             reused: dict[Instruction, int] = {}
             for result, output in zip(results, fresh, strict=True):
-                number = _overwritten(kernel, output, inputs, operands, owner, dying, set(reused.values()))
-                if number is None:
+                if output in updated:
+                    slot = updated[output] if owner.may_overwrite(updated[output], operands, dying) else None
+                else:
+                    slot = _overwritten(kernel, output, inputs, operands, owner, dying, set(reused.values()))
+                if slot is None:
                     owner.define(result, Place(frozenset({owner.new_root()})))
                     self.builder.offer_home(owner, result, _array(output))
                 else:
-                    owner.overwrite(inputs[number])
-                    owner.define(result, owner.places[inputs[number]])
-                    reused[output] = number
+                    owner.overwrite(slot)
+                    owner.define(result, owner.places[slot])
+                    reused[output] = slot
             slots = {**dict(zip(fresh, results, strict=True)), **{output: self.slots[output] for output in begun}}
             places = [
-                (slots[output], reused.get(output), _dims(output), dtype_of(_type(output))) for output in kernel.outputs
+                _OutputPlace(slots[o], reused.get(o), None if o in reused else updated.get(o), _array(o))
+                for o in kernel.outputs
             ]
-            note = "".join(f" over #{inputs[number]}" for number in reused.values())
+            note = "".join(f" over #{slot}" for slot in reused.values())
+            note += "".join(f" after a copy of #{place.copied}" for place in places if place.copied is not None)
             return _region_step(kernel, inputs, places, device), True, f" [{kernel.text}]{note}"
 
         self.builder.add(Pending(kernel.outputs[0], operands, results, finish))
@@ -201,37 +212,51 @@ def _overwritten(
     dying: frozenset[int],
     taken: Collection[int],
 ) -> int | None:
-    """Which input ``output`` may be written over."""
-    for number, (source, slot) in enumerate(zip(kernel.inputs, inputs, strict=True)):
+    """The slot of the input that ``output`` may be written over."""
+    for source, slot in zip(kernel.inputs, inputs, strict=True):
         same_size = _array(source).num_bytes == _array(output).num_bytes
-        if number in taken or not same_size or not kernel.may_overwrite(output, source):
+        if slot in taken or not same_size or not kernel.may_overwrite(output, source):
             continue
         if owner.may_overwrite(slot, operands, dying):
-            return number
+            return slot
     return None
 
 
-# slot, the input it takes the place of, dims and dtype
-_OutputPlace = tuple[int, int | None, tuple[int, ...], torch.dtype]
+@dataclass(frozen=True, slots=True)
+class _OutputPlace:
+    """Where a kernel's output is made. ``over``: the slot of what it takes the place of. ``copied``: of what it is a
+    copy of before the kernel runs, which updates it."""
+
+    slot: int
+    over: int | None
+    copied: int | None
+    shape: ArrayShape
 
 
 def _region_step(
     kernel: RegionKernel, inputs: Sequence[int], places: Sequence[_OutputPlace], device: torch.device
 ) -> Callable[[Run, list[Any]], None]:
+    # What is written over, too, has to be the array that is read, if that is one.
+    read = dict.fromkeys((*inputs, *(p.over for p in places if p.over is not None)))
+    typed = [(place, place.shape.dims, dtype_of(place.shape.element_type)) for place in places]
+
     def run_region(run: Run, values: list[Any]) -> None:
-        arrays = [_dense(values[slot]) for slot in inputs]
+        for slot in read:
+            values[slot] = _dense(values[slot])
         outputs = []
-        for slot, number, dims, dtype in places:
-            if number is not None:
-                outputs.append(arrays[number].view(dtype).view(dims))
-            elif values[slot] is not None:  # filled already in part, or put there by who runs the plan
-                outputs.append(values[slot])
+        for place, dims, dtype in typed:
+            if place.over is not None:
+                outputs.append(values[place.over].view(dtype).view(dims))
+            elif values[place.slot] is not None:  # filled already in part, or put there by who runs the plan
+                outputs.append(values[place.slot])
             else:
                 outputs.append(torch.empty(dims, dtype=dtype, device=device))
+            if place.copied is not None:
+                outputs[-1].copy_(values[place.copied].reshape(dims))  # a library's result may have any strides
         if any(output.numel() for output in outputs):
-            kernel(arrays, outputs)
-        for (slot, *_), output in zip(places, outputs, strict=True):
-            values[slot] = output
+            kernel([values[slot] for slot in inputs], outputs)
+        for place, output in zip(places, outputs, strict=True):
+            values[place.slot] = output
 
     return run_region
 
@@ -250,7 +275,3 @@ def _array(instruction: Instruction) -> ArrayShape:
 
 def _dims(instruction: Instruction) -> tuple[int, ...]:
     return _array(instruction).dims
-
-
-def _type(instruction: Instruction) -> ElementType:
-    return _array(instruction).element_type

@@ -99,6 +99,26 @@ def test_training_with_donated_parameters(device: jax.Device, cpu: jax.Device, r
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4)
 
 
+def test_a_donated_cache_is_updated_step_by_step(device: jax.Device, cpu: jax.Device, rng: np.random.Generator) -> None:
+    def step(cache: jax.Array, x: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        cache = jax.lax.dynamic_update_slice(cache, jnp.tanh(x)[:, None], (0, at, 0))
+        return cache, jnp.where(jnp.arange(8)[:, None] <= at, cache, 0).sum(1)
+
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 8, 3), (2, 3))]
+    ends = []
+    for where in (device, cpu):
+        cache, x = jax.device_put(arrays, where)
+        compiled = jax.jit(step, donate_argnums=0)
+        for at in (0, 3, -1, 7, 12):
+            former = cache
+            cache, total = compiled(former, x, np.int32(at))
+            assert former.is_deleted()
+            x = x + total
+        ends.append((np.asarray(cache), np.asarray(x)))
+    for ours, theirs in zip(*ends, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_arrays_in_host_memory_take_part(device: jax.Device, rng: np.random.Generator) -> None:
     x = rng.standard_normal((3, 4)).astype(np.float32)
     there = jax.device_put(x, SingleDeviceSharding(device, memory_kind="pinned_host"))

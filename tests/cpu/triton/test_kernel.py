@@ -90,3 +90,16 @@ def test_results_may_lie_over_operands_that_are_read_at_the_same_points(rng: np.
     inputs = [x if source is a else y for source in kernel.inputs]
     kernel(inputs, [x])
     assert torch.equal(x, expected)
+
+
+def test_a_scalar_that_each_program_computes_lies_over_nothing() -> None:
+    builder = Builder("entry")
+    a, scalar = builder.parameter(ArrayShape(ElementType.F32, (3000,))), builder.parameter(ArrayShape(ElementType.F32))
+    wide = builder.add(Opcode.BROADCAST, [scalar], DimensionsAttributes(()), shape=a.shape)
+    next_scalar = builder.add(Opcode.ADD, [scalar, scalar])
+    root = builder.tuple([builder.add(Opcode.MULTIPLY, [a, wide]), next_scalar])
+    (region,) = regions_of(builder.build(root))
+    kernel = prepare(region, kernels.target())
+    product, doubled = sorted(kernel.outputs, key=lambda output: -output.shape.num_elements)
+    assert kernel.may_overwrite(product, a)
+    assert not kernel.may_overwrite(doubled, scalar)

@@ -36,6 +36,10 @@ def bf16(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
+def s32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.int32)
+
+
 def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
@@ -44,6 +48,11 @@ def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
 
 def backward(function: Callable[..., jax.Array]) -> Callable[..., Any]:
     return lambda *arguments: jax.vjp(function, *arguments[:-1])[1](arguments[-1])
+
+
+def scan_step(xs: jax.Array, ys: jax.Array, h: jax.Array, i: jax.Array) -> tuple[jax.Array, ...]:
+    h = jnp.tanh(lax.dynamic_index_in_dim(xs, i, keepdims=False) + h)
+    return lax.dynamic_update_slice(ys, h[None], (i, 0, 0)), h, i + 1
 
 
 CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]] = {
@@ -60,6 +69,7 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
     "layer_norm": (H100, layer_norm, (f32(8192, 768), f32(768), f32(768))),
     "layer_norm_backward": (H100, backward(layer_norm), (f32(8192, 768), f32(768), f32(768), f32(8192, 768))),
     "positions_beyond_32_bits": (H100, lambda x: x + 1, (jax.ShapeDtypeStruct((70000, 70000), np.int8),)),
+    "scan_step": (H100, scan_step, (f32(512, 64, 1024), f32(512, 64, 1024), f32(64, 1024), s32())),
     "softmax": (H100, lambda x: jax.nn.softmax(x, -1), (f32(16384, 1000),)),
     "sum_of_everything": (H100, lambda x: x.sum(), (f32(4096, 4096),)),
     "transpose": (H100, lambda x: x.T * 2, (f32(4096, 2048),)),
