@@ -16,6 +16,7 @@ from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index,
 
 # Elements of a block: enough bytes in flight for the memory, few enough values for the registers.
 _FLAT_BLOCK = 1024
+_LEAST_BLOCK = 128
 _TILE = 4096
 # What a program reads of a long row at a time, and how many such steps are unrolled into one.
 _ROW_STEP = 8192
@@ -101,7 +102,7 @@ def choose(region: Region, target: Target, *, splits: bool = True) -> Tiling:
     """The tiling of ``region``. ``splits``: whether folds may go through partial results."""
     folds = region.folds
     if not folds:
-        return _pointwise(region)
+        return _pointwise(region, target)
     real = [d for d, size in enumerate(region.dims) if size != 1]
     groups = sorted({tuple(d for d in fold.dims if d in real) for fold in folds}, key=lambda g: (g[-1:], g))
     if len(groups) > 1:
@@ -130,12 +131,15 @@ def _warps(elements: int, per_lane: int = _ELEMENTS_PER_LANE) -> int:
 # ---- Points
 
 
-def _pointwise(region: Region) -> Tiling:
+def _pointwise(region: Region, target: Target) -> Tiling:
     real = [d for d, size in enumerate(region.dims) if size != 1]
     size = prod(region.dims)
     cut = _transposed_at(region, real)
     if cut is None:
         block = min(_FLAT_BLOCK, power_of_two(size))
+        # What is small, as a step of a loop, is done the sooner the more of the device shares it.
+        while block > _LEAST_BLOCK and size // block < 2 * target.multiprocessors:
+            block //= 2
         return Tiling((_axis(region, "x", real, block),), _warps(block, 8))
     outer, inner = real[: cut + 1], real[cut + 1 :]
     blocks = [min(_SQUARE, power_of_two(prod(region.dims[d] for d in dims))) for dims in (outer, inner)]

@@ -1,0 +1,73 @@
+"""Generated kernels, and those that were written, compile for an accelerator that is not there: Triton's interpreter
+takes more than its compiler does."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flagos_backend.codegen.triton import RegionKernel, prepare, schedule, sources
+from flagos_backend.fusion.flat import flatten
+from flagos_backend.fusion.region import Region
+from flagos_backend.importer import import_module
+from flagos_backend.ir.types import ArrayShape
+from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.passes.pipeline import optimize
+from programs import hlo_bytes
+from unit.codegen.triton.test_sources import CASES, H100
+
+COMPILED_FOR = GPUTarget("cuda", 90, 32)
+POINTER = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.bool: "*i1",
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def compile_kernel(function: object, types: Sequence[str], constants: dict[str, object], warps: int) -> str:
+    """The PTX. ``types``: those of the parameters that are no constants."""
+    names = iter(types)
+    signature = {name: "constexpr" if name in constants else next(names) for name in function.arg_names}
+    source = ASTSource(function, signature, {(function.arg_names.index(n),): v for n, v in constants.items()})
+    return triton.compile(source, target=COMPILED_FOR, options={"num_warps": warps}).asm["ptx"]
+
+
+def pointer(shape: object) -> str:
+    assert isinstance(shape, ArrayShape)
+    return POINTER[dtype_of(shape.element_type)]
+
+
+def regions(name: str) -> list[RegionKernel]:
+    target, function, shapes = CASES[name]
+    flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
+    return [prepare(item, target) for item in schedule(flat, target).items if isinstance(item, Region)]
+
+
+@pytest.mark.parametrize("name", [name for name, (target, _, _) in CASES.items() if target is H100])
+def test_generated(name: str) -> None:
+    kernels = regions(name)
+    assert kernels
+    for kernel in kernels:
+        module = sources.load(kernel.source)
+        shapes = [buffer.shape for buffer in (*kernel.inputs, *kernel.outputs)] + list(kernel.workspaces)
+        for launch in kernel.launches:
+            types = [pointer(shapes[number]) for number in launch.arguments]
+            assert ".entry" in compile_kernel(getattr(module, launch.function), types, {}, launch.warps)
+
+
+@pytest.mark.parametrize(("bits", "k"), [(16, 1), (32, 16)])
+def test_top_k(bits: int, k: int) -> None:
+    kernels = importlib.import_module("flagos_backend.kernels.triton.top_k_kernels")
+    constants = {"K": max(k, 2), "BLOCK": 1024, "BITS": bits, "IS_FLOAT": True, "IS_UNSIGNED": False, "LARGEST": True}
+    element = f"*i{bits}"
+    assert ".entry" in compile_kernel(kernels.top_k, [element, element, "*i32", "i32", "i32"], constants, 4)
