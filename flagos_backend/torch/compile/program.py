@@ -27,7 +27,6 @@ from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
 from flagos_backend.torch.compile.layout import Layout, Strided, input_layout_of, layout_of
 from flagos_backend.torch.compile.lowering.aten_call import (
-    DRAWS_NOTHING,
     WHOLE,
     call_aten,
     draws_random_numbers,
@@ -116,7 +115,9 @@ def _has_effect(node: Node) -> bool:
     if _is_collective(node.target):
         # The other processes come to it, whether or not this one uses what it gives.
         return True
-    return node.target is WITH_EFFECTS or (node.target not in DRAWS_NOTHING and node.is_impure())
+    if isinstance(node.target, Overload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        return draws_random_numbers(node.target, node.args, node.kwargs)
+    return node.target is WITH_EFFECTS or node.is_impure()
 
 
 class _Translation:
@@ -295,7 +296,7 @@ class _Translation:
         effect = _has_effect(node)
         self._effects |= effect
         on_flagos = any(map(placement.is_flagos, torch.utils._pytree.tree_leaves(result)))
-        self._draws_on_flagos |= on_flagos and draws_random_numbers(target)
+        self._draws_on_flagos |= on_flagos and draws_random_numbers(target, args, kwargs)
         return call_aten(self._emitter, target, result, args, kwargs, traced, effect)
 
     def _effect(self, node: Node, result: Any, args: Any, kwargs: Any) -> Any:

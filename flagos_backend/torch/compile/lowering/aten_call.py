@@ -47,12 +47,15 @@ _READS_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.def
 _NAMED = ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format"))
 
 
-# Attention on the host knows no dropout: PyTorch takes another route where there is any.
-DRAWS_NOTHING = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default})
-
-
-def draws_random_numbers(target: Overload) -> bool:
-    return torch.Tag.nondeterministic_seeded in target.tags and target not in DRAWS_NOTHING
+def draws_random_numbers(target: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of ``target`` does: attention is tagged so and draws nothing where it leaves nothing out."""
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    number = names.index("dropout_p")
+    return bool((args[number] if number < len(args) else kwargs.get("dropout_p", 0.0)) != 0)
 
 
 def call_aten(
@@ -85,7 +88,7 @@ def call_aten(
         f"aten::{target._schema.name.removeprefix('aten::')}.{target._overloadname}",
         json.dumps(config, allow_nan=False).encode(),
         # Nobody asks for the value of an assertion: it runs for its effect.
-        has_side_effect=effect or draws_random_numbers(target) or not _tensors(result),
+        has_side_effect=effect or draws_random_numbers(target, args, kwargs) or not _tensors(result),
     )
     lying = [t if order is None else t.permute(order) for t, order in zip(_tensors(result), orders, strict=True)]
     shape = result_shape(lying[0] if isinstance(result, torch.Tensor) else lying)
