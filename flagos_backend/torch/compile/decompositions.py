@@ -87,6 +87,19 @@ def _batch_norm(
     return x * factor.view(sizes) + summand.view(sizes), unused, unused
 
 
+def _batch_norm_of_halves(x: torch.Tensor, *parameters: Any) -> Any:
+    """The same where generated code holds halves in float32; they are rounded once, as by ATen's kernel."""
+    halves = (torch.bfloat16, torch.float16)
+    wide: list[Any] = [
+        p.to(torch.float32) if isinstance(p, torch.Tensor) and p.dtype in halves else p for p in (x, *parameters)
+    ]
+    known = _batch_norm(*wide)
+    if known is NotImplemented:
+        return NotImplemented
+    result, *unused = known
+    return result.to(x.dtype), *unused
+
+
 def _by_tanh(taken_apart: Callable[..., Any]) -> Callable[..., Any]:
     """gelu or its gradient; by erf, ATen's is the faster."""
 
@@ -112,7 +125,11 @@ def _of_host() -> Mapping[Any, Callable[..., Any]]:
 def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
     later = tuple(getattr(aten, name) for name in _APART_IF_THERE if hasattr(aten, name))
     found: Mapping[Any, Callable[..., Any]] = get_decompositions([*_APART, *later])
-    return {**found, aten.native_layer_norm.default: _layer_norm}
+    return {
+        **found,
+        aten.native_layer_norm.default: _layer_norm,
+        aten._native_batch_norm_legit_no_training.default: _batch_norm_of_halves,
+    }
 
 
 def decompositions_for(inputs: Sequence[Any]) -> Mapping[Any, Callable[..., Any]]:
