@@ -74,6 +74,37 @@ def prepare_operator(instruction: Instruction, operator: Callable[..., Any]) -> 
     return _prepare(instruction, read_config(instruction, _CONFIG), operator)
 
 
+# Operators whose form with an output computes there; that of most others computes elsewhere and copies.
+_FILLS_OUTPUT = frozenset({"addmm", "baddbmm", "bmm", "mm"})
+
+
+def prepare_into(instruction: Instruction) -> Kernel | None:
+    """What makes the result of an ``aten::`` call in an array that it is given, if there is one: as ``into`` of
+    kernels.implementation.Variant. None for operators that cannot, and for what is no such call."""
+    attributes = instruction.attributes
+    if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
+        return None
+    operator, config = _operator(instruction), read_config(instruction, _CONFIG)
+    packet = operator.overloadpacket
+    as_stored = isinstance(instruction.shape, ArrayShape) and _as_torch(instruction, instruction.shape) is None
+    if packet.__name__ not in _FILLS_OUTPUT or operator._overloadname != "default" or not as_stored:
+        return None
+    if any(config[name] is not None for name in ("results", "dtypes", "orders")):
+        return None
+    elsewhere: Kernel = _prepare(instruction, config, operator)
+    there = _caller(instruction, config, packet.out)
+
+    def run(launch: Run, outputs: Sequence[torch.Tensor | None], *operands: Any) -> Value:
+        (output,) = outputs
+        if output is None:
+            made: Value = elsewhere(launch, *operands)
+            return made
+        there(launch, operands, out=output)
+        return output
+
+    return run
+
+
 def drops_out(instruction: Instruction) -> bool:
     """Whether an ``aten::`` call leaves out some of its numbers at random, beside what it computes."""
     operator = _operator(instruction)
@@ -87,21 +118,30 @@ def drops_out(instruction: Instruction) -> bool:
 
 
 def _prepare(instruction: Instruction, config: Config, operator: Callable[..., Any]) -> Kernel:
+    call = _caller(instruction, config, operator)
+    finish = _results(instruction, config["results"], config["dtypes"], config["orders"])
+
+    def run(launch: Run, *operands: Any) -> Value:
+        return finish(call(launch, operands), launch.device, {o.untyped_storage().data_ptr() for o in operands})
+
+    return run
+
+
+def _caller(instruction: Instruction, config: Config, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """``call(run, operands, **more)`` is what ``operator`` returns of the call's arguments, and of ``more``."""
     casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
     arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
     keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
-    finish = _results(instruction, config["results"], config["dtypes"], config["orders"])
     place = instruction.metadata or instruction.name
 
-    def run(launch: Run, *operands: Any) -> Value:
+    def call(launch: Run, operands: Sequence[Any], **more: Any) -> Any:
         try:
             given = (*operands, launch.device)
-            outcome = operator(*[a(given) for a in arguments], **{n: k(given) for n, k in keywords.items()})
+            return operator(*[a(given) for a in arguments], **{n: k(given) for n, k in keywords.items()}, **more)
         except Exception as error:  # Whatever the operator refuses is the program's error, in its own words.
             raise AtenCallFailed(exception=type(error).__name__, message=error, place=place) from error
-        return finish(outcome, launch.device, {o.untyped_storage().data_ptr() for o in operands})
 
-    return run
+    return call
 
 
 def _operator(instruction: Instruction) -> Any:
