@@ -205,12 +205,17 @@ def _decode(instruction: Instruction, value: Any, casts: Sequence[torch.dtype | 
 
 
 def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[torch.dtype | None]) -> _Build:
-    number, strides = value["tensor"], value.get("strides")
+    number, strides, order = value["tensor"], value.get("strides"), value.get("order")
     if not isinstance(number, int) or not 0 <= number < len(casts):
         raise malformed(instruction, f"it has no operand {number!r}")
     dtype = casts[number]
     if "dtype" in value:
         dtype = _of_bits(instruction, value["dtype"], instruction.operands[number].shape)
+    if order is not None:
+        shape = instruction.operands[number].shape
+        if not isinstance(shape, ArrayShape) or sorted(order) != list(range(shape.rank)) or dtype is not None:
+            raise malformed(instruction, f"{order} does not order the dimensions of {shape}")
+        return lambda operands: operands[number].contiguous().permute(order)
     if strides is None:
         if "strided" not in value:  # some operators do not look at strides
             return (lambda o: o[number].contiguous()) if dtype is None else lambda o: o[number].contiguous().view(dtype)
