@@ -47,7 +47,16 @@ _SAME_DIMS = frozenset(ELEMENTWISE) - {Opcode.BITCAST_CONVERT}
 def channels_last(module: Module) -> Module:
     """``module`` with its convolutions of f16, bf16 and f32 over images of two or three dimensions on channels-last
     arrays."""
-    return apply_rule(module, _Mover().rule)
+    if not any(_convolves(i) for computation in module.computations() for i in computation.instructions):
+        return module
+    return apply_rule(module, _rule)
+
+
+def _convolves(instruction: Instruction) -> bool:
+    if instruction.opcode is Opcode.CONVOLUTION:
+        return True
+    attributes = instruction.attributes
+    return isinstance(attributes, CustomCallAttributes) and attributes.target.partition(".")[0] in _CONVOLUTIONS
 
 
 def _first(rank: int) -> tuple[int, ...]:
@@ -67,182 +76,189 @@ def _is_transposition(value: Instruction, order: tuple[int, ...]) -> bool:
     return value.opcode is Opcode.TRANSPOSE and value.attributes_as(DimensionsAttributes).dimensions == order
 
 
-class _Mover:
-    """Moves the transpositions behind convolutions on to what reads them."""
+def _is_image(value: Instruction) -> bool:
+    """Whether it is a channels-last array with its channels in front."""
+    return (
+        isinstance(value.shape, ArrayShape)
+        and _is_transposition(value, _first(value.shape.rank))
+        and _has_rank(value.shape)
+    )
 
-    def __init__(self) -> None:
-        self._images: dict[int, Instruction] = {}  # transpositions of channels-last arrays, by id
 
-    def rule(self, instruction: Instruction, emitter: Emitter) -> Instruction | None:
-        opcode = instruction.opcode
-        if opcode is Opcode.CONVOLUTION:
-            return self._convolution(instruction, emitter)
-        if opcode is Opcode.CUSTOM_CALL:
-            return self._call(instruction, emitter)
-        if opcode is Opcode.GET_TUPLE_ELEMENT and instruction.operands[0].opcode is Opcode.TUPLE:
-            return instruction.operands[0].operands[instruction.attributes_as(TupleIndexAttributes).index]
-        if not any(id(operand) in self._images for operand in instruction.operands):
-            return None
-        if opcode is Opcode.TRANSPOSE:
-            (image,) = instruction.operands
-            return image.operands[0] if _is_transposition(instruction, _last(array_shape(image).rank)) else None
-        if opcode is Opcode.REDUCE:
-            return self._reduce(instruction, emitter)
-        if opcode in _SAME_DIMS or opcode in _MOVED:
-            return self._follow(instruction, emitter)
+def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    opcode = instruction.opcode
+    if opcode is Opcode.CONVOLUTION:
+        return _convolution(instruction, emitter)
+    if opcode is Opcode.CUSTOM_CALL:
+        return _call(instruction, emitter)
+    if opcode is Opcode.GET_TUPLE_ELEMENT and instruction.operands[0].opcode is Opcode.TUPLE:
+        return instruction.operands[0].operands[instruction.attributes_as(TupleIndexAttributes).index]
+    if not any(_is_image(operand) for operand in instruction.operands):
         return None
+    if opcode is Opcode.TRANSPOSE:
+        (image,) = instruction.operands
+        return image.operands[0] if _is_transposition(instruction, _last(array_shape(image).rank)) else None
+    if opcode is Opcode.REDUCE:
+        return _reduce(instruction, emitter)
+    if opcode in _SAME_DIMS or opcode in _MOVED:
+        return _follow(instruction, emitter)
+    return None
 
-    # ---- values
 
-    def _image(self, value: Instruction, emitter: Emitter, like: Instruction) -> Instruction:
-        """A channels-last array with its channels in front."""
-        order = _first(array_shape(value).rank)
-        shape = _permuted(array_shape(value), order)
-        image = emitter.emit(Opcode.TRANSPOSE, shape, (value,), DimensionsAttributes(order), like=like)
-        self._images[id(image)] = image
-        return image
+# ---- values
 
-    def _channels_last(self, value: Instruction, emitter: Emitter) -> Instruction:
-        shape = array_shape(value)
-        order = _last(shape.rank)
-        if _is_transposition(value, _first(shape.rank)):
-            return value.operands[0]
-        if value.opcode is Opcode.BROADCAST:
-            place = [order.index(d) for d in value.attributes_as(DimensionsAttributes).dimensions]
-            if place == sorted(place):
-                attributes, dims = DimensionsAttributes(tuple(place)), _permuted(shape, order)
-                return emitter.emit(Opcode.BROADCAST, dims, value.operands, attributes, like=value)
-        moved = [d for d in order if shape.dims[d] != 1]
-        if moved == sorted(moved):
-            return emitter.emit(Opcode.RESHAPE, _permuted(shape, order), (value,), like=value)
-        attributes, dims = DimensionsAttributes(order), _permuted(shape, order)
-        return emitter.emit(Opcode.TRANSPOSE, dims, (value,), attributes, like=value)
 
-    # ---- convolutions
+def _image(value: Instruction, emitter: Emitter, like: Instruction) -> Instruction:
+    """A channels-last array with its channels in front."""
+    order = _first(array_shape(value).rank)
+    shape = _permuted(array_shape(value), order)
+    return emitter.emit(Opcode.TRANSPOSE, shape, (value,), DimensionsAttributes(order), like=like)
 
-    def _convolution(self, instruction: Instruction, emitter: Emitter) -> Instruction | None:
-        a = instruction.attributes_as(ConvolutionAttributes)
-        inputs, kernel = instruction.operands
-        shape = array_shape(instruction)
-        rank, order = shape.rank, _last(shape.rank)
-        spatial = tuple(range(2, rank))
-        if rank not in _RANKS or shape.element_type not in _TYPES:
-            return None
-        if a.input_spatial != spatial or a.output_spatial != spatial:
-            return None
-        place = [order.index(d) for d in range(rank)]
-        moved = tuple(place[d] for d in spatial)
-        if id(kernel) in self._images:  # the gradient of a result, beside the inputs, makes that of weights
-            kernel, a = (
-                kernel.operands[0],
-                replace(
-                    a,
-                    kernel_input_feature=place[a.kernel_input_feature],
-                    kernel_output_feature=place[a.kernel_output_feature],
-                    kernel_spatial=tuple(place[d] for d in a.kernel_spatial),
-                ),
-            )
-        a = replace(
-            a,
-            input_batch=place[a.input_batch],
-            input_feature=place[a.input_feature],
-            input_spatial=moved,
-            output_batch=place[a.output_batch],
-            output_feature=place[a.output_feature],
-            output_spatial=moved,
+
+def _channels_last(value: Instruction, emitter: Emitter) -> Instruction:
+    shape = array_shape(value)
+    order = _last(shape.rank)
+    if _is_image(value):
+        return value.operands[0]
+    if value.opcode is Opcode.BROADCAST:
+        place = [order.index(d) for d in value.attributes_as(DimensionsAttributes).dimensions]
+        if place == sorted(place):
+            attributes, dims = DimensionsAttributes(tuple(place)), _permuted(shape, order)
+            return emitter.emit(Opcode.BROADCAST, dims, value.operands, attributes, like=value)
+    moved = [d for d in order if shape.dims[d] != 1]
+    if moved == sorted(moved):
+        return emitter.emit(Opcode.RESHAPE, _permuted(shape, order), (value,), like=value)
+    attributes, dims = DimensionsAttributes(order), _permuted(shape, order)
+    return emitter.emit(Opcode.TRANSPOSE, dims, (value,), attributes, like=value)
+
+
+# ---- convolutions
+
+
+def _convolution(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    a = instruction.attributes_as(ConvolutionAttributes)
+    inputs, kernel = instruction.operands
+    shape = array_shape(instruction)
+    rank, order = shape.rank, _last(shape.rank)
+    spatial = tuple(range(2, rank))
+    if rank not in _RANKS or shape.element_type not in _TYPES:
+        return None
+    if a.input_spatial != spatial or a.output_spatial != spatial:
+        return None
+    place = [order.index(d) for d in range(rank)]
+    moved = tuple(place[d] for d in spatial)
+    if _is_image(kernel):  # the gradient of a result, beside the inputs, makes that of weights
+        kernel, a = (
+            kernel.operands[0],
+            replace(
+                a,
+                kernel_input_feature=place[a.kernel_input_feature],
+                kernel_output_feature=place[a.kernel_output_feature],
+                kernel_spatial=tuple(place[d] for d in a.kernel_spatial),
+            ),
         )
-        operands = (self._channels_last(inputs, emitter), kernel)
-        made = emitter.emit(Opcode.CONVOLUTION, _permuted(shape, order), operands, a, like=instruction)
-        return self._image(made, emitter, instruction)
+    a = replace(
+        a,
+        input_batch=place[a.input_batch],
+        input_feature=place[a.input_feature],
+        input_spatial=moved,
+        output_batch=place[a.output_batch],
+        output_feature=place[a.output_feature],
+        output_spatial=moved,
+    )
+    operands = (_channels_last(inputs, emitter), kernel)
+    made = emitter.emit(Opcode.CONVOLUTION, _permuted(shape, order), operands, a, like=instruction)
+    return _image(made, emitter, instruction)
 
-    # ---- operators of PyTorch
 
-    def _call(self, instruction: Instruction, emitter: Emitter) -> Instruction | None:
-        call = instruction.attributes_as(CustomCallAttributes)
-        name = call.target.partition(".")[0]
-        if name not in _CONVOLUTIONS and name not in _FOLLOWERS:
-            return None
-        numbers = [n for n, o in enumerate(instruction.operands) if _is_image(o.shape)]
-        shapes = list(leaves(instruction.shape))
-        types = {array_shape(instruction.operands[number]).element_type for number in numbers}
-        config = json.loads(call.backend_config)
-        tensors = [tensor for tensor in tensors_of(config) if tensor["tensor"] in numbers]
-        if not types or any("strides" in tensor or "dtype" in tensor or "order" in tensor for tensor in tensors):
-            return None
-        follows = any(id(instruction.operands[number]) in self._images for number in numbers)
-        if not follows and (name not in _CONVOLUTIONS or not types <= _TYPES):
-            return None
-        operands = list(instruction.operands)
-        for number in numbers:
-            operands[number] = self._channels_last(operands[number], emitter)
-        for tensor in tensors:
-            tensor["order"] = list(_first(array_shape(operands[tensor["tensor"]]).rank))
-            tensor.pop("strided", None)
-        orders = config.get("orders") or [None] * len(shapes)
-        turned = [_is_image(shape) and order is None for shape, order in zip(shapes, orders, strict=True)]
-        for number, shape in enumerate(shapes):
-            if turned[number]:
-                orders[number], shapes[number] = list(_last(shape.rank)), _permuted(shape, _last(shape.rank))
-        if any(orders):
-            config["orders"] = orders
-        made_shape: Shape = TupleShape(tuple(shapes)) if isinstance(instruction.shape, TupleShape) else shapes[0]
-        attributes = replace(call, backend_config=json.dumps(config, allow_nan=False).encode())
-        made = Instruction(
-            Opcode.CUSTOM_CALL, made_shape, tuple(operands), attributes, (), instruction.name, instruction.metadata
-        )
-        emitter.instructions.append(made)
-        if isinstance(made_shape, ArrayShape):
-            return self._image(made, emitter, instruction) if turned[0] else made
-        parts = []
-        for number, shape in enumerate(shapes):
-            part = emitter.emit(
-                Opcode.GET_TUPLE_ELEMENT, shape, (made,), TupleIndexAttributes(number), like=instruction
-            )
-            parts.append(self._image(part, emitter, instruction) if turned[number] else part)
-        return emitter.emit(Opcode.TUPLE, instruction.shape, parts, like=instruction)
+# ---- operators of PyTorch
 
-    # ---- what is between
 
-    def _reduce(self, instruction: Instruction, emitter: Emitter) -> Instruction | None:
-        if len(instruction.operands) != 2 or not isinstance(instruction.shape, ArrayShape):
-            return None
-        image, initial = instruction.operands
-        if id(image) not in self._images:
-            return None
-        order = _first(array_shape(image).rank)
-        folded = instruction.attributes_as(DimensionsAttributes).dimensions
-        kept = [order[d] for d in range(len(order)) if d not in folded]
-        if kept != sorted(kept):
-            return None
-        attributes = DimensionsAttributes(tuple(sorted(order[d] for d in folded)))
-        operands = (image.operands[0], initial)
-        return emitter.emit(
-            Opcode.REDUCE, instruction.shape, operands, attributes, instruction.called, like=instruction
-        )
+def _call(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    call = instruction.attributes_as(CustomCallAttributes)
+    name = call.target.partition(".")[0]
+    if name not in _CONVOLUTIONS and name not in _FOLLOWERS:
+        return None
+    numbers = [n for n, o in enumerate(instruction.operands) if _has_rank(o.shape)]
+    shapes = list(leaves(instruction.shape))
+    types = {array_shape(instruction.operands[number]).element_type for number in numbers}
+    config = json.loads(call.backend_config)
+    tensors = [tensor for tensor in tensors_of(config) if tensor["tensor"] in numbers]
+    if not types or any("strides" in tensor or "dtype" in tensor or "order" in tensor for tensor in tensors):
+        return None
+    follows = any(_is_image(instruction.operands[number]) for number in numbers)
+    if not follows and (name not in _CONVOLUTIONS or not types <= _TYPES):
+        return None
+    operands = list(instruction.operands)
+    for number in numbers:
+        operands[number] = _channels_last(operands[number], emitter)
+    for tensor in tensors:
+        tensor["order"] = list(_first(array_shape(operands[tensor["tensor"]]).rank))
+        tensor.pop("strided", None)
+    orders = config.get("orders") or [None] * len(shapes)
+    turned = [_has_rank(shape) and order is None for shape, order in zip(shapes, orders, strict=True)]
+    for number, shape in enumerate(shapes):
+        if turned[number]:
+            orders[number], shapes[number] = list(_last(shape.rank)), _permuted(shape, _last(shape.rank))
+    if any(orders):
+        config["orders"] = orders
+    made_shape: Shape = TupleShape(tuple(shapes)) if isinstance(instruction.shape, TupleShape) else shapes[0]
+    attributes = replace(call, backend_config=json.dumps(config, allow_nan=False).encode())
+    made = Instruction(
+        Opcode.CUSTOM_CALL, made_shape, tuple(operands), attributes, (), instruction.name, instruction.metadata
+    )
+    emitter.instructions.append(made)
+    if isinstance(made_shape, ArrayShape):
+        return _image(made, emitter, instruction) if turned[0] else made
+    parts = []
+    for number, shape in enumerate(shapes):
+        part = emitter.emit(Opcode.GET_TUPLE_ELEMENT, shape, (made,), TupleIndexAttributes(number), like=instruction)
+        parts.append(_image(part, emitter, instruction) if turned[number] else part)
+    return emitter.emit(Opcode.TUPLE, instruction.shape, parts, like=instruction)
 
-    def _follow(self, instruction: Instruction, emitter: Emitter) -> Instruction | None:
-        """The same on channels-last arrays; beside an image scalars stay as they are."""
-        shape = array_shape(instruction)
-        order = _last(shape.rank)
-        if any(_rank(operand) not in (0, shape.rank) for operand in instruction.operands):
-            return None
-        if len(instruction.operands) != 2 and instruction.opcode is Opcode.REDUCE_WINDOW:
-            return None
-        operands = tuple(self._channels_last(o, emitter) if _rank(o) else o for o in instruction.operands)
-        attributes = instruction.attributes
-        if instruction.opcode in _MOVED:
-            attributes = _moved(instruction, order)
-        made = Instruction(
-            instruction.opcode,
-            _permuted(shape, order),
-            operands,
-            attributes,
-            instruction.called,
-            instruction.name,
-            instruction.metadata,
-        )
-        emitter.instructions.append(made)
-        return self._image(made, emitter, instruction)
+
+# ---- what is between
+
+
+def _reduce(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    if len(instruction.operands) != 2 or not isinstance(instruction.shape, ArrayShape):
+        return None
+    image, initial = instruction.operands
+    if not _is_image(image):
+        return None
+    order = _first(array_shape(image).rank)
+    folded = instruction.attributes_as(DimensionsAttributes).dimensions
+    kept = [order[d] for d in range(len(order)) if d not in folded]
+    if kept != sorted(kept):
+        return None
+    attributes = DimensionsAttributes(tuple(sorted(order[d] for d in folded)))
+    operands = (image.operands[0], initial)
+    return emitter.emit(Opcode.REDUCE, instruction.shape, operands, attributes, instruction.called, like=instruction)
+
+
+def _follow(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    """The same on channels-last arrays; beside an image scalars stay as they are."""
+    shape = array_shape(instruction)
+    order = _last(shape.rank)
+    if any(_rank(operand) not in (0, shape.rank) for operand in instruction.operands):
+        return None
+    if len(instruction.operands) != 2 and instruction.opcode is Opcode.REDUCE_WINDOW:
+        return None
+    operands = tuple(_channels_last(o, emitter) if _rank(o) else o for o in instruction.operands)
+    attributes = instruction.attributes
+    if instruction.opcode in _MOVED:
+        attributes = _moved(instruction, order)
+    made = Instruction(
+        instruction.opcode,
+        _permuted(shape, order),
+        operands,
+        attributes,
+        instruction.called,
+        instruction.name,
+        instruction.metadata,
+    )
+    emitter.instructions.append(made)
+    return _image(made, emitter, instruction)
 
 
 _MOVED = frozenset({Opcode.CONCATENATE, Opcode.PAD, Opcode.REDUCE_WINDOW, Opcode.SELECT_AND_SCATTER, Opcode.SLICE})
@@ -270,5 +286,5 @@ def _rank(value: Instruction) -> int:
     return value.shape.rank if isinstance(value.shape, ArrayShape) else -1
 
 
-def _is_image(shape: Shape) -> bool:
+def _has_rank(shape: Shape) -> bool:
     return isinstance(shape, ArrayShape) and shape.rank in _RANKS

@@ -127,3 +127,31 @@ def test_one_kernel_between_convolutions(made: list[str]) -> None:
     # One to lay out what comes in, one behind each convolution; the last one lays out what goes out.
     assert len(whole) <= 1 + 6 + 1, kernels
     assert "batch_norm" not in explanation
+
+
+def test_results_lie_as_eager_ones_do() -> None:
+    """Also those that the gradients need: only what nobody else sees is kept otherwise."""
+    model = nn.ModuleList([nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)])
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = model[0](x).relu()
+        return first, model[1](first).sigmoid()
+
+    x = torch.randn(2, 3, 8, 7)
+    expected = function(x)
+    model.to(FLAGOS)
+    ours = torch.compile(function, backend=flagos)(x.to(FLAGOS))
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_find_images_as_convolutions_read_them(made: list[str]) -> None:
+    """What is kept for them crosses the border of the two programs without being laid out."""
+    model = nn.Sequential(*(Residual(8) for _ in range(3))).to(FLAGOS)
+    x = torch.randn(2, 8, 6, 5, device=FLAGOS)
+    torch.compile(model, backend=flagos)(x).sum().backward()
+    forward, backward = made
+    kept = re.findall(r"f32\[2,8,6,5\] parameter|\[triton (\S+) over 2x8x6x5 in", backward)
+    assert len(kept) <= 1, backward
+    assert len(re.findall(r"\[triton \S+ over 2x8x6x5 in", forward)) <= 2, forward
