@@ -66,16 +66,27 @@ def reads_strides(call: Instruction, operand: int, view: View) -> bool:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
-    ``reads_view``: whether a library call reads its operand of that number, which only moves elements of another value,
-    where that stands; else the operand is a buffer of its own."""
+    ``repeated_elements``: a value of no more than these, a few operations from parameters, is computed again wherever
+    it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
+    its operand of that number, which only moves elements of another value, where that stands; else the operand is a
+    buffer of its own."""
 
     max_operations: int
     half_sums: bool
+    repeated_elements: int = 0
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
 
 
 HOST = Policy(MAX_OPERATIONS, half_sums=False)
-ACCELERATOR = Policy(128, half_sums=True)
+ACCELERATOR = Policy(128, half_sums=True, repeated_elements=4096)
+# Of operations that are repeated; each takes no longer than a square root.
+_MAX_REPEATED = 6
+_REPEATED = frozenset(
+    {
+        *(Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY, Opcode.DIVIDE, Opcode.NEGATE, Opcode.MAXIMUM, Opcode.MINIMUM),
+        *(Opcode.CONVERT, Opcode.SQRT, Opcode.RSQRT),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +173,32 @@ class _Fuser:
         elements = prod(dims_of(instruction))
         once = len(uses) == 1 or (instruction.opcode is Opcode.CONVERT and len(uses) <= 4)
         fits = all(prod(self.loops[k]) <= elements and self.sizes[k] < self.policy.max_operations for k, _ in uses)
-        if instruction in self.wanted or not once or not fits:
+        if instruction not in self.wanted and self._is_repeated(instruction):
+            self._fuse_everywhere(instruction)
+        elif instruction in self.wanted or not once or not fits:
             self._make_buffer(instruction)
         else:
             self._fuse_everywhere(instruction)
+
+    def _is_repeated(self, instruction: Instruction) -> bool:
+        """Whether ``instruction`` is computed again in each region that reads it; all of them spread it over more."""
+        elements, regions = prod(dims_of(instruction)), {key for key, _ in self.demands[instruction]}
+        if elements > self.policy.repeated_elements or len(regions) > _MAX_REPEATED:
+            return False
+        for key in regions:
+            if prod(self.loops[key]) <= elements or self.sizes[key] + _MAX_REPEATED > self.policy.max_operations:
+                return False
+        count, waiting = 0, [instruction]
+        while waiting:
+            value = waiting.pop()
+            if value.opcode is Opcode.CONSTANT or value in self.parameters:
+                continue
+            moves = value.opcode is Opcode.RESHAPE or movement_of(value) is not None
+            count += not moves
+            if value in self.wanted or count > _MAX_REPEATED or not (moves or value.opcode in _REPEATED):
+                return False
+            waiting.extend(self._operands(value))
+        return True
 
     def _make_library_call(self, instruction: Instruction) -> None:
         self.library.add(instruction)
