@@ -79,18 +79,29 @@ class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
     ``runtime_starts``: loads and stores start where scalars on the device say, as dynamic slices and their updates do.
     ``parts``: what is used part by part is computed where the parts are used, rather than written whole before.
-    ``reads_view``: whether a library call reads its operand of that number, which only moves elements of another value,
-    where that stands; else the operand is a buffer of its own."""
+    ``repeated_elements``: a value of no more than these, a few operations from parameters, is computed again wherever
+    it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
+    its operand of that number, which only moves elements of another value, where that stands; else the operand is a
+    buffer of its own."""
 
     max_operations: int
     half_sums: bool
     runtime_starts: bool
     parts: bool
+    repeated_elements: int = 0
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
 
 
 HOST = Policy(MAX_OPERATIONS, half_sums=False, runtime_starts=False, parts=False)
-ACCELERATOR = Policy(128, half_sums=True, runtime_starts=True, parts=True)
+ACCELERATOR = Policy(128, half_sums=True, runtime_starts=True, parts=True, repeated_elements=4096)
+# Of operations that are repeated; each takes no longer than a square root.
+_MAX_REPEATED = 6
+_REPEATED = frozenset(
+    {
+        *(Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY, Opcode.DIVIDE, Opcode.NEGATE, Opcode.MAXIMUM, Opcode.MINIMUM),
+        *(Opcode.CONVERT, Opcode.SQRT, Opcode.RSQRT),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +201,9 @@ class _Fuser:
         if instruction in self.starts and elements == 1 and instruction.opcode in CHEAP:
             once = fits = True  # a few operations of each program, where a kernel of its own would take microseconds
         short = all(self.sizes[k] < self.policy.max_operations for k, _ in uses)
-        if instruction in self.wanted or not once or not fits or not short:
+        if instruction not in self.wanted and self._is_repeated(instruction):
+            self._fuse_everywhere(instruction)
+        elif instruction in self.wanted or not once or not fits or not short:
             self._make_buffer(instruction)
         else:
             self._fuse_everywhere(instruction)
@@ -221,6 +234,26 @@ class _Fuser:
         for start in starts:
             self.starts.add(start)
             self._want(start, key, ())
+
+    def _is_repeated(self, instruction: Instruction) -> bool:
+        """Whether ``instruction`` is computed again in each region that reads it; all of them spread it over more."""
+        elements, regions = prod(dims_of(instruction)), {key for key, _ in self.demands[instruction]}
+        if elements > self.policy.repeated_elements or len(regions) > _MAX_REPEATED:
+            return False
+        for key in regions:
+            if prod(self.loops[key]) <= elements or self.sizes[key] + _MAX_REPEATED > self.policy.max_operations:
+                return False
+        count, waiting = 0, [instruction]
+        while waiting:
+            value = waiting.pop()
+            if value.opcode is Opcode.CONSTANT or value in self.parameters:
+                continue
+            moves = value.opcode is Opcode.RESHAPE or movement_of(value) is not None
+            count += not moves
+            if value in self.wanted or count > _MAX_REPEATED or not (moves or value.opcode in _REPEATED):
+                return False
+            waiting.extend(self._operands(value))
+        return True
 
     def _make_library_call(self, instruction: Instruction) -> None:
         self.library.add(instruction)

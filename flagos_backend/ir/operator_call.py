@@ -20,14 +20,14 @@ def takes_strides(instruction: Instruction, operand: int) -> bool:
         config = json.loads(attributes.backend_config)
     except ValueError:
         return False  # whoever prepares the kernel refuses it
-    mine = [tensor for tensor in _tensors(config) if tensor["tensor"] == operand]
+    mine = [tensor for tensor in tensors_of(config) if tensor["tensor"] == operand]
     return bool(mine) and all(tensor.get("strided") is True for tensor in mine)
 
 
-def _tensors(value: Any) -> Iterator[dict[str, Any]]:
+def tensors_of(value: Any) -> Iterator[dict[str, Any]]:
     """The arguments that are operands, wherever they stand."""
     if isinstance(value, dict) and "tensor" in value:
         yield value
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
+            yield from tensors_of(part)

@@ -1,5 +1,6 @@
 """What accelerators' libraries want done to the operands of convolutions, as instructions, which fuse with others:
-padding that is not the same on both sides, the order and reversal of the kernel. A window of one point is a product.
+padding that is not the same on both sides, the order and reversal of the kernel, the order of what is made. A window of
+one point is a product, and so is the gradient of its weights.
 
 After the passes of pipeline.py, where the target is an accelerator.
 """
@@ -14,11 +15,13 @@ from flagos_backend.ir.attributes import (
     DimensionsAttributes,
     DotAttributes,
     PadAttributes,
+    SliceAttributes,
     WindowDimension,
 )
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.weight_gradient import is_weight_gradient
 from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
 
 _FLOATS = frozenset({ElementType.F16, ElementType.BF16, ElementType.F32, ElementType.F64})
@@ -40,7 +43,11 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         return None
     if attributes.batch_group_count != 1 or not 1 <= len(attributes.window) <= 3:
         return None
-    return _as_product(instruction, attributes, emitter) or _laid_out(instruction, attributes, emitter)
+    return (
+        _as_product(instruction, attributes, emitter)
+        or _gradient_as_product(instruction, attributes, emitter)
+        or _laid_out(instruction, attributes, emitter)
+    )
 
 
 def _as_product(instruction: Instruction, a: ConvolutionAttributes, emitter: Emitter) -> Instruction | None:
@@ -60,6 +67,26 @@ def _as_product(instruction: Instruction, a: ConvolutionAttributes, emitter: Emi
     return emitter.emit(Opcode.DOT, instruction.shape, (inputs, flat), attributes, like=instruction)
 
 
+def _gradient_as_product(instruction: Instruction, a: ConvolutionAttributes, emitter: Emitter) -> Instruction | None:
+    """A window that is the whole input sums over everything but the features, which are the last dimension of both
+    operands."""
+    shapes = [array_shape(value) for value in (*instruction.operands, instruction)]
+    inputs, _, result = shapes
+    summed = tuple(range(len(a.window) + 1))
+    same = (a.input_feature, *a.input_spatial) == (a.kernel_input_feature, *a.kernel_spatial) == summed
+    points = all(replace(w, size=1, stride=1) == _POINT for w in a.window)
+    whole = [inputs.dims[d] for d in a.input_spatial] == [w.size for w in a.window]
+    if not same or not points or not whole or a.feature_group_count != 1:
+        return None
+    operands, features = instruction.operands, (a.output_batch, a.output_feature)
+    if a.output_feature < a.output_batch:
+        operands = operands[::-1]
+    matrix = ArrayShape(result.element_type, tuple(result.dims[d] for d in sorted(features)))
+    attributes = DotAttributes(summed, summed, precision=a.precision)
+    product = emitter.emit(Opcode.DOT, matrix, operands, attributes, like=instruction)
+    return emitter.emit(Opcode.RESHAPE, instruction.shape, (product,), like=instruction)
+
+
 def _laid_out(instruction: Instruction, a: ConvolutionAttributes, emitter: Emitter) -> Instruction | None:
     inputs, kernel = instruction.operands
     # Of a dilated base the library knows the transposed convolution, which goes through the window in reverse.
@@ -67,12 +94,46 @@ def _laid_out(instruction: Instruction, a: ConvolutionAttributes, emitter: Emitt
     wanted = a
     if not any(w.base_dilation > 1 for w in a.window):
         inputs, wanted = _padded(inputs, wanted, emitter, instruction)
+    if _is_gradient_of_weight(inputs, wanted, instruction):
+        kernel, wanted = _reversed(kernel, wanted, False, emitter, instruction)
+        kernel, wanted = _ordered(kernel, wanted, _order_beside(wanted), emitter, instruction)
+        return _made_in_order(instruction, inputs, kernel, a, wanted, emitter)
     if not transposed or a.feature_group_count == 1:
         kernel, wanted = _reversed(kernel, wanted, transposed, emitter, instruction)
-        kernel, wanted = _ordered(kernel, wanted, transposed, emitter, instruction)
+        kernel, wanted = _ordered(kernel, wanted, _order_of_weight(wanted, transposed), emitter, instruction)
+    if transposed and (cropped := _cropped(instruction, inputs, kernel, wanted, emitter)) is not None:
+        return cropped
     if wanted == a:
         return None
     return emitter.emit(Opcode.CONVOLUTION, instruction.shape, (inputs, kernel), wanted, like=instruction)
+
+
+def _cropped(
+    instruction: Instruction, inputs: Instruction, kernel: Instruction, a: ConvolutionAttributes, emitter: Emitter
+) -> Instruction | None:
+    """A transposed convolution that the library can only make larger, as part of that. Its padding crops both sides
+    alike; None where it does, and where the result has zeros around it."""
+    shape = array_shape(instruction)
+    window, limits = [], list(shape.dims)
+    for d, w in zip(a.output_spatial, a.window, strict=True):
+        reach = (w.size - 1) * w.window_dilation
+        if w.padding_low > reach or w.padding_high > w.padding_low + max(w.base_dilation, w.window_dilation) - 1:
+            return None
+        high = max(w.padding_low, w.padding_high)
+        limits[d] += high - w.padding_high
+        window.append(replace(w, padding_high=high))
+    if tuple(limits) == shape.dims:
+        return None
+    whole, made = replace(a, window=tuple(window)), ArrayShape(shape.element_type, tuple(limits))
+    result = emitter.emit(Opcode.CONVOLUTION, made, (inputs, kernel), whole, like=instruction)
+    part = SliceAttributes((0,) * shape.rank, shape.dims, (1,) * shape.rank)
+    return emitter.emit(Opcode.SLICE, shape, (result,), part, like=instruction)
+
+
+def _is_gradient_of_weight(inputs: Instruction, a: ConvolutionAttributes, result: Instruction) -> bool:
+    counts = [array_shape(result).dims[d] for d in a.output_spatial]
+    spatial = [array_shape(inputs).dims[d] for d in a.input_spatial]
+    return is_weight_gradient(a.window, counts, spatial, a.feature_group_count)
 
 
 def _padded(
@@ -115,15 +176,26 @@ def _reversed(
     return kernel, replace(a, window=tuple(replace(w, window_reversal=wanted) for w in a.window))
 
 
-def _ordered(
-    kernel: Instruction, a: ConvolutionAttributes, transposed: bool, emitter: Emitter, like: Instruction
-) -> tuple[Instruction, ConvolutionAttributes]:
-    """The kernel in the order in which the library reads it beside an input of that order."""
+def _order_of_weight(a: ConvolutionAttributes, transposed: bool) -> tuple[int, ...]:
+    """The kernel's dimensions in the order in which the library reads it beside an input of that order."""
     outer, inner = a.kernel_output_feature, a.kernel_input_feature
     if transposed:
         outer, inner = inner, outer
     channels_last = a.input_feature == len(a.window) + 1
-    order = (outer, *a.kernel_spatial, inner) if channels_last else (outer, inner, *a.kernel_spatial)
+    return (outer, *a.kernel_spatial, inner) if channels_last else (outer, inner, *a.kernel_spatial)
+
+
+def _order_beside(a: ConvolutionAttributes) -> tuple[int, ...]:
+    """The dimensions of a gradient that is the kernel, in the order in which the library reads it beside the inputs."""
+    batch, features = a.kernel_input_feature, a.kernel_output_feature
+    channels_last = a.input_batch == len(a.window) + 1
+    return (batch, *a.kernel_spatial, features) if channels_last else (batch, features, *a.kernel_spatial)
+
+
+def _ordered(
+    kernel: Instruction, a: ConvolutionAttributes, order: tuple[int, ...], emitter: Emitter, like: Instruction
+) -> tuple[Instruction, ConvolutionAttributes]:
+    """The kernel with its dimensions in that order."""
     if order == tuple(range(len(order))):
         return kernel, a
     shape = array_shape(kernel)
@@ -136,3 +208,33 @@ def _ordered(
         kernel_input_feature=place[a.kernel_input_feature],
         kernel_spatial=tuple(place[d] for d in a.kernel_spatial),
     )
+
+
+def _made_in_order(
+    instruction: Instruction,
+    inputs: Instruction,
+    kernel: Instruction,
+    before: ConvolutionAttributes,
+    a: ConvolutionAttributes,
+    emitter: Emitter,
+) -> Instruction | None:
+    """A gradient of weights made in the order in which the library writes it; a transposition brings it into that of
+    the program."""
+    channels_last = a.input_batch == len(a.window) + 1
+    outer, inner = a.output_feature, a.output_batch
+    order = (outer, *a.output_spatial, inner) if channels_last else (outer, inner, *a.output_spatial)
+    place = tuple(order.index(d) for d in range(len(order)))
+    a = replace(
+        a,
+        output_batch=place[a.output_batch],
+        output_feature=place[a.output_feature],
+        output_spatial=tuple(place[d] for d in a.output_spatial),
+    )
+    if a == before:
+        return None
+    shape = array_shape(instruction)
+    made = ArrayShape(shape.element_type, tuple(shape.dims[d] for d in order))
+    gradient = emitter.emit(Opcode.CONVOLUTION, made, (inputs, kernel), a, like=instruction)
+    if place == tuple(range(len(place))):
+        return gradient
+    return emitter.emit(Opcode.TRANSPOSE, shape, (gradient,), DimensionsAttributes(place), like=instruction)

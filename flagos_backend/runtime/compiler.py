@@ -19,6 +19,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
+from flagos_backend.passes.channels_last import channels_last
 from flagos_backend.passes.lay_out_convolutions import lay_out_convolutions
 from flagos_backend.passes.match.match import match
 from flagos_backend.passes.pipeline import optimize_with_report
@@ -182,7 +183,7 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     notes: tuple[str, ...] = ()
     if not target.is_host:
         matched = match(module)
-        module, notes = lay_out_convolutions(matched.module), matched.notes
+        module, notes = lay_out_convolutions(channels_last(matched.module)), matched.notes
     else:
         with torch.inference_mode():
             native, not_native = native_part(module, _argument_aliases(module))

@@ -74,6 +74,37 @@ def prepare_operator(instruction: Instruction, operator: Callable[..., Any]) -> 
     return _prepare(instruction, read_config(instruction, _CONFIG), operator)
 
 
+# Operators whose form with an output computes there; that of most others computes elsewhere and copies.
+_FILLS_OUTPUT = frozenset({"addmm", "baddbmm", "bmm", "mm"})
+
+
+def prepare_into(instruction: Instruction) -> Kernel | None:
+    """What makes the result of an ``aten::`` call in an array that it is given, if there is one: as ``into`` of
+    kernels.implementation.Variant. None for operators that cannot, and for what is no such call."""
+    attributes = instruction.attributes
+    if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
+        return None
+    operator, config = _operator(instruction), read_config(instruction, _CONFIG)
+    packet = operator.overloadpacket
+    as_stored = isinstance(instruction.shape, ArrayShape) and _as_torch(instruction, instruction.shape) is None
+    if packet.__name__ not in _FILLS_OUTPUT or operator._overloadname != "default" or not as_stored:
+        return None
+    if any(config[name] is not None for name in ("results", "dtypes", "orders")):
+        return None
+    elsewhere: Kernel = _prepare(instruction, config, operator)
+    there = _caller(instruction, config, packet.out)
+
+    def run(launch: Run, outputs: Sequence[torch.Tensor | None], *operands: Any) -> Value:
+        (output,) = outputs
+        if output is None:
+            made: Value = elsewhere(launch, *operands)
+            return made
+        there(launch, operands, out=output)
+        return output
+
+    return run
+
+
 def drops_out(instruction: Instruction) -> bool:
     """Whether an ``aten::`` call leaves out some of its numbers at random, beside what it computes."""
     return _dropout(instruction, read_config(instruction, _CONFIG)) not in (None, 0, {"float": "0.0"})
@@ -89,23 +120,32 @@ def _dropout(instruction: Instruction, config: Config) -> Any:
 
 
 def _prepare(instruction: Instruction, config: Config, operator: Callable[..., Any]) -> Kernel:
-    casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
-    arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
-    keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
+    call = _caller(instruction, config, operator)
     unread_seeds = _dropout(instruction, config) is not None and not drops_out(instruction)
     moved = _zeros_for_seeds if unread_seeds else _moved
     finish = _results(instruction, config["results"], config["dtypes"], config["orders"], moved)
-    place = instruction.metadata or instruction.name
 
     def run(launch: Run, *operands: Any) -> Value:
-        try:
-            given = (*operands, launch.device)
-            outcome = operator(*[a(given) for a in arguments], **{n: k(given) for n, k in keywords.items()})
-        except Exception as error:  # Whatever the operator refuses is the program's error, in its own words.
-            raise AtenCallFailed(exception=type(error).__name__, message=error, place=place) from error
-        return finish(outcome, launch.device, {o.untyped_storage().data_ptr() for o in operands})
+        return finish(call(launch, operands), launch.device, {o.untyped_storage().data_ptr() for o in operands})
 
     return run
+
+
+def _caller(instruction: Instruction, config: Config, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """``call(run, operands, **more)`` is what ``operator`` returns of the call's arguments, and of ``more``."""
+    casts = [_as_torch(instruction, operand.shape) for operand in instruction.operands]
+    arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
+    keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
+    place = instruction.metadata or instruction.name
+
+    def call(launch: Run, operands: Sequence[Any], **more: Any) -> Any:
+        try:
+            given = (*operands, launch.device)
+            return operator(*[a(given) for a in arguments], **{n: k(given) for n, k in keywords.items()}, **more)
+        except Exception as error:  # Whatever the operator refuses is the program's error, in its own words.
+            raise AtenCallFailed(exception=type(error).__name__, message=error, place=place) from error
+
+    return call
 
 
 def _operator(instruction: Instruction) -> Any:
@@ -169,12 +209,17 @@ def _decode(instruction: Instruction, value: Any, casts: Sequence[torch.dtype | 
 
 
 def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[torch.dtype | None]) -> _Build:
-    number, strides = value["tensor"], value.get("strides")
+    number, strides, order = value["tensor"], value.get("strides"), value.get("order")
     if not isinstance(number, int) or not 0 <= number < len(casts):
         raise malformed(instruction, f"it has no operand {number!r}")
     dtype = casts[number]
     if "dtype" in value:
         dtype = _of_bits(instruction, value["dtype"], instruction.operands[number].shape)
+    if order is not None:
+        shape = instruction.operands[number].shape
+        if not isinstance(shape, ArrayShape) or sorted(order) != list(range(shape.rank)) or dtype is not None:
+            raise malformed(instruction, f"{order} does not order the dimensions of {shape}")
+        return lambda operands: operands[number].contiguous().permute(order)
     if strides is None:
         if "strided" not in value:  # some operators do not look at strides
             return (lambda o: o[number].contiguous()) if dtype is None else lambda o: o[number].contiguous().view(dtype)

@@ -17,6 +17,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 from flagos_backend.kernels.reference.small_floats import decode, encode
+from flagos_backend.kernels.weight_gradient import is_weight_gradient
 
 # convolve(input [n, c, spatial...], weight [o, c / groups, spatial...]) -> [n, o, spatial...]
 Convolve = Callable[[Tensor, Tensor], Tensor]
@@ -144,22 +145,6 @@ def _by_transposed_torch(geometry: _Geometry, engine: Engine) -> Convolve:
     return convolve
 
 
-def _is_weight_gradient(geometry: _Geometry, spatial: Sequence[int]) -> bool:
-    """Whether a convolution of inputs with gradients of results, as gradients of weights are, can be asked for as
-    that: with windows larger than the result, which other algorithms are not made for. ``spatial``: the input's sizes.
-    """
-    if geometry.groups != 1 or prod(geometry.field("size")) <= prod(geometry.counts):
-        return False
-    for size, count, w in zip(spatial, geometry.counts, geometry.window, strict=True):
-        if w.base_dilation != 1 or w.padding_low < 0:
-            return False
-        # The forward convolution that has these weights has a result as large as the window.
-        reach = size + 2 * w.padding_low - w.stride * (count - 1) - 1
-        if reach < 0 or reach // w.window_dilation + 1 != w.size:
-            return False
-    return True
-
-
 def _by_weight_gradient(geometry: _Geometry, engine: Engine) -> Convolve:
     """The batch is what is summed over, and features of the input and of the result are those of the weight."""
     backward = engine.backward
@@ -205,7 +190,7 @@ def _by_patches(geometry: _Geometry) -> Convolve:
 def _choose(geometry: _Geometry, spatial: Sequence[int], floating: bool, engine: Engine) -> Convolve:
     if not floating or geometry.rank > _TORCH_RANK_LIMIT:
         return _by_patches(geometry)
-    if engine.backward is not None and _is_weight_gradient(geometry, spatial):
+    if engine.backward is not None and is_weight_gradient(geometry.window, geometry.counts, spatial, geometry.groups):
         return _by_weight_gradient(geometry, engine)
     spread = any(w.base_dilation > 1 for w in geometry.window) and all(w.stride == 1 for w in geometry.window)
     if spread and engine.transposes:

@@ -10,7 +10,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall
 from flagos_backend.kernels.implementation import Implementation, Provider
-from flagos_backend.kernels.triton import attention, top_k
+from flagos_backend.kernels.triton import attention, top_k, windows
 
 
 def _no_triton(target: Target) -> str:
@@ -30,6 +30,14 @@ def _unsupported_backward(instruction: Instruction, target: Target) -> str:
     return _no_triton(target) or attention.unsupported(instruction, described)
 
 
+def _unsupported_fold(instruction: Instruction, target: Target) -> str:
+    return _no_triton(target) or windows.fold_unsupported(instruction)
+
+
+def _unsupported_scatter(instruction: Instruction, target: Target) -> str:
+    return _no_triton(target) or windows.scatter_unsupported(instruction)
+
+
 def _unsupported_top_k(instruction: Instruction, target: Target) -> str:
     return _no_triton(target) or top_k.unsupported(instruction, target)
 
@@ -39,6 +47,14 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     (
         BACKWARD,
         Implementation("attention_backward", Provider.TRITON, _unsupported_backward, attention.backward_variants),
+    ),
+    (
+        str(Opcode.REDUCE_WINDOW),
+        Implementation("reduce_window", Provider.TRITON, _unsupported_fold, windows.fold_variants),
+    ),
+    (
+        str(Opcode.SELECT_AND_SCATTER),
+        Implementation("select_and_scatter", Provider.TRITON, _unsupported_scatter, windows.scatter_variants),
     ),
     (str(Opcode.TOP_K), Implementation("top_k", Provider.TRITON, _unsupported_top_k, top_k.variants)),
 )

@@ -8,6 +8,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.implementation import Variant, operation_of
 from flagos_backend.kernels.reference import registry
+from flagos_backend.kernels.reference.aten import prepare_into
 
 # One call of ATen that the library serves (cuDNN, cuFFT, cuSOLVER and their like).
 LIBRARY = (
@@ -52,4 +53,4 @@ def runs_library(instruction: Instruction, target: Target) -> bool:
 
 
 def reference_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    return (Variant("", registry.prepare(instruction)),)
+    return (Variant("", registry.prepare(instruction), prepare_into(instruction)),)

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from flagos_backend.torch.compile.corrections import correct_graph
 from flagos_backend.torch.compile.decompositions import decompositions_for
+from flagos_backend.torch.compile.images import keep_channels_last
 from flagos_backend.torch.compile.options import CompileOptions, read_options
 from flagos_backend.torch.compile.segments import CompiledGraph
 from flagos_backend.torch.compile.specialization import compile_graph
@@ -48,6 +49,7 @@ def _partition(joint: GraphModule, *arguments: Any, **options: Any) -> tuple[Gra
     # Saves what eager saves: computing it again pays only where it fuses with what needs it. What the user marks with
     # torch.utils.checkpoint is computed again all the same.
     forward, backward = default_partition(joint, *arguments, **options)
+    keep_channels_last(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
 

@@ -87,6 +87,32 @@ def _batch_norm(
     return x * factor.view(sizes) + summand.view(sizes), unused, unused
 
 
+def _batch_norm_of_accelerators(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same where few operations on a channel's parameters are repeated for each element, and no kernel makes them
+    beforehand. Halves are computed in float32 and rounded once, as by ATen's kernel."""
+    sizes = [-1, *(1 for _ in range(x.dim() - 2))]
+
+    def wide(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(torch.float32) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+    factor = torch.rsqrt(wide(variance) + eps)
+    if weight is not None:
+        factor = factor * wide(weight)
+    result = (wide(x) - wide(mean).view(sizes)) * factor.view(sizes)
+    if bias is not None:
+        result = result + wide(bias).view(sizes)
+    unused = x.new_empty(0)
+    return result.to(x.dtype), unused, unused
+
+
 def _by_tanh(taken_apart: Callable[..., Any]) -> Callable[..., Any]:
     """gelu or its gradient; by erf, ATen's is the faster."""
 
@@ -112,7 +138,11 @@ def _of_host() -> Mapping[Any, Callable[..., Any]]:
 def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
     later = tuple(getattr(aten, name) for name in _APART_IF_THERE if hasattr(aten, name))
     found: Mapping[Any, Callable[..., Any]] = get_decompositions([*_APART, *later])
-    return {**found, aten.native_layer_norm.default: _layer_norm}
+    return {
+        **found,
+        aten.native_layer_norm.default: _layer_norm,
+        aten._native_batch_norm_legit_no_training.default: _batch_norm_of_accelerators,
+    }
 
 
 def decompositions_for(inputs: Sequence[Any]) -> Mapping[Any, Callable[..., Any]]:

@@ -25,13 +25,13 @@ from flagos_backend.torch.compile import placement, sites
 from flagos_backend.torch.compile.callbacks import Callback
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
+from flagos_backend.torch.compile.images import BORDER
 from flagos_backend.torch.compile.layout import Layout, Strided, input_layout_of, layout_of
 from flagos_backend.torch.compile.lowering.aten_call import (
     WHOLE,
     call_aten,
     draws_random_numbers,
     holds_bits,
-    leaves_nothing_out,
     result_shape,
     unpack,
 )
@@ -116,9 +116,9 @@ def _has_effect(node: Node) -> bool:
     if _is_collective(node.target):
         # The other processes come to it, whether or not this one uses what it gives.
         return True
-    return node.target is WITH_EFFECTS or (
-        not leaves_nothing_out(node.target, node.args, node.kwargs) and node.is_impure()
-    )
+    if isinstance(node.target, Overload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        return draws_random_numbers(node.target, node.args, node.kwargs)
+    return node.target is WITH_EFFECTS or node.is_impure()
 
 
 class _Translation:
@@ -197,7 +197,8 @@ class _Translation:
     def _result(self, node: Node) -> ResultSpec:
         tensor = self._traced[node]
         self._check(node, tensor)
-        return ResultSpec(tensor.dtype, tensor.device, layout_of(tensor.shape, tensor.stride()))
+        strides = node.meta.get(BORDER, tensor).stride()
+        return ResultSpec(tensor.dtype, tensor.device, layout_of(tensor.shape, strides))
 
     def _check(self, node: Node, tensor: torch.Tensor) -> None:
         fact = ""
@@ -225,7 +226,7 @@ class _Translation:
                 self._values[node] = None if is_token(node) else traced
                 return
         self._check(node, traced)
-        layout = self._input_layout(traced.shape, traced.stride())
+        layout = self._input_layout(traced.shape, node.meta.get(BORDER, traced).stride())
         self._inputs.append((source, InputSpec(traced.dtype, traced.device, layout)))
         parameter = self._builder.parameter(ArrayShape(STORED_TYPE[traced.dtype], layout.physical), node.name)
         self._values[node] = self._seen(parameter, layout)

@@ -3,6 +3,7 @@ be past their first launches."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -120,6 +121,35 @@ def test_norms_and_activations_are_taken_apart_there_only() -> None:
                 torch.testing.assert_close(
                     ours.grad.cpu().double(), theirs.grad, rtol=5 * precision, atol=5 * precision
                 )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "parameters"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_by_known_statistics_are_part_of_what_is_around(
+    dtype: torch.dtype, parameters: torch.dtype, affine: bool, made: list[Executable]
+) -> None:
+    norm = nn.BatchNorm2d(5, affine=affine).eval()
+    norm.running_mean, norm.running_var = torch.randn(5), torch.rand(5) + 0.1
+    if affine:
+        norm.weight.data, norm.bias.data = torch.randn(5), torch.randn(5)
+    norm.to(parameters).requires_grad_(False)
+    x = torch.randn(3, 5, 4, 2, dtype=dtype)
+    expected = functional.relu(copy.deepcopy(norm).double()(x.double()))
+    compiled = torch.compile(lambda x: functional.relu(norm(x)), backend=flagos)
+    norm.to(FLAGOS)
+    result = compiled(x.to(FLAGOS))
+    assert result.dtype is dtype
+    precision = {torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(dtype, 1e-10)
+    torch.testing.assert_close(result.cpu().double(), expected, rtol=precision, atol=precision)
+    assert "batch_norm" not in made[-1].artifact(Artifact.EXPLANATION).decode()
 
 
 def test_host_tensors_stay_on_the_host() -> None:

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from flagos_backend.fusion.flat import FlatComputation, flatten
-from flagos_backend.fusion.fuse import MAX_OPERATIONS, Schedule, fuse
+from flagos_backend.fusion.fuse import ACCELERATOR, HOST, MAX_OPERATIONS, Policy, Schedule, fuse
 from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
@@ -20,15 +20,17 @@ from programs import hlo_bytes, run_on_xla
 from support.regions import evaluate
 
 
-def schedule_of(function: Callable[..., Any], *arguments: np.ndarray) -> tuple[FlatComputation, Schedule, bytes]:
+def schedule_of(
+    function: Callable[..., Any], *arguments: np.ndarray, policy: Policy = HOST
+) -> tuple[FlatComputation, Schedule, bytes]:
     hlo = hlo_bytes(function, *arguments)
     flat = flatten(import_module(hlo).entry)
-    return flat, fuse(flat), hlo
+    return flat, fuse(flat, policy), hlo
 
 
-def check(function: Callable[..., Any], *arguments: np.ndarray) -> list[Any]:
+def check(function: Callable[..., Any], *arguments: np.ndarray, policy: Policy = HOST) -> list[Any]:
     """Compares with stock XLA and returns the schedule's items."""
-    flat, schedule, hlo = schedule_of(function, *arguments)
+    flat, schedule, hlo = schedule_of(function, *arguments, policy=policy)
     expected = run_on_xla(hlo, arguments)
     for ours, theirs in zip(evaluate(flat, schedule, list(arguments)), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
@@ -47,6 +49,31 @@ def test_broadcast_row_and_column_are_loads_with_zero_strides(rng: np.random.Gen
     (region,) = check(lambda x, row, column: x * row + column, x, row, column)
     strides = {e.index.coefficients for e in region.expressions() if isinstance(e, Load)}
     assert strides == {(7, 1), (0, 1), (1, 0)}
+
+
+def scaled(x: jax.Array, variance: jax.Array, scale: jax.Array) -> jax.Array:
+    return x * (lax.rsqrt(variance + 0.1) * scale)
+
+
+@pytest.mark.parametrize(("policy", "regions"), [(HOST, 2), (ACCELERATOR, 1)])
+def test_factors_of_rows_are_repeated_on_accelerators(policy: Policy, regions: int, rng: np.random.Generator) -> None:
+    x, variance, scale = (rng.random(s).astype(np.float32) for s in ((5, 7), (7,), (7,)))
+    assert len(check(scaled, x, variance, scale, policy=policy)) == regions
+
+
+@pytest.mark.parametrize(
+    ("function", "regions"),
+    [
+        # Not what is long to compute, nor what a region has made, nor what is as large as what reads it.
+        (lambda x, v: x * jnp.log(v), 2),
+        (lambda x, v: x * lax.rsqrt(v.sum()), 3),
+        (lambda x, v: (lambda w: (x * w, w))(lax.rsqrt(v)), 2),
+        (lambda x, v: x[0] * lax.rsqrt(v) + 1, 1),
+    ],
+)
+def test_what_is_not_repeated(function: Callable[..., Any], regions: int, rng: np.random.Generator) -> None:
+    x, v = rng.random((5, 7)).astype(np.float32), rng.random(7).astype(np.float32) + 1
+    assert len(check(function, x, v, policy=ACCELERATOR)) == regions
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
-from flagos_backend.kernels.reference.aten import drops_out, prepare_operator
+from flagos_backend.kernels.reference.aten import TORCH_DTYPE, drops_out, prepare_into, prepare_operator
 from flagos_backend.kernels.reference.registry import Kernel, Run, prepare
 
 E = ElementType
@@ -174,3 +174,48 @@ def test_what_an_operator_does_not_return_is_there_all_the_same() -> None:
     one, seed = prepare_operator(pair, returned)(Run(), torch.zeros(4))
     assert torch.equal(one, torch.ones(4))
     assert (seed.dtype, seed.shape) == (torch.int64, torch.Size())
+
+
+def matrix(*dims: int, element_type: ElementType = E.F32) -> ArrayShape:
+    return ArrayShape(element_type, dims)
+
+
+@pytest.mark.parametrize("element_type", [E.F32, E.BF16, E.F64])
+def test_a_product_is_made_where_it_is_wanted(element_type: ElementType) -> None:
+    shapes = [matrix(*dims, element_type=element_type) for dims in ((5,), (4, 3), (3, 5), (4, 5))]
+    arguments: list[Any] = [{"tensor": 0}, {"tensor": 1, "strided": True}, {"tensor": 2}]
+    into = prepare_into(
+        instruction("aten::addmm.default", shapes[:3], shapes[3], arguments=arguments, keywords={"alpha": 2, "beta": 3})
+    )
+    assert into is not None
+    dtype = TORCH_DTYPE[element_type]
+    bias, x, y = torch.randn(5, dtype=dtype), torch.randn(3, 4, dtype=dtype).T, torch.randn(3, 5, dtype=dtype)
+    expected = (3 * bias.double() + 2 * (x.double() @ y.double())).to(dtype)
+    precision = 2e-2 if element_type is E.BF16 else 1e-5
+    place = torch.full((4, 5), torch.nan, dtype=dtype)
+    made = into(Run(), [place], bias, x, y)
+    assert made is place
+    torch.testing.assert_close(made, expected, rtol=precision, atol=precision)
+    torch.testing.assert_close(into(Run(), [None], bias, x, y), expected, rtol=precision, atol=precision)
+
+
+def test_what_cannot_be_made_where_it_is_wanted() -> None:
+    product = {"arguments": [{"tensor": 0}, {"tensor": 1}]}
+    operands, shape = [matrix(4, 3), matrix(3, 5)], matrix(4, 5)
+    assert prepare_into(instruction("aten::mm.default", operands, shape, **product)) is not None
+    assert prepare_into(instruction("aten::mm.default", operands, shape, **product, orders=[[1, 0]])) is None
+    assert (
+        prepare_into(instruction("aten::sort.default", [VECTOR], TupleShape((VECTOR, VECTOR)), results=[0, 1])) is None
+    )
+    assert prepare_into(instruction("aten::exp.default", [VECTOR], VECTOR)) is None
+    assert prepare_into(instruction("flagos.eigh", [matrix(4, 4)], matrix(4, 4))) is None
+
+
+def test_a_product_that_pytorch_refuses() -> None:
+    call = instruction(
+        "aten::mm.default", [matrix(4, 3), matrix(4, 5)], matrix(4, 5), arguments=[{"tensor": 0}, {"tensor": 1}]
+    )
+    into = prepare_into(call)
+    assert into is not None
+    with pytest.raises(AtenCallFailed):
+        into(Run(), [torch.empty(4, 5)], torch.ones(4, 3), torch.ones(4, 5))

@@ -126,8 +126,15 @@ def test_the_library_rearranges_nothing(layout: str, rng: np.random.Generator) -
                 continue
             a = instruction.attributes_as(ConvolutionAttributes)
             outer, inner = a.kernel_output_feature, a.kernel_input_feature
+            if a.window[0].size != 3:  # the gradient of the weights: inputs and gradients are images, the result is one
+                channel = 3 if layout == "NHWC" else 1
+                assert inner == a.input_feature == a.output_feature == 0
+                assert outer == a.input_batch == a.output_batch == channel
+                continue
             if any(w.base_dilation > 1 for w in a.window):
                 assert all(w.window_reversal for w in a.window)
+                # The library's own padding crops both sides alike, or the last less than that.
+                assert all(0 <= w.padding_high - w.padding_low < w.base_dilation for w in a.window)
                 outer, inner = inner, outer
             else:
                 assert all(w.padding_low == w.padding_high and not w.window_reversal for w in a.window)
@@ -141,6 +148,17 @@ def test_a_window_of_one_point_is_a_product(rng: np.random.Generator) -> None:
     # One with another stride reads only some of the points.
     opcodes = [i.opcode for i in laid_out(convolve("NHWC", 2), *operands("NHWC", rng, kernel=1))]
     assert Opcode.DOT not in opcodes
+
+
+@pytest.mark.parametrize("outputs_first", [False, True])
+def test_gradients_of_a_window_of_one_point_are_products(outputs_first: bool, rng: np.random.Generator) -> None:
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        w = w.transpose(0, 1, 3, 2) if outputs_first else w
+        return convolve("NHWC")(x, w)
+
+    x, w = operands("NHWC", rng, kernel=1)
+    opcodes = [i.opcode for i in laid_out(gradients(function), x, w.swapaxes(2, 3) if outputs_first else w)]
+    assert Opcode.CONVOLUTION not in opcodes and opcodes.count(Opcode.DOT) == 3
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

@@ -47,23 +47,15 @@ _READS_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.def
 _NAMED = ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format"))
 
 
-# What operators call the share of numbers that they leave out.
-_DROPOUT = "dropout_p"
-
-
 def draws_random_numbers(target: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return torch.Tag.nondeterministic_seeded in target.tags and not leaves_nothing_out(target, args, kwargs)
-
-
-def leaves_nothing_out(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether it is an operator with dropout, as attention is, that is called without any."""
-    names = [argument.name for argument in target._schema.arguments] if isinstance(target, Overload) else []
-    if _DROPOUT not in names:
+    """Whether a call of ``target`` does: attention is tagged so and draws nothing where it leaves nothing out."""
+    if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    number = names.index(_DROPOUT)
-    default = target._schema.arguments[number].default_value
-    given = args[number] if number < len(args) else kwargs.get(_DROPOUT, default)
-    return isinstance(given, int | float) and given == 0
+    names = [argument.name for argument in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    number = names.index("dropout_p")
+    return bool((args[number] if number < len(args) else kwargs.get("dropout_p", 0.0)) != 0)
 
 
 def call_aten(

@@ -12,12 +12,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.torch.compile.lowering.aten_call import (
-    draws_random_numbers,
-    leaves_nothing_out,
-    result_shape,
-    unpack,
-)
+from flagos_backend.torch.compile.lowering.aten_call import result_shape, unpack
 from flagos_backend.torch.compile.lowering.table import NoLoweringError
 
 
@@ -53,24 +48,3 @@ def test_nothing_is_kept_alive() -> None:
         assert dropped() is None
     finally:
         gc.enable()
-
-
-ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "draws"),
-    [([], {}, False), ([0.0, True], {}, False), ([0.5], {}, True), ([], {"dropout_p": 0.25}, True)],
-)
-def test_attention_draws_only_for_dropout(args: list[object], kwargs: dict[str, object], draws: bool) -> None:
-    """Only what draws has an effect, which keeps it out of recorded graphs."""
-    q = torch.ones(1)
-    assert draws_random_numbers(ATTENTION, [q, q, q, *args], kwargs) is draws
-    assert leaves_nothing_out(ATTENTION, [q, q, q, *args], kwargs) is not draws
-
-
-def test_what_has_no_dropout_is_as_its_tags_say() -> None:
-    draws, adds = torch.ops.aten.rand_like.default, torch.ops.aten.add.Tensor
-    assert draws_random_numbers(draws, [torch.ones(1)], {})
-    assert not draws_random_numbers(adds, [1, 2], {})
-    assert not leaves_nothing_out(adds, [1, 2], {})

@@ -1,0 +1,157 @@
+"""Convolutional networks of PyTorch on a simulated accelerator: their images lie there with the channels last. Against
+eager PyTorch in float64."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from flagos_backend.torch.compile.backend import flagos
+from plugin_abi.host import Artifact, Context, Executable
+
+FLAGOS = torch.device("flagos")
+PRECISION = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float64: 1e-10}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What became of the programs that the test has compiled."""
+    found: list[str] = []
+    original = Executable.compile
+
+    def compile(context: Context, program: bytes) -> Executable:
+        executable = original(context, program)
+        found.append(executable.artifact(Artifact.EXPLANATION).decode())
+        return executable
+
+    monkeypatch.setattr(Executable, "compile", compile)
+    return found
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int, groups: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.second(self.norm(self.first(x)).relu()) + x).relu()
+
+
+def network(*body: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "residual": lambda: network(nn.MaxPool2d(3, 2, 1), Residual(8), Residual(8)),
+    "groups": lambda: network(Residual(8, groups=2), Residual(8, groups=8)),
+    "pooling": lambda: network(nn.AvgPool2d(2), nn.Conv2d(8, 8, 3, dilation=2, padding=2), nn.AdaptiveAvgPool2d(2)),
+    "transposed": lambda: network(nn.ConvTranspose2d(8, 8, 3, 2, 1, output_padding=1), nn.GELU()),
+    "layers of another kind": lambda: network(nn.GroupNorm(2, 8), nn.Upsample(scale_factor=2), nn.Conv2d(8, 8, 2)),
+}
+
+
+def compare(model: nn.Module, x: torch.Tensor, training: bool, dtype: torch.dtype) -> None:
+    model.train(training)
+    exact = copy.deepcopy(model).double()
+    ours = model.to(dtype).to(FLAGOS)
+    compiled = torch.compile(ours, backend=flagos)
+    given, wide = x.to(dtype).to(FLAGOS).requires_grad_(training), x.to(dtype).double().requires_grad_(training)
+    with torch.set_grad_enabled(training):
+        result, expected = compiled(given), exact(wide)
+    precision = PRECISION[dtype]
+    torch.testing.assert_close(result.cpu().double(), expected, rtol=precision, atol=precision)
+    if not training:
+        return
+    gradient = torch.randn(expected.shape)
+    result.backward(gradient.to(dtype).to(FLAGOS))
+    expected.backward(gradient.to(dtype).double())
+    pairs = [(given, wide), *zip(ours.parameters(), exact.parameters(), strict=True)]
+    for mine, theirs in pairs:
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        bound = 10 * precision * max(1.0, theirs.grad.abs().max().item())
+        torch.testing.assert_close(mine.grad.cpu().double(), theirs.grad, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("training", [False, True])
+def test_networks(name: str, training: bool) -> None:
+    compare(NETWORKS[name](), torch.randn(2, 3, 13, 9), training, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_types(dtype: torch.dtype) -> None:
+    compare(NETWORKS["residual"](), torch.randn(2, 3, 13, 9), False, dtype)
+
+
+@pytest.mark.parametrize("dimensions", [1, 3])
+@pytest.mark.parametrize("training", [False, True])
+def test_other_ranks(dimensions: int, training: bool) -> None:
+    layer = {1: nn.Conv1d, 3: nn.Conv3d}[dimensions]
+    model = nn.Sequential(layer(2, 4, 3, padding=1), nn.ReLU(), layer(4, 3, 1, stride=2))
+    compare(model, torch.randn(2, 2, 5, 6, 4)[(..., *(0,) * (3 - dimensions))], training, torch.float32)
+
+
+def test_images_that_come_channels_last() -> None:
+    x = torch.randn(2, 3, 13, 9).contiguous(memory_format=torch.channels_last)
+    compare(NETWORKS["residual"]().to(memory_format=torch.channels_last), x, True, torch.float32)
+
+
+def test_images_of_one_channel_and_of_none() -> None:
+    compare(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 1)), torch.randn(2, 1, 5, 5), True, torch.float32
+    )
+    compare(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), torch.randn(0, 3, 5, 5), False, torch.float32)
+
+
+def test_one_kernel_between_convolutions(made: list[str]) -> None:
+    """Beside it only those that lay the weights and the images out, which is once, and norms' factors."""
+    model = nn.Sequential(*(Residual(8) for _ in range(3))).eval().requires_grad_(False)
+    torch.compile(model.to(FLAGOS), backend=flagos)(torch.randn(2, 8, 6, 5, device=FLAGOS))
+    (explanation,) = made
+    assert explanation.count("custom-call(") == 6, explanation
+    kernels = re.findall(r"\[triton (.*?) over (\S+) in blocks", explanation)
+    whole = [name for name, dims in kernels if dims in ("2x6x5x8", "2x8x6x5", "60x8")]
+    # One to lay out what comes in, one behind each convolution; the last one lays out what goes out.
+    assert len(whole) <= 1 + 6 + 1, kernels
+    assert "batch_norm" not in explanation
+
+
+def test_results_lie_as_eager_ones_do() -> None:
+    """Also those that the gradients need: only what nobody else sees is kept otherwise."""
+    model = nn.ModuleList([nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)])
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = model[0](x).relu()
+        return first, model[1](first).sigmoid()
+
+    x = torch.randn(2, 3, 8, 7)
+    expected = function(x)
+    model.to(FLAGOS)
+    ours = torch.compile(function, backend=flagos)(x.to(FLAGOS))
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_find_images_as_convolutions_read_them(made: list[str]) -> None:
+    """What is kept for them crosses the border of the two programs without being laid out."""
+    model = nn.Sequential(*(Residual(8) for _ in range(3))).to(FLAGOS)
+    x = torch.randn(2, 8, 6, 5, device=FLAGOS)
+    torch.compile(model, backend=flagos)(x).sum().backward()
+    forward, backward = made
+    kept = re.findall(r"f32\[2,8,6,5\] parameter|\[triton (\S+) over 2x8x6x5 in", backward)
+    assert len(kept) <= 1, backward
+    assert len(re.findall(r"\[triton \S+ over 2x8x6x5 in", forward)) <= 2, forward
