@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -71,3 +72,18 @@ def test_top_k(bits: int, k: int) -> None:
     constants = {"K": max(k, 2), "BLOCK": 1024, "BITS": bits, "IS_FLOAT": True, "IS_UNSIGNED": False, "LARGEST": True}
     element = f"*i{bits}"
     assert ".entry" in compile_kernel(kernels.top_k, [element, element, "*i32", "i32", "i32"], constants, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "pointers", "own"),
+    [
+        ("fold_windows", ["*bf16"] * 3, {"COMBINE": "maximum"}),
+        ("select_places", ["*bf16", "*i8"], {"COMPARE": "GE"}),
+        ("gather_selected", ["*i8", *["*bf16"] * 3], {}),
+    ],
+)
+def test_windows(name: str, pointers: list[str], own: dict[str, object]) -> None:
+    kernels = importlib.import_module("flagos_backend.kernels.triton.windows_kernels")
+    sizes = {"H": 112, "W": 112, "B": 64, "OH": 56, "OW": 56, "KH": 3, "KW": 3, "SH": 2, "SW": 2, "PH": 0, "PW": 0}
+    constants = {**sizes, "DH": 1, "DW": 1, "ACC": tl.float32, "BLOCK": 512, **own}
+    assert ".entry" in compile_kernel(getattr(kernels, name), [*pointers, "i32"], constants, 4)
