@@ -27,12 +27,14 @@ Range = tuple[int, int]
 Place = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Memory:
-    """Where a graph has its temporaries: torch's pool, and the stream that its blocks belong to."""
+    """Where graphs have their temporaries: torch's pool, and the stream that its blocks belong to. ``first``: the graph
+    that the pool was made for; it lives as long as one of them."""
 
     pool: torch.cuda._POOL_HANDLE
     stream: torch.cuda.Stream
+    first: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ def capture(plan: Plan, run: Run, shared: Memory | None = None) -> Captures:
     first_places = [number * _ALIGNMENT for number in range(count)]
     # Every array moves by another distance, so that the distance tells which one an address belongs to.
     second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
-    first = _Recording(plan, run, lay_out(arena, shapes, first_places), shared)
-    others = [_Recording(plan, run, lay_out(arena, shapes, places)) for places in (second_places, first_places)]
+    first = _recorded(plan, run, lay_out(arena, shapes, first_places), shared)
+    others = [_recorded(plan, run, lay_out(arena, shapes, places)) for places in (second_places, first_places)]
     if any(recording.overwritten != first.overwritten for recording in others):
         raise CaptureRefused(reason="its results lie over other arguments in each capture")
     base = arena.data_ptr()
@@ -92,6 +94,17 @@ def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[
     return arrays
 
 
+def _recorded(plan: Plan, run: Run, arrays: list[Any], shared: Memory | None = None) -> _Recording:
+    """One capture. What other captures left is given back for it: while one goes on, torch frees nothing."""
+    try:
+        return _Recording(plan, run, arrays, shared)
+    except CaptureRefused as refusal:
+        if not isinstance(refusal.__cause__, torch.OutOfMemoryError):
+            raise
+    torch.cuda.empty_cache()
+    return _Recording(plan, run, arrays, shared)
+
+
 class _Recording:
     """One capture. ``arrays``: arguments, then what the outputs are copied to: memory of the capture's own may be used
     for several things one after another, so that its addresses do not tell what they stand for."""
@@ -100,6 +113,7 @@ class _Recording:
 
     def __init__(self, plan: Plan, run: Run, arrays: list[Any], shared: Memory | None = None) -> None:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        spare = torch.empty(1, dtype=torch.uint8, device=run.device)
         with self._one_at_a_time:
             torch.cuda.synchronize(run.device)
             stream = shared.stream if shared else torch.cuda.Stream(run.device)  # type: ignore[no-untyped-call]
@@ -108,14 +122,15 @@ class _Recording:
                 try:
                     self.overwritten = run_into(plan, run, arrays)
                 except Exception as error:
-                    self._abandon(run.device)
+                    self._abandon(run.device, spare)
                     raise _refusal(plan, error) from error
                 self.graph.capture_end()
         self.handle = int(self.graph.raw_cuda_graph())
-        self.memory = Memory(self.graph.pool(), stream)
+        self.memory = shared or Memory(self.graph.pool(), stream, self.graph)
 
-    def _abandon(self, device: torch.device) -> None:
-        """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on."""
+    def _abandon(self, device: torch.device, spare: torch.Tensor) -> None:
+        """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on. Memory may be
+        what is missing, so that ``spare`` is written to where a capture must have something in it."""
         with contextlib.suppress(RuntimeError):  # what broke the capture is what is reported
             self.graph.capture_end()
         with contextlib.suppress(RuntimeError):
@@ -123,7 +138,7 @@ class _Recording:
         healthy = torch.cuda.CUDAGraph()
         with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
             healthy.capture_begin(capture_error_mode="thread_local")
-            torch.zeros(1, device=device)
+            spare.zero_()
             healthy.capture_end()
 
     def owned(self, device: torch.device) -> tuple[Range, ...]:

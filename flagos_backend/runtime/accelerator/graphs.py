@@ -3,6 +3,8 @@ for on a device that has such graphs."""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +22,18 @@ NativeMake = Callable[[int, tuple[Any, ...], tuple[Any, ...]], tuple[object, int
 NativeLaunch = Callable[[object, tuple[int, ...]], None]
 
 
+# Where the temporaries of all graphs of a device lie, while there is one: they run one after another on its stream.
+_memory: weakref.WeakValueDictionary[torch.device, Memory] = weakref.WeakValueDictionary()
+_memory_lock = threading.Lock()
+
+
 class GraphReplay:
     """A graph with its memory, and the native replay of it."""
 
     def __init__(self, captures: Captures, made: tuple[object, int, int], launch: NativeLaunch) -> None:
         self.handle, self._nodes, self._patches = made
         self.overwritten = captures.overwritten
-        self._graph = captures.kept
+        self._graph, self._memory = captures.kept, captures.memory
         self._launch = launch
 
     def launch(self, arrays: Sequence[Any]) -> None:
@@ -37,21 +44,24 @@ class GraphReplay:
 
 
 class GraphRecorder:
-    """Records the parts of one program on one device. Their temporaries share memory, as they run one after another."""
+    """Records the parts of one program on one device."""
 
     def __init__(self, native: tuple[NativeMake, NativeLaunch], accelerator: int, run: Run) -> None:
         self._make, self._launch = native
         self._accelerator = accelerator
         self._run = run
-        self._memory: Memory | None = None
 
     def __call__(self, plan: Plan) -> GraphReplay:
-        captures = capture(plan, self._run, self._memory)
+        assert self._run.device is not None
+        with _memory_lock:
+            shared = _memory.get(self._run.device)
+        captures = capture(plan, self._run, shared)
         try:
             made = self._make(self._accelerator, captures.graphs, captures.arrays)
         except RuntimeError as error:
             raise CaptureRefused(reason=str(error)) from None
-        self._memory = captures.memory
+        with _memory_lock:
+            _memory.setdefault(self._run.device, captures.memory)
         return GraphReplay(captures, made, self._launch)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +109,31 @@ def test_a_capture_that_breaks_is_ended_and_says_why(monkeypatch: pytest.MonkeyP
     with pytest.raises(CaptureRefused, match=r"RuntimeError: not while capturing\. They run"):
         captured(TEXT)
     assert _Graph.open == 0
+
+
+@pytest.mark.usefixtures("host_graphs")
+@pytest.mark.parametrize("times", [1, 2])
+def test_memory_that_runs_out_is_given_back_once(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    settle, given_back = capture_module._settle, []
+    left = [torch.OutOfMemoryError("60 GiB")] * times
+
+    def runs_out(*arguments: Any) -> int:
+        if left:
+            raise left.pop()
+        return settle(*arguments)
+
+    def nothing_new(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("not even a byte")
+
+    monkeypatch.setattr(capture_module, "_settle", runs_out)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
+    monkeypatch.setattr(torch, "zeros", nothing_new)  # what undoes a capture makes nothing
+    if times == 1:
+        captured(TEXT)
+    else:
+        with pytest.raises(CaptureRefused, match="60 GiB"):
+            captured(TEXT)
+    assert given_back == [1] and _Graph.open == 0
 
 
 @pytest.mark.usefixtures("host_graphs")
