@@ -290,6 +290,7 @@ def main() -> int:
                 else measure(program, devices, peak, options.seconds)
             )
             print(line(rows[-1]), flush=True)
+            jax.clear_caches()  # compiled programs keep memory of the device, on both sides
     source = report.origin("jax_speed", "" if scale is Scale.HOST else devices[1].device_kind)
     text = render(rows, peak, source, f"XLA {options.peer}")
     print(text, end="")

@@ -258,10 +258,10 @@ def main() -> int:
         if fnmatch.fnmatch(program.name, options.only):
             rows.append(measure(program, device, modes, peak))
             print(*_lines(rows[-1], modes), sep="\n", flush=True)
-    text = render(rows, modes, source)
-    print(text, end="")
-    if options.save:
-        report.keep("torch_speed", text, asdict(source) | {"rows": [asdict(row) for row in rows]})
+            if options.save:  # compiling takes Inductor minutes: a run that is cut short leaves what it has
+                content = asdict(source) | {"rows": [asdict(row) for row in rows]}
+                report.keep("torch_speed", render(rows, modes, source), content)
+    print(render(rows, modes, source), end="")
     return 0
 
 

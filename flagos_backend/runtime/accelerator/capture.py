@@ -118,7 +118,10 @@ class _Recording:
             torch.cuda.synchronize(run.device)
             stream = shared.stream if shared else torch.cuda.Stream(run.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
-                self.graph.capture_begin(shared.pool if shared else None, capture_error_mode="thread_local")
+                try:
+                    self.graph.capture_begin(shared.pool if shared else None, capture_error_mode="thread_local")
+                except RuntimeError as error:
+                    raise _refusal(plan, error) from error
                 try:
                     self.overwritten = run_into(plan, run, arrays)
                 except Exception as error:

@@ -112,6 +112,20 @@ def test_a_capture_that_breaks_is_ended_and_says_why(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("host_graphs")
+def test_a_capture_that_does_not_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, left = _Graph.capture_begin, [RuntimeError("already capturing")]
+
+    def refuses(self: _Graph, *arguments: Any, **keywords: Any) -> None:
+        if left:
+            raise left.pop()
+        begin(self, *arguments, **keywords)
+
+    monkeypatch.setattr(_Graph, "capture_begin", refuses)
+    with pytest.raises(CaptureRefused, match=r"RuntimeError: already capturing"):
+        captured(TEXT)
+
+
+@pytest.mark.usefixtures("host_graphs")
 @pytest.mark.parametrize("times", [1, 2])
 def test_memory_that_runs_out_is_given_back_once(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     settle, given_back = capture_module._settle, []
