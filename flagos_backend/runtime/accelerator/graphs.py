@@ -55,14 +55,21 @@ class GraphRecorder:
         assert self._run.device is not None
         with _memory_lock:
             shared = _memory.get(self._run.device)
-        captures = capture(plan, self._run, shared)
         try:
-            made = self._make(self._accelerator, captures.graphs, captures.arrays)
-        except RuntimeError as error:
-            raise CaptureRefused(reason=str(error)) from None
+            captures, made = self._captured(plan, shared)
+        except RuntimeError:
+            # A stack may have left by chance what looks like a number that depends on where the arrays are.
+            try:
+                captures, made = self._captured(plan, shared)
+            except RuntimeError as error:
+                raise CaptureRefused(reason=str(error)) from None
         with _memory_lock:
             _memory.setdefault(self._run.device, captures.memory)
         return GraphReplay(captures, made, self._launch)
+
+    def _captured(self, plan: Plan, shared: Memory | None) -> tuple[Captures, tuple[object, int, int]]:
+        captures = capture(plan, self._run, shared)
+        return captures, self._make(self._accelerator, captures.graphs, captures.arrays)
 
 
 def _address(array: Any) -> int:

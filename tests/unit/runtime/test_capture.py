@@ -14,6 +14,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capture as capture_module
 from flagos_backend.runtime.accelerator.capture import Captures, Memory, capture
+from flagos_backend.runtime.accelerator.graphs import GraphRecorder
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text
 
@@ -191,3 +192,26 @@ def test_a_capture_that_breaks_names_its_step() -> None:
         with pytest.raises(CaptureRefused, match=r"waits in #\d = z: f32\[3\] sine") as refused:
             capture(broken, Run(device=torch.device("cpu", 0)))
     assert refused.value.step == 1
+
+
+@pytest.mark.usefixtures("host_graphs")
+@pytest.mark.parametrize("refusals", [0, 1, 2])
+def test_what_cannot_be_patched_is_captured_once_more(refusals: int) -> None:
+    tries = []
+
+    def make(*_: object) -> tuple[object, int, int]:
+        tries.append(1)
+        if len(tries) <= refusals:
+            raise RuntimeError("node 7 depends on where the arrays are")
+        return object(), 5, 3
+
+    recorder = GraphRecorder((make, lambda *_: None), 0, Run(device=torch.device("cpu", 0)))
+    module = import_module(hlo_of_text(TEXT))
+    with torch.inference_mode():
+        plan = Plan.build(module.entry, donated=[1])
+        if refusals < 2:
+            assert str(recorder(plan)) == "a graph of 5 nodes with 3 addresses"
+        else:
+            with pytest.raises(CaptureRefused, match="node 7 depends"):
+                recorder(plan)
+    assert len(tries) == min(refusals + 1, 2)
