@@ -88,8 +88,10 @@ Moves::Moves(const std::vector<Captures::Array>& arrays) noexcept {
 }
 
 bool Moves::Has(int64_t change) const noexcept {
-  for (int64_t size = 1; size <= kLargestElement && std::abs(change) <= largest / size; size *= 2) {
-    if (change * size % divisor == 0) return true;
+  if (divisor == 0) return false;
+  for (int64_t size = 1; size <= kLargestElement; size *= 2) {
+    const int64_t most = largest / size;
+    if (-most <= change && change <= most && change * size % divisor == 0) return true;
   }
   return false;
 }
@@ -136,7 +138,9 @@ bool Comparison::IsOwned(const Word& word) const noexcept {
 }
 
 bool Comparison::IsLeftOver(const Word& word, const Word& straddling) const noexcept {
-  if (space_.HasOfHost(word.first) && space_.HasOfHost(word.second)) return true;
+  // An address before or behind an array may be one that the host reads, too, where memory is unified.
+  const bool moved = moves_.Has(static_cast<int64_t>(word.second - word.first));
+  if (!moved && space_.HasOfHost(word.first) && space_.HasOfHost(word.second)) return true;
   if (IsOverwrittenAddress(word)) return true;
   const uint64_t lower = word.first & kHalf, upper = word.first >> kHalfBits;
   if (word.first != word.third) {

@@ -27,14 +27,12 @@ Range = tuple[int, int]
 Place = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class Memory:
-    """Where graphs have their temporaries: torch's pool, and the stream that its blocks belong to. ``first``: the graph
-    that the pool was made for; it lives as long as one of them."""
+    """Where a graph has its temporaries: torch's pool, and the stream that its blocks belong to."""
 
     pool: torch.cuda._POOL_HANDLE
     stream: torch.cuda.Stream
-    first: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ class _Recording:
                     raise _refusal(plan, error) from error
                 self.graph.capture_end()
         self.handle = int(self.graph.raw_cuda_graph())
-        self.memory = shared or Memory(self.graph.pool(), stream, self.graph)
+        self.memory = Memory(self.graph.pool(), stream)
 
     def _abandon(self, device: torch.device, spare: torch.Tensor) -> None:
         """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on. Memory may be

@@ -3,8 +3,6 @@ for on a device that has such graphs."""
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,18 +20,13 @@ NativeMake = Callable[[int, tuple[Any, ...], tuple[Any, ...]], tuple[object, int
 NativeLaunch = Callable[[object, tuple[int, ...]], None]
 
 
-# Where the temporaries of all graphs of a device lie, while there is one: they run one after another on its stream.
-_memory: weakref.WeakValueDictionary[torch.device, Memory] = weakref.WeakValueDictionary()
-_memory_lock = threading.Lock()
-
-
 class GraphReplay:
     """A graph with its memory, and the native replay of it."""
 
     def __init__(self, captures: Captures, made: tuple[object, int, int], launch: NativeLaunch) -> None:
         self.handle, self._nodes, self._patches = made
         self.overwritten = captures.overwritten
-        self._graph, self._memory = captures.kept, captures.memory
+        self._graph = captures.kept
         self._launch = launch
 
     def launch(self, arrays: Sequence[Any]) -> None:
@@ -44,31 +37,28 @@ class GraphReplay:
 
 
 class GraphRecorder:
-    """Records the parts of one program on one device."""
+    """Records the parts of one program on one device. Their temporaries share memory, as they run one after another."""
 
     def __init__(self, native: tuple[NativeMake, NativeLaunch], accelerator: int, run: Run) -> None:
         self._make, self._launch = native
         self._accelerator = accelerator
         self._run = run
+        self._memory: Memory | None = None
 
     def __call__(self, plan: Plan) -> GraphReplay:
-        assert self._run.device is not None
-        with _memory_lock:
-            shared = _memory.get(self._run.device)
         try:
-            captures, made = self._captured(plan, shared)
+            captures, made = self._captured(plan)
         except RuntimeError:
             # A stack may have left by chance what looks like a number that depends on where the arrays are.
             try:
-                captures, made = self._captured(plan, shared)
+                captures, made = self._captured(plan)
             except RuntimeError as error:
                 raise CaptureRefused(reason=str(error)) from None
-        with _memory_lock:
-            _memory.setdefault(self._run.device, captures.memory)
+        self._memory = captures.memory
         return GraphReplay(captures, made, self._launch)
 
-    def _captured(self, plan: Plan, shared: Memory | None) -> tuple[Captures, tuple[object, int, int]]:
-        captures = capture(plan, self._run, shared)
+    def _captured(self, plan: Plan) -> tuple[Captures, tuple[object, int, int]]:
+        captures = capture(plan, self._run, self._memory)
         return captures, self._make(self._accelerator, captures.graphs, captures.arrays)
 
 

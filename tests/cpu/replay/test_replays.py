@@ -16,7 +16,6 @@ import flagos_backend.jax
 from cpu.accelerator.test_runtime import PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
 from flagos_backend.runtime import bridge
-from flagos_backend.runtime.accelerator import graphs
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from plugin_abi.host import Artifact, Context, Memory
 from support.against_xla import assert_same
@@ -220,8 +219,6 @@ def test_replays_go_with_their_programs(driver: Driver, context: Context, memory
         get(run(whole, x)[0])
         jax.block_until_ready(parts(y))
     assert driver.execs == before + 3
-    # Temporaries of all of them lie in one place for each device.
-    assert 0 < len(graphs._memory) <= len(jax.devices("flagos"))
     whole.close()
     del parts
     sweep()
