@@ -321,6 +321,8 @@ def convert(text: str, source: ElementType, target: ElementType, dialect: Dialec
         low = -(1 << (target.bits - 1)) if target.is_signed else 0
         past = low + (1 << target.bits)
         return f"fm.to_integer({text}, {HELD[target]}, {low}, {past - 1}, {past}.0)"
+    if source is E.F64 and target is E.F16:
+        return f"fm.as_f16({text})"  # Rounded once; to bfloat16 XLA goes by way of float32.
     if HELD[source] != HELD[target]:
         text = f"{text}.to({HELD[target]})"
     return rounded(text, target, dialect)

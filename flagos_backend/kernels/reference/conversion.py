@@ -137,7 +137,22 @@ def _float_to_float(source: ElementType, target: ElementType) -> Unary:
         return lambda x: small_floats.decode(x, source).to(dtype)
     if small_floats.is_small(target):
         return lambda x: small_floats.encode(x, target)
+    if source is E.F64 and target is E.F16:
+        return lambda x: _float32_rounded_to_odd(x).to(dtype)
     return lambda x: x.to(dtype)
+
+
+def _float32_rounded_to_odd(x: torch.Tensor) -> torch.Tensor:
+    """float64 as the float32 beside it whose last bit says that something is missing, so that the next rounding is right.
+
+    torch reaches float16 through a float32 rounded to nearest, which makes ties of what lies right beside them.
+    """
+    nearest = x.float()
+    bits = nearest.view(torch.int32)
+    back = nearest.double()
+    missing = (back != x) & nearest.isfinite() & (bits & 1 == 0)
+    # Neighbours of one sign are neighbours as integers.
+    return torch.where(missing, torch.where(back.abs() > x.abs(), bits - 1, bits + 1), bits).view(torch.float32)
 
 
 @kernel(Opcode.CONVERT, storage=Storage.FRESH, elementwise=True)
