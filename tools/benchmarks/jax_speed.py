@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import gc
 import math
 import statistics
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from benchmarks import report
 from benchmarks.programs import Program, Scale, programs
@@ -25,6 +27,8 @@ _FIRST_CALLS = 5
 _PART = 1 << 20
 # Arrays whose magnitudes stay below this are zero but for rounding, as the gradient of a bias of attention's keys is.
 _NOISE = 1e-12
+# How much further from the exact results ours may be than the peer's, where both are mostly rounding: two draws of it.
+_DRAW = 1.25
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,10 @@ def _trees(result: Any) -> list[str]:
 def _disagreement(program: Program, ours: Side, peer: Side, exact: Callable[[], list[np.ndarray]]) -> str:
     """Why the sides do not compute the same, or nothing. ``exact``: the first results in higher precision."""
     if not program.donated:
-        pairs = zip(ours.results, peer.results, strict=True)
+        (first, later), (expected, expected_later) = ours.results, peer.results
+        pairs = [(first, expected)]
+        if not (_are_same(first, later) and _are_same(expected, expected_later)):
+            pairs.append((later, expected_later))
         return next(filter(None, (difference(mine, theirs, program.precision) for mine, theirs in pairs)), "")
     # Of a step all arrays of one name count as one vector: a gradient that is zero but for rounding, as that of a bias
     # before a softmax, is noise alone. Later steps begin from what each side made of the first, so that only all of it
@@ -134,11 +141,11 @@ def _disagreement(program: Program, ours: Side, peer: Side, exact: Callable[[], 
     if not far:
         return ""
     # Steps in 16 bits round so much that two of them are further apart than either is from the truth: then ours has to
-    # be as near to that as the peer's, or within the bound.
+    # be as near to that as the peer's, but for the luck of a draw, or within the bound.
     truth = exact()
     mine, theirs = _distances(ours.trees, first, truth), _distances(ours.trees, expected, truth)
     for tree in far:
-        if not mine[tree] <= max(theirs[tree], program.precision):
+        if not mine[tree] <= max(_DRAW * theirs[tree], program.precision):
             return f"{tree} of the results is {mine[tree]:.2g} from the exact ones, the peer's {theirs[tree]:.2g}"
     return ""
 
@@ -180,6 +187,20 @@ def difference(ours: Sequence[np.ndarray], peer: Sequence[np.ndarray], precision
         if worst > precision * max(scale, _NOISE):
             return f"result {number} differs by {worst:.3g}, at magnitudes up to {scale:.3g}"
     return ""
+
+
+def _are_same(first: Sequence[np.ndarray], later: Sequence[np.ndarray]) -> bool:
+    """Bit for bit."""
+    pairs = zip(first, later, strict=True)
+    return all(np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)) for a, b in pairs)
+
+
+def _drop_programs() -> None:
+    """Gives back what programs keep of the device on both sides."""
+    jax.clear_caches()
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def _compare(ours: np.ndarray, theirs: np.ndarray) -> tuple[bool, float, float]:
@@ -290,7 +311,7 @@ def main() -> int:
                 else measure(program, devices, peak, options.seconds)
             )
             print(line(rows[-1]), flush=True)
-            jax.clear_caches()  # compiled programs keep memory of the device, on both sides
+            _drop_programs()
     source = report.origin("jax_speed", "" if scale is Scale.HOST else devices[1].device_kind)
     text = render(rows, peak, source, f"XLA {options.peer}")
     print(text, end="")
