@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flagos_backend.ir.types import ElementType
+
+# From this one on matrix units read 32-bit operands of a product only with the contracted dimension last.
+_HOPPER = 90
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -25,6 +30,12 @@ class Target:
     @property
     def is_host(self) -> bool:
         return self.device_type == "cpu" and not self.vendor
+
+    def reads_contracted_last(self, element_type: ElementType) -> bool:
+        """Whether products of this type, rounded as matrix units want it, are faster of operands that lie so."""
+        version = self.architecture.removeprefix("sm_")
+        is_hopper = self.vendor == "nvidia" and version.isdecimal() and int(version) >= _HOPPER
+        return is_hopper and element_type is ElementType.F32
 
 
 HOST = Target("cpu")

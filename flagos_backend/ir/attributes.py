@@ -98,6 +98,13 @@ class DotAttributes:
     precision: Precision = Precision.DEFAULT
     algorithm: DotAlgorithm = DotAlgorithm.UNSET
 
+    @property
+    def allows_tensor_float(self) -> bool:
+        """Whether operands of f32 may be rounded to TF32: HLO's default precision allows it, as XLA does on GPUs."""
+        if self.algorithm in (DotAlgorithm.TF32_TF32_F32, DotAlgorithm.TF32_TF32_F32_X3):
+            return self.algorithm is DotAlgorithm.TF32_TF32_F32
+        return self.algorithm is DotAlgorithm.UNSET and self.precision is Precision.DEFAULT
+
 
 @dataclass(frozen=True, slots=True)
 class RaggedDotAttributes:

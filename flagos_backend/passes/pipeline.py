@@ -12,6 +12,7 @@ from flagos_backend.ir.verifier import verify as verify_module
 from flagos_backend.passes.cse import eliminate_common_subexpressions
 from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.fold_constants import fold_constants
+from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.inline_calls import inline_calls
 from flagos_backend.passes.settle_donors import settle_donors
 from flagos_backend.passes.simplify import simplify
@@ -28,6 +29,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("fold_constants", fold_constants),
     ("cse", eliminate_common_subexpressions),
     ("trip_count", find_trip_counts),
+    ("hoist_invariants", hoist_invariants),
     ("spread_scatter", spread_scatter),
     ("simplify", simplify),
     ("fold_constants", fold_constants),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from flagos_backend.ir.attributes import NONE, Attributes
+from flagos_backend.ir.attributes import NONE, Attributes, TupleIndexAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, Shape
@@ -49,6 +49,13 @@ def array_shape(instruction: Instruction) -> ArrayShape:
     if not isinstance(instruction.shape, ArrayShape):
         raise TypeError(f"{instruction!r} is no array")
     return instruction.shape
+
+
+def index_in(value: Instruction, state: Instruction) -> int:
+    """Which element of the tuple ``state`` ``value`` is, -1 for none."""
+    if value.opcode is not Opcode.GET_TUPLE_ELEMENT or value.operands[0] is not state:
+        return -1
+    return value.attributes_as(TupleIndexAttributes).index
 
 
 def with_operands(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from flagos_backend.ir.attributes import CompareAttributes, TupleIndexAttributes, WhileAttributes
+from flagos_backend.ir.attributes import CompareAttributes, WhileAttributes
 from flagos_backend.ir.constants import constant_array
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.passes.rewrite import Emitter, apply_rule
+from flagos_backend.passes.rewrite import Emitter, apply_rule, index_in
 
 # The comparison with its sides exchanged.
 _MIRRORED = {
@@ -63,11 +63,8 @@ def trip_count(loop: Instruction) -> int | None:
 
 def _carried_index(value: Instruction, computation: Computation) -> int | None:
     """i, when ``value`` is element i of the computation's parameter."""
-    if value.opcode is not Opcode.GET_TUPLE_ELEMENT or value.operands[0].opcode is not Opcode.PARAMETER:
-        return None
-    if value.operands[0] is not computation.parameters[0]:
-        return None
-    return value.attributes_as(TupleIndexAttributes).index
+    index = index_in(value, computation.parameters[0])
+    return index if index >= 0 else None
 
 
 def _integer(value: Instruction) -> int | None:

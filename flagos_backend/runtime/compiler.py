@@ -20,6 +20,9 @@ from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.passes.channels_last import channels_last
+from flagos_backend.passes.contracted_last import contracted_last
+from flagos_backend.passes.dce import eliminate_dead_code
+from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.lay_out_convolutions import lay_out_convolutions
 from flagos_backend.passes.match.match import match
 from flagos_backend.passes.pipeline import optimize_with_report
@@ -183,7 +186,8 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     notes: tuple[str, ...] = ()
     if not target.is_host:
         matched = match(module)
-        module, notes = lay_out_convolutions(channels_last(matched.module)), matched.notes
+        module = lay_out_convolutions(channels_last(matched.module))
+        module, notes = eliminate_dead_code(hoist_invariants(contracted_last(module, target))), matched.notes
     else:
         with torch.inference_mode():
             native, not_native = native_part(module, _argument_aliases(module))

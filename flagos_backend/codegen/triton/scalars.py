@@ -289,6 +289,27 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
     return _FLOATS[dialect][opcode](*operands)
 
 
+def polynomial_term(expression: Apply, dialect: Dialect) -> tuple[Expression, Expression, Expression] | None:
+    """x, y and c where ``expression`` is x * y + c in float32, as in Horner's scheme; c is a constant, or one of two.
+
+    Such a step is rounded once, which is nearer to the truth and twice as fast. Other sums of products are not: what
+    corrects a product for its rounding subtracts it from something that varies.
+    """
+    if dialect is not Dialect.LIBDEVICE or expression.opcode is not O.ADD or expression.element_type is not E.F32:
+        return None
+    for product, other in (expression.operands, expression.operands[::-1]):
+        if isinstance(product, Apply) and product.opcode is O.MULTIPLY and _is_coefficient(other):
+            x, y = product.operands
+            return x, y, other
+    return None
+
+
+def _is_coefficient(expression: Expression) -> bool:
+    if isinstance(expression, Apply) and expression.opcode is O.SELECT:
+        return all(isinstance(choice, Literal) for choice in expression.operands[1:])
+    return isinstance(expression, Literal)
+
+
 def _is_rounded(expression: Expression) -> bool:
     """Whether its type is known to hold what stands for it in a kernel."""
     if expression.element_type not in _HALF or not isinstance(expression, Apply):

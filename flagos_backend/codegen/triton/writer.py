@@ -291,6 +291,8 @@ class _Writer:
             return self._let(scalars.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):
             return self._whole_fold(expression)
+        if (term := scalars.polynomial_term(expression, self.dialect)) is not None:
+            return self._let(f"tl.fma({', '.join(self.values[factor] for factor in term)})")
         operands = [self.values[operand] for operand in expression.operands]
         return self._let(scalars.apply(expression, operands, self.dialect))
 

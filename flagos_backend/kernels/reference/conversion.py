@@ -143,7 +143,7 @@ def _float_to_float(source: ElementType, target: ElementType) -> Unary:
 
 
 def _float32_rounded_to_odd(x: torch.Tensor) -> torch.Tensor:
-    """float64 as the float32 beside it whose last bit says that something is missing, so that the next rounding is right.
+    """float64 as the float32 beside it whose last bit says that something is missing: the next rounding is right then.
 
     torch reaches float16 through a float32 rounded to nearest, which makes ties of what lies right beside them.
     """

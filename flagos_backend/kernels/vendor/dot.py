@@ -11,7 +11,6 @@ from torch import Tensor
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import DotAlgorithm, Precision
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.contraction import Contraction, contraction_of
 from flagos_backend.kernels.implementation import Variant
@@ -95,14 +94,7 @@ def _float_product(instruction: Instruction, element: ElementType, out_dtype: to
         return product
     if element is not E.F32:
         return torch.matmul
-    return _with_tensor_float(allows_tensor_float(instruction.attributes_as(DotAttributes)))
-
-
-def allows_tensor_float(attributes: DotAttributes) -> bool:
-    """Whether products of f32 may be rounded to TF32: HLO's default precision allows it, as XLA does on GPUs."""
-    if attributes.algorithm in (DotAlgorithm.TF32_TF32_F32, DotAlgorithm.TF32_TF32_F32_X3):
-        return attributes.algorithm is DotAlgorithm.TF32_TF32_F32
-    return attributes.algorithm is DotAlgorithm.UNSET and attributes.precision is Precision.DEFAULT
+    return _with_tensor_float(instruction.attributes_as(DotAttributes).allows_tensor_float)
 
 
 def _with_tensor_float(allowed: bool) -> _Product:

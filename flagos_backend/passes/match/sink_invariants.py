@@ -13,7 +13,7 @@ from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.passes.effects import COLLECTIVES
-from flagos_backend.passes.rewrite import Substitution, rewrite_computations, with_operands
+from flagos_backend.passes.rewrite import Substitution, index_in, rewrite_computations, with_operands
 
 # Enough for a mask of positions; more would no longer be free to compute again.
 _MAX_INSTRUCTIONS = 24
@@ -79,11 +79,11 @@ class _Sinking:
         for computation in (condition, body):
             if not _only_elements_used(_users(computation)[computation.parameters[0]]):
                 return None
-        read = {_index_in(i, condition.parameters[0]) for i in condition.instructions}
+        read = {index_in(i, condition.parameters[0]) for i in condition.instructions}
         found = {}
         for index, (before, after) in enumerate(zip(initial.operands, body.root.operands, strict=True)):
             expression = _constant_expression(before)
-            if expression is not None and _index_in(after, body.parameters[0]) == index and index not in read:
+            if expression is not None and index_in(after, body.parameters[0]) == index and index not in read:
                 found[index] = expression
         return cls(loop, found) if found else None
 
@@ -111,7 +111,7 @@ class _Sinking:
         sunk = self._copies(instructions)
         root = computation.root
         for instruction in computation.instructions:
-            index = _index_in(instruction, old)
+            index = index_in(instruction, old)
             if instruction is old:
                 continue
             if index in self.expressions:
@@ -170,10 +170,3 @@ def _constant_expression(root: Instruction) -> list[Instruction] | None:
             stack.append((instruction, True))
             stack += [(operand, False) for operand in instruction.operands]
     return list(order) if len(order) <= _MAX_INSTRUCTIONS else None
-
-
-def _index_in(instruction: Instruction, state: Instruction) -> int:
-    """Which element of the state ``instruction`` is, -1 for none."""
-    if instruction.opcode is not Opcode.GET_TUPLE_ELEMENT or instruction.operands[0] is not state:
-        return -1
-    return instruction.attributes_as(TupleIndexAttributes).index

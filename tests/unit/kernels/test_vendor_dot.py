@@ -76,7 +76,7 @@ def test_what_it_lacks():
 def test_tensor_float(precision, algorithm, allowed):
     """HLO's default precision allows TF32, as XLA does; the switch is put back."""
     attributes = DotAttributes((1,), (0,), precision=precision, algorithm=algorithm)
-    assert dot.allows_tensor_float(attributes) is allowed
+    assert attributes.allows_tensor_float is allowed
     before = torch.backends.cuda.matmul.allow_tf32
     with dot.tensor_float(not before):
         assert torch.backends.cuda.matmul.allow_tf32 is not before

@@ -68,6 +68,12 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
     "functions_without_a_device_library": (NO_DEVICE_LIBRARY, lambda x: jnp.tanh(x) + jnp.expm1(x), (f32(5000),)),
     "layer_norm": (H100, layer_norm, (f32(8192, 768), f32(768), f32(768))),
     "layer_norm_backward": (H100, backward(layer_norm), (f32(8192, 768), f32(768), f32(768), f32(8192, 768))),
+    # Rounded once where a constant is added to a product, and nowhere else.
+    "polynomial": (
+        H100,
+        lambda x, y: (((x - 3) * x + 2) * x + jnp.where(x < 0, 5.0, 7.0), x * y + y),
+        (f32(5000),) * 2,
+    ),
     "positions_beyond_32_bits": (H100, lambda x: x + 1, (jax.ShapeDtypeStruct((70000, 70000), np.int8),)),
     "scan_step": (H100, scan_step, (f32(512, 64, 1024), f32(512, 64, 1024), f32(64, 1024), s32())),
     "softmax": (H100, lambda x: jax.nn.softmax(x, -1), (f32(16384, 1000),)),
