@@ -61,11 +61,8 @@ class Matched:
 
     @property
     def result(self) -> Result:
-        """The output, or where the program has none an array of its shape: its gradient."""
-        dot = self.output.dot
-        if self.is_only_backward:
-            return Result(next(o for o in dot.operands if o is not self.value), self.output.labels_of_result)
-        return Result(dot, self.output.labels_of_result)
+        """The output, of a program that has a use for it."""
+        return Result(self.output.dot, self.output.labels_of_result)
 
     def dims(self, labels: Labels) -> str:
         return dims_text(self.letters, labels)

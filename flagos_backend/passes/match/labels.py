@@ -66,16 +66,24 @@ def peel(
                 break
             labels = found
         elif opcode is Opcode.TRANSPOSE:
-            before: list[int | None] = [None] * len(labels)
-            for position, dimension in enumerate(instruction.attributes_as(DimensionsAttributes).dimensions):
-                before[dimension] = labels[position]
-            labels = tuple(before)
+            instruction, labels = untransposed(instruction, labels)
+            continue
         elif opcode is Opcode.BROADCAST and broadcasts:
             dimensions = instruction.attributes_as(DimensionsAttributes).dimensions
             labels = relabel(dims_of(operand), [labels[d] for d in dimensions])
         elif opcode is not Opcode.COPY:
             break
         instruction = operand
+    return instruction, labels
+
+
+def untransposed(instruction: Instruction, labels: Labels) -> tuple[Instruction, Labels]:
+    """As peel, through transpositions alone."""
+    while instruction.opcode is Opcode.TRANSPOSE:
+        before: list[int | None] = [None] * len(labels)
+        for position, dimension in enumerate(instruction.attributes_as(DimensionsAttributes).dimensions):
+            before[dimension] = labels[position]
+        instruction, labels = instruction.operands[0], tuple(before)
     return instruction, labels
 
 

@@ -23,7 +23,7 @@ from flagos_backend.passes.match.assemble import (
     assemble_gradients,
 )
 from flagos_backend.passes.match.calls import CallBuilder, Replacements
-from flagos_backend.passes.match.labels import element_type_of, moved
+from flagos_backend.passes.match.labels import element_type_of, moved, untransposed
 from flagos_backend.passes.match.recognize import Recognizer
 from flagos_backend.passes.match.sink_invariants import sink_invariants
 from flagos_backend.passes.match.symbols import Candidate
@@ -106,11 +106,17 @@ def _near_miss(dot: Instruction, reason: str) -> str:
 def _attempt(candidate: Candidate, users: dict[Instruction, list[Instruction]]) -> _Attempt:
     matched = assemble(candidate)
     gradients = assemble_gradients(matched)
-    builder = CallBuilder(matched, matched.result if matched.is_only_backward else _arranged(matched.result, users))
     if gradients is None:
-        return _Attempt(candidate, matched, None, *builder.forward())
+        if matched.is_only_backward:
+            raise NearMissError("the program has no use for its output")
+        return _Attempt(candidate, matched, None, *CallBuilder(matched, _arranged(matched.result, users)).forward())
     wanted = {name: _arranged(result, users) for name, result in gradients.wanted.items()}
-    gradients = replace(gradients, wanted=wanted)
+    source, labels = untransposed(gradients.output_gradient, gradients.output_gradient_labels)
+    gradients = replace(gradients, wanted=wanted, output_gradient=source, output_gradient_labels=labels)
+    # An output that nobody else reads lies as its gradient does.
+    builder = CallBuilder(
+        matched, Result(source, labels) if matched.is_only_backward else _arranged(matched.result, users)
+    )
     return _Attempt(candidate, matched, gradients, *builder.forward_and_backward(gradients))
 
 

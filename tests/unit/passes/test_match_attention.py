@@ -13,6 +13,7 @@ import pytest
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Module
+from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import leaves
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
@@ -150,6 +151,31 @@ def test_gradients(draw, name):
 def test_some_gradients(draw, arguments):
     args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
     check(gradient(causal, arguments), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
+
+
+def test_gradients_alone_arrange_the_output_as_their_argument(draw):
+    """Backward kernels of libraries want channels last in all arrays, and nobody else reads the output."""
+    args = [draw(B, T, N, D) for _ in range(4)]
+
+    def function(q, k, v, g):
+        return jax.vjp(causal, q, k, v)[1](g)
+
+    check(function, *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
+    module = matched(function, *args)[1].module
+    assert Opcode.TRANSPOSE not in {i.opcode for i in module.entry.instructions}
+    (forward,) = (i for i in module.entry.instructions if getattr(i.attributes, "target", "") == FORWARD)
+    assert next(leaves(forward.shape)).dims == (B, T, N, 1, D)
+
+
+def test_a_bias_alone_needs_no_output(draw):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(1, N, T, S), draw(B, T, N, D)]
+
+    def function(q, k, v, bias, g):
+        return jax.vjp(lambda bias: dpa(q, k, v, bias), bias)[1](g)
+
+    module, result = matched(function, *args)
+    assert result.module is module
+    assert result.notes and "no use for its output" in result.notes[0]
 
 
 @pytest.mark.parametrize("differentiate", [False, True])
