@@ -36,8 +36,8 @@ def top_k(
     two from ``k`` on."""
     number = tl.program_id(0).to(tl.int64)
     row = values + number * N
-    best = tl.topk(_keys(row, tl.arange(0, BLOCK), N, BITS, IS_FLOAT, IS_UNSIGNED, LARGEST), K)
-    for start in tl.range(BLOCK, N, BLOCK):
+    best = tl.full([K], LOWEST, tl.int64)
+    for start in tl.range(0, N, BLOCK):  # The first block too: the network takes seconds to compile.
         keys = _keys(row, start + tl.arange(0, BLOCK), N, BITS, IS_FLOAT, IS_UNSIGNED, LARGEST)
         best = tl.topk(tl.reshape(tl.join(best, tl.topk(keys, K)), [2 * K]), K)
     rank = tl.arange(0, K)
