@@ -23,16 +23,25 @@ def caller(platform: str, arguments: int, wait: bool) -> Callable[[], jax.Array]
 
 def main() -> int:
     """Command line; see tools/benchmarks/README.md."""
-    options = report.parser(__doc__).parse_args()
+    parser = report.parser(__doc__)
+    parser.add_argument("--peer", default="cpu", help="XLA's platform: cpu or cuda")
+    options = parser.parse_args()
     rows = []
     for arguments in (1, 16):
         for wait, what in ((False, "dispatch"), (True, "call and wait")):
-            ours, peer = caller(options.device, arguments, wait), caller("cpu", arguments, wait)
+            ours, peer = caller(options.device, arguments, wait), caller(options.peer, arguments, wait)
             np.testing.assert_array_equal(np.asarray(ours()), np.asarray(peer()))
             floor, mine, theirs = report.alternate([lambda: None, ours, peer], rounds=50, calls=200)
-            name, goal = f"{what}, {arguments} argument{'s'[: arguments > 1]}", None if wait else 1.5
+            name, goal = (
+                f"{what}, {arguments} argument{'s'[: arguments > 1]}",
+                None if wait else (1.5 if options.peer == "cpu" else 1.0),
+            )
             rows.append(report.Row(name, "µs", floor * 1e6, mine * 1e6, theirs * 1e6, goal))
-    report.publish("dispatch", rows, options.save)
+    on_host = options.peer == "cpu"
+    name, peer = ("dispatch", "JAX CPU") if on_host else ("dispatch_accelerator", f"XLA {options.peer}")
+    report.publish(
+        name, rows, options.save, peer=peer, device="" if on_host else jax.devices(options.peer)[0].device_kind
+    )
     return 0
 
 

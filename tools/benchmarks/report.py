@@ -98,9 +98,16 @@ def render(rows: Sequence[Row], source: Origin, notes: Sequence[str] = (), peer:
     return "\n".join(lines) + "\n"
 
 
-def publish(name: str, rows: Sequence[Row], save: bool, notes: Sequence[str] = (), peer: str = "JAX CPU") -> None:
-    """Prints the report; with `save`, also writes NAME.txt and NAME.json."""
-    source = origin(name)
+def publish(
+    name: str,
+    rows: Sequence[Row],
+    save: bool,
+    notes: Sequence[str] = (),
+    peer: str = "JAX CPU",
+    device: str = "",
+) -> None:
+    """Prints the report; with `save`, also writes NAME.txt and NAME.json. `device`: as of origin."""
+    source = origin(name.removesuffix("_accelerator"), device)
     text = render(rows, source, notes, peer)
     print(text, end="")
     if save:
