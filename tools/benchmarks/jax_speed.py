@@ -167,8 +167,9 @@ def _exact(program: Program, device: jax.Device, arguments: Sequence[Any]) -> li
 
 def _relative_distance(ours: Sequence[np.ndarray], peer: Sequence[np.ndarray]) -> float:
     """Of two lists of arrays as vectors, relative to the length of the second."""
-    apart = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in zip(ours, peer, strict=True))
-    whole = sum(float(np.square(b.astype(np.float64)).sum()) for b in peer)
+    with ThreadPoolExecutor() as pool:
+        apart = sum(pool.map(lambda a, b: float(np.square(a.astype(np.float64) - b).sum()), ours, peer))
+        whole = sum(pool.map(lambda b: float(np.square(b.astype(np.float64)).sum()), peer))
     return math.sqrt(apart / whole) if whole else math.inf if apart else 0.0
 
 

@@ -87,11 +87,12 @@ def origin(name: str, device: str = "") -> Origin:
 
 def render(rows: Sequence[Row], source: Origin, notes: Sequence[str] = (), peer: str = "JAX CPU") -> str:
     """The rows as a table; notes and the rows' origin below."""
-    lines = [f"{'':36}{'floor':>12}{'ours':>12}{peer:>12}{'ratio':>8}{'goal':>7}"]
+    width = max([36, *(len(f"{row.name} [{row.unit}]") + 2 for row in rows)])
+    lines = [f"{'':{width}}{'floor':>12}{'ours':>12}{peer:>12}{'ratio':>8}{'goal':>7}"]
     for row in rows:
         goal = "" if row.goal is None else f"≤ {row.goal:g}"
         label = f"{row.name} [{row.unit}]"
-        lines.append(f"{label:36}{row.floor:12.4g}{row.ours:12.4g}{row.peer:12.4g}{row.ratio:8.2f}{goal:>7}")
+        lines.append(f"{label:{width}}{row.floor:12.4g}{row.ours:12.4g}{row.peer:12.4g}{row.ratio:8.2f}{goal:>7}")
     lines += notes
     lines.append(", ".join(f"{name} {version}" for name, version in source.versions.items()))
     lines.append(f"{source.hardware}; {source.date}; {source.command}")
