@@ -223,15 +223,16 @@ def _lines(row: Measured, modes: Sequence[str]) -> list[str]:
     names = (OURS, EAGER, *modes)
     cells = "".join(f"{row.seconds[n] * 1e3:17.4g}" if n in row.seconds else f"{'-':>17}" for n in names)
     speedup = f"{row.speedup:9.2f}" if row.speedup else f"{'-':>9}"
-    first = row.first.get(OURS, math.nan)
+    first = "".join(f"{row.first.get(name, math.nan):11.3g}" for name in (OURS, *modes[:1]))
     errors = [f"  {name}: {error}" for name, error in row.errors.items()]
-    return [f"{row.name:34}{row.floor * 1e3:9.4g}{cells}{speedup}{first:9.3g}", *errors]
+    return [f"{row.name:34}{row.floor * 1e3:9.4g}{cells}{speedup}{first}", *errors]
 
 
 def render(rows: Sequence[Measured], modes: Sequence[str], source: report.Origin) -> str:
-    """Milliseconds of each contender, the speedup over Inductor's best mode, and the first call of ours and of it."""
+    """Milliseconds of each contender, the speedup over Inductor's best mode, and the first call of ours and of its first mode."""
     names = (OURS, EAGER, *modes)
-    lines = [f"{'ms':34}{'floor':>9}" + "".join(f"{name:>17}" for name in names) + f"{'speedup':>9}{'first s':>9}"]
+    lines = [f"{'ms':34}{'floor':>9}" + "".join(f"{name:>17}" for name in names) + f"{'speedup':>9}{'first s':>11}"]
+    lines[0] += "".join(f"{mode + ' s':>11}" for mode in modes[:1])
     lines += [text for row in rows for text in _lines(row, modes)]
     speedups = [row.speedup for row in rows if row.speedup]
     if speedups:
