@@ -229,7 +229,7 @@ def _lines(row: Measured, modes: Sequence[str]) -> list[str]:
 
 
 def render(rows: Sequence[Measured], modes: Sequence[str], source: report.Origin) -> str:
-    """Milliseconds of each contender, the speedup over Inductor's best mode, first calls of ours and of its first mode."""
+    """Milliseconds of each contender, the speedup over Inductor's best mode, our first call and that of its first."""
     names = (OURS, EAGER, *modes)
     lines = [f"{'ms':34}{'floor':>9}" + "".join(f"{name:>17}" for name in names) + f"{'speedup':>9}{'first s':>11}"]
     lines[0] += "".join(f"{mode + ' s':>11}" for mode in modes[:1])
