@@ -118,11 +118,35 @@ class Schedule:
 class _Key:
     """One region in the making: the instruction it stores, and which part of it.
 
-    Concatenate has several, pad and dynamic-update-slice have two: all of the result, then what lies in it.
+    Concatenate has several, dynamic-update-slice has two: all of the result, then what lies in it. Pad has its borders,
+    then what lies between them.
     """
 
     target: Instruction
     part: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    starts: tuple[int, ...]
+    dims: tuple[int, ...]
+
+
+def _borders(pad: Instruction) -> list[_Border]:
+    """What a pad fills: on the two sides of a dimension, or where that would be more pieces all of the result."""
+    attributes, whole = pad.attributes_as(PadAttributes), dims_of(pad)
+    sides = list(zip(attributes.low, attributes.high, strict=True))
+    padded = [dimension for dimension, (low, high) in enumerate(sides) if low or high]
+    if any(attributes.interior) or len(padded) != 1:
+        return [_Border((0,) * len(whole), whole)]
+    (dimension,) = padded
+    low, high = sides[dimension]
+    found = []
+    for start, size in ((0, low), (whole[dimension] - high, high)):
+        if size:
+            starts = tuple(start if d == dimension else 0 for d in range(len(whole)))
+            found.append(_Border(starts, tuple(size if d == dimension else n for d, n in enumerate(whole))))
+    return found
 
 
 def fuse(computation: FlatComputation, policy: Policy = HOST) -> Schedule:
@@ -182,9 +206,11 @@ class _Fuser:
                 self._open(_Key(instruction, part), dims_of(operand), (operand,))
         elif opcode is Opcode.PAD and is_growing_pad(instruction):
             array, value = self._operands(instruction)
-            self._open(_Key(instruction, 0), dims_of(instruction), ())
-            self._want(value, _Key(instruction, 0), ())
-            self._open(_Key(instruction, 1), dims_of(array), (array,))
+            borders = _borders(instruction)
+            for part, border in enumerate(borders):
+                self._open(_Key(instruction, part), border.dims, ())
+                self._want(value, _Key(instruction, part), ())
+            self._open(_Key(instruction, len(borders)), dims_of(array), (array,))
         elif self._is_window(instruction):
             self._decide_window(instruction)
         elif is_elementwise(instruction):
@@ -394,19 +420,23 @@ class _Fuser:
             there = tuple(index.scaled(1, before) if d == dimension else index for d, index in enumerate(here))
             value = expressions.of(self._operands(target)[key.part], here)
             return Region(dims, (Store(target, value, linear(there, dims_of(target), rank)),))
-        if target.opcode is Opcode.PAD and key.part == 1:
-            pad = target.attributes_as(PadAttributes)
-            there = tuple(i.scaled(n + 1, low) for i, n, low in zip(here, pad.interior, pad.low, strict=True))
-            value = expressions.of(self._operands(target)[0], here)
-            return Region(dims, (Store(target, value, linear(there, dims_of(target), rank)),))
+        if target.opcode is Opcode.PAD:
+            return self._build_pad(key, expressions, here)
         if is_update(target):
             return self._build_update(key, expressions, here)
-        value = (
-            expressions.of(self._operands(target)[1], ())
-            if target.opcode is Opcode.PAD
-            else expressions.compute(target, here)
-        )
-        return Region(dims, (Store(target, value, linear(here, dims, rank)),))
+        return Region(dims, (Store(target, expressions.compute(target, here), linear(here, dims, rank)),))
+
+    def _build_pad(self, key: _Key, expressions: _Expressions, here: Indices) -> Region:
+        target, dims = key.target, self.loops[key]
+        array, padding = self._operands(target)
+        borders, pad = _borders(target), target.attributes_as(PadAttributes)
+        if key.part == len(borders):
+            value = expressions.of(array, here)
+            there = tuple(i.scaled(n + 1, low) for i, n, low in zip(here, pad.interior, pad.low, strict=True))
+        else:
+            value = expressions.of(padding, ())
+            there = tuple(i.scaled(1, start) for i, start in zip(here, borders[key.part].starts, strict=True))
+        return Region(dims, (Store(target, value, linear(there, dims_of(target), len(dims))),))
 
     def _build_update(self, key: _Key, expressions: _Expressions, here: Indices) -> Region:
         target, dims = key.target, self.loops[key]

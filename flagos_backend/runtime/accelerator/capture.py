@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,17 @@ def _recorded(plan: Plan, run: Run, arrays: list[Any], shared: Memory | None = N
     return _Recording(plan, run, arrays, shared)
 
 
+@contextlib.contextmanager
+def _workspaces_of_its_own() -> Iterator[None]:
+    """BLAS keeps a workspace for each stream, of which torch hands out a few in turns: the one that it finds would be
+    memory of an earlier graph's."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 class _Recording:
     """One capture. ``arrays``: arguments, then what the outputs are copied to: memory of the capture's own may be used
     for several things one after another, so that its addresses do not tell what they stand for."""
@@ -112,7 +123,7 @@ class _Recording:
     def __init__(self, plan: Plan, run: Run, arrays: list[Any], shared: Memory | None = None) -> None:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         spare = torch.empty(1, dtype=torch.uint8, device=run.device)
-        with self._one_at_a_time:
+        with self._one_at_a_time, _workspaces_of_its_own():
             torch.cuda.synchronize(run.device)
             stream = shared.stream if shared else torch.cuda.Stream(run.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):

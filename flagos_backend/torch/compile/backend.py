@@ -6,12 +6,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import default_partition
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from flagos_backend.torch.compile.corrections import correct_graph
-from flagos_backend.torch.compile.decompositions import decompositions_for
+from flagos_backend.torch.compile.decompositions import decompositions_for, runs_on_host
 from flagos_backend.torch.compile.images import keep_channels_last
 from flagos_backend.torch.compile.options import CompileOptions, read_options
 from flagos_backend.torch.compile.segments import CompiledGraph
@@ -38,19 +39,32 @@ def flagos(
         fw_compiler=functools.partial(_compile, "forward", settings),
         bw_compiler=functools.partial(_compile, "backward", settings),
         inference_compiler=functools.partial(_compile, "inference", settings),
-        partition_fn=_partition,
+        partition_fn=functools.partial(_partition, runs_on_host(example_inputs)),
         decompositions=decompositions_for(example_inputs),
     )
     return compiler(graph, example_inputs)
 
 
-def _partition(joint: GraphModule, *arguments: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+def _partition(on_host: bool, joint: GraphModule, *arguments: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+    """The graphs of the forward and the backward pass. On accelerators what fuses with its users is computed again
+    rather than saved: they wait for memory. The host saves what eager saves, as its operators fuse less. What the user
+    marks with torch.utils.checkpoint is computed again all the same."""
     correct_graph(joint)
-    # Saves what eager saves: computing it again pays only where it fuses with what needs it. What the user marks with
-    # torch.utils.checkpoint is computed again all the same.
-    forward, backward = default_partition(joint, *arguments, **options)
+    if on_host:
+        forward, backward = default_partition(joint, *arguments, **options)
+    else:
+        _drop_detached(joint)
+        forward, backward = min_cut_rematerialization_partition(joint, *arguments, **options)
     keep_channels_last(forward, backward, options["num_fwd_outputs"])
     return forward, backward
+
+
+def _drop_detached(joint: GraphModule) -> None:
+    """A detached value, which is what it was detached from, is taken for one that cannot be computed again."""
+    for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        joint.graph.erase_node(node)
+    joint.recompile()
 
 
 def _compile(kind: str, options: CompileOptions, graph: GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:

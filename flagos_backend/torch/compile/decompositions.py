@@ -113,6 +113,57 @@ def _batch_norm_of_accelerators(
     return result.to(x.dtype), unused, unused
 
 
+_MEAN, _SUM = 1, 2
+
+
+def _is_class(x: torch.Tensor, target: torch.Tensor, ignored: int) -> torch.Tensor:
+    """Where an element of ``x`` [N, C, ...] or [C] is of the class ``target`` [N, ...], [] or [1], if that counts."""
+    dim = min(x.dim() - 1, 1)
+    classes = torch.arange(x.shape[dim], device=x.device).view([-1, *(1 for _ in range(x.dim() - dim - 1))])
+    target = target.reshape([*target.shape[:dim], 1, *target.shape[dim:]] if x.dim() > 1 else [1])
+    return (classes == target) & (target != ignored)
+
+
+def _of_classes(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return weight.view([-1, *(1 for _ in range(x.dim() - 2))])
+
+
+def _nll_loss(
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """nll_loss_forward as a sum over the classes, in the kernel that reads them for the softmax. A target that is no
+    class has no loss here, where ATen's kernel ends the process."""
+    dim, counts = min(x.dim() - 1, 1), _is_class(x, target, ignore_index)
+    weighted = x if weight is None else x * _of_classes(weight, x)
+    loss = -torch.where(counts, weighted, 0).sum(dim)
+    if reduction not in (_MEAN, _SUM) and x.dim() > 1:
+        return loss, x.new_zeros(())
+    if weight is None:
+        total = (target != ignore_index).sum().to(x.dtype)
+    else:
+        total = torch.where(counts, _of_classes(weight, x).to(x.dtype), 0).sum()
+    if reduction in (_MEAN, _SUM):
+        loss = loss.sum()
+    return (loss / total if reduction == _MEAN else loss), total
+
+
+def _nll_loss_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total: torch.Tensor,
+) -> torch.Tensor:
+    if reduction == _MEAN:
+        gradient = gradient / total
+    if x.dim() > gradient.dim() > 0:
+        gradient = gradient.unsqueeze(1)
+    each = -gradient if weight is None else -gradient * _of_classes(weight, x)
+    return torch.where(_is_class(x, target, ignore_index), each, 0).to(x.dtype)
+
+
 def _by_tanh(taken_apart: Callable[..., Any]) -> Callable[..., Any]:
     """gelu or its gradient; by erf, ATen's is the faster."""
 
@@ -142,13 +193,22 @@ def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
         **found,
         aten.native_layer_norm.default: _layer_norm,
         aten._native_batch_norm_legit_no_training.default: _batch_norm_of_accelerators,
+        aten.nll_loss_backward.default: _nll_loss_backward,
+        aten.nll_loss_forward.default: _nll_loss,
+        aten.nll_loss2d_backward.default: _nll_loss_backward,
+        aten.nll_loss2d_forward.default: _nll_loss,
     }
+
+
+def runs_on_host(inputs: Sequence[Any]) -> bool:
+    """Whether a graph with these inputs does; True where it has no place, which the program is then refused for."""
+    devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
+    try:
+        return site_of(devices).is_host
+    except ValueError:  # two accelerators
+        return True
 
 
 def decompositions_for(inputs: Sequence[Any]) -> Mapping[Any, Callable[..., Any]]:
     """For a graph with these inputs, by overload."""
-    devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
-    try:
-        return _of_host() if site_of(devices).is_host else _of_accelerators()
-    except ValueError:  # two accelerators, which the program then refuses by its place
-        return {}
+    return _of_host() if runs_on_host(inputs) else _of_accelerators()

@@ -152,6 +152,25 @@ def test_norms_by_known_statistics_are_part_of_what_is_around(
     assert "batch_norm" not in made[-1].artifact(Artifact.EXPLANATION).decode()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_loss_of_rows_saves_a_few_numbers_of_each(dtype: torch.dtype, made: list[Executable]) -> None:
+    """Its gradient is computed from the logits again, and nothing else as large is written."""
+    given, labels = torch.randn(6, 50, dtype=dtype), torch.randint(50, (6,))
+    expected = given.double().requires_grad_()
+    exact = functional.cross_entropy(expected, labels)
+    exact.backward()
+    logits = given.to(FLAGOS).requires_grad_()
+    compiled = torch.compile(lambda x, y: functional.cross_entropy(x.float(), y), backend=flagos)
+    loss = compiled(logits, labels.to(FLAGOS))
+    loss.backward()
+    torch.testing.assert_close(loss.cpu().double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits.grad.cpu().double(), expected.grad, rtol=1e-2, atol=1e-3)
+    forward, backward = (executable.artifact(Artifact.EXPLANATION).decode() for executable in made)
+    assert "[6,50]" not in forward, forward
+    assert backward.count("[6,50]") == 1, backward
+    assert "aten" not in forward + backward
+
+
 def test_host_tensors_stay_on_the_host() -> None:
     compiled = torch.compile(softmax, backend=flagos)
     x = torch.randn(4, 6)

@@ -303,3 +303,14 @@ def test_gradients_that_come_in_another_layout() -> None:
     for gradient in (torch.ones(()).expand(3, 4), torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2]):
         expected = torch.autograd.grad(x.sin() * 2, x, gradient)
         torch.testing.assert_close(torch.autograd.grad(y, x, gradient, retain_graph=True), expected)
+
+
+def test_gradients_of_parts() -> None:
+    def parts(x: torch.Tensor) -> torch.Tensor:
+        pieces = (x[1:], x[:-1], x[:, ::2], x[2:5:2], x[:, -3:], x[3], x[:, -1], x[1:1], x[:, 5:6:4])
+        return sum((number + 1) * (piece * piece).sum() for number, piece in enumerate(pieces))
+
+    x = torch.randn(6, 8, requires_grad=True)
+    expected, compiled_gradient = (torch.autograd.grad(call(x), x)[0] for call in (parts, compiled(parts)))
+    assert_same(compiled_gradient, expected)
+    assert not any("backward" in name for each in report.reports() for name in each.whole)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -36,6 +36,8 @@ class _Graph:
 
     open = 0
     made = 0
+    # Graphs in whose memory a workspace of BLAS lies, as the one stream here keeps it.
+    workspaces: ClassVar[list[int]] = []
 
     def __init__(self, keep_graph: bool = False) -> None:
         type(self).made += 1
@@ -44,11 +46,14 @@ class _Graph:
     def capture_begin(self, pool: tuple[int, int] | None = None, *, capture_error_mode: str) -> None:
         type(self).open += 1
         self.memory = pool or (0, self.number)
+        self.found = list(self.workspaces)
+        self.workspaces.append(self.number)
 
     def capture_end(self) -> None:
         type(self).open -= 1
 
     def raw_cuda_graph(self) -> int:
+        assert not self.found, "a product was given another graph's workspace"
         return self.number
 
     def pool(self) -> tuple[int, int]:
@@ -65,6 +70,8 @@ def host_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_Graph, "made", 0)
     monkeypatch.setattr(_Graph, "open", 0)
+    monkeypatch.setattr(_Graph, "workspaces", [])
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", _Graph.workspaces.clear, raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
@@ -99,6 +106,12 @@ def test_a_result_over_an_argument_is_told_from_one_that_is_copied() -> None:
 def test_memory_of_the_captures_own_is_told_apart_by_their_pools() -> None:
     captures = captured(TEXT)
     assert captures.graphs == ((1, ((1000, 10),)), (2, ((2000, 10),)), (3, ((3000, 10),)))
+
+
+@pytest.mark.usefixtures("host_graphs")
+def test_no_workspace_is_left_behind() -> None:
+    captured(TEXT)
+    assert _Graph.made == 3 and not _Graph.workspaces
 
 
 @pytest.mark.usefixtures("host_graphs")

@@ -161,3 +161,39 @@ def _constant_pad(
         low[rank - 1 - i], high[rank - 1 - i] = padding[2 * i], padding[2 * i + 1]
     attributes = PadAttributes(tuple(low), tuple(high), (0,) * rank)
     return emitter.builder.add(Opcode.PAD, [x, emitter.scalar(value, element_type(result))], attributes)
+
+
+@lowering(aten.slice_backward.default)
+def _slice_backward(
+    emitter: Emitter,
+    result: torch.Tensor,
+    gradient: Instruction,
+    sizes: Sequence[int],
+    dim: int,
+    start: int,
+    end: int,
+    step: int,
+) -> Instruction:
+    dim %= result.dim()
+    first, _, _ = slice(start, end).indices(sizes[dim])
+    return _spread(emitter, result, gradient, dim, first, step)
+
+
+@lowering(aten.select_backward.default)
+def _select_backward(
+    emitter: Emitter, result: torch.Tensor, gradient: Instruction, sizes: Sequence[int], dim: int, index: int
+) -> Instruction:
+    dim %= result.dim()
+    line = [1 if number == dim else size for number, size in enumerate(result.shape)]
+    return _spread(emitter, result, emitter.reshape(gradient, line), dim, index % sizes[dim], 1)
+
+
+def _spread(emitter: Emitter, result: torch.Tensor, part: Instruction, dim: int, first: int, step: int) -> Instruction:
+    """Zeros of the shape of ``result`` with ``part`` at every ``step``-th place of ``dim`` from ``first`` on."""
+    count, zeros = array(part).dims[dim], (0,) * result.dim()
+    between = step - 1 if count > 1 else 0
+    low, high, interior = list(zeros), list(zeros), list(zeros)
+    low[dim], interior[dim] = first, between
+    high[dim] = result.shape[dim] - first - count - between * max(count - 1, 0)
+    attributes = PadAttributes(tuple(low), tuple(high), tuple(interior))
+    return emitter.builder.add(Opcode.PAD, [part, emitter.scalar(0, element_type(result))], attributes)
