@@ -122,8 +122,9 @@ def sort_rows(
     BITS: tl.constexpr, IS_FLOAT: tl.constexpr, IS_UNSIGNED: tl.constexpr, DESCENDING: tl.constexpr,
     INFINITY: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of N elements, 2**(LOG - 1) < N <= 2**LOG, as many a program as it holds. keys int[rows, N] of BITS bits,
-    sources and results: tuples of int[rows, N]. ``INFINITY``: where zeros and NaNs are merged, else 0.
+    """Grid: rows over what a program holds, which are whole rows. 2**(LOG - 1) < N <= 2**LOG. keys int[rows, N], BITS
+    wide; sources and results: tuples of int[rows, N]. ``INFINITY``: that float's bits where zeros and NaNs are merged,
+    else 0.
 
     ``ALONE``: the keys, of 32 bits, are all there is to sort. Otherwise a key carries its column in the bits below it,
     which breaks ties, and everything is gathered by columns in the end.

@@ -82,9 +82,11 @@ def test_sort(bits: int, alone: bool, log_warps: int) -> None:
     log_elements = 14 - 5 - log_warps
     sizes = {"LOG": 14, "LOG_E": log_elements, "LOG_W": log_warps, "LOG_L": 5}
     order = {"BITS": bits, "IS_FLOAT": False, "IS_UNSIGNED": False, "DESCENDING": False, "INFINITY": 0}
+    merged = {"IS_FLOAT": True, "INFINITY": 0x7F800000 if bits == 32 else 0x7F80, "DESCENDING": True}
     moved = (f"*i{bits}",) if alone else (f"*i{bits}", "*i8", "*i64")
     types = [f"*i{bits}", moved, moved, "i32", "i32"]
     ptx = compile_kernel(kernels.sort_rows, types, {**sizes, **order, "ALONE": alone}, 1 << log_warps)
+    compile_kernel(kernels.sort_rows, types, {**sizes, **order, "ALONE": alone, **merged}, 1 << log_warps)
     words = 2 if bits == 32 and not alone else 1
     assert ptx.count("shfl.sync") == words << log_elements  # one loop's
 
