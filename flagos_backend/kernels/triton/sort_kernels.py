@@ -96,11 +96,11 @@ def _network(x, LOG: tl.constexpr, LOG_E: tl.constexpr, LOG_L: tl.constexpr):
 
 @triton.jit
 def _restore(
-    values, results, N, BLOCK: tl.constexpr, CLASS: tl.constexpr, INFINITY: tl.constexpr, DESCENDING: tl.constexpr
+    values, results, N, merged_bits, BLOCK: tl.constexpr, INFINITY: tl.constexpr, DESCENDING: tl.constexpr
 ):  # fmt: skip
-    """Of one sorted row of float32: its elements that ``_merged`` makes ``CLASS``, as they were and in their old order,
-    over what was stored for them."""
-    key = _ordered(CLASS, 32, True, False, DESCENDING)
+    """Of one sorted row of float32: its elements that ``_merged`` makes ``merged_bits``, as they were and in their old
+    order, over what was stored for them."""
+    key = _ordered(merged_bits, 32, True, False, DESCENDING)
     place = 0
     for start in range(0, N, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -110,7 +110,7 @@ def _restore(
     for start in range(0, N, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         bits = tl.load(values + columns, columns < N, 0)
-        member = (_merged(bits, 32, INFINITY) == CLASS) & (columns < N)
+        member = (_merged(bits, 32, INFINITY) == merged_bits) & (columns < N)
         tl.store(results + place + tl.cumsum(member.to(tl.int32)) - 1, bits, member)
         place += tl.sum(member.to(tl.int32))
 
@@ -163,10 +163,10 @@ def sort_rows(
         tl.store(results[0] + first * N + (row * N + column), ordered, inside)
         if INFINITY:
             tl.debug_barrier()
-            for each in range(lost * min(left, T // THREADS_OF_ROW)):
-                row_keys, row_results = keys + (first + each) * N, results[0] + (first + each) * N
-                _restore(row_keys, row_results, N, T, 0, INFINITY, DESCENDING)
-                _restore(row_keys, row_results, N, T, GREATEST, INFINITY, DESCENDING)
+            for each in range(2 * lost * min(left, T // THREADS_OF_ROW)):
+                start = (first + each // 2) * N
+                # Once for zeros, once for NaNs.
+                _restore(keys + start, results[0] + start, N, each % 2 * GREATEST, T, INFINITY, DESCENDING)
     else:
         source = (x & 0xFFFF).to(tl.int32) if BITS < 32 else x.to(tl.int32)
         for operand in tl.static_range(len(sources)):
