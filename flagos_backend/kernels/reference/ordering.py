@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flagos_backend.ir.attributes import CompareAttributes
+from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -16,6 +16,8 @@ from flagos_backend.kernels.reference.computations import parameter_number
 _BITS_DTYPE = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 _ASCENDING = frozenset({Comparison.LT, Comparison.LE})
 _ORDERED = frozenset({Comparison.LT, Comparison.LE, Comparison.GT, Comparison.GE})
+# Bits of infinity: a NaN's, without the sign, are more.
+INFINITY = {ElementType.F16: 0x7C00, ElementType.BF16: 0x7F80, ElementType.F32: 0x7F800000}
 _MIRRORED = {
     Comparison.LT: Comparison.GT,
     Comparison.LE: Comparison.GE,
@@ -56,6 +58,59 @@ class SortKey:
         shape = self.expression.shape
         assert isinstance(shape, ArrayShape)
         return shape.element_type
+
+
+@dataclass(frozen=True, slots=True)
+class OperandKey:
+    """A key that is read, not computed: operand number ``operand``, in total order. ``merged``: but zeros of both signs
+    are equal, and so are all NaNs, which are above infinity."""
+
+    operand: int
+    merged: bool
+
+
+def operand_key(key: SortKey) -> OperandKey | None:
+    """``key`` as an operand's own order, or as that order with JAX's selects around it; None where it is another
+    function."""
+    node, merges = key.expression, set()
+    while node.opcode is Opcode.SELECT:
+        merge = _merge(node)
+        if merge is None:
+            return None
+        merges.add(merge)
+        node = node.operands[2]
+    number = parameter_number(node)
+    if number is None or len(merges) == 1:
+        return None
+    # The partial order says nothing of NaN, and needs no selects for zeros.
+    partial = not key.total and key.element_type.is_float
+    return OperandKey(number // 2, bool(merges) or partial)
+
+
+def _merge(select: Instruction) -> Comparison | None:
+    """Which elements of a float ``select`` makes one constant: EQ where zeros become +0, NE where NaNs become +NaN."""
+    condition, constant, rest = select.operands
+    shape = constant.shape
+    if condition.opcode is not Opcode.COMPARE or constant.opcode is not Opcode.CONSTANT:
+        return None
+    if not isinstance(shape, ArrayShape) or shape.element_type not in INFINITY:
+        return None
+    bits = int.from_bytes(constant.attributes_as(ConstantAttributes).data, "little")
+    attributes = condition.attributes_as(CompareAttributes)
+    left, right = condition.operands
+    number = _leaf(rest)
+    if attributes.order is not ComparisonOrder.PARTIAL or number is None or parameter_number(left) != number:
+        return None
+    if attributes.direction is Comparison.NE and right is left:
+        return Comparison.NE if INFINITY[shape.element_type] < bits < 1 << (shape.element_type.bits - 1) else None
+    return Comparison.EQ if attributes.direction is Comparison.EQ and right is constant and bits == 0 else None
+
+
+def _leaf(node: Instruction) -> int | None:
+    """The parameter that a chain of selects ends in."""
+    while node.opcode is Opcode.SELECT:
+        node = node.operands[2]
+    return parameter_number(node)
 
 
 def sort_keys(comparator: Computation) -> list[SortKey] | None:

@@ -10,7 +10,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall
 from flagos_backend.kernels.implementation import Implementation, Provider
-from flagos_backend.kernels.triton import attention, top_k, windows
+from flagos_backend.kernels.triton import attention, sort, top_k, windows
 
 
 def _no_triton(target: Target) -> str:
@@ -42,6 +42,10 @@ def _unsupported_top_k(instruction: Instruction, target: Target) -> str:
     return _no_triton(target) or top_k.unsupported(instruction, target)
 
 
+def _unsupported_sort(instruction: Instruction, target: Target) -> str:
+    return _no_triton(target) or sort.unsupported(instruction, target)
+
+
 IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     (FORWARD, Implementation("attention", Provider.TRITON, _unsupported, attention.forward_variants)),
     (
@@ -56,5 +60,6 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
         str(Opcode.SELECT_AND_SCATTER),
         Implementation("select_and_scatter", Provider.TRITON, _unsupported_scatter, windows.scatter_variants),
     ),
+    (str(Opcode.SORT), Implementation("sort", Provider.TRITON, _unsupported_sort, sort.variants)),
     (str(Opcode.TOP_K), Implementation("top_k", Provider.TRITON, _unsupported_top_k, top_k.variants)),
 )

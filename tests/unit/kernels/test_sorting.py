@@ -12,8 +12,9 @@ import pytest
 from jax import lax
 
 from flagos_backend.importer import import_module
+from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
-from flagos_backend.kernels.reference.ordering import sort_keys
+from flagos_backend.kernels.reference.ordering import OperandKey, operand_key, sort_keys
 from programs import hlo_bytes
 from support.against_xla import check, check_function, check_hlo, hlo_of_text, run_on_backend
 from support.numbers import NUMPY_DTYPE, random_values
@@ -131,6 +132,52 @@ def test_comparators_read_as_keys(comparator: str, rng: np.random.Generator) -> 
     text = sort_text(comparator)
     assert sort_keys(import_module(hlo_of_text(text)).entry.root.called[0]) is not None
     check(text, rng.integers(-20, 20, (2, 23)).astype(np.int32))
+
+
+def merging(outer: str, inner: str, order: str = ", type=TOTALORDER") -> str:
+    """A comparison of a and b behind two selects each."""
+    sides = [
+        f"""
+      n{x} = pred[] compare({x}, {x}), direction=NE
+      z{x} = pred[] compare({x}, zero), direction=EQ
+      i{x} = f32[] select({inner.format(x=x)}, {x})
+      o{x} = f32[] select({outer.format(x=x)}, i{x})"""
+        for x in "ab"
+    ]
+    numbers = {"zero": "0", "below": "-0", "one": "1", "quiet": "nan"}
+    constants = "\n".join(f"{name} = f32[] constant({number})" for name, number in numbers.items())
+    return f"{constants}{''.join(sides)}\n ROOT r = pred[] compare(oa, ob), direction=LT{order}"
+
+
+@pytest.mark.parametrize(
+    ("comparator", "wanted"),
+    [
+        ("ROOT r = pred[] compare(a, b), direction=LT, type=TOTALORDER", OperandKey(0, merged=False)),
+        ("ROOT r = pred[] compare(a, b), direction=GT", OperandKey(0, merged=True)),
+        (merging("n{x}, quiet", "z{x}, zero"), OperandKey(0, merged=True)),
+        (merging("z{x}, zero", "n{x}, quiet"), OperandKey(0, merged=True)),
+        (merging("n{x}, quiet", "z{x}, zero", ""), OperandKey(0, merged=True)),
+        (merging("n{x}, quiet", "n{x}, quiet"), None),
+        (merging("n{x}, quiet", "z{x}, below"), None),
+        (merging("n{x}, one", "z{x}, zero"), None),
+        (merging("z{x}, quiet", "z{x}, zero"), None),
+        ("p = f32[] abs(a)\n q = f32[] abs(b)\n ROOT r = pred[] compare(p, q), direction=LT", None),
+    ],
+)
+def test_keys_that_are_an_operand(comparator: str, wanted: OperandKey | None) -> None:
+    text = sort_text(comparator, element_type="f32")
+    keys = sort_keys(import_module(hlo_of_text(text)).entry.root.called[0])
+    assert keys is not None
+    assert operand_key(keys[0]) == wanted
+
+
+def test_keys_of_jax_are_an_operand() -> None:
+    for dtype in ("float32", "bfloat16", "float16"):
+        module = import_module(hlo_bytes(lambda v, k: lax.sort((k, v), num_keys=1), *[jnp.ones((2, 9), dtype)] * 2))
+        (sort,) = (i for c in module.computations() for i in c.instructions if i.opcode is Opcode.SORT)
+        keys = sort_keys(sort.called[0])
+        assert keys is not None
+        assert operand_key(keys[0]) == OperandKey(0, merged=True)
 
 
 @pytest.mark.parametrize("comparator", OTHER.values(), ids=OTHER)

@@ -35,7 +35,7 @@ POINTER = {
 }
 
 
-def compile_kernel(function: object, types: Sequence[str], constants: dict[str, object], warps: int) -> str:
+def compile_kernel(function: object, types: Sequence[object], constants: dict[str, object], warps: int) -> str:
     """The PTX. ``types``: those of the parameters that are no constants."""
     names = iter(types)
     signature = {name: "constexpr" if name in constants else next(names) for name in function.arg_names}
@@ -72,6 +72,23 @@ def test_top_k(bits: int, k: int) -> None:
     constants = {"K": max(k, 2), "BLOCK": 1024, "BITS": bits, "IS_FLOAT": True, "IS_UNSIGNED": False, "LARGEST": True}
     element = f"*i{bits}"
     assert ".entry" in compile_kernel(kernels.top_k, [element, element, "*i32", "i32", "i32"], constants, 4)
+
+
+@pytest.mark.parametrize(("bits", "alone", "log_warps"), [(32, True, 4), (16, False, 4), (32, False, 5)])
+def test_sort(bits: int, alone: bool, log_warps: int) -> None:
+    """Rows of 16,384. What makes it fast: where a thread has both elements of an exchange, nothing is moved; only lanes
+    shuffle, and shared memory is for exchanges of warps."""
+    kernels = importlib.import_module("flagos_backend.kernels.triton.sort_kernels")
+    log_elements = 14 - 5 - log_warps
+    sizes = {"LOG": 14, "LOG_E": log_elements, "LOG_W": log_warps, "LOG_L": 5}
+    order = {"BITS": bits, "IS_FLOAT": False, "IS_UNSIGNED": False, "DESCENDING": False, "INFINITY": 0}
+    merged = {"IS_FLOAT": True, "INFINITY": 0x7F800000 if bits == 32 else 0x7F80, "DESCENDING": True}
+    moved = (f"*i{bits}",) if alone else (f"*i{bits}", "*i8", "*i64")
+    types = [f"*i{bits}", moved, moved, "i32", "i32"]
+    ptx = compile_kernel(kernels.sort_rows, types, {**sizes, **order, "ALONE": alone}, 1 << log_warps)
+    compile_kernel(kernels.sort_rows, types, {**sizes, **order, "ALONE": alone, **merged}, 1 << log_warps)
+    words = 2 if bits == 32 and not alone else 1
+    assert ptx.count("shfl.sync") == words << log_elements  # one loop's
 
 
 @pytest.mark.parametrize(
