@@ -14,6 +14,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capture as capture_module
 from flagos_backend.runtime.accelerator.capture import Captures, Memory, capture
+from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text
@@ -66,6 +67,7 @@ def host_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Graph, "made", 0)
     monkeypatch.setattr(_Graph, "open", 0)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (1, _Graph.made))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
@@ -98,7 +100,7 @@ def test_a_result_over_an_argument_is_told_from_one_that_is_copied() -> None:
 @pytest.mark.usefixtures("host_graphs")
 def test_memory_of_the_captures_own_is_told_apart_by_their_pools() -> None:
     captures = captured(TEXT)
-    assert captures.graphs == ((1, ((1000, 10),)), (2, ((2000, 10),)), (3, ((3000, 10),)))
+    assert captures.graphs == ((1, ((1000, 10),), ()), (2, ((2000, 10),), ()), (3, ((3000, 10),), ()))
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -156,7 +158,7 @@ def test_kept_graphs_share_the_memory_of_their_temporaries() -> None:
     first = captured(TEXT)
     second = captured(TEXT, first.memory)
     assert second.memory == first.memory
-    assert [owned for _, owned in second.graphs] == [((1000, 10),), ((5000, 10),), ((6000, 10),)]
+    assert [owned for _, owned, _ in second.graphs] == [((1000, 10),), ((5000, 10),), ((6000, 10),)]
 
 
 PARTS = """
@@ -199,13 +201,18 @@ def test_a_capture_that_breaks_names_its_step() -> None:
 def test_what_cannot_be_patched_is_captured_once_more(refusals: int) -> None:
     tries = []
 
+    def refuses(accelerator: int) -> None:
+        raise RuntimeError("an old driver")
+
     def make(*_: object) -> tuple[object, int, int]:
         tries.append(1)
         if len(tries) <= refusals:
             raise RuntimeError("node 7 depends on where the arrays are")
         return object(), 5, 3
 
-    recorder = GraphRecorder((make, lambda *_: None), 0, Run(device=torch.device("cpu", 0)))
+    conditionals = NativeConditionals(0, refuses, lambda *_: (0, 0, 0), lambda *_: None)
+    recorder = GraphRecorder((make, lambda *_: None), conditionals, Run(device=torch.device("cpu", 0)))
+    assert recorder.no_conditionals == "an old driver"
     module = import_module(hlo_of_text(TEXT))
     with torch.inference_mode():
         plan = Plan.build(module.entry, donated=[1])
