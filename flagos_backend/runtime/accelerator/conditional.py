@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -41,9 +41,12 @@ class BodyMemory:
         self._streams: list[torch.cuda.Stream] = []
         self._is_kept = False
 
-    def stream(self, depth: int) -> torch.cuda.Stream:
+    def stream(self, depth: int, captured: Collection[int]) -> torch.cuda.Stream:
+        """One that is not among those that are ``captured``: torch has few, and gives them again."""
         while len(self._streams) <= depth:
-            self._streams.append(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if stream.cuda_stream not in captured:
+                self._streams.append(stream)
         return self._streams[depth]
 
     @contextlib.contextmanager
@@ -73,7 +76,7 @@ class ConditionalRecorder:
         self._native = native
         self._memory = memory
         self._device = device
-        self._depth = 0
+        self._captured: list[int] = []  # streams: of the graph, and of the bodies that what is captured now is in
 
     def run_if(self, chosen: torch.Tensor, body: Callable[[], None]) -> None:
         with self._node(chosen, repeats=False) as (inside, handle):
@@ -89,19 +92,24 @@ class ConditionalRecorder:
     def _node(self, flag: torch.Tensor, repeats: bool) -> Iterator[tuple[int, int]]:
         """The stream that the body is captured on, and the node's handle."""
         native, around = self._native, torch.cuda.current_stream(self._device).cuda_stream
-        stream = self._memory.stream(self._depth)
-        inside = stream.cuda_stream
-        node = native.open(native.accelerator, around, flag.data_ptr(), int(repeats), inside)
-        self.nodes.append(node)
-        # Memory belongs to the thread, so that bodies inside this one have it already.
-        memory = contextlib.nullcontext() if self._depth else self._memory.entered()
-        self._depth += 1
+        self._captured.append(around)
         try:
-            with torch.cuda.stream(stream), memory:
+            stream = self._memory.stream(len(self._captured) - 1, self._captured)
+            inside = stream.cuda_stream
+            node = native.open(native.accelerator, around, flag.data_ptr(), int(repeats), inside)
+            self.nodes.append(node)
+            # Memory belongs to the thread, so that bodies inside this one have it already.
+            memory = self._memory.entered() if len(self._captured) == 1 else contextlib.nullcontext()
+            with self._ended_if_it_breaks(inside), torch.cuda.stream(stream), memory:
                 yield inside, node[1]
+        finally:
+            self._captured.pop()
+
+    @contextlib.contextmanager
+    def _ended_if_it_breaks(self, inside: int) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             with contextlib.suppress(RuntimeError):  # what broke the capture is what is reported
-                native.close(native.accelerator, inside, 0, 0)
+                self._native.close(self._native.accelerator, inside, 0, 0)
             raise
-        finally:
-            self._depth -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -302,7 +303,7 @@ def test_nodes_are_captured_inside_one_another(driver: Driver) -> None:
 
 
 def test_a_body_that_breaks_is_ended_and_says_why(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, flag = recorder_of(driver), torch.tensor(True)
+    flag = torch.tensor(True)
 
     def invalidated(*arguments: int) -> None:
         driver.calls.append(("close", *arguments[1:]))
@@ -321,6 +322,33 @@ def test_a_body_that_breaks_is_ended_and_says_why(driver: Driver, monkeypatch: p
         recorder.run_while(flag, turn)
     ends = [("close", 3, 0, 0), END, ("close", 2, 0, 0)]
     assert sorted(driver.calls[3:], key=str) == sorted(ends, key=str) and driver.stream == 1
+
+
+def test_a_node_that_is_refused_has_no_body(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, opened = torch.tensor(True), driver.open
+
+    def refused(*arguments: int) -> tuple[int, int, int]:
+        raise RuntimeError("making a conditional node: not supported")
+
+    monkeypatch.setattr(driver, "open", refused)
+    recorder = recorder_of(driver)
+    with pytest.raises(RuntimeError, match="not supported"):
+        recorder.run_if(flag, lambda: pytest.fail("runs"))
+    assert driver.calls == [] and recorder.nodes == [] and driver.stream == 1
+    monkeypatch.setattr(driver, "open", opened)
+    recorder = recorder_of(driver)
+    recorder.run_if(flag, lambda: None)
+    assert len(recorder.nodes) == 1
+
+
+def test_streams_that_are_captured_are_not_taken(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are few, in turn."""
+    streams = itertools.cycle([1, 2, 3])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(streams)))
+    recorder, flag = recorder_of(driver), torch.tensor(True)
+    next(streams), next(streams), next(streams)
+    recorder.run_if(flag, lambda: recorder.run_if(flag, lambda: None))
+    assert [call[1:] for call in driver.calls if call[0] == "open"] == [(1, 0, 2), (2, 0, 3)]
 
 
 def test_memory_of_bodies_stays_as_long_as_who_has_it(driver: Driver) -> None:
