@@ -247,8 +247,9 @@ class Conditional(ControlFlow):
         """For each branch whether it is the one."""
         if selector.dtype is torch.bool:
             return [selector, selector.logical_not()]
-        last = len(self.callees) - 1
-        return [*(selector == index for index in range(last)), (selector < 0) | (selector >= last)]
+        others = [selector == index for index in range(len(self.callees) - 1)]
+        another = functools.reduce(torch.logical_or, others) if others else selector != selector
+        return [*others, another.logical_not()]
 
 
 def lifted_while(condition: Callee, body: Callee, operands: Sequence[int], results: Sequence[int]) -> SlotKernel:

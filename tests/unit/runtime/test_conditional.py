@@ -14,14 +14,16 @@ import pytest
 import torch
 
 from flagos_backend.importer import import_module
+from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator.capturable import reason_against
 from flagos_backend.runtime.accelerator.conditional import BodyMemory, ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.segments import divide
 from flagos_backend.runtime.plan import Plan
-from support.against_xla import hlo_of_text
+from programs import PROGRAMS
+from support.against_xla import hlo_of_text, to_storage
 from support.poisoned_replays import PoisonedReplay
-from support.tape import Tape
+from support.tape import Body, Tape
 
 
 def plan_of(text: str, donated: tuple[int, ...] = ()) -> Plan:
@@ -184,6 +186,57 @@ def test_a_record_does_what_the_data_says(name: str, donated: tuple[int, ...], r
             expected = plan.run(Run(), [torch.tensor(turns, dtype=torch.int32), start])
         for ours, theirs in zip(results, expected, strict=True):
             assert torch.equal(ours, theirs), (turns, ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conditionals",
+        "linear_algebra_in_plain_ops",
+        "lstm_scan",
+        "order_statistics",
+        "random_distributions",
+        "scan_gradient",
+        "scan_with_outputs",
+        "segment_sum_and_bincount",
+        "while_batched",
+        "while_counted_and_dynamic",
+    ],
+)
+def test_programs_of_the_corpus(name: str) -> None:
+    """As they are imported, all their loops go on as data says."""
+    module = import_module(PROGRAMS[name].hlo())
+    shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
+    arrays = PROGRAMS[name].arguments()
+
+    def arguments() -> list[torch.Tensor]:
+        return [to_storage(np.asarray(array), shape) for array, shape in zip(arrays, shapes, strict=True)]
+
+    with torch.inference_mode():
+        plan = Plan.build(module.entry)
+        with Tape() as tape:
+            results = plan.run(Run(conditionals=tape, asynchronous=True), arguments())
+        expected = plan.run(Run(), arguments())
+    assert any(isinstance(node, Body) for node in tape.nodes)
+    tape.play()
+    for ours, theirs in zip(results, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_only_branch_always_runs() -> None:
+    plan = plan_of("""
+    doubled { x = f32[3] parameter(0)
+      ROOT d = f32[3] add(x, x) }
+    ENTRY main { n = s32[] parameter(0)
+      x = f32[3] parameter(1)
+      ROOT c = f32[3] conditional(n, x), branch_computations={doubled} }""")
+    n, x = torch.tensor(0, dtype=torch.int32), torch.ones(3)
+    tape, (result,) = recorded(plan, n, x)
+    for choice in (0, 1, -1):
+        n.fill_(choice)
+        x.fill_(choice + 2)
+        tape.play()
+        assert result.tolist() == [2 * choice + 4.0] * 3
 
 
 def test_what_never_changes_is_not_copied() -> None:
