@@ -6,17 +6,19 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import pytest
+import torch
 
 import flagos_backend.jax
 from cpu.accelerator.test_runtime import PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
 from flagos_backend.runtime import bridge
+from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Executable, Memory
@@ -202,6 +204,51 @@ def test_a_body_that_cannot_be_patched_leaves_the_loop_to_the_host(
         np.testing.assert_allclose(get(result), np.sort(np.tanh(np.sort(x))) if turns else x, rtol=1e-5)
     text = executable.artifact(Artifact.EXPLANATION).decode()
     assert refused and "the driver refuses to patch node" in text and "graph of" in text, text
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("kernel", r"three captures have \d+, \d+ and \d+ nodes"),
+        ("node", r"node \d+ is a conditional node of which the captures do not tell"),
+        ("nodes", "three captures have 1, 2 and 2 conditional nodes"),
+    ],
+)
+def test_captures_whose_bodies_differ_are_refused(
+    what: str,
+    message: str,
+    driver: Driver,
+    context: Context,
+    memory: Memory,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture_kernel, run_while, seen = type(driver).capture_kernel, ConditionalRecorder.run_while, []
+
+    def another_kernel(self: Driver, plan: Plan, number: int, kernel: Kernel) -> None:
+        capture_kernel(self, plan, number, kernel)
+        if "sort" in kernel.name:
+            seen.append(kernel)
+            if (len(seen) - 1) // 2 % 3 == 1:  # the second capture of three; a body has two
+                capture_kernel(self, plan, number, kernel)
+
+    def told_otherwise(self: ConditionalRecorder, another: torch.Tensor, body: Callable[[], torch.Tensor]) -> None:
+        run_while(self, another, body)
+        seen.append(another)
+        node, *rest = self.nodes[-1]
+        if what == "node":
+            self.nodes[-1] = (node + 8, *rest)
+        elif what == "nodes" and len(seen) % 3 != 1:
+            self.nodes.append(self.nodes[-1])
+
+    if what == "kernel":
+        monkeypatch.setattr(type(driver), "capture_kernel", another_kernel)
+    else:
+        monkeypatch.setattr(ConditionalRecorder, "run_while", told_otherwise)
+    executable = compile(context, LOOP_OF_SORTS)
+    run_sorts(executable, memory, rng)
+    text = executable.artifact(Artifact.EXPLANATION).decode()
+    assert re.search(message, text), text
 
 
 def test_a_callback_that_runs_programs_itself(driver: Driver, rng: np.random.Generator) -> None:
