@@ -112,6 +112,8 @@ std::unique_ptr<Replay> Streams::MakeReplay(const Captures&) {
   Fail(FLAGOS_UNIMPLEMENTED, "this device's graphs cannot be replayed");
 }
 
+Conditionals& Streams::conditionals() { Fail(FLAGOS_UNIMPLEMENTED, "this device's graphs have no conditional nodes"); }
+
 Ref<Block> Accelerator::NewBlock(Memory* memory, size_t bytes, const char* method, int64_t argument) {
   python::Gil gil;
   if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be allocated any more");

@@ -38,6 +38,8 @@ class Streams {
   virtual void Copy(Stream stream, Location to, Location from, size_t bytes) = 0;
   // Throws Failure(UNIMPLEMENTED) that says why these captures, or this device's, cannot be replayed.
   virtual std::unique_ptr<Replay> MakeReplay(const Captures& captures);
+  // Throws Failure(UNIMPLEMENTED) that says why this device has none.
+  virtual Conditionals& conditionals();
 };
 
 // What devices/discovery.py found out about one device.

@@ -129,7 +129,10 @@ Bridge& TheBridge() {
       {"key_value_get", KeyValueGetEntry, python::kMethodVarArgs, "Reads the host's store."},
       {"key_value_put", KeyValuePutEntry, python::kMethodVarArgs, "Writes to the host's store."},
       {"make_replay", MakeReplayEntry, python::kMethodVarArgs, "Makes a replay of captures."},
-      {"launch_replay", LaunchReplayEntry, python::kMethodVarArgs, "Launches a replay."}};
+      {"launch_replay", LaunchReplayEntry, python::kMethodVarArgs, "Launches a replay."},
+      {"prepare_conditionals", PrepareConditionalsEntry, python::kMethodVarArgs, "Fails where graphs have none."},
+      {"open_conditional", OpenConditionalEntry, python::kMethodVarArgs, "Begins a conditional node's body."},
+      {"close_conditional", CloseConditionalEntry, python::kMethodVarArgs, "Ends a conditional node's body."}};
   Object module = python::Import("flagos_backend.runtime.bridge");
   python::SetDescribe(python::Attribute(module.get(), "describe_exception"));
   const auto function = [](python::PyMethodDef& method) {
@@ -137,8 +140,11 @@ Bridge& TheBridge() {
   };
   Object callback = function(methods[0]), get = function(methods[1]), put = function(methods[2]);
   Object make = function(methods[3]), launch = function(methods[4]);
+  Object prepare = function(methods[5]), open = function(methods[6]), close = function(methods[7]);
   Object attach = python::Attribute(module.get(), "attach");
-  python::Call(attach.get(), {callback.get(), get.get(), put.get(), make.get(), launch.get()}, "bridge.attach");
+  python::Call(attach.get(),
+               {callback.get(), get.get(), put.get(), make.get(), launch.get(), prepare.get(), open.get(), close.get()},
+               "bridge.attach");
   auto* made = new Bridge{
       python::Attribute(module.get(), "compile_program").Detach(),
       python::Attribute(module.get(), "load_program").Detach(), python::Attribute(module.get(), "open_peers").Detach(),

@@ -12,6 +12,8 @@ using python::Reader;
 
 constexpr const char* kCapsuleName = "flagos.replay";
 
+uint64_t Address(Reader& reader) { return static_cast<uint64_t>(reader.Integer()); }
+
 std::vector<Captures::Range> Ranges(Reader list) {
   std::vector<Captures::Range> ranges;
   while (!list.done()) {
@@ -28,6 +30,12 @@ Captures ReadCaptures(Reader graphs, Reader arrays) {
     Reader pair = graphs.Tuple();
     graph->handle = static_cast<uint64_t>(pair.Integer());
     graph->owned = Ranges(pair.Tuple());
+    Reader conditionals = pair.Tuple();
+    while (!conditionals.done()) {
+      Reader conditional = conditionals.Tuple();
+      const uint64_t node = Address(conditional), handle = Address(conditional);
+      graph->conditionals.push_back({node, handle, Address(conditional)});
+    }
   }
   while (!arrays.done()) {
     Reader array = arrays.Tuple();
@@ -36,6 +44,8 @@ Captures ReadCaptures(Reader graphs, Reader arrays) {
   }
   return captures;
 }
+
+Accelerator& AcceleratorOf(Reader& reader) { return *reinterpret_cast<Accelerator*>(reader.Integer()); }
 
 void Destroy(PyObject* capsule) {
   delete static_cast<Replay*>(python::Known()->PyCapsule_GetPointer(capsule, kCapsuleName));
@@ -59,9 +69,9 @@ PyObject* MakeReplayEntry(PyObject*, PyObject* arguments) {
   return Enter("making a replay", [arguments] {
     const python::Functions& py = *python::Known();
     Reader reader(arguments);
-    auto* accelerator = reinterpret_cast<Accelerator*>(reader.Integer());
+    Accelerator& accelerator = AcceleratorOf(reader);
     Reader graphs = reader.Tuple(), arrays = reader.Tuple();
-    std::unique_ptr<Replay> replay = accelerator->streams().MakeReplay(ReadCaptures(graphs, arrays));
+    std::unique_ptr<Replay> replay = accelerator.streams().MakeReplay(ReadCaptures(graphs, arrays));
     Object made = python::Check(py.PyTuple_New(3), "PyTuple_New");
     py.PyTuple_SetItem(made.get(), 1, python::Integer(static_cast<int64_t>(replay->nodes())).Detach());
     py.PyTuple_SetItem(made.get(), 2, python::Integer(static_cast<int64_t>(replay->patches())).Detach());
@@ -87,6 +97,41 @@ PyObject* LaunchReplayEntry(PyObject*, PyObject* arguments) {
       python::ReleaseGil released;
       replay.Launch(addresses.data());
     }
+    return Object::Share(python::Known()->none);
+  });
+}
+
+PyObject* PrepareConditionalsEntry(PyObject*, PyObject* arguments) {
+  return Enter("preparing conditional nodes", [arguments] {
+    Reader reader(arguments);
+    AcceleratorOf(reader).streams().conditionals();
+    return Object::Share(python::Known()->none);
+  });
+}
+
+PyObject* OpenConditionalEntry(PyObject*, PyObject* arguments) {
+  return Enter("capturing a conditional node", [arguments] {
+    const python::Functions& py = *python::Known();
+    Reader reader(arguments);
+    Conditionals& conditionals = AcceleratorOf(reader).streams().conditionals();
+    const uint64_t stream = Address(reader), flag = Address(reader);
+    const bool repeats = reader.Integer() != 0;
+    const Captures::Conditional made = conditionals.Open(stream, flag, repeats, Address(reader));
+    Object triple = python::Check(py.PyTuple_New(3), "PyTuple_New");
+    ptrdiff_t place = 0;
+    for (const uint64_t value : {made.node, made.handle, made.body}) {
+      py.PyTuple_SetItem(triple.get(), place++, python::Integer(static_cast<int64_t>(value)).Detach());
+    }
+    return triple;
+  });
+}
+
+PyObject* CloseConditionalEntry(PyObject*, PyObject* arguments) {
+  return Enter("capturing the body of a conditional node", [arguments] {
+    Reader reader(arguments);
+    Conditionals& conditionals = AcceleratorOf(reader).streams().conditionals();
+    const uint64_t inside = Address(reader), handle = Address(reader);
+    conditionals.Close(inside, handle, Address(reader));
     return Object::Share(python::Known()->none);
   });
 }

@@ -8,10 +8,17 @@
 namespace flagos {
 
 // make_replay(address of the accelerator, graphs, arrays) for the bridge: (capsule, nodes, patches). A graph is (the
-// driver's handle, memory of its own), an array as in runtime/accelerator/capture.py. The capsule owns the replay.
+// driver's handle, memory of its own, conditional nodes), an array as in runtime/accelerator/capture.py. The capsule
+// owns the replay.
 PyObject* MakeReplayEntry(PyObject*, PyObject* arguments);
 // launch_replay(capsule, addresses) for the bridge, without the GIL.
 PyObject* LaunchReplayEntry(PyObject*, PyObject* arguments);
+// prepare_conditionals(address of the accelerator), which fails where there are none; open_conditional(accelerator,
+// stream, flag, repeats, inside): (node, handle, body); close_conditional(accelerator, inside, handle, flag). All of
+// them addresses, as Conditionals takes them, for the bridge.
+PyObject* PrepareConditionalsEntry(PyObject*, PyObject* arguments);
+PyObject* OpenConditionalEntry(PyObject*, PyObject* arguments);
+PyObject* CloseConditionalEntry(PyObject*, PyObject* arguments);
 // The replay that a capsule owns. With the GIL; throws Failure.
 Replay& ReplayOf(PyObject* capsule);
 

@@ -20,12 +20,30 @@ struct Captures {
   struct Range {
     uint64_t begin, end;
   };
+  // A node whose body, a graph too, runs as a byte of the device's memory says. All are the driver's.
+  struct Conditional {
+    uint64_t node;
+    uint64_t handle;  // what the byte is set by: a parameter of kernels, another one in each capture
+    uint64_t body;
+  };
   struct Graph {
-    uint64_t handle;           // the driver's
-    std::vector<Range> owned;  // memory of the capture's own, which stays: temporaries
+    uint64_t handle;                        // the driver's
+    std::vector<Range> owned;               // memory of the capture's own, which stays: temporaries
+    std::vector<Conditional> conditionals;  // in the order they were captured in, those inside others too
   };
   Graph first, second, third;
   std::vector<Array> arrays;
+};
+
+// Puts conditional nodes into what is captured. Streams are the driver's. Throws Failure.
+class Conditionals {
+ public:
+  virtual ~Conditionals() = default;
+  // A node that follows what was captured on `stream`, and is followed by what will be. Its body runs if the byte at
+  // `flag` is not zero; it is captured on `inside` from now on. `repeats`: the body says whether it runs again.
+  virtual Captures::Conditional Open(uint64_t stream, uint64_t flag, bool repeats, uint64_t inside) = 0;
+  // Ends a body, whatever fails; one that repeats runs again if the byte at `flag` is not zero. No flag: 0.
+  virtual void Close(uint64_t inside, uint64_t handle, uint64_t flag) = 0;
 };
 
 class Replay {

@@ -23,6 +23,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime import compiler, serialization
+from flagos_backend.runtime.accelerator.conditional import NativeClose, NativeConditionals, NativeOpen, NativePrepare
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeLaunch, NativeMake
 from flagos_backend.runtime.accelerator.segments import Recorder, divide
 from flagos_backend.runtime.compiler import CompiledProgram
@@ -57,6 +58,7 @@ _inference_mode: Callable[[bool], Any] = torch._C._InferenceMode
 _native_host_callback: NativeHostCallback | None = None
 _native_store: tuple[NativeGet, NativePut] | None = None
 _native_replays: tuple[NativeMake, NativeLaunch] | None = None
+_native_conditionals: tuple[NativePrepare, NativeOpen, NativeClose] | None = None
 
 
 class Artifact(enum.IntEnum):
@@ -82,12 +84,16 @@ def attach(
     key_value_put: NativePut,
     make_replay: NativeMake,
     launch_replay: NativeLaunch,
+    prepare_conditionals: NativePrepare,
+    open_conditional: NativeOpen,
+    close_conditional: NativeClose,
 ) -> None:
     """Called once by the native side, before anything else."""
-    global _native_host_callback, _native_store, _native_replays
+    global _native_host_callback, _native_store, _native_replays, _native_conditionals
     _native_host_callback = host_callback
     _native_store = key_value_get, key_value_put
     _native_replays = make_replay, launch_replay
+    _native_conditionals = prepare_conditionals, open_conditional, close_conditional
 
 
 def open_peers(context: int, device_processes: tuple[int, ...], accelerated: int) -> ContextPeers:
@@ -264,7 +270,7 @@ class Runner:
             self.captured(local_ordinal, outcome)
             return (outcome,)
         with _inference_mode(True), opened.guard():
-            division = divide(compiled.plans(opened.device).donating, record)
+            division = divide(compiled.plans(opened.device).donating, record, record.no_conditionals)
         self._divided[local_ordinal] = division.plan
         self.captured(local_ordinal, division)
         whole = division.whole
@@ -310,8 +316,8 @@ def recorder_of(opened: Accelerator, accelerator: int, run: Run) -> Recorder | N
     """What records plans on a device; None when its graphs cannot be patched."""
     if not opened.handles()[0]:
         return None
-    assert _native_replays is not None
-    return GraphRecorder(_native_replays, accelerator, run)
+    assert _native_replays is not None and _native_conditionals is not None
+    return GraphRecorder(_native_replays, NativeConditionals(accelerator, *_native_conditionals), run)
 
 
 def _host_callback(context: int, device: torch.device) -> HostCallback:

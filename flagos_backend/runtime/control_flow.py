@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from flagos_backend.kernels.reference.registry import Run, Value
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference.registry import Conditionals, Run, Value
+from flagos_backend.kernels.reference.storage import dtype_of
 
 # Runs a plan: takes its flat arguments, emptying the list, and returns its flat results.
 Callee = Callable[[Run, list[Any]], list[Any]]
@@ -67,17 +70,29 @@ class Copies:
 
 
 class While(ControlFlow):
-    """``callees``: whether there is a first turn; and a turn, whose last result says whether there is another one."""
+    """``callees``: whether there is a first turn; and a turn, whose last result says whether there is another one.
+    ``unchanged``: the numbers of the values that a turn hands on as they are."""
 
     def __init__(
-        self, callees: tuple[Callee, ...], operands: Sequence[int], results: Sequence[int], copies: Copies
+        self,
+        callees: tuple[Callee, ...],
+        operands: Sequence[int],
+        results: Sequence[int],
+        copies: Copies,
+        unchanged: Collection[int],
     ) -> None:
         super().__init__(callees)
         self._operands = operands
         self._results = results
         self._copies = copies
+        self._unchanged = unchanged
 
     def __call__(self, run: Run, values: list[Any]) -> None:
+        state = self._run(run, values) if run.conditionals is None else self._record(run, run.conditionals, values)
+        for slot, value in zip(self._results, state, strict=True):
+            values[slot] = value
+
+    def _run(self, run: Run, values: list[Any]) -> list[Any]:
         condition, turn = self.callees
         state = self._copies.begin(run, values, self._operands)
         (another,) = condition(run, state.copy())
@@ -86,8 +101,47 @@ class While(ControlFlow):
             self.ran.add(1)
             *state, another = turn(run, state)
             state = self._copies.after_turn(run, state)
-        for slot, value in zip(self._results, state, strict=True):
-            values[slot] = value
+        return state
+
+    def _record(self, run: Run, conditionals: Conditionals, values: list[Any]) -> list[Any]:
+        """Each turn finds its values where the one before did, so that those that change have storage of their own."""
+        condition, turn = self.callees
+        state = [values[slot] for slot in self._operands]
+        for slot in self._copies.dying:
+            values[slot] = None
+        changed = [n for n, value in enumerate(state) if n not in self._unchanged and isinstance(value, torch.Tensor)]
+        for number in changed:
+            state[number] = owned_copy(run, state[number])
+        (another,) = condition(run, state.copy())
+
+        def body() -> torch.Tensor:
+            results = turn(run, state.copy())
+            again: torch.Tensor = _put([state[n] for n in changed], [results[n] for n in (*changed, -1)], run)
+            return again
+
+        conditionals.run_while(another, body)
+        return state
+
+
+def _put(places: Sequence[torch.Tensor], results: Sequence[torch.Tensor], run: Run) -> torch.Tensor:
+    """Copies ``results`` to ``places``, but for the last one, which is returned. They may lie in those places already,
+    in their own or in one another's."""
+    storages = {place.untyped_storage()._cdata for place in places}
+    own = [_lies_at(result, place) for result, place in zip(results, places, strict=False)]
+    *apart, last = [
+        result if there or result.untyped_storage()._cdata not in storages else owned_copy(run, result)
+        for result, there in zip(results, (*own, False), strict=True)
+    ]
+    for result, place, there in zip(apart, places, own, strict=True):
+        if not there:
+            place.copy_(result)
+    return last
+
+
+def _lies_at(result: torch.Tensor, place: torch.Tensor) -> bool:
+    """Whether ``result`` is what ``place``, which is row major, has."""
+    same = result.untyped_storage()._cdata == place.untyped_storage()._cdata and result.data_ptr() == place.data_ptr()
+    return same and result.is_contiguous() and not result.is_conj() and not result.is_neg()
 
 
 class CountedLoop(ControlFlow):
@@ -121,8 +175,8 @@ class CountedLoop(ControlFlow):
 
 
 class Conditional(ControlFlow):
-    """``callees``: the branches. A PRED selector takes the first when true, an integer that one, or out of range the
-    last."""
+    """``callees``: the branches, whose results have ``shapes``. A PRED selector takes the first when true, an integer
+    that one, or out of range the last."""
 
     def __init__(
         self,
@@ -130,6 +184,7 @@ class Conditional(ControlFlow):
         selector: int,
         operands: Sequence[Sequence[int]],
         results: Sequence[int],
+        shapes: Sequence[ArrayShape],
         dying: Sequence[int],
         copied_first: Sequence[Sequence[int]],
     ) -> None:
@@ -137,10 +192,16 @@ class Conditional(ControlFlow):
         self._selector = selector
         self._operands = operands
         self._results = results
+        self._shapes = shapes
         self._dying = dying
         self._copied_first = copied_first
 
     def __call__(self, run: Run, values: list[Any]) -> None:
+        results = self._run(run, values) if run.conditionals is None else self._record(run, run.conditionals, values)
+        for slot, value in zip(self._results, results, strict=True):
+            values[slot] = value
+
+    def _run(self, run: Run, values: list[Any]) -> list[Any]:
         last = len(self.callees) - 1
         choice = values[self._selector].item()
         if choice is True:
@@ -153,10 +214,42 @@ class Conditional(ControlFlow):
         arguments = [values[slot] for slot in self._operands[index]]
         for slot in self._dying:
             values[slot] = None
+        return self._branch(run, index, arguments)
+
+    def _branch(self, run: Run, index: int, arguments: list[Any]) -> list[Any]:
         for leaf in self._copied_first[index]:
             arguments[leaf] = owned_copy(run, arguments[leaf])
-        for slot, value in zip(self._results, self.callees[index](run, arguments), strict=True):
-            values[slot] = value
+        return self.callees[index](run, arguments)
+
+    def _record(self, run: Run, conditionals: Conditionals, values: list[Any]) -> list[Any]:
+        """Every branch, each of which leaves its results in the same place."""
+        arguments = [[values[slot] for slot in slots] for slots in self._operands]
+        chosen = self._chosen(values[self._selector])
+        for slot in self._dying:
+            values[slot] = None
+        places = [
+            ()
+            if shape.element_type is ElementType.TOKEN
+            else torch.empty(shape.dims, dtype=dtype_of(shape.element_type), device=run.device)
+            for shape in self._shapes
+        ]
+
+        def body(index: int) -> None:
+            for place, result in zip(places, self._branch(run, index, arguments[index]), strict=True):
+                if isinstance(place, torch.Tensor):
+                    place.copy_(result)
+
+        for index, holds in enumerate(chosen):
+            conditionals.run_if(holds, functools.partial(body, index))
+        return places
+
+    def _chosen(self, selector: torch.Tensor) -> list[torch.Tensor]:
+        """For each branch whether it is the one."""
+        if selector.dtype is torch.bool:
+            return [selector, selector.logical_not()]
+        others = [selector == index for index in range(len(self.callees) - 1)]
+        another = functools.reduce(torch.logical_or, others) if others else selector != selector
+        return [*others, another.logical_not()]
 
 
 def lifted_while(condition: Callee, body: Callee, operands: Sequence[int], results: Sequence[int]) -> SlotKernel:

@@ -420,7 +420,10 @@ class Builder:
             callees = tuple(plan.run for plan in plans)
             copies = control_flow.Copies(tuple(dying), copied, tuple(sorted(loop.copied)))
             if trip_count is None:
-                kernel: Callable[..., Any] = control_flow.While(callees, operands, flat, copies)
+                turn_plan = plans[1]
+                handed_on = zip(turn_plan.parameters, turn_plan.results, strict=False)
+                unchanged = frozenset(number for number, (before, after) in enumerate(handed_on) if before == after)
+                kernel: Callable[..., Any] = control_flow.While(callees, operands, flat, copies, unchanged)
             else:
                 kernel = control_flow.CountedLoop(callees, operands, flat, copies, trip_count)
             return kernel, True, _while_note(loop, copied, trip_count)
@@ -466,7 +469,8 @@ class Builder:
                 owner.define(slot, place)
             if self._lifted:
                 return control_flow.lifted_conditional(selector, branches, arguments, flat), True, ""
-            return control_flow.Conditional(branches, selector, arguments, flat, tuple(dying), copied), True, ""
+            shapes = tuple(leaves(instruction.shape))
+            return control_flow.Conditional(branches, selector, arguments, flat, shapes, tuple(dying), copied), True, ""
 
         slots = (selector, *(slot for branch in arguments for slot in branch))
         self.add(Pending(instruction, slots, flat, finish, plans))

@@ -31,6 +31,17 @@ class HostCallback(Protocol):
     ) -> Sequence[torch.Tensor]: ...
 
 
+class Conditionals(Protocol):
+    """What data decides, where a launch is recorded: the device decides it when the record runs. A flag is a PRED of
+    the device."""
+
+    def run_if(self, chosen: torch.Tensor, body: Callable[[], None]) -> None:
+        """``body`` runs if the flag holds."""
+
+    def run_while(self, another: torch.Tensor, body: Callable[[], torch.Tensor]) -> None:
+        """``body`` runs as long as the flag, and then the one that it returned last, holds."""
+
+
 @dataclass(slots=True)
 class Run:
     """What one launch on one device knows. Kernels may read it and must not keep it."""
@@ -44,6 +55,7 @@ class Run:
     rendezvous: Communicator | None = None  # where the devices of the launch meet for collectives
     host_callback: HostCallback | None = None
     asynchronous: bool = False  # the device runs behind the host: who reads a value on the host waits
+    conditionals: Conditionals | None = None  # the launch is recorded, and what data decides goes there
 
 
 # Called as kernel(run, *operand values); returns the instruction's value. Must be safe to call from several threads.

@@ -104,7 +104,7 @@ void Comparison::Compare(const Bytes& bytes, const char* what, size_t node, std:
     uint64_t offset = 0;
     if (IsInArray(word, &array, &offset)) {
       patches.push_back({array, offset, reinterpret_cast<uint64_t*>(bytes.first + begin)});
-    } else if (!IsOwned(word) && !IsLeftOver(word, bytes.At(begin + sizeof(uint32_t)))) {
+    } else if (!IsCondition(word) && !IsOwned(word) && !IsLeftOver(word, bytes.At(begin + sizeof(uint32_t)))) {
       Fail(FLAGOS_UNIMPLEMENTED,
            "%s of node %zu depends on where the arrays are in a way that cannot be patched (%llx, %llx, %llx)", what,
            node, static_cast<unsigned long long>(word.first), static_cast<unsigned long long>(word.second),
@@ -135,6 +135,16 @@ bool Comparison::IsInArray(const Word& word, size_t* number, uint64_t* offset) c
 
 bool Comparison::IsOwned(const Word& word) const noexcept {
   return Owns(captures_.first, word.first) && Owns(captures_.second, word.second);
+}
+
+bool Comparison::IsCondition(const Word& word) const noexcept {
+  if (word.first == word.second || word.first == word.third || word.second == word.third) return false;
+  const auto &first = captures_.first.conditionals, &second = captures_.second.conditionals,
+             &third = captures_.third.conditionals;
+  for (size_t i = 0; i < first.size(); ++i) {
+    if (word.first == first[i].handle && word.second == second[i].handle && word.third == third[i].handle) return true;
+  }
+  return false;
 }
 
 bool Comparison::IsLeftOver(const Word& word, const Word& straddling) const noexcept {

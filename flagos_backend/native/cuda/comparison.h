@@ -58,7 +58,7 @@ struct Moves {
 // What may stand where the captures differ.
 class Comparison {
  public:
-  // `captures` outlives this object.
+  // `captures` outlives this object; each has as many conditional nodes.
   explicit Comparison(const Captures& captures) : moves_(captures.arrays), captures_(captures) {}
 
   // Notes a patch for each address of an array. `bytes.first` stays where it is: patches point into it. Throws
@@ -71,6 +71,9 @@ class Comparison {
  private:
   bool IsInArray(const Word& word, size_t* number, uint64_t* offset) const noexcept;
   bool IsOwned(const Word& word) const noexcept;
+  // What one conditional node is set by, which is another one in each capture. Where two captures had the same, a word
+  // that follows the arrays could not be told from it.
+  bool IsCondition(const Word& word) const noexcept;
   // Structures are handed over with what the stack held where nobody wrote: padding, dimensions that are not there. Such
   // words change though nothing moved, are addresses of the host's memory, or have halves that do not follow from where
   // the arrays are. `straddling`: the bytes from the middle of the word on.

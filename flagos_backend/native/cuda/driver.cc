@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <utility>
+
 #include "error.h"
 #include "log.h"
 
@@ -21,6 +23,8 @@ const Driver* Load() {
 #define FLAGOS_CUDA_RESOLVE(name, symbol, parameters)                              \
   driver->name = reinterpret_cast<decltype(driver->name)>(dlsym(library, symbol)); \
   if (driver->name == nullptr) missing = symbol;
+  FLAGOS_CUDA_CONDITIONAL_FUNCTIONS(FLAGOS_CUDA_RESOLVE)
+  driver->missing_for_conditionals = std::exchange(missing, nullptr);
   FLAGOS_CUDA_FUNCTIONS(FLAGOS_CUDA_RESOLVE)
 #undef FLAGOS_CUDA_RESOLVE
   if (missing == nullptr && driver->Init(0) == 0) return driver;

@@ -19,6 +19,7 @@ struct NodeObject;
 struct ExecObject;
 struct FunctionObject;
 struct KernelObject;
+struct ModuleObject;
 using ContextHandle = ContextObject*;
 using StreamHandle = StreamObject*;
 using EventHandle = EventObject*;
@@ -27,10 +28,15 @@ using Node = NodeObject*;
 using Exec = ExecObject*;
 using Function = FunctionObject*;
 using Kernel = KernelObject*;
+using Module = ModuleObject*;
 
 inline constexpr unsigned kEventBlockingSync = 1, kEventDisableTiming = 2;
 
-enum class NodeType : int { kKernel = 0, kMemcpy = 1, kMemset = 2, kEmpty = 5 };
+enum class NodeType : int { kKernel = 0, kMemcpy = 1, kMemset = 2, kEmpty = 5, kConditional = 13 };
+enum class ConditionalKind : int { kIf = 0, kWhile = 1 };
+enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
+inline constexpr int kCaptureThreadLocal = 1;
+inline constexpr unsigned kSetDependencies = 1;
 enum class MemoryType : int { kHost = 1, kDevice = 2, kArray = 3, kUnified = 4 };
 
 // CUDA_KERNEL_NODE_PARAMS_v2
@@ -73,6 +79,19 @@ struct MemsetParams {
   size_t width, height;
 };
 
+// CUgraphNodeParams of a conditional node
+struct ConditionalParams {
+  NodeType type;
+  int reserved[3];
+  uint64_t handle;
+  ConditionalKind kind;
+  unsigned num_bodies;
+  Graph* bodies;  // the driver's: out
+  ContextHandle context;
+  unsigned char rest[208];
+};
+static_assert(sizeof(ConditionalParams) == 256, "the driver's structure of a node");
+
 // name of the member, exported name, parameters
 #define FLAGOS_CUDA_FUNCTIONS(X)                                                                       \
   X(GetErrorString, "cuGetErrorString", (Result, const char**))                                        \
@@ -102,10 +121,28 @@ struct MemsetParams {
   X(GraphUpload, "cuGraphUpload", (Exec, StreamHandle))                                                \
   X(GraphLaunch, "cuGraphLaunch", (Exec, StreamHandle))
 
+// What only conditional nodes need.
+#define FLAGOS_CUDA_CONDITIONAL_FUNCTIONS(X)                                                                          \
+  X(ModuleLoadData, "cuModuleLoadData", (Module*, const void*))                                                       \
+  X(ModuleGetFunction, "cuModuleGetFunction", (Function*, Module, const char*))                                       \
+  X(LaunchKernel, "cuLaunchKernel",                                                                                   \
+    (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, StreamHandle, void**, void**))   \
+  X(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                                                                \
+    (StreamHandle, CaptureStatus*, uint64_t*, Graph*, const Node**, size_t*))                                         \
+  X(StreamUpdateCaptureDependencies, "cuStreamUpdateCaptureDependencies", (StreamHandle, Node*, size_t, unsigned))    \
+  X(StreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph",                                                         \
+    (StreamHandle, Graph, const Node*, const void*, size_t, int))                                                     \
+  X(StreamEndCapture, "cuStreamEndCapture", (StreamHandle, Graph*))                                                   \
+  X(ConditionalHandleCreate, "cuGraphConditionalHandleCreate", (uint64_t*, Graph, ContextHandle, unsigned, unsigned)) \
+  X(GraphAddNode, "cuGraphAddNode", (Node*, Graph, const Node*, size_t, ConditionalParams*))
+
 struct Driver {
 #define FLAGOS_CUDA_MEMBER(name, symbol, parameters) Result(*name) parameters;
   FLAGOS_CUDA_FUNCTIONS(FLAGOS_CUDA_MEMBER)
+  FLAGOS_CUDA_CONDITIONAL_FUNCTIONS(FLAGOS_CUDA_MEMBER)
 #undef FLAGOS_CUDA_MEMBER
+  // One of those that this driver lacks, or NULL.
+  const char* missing_for_conditionals;
 
   // Throws Failure that names `what` unless `result` is success.
   void Check(Result result, const char* what) const;

@@ -181,12 +181,17 @@ std::vector<Node> NodesOf(const Driver& driver, uint64_t handle) {
   return nodes;
 }
 
-std::unique_ptr<PatchedNode> Compare(const Driver& driver, const Nodes& nodes, const Comparison& comparison) {
+NodeType TypeOf(const Driver& driver, const Nodes& nodes) {
   const Triple<NodeType> type(driver, driver.NodeGetType, nodes);
   if (type.first != type.second || type.first != type.third) {
     Fail(FLAGOS_UNIMPLEMENTED, "node %zu is of another kind in each capture", nodes.number);
   }
-  switch (type.first) {
+  return type.first;
+}
+
+std::unique_ptr<PatchedNode> Compare(const Driver& driver, NodeType type, const Nodes& nodes,
+                                     const Comparison& comparison) {
+  switch (type) {
     case NodeType::kKernel:
       return std::make_unique<KernelNode>(driver, nodes, comparison);
     case NodeType::kMemcpy:
@@ -195,9 +200,10 @@ std::unique_ptr<PatchedNode> Compare(const Driver& driver, const Nodes& nodes, c
       return std::make_unique<MemsetNode>(driver, nodes, comparison);
     case NodeType::kEmpty:
       return nullptr;
+    case NodeType::kConditional:
+      break;
   }
-  Fail(FLAGOS_UNIMPLEMENTED, "node %zu is of kind %d, which cannot be patched", nodes.number,
-       static_cast<int>(type.first));
+  Fail(FLAGOS_UNIMPLEMENTED, "node %zu is of kind %d, which cannot be patched", nodes.number, static_cast<int>(type));
 }
 
 class GraphReplay final : public Replay {
@@ -205,21 +211,12 @@ class GraphReplay final : public Replay {
   GraphReplay(const CudaStreams& streams, const Captures& captures) : streams_(streams), driver_(streams.driver()) {
     const Driver& driver = driver_;
     ContextScope current(driver, streams.context());
-    const std::vector<Node> first = NodesOf(driver, captures.first.handle);
-    const std::vector<Node> second = NodesOf(driver, captures.second.handle);
-    const std::vector<Node> third = NodesOf(driver, captures.third.handle);
-    if (first.size() != second.size() || first.size() != third.size()) {
-      Fail(FLAGOS_UNIMPLEMENTED, "three captures have %zu, %zu and %zu nodes", first.size(), second.size(),
-           third.size());
+    const size_t conditionals = captures.first.conditionals.size();
+    if (conditionals != captures.second.conditionals.size() || conditionals != captures.third.conditionals.size()) {
+      Fail(FLAGOS_UNIMPLEMENTED, "three captures have %zu, %zu and %zu conditional nodes", conditionals,
+           captures.second.conditionals.size(), captures.third.conditionals.size());
     }
-    const Comparison comparison(captures);
-    for (size_t i = 0; i < first.size(); ++i) {
-      auto node = Compare(driver, {first[i], second[i], third[i], i}, comparison);
-      if (!node || node->patches.empty()) continue;
-      patches_ += node->patches.size();
-      patched_.push_back(std::move(node));
-    }
-    nodes_ = first.size();
+    Take(captures, {captures.first.handle, captures.second.handle, captures.third.handle}, Comparison(captures));
     addresses_.reserve(captures.arrays.size());
     for (const Captures::Array& array : captures.arrays) addresses_.push_back(array.first);
     driver.Check(driver.GraphInstantiate(&exec_, reinterpret_cast<Graph>(captures.first.handle), 0),
@@ -257,6 +254,47 @@ class GraphReplay final : public Replay {
   size_t patches() const noexcept override { return patches_; }
 
  private:
+  // The same graph of each capture.
+  struct Graphs {
+    uint64_t first, second, third;
+  };
+
+  // The nodes of a graph, and of the bodies in it: the driver patches those through the graph around them.
+  void Take(const Captures& captures, const Graphs& graphs, const Comparison& comparison) {
+    const std::vector<Node> first = NodesOf(driver_, graphs.first), second = NodesOf(driver_, graphs.second),
+                            third = NodesOf(driver_, graphs.third);
+    if (first.size() != second.size() || first.size() != third.size()) {
+      Fail(FLAGOS_UNIMPLEMENTED, "three captures have %zu, %zu and %zu nodes", first.size(), second.size(),
+           third.size());
+    }
+    for (size_t i = 0; i < first.size(); ++i) {
+      const Nodes nodes{first[i], second[i], third[i], nodes_++};
+      const NodeType type = TypeOf(driver_, nodes);
+      if (type == NodeType::kConditional) {
+        Take(captures, BodiesOf(captures, nodes), comparison);
+        continue;
+      }
+      auto node = Compare(driver_, type, nodes, comparison);
+      if (!node || node->patches.empty()) continue;
+      patches_ += node->patches.size();
+      patched_.push_back(std::move(node));
+    }
+  }
+
+  // The driver names no body of a node: who captured it knows.
+  static Graphs BodiesOf(const Captures& captures, const Nodes& nodes) {
+    const auto &first = captures.first.conditionals, &second = captures.second.conditionals,
+               &third = captures.third.conditionals;
+    for (size_t i = 0; i < first.size(); ++i) {
+      if (first[i].node == reinterpret_cast<uint64_t>(nodes.first) &&
+          second[i].node == reinterpret_cast<uint64_t>(nodes.second) &&
+          third[i].node == reinterpret_cast<uint64_t>(nodes.third)) {
+        return {first[i].body, second[i].body, third[i].body};
+      }
+    }
+    Fail(FLAGOS_UNIMPLEMENTED, "node %zu is a conditional node of which the captures do not tell", nodes.number);
+  }
+
   // Patches every node with what it holds: the driver refuses that for some kernels of libraries (cuDNN's attention),
   // which must be known before a launch relies on it.
   void Rehearse() {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "cuda/conditionals.h"
 #include "cuda/graph_replay.h"
 
 namespace flagos {
@@ -110,6 +111,11 @@ void CudaStreams::Copy(Stream stream, Location to, Location from, size_t bytes) 
 }
 
 std::unique_ptr<Replay> CudaStreams::MakeReplay(const Captures& captures) { return MakeGraphReplay(*this, captures); }
+
+Conditionals& CudaStreams::conditionals() {
+  std::call_once(conditionals_made_, [this] { conditionals_ = std::make_unique<CudaConditionals>(driver_, context_); });
+  return *conditionals_;
+}
 
 }  // namespace cuda
 

@@ -31,6 +31,7 @@ class CudaStreams final : public Streams {
   void Await(Stream stream, Point& point) override;
   void Copy(Stream stream, Location to, Location from, size_t bytes) override;
   std::unique_ptr<Replay> MakeReplay(const Captures& captures) override;
+  Conditionals& conditionals() override;
 
   const Driver& driver() const noexcept { return driver_; }
   ContextHandle context() const noexcept { return context_; }
@@ -43,6 +44,8 @@ class CudaStreams final : public Streams {
   ContextHandle context_ = nullptr;
   StreamHandle handles_[kNumStreams];
   std::shared_ptr<EventPool> events_;
+  std::once_flag conditionals_made_;
+  std::unique_ptr<Conditionals> conditionals_;
 };
 
 }  // namespace flagos::cuda

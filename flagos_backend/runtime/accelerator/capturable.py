@@ -28,18 +28,27 @@ _RANDOM_CALLS = (
     "poisson",
 )
 _HOST_CALLBACK = "flagos.host_callback"
+NO_CONDITIONALS = "its graphs have no conditional nodes"
 
 
-def reason_against(step: Step) -> str:
-    """Why ``step`` cannot be recorded, or ""."""
+def reason_against(step: Step, no_conditionals: str = NO_CONDITIONALS, all_ran: bool = False) -> str:
+    """Why ``step`` cannot be recorded, or "". ``no_conditionals``: why nothing can in which data decides what runs, or
+    "". ``all_ran``: whether to take it that all of that ran."""
     instruction, weight = step.instruction, weight_of(step)
     if instruction is None:
         return ""
     if isinstance(step.kernel, While | Conditional):
-        return f"{instruction.opcode} {instruction.name} goes on as data says"
+        decided = f"{instruction.opcode} {instruction.name} goes on as data says"
+        if no_conditionals:
+            return f"{decided}: {no_conditionals}"
+        if not all_ran and len(step.kernel.ran) < len(step.nested):
+            return f"{decided}, and not all of it has run"
     if weight > MAX_STEPS:
         return f"{instruction.opcode} {instruction.name} is {weight} steps, more than {MAX_STEPS}"
-    return _reason_of(instruction) or next(filter(None, map(reason_against, _nested_steps(step))), "")
+    if reason := _reason_of(instruction):
+        return reason
+    reasons = (reason_against(nested, no_conditionals, all_ran) for nested in _nested_steps(step))
+    return next(filter(None, reasons), "")
 
 
 def _reason_of(instruction: Instruction) -> str:
@@ -72,4 +81,6 @@ def weight_of(step: Step) -> int:
     if not step.nested:
         return int(step.enqueues)
     turns = step.kernel.trip_count if isinstance(step.kernel, CountedLoop) else 1
-    return turns * sum(map(weight_of, _nested_steps(step)))
+    # Each part that data decides on is preceded by setting its condition.
+    conditions = len(step.nested) if isinstance(step.kernel, While | Conditional) else 0
+    return conditions + turns * sum(map(weight_of, _nested_steps(step)))

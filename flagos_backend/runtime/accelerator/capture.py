@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,12 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.runtime.accelerator.conditional import (
+    BodyMemory,
+    ConditionalNode,
+    ConditionalRecorder,
+    NativeConditionals,
+)
 from flagos_backend.runtime.plan import Plan
 
 # torch's allocations are aligned so, and kernels are chosen for it.
@@ -29,16 +35,18 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where a graph has its temporaries: torch's pool, and the stream that its blocks belong to."""
+    """Where a graph has its temporaries: torch's pool, and the stream that its blocks belong to; and those of the
+    bodies in it."""
 
     pool: torch.cuda._POOL_HANDLE
     stream: torch.cuda.Stream
+    bodies: BodyMemory
 
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """Of each capture, in ``graphs``, the driver's handle and the memory of its own. ``kept``: the first graph, with
-    its temporaries in ``memory``.
+    """Of each capture, in ``graphs``, the driver's handle, the memory of its own, and its conditional nodes. ``kept``:
+    the first graph, with its temporaries in ``memory``.
 
     ``arrays``: arguments, then outputs: where each lay in the first capture, as in the third, where in the second, and
     its bytes. ``overwritten``: for each output the argument that it is written over, or -1. ``compared``: graphs that
@@ -47,15 +55,18 @@ class Captures:
 
     kept: object
     memory: Memory
-    graphs: tuple[tuple[int, tuple[Range, ...]], ...]
+    graphs: tuple[tuple[int, tuple[Range, ...], tuple[ConditionalNode, ...]], ...]
     arrays: tuple[tuple[int, int, int], ...]
     overwritten: tuple[int, ...]
     compared: object
 
 
-def capture(plan: Plan, run: Run, shared: Memory | None = None) -> Captures:
+def capture(
+    plan: Plan, run: Run, shared: Memory | None = None, conditionals: NativeConditionals | None = None
+) -> Captures:
     """Captures ``plan``, which has run before. Nothing is computed.
 
+    ``conditionals``: for a plan in which data decides what runs.
     ``shared``: where another kept graph has its temporaries. Those of this one may lie there too: the two are launched
     one after another, and neither reads what the other left. Raises CaptureRefused.
     """
@@ -67,16 +78,25 @@ def capture(plan: Plan, run: Run, shared: Memory | None = None) -> Captures:
     first_places = [number * _ALIGNMENT for number in range(count)]
     # Every array moves by another distance, so that the distance tells which one an address belongs to.
     second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
-    first = _recorded(plan, run, lay_out(arena, shapes, first_places), shared)
-    others = [_recorded(plan, run, lay_out(arena, shapes, places)) for places in (second_places, first_places)]
+    first = _recorded(plan, run, lay_out(arena, shapes, first_places), conditionals, shared)
+    others = [
+        _recorded(plan, run, lay_out(arena, shapes, places), conditionals) for places in (second_places, first_places)
+    ]
     if any(recording.overwritten != first.overwritten for recording in others):
         raise CaptureRefused(reason="its results lie over other arguments in each capture")
     base = arena.data_ptr()
     arrays = tuple(
         (base + a, base + b, shape.num_bytes) for a, b, shape in zip(first_places, second_places, shapes, strict=True)
     )
-    graphs = tuple((recording.handle, recording.owned(run.device)) for recording in (first, *others))
-    return Captures(first.graph, first.memory, graphs, arrays, first.overwritten, tuple(r.graph for r in others))
+    graphs = tuple((r.handle, r.owned(run.device), r.conditionals) for r in (first, *others))
+    return Captures(
+        (first.graph, first.memory.bodies),
+        first.memory,
+        graphs,
+        arrays,
+        first.overwritten,
+        tuple(r.graph for r in others),
+    )
 
 
 def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[int]) -> list[Any]:
@@ -92,15 +112,21 @@ def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[
     return arrays
 
 
-def _recorded(plan: Plan, run: Run, arrays: list[Any], shared: Memory | None = None) -> _Recording:
+def _recorded(
+    plan: Plan,
+    run: Run,
+    arrays: list[Any],
+    conditionals: NativeConditionals | None,
+    shared: Memory | None = None,
+) -> _Recording:
     """One capture. What other captures left is given back for it: while one goes on, torch frees nothing."""
     try:
-        return _Recording(plan, run, arrays, shared)
+        return _Recording(plan, run, arrays, conditionals, shared)
     except CaptureRefused as refusal:
         if not isinstance(refusal.__cause__, torch.OutOfMemoryError):
             raise
     torch.cuda.empty_cache()
-    return _Recording(plan, run, arrays, shared)
+    return _Recording(plan, run, arrays, conditionals, shared)
 
 
 @contextlib.contextmanager
@@ -120,8 +146,17 @@ class _Recording:
 
     _one_at_a_time = threading.Lock()
 
-    def __init__(self, plan: Plan, run: Run, arrays: list[Any], shared: Memory | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        run: Run,
+        arrays: list[Any],
+        conditionals: NativeConditionals | None,
+        shared: Memory | None,
+    ) -> None:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        bodies = shared.bodies if shared else BodyMemory(run.device)
+        recorder = ConditionalRecorder(conditionals, bodies, run.device) if conditionals else None
         spare = torch.empty(1, dtype=torch.uint8, device=run.device)
         with self._one_at_a_time, _workspaces_of_its_own():
             torch.cuda.synchronize(run.device)
@@ -132,13 +167,14 @@ class _Recording:
                 except RuntimeError as error:
                     raise _refusal(plan, error) from error
                 try:
-                    self.overwritten = run_into(plan, run, arrays)
+                    self.overwritten = run_into(plan, replace(run, conditionals=recorder), arrays)
                 except Exception as error:
                     self._abandon(run.device, spare)
                     raise _refusal(plan, error) from error
                 self.graph.capture_end()
         self.handle = int(self.graph.raw_cuda_graph())
-        self.memory = Memory(self.graph.pool(), stream)
+        self.memory = Memory(self.graph.pool(), stream, bodies)
+        self.conditionals = tuple(recorder.nodes) if recorder else ()
 
     def _abandon(self, device: torch.device, spare: torch.Tensor) -> None:
         """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on. Memory may be
@@ -155,12 +191,12 @@ class _Recording:
 
     def owned(self, device: torch.device) -> tuple[Range, ...]:
         """The memory of this capture's own."""
-        pool = tuple(self.graph.pool())
+        pools = tuple(self.graph.pool()), tuple(self.memory.bodies.pool)
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         return tuple(
             (int(segment["address"]), int(segment["total_size"]))
             for segment in segments
-            if segment["device"] == device.index and tuple(segment["segment_pool_id"]) == pool
+            if segment["device"] == device.index and tuple(segment["segment_pool_id"]) in pools
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator.capture import Captures, Memory, capture
+from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.plan import Plan
 
 # (address of the native accelerator, graphs and arrays as Captures has them) -> (handle, nodes, patches). The handle
@@ -27,21 +28,25 @@ class GraphReplay:
         self.handle, self._nodes, self._patches = made
         self.overwritten = captures.overwritten
         self._graph = captures.kept
+        self._conditionals = len(captures.graphs[0][2])
         self._launch = launch
 
     def launch(self, arrays: Sequence[Any]) -> None:
         self._launch(self.handle, tuple([_address(array) for array in arrays]))
 
     def __str__(self) -> str:
-        return f"a graph of {self._nodes} nodes with {self._patches} addresses"
+        conditionals = f", of which {self._conditionals} conditional," if self._conditionals else ""
+        return f"a graph of {self._nodes} nodes{conditionals} with {self._patches} addresses"
 
 
 class GraphRecorder:
-    """Records the parts of one program on one device. Their temporaries share memory, as they run one after another."""
+    """Records the parts of one program on one device. Their temporaries share memory, as they run one after another.
+    ``no_conditionals``: why no plan is recorded in which data decides what runs, or ""."""
 
-    def __init__(self, native: tuple[NativeMake, NativeLaunch], accelerator: int, run: Run) -> None:
+    def __init__(self, native: tuple[NativeMake, NativeLaunch], conditionals: NativeConditionals, run: Run) -> None:
         self._make, self._launch = native
-        self._accelerator = accelerator
+        self._conditionals = conditionals
+        self.no_conditionals = _reason_against(conditionals)
         self._run = run
         self._memory: Memory | None = None
 
@@ -58,8 +63,16 @@ class GraphRecorder:
         return GraphReplay(captures, made, self._launch)
 
     def _captured(self, plan: Plan) -> tuple[Captures, tuple[object, int, int]]:
-        captures = capture(plan, self._run, self._memory)
-        return captures, self._make(self._accelerator, captures.graphs, captures.arrays)
+        captures = capture(plan, self._run, self._memory, None if self.no_conditionals else self._conditionals)
+        return captures, self._make(self._conditionals.accelerator, captures.graphs, captures.arrays)
+
+
+def _reason_against(conditionals: NativeConditionals) -> str:
+    try:
+        conditionals.prepare(conditionals.accelerator)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def _address(array: Any) -> int:

@@ -13,7 +13,7 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.runtime.accelerator.capturable import MAX_STEPS, reason_against, weight_of
+from flagos_backend.runtime.accelerator.capturable import MAX_STEPS, NO_CONDITIONALS, reason_against, weight_of
 from flagos_backend.runtime.control_flow import ControlFlow, owned_copy
 from flagos_backend.runtime.plan import Plan, Step
 
@@ -42,8 +42,17 @@ class Replay(Protocol):
         argument's memory lies there."""
 
 
-Recorder = Callable[[Plan], Replay]
+Record = Callable[[Plan], Replay]
 """Records a plan that has run before; nothing is computed. Raises CaptureRefused."""
+
+
+class Recorder(Protocol):
+    """A Record of one device. ``no_conditionals``: why it records nothing in which data decides what runs, or ""."""
+
+    @property
+    def no_conditionals(self) -> str: ...
+
+    def __call__(self, plan: Plan) -> Replay: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -135,14 +144,14 @@ class Division:
         return "\n".join([self.summary(), *(f"    {part}" for part in self.parts)])
 
 
-def divide(plan: Plan, record: Recorder) -> Division:
-    """Has ``plan``, which has run before, recorded whole, or in parts."""
-    return _Divider(record).divide(plan)
+def divide(plan: Plan, record: Record, no_conditionals: str = NO_CONDITIONALS) -> Division:
+    """Has ``plan``, which has run before, recorded whole, or in parts. ``no_conditionals``: as of Recorder."""
+    return _Divider(record, no_conditionals).divide(plan)
 
 
 def outline(plan: Plan) -> Division:
-    """How ``plan`` would be divided if all of it had run, and nothing broke."""
-    return _Divider(_Unrecorded, all_ran=True).divide(plan)
+    """How ``plan`` would be divided where graphs have conditional nodes, if all of it had run, and nothing broke."""
+    return _Divider(_Unrecorded, "", all_ran=True).divide(plan)
 
 
 class _Unrecorded:
@@ -163,15 +172,16 @@ class _Unrecorded:
 class _Divider:
     """Divides one program and counts what breaks."""
 
-    def __init__(self, record: Recorder, all_ran: bool = False) -> None:
+    def __init__(self, record: Record, no_conditionals: str, all_ran: bool = False) -> None:
         self._record = record
+        self._no_conditionals = no_conditionals
         self._all_ran = all_ran
         self._refusals = 0
         self._depth = 0
         self._parts: list[Part] = []
 
     def divide(self, plan: Plan) -> Division:
-        if any(map(reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS:
+        if any(map(self._reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS:
             return Division(self._divided(plan), tuple(self._parts))
         try:
             return Division(plan, whole=self._record(plan))
@@ -179,11 +189,14 @@ class _Divider:
             steps = self._without_broken(plan, range(len(plan.steps)), refusal)
             return Division(replace(plan, steps=tuple(steps)), tuple(self._parts))
 
+    def _reason_against(self, step: Step) -> str:
+        return reason_against(step, self._no_conditionals, self._all_ran)
+
     def _divided(self, plan: Plan) -> Plan:
         steps: list[Step] = []
         begin = 0
         for number, step in enumerate(plan.steps):
-            if reason := reason_against(step):
+            if reason := self._reason_against(step):
                 steps += self._recorded(plan, range(begin, number))
                 steps += self._left(plan, range(number, number + 1), reason)
                 begin = number + 1

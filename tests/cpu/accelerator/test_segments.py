@@ -3,7 +3,6 @@ memory. The oracle is JAX's own CPU, or the same program before it was divided."
 
 from __future__ import annotations
 
-import functools
 import re
 import threading
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from cpu.native.harness import compile, get, put, run
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime import bridge
+from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Memory
 from support.against_xla import assert_same
 from support.divided_programs import called_back, chain, until_large
@@ -31,13 +31,19 @@ flagos_backend.jax.initialize()
 RUNS = 5
 
 
-def recorder_of(opened: Accelerator, accelerator: int, run: Run) -> Callable[..., PoisonedReplay]:
-    return functools.partial(PoisonedReplay, run=run)
+class Recorder:
+    no_conditionals = "recordings of tests have no conditional nodes"
+
+    def __init__(self, opened: Accelerator, accelerator: int, run: Run) -> None:
+        self._run = run
+
+    def __call__(self, plan: Plan) -> PoisonedReplay:
+        return PoisonedReplay(plan, self._run)
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "recorder_of", recorder_of)
+    monkeypatch.setattr(bridge, "recorder_of", Recorder)
 
 
 @pytest.fixture
@@ -174,7 +180,10 @@ def test_explain_says_where_and_why(context: Context, memory: Memory, rng: np.ra
     def explanation() -> str:
         return executable.artifact(Artifact.EXPLANATION).decode()
 
-    assert re.search(r"where its graphs can be patched: replayed in 1 segment: \S*r\S* draws from", explanation())
+    assert re.search(
+        r"where its graphs have conditional nodes and can be patched: replayed in 1 segment: \S*r\S* draws from",
+        explanation(),
+    )
     x = rng.standard_normal(9).astype(np.float32)
     for _ in range(RUNS):
         first, drawn = run(executable, put(memory, x))

@@ -1,15 +1,18 @@
 """Graphs that the native side patches and launches, over host memory: a simulated device whose driver is driver.c, and
-whose graphs run their plans again. Everything of a replay but the device."""
+whose graphs run their plans again, or kernel by kernel where data decides. Everything of a replay but the device."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["FLAGOS_DEVICE"] = "simulated"
@@ -20,15 +23,18 @@ os.environ["JAX_PLATFORMS"] = "flagos,cpu"
 import pytest
 import torch
 
+from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.devices.accelerator import StreamKind
 from flagos_backend.devices.simulated import SimulatedAccelerator
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator import capture
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.control_flow import Conditional, While
+from flagos_backend.runtime.plan import Plan, Step
 from support.backend import backend, context, memory
 from support.poisoned_replays import PoisonedReplay
+from support.tape import Kernel, Tape
 
 __all__ = ["backend", "context", "driver", "memory"]
 
@@ -45,29 +51,86 @@ def _build() -> ctypes.CDLL:
 
 
 class Driver:
-    """``launches``: the plans launched, in order. ``refuse``: to patch graphs of the plan of that number."""
+    """``launches``: the plans launched, in order, but for those recorded kernel by kernel. ``refuse``: to patch graphs
+    of the plan, or the kernel, of that number. ``stream``: the current one. ``owned``: memory that recordings made."""
 
     def __init__(self) -> None:
         self._library = _build()
-        self._library.driver_function.restype = self._library.driver_graph.restype = ctypes.c_void_p
+        self._library.driver_function.restype = self._library.driver_end.restype = ctypes.c_void_p
         self._library.driver_function.argtypes = [ctypes.c_int64, ctypes.c_size_t]
-        self._library.driver_graph.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self._plans: list[tuple[Plan, PoisonedReplay, int]] = []
+        self._library.driver_begin.argtypes = self._library.driver_end.argtypes = [ctypes.c_size_t]
+        self._library.driver_kernel.argtypes = [ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+        self._calls: list[tuple[int, Callable[[list[int]], None]]] = []
+        self._plans: dict[Plan, int] = {}
+        self._kernels: dict[tuple[Plan, int, str], int] = {}
         self.launches: list[Plan] = []
+        self.stream = self._streams = 1
+        self.owned: list[torch.UntypedStorage] = []
         signature = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t)
         self._callback = signature(self._launch)
         self._library.driver_set_launch(self._callback)
 
     def record(self, plan: Plan, run: Run, arrays: Sequence[Any]) -> int:
         """The handle of a graph that is ``plan`` on ``arrays``."""
-        number = next((i for i, (known, _, _) in enumerate(self._plans) if known is plan), None)
         addresses = [array.data_ptr() for array in arrays if _has_memory(array)]
-        if number is None:
-            number = len(self._plans)
-            function = self._library.driver_function(number, len(addresses))
-            self._plans.append((plan, PoisonedReplay(plan, run), function))
+        if plan not in self._plans:
+            replay = PoisonedReplay(plan, replace(run, conditionals=None))
+            self._plans[plan] = self._new_function(functools.partial(self._launch_plan, plan, replay), len(addresses))
+        with self.captured() as graph:
+            self._capture(self._plans[plan], addresses)
+        return graph[0]
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[list[int]]:
+        """The handle of a graph of what is captured meanwhile."""
+        graph: list[int] = []
+        self._library.driver_begin(self.stream)
+        try:
+            yield graph
+        finally:
+            handle = self._library.driver_end(self.stream)
+        assert handle, "what was captured does not follow one another"
+        graph.append(int(handle))
+
+    def capture_kernel(self, plan: Plan, number: int, kernel: Kernel) -> None:
+        """Kernel ``number`` of a recording of ``plan``, which is the same in each."""
+        key = plan, number, kernel.name
+        if key not in self._kernels:
+            call = functools.partial(_call_kernel, kernel.call, [_Layout(tensor) for tensor in kernel.tensors])
+            self._kernels[key] = self._new_function(call, len(kernel.tensors))
+        self._capture(self._kernels[key], [tensor.data_ptr() for tensor in kernel.tensors])
+
+    def _new_function(self, call: Callable[[list[int]], None], count: int) -> int:
+        self._calls.append((int(self._library.driver_function(len(self._calls), count)), call))
+        return len(self._calls) - 1
+
+    def _capture(self, number: int, addresses: Sequence[int]) -> None:
         values = (ctypes.c_uint64 * len(addresses))(*addresses)
-        return int(self._library.driver_graph(self._plans[number][2], values))
+        assert self._library.driver_kernel(self.stream, self._calls[number][0], values) == 0
+
+    def new_stream(self, device: torch.device) -> SimpleNamespace:
+        self._streams += 1
+        return SimpleNamespace(cuda_stream=self._streams)
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: SimpleNamespace) -> Iterator[None]:
+        before, self.stream = self.stream, stream.cuda_stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def snapshot(self) -> list[dict[str, object]]:
+        """Where the memory of recordings lies, as torch says it: all of it in the pool of all graphs."""
+        pool = _Graph(keep_graph=True).pool()
+        return [
+            {"device": None, "segment_pool_id": pool, "address": storage.data_ptr(), "total_size": storage.nbytes()}
+            for storage in self.owned
+        ]
+
+    @property
+    def graph_launches(self) -> int:
+        return int(self._library.driver_launches())
 
     @property
     def execs(self) -> int:
@@ -83,18 +146,20 @@ class Driver:
 
     @property
     def next_number(self) -> int:
-        return len(self._plans)
+        return len(self._calls)
 
     def on_launch(self) -> None:
         """Called first of all in a launch."""
 
     def _launch(self, number: int, addresses: Any, count: int) -> None:
         self.on_launch()
-        plan, replay, _ = self._plans[number]
-        left = iter(addresses[:count])
-        shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
         with torch.inference_mode():
-            replay.launch([_array_at(left, shape) for shape in shapes])
+            self._calls[number][1](list(addresses[:count]))
+
+    def _launch_plan(self, plan: Plan, replay: PoisonedReplay, addresses: list[int]) -> None:
+        left = iter(addresses)
+        shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
+        replay.launch([_array_at(left, shape) for shape in shapes])
         self.launches.append(plan)
 
 
@@ -109,6 +174,44 @@ def _array_at(addresses: Any, shape: ArrayShape) -> Any:
         return torch.empty(shape.dims, dtype=dtype_of(shape.element_type))
     memory = (ctypes.c_uint8 * shape.num_bytes).from_address(next(addresses))
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype_of(shape.element_type)).view(shape.dims)
+
+
+class _Layout:
+    """How a tensor lies at its address."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._dims, self._strides, self._dtype = tensor.shape, tensor.stride(), tensor.dtype
+        last = sum((size - 1) * stride for size, stride in zip(self._dims, self._strides, strict=True))
+        self._bytes = (last + 1) * tensor.itemsize if tensor.numel() else 0
+
+    def at(self, address: int) -> torch.Tensor:
+        if self._bytes == 0:
+            return torch.empty(self._dims, dtype=self._dtype)
+        memory = (ctypes.c_uint8 * self._bytes).from_address(address)
+        line = torch.frombuffer(memory, dtype=torch.uint8).view(self._dtype)
+        return line.as_strided(self._dims, self._strides)
+
+
+def _call_kernel(
+    call: Callable[[Sequence[torch.Tensor]], None], layouts: Sequence[_Layout], addresses: Sequence[int]
+) -> None:
+    call([layout.at(address) for layout, address in zip(layouts, addresses, strict=True)])
+
+
+class _StreamTape(Tape):
+    """Every kernel goes to the graph that the current stream is captured in."""
+
+    current: _StreamTape | None = None
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+        self._count = 0
+
+    def add(self, kernel: Kernel) -> None:
+        super().add(kernel)
+        _DRIVER.capture_kernel(self._plan, self._count, kernel)
+        self._count += 1
 
 
 _DRIVER = Driver()
@@ -139,20 +242,52 @@ _run_into = capture.run_into
 
 
 def _recorded(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
-    if _Graph.recording is not None:
-        graph, _Graph.recording = _Graph.recording, None
+    graph, _Graph.recording = _Graph.recording, None
+    if graph is None:
+        return _run_into(plan, run, arrays)
+    if not any(map(_is_decided_by_data, plan.steps)):
         graph._handle = _DRIVER.record(plan, run, arrays)
-    return _run_into(plan, run, arrays)
+        return _run_into(plan, run, arrays)
+    tape = _StreamTape.current = _StreamTape(plan)
+    try:
+        with _DRIVER.captured() as handle, tape:
+            overwritten = _run_into(plan, run, arrays)
+    finally:
+        _StreamTape.current = None
+        _DRIVER.owned += tape.own_storages
+    (graph._handle,) = handle
+    return overwritten
+
+
+def _is_decided_by_data(step: Step) -> bool:
+    nested = any(_is_decided_by_data(inner) for plan in step.nested for inner in plan.steps)
+    return isinstance(step.kernel, While | Conditional) or nested
+
+
+def _launched(self: RegionKernel, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    kernel = functools.partial(_launch_region, self)
+    if _StreamTape.current is None:
+        kernel(inputs, outputs)
+    else:
+        _StreamTape.current.generated(kernel, inputs, outputs)
+
+
+_launch_region = RegionKernel.__call__
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    monkeypatch.setattr(torch.cuda, "Stream", _DRIVER.new_stream)
+    monkeypatch.setattr(torch.cuda, "stream", _DRIVER.on_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=_DRIVER.stream))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", _DRIVER.snapshot)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 2))
+    for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
     monkeypatch.setattr(capture, "run_into", _recorded)
+    monkeypatch.setattr(RegionKernel, "__call__", _launched)
     monkeypatch.setattr(_DRIVER, "launches", [])
     _DRIVER.refuse(-1)
     _DRIVER.delay(0)

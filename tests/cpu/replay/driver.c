@@ -1,12 +1,13 @@
-// Stands for the CUDA driver library: streams are done at once, and a graph has one kernel, which takes the addresses of
-// arrays and calls back. The types are those of flagos_backend/native/cuda/driver.h.
+// Stands for the CUDA driver library: streams are done at once, and the kernels of graphs take addresses and call back.
+// Conditional nodes are captured and run as the driver does; what it forbids is an error here. The types are those of
+// flagos_backend/native/cuda/driver.h. OLD_DRIVER: one before conditional nodes.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 typedef int Result;
-enum { kError = 1 };
+enum { kError = 1, kConditional = 13, kWhile = 1, kActive = 1, kMaxStreams = 4096 };
 
 // The same kernel for each capture of a plan; its number of parameters is what a driver knows of it.
 typedef struct {
@@ -14,11 +15,29 @@ typedef struct {
   size_t count;
 } Function;
 
-typedef struct {
-  Function* function;
+typedef struct Graph Graph;
+
+typedef struct Node {
+  struct Node* next;
+  Function* function;  // of a kernel
   uint64_t* addresses;
   void** values;
-} Graph;
+  Graph* body;  // of a conditional node
+  int repeats;
+  struct Condition* condition;
+} Node;
+
+struct Graph {
+  Node *first, *last;
+  size_t count;
+  int execs;
+};
+
+// What a handle stands for.
+typedef struct Condition {
+  Graph* graph;
+  int holds, used;
+} Condition;
 
 typedef struct {
   Function* function;
@@ -28,16 +47,62 @@ typedef struct {
 } KernelParams;
 
 typedef struct {
-  Function* function;
+  int type, reserved[3];
+  Condition* condition;
+  int kind;
+  unsigned size;
+  Graph** bodies;
+  void* context;
+  char rest[208];
+} ConditionalParams;
+
+// What a kernel holds in a graph that can be launched.
+typedef struct Patched {
+  struct Patched* next;
+  Node* node;
   uint64_t addresses[];
+} Patched;
+
+typedef struct {
+  Graph* graph;
+  Patched* patched;
 } Exec;
 
 typedef void (*Launch)(int64_t id, const uint64_t* addresses, size_t count);
 
 static Launch g_launch;
 static int64_t g_refused = -1;
-static int g_execs;
+static int g_execs, g_launches;
 static unsigned g_delay;
+static Graph* g_capturing[kMaxStreams];
+static Node* g_last[kMaxStreams];  // after which a stream's next node comes
+static Function g_set_condition = {-2, 2};
+
+static Node* add(Graph* graph, Node* node) {
+  if (graph->last != NULL) graph->last->next = node;
+  if (graph->first == NULL) graph->first = node;
+  graph->last = node;
+  ++graph->count;
+  return node;
+}
+
+static Node* add_kernel(Graph* graph, Function* function, const uint64_t* addresses) {
+  Node* node = calloc(1, sizeof(Node));
+  node->function = function;
+  node->addresses = malloc((function->count + 1) * sizeof(uint64_t));
+  node->values = malloc((function->count + 1) * sizeof(void*));
+  memcpy(node->addresses, addresses, function->count * sizeof(uint64_t));
+  for (size_t i = 0; i < function->count; ++i) node->values[i] = &node->addresses[i];
+  return add(graph, node);
+}
+
+// A node that does not follow the last one of its stream would run at any time.
+static Result capture_kernel(uintptr_t stream, Function* function, const uint64_t* addresses) {
+  Graph* graph = stream < kMaxStreams ? g_capturing[stream] : NULL;
+  if (graph == NULL || g_last[stream] != graph->last) return kError;
+  g_last[stream] = add_kernel(graph, function, addresses);
+  return 0;
+}
 
 // ---- For the tests
 
@@ -45,6 +110,7 @@ void driver_set_launch(Launch launch) { g_launch = launch; }
 // Graphs of this function cannot be patched.
 void driver_refuse(int64_t id) { g_refused = id; }
 int driver_execs(void) { return g_execs; }
+int driver_launches(void) { return g_launches; }
 // How long launches take, in microseconds.
 void driver_set_delay(unsigned delay) { g_delay = delay; }
 
@@ -55,31 +121,108 @@ void* driver_function(int64_t id, size_t count) {
   return function;
 }
 
-void* driver_graph(Function* function, const uint64_t* addresses) {
-  Graph* graph = malloc(sizeof(Graph));
-  graph->function = function;
-  graph->addresses = malloc((function->count + 1) * sizeof(uint64_t));
-  graph->values = malloc((function->count + 1) * sizeof(void*));
-  memcpy(graph->addresses, addresses, function->count * sizeof(uint64_t));
-  for (size_t i = 0; i < function->count; ++i) graph->values[i] = &graph->addresses[i];
-  return graph;
+void driver_begin(uintptr_t stream) {
+  g_capturing[stream] = calloc(1, sizeof(Graph));
+  g_last[stream] = NULL;
+}
+
+Result driver_kernel(uintptr_t stream, Function* function, const uint64_t* addresses) {
+  return capture_kernel(stream, function, addresses);
+}
+
+Result cuStreamEndCapture(uintptr_t stream, Graph** graph) {
+  *graph = g_capturing[stream];
+  g_capturing[stream] = NULL;
+  return *graph != NULL && g_last[stream] == (*graph)->last ? 0 : kError;
+}
+
+void* driver_end(uintptr_t stream) {
+  Graph* graph = NULL;
+  return cuStreamEndCapture(stream, &graph) == 0 ? graph : NULL;
+}
+
+// ---- Conditional nodes under capture
+
+Result cuModuleLoadData(void** module, const char* text) {
+  *module = &g_set_condition;
+  return strstr(text, "cudaGraphSetConditional") != NULL ? 0 : kError;
+}
+
+Result cuModuleGetFunction(Function** function, void* module, const char* name) {
+  *function = module;
+  return strcmp(name, "flagos_set_condition") == 0 ? 0 : kError;
+}
+
+Result cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                      unsigned shared, uintptr_t stream, void** values, void** extra) {
+  if (function != &g_set_condition || gx * gy * gz * bx * by * bz != 1 || shared != 0 || extra != NULL) return kError;
+  const uint64_t addresses[2] = {*(uint64_t*)values[0], *(uint64_t*)values[1]};
+  return capture_kernel(stream, function, addresses);
+}
+
+Result cuStreamGetCaptureInfo_v2(uintptr_t stream, int* status, uint64_t* number, Graph** graph, Node*** last,
+                                 size_t* count) {
+  *number = stream;
+  *graph = stream < kMaxStreams ? g_capturing[stream] : NULL;
+  *status = *graph != NULL ? kActive : 0;
+  *last = *graph != NULL ? &g_last[stream] : NULL;
+  *count = *graph != NULL && g_last[stream] != NULL ? 1 : 0;
+  return 0;
+}
+
+#ifndef OLD_DRIVER
+Result cuGraphConditionalHandleCreate(Condition** handle, Graph* graph, void* context, unsigned value, unsigned flags) {
+  if (graph == NULL || context == NULL || value != 0 || flags != 0) return kError;
+  *handle = calloc(1, sizeof(Condition));
+  (*handle)->graph = graph;
+  return 0;
+}
+#endif
+
+Result cuGraphAddNode(Node** made, Graph* graph, Node** after, size_t count, ConditionalParams* params) {
+  Condition* condition = params->condition;
+  // A handle is for one node, of the graph that it was made for.
+  if (params->type != kConditional || params->size != 1 || condition->graph != graph || condition->used++)
+    return kError;
+  if (params->context == NULL || (count == 0 ? graph->last != NULL : after[0] != graph->last)) return kError;
+  Node* node = calloc(1, sizeof(Node));
+  node->condition = condition;
+  node->repeats = params->kind == kWhile;
+  node->body = calloc(1, sizeof(Graph));
+  params->bodies = &node->body;
+  *made = add(graph, node);
+  return 0;
+}
+
+Result cuStreamUpdateCaptureDependencies(uintptr_t stream, Node** nodes, size_t count, unsigned flags) {
+  if (count != 1 || flags != 1 || g_capturing[stream] == NULL) return kError;
+  g_last[stream] = nodes[0];
+  return 0;
+}
+
+Result cuStreamBeginCaptureToGraph(uintptr_t stream, Graph* graph, void* after, void* edges, size_t count, int mode) {
+  if (stream >= kMaxStreams || g_capturing[stream] != NULL || after != NULL || edges != NULL || count != 0 || mode != 1)
+    return kError;
+  g_capturing[stream] = graph;
+  g_last[stream] = NULL;
+  return 0;
 }
 
 // ---- Graphs
 
-Result cuGraphGetNodes(Graph* graph, Graph** nodes, size_t* count) {
-  if (nodes != NULL) nodes[0] = graph;
-  *count = 1;
+Result cuGraphGetNodes(Graph* graph, Node** nodes, size_t* count) {
+  *count = graph->count;
+  if (nodes == NULL) return 0;
+  for (Node* node = graph->first; node != NULL; node = node->next) *nodes++ = node;
   return 0;
 }
 
-Result cuGraphNodeGetType(Graph* node, int* type) {
-  (void)node;
-  *type = 0;
+Result cuGraphNodeGetType(Node* node, int* type) {
+  *type = node->body != NULL ? kConditional : 0;
   return 0;
 }
 
-Result cuGraphKernelNodeGetParams_v2(Graph* node, KernelParams* params) {
+Result cuGraphKernelNodeGetParams_v2(Node* node, KernelParams* params) {
   memset(params, 0, sizeof(*params));
   params->function = node->function;
   params->grid[0] = params->block[0] = 1;
@@ -94,44 +237,94 @@ Result cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size
   return 0;
 }
 
+static void instantiate(Exec* exec, Graph* graph) {
+  for (Node* node = graph->first; node != NULL; node = node->next) {
+    if (node->body != NULL) {
+      instantiate(exec, node->body);
+      continue;
+    }
+    const size_t bytes = node->function->count * sizeof(uint64_t);
+    Patched* patched = malloc(sizeof(Patched) + bytes);
+    patched->node = node;
+    memcpy(patched->addresses, node->addresses, bytes);
+    patched->next = exec->patched;
+    exec->patched = patched;
+  }
+}
+
+static Patched* patched_of(Exec* exec, const Node* node) {
+  for (Patched* patched = exec->patched; patched != NULL; patched = patched->next) {
+    if (patched->node == node) return patched;
+  }
+  return NULL;
+}
+
 Result cuGraphInstantiateWithFlags(Exec** exec, Graph* graph, unsigned long long flags) {
   (void)flags;
-  *exec = malloc(sizeof(Exec) + graph->function->count * sizeof(uint64_t));
-  (*exec)->function = graph->function;
-  memcpy((*exec)->addresses, graph->addresses, graph->function->count * sizeof(uint64_t));
+  if (graph->execs != 0) return kError;  // conditions belong to one graph that is launched
+  *exec = calloc(1, sizeof(Exec));
+  (*exec)->graph = graph;
+  instantiate(*exec, graph);
+  ++graph->execs;
   ++g_execs;
   return 0;
 }
 
 Result cuGraphExecDestroy(Exec* exec) {
+  for (Patched *next, *patched = exec->patched; patched != NULL; patched = next) {
+    next = patched->next;
+    free(patched);
+  }
+  --exec->graph->execs;
   free(exec);
   --g_execs;
   return 0;
 }
 
-Result cuGraphExecKernelNodeSetParams_v2(Exec* exec, Graph* node, const KernelParams* params) {
-  (void)node;
-  if (exec->function->id == g_refused) return kError;
-  for (size_t i = 0; i < exec->function->count; ++i) memcpy(&exec->addresses[i], params->values[i], sizeof(uint64_t));
+Result cuGraphExecKernelNodeSetParams_v2(Exec* exec, Node* node, const KernelParams* params) {
+  Patched* patched = patched_of(exec, node);
+  if (patched == NULL || node->function != params->function || node->function->id == g_refused) return kError;
+  for (size_t i = 0; i < node->function->count; ++i) {
+    memcpy(&patched->addresses[i], params->values[i], sizeof(uint64_t));
+  }
   return 0;
+}
+
+static void run(Exec* exec, Graph* graph) {
+  for (Node* node = graph->first; node != NULL; node = node->next) {
+    if (node->body != NULL) {
+      while (node->condition->holds) {
+        if (!node->repeats) node->condition->holds = 0;
+        run(exec, node->body);
+      }
+      continue;
+    }
+    const uint64_t* addresses = patched_of(exec, node)->addresses;
+    if (node->function == &g_set_condition) {
+      ((Condition*)addresses[0])->holds = *(const unsigned char*)addresses[1] != 0;
+    } else {
+      g_launch(node->function->id, addresses, node->function->count);
+    }
+  }
 }
 
 Result cuGraphLaunch(Exec* exec, void* stream) {
   (void)stream;
   usleep(g_delay);
-  g_launch(exec->function->id, exec->addresses, exec->function->count);
+  ++g_launches;
+  run(exec, exec->graph);
   return 0;
 }
 
 // ---- What has nothing to do
 
 Result cuGraphUpload(Exec* exec, void* stream) { return (void)exec, (void)stream, 0; }
-Result cuGraphMemcpyNodeGetParams(Graph* node, void* params) { return (void)node, (void)params, kError; }
-Result cuGraphMemsetNodeGetParams(Graph* node, void* params) { return (void)node, (void)params, kError; }
-Result cuGraphExecMemcpyNodeSetParams(Exec* e, Graph* n, void* p, void* c) {
+Result cuGraphMemcpyNodeGetParams(Node* node, void* params) { return (void)node, (void)params, kError; }
+Result cuGraphMemsetNodeGetParams(Node* node, void* params) { return (void)node, (void)params, kError; }
+Result cuGraphExecMemcpyNodeSetParams(Exec* e, Node* n, void* p, void* c) {
   return (void)e, (void)n, (void)p, (void)c, kError;
 }
-Result cuGraphExecMemsetNodeSetParams(Exec* e, Graph* n, void* p, void* c) {
+Result cuGraphExecMemsetNodeSetParams(Exec* e, Node* n, void* p, void* c) {
   return (void)e, (void)n, (void)p, (void)c, kError;
 }
 Result cuKernelGetFunction(void** function, void* kernel) { return (void)function, (void)kernel, kError; }

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import pytest
+import torch
 
 import flagos_backend.jax
 from cpu.accelerator.test_runtime import PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
 from flagos_backend.runtime import bridge
+from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
-from plugin_abi.host import Artifact, Context, Memory
+from flagos_backend.runtime.plan import Plan
+from plugin_abi.host import Artifact, Context, Executable, Memory
 from support.against_xla import assert_same
-from support.divided_programs import called_back, chain, until_large
+from support.decided_programs import PROGRAMS, argument
+from support.divided_programs import called_back, chain
 
 if TYPE_CHECKING:
     from cpu.replay.conftest import Driver
+    from support.tape import Kernel
 
 flagos_backend.jax.initialize()
 
@@ -82,16 +88,167 @@ def test_segments_around_a_callback(driver: Driver, rng: np.random.Generator) ->
         assert len(driver.launches) - before == (2 if number >= FIRST else 0)
 
 
-def test_turns_of_a_loop(driver: Driver, rng: np.random.Generator) -> None:
-    compiled = jax.jit(until_large, donate_argnums=0)
-    for number in range(RUNS):
-        there, here = on_both(rng.uniform(1, 2, (6, 8)).astype(np.float32))
-        before = len(driver.launches)
-        (ours, turns), (theirs, expected) = compiled(there), jax.jit(until_large)(here)
-        assert_same(np.asarray(ours), np.asarray(theirs), 1e-5)
-        assert int(turns) == int(expected)
-        if number >= FIRST:
-            assert int(turns) <= len(driver.launches) - before <= int(turns) + 2
+@pytest.mark.parametrize("donated", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_data_decides_is_one_launch(name: str, donated: bool, driver: Driver, rng: np.random.Generator) -> None:
+    function, first, later = PROGRAMS[name]
+    compiled = jax.jit(function, donate_argnums=0 if donated else ())
+    for number, value in enumerate((*first, *later, *later)):
+        there, here = on_both(argument(value, rng))
+        before = driver.graph_launches
+        ours, theirs = jax.tree.leaves(compiled(there)), jax.tree.leaves(jax.jit(function)(here))
+        for our, their in zip(ours, theirs, strict=True):
+            assert_same(np.asarray(our), np.asarray(their), 1e-5)
+        assert driver.graph_launches - before == (1 if number >= FIRST else 0)
+
+
+LOOP_OF_SORTS = """
+less { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = pred[] compare(a, b), direction=LT }
+body {
+  p = (s32[], f32[9]) parameter(0)
+  n = s32[] get-tuple-element(p), index=0
+  x = f32[9] get-tuple-element(p), index=1
+  one = s32[] constant(1)
+  m = s32[] subtract(n, one)
+  y = f32[9] sort(x), dimensions={0}, to_apply=less
+  z = f32[9] tanh(y)
+  w = f32[9] sort(z), dimensions={0}, to_apply=less
+  ROOT r = (s32[], f32[9]) tuple(m, w)
+}
+condition {
+  p = (s32[], f32[9]) parameter(0)
+  n = s32[] get-tuple-element(p), index=0
+  zero = s32[] constant(0)
+  ROOT r = pred[] compare(n, zero), direction=GT
+}
+ENTRY main {
+  n = s32[] parameter(0)
+  x = f32[9] parameter(1)
+  t = (s32[], f32[9]) tuple(n, x)
+  w = (s32[], f32[9]) while(t), condition=condition, body=body
+  ROOT y = f32[9] get-tuple-element(w), index=1
+}"""
+
+
+def run_sorts(executable: Executable, memory: Memory, rng: np.random.Generator) -> None:
+    for turns in (1, 2, 0, 3, 5, 1):
+        x = rng.standard_normal(9).astype(np.float32)
+        (result,) = run(executable, put(memory, np.array(turns, np.int32)), put(memory, x))
+        expected = x
+        for _ in range(turns):
+            expected = np.tanh(np.sort(expected))
+        np.testing.assert_allclose(get(result), expected, rtol=1e-5)
+
+
+def test_explain_counts_conditional_nodes(
+    driver: Driver, context: Context, memory: Memory, rng: np.random.Generator
+) -> None:
+    executable = compile(context, LOOP_OF_SORTS)
+    run_sorts(executable, memory, rng)
+    text = executable.artifact(Artifact.EXPLANATION).decode()
+    assert re.search(r"device 0: replayed as a graph of \d\d+ nodes, of which 1 conditional, with \d+ addresses", text)
+
+
+def test_a_driver_without_conditional_nodes_runs_turns(
+    driver: Driver, context: Context, memory: Memory, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(accelerator: int) -> None:
+        raise RuntimeError("an old driver")
+
+    assert bridge._native_conditionals is not None
+    monkeypatch.setattr(bridge, "_native_conditionals", (prepare, *bridge._native_conditionals[1:]))
+    executable = compile(context, LOOP_OF_SORTS)
+    before = driver.graph_launches
+    run_sorts(executable, memory, rng)
+    assert driver.graph_launches - before == 0 + 3 + 5 + 1
+    assert "goes on as data says: an old driver" in executable.artifact(Artifact.EXPLANATION).decode()
+
+
+def test_a_body_that_breaks_leaves_the_loop_to_the_host(
+    driver: Driver, context: Context, memory: Memory, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture_kernel = type(driver).capture_kernel
+
+    def breaks(self: Driver, plan: Plan, number: int, kernel: Kernel) -> None:
+        if "sort" in kernel.name:
+            raise RuntimeError("sort: operation not permitted when stream is capturing")
+        capture_kernel(self, plan, number, kernel)
+
+    monkeypatch.setattr(type(driver), "capture_kernel", breaks)
+    executable = compile(context, LOOP_OF_SORTS)
+    run_sorts(executable, memory, rng)
+    text = executable.artifact(Artifact.EXPLANATION).decode()
+    assert "not permitted when stream is capturing in" in text and driver.stream == 1
+
+
+def test_a_body_that_cannot_be_patched_leaves_the_loop_to_the_host(
+    driver: Driver, context: Context, memory: Memory, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body reads what never changes where the argument is."""
+    text = LOOP_OF_SORTS.replace("(s32[], f32[9])", "(s32[], f32[9], f32[9])").replace("tuple(m, w)", "tuple(m, w, u)")
+    text = text.replace("y = f32[9] sort(x)", "u = f32[9] get-tuple-element(p), index=2\n  y = f32[9] sort(u)")
+    executable = compile(context, text.replace("tuple(n, x)", "tuple(n, x, x)"))
+    refused: list[str] = []
+    capture_kernel = type(driver).capture_kernel
+
+    def refuse(self: Driver, plan: Plan, number: int, kernel: Kernel) -> None:
+        capture_kernel(self, plan, number, kernel)
+        if "sort" in kernel.name and not refused:
+            refused.append(kernel.name)
+            driver.refuse(driver.next_number - 1)
+
+    monkeypatch.setattr(type(driver), "capture_kernel", refuse)
+    for turns in (1, 2, 0, 3):
+        x = rng.standard_normal(9).astype(np.float32)
+        (result,) = run(executable, put(memory, np.array(turns, np.int32)), put(memory, x))
+        np.testing.assert_allclose(get(result), np.sort(np.tanh(np.sort(x))) if turns else x, rtol=1e-5)
+    text = executable.artifact(Artifact.EXPLANATION).decode()
+    assert refused and "the driver refuses to patch node" in text and "graph of" in text, text
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("kernel", r"three captures have \d+, \d+ and \d+ nodes"),
+        ("node", r"node \d+ is a conditional node of which the captures do not tell"),
+        ("nodes", "three captures have 1, 2 and 2 conditional nodes"),
+    ],
+)
+def test_captures_whose_bodies_differ_are_refused(
+    what: str,
+    message: str,
+    driver: Driver,
+    context: Context,
+    memory: Memory,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture_kernel, run_while, seen = type(driver).capture_kernel, ConditionalRecorder.run_while, []
+
+    def another_kernel(self: Driver, plan: Plan, number: int, kernel: Kernel) -> None:
+        capture_kernel(self, plan, number, kernel)
+        if "sort" in kernel.name:
+            seen.append(kernel)
+            if (len(seen) - 1) // 2 % 3 == 1:  # the second capture of three; a body has two
+                capture_kernel(self, plan, number, kernel)
+
+    def told_otherwise(self: ConditionalRecorder, another: torch.Tensor, body: Callable[[], torch.Tensor]) -> None:
+        run_while(self, another, body)
+        seen.append(another)
+        node, *rest = self.nodes[-1]
+        if what == "node":
+            self.nodes[-1] = (node + 8, *rest)
+        elif what == "nodes" and len(seen) % 3 != 1:
+            self.nodes.append(self.nodes[-1])
+
+    if what == "kernel":
+        monkeypatch.setattr(type(driver), "capture_kernel", another_kernel)
+    else:
+        monkeypatch.setattr(ConditionalRecorder, "run_while", told_otherwise)
+    executable = compile(context, LOOP_OF_SORTS)
+    run_sorts(executable, memory, rng)
+    text = executable.artifact(Artifact.EXPLANATION).decode()
+    assert re.search(message, text), text
 
 
 def test_a_callback_that_runs_programs_itself(driver: Driver, rng: np.random.Generator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +13,9 @@ import pytest
 
 import flagos_backend.jax
 from cpu.native.harness import compile, get, put, run
-from flagos_backend.runtime.accelerator.graphs import GraphReplay
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.accelerator.conditional import NativeConditionals
+from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay
 from plugin_abi.host import Artifact, Context, Memory
 
 flagos_backend.jax.initialize()
@@ -20,6 +23,21 @@ flagos_backend.jax.initialize()
 RUNS = 6
 # Runs after which a program is captured.
 FIRST = 2
+
+
+@pytest.fixture
+def turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a driver that has no conditional nodes: the host decides what runs."""
+
+    def prepare(accelerator: int) -> None:
+        raise RuntimeError("an old driver")
+
+    prepared = GraphRecorder.__init__
+
+    def of_old_driver(self: GraphRecorder, native: Any, conditionals: NativeConditionals, run: Run) -> None:
+        prepared(self, native, replace(conditionals, prepare=prepare), run)
+
+    monkeypatch.setattr(GraphRecorder, "__init__", of_old_driver)
 
 
 @pytest.fixture
@@ -70,6 +88,7 @@ def drawn_between(x: jax.Array) -> jax.Array:
     return layers(called) - noise
 
 
+@pytest.mark.usefixtures("turn_by_turn")
 @pytest.mark.parametrize(
     ("function", "launches"),
     [(called_back, 2), (one_of_two, 1), (until_large, None)],
@@ -97,6 +116,7 @@ def test_as_on_the_cpu(
         np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.usefixtures("turn_by_turn")
 def test_a_turn_of_a_loop_costs_one_launch(launched: list[int]) -> None:
     device = jax.devices("flagos")[0]
     compiled = jax.jit(until_large)
@@ -133,6 +153,7 @@ def test_a_state_that_is_donated_goes_round(launched: list[int], rng: np.random.
     assert len(launched) >= 2 * (RUNS - FIRST)
 
 
+@pytest.mark.usefixtures("turn_by_turn")
 def test_many_launches_keep_their_results_apart(launched: list[int], rng: np.random.Generator) -> None:
     """Nothing is waited for: a segment's temporaries are written again while results of former launches wait."""
     device = jax.devices("flagos")[0]

@@ -1,5 +1,5 @@
 // Reads cases from stdin and says what each comparison comes to. A case: arrays, then memory of each capture's own, then
-// the words of a node; each a count, then rows of numbers.
+// the handles of conditional nodes, then the words of a node; each a count, then rows of numbers.
 #include "cuda/comparison.h"
 
 #include <cinttypes>
@@ -31,6 +31,11 @@ int main() {
       for (uint64_t i = Next(); i > 0; --i) {
         const uint64_t begin = Next();
         graph->owned.push_back({begin, Next()});
+      }
+    }
+    for (uint64_t i = Next(); i > 0; --i) {
+      for (flagos::Captures::Graph* graph : {&captures.first, &captures.second, &captures.third}) {
+        graph->conditionals.push_back({0, Next(), 0});
       }
     }
     std::vector<uint64_t> first, second, third;

@@ -18,6 +18,10 @@ A, MOVED = 0x7F2610000000, 0x600  # an array of 4096 bytes, and how far the seco
 OWN, OTHER, THIRD = 0x7FE400000000, 0x7FE6A0000000, 0x7FE900000000
 HEAP, HEAP_TOO, HEAP_AGAIN = 0x17D28AF0, 0x17D2BEC0, 0x17D38D10
 
+# Of conditional nodes in each capture. The first differs by as much as memory of the captures' own moved; the second
+# cannot be told from a number that follows from where the arrays are.
+HANDLES = (0x600000010, 0x700000010, 0x600000010 + THIRD - OWN), (40, 80, 40)
+
 Words = Sequence[tuple[int, int, int]]
 
 
@@ -33,6 +37,7 @@ def compare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words], str]:
         numbers = [1, A, A + MOVED, 4096]
         for begin in (OWN, OTHER, THIRD):
             numbers += [1, begin, begin + 0x100000]
+        numbers += [len(HANDLES), *(handle for handles in HANDLES for handle in handles)]
         numbers += [len(words), *(value for word in words for value in word)]
         text = " ".join(f"{number:x}" for number in numbers)
         done = subprocess.run([str(program)], input=text, capture_output=True, text=True, check=True)
@@ -52,6 +57,8 @@ def moved(offset: int) -> tuple[int, int, int]:
         ([moved(0)], "0+0@0"),
         ([(3, 3, 3), moved(16), moved(4096)], "0+10@1 0+1000@2"),
         ([(OWN + 8, OTHER + 8, THIRD + 8)], ""),
+        ([HANDLES[0]], ""),
+        ([moved(8), HANDLES[0], (3, 3, 3)], "0+8@0"),
         # What a stack left: addresses of the heap, of the stack, halves of addresses beside numbers.
         ([(HEAP, HEAP_TOO, HEAP_AGAIN)], ""),
         ([(STACK, STACK, STACK)], ""),
@@ -78,6 +85,8 @@ def test_what_is_patched_or_left(compare: Callable[[Words], str], words: Words, 
         [(4, 8, 4)],  # a number that follows from where the arrays are
         [(4 << 32 | 7, 8 << 32 | 7, 4 << 32 | 7)],
         [(HEAP, HEAP + MOVED // 4, HEAP)],
+        [HANDLES[1]],
+        [(HANDLES[0][0], HANDLES[0][1] + 16, HANDLES[0][2])],  # a node's handle in two captures only
         [(A - 64, A + MOVED - 64, A - 64)],  # before the array
         [(A + 8192, A + MOVED + 8192, A + 8192)],  # behind it
         [(OWN - A, OTHER - A - MOVED, THIRD - A)],  # a distance

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,6 +16,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capture as capture_module
 from flagos_backend.runtime.accelerator.capture import Captures, Memory, capture
+from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text
@@ -73,6 +76,7 @@ def host_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Graph, "workspaces", [])
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", _Graph.workspaces.clear, raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (1, _Graph.made))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
@@ -105,7 +109,7 @@ def test_a_result_over_an_argument_is_told_from_one_that_is_copied() -> None:
 @pytest.mark.usefixtures("host_graphs")
 def test_memory_of_the_captures_own_is_told_apart_by_their_pools() -> None:
     captures = captured(TEXT)
-    assert captures.graphs == ((1, ((1000, 10),)), (2, ((2000, 10),)), (3, ((3000, 10),)))
+    assert captures.graphs == ((1, ((1000, 10),), ()), (2, ((2000, 10),), ()), (3, ((3000, 10),), ()))
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -169,7 +173,52 @@ def test_kept_graphs_share_the_memory_of_their_temporaries() -> None:
     first = captured(TEXT)
     second = captured(TEXT, first.memory)
     assert second.memory == first.memory
-    assert [owned for _, owned in second.graphs] == [((1000, 10),), ((5000, 10),), ((6000, 10),)]
+    assert [owned for _, owned, _ in second.graphs] == [((1000, 10),), ((5000, 10),), ((6000, 10),)]
+
+
+HALVED = """
+half { x = f32[3] parameter(0)
+  h = f32[3] constant({0.5, 0.5, 0.5})
+  ROOT y = f32[3] multiply(x, h) }
+same { ROOT x = f32[3] parameter(0) }
+ENTRY main { k = pred[] parameter(0)
+  x = f32[3] parameter(1)
+  ROOT y = f32[3] conditional(k, x, x), true_computation=half, false_computation=same }"""
+
+
+@pytest.mark.usefixtures("host_graphs")
+def test_bodies_are_told_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each capture has nodes of its own; the bodies of graphs that share memory do so too."""
+    numbers = itertools.count(1)
+
+    def snapshot() -> list[dict[str, object]]:
+        pools = [(kind, number) for kind in (0, 1) for number in range(_Graph.made + 1)]
+        return [
+            {"device": 0, "segment_pool_id": (kind, number), "address": 1000 * number + kind, "total_size": 10}
+            for kind, number in pools
+        ]
+
+    def opened(*_: int) -> tuple[int, int, int]:
+        number = next(numbers)
+        return number, 10 * number, 100 * number
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(numbers) + 1000))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
+    native = NativeConditionals(0, lambda accelerator: None, opened, lambda *_: None)
+    run = Run(device=torch.device("cpu", 0))
+    with torch.inference_mode():
+        plan = Plan.build(import_module(hlo_of_text(HALVED)).entry)
+        captures = capture(plan, run, None, native)
+        again = capture(plan, run, captures.memory, native)
+    owned = [owned for _, owned, _ in (*captures.graphs, *again.graphs)]
+    assert owned[:3] == [((1000 * n, 10), (1000 * n + 1, 10)) for n in (1, 2, 3)]
+    assert owned[3] == owned[0]
+    nodes = [nodes for _, _, nodes in (*captures.graphs, *again.graphs)]
+    assert [len(each) for each in nodes] == [2] * 6
+    assert len({node for each in nodes for node in each}) == 12
 
 
 PARTS = """
@@ -212,13 +261,18 @@ def test_a_capture_that_breaks_names_its_step() -> None:
 def test_what_cannot_be_patched_is_captured_once_more(refusals: int) -> None:
     tries = []
 
+    def refuses(accelerator: int) -> None:
+        raise RuntimeError("an old driver")
+
     def make(*_: object) -> tuple[object, int, int]:
         tries.append(1)
         if len(tries) <= refusals:
             raise RuntimeError("node 7 depends on where the arrays are")
         return object(), 5, 3
 
-    recorder = GraphRecorder((make, lambda *_: None), 0, Run(device=torch.device("cpu", 0)))
+    conditionals = NativeConditionals(0, refuses, lambda *_: (0, 0, 0), lambda *_: None)
+    recorder = GraphRecorder((make, lambda *_: None), conditionals, Run(device=torch.device("cpu", 0)))
+    assert recorder.no_conditionals == "an old driver"
     module = import_module(hlo_of_text(TEXT))
     with torch.inference_mode():
         plan = Plan.build(module.entry, donated=[1])

@@ -1,0 +1,115 @@
+"""Takes loops and branches that data decides into a graph under capture, as conditional nodes: what capture.py gives
+those of control_flow.py. The driver's part is native/cuda/conditionals.cc."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+
+# The driver's (node, handle, body graph): as Captures::Conditional of native/replay.h.
+ConditionalNode = tuple[int, int, int]
+# Of the device at the first address; streams and flags are addresses too. All raise RuntimeError.
+# Fails where graphs have no such nodes; before any capture.
+NativePrepare = Callable[[int], None]
+# (accelerator, stream, flag, repeats, inside): a node on ``stream``, whose body is captured on ``inside`` from then on
+NativeOpen = Callable[[int, int, int, int, int], ConditionalNode]
+# (accelerator, inside, handle, flag): ends the body, which runs again if the flag holds; no flag: 0
+NativeClose = Callable[[int, int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeConditionals:
+    """``accelerator``: the address of the device's native side."""
+
+    accelerator: int
+    prepare: NativePrepare
+    open: NativeOpen
+    close: NativeClose
+
+
+class BodyMemory:
+    """Where bodies have their temporaries, which stay until this object goes: a pool of torch's allocator, and for each
+    depth the stream that its blocks belong to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool: torch.cuda._POOL_HANDLE = torch.cuda.graph_pool_handle()
+        self._device = device
+        self._streams: list[torch.cuda.Stream] = []
+        self._is_kept = False
+
+    def stream(self, depth: int, captured: Collection[int]) -> torch.cuda.Stream:
+        """One that is not among those that are ``captured``: torch has few, and gives them again."""
+        while len(self._streams) <= depth:
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if stream.cuda_stream not in captured:
+                self._streams.append(stream)
+        return self._streams[depth]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """What this thread allocates lies there, but for what the graph around it does. torch.cuda.MemPool is not for
+        this: one that goes while any thread captures frees its memory, which ends the process."""
+        index = self._device.index
+        torch._C._cuda_beginAllocateCurrentThreadToPool(index, self.pool)
+        try:
+            yield
+        finally:
+            torch._C._cuda_endAllocateToPool(index, self.pool)
+            if self._is_kept:
+                torch._C._cuda_releasePool(index, self.pool)
+            else:
+                self._is_kept = True
+                release = weakref.finalize(self, torch._C._cuda_releasePool, index, self.pool)
+                release.atexit = False
+
+
+class ConditionalRecorder:
+    """Conditionals of a launch that is being captured. ``nodes``: in the order they were captured in, those inside
+    others too."""
+
+    def __init__(self, native: NativeConditionals, memory: BodyMemory, device: torch.device) -> None:
+        self.nodes: list[ConditionalNode] = []
+        self._native = native
+        self._memory = memory
+        self._device = device
+        self._captured: list[int] = []  # streams: of the graph, and of the bodies that what is captured now is in
+
+    def run_if(self, chosen: torch.Tensor, body: Callable[[], None]) -> None:
+        with self._node(chosen, repeats=False) as (inside, handle):
+            body()
+            self._native.close(self._native.accelerator, inside, handle, 0)
+
+    def run_while(self, another: torch.Tensor, body: Callable[[], torch.Tensor]) -> None:
+        with self._node(another, repeats=True) as (inside, handle):
+            again = body()
+            self._native.close(self._native.accelerator, inside, handle, again.data_ptr())
+
+    @contextlib.contextmanager
+    def _node(self, flag: torch.Tensor, repeats: bool) -> Iterator[tuple[int, int]]:
+        """The stream that the body is captured on, and the node's handle."""
+        native, around = self._native, torch.cuda.current_stream(self._device).cuda_stream
+        self._captured.append(around)
+        try:
+            stream = self._memory.stream(len(self._captured) - 1, self._captured)
+            inside = stream.cuda_stream
+            node = native.open(native.accelerator, around, flag.data_ptr(), int(repeats), inside)
+            self.nodes.append(node)
+            # Memory belongs to the thread, so that bodies inside this one have it already.
+            memory = self._memory.entered() if len(self._captured) == 1 else contextlib.nullcontext()
+            with self._ended_if_it_breaks(inside), torch.cuda.stream(stream), memory:
+                yield inside, node[1]
+        finally:
+            self._captured.pop()
+
+    @contextlib.contextmanager
+    def _ended_if_it_breaks(self, inside: int) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what broke the capture is what is reported
+                self._native.close(self._native.accelerator, inside, 0, 0)
+            raise
