@@ -284,6 +284,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=_DRIVER.stream))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", _DRIVER.snapshot)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 2))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
         monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
     monkeypatch.setattr(capture, "run_into", _recorded)
