@@ -141,12 +141,13 @@ def _assign_without_waiting(target: Tensor, rows: Tensor, update: Tensor, valid:
     is there."""
     number = torch.arange(len(rows), device=rows.device)
     if valid is not None:
-        one = valid.to(torch.uint8).argmax()
-        some = valid[one]
-        place = torch.where(some, rows[one], 0)
-        there = target.index_select(0, place.reshape(1))
+        # [1] throughout: an index without dimensions would be read on the host.
+        one = valid.to(torch.uint8).argmax(0, keepdim=True)
+        some = valid.index_select(0, one)
+        place = torch.where(some, rows.index_select(0, one), 0)
+        there = target.index_select(0, place)
         rows, number = torch.where(valid, rows, place), torch.where(valid, number, one)
-        update = torch.where(some, update, there)
+        update = torch.where(some.view([1] * update.dim()), update, there)
     if not unique or valid is not None:
         update = update.index_select(0, _latest(rows, number, len(target)))
     target.index_put_((rows,), update)

@@ -277,6 +277,8 @@ _launch_region = RegionKernel.__call__
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    # What is recorded is regions and operators of torch: kernels that Triton launches would run at once.
+    monkeypatch.setenv("FLAGOS_PREFER", "reference")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", _DRIVER.new_stream)
