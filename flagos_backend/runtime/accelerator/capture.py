@@ -6,6 +6,7 @@ An optional ability: of the devices that torch drives, those with CUDA graphs. B
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -169,18 +170,24 @@ class _Recording:
                 try:
                     self.overwritten = run_into(plan, replace(run, conditionals=recorder), arrays)
                 except Exception as error:
-                    self._abandon(run.device, spare)
+                    self._abandon(run.device, spare, recorder is not None and recorder.has_lost_body)
                     raise _refusal(plan, error) from error
                 self.graph.capture_end()
         self.handle = int(self.graph.raw_cuda_graph())
         self.memory = Memory(self.graph.pool(), stream, bodies)
         self.conditionals = tuple(recorder.nodes) if recorder else ()
 
-    def _abandon(self, device: torch.device, spare: torch.Tensor) -> None:
+    def _abandon(self, device: torch.device, spare: torch.Tensor, has_lost_body: bool) -> None:
         """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on. Memory may be
         what is missing, so that ``spare`` is written to where a capture must have something in it."""
-        with contextlib.suppress(RuntimeError):  # what broke the capture is what is reported
+        try:
             self.graph.capture_end()
+        except RuntimeError:  # what broke the capture is what is reported
+            has_lost_body = False  # there is no graph
+        if has_lost_body:
+            # The driver has destroyed the body, and would do so again with the graph: that stays, without its memory.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.graph))
+            torch._C._cuda_releasePool(device.index, self.graph.pool())
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device.index, self.graph.pool())
         healthy = torch.cuda.CUDAGraph()

@@ -69,10 +69,11 @@ class BodyMemory:
 
 class ConditionalRecorder:
     """Conditionals of a launch that is being captured. ``nodes``: in the order they were captured in, those inside
-    others too."""
+    others too. ``has_lost_body``: whether the driver gave up a body, and destroyed it."""
 
     def __init__(self, native: NativeConditionals, memory: BodyMemory, device: torch.device) -> None:
         self.nodes: list[ConditionalNode] = []
+        self.has_lost_body = False
         self._native = native
         self._memory = memory
         self._device = device
@@ -110,6 +111,8 @@ class ConditionalRecorder:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # what broke the capture is what is reported
+            try:
                 self._native.close(self._native.accelerator, inside, 0, 0)
+            except RuntimeError:  # what broke the capture is what is reported
+                self.has_lost_body = True
             raise

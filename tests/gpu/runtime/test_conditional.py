@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import flagos_backend.jax
+from flagos_backend.kernels.reference import combining
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.bridge import Runner
 from support.decided_programs import PROGRAMS, argument
@@ -113,3 +115,21 @@ def test_a_body_that_breaks_leaves_torch_as_it_was(
     outcomes.clear()
     jax.clear_caches()
     test_one_graph_does_what_the_data_says("collatz", False, outcomes, rng)
+
+
+def test_a_body_that_cannot_be_captured_leaves_the_loop_to_the_host(
+    outcomes: list[object], monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    assign = combining._assign_without_waiting
+
+    def waits(target: torch.Tensor, rows: torch.Tensor, *others: Any) -> None:
+        rows.sum().item()
+        assign(target, rows, *others)
+
+    monkeypatch.setattr(combining, "_assign_without_waiting", waits)
+    function, first, later = PROGRAMS["collatz"]
+    compiled = jax.jit(function)
+    for value in (*first, *later, *later):
+        assert_as_on_the_cpu(function, compiled, argument(value, rng))
+    (outcome,) = [str(outcome) for outcome in outcomes]
+    assert "not permitted when stream is capturing" in outcome

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,7 +18,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capture as capture_module
 from flagos_backend.runtime.accelerator.capture import Captures, Memory, capture
-from flagos_backend.runtime.accelerator.conditional import NativeConditionals
+from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text
@@ -282,3 +284,32 @@ def test_what_cannot_be_patched_is_captured_once_more(refusals: int) -> None:
             with pytest.raises(CaptureRefused, match="node 7 depends"):
                 recorder(plan)
     assert len(tries) == min(refusals + 1, 2)
+
+
+@pytest.mark.usefixtures("host_graphs")
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "ended"])
+def test_a_graph_with_a_lost_body_is_never_destroyed(monkeypatch: pytest.MonkeyPatch, is_lost: bool) -> None:
+    """The driver would destroy the body a second time. Its memory is given back all the same."""
+    released, graphs = [], []
+
+    def breaks(plan: Plan, run: Run, arrays: Any) -> tuple[int, ...]:
+        assert isinstance(run.conditionals, ConditionalRecorder)
+        run.conditionals.has_lost_body = is_lost
+        raise RuntimeError("invalidated")
+
+    begin = _Graph.capture_begin
+
+    def noted(self: _Graph, *arguments: Any, **keywords: Any) -> None:
+        graphs.append(weakref.ref(self))
+        begin(self, *arguments, **keywords)
+
+    monkeypatch.setattr(capture_module, "run_into", breaks)
+    monkeypatch.setattr(_Graph, "capture_begin", noted)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: released.append(pool), raising=False)
+    native = NativeConditionals(0, lambda accelerator: None, lambda *_: (0, 0, 0), lambda *_: None)
+    with torch.inference_mode(), pytest.raises(CaptureRefused, match="invalidated"):
+        plan = Plan.build(import_module(hlo_of_text(TEXT)).entry, donated=[1])
+        capture(plan, Run(device=torch.device("cpu", 0)), None, native)
+    gc.collect()
+    assert (graphs[0]() is not None) is is_lost
+    assert released == ([(0, 1)] if is_lost else [])

@@ -375,6 +375,17 @@ def test_a_body_that_breaks_is_ended_and_says_why(driver: Driver, monkeypatch: p
         recorder.run_while(flag, turn)
     ends = [("close", 3, 0, 0), END, ("close", 2, 0, 0)]
     assert sorted(driver.calls[3:], key=str) == sorted(ends, key=str) and driver.stream == 1
+    assert recorder.has_lost_body
+
+
+def test_a_body_that_the_driver_ends_is_not_lost(driver: Driver) -> None:
+    def breaks() -> None:
+        raise ValueError("no fault of the driver's")
+
+    recorder = recorder_of(driver)
+    with pytest.raises(ValueError, match="no fault"):
+        recorder.run_if(torch.tensor(True), breaks)
+    assert not recorder.has_lost_body
 
 
 def test_a_node_that_is_refused_has_no_body(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
