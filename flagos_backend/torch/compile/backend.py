@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from flagos_backend.torch.compile.corrections import correct_graph
 from flagos_backend.torch.compile.decompositions import decompositions_for, runs_on_host
-from flagos_backend.torch.compile.images import keep_channels_last
+from flagos_backend.torch.compile.images import forget_places, keep_channels_last
 from flagos_backend.torch.compile.options import CompileOptions, read_options
 from flagos_backend.torch.compile.segments import CompiledGraph
 from flagos_backend.torch.compile.specialization import compile_graph
@@ -51,10 +51,9 @@ def _partition(on_host: bool, joint: GraphModule, *arguments: Any, **options: An
     marks with torch.utils.checkpoint is computed again all the same."""
     correct_graph(joint)
     if on_host:
-        forward, backward = default_partition(joint, *arguments, **options)
-    else:
-        _drop_detached(joint)
-        forward, backward = min_cut_rematerialization_partition(joint, *arguments, **options)
+        return default_partition(joint, *arguments, **options)
+    _drop_detached(joint)
+    forward, backward = min_cut_rematerialization_partition(joint, *arguments, **options)
     keep_channels_last(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 
@@ -68,6 +67,8 @@ def _drop_detached(joint: GraphModule) -> None:
 
 
 def _compile(kind: str, options: CompileOptions, graph: GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
+    if not runs_on_host(example_inputs):
+        forget_places(graph)
     compiled = compile_graph(graph, kind, options)
     compiled._boxed_call = True  # type: ignore[attr-defined]
     return compiled

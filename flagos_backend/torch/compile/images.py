@@ -19,7 +19,7 @@ _KEEPS_IMAGES = frozenset(
     {
         *(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default),
         *(aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default),
-        *(aten.cat.default, aten.detach.default),
+        aten.cat.default,
     }
 )
 
@@ -31,22 +31,30 @@ def keep_channels_last(forward: GraphModule, backward: GraphModule, results: int
         return
     outputs = forward.graph.output_node().args[0]
     assert isinstance(outputs, list | tuple)
-    given = {_base(output) for output in outputs[:results] if isinstance(output, Node)}
+    given = {output for output in outputs[:results] if isinstance(output, Node)}
     takers = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     images = _images(forward)
     for kept in outputs[results:]:
-        if not isinstance(kept, Node) or kept.name not in takers or not images.get(_base(kept)):
-            continue
-        if _base(kept) not in given:
+        if isinstance(kept, Node) and kept.name in takers and images.get(kept) and kept not in given:
             traced = kept.meta["val"]
-            for node in (_base(kept), takers[kept.name]):
+            for node in (kept, takers[kept.name]):
                 node.meta[BORDER] = traced.contiguous(memory_format=_FORMATS[traced.dim()])
 
 
-def _base(node: Node) -> Node:
-    while node.target is aten.detach.default:
-        (node,) = node.all_input_nodes
-    return node
+def forget_places(graph: GraphModule) -> None:
+    """Has pools of which nobody asks where each maximum is return the maxima alone, which are a kernel of ours."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices.default):
+        read = [user for user in node.users if user.args[1] != 0]
+        if read or not node.args[0].meta["val"].is_floating_point():
+            continue
+        with graph.graph.inserting_before(node):
+            pool = graph.graph.call_function(aten.max_pool2d.default, node.args, node.kwargs)
+        pool.meta = node.meta | {"val": node.meta["val"][0]}
+        for user in list(node.users):
+            user.replace_all_uses_with(pool)
+            graph.graph.erase_node(user)
+        graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def _images(graph: GraphModule) -> dict[Node, bool]:

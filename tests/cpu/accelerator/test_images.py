@@ -155,3 +155,33 @@ def test_gradients_find_images_as_convolutions_read_them(made: list[str]) -> Non
     kept = re.findall(r"f32\[2,8,6,5\] parameter|\[triton (\S+) over 2x8x6x5 in", backward)
     assert len(kept) <= 1, backward
     assert len(re.findall(r"\[triton \S+ over 2x8x6x5 in", forward)) <= 2, forward
+
+
+POOLS: dict[str, nn.Module] = {
+    "windows": nn.MaxPool2d(2),
+    "overlapping": nn.MaxPool2d(3, 2, 1),
+    "that leave a rest": nn.MaxPool2d((2, 3), (3, 2)),
+    "that hang over": nn.MaxPool2d(3, 2, ceil_mode=True),
+    "with gaps": nn.MaxPool2d(2, 1, (1, 0), dilation=(3, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", POOLS)
+def test_maxima_of_windows_are_a_kernel_of_ours(name: str, dtype: torch.dtype, made: list[str]) -> None:
+    pool = POOLS[name]
+    for x in (torch.randn(2, 3, 11, 13), torch.randn(3, 8, 9)):
+        x[..., 4, 5], x[..., 0, 0] = torch.nan, -torch.inf
+        expected = pool(x.to(dtype))
+        torch.testing.assert_close(
+            torch.compile(pool, backend=flagos)(x.to(dtype).to(FLAGOS)).cpu(), expected, rtol=0, atol=0, equal_nan=True
+        )
+        assert "reduce-window" in made[-1] and "custom-call" not in made[-1], made[-1]
+
+
+def test_pools_of_which_places_are_asked_stay_whole(made: list[str]) -> None:
+    pool, x = nn.MaxPool2d(3, 2, 1, return_indices=True), torch.randn(2, 3, 11, 13)
+    ours = torch.compile(pool, backend=flagos)(x.to(FLAGOS))
+    for mine, theirs in zip(ours, pool(x), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=0)
+    assert "custom-call" in made[-1] and "reduce-window" not in made[-1]

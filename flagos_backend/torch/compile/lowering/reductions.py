@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes, DimensionsAttributes
+from flagos_backend.ir.attributes import (
+    CompareAttributes,
+    DimensionAttributes,
+    DimensionsAttributes,
+    WindowAttributes,
+    WindowDimension,
+)
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -174,3 +180,34 @@ def _histc(
     falls = compare(Comparison.EQ, emitter.builder.broadcast(places, (count, bins), [0]), numbers)
     counts = _reduce(emitter, result, emitter.convert(falls, E.S64), 0, Opcode.ADD, 0)
     return emitter.convert(counts, element_type(result))
+
+
+@lowering(aten.max_pool2d.default)
+def _max_pool(
+    emitter: Emitter,
+    result: torch.Tensor,
+    x: Instruction,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil: bool = False,
+) -> Instruction:
+    """Windows over the last two dimensions; how many is known from the result. Behind the padding that they need is
+    more where the last ones hang over."""
+    shape, window = array(x), [WindowDimension(1)] * (result.dim() - 2)
+    if not shape.element_type.is_float or shape.element_type.bits < 16:
+        raise NoLoweringError("maxima of this type are ATen's")
+    for number in range(2):
+        width, step, low, between = (_of_two(v, number) for v in (size, stride or size, padding, dilation))
+        reach = (result.shape[number - 2] - 1) * step + (width - 1) * between + 1
+        high = max(reach - shape.dims[number - 2] - low, 0)
+        window.append(WindowDimension(width, step, low, high, between))
+    least = emitter.scalar(-torch.inf, shape.element_type)
+    combiner = emitter.combiner(Opcode.MAXIMUM, shape.element_type)
+    return emitter.builder.add(Opcode.REDUCE_WINDOW, [x, least], WindowAttributes(tuple(window)), called=[combiner])
+
+
+def _of_two(values: Sequence[int], number: int) -> int:
+    """Of both dimensions, or of each."""
+    return values[number] if len(values) > 1 else values[0]
