@@ -62,10 +62,19 @@ class Captures:
     compared: object
 
 
+# In which the three captures may be made. What a stack leaves may follow the turns, as if it followed the places.
+ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2))
+
+
 def capture(
-    plan: Plan, run: Run, shared: Memory | None = None, conditionals: NativeConditionals | None = None
+    plan: Plan,
+    run: Run,
+    shared: Memory | None = None,
+    conditionals: NativeConditionals | None = None,
+    order: tuple[int, int, int] = ORDERS[0],
 ) -> Captures:
-    """Captures ``plan``, which has run before. Nothing is computed.
+    """Captures ``plan``, which has run before, with its arrays at their first, second and first places, in ``order``.
+    Nothing is computed.
 
     ``conditionals``: for a plan in which data decides what runs.
     ``shared``: where another kept graph has its temporaries. Those of this one may lie there too: the two are launched
@@ -79,10 +88,14 @@ def capture(
     first_places = [number * _ALIGNMENT for number in range(count)]
     # Every array moves by another distance, so that the distance tells which one an address belongs to.
     second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
-    first = _recorded(plan, run, lay_out(arena, shapes, first_places), conditionals, shared)
-    others = [
-        _recorded(plan, run, lay_out(arena, shapes, places), conditionals) for places in (second_places, first_places)
-    ]
+    places = (first_places, second_places, first_places)
+    made = {
+        number: _recorded(
+            plan, run, lay_out(arena, shapes, places[number]), conditionals, shared if number == 0 else None
+        )
+        for number in order
+    }
+    first, *others = (made[number] for number in range(len(places)))
     if any(recording.overwritten != first.overwritten for recording in others):
         raise CaptureRefused(reason="its results lie over other arguments in each capture")
     base = arena.data_ptr()

@@ -10,7 +10,7 @@ import torch
 
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.accelerator.capture import Captures, Memory, capture
+from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, Memory, capture
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.plan import Plan
 
@@ -51,20 +51,22 @@ class GraphRecorder:
         self._memory: Memory | None = None
 
     def __call__(self, plan: Plan) -> GraphReplay:
-        try:
-            captures, made = self._captured(plan)
-        except RuntimeError:
-            # A stack may have left by chance what looks like a number that depends on where the arrays are.
+        reason = ""
+        for order in ORDERS:
+            captures = capture(plan, self._run, self._memory, self._used_conditionals, order)
             try:
-                captures, made = self._captured(plan)
+                made = self._make(self._conditionals.accelerator, captures.graphs, captures.arrays)
             except RuntimeError as error:
-                raise CaptureRefused(reason=str(error)) from None
-        self._memory = captures.memory
-        return GraphReplay(captures, made, self._launch)
+                reason = str(error)
+                del captures  # before there are others
+                continue
+            self._memory = captures.memory
+            return GraphReplay(captures, made, self._launch)
+        raise CaptureRefused(reason=reason)
 
-    def _captured(self, plan: Plan) -> tuple[Captures, tuple[object, int, int]]:
-        captures = capture(plan, self._run, self._memory, None if self.no_conditionals else self._conditionals)
-        return captures, self._make(self._conditionals.accelerator, captures.graphs, captures.arrays)
+    @property
+    def _used_conditionals(self) -> NativeConditionals | None:
+        return None if self.no_conditionals else self._conditionals
 
 
 def _reason_against(conditionals: NativeConditionals) -> str:
