@@ -22,6 +22,7 @@ from flagos_backend.fusion.indexing import (
     view_of_source,
 )
 from flagos_backend.fusion.literals import literal_of, number_of
+from flagos_backend.fusion.pads import borders_of, is_growing_pad
 from flagos_backend.fusion.recompute import CHEAP
 from flagos_backend.fusion.region import (
     Affine,
@@ -36,7 +37,7 @@ from flagos_backend.fusion.region import (
     axis,
     linear,
 )
-from flagos_backend.fusion.support import element_type, is_arithmetic, is_elementwise, is_growing_pad, reduction_opcode
+from flagos_backend.fusion.support import element_type, is_arithmetic, is_elementwise, reduction_opcode
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
 from flagos_backend.ir.attributes import (
     CompareAttributes,
@@ -126,29 +127,6 @@ class _Key:
     part: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Border:
-    starts: tuple[int, ...]
-    dims: tuple[int, ...]
-
-
-def _borders(pad: Instruction) -> list[_Border]:
-    """What a pad fills: on the two sides of a dimension, or where that would be more pieces all of the result."""
-    attributes, whole = pad.attributes_as(PadAttributes), dims_of(pad)
-    sides = list(zip(attributes.low, attributes.high, strict=True))
-    padded = [dimension for dimension, (low, high) in enumerate(sides) if low or high]
-    if any(attributes.interior) or len(padded) != 1:
-        return [_Border((0,) * len(whole), whole)]
-    (dimension,) = padded
-    low, high = sides[dimension]
-    found = []
-    for start, size in ((0, low), (whole[dimension] - high, high)):
-        if size:
-            starts = tuple(start if d == dimension else 0 for d in range(len(whole)))
-            found.append(_Border(starts, tuple(size if d == dimension else n for d, n in enumerate(whole))))
-    return found
-
-
 def fuse(computation: FlatComputation, policy: Policy = HOST) -> Schedule:
     """Regions and library calls of ``computation``."""
     fuser = _Fuser(computation, policy)
@@ -206,7 +184,7 @@ class _Fuser:
                 self._open(_Key(instruction, part), dims_of(operand), (operand,))
         elif opcode is Opcode.PAD and is_growing_pad(instruction):
             array, value = self._operands(instruction)
-            borders = _borders(instruction)
+            borders = borders_of(instruction)
             for part, border in enumerate(borders):
                 self._open(_Key(instruction, part), border.dims, ())
                 self._want(value, _Key(instruction, part), ())
@@ -429,7 +407,7 @@ class _Fuser:
     def _build_pad(self, key: _Key, expressions: _Expressions, here: Indices) -> Region:
         target, dims = key.target, self.loops[key]
         array, padding = self._operands(target)
-        borders, pad = _borders(target), target.attributes_as(PadAttributes)
+        borders, pad = borders_of(target), target.attributes_as(PadAttributes)
         if key.part == len(borders):
             value = expressions.of(array, here)
             there = tuple(i.scaled(n + 1, low) for i, n, low in zip(here, pad.interior, pad.low, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flagos_backend.ir.attributes import DimensionsAttributes, PadAttributes
+from flagos_backend.ir.attributes import DimensionsAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -142,7 +142,6 @@ def reduction_opcode(instruction: Instruction, half_sums: bool = False) -> Opcod
     return root.opcode
 
 
-def is_growing_pad(instruction: Instruction) -> bool:
-    """A pad that only adds elements."""
-    attributes = instruction.attributes_as(PadAttributes)
-    return element_type(instruction) in _ALL and min((*attributes.low, *attributes.high), default=0) >= 0
+def is_computed(instruction: Instruction) -> bool:
+    """Whether regions compute with elements of its type."""
+    return element_type(instruction) in _ALL

@@ -187,7 +187,9 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     if not target.is_host:
         matched = match(module)
         module = lay_out_convolutions(channels_last(matched.module))
-        module, notes = eliminate_dead_code(hoist_invariants(contracted_last(module, target))), matched.notes
+        laid_out = contracted_last(module, target)
+        module = module if laid_out is module else eliminate_dead_code(hoist_invariants(laid_out))
+        notes = matched.notes
     else:
         with torch.inference_mode():
             native, not_native = native_part(module, _argument_aliases(module))
