@@ -54,6 +54,17 @@ def _round_away(x: torch.Tensor) -> torch.Tensor:
     return torch.where((x - whole).abs() >= 0.5, whole + torch.sign(x), whole)
 
 
+def _growing(function: Unary, end: Unary) -> Unary:
+    """cosh or sinh, ``end`` giving the sign. torch's vectorised ones are infinite as soon as e**|x| is, whose half still
+    has its place."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        half = torch.exp(x.abs() * 0.5)
+        return torch.where(x.abs() < 22.0, function(x), end(x) * ((0.5 * half) * half))
+
+    return call
+
+
 def _cbrt(x: torch.Tensor) -> torch.Tensor:
     magnitude = x.abs().double()
     root = magnitude.pow(1 / 3)
@@ -87,7 +98,7 @@ _FLOAT_UNARY: dict[Opcode, Unary] = {
     O.CBRT: _cbrt,
     O.CEIL: torch.ceil,
     O.COS: torch.cos,
-    O.COSH: torch.cosh,
+    O.COSH: _growing(torch.cosh, torch.ones_like),
     O.ERF: torch.erf,
     O.EXP: torch.exp,
     O.EXPM1: torch.expm1,
@@ -104,7 +115,7 @@ _FLOAT_UNARY: dict[Opcode, Unary] = {
     O.RSQRT: torch.rsqrt,
     O.SIGN: _sign,
     O.SIN: torch.sin,
-    O.SINH: torch.sinh,
+    O.SINH: _growing(torch.sinh, torch.sign),
     O.SQRT: torch.sqrt,
     O.TAN: torch.tan,
     O.TANH: torch.tanh,
