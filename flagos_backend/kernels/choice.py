@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flagos_backend.devices.target import Target
@@ -26,12 +26,13 @@ THOROUGH_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``text``: why this kernel, and what the others lacked, for explain. ``into``: as of Variant."""
+    """``text``: why this kernel, and what the others lacked, for explain. ``into``, ``warm_up``: as of Variant."""
 
     kernel: Kernel
     provider: Provider
     text: str
     into: Kernel | None = None
+    warm_up: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +136,20 @@ def _fastest(
 ) -> Choice:
     entries = {_label(offer, variant): (offer, variant) for offer in offers for variant in offer.variants}
     kernels = {name: variant.kernel for name, (_, variant) in entries.items()}
-    compiled = frozenset(name for name, (offer, _) in entries.items() if offer.implementation.library)
-    ours = frozenset(name for name, (offer, _) in entries.items() if offer.implementation.provider is Provider.TRITON)
-    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds, compiled, ours)
+    compiled = frozenset(name for name, (offer, _) in entries.items() if _starts_at_once(offer.implementation))
+    warm_ups = {name: variant.warm_up for name, (_, variant) in entries.items() if variant.warm_up}
+    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds, compiled, warm_ups)
     offer, variant = entries[outcome.name]
     return _chosen(offer, variant, [outcome.text, *reasons])
 
 
+def _starts_at_once(implementation: Implementation) -> bool:
+    return implementation.library or implementation.provider is Provider.REFERENCE
+
+
 def _chosen(offer: _Offer, variant: Variant, reasons: list[str]) -> Choice:
     text = "; ".join([_label(offer, variant), *reasons])
-    return Choice(variant.kernel, offer.implementation.provider, text, variant.into)
+    return Choice(variant.kernel, offer.implementation.provider, text, variant.into, variant.warm_up)
 
 
 def _label(offer: _Offer, variant: Variant) -> str:

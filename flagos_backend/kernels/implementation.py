@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.printer import print_instruction
 from flagos_backend.kernels.reference.registry import Kernel
 
 
@@ -26,12 +27,14 @@ class Variant:
     """One prepared way to compute an instruction; ``name`` tells it from its siblings.
 
     ``into(run, outputs, *operands)``, for kernels that can, computes the same, each array of the result in the
-    row-major one that ``outputs`` has for it, if any.
+    row-major one that ``outputs`` has for it, if any. ``warm_up()``, for kernels whose first call takes long, does what
+    that would, for the current device: loads modules, compiles. It may be called from any thread.
     """
 
     name: str
     kernel: Kernel
     into: Kernel | None = None
+    warm_up: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,13 @@ class Implementation:
     def identifier(self) -> str:
         """FlagOS' name of an implementation: ``triton.attention``."""
         return f"{self.provider}.{self.name}"
+
+
+def signature_of(instruction: Instruction) -> tuple[str, ...]:
+    """What ``instruction`` computes, whatever it and its operands are called: equal layers of a model share it."""
+    operands = ", ".join(str(operand.shape) for operand in instruction.operands)
+    text = print_instruction(instruction).partition(" = ")[2].partition("  # ")[0].partition("), ")[2]
+    return (str(instruction.opcode), str(instruction.shape), operands, text)
 
 
 def operation_of(instruction: Instruction) -> str:

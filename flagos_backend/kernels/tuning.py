@@ -14,9 +14,10 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,8 +26,8 @@ import flagos_backend
 from flagos_backend.cache import private_folder
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.printer import print_instruction
 from flagos_backend.ir.types import ArrayShape, Shape
+from flagos_backend.kernels.implementation import signature_of
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.side_by_side import side_by_side
@@ -54,12 +55,12 @@ def fastest(
     kernels: Mapping[str, Kernel],
     seconds: float,
     compiled: Collection[str] = (),
-    compilable: Collection[str] = (),
+    warm_ups: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> Outcome:
     """The fastest of ``kernels`` by name; the first, unmeasured, where there is no device or no time to measure on.
 
-    ``compiled`` names those that start at once: they are measured before the time is up. ``compilable`` names those
-    whose first calls, which compile, may go on side by side.
+    ``compiled`` names those that start at once: they are measured before the time is up. ``warm_ups``: of those that
+    start at once after it; they go on side by side.
     """
     first = next(iter(kernels))
     if len(kernels) == 1:
@@ -71,7 +72,7 @@ def fastest(
     times = _read(path)
     if times is None or not times.keys() <= kernels.keys():
         order = sorted(kernels, key=lambda name: name not in compiled)
-        times = _measure(instruction, target, {name: kernels[name] for name in order}, seconds, compilable)
+        times = _measure(instruction, target, {name: kernels[name] for name in order}, seconds, warm_ups)
         _write(path, times)
     if not times:
         return Outcome(first, f"first of {len(kernels)}: none could be measured")
@@ -101,7 +102,7 @@ def _measure(
     target: Target,
     kernels: Mapping[str, Kernel],
     seconds: float,
-    compilable: Collection[str],
+    warm_ups: Mapping[str, Callable[[], object]],
 ) -> dict[str, float]:
     """Seconds of each kernel that ran, or was compiled, before the time was up; compiling counts, but is not
     interrupted."""
@@ -111,10 +112,9 @@ def _measure(
     times: dict[str, float] = {}
     progress = _Progress(instruction.name, len(kernels))
     deadline = time.perf_counter() + seconds
-    begun = frozenset(compilable) if len(compilable) > 1 else frozenset()
-    _begin([kernels[name] for name in begun], run, arguments, device)
+    _begin([*warm_ups.values()], device)
     for name, kernel in kernels.items():
-        if times and name not in begun and time.perf_counter() > deadline:
+        if times and name not in warm_ups and time.perf_counter() > deadline:
             continue
         progress.show(name)
         try:
@@ -125,15 +125,14 @@ def _measure(
     return times
 
 
-def _begin(kernels: Sequence[Kernel], run: Run, arguments: Sequence[Value], device: torch.device) -> None:
-    """The first calls, side by side. A kernel that fails will fail again when it is measured."""
+def _begin(warm_ups: Sequence[Callable[[], object]], device: torch.device) -> None:
+    """Side by side. A kernel that fails will fail again when it is measured."""
 
-    def call(kernel: Kernel) -> None:
-        # The mode belongs to a thread.
-        with contextlib.suppress(Exception), torch.inference_mode():
-            kernel(run, *arguments)
+    def call(warm_up: Callable[[], object]) -> None:
+        with contextlib.suppress(Exception):
+            warm_up()
 
-    side_by_side(call, kernels, device)
+    side_by_side(call, warm_ups, device)
 
 
 def _time(kernel: Kernel, run: Run, arguments: Sequence[Value], device: torch.device, seconds: float) -> float:
@@ -209,11 +208,8 @@ def _cache_path(instruction: Instruction, target: Target, names: tuple[str, ...]
     if folder is None:
         return None
     module = torch.get_device_module(target.device_type)
-    # Names of instructions and operands are the program's; what is computed is not.
-    operands = ", ".join(str(operand.shape) for operand in instruction.operands)
-    text = print_instruction(instruction).partition(" = ")[2].partition("  # ")[0].partition("), ")[2]
-    key = (str(module.get_device_name()), repr(target), _versions(), str(instruction.shape), operands, text, *names)
-    return folder / f"{hashlib.sha256(json.dumps([str(instruction.opcode), *key]).encode()).hexdigest()}.json"
+    key = (str(module.get_device_name()), repr(target), _versions(), *signature_of(instruction), *names)
+    return folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.json"
 
 
 def _read(path: Path | None) -> dict[str, float] | None:

@@ -1,7 +1,7 @@
 """The emitter for accelerators: a region in, Triton source and a prepared kernel out. Beside codegen/native.py."""
 
-from flagos_backend.codegen.triton.compiling import compile_together
+from flagos_backend.codegen.triton.compiling import warm_up_together
 from flagos_backend.codegen.triton.kernel import RegionKernel, prepare
 from flagos_backend.codegen.triton.schedule import schedule
 
-__all__ = ["RegionKernel", "compile_together", "prepare", "schedule"]
+__all__ = ["RegionKernel", "prepare", "schedule", "warm_up_together"]

@@ -1,33 +1,35 @@
-"""Compiles the generated kernels of a program, before its first run needs them one after the other."""
+"""Gets the kernels of a program ready, before its first run needs them one after the other."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from flagos_backend.codegen.triton.kernel import RegionKernel
-from flagos_backend.errors import FlagosBackendError
 from flagos_backend.side_by_side import side_by_side
 
 logger = logging.getLogger("flagos_backend")
 
+_Task = tuple[str, Callable[[], object]]
 
-def compile_together(kernels: Iterable[RegionKernel], device: torch.device) -> None:
-    """Returns when all are compiled for ``device``. What fails is left to the first run, which reports it."""
-    different = list({kernel.source: kernel for kernel in kernels}.values())
-    if len(different) < 2:
-        return  # the first run does no worse
-    for kernel, reason in zip(different, side_by_side(_compile, different, device), strict=True):
+
+def warm_up_together(
+    kernels: Iterable[RegionKernel], warm_ups: Mapping[str, Callable[[], object]], device: torch.device
+) -> None:
+    """Returns when all ``kernels`` are compiled for ``device``, and ``warm_ups``, by what they are of, are done. What
+    fails is left to the first run, which reports it."""
+    different = {kernel.source: kernel for kernel in kernels}.values()
+    tasks: list[_Task] = [(kernel.text, kernel.compile) for kernel in different] + [*warm_ups.items()]
+    for (text, _), reason in zip(tasks, side_by_side(_reason_of_failure, tasks, device), strict=True):
         if reason:
-            logger.debug("%s is compiled when it is needed: %s", kernel.text, reason)
+            logger.debug("%s is compiled when it is needed: %s", text, reason)
 
 
-def _compile(kernel: RegionKernel) -> str:
-    """Why it was not, or ""."""
+def _reason_of_failure(task: _Task) -> str:
     try:
-        kernel.compile()
-    except FlagosBackendError as error:
+        task[1]()
+    except Exception as error:  # a vendor's compiler raises what it likes
         return str(error)
     return ""

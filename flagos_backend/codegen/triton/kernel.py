@@ -21,6 +21,7 @@ from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.kernels.triton.launching import compile_only
 
 # Makers whose device library Triton binds, and what their compilers must be told so that each operation rounds itself
 # and subnormal numbers stay what they are.
@@ -75,7 +76,7 @@ class RegionKernel:
             ) from error
 
     def compile(self) -> None:
-        """Compiles for the current device without running. Raises KernelBuildFailed."""
+        """Compiles for the current device, and loads, without running. Raises KernelBuildFailed."""
         buffers = [_array(buffer) for buffer in (*self.inputs, *self.outputs)] + list(self.workspaces)
         dtypes = [dtype_of(shape.element_type) for shape in buffers]
         dtypes = [torch.int64 if dtype.is_complex else dtype for dtype in dtypes]
@@ -83,7 +84,7 @@ class RegionKernel:
         try:
             for function, launch in zip(functions, self.launches, strict=True):
                 arguments = [dtypes[number] for number in launch.arguments]
-                function.warmup(*arguments, grid=(launch.grid, 1, 1), num_warps=launch.warps, **self.options)  # type: ignore[attr-defined]
+                compile_only(function, (launch.grid, 1, 1), arguments, {"num_warps": launch.warps, **self.options})
         except Exception as error:  # the vendor's compiler raises what it likes
             raise self._build_failed(error) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.metadata
@@ -11,6 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +24,7 @@ _TRITON = ((3, 0), (3, 6))
 _OLDEST = (5, 0)
 # What FlagGems 5.0 imports besides torch and triton.
 _NEEDED = {"sqlalchemy": "sqlalchemy", "yaml": "PyYAML", "packaging": "packaging"}
+_TABLE = "_FULL_CONFIG"
 _lock = threading.Lock()
 
 
@@ -72,7 +75,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def load() -> ModuleType:
-    """FlagGems. Takes seconds the first time."""
+    """FlagGems. Takes seconds the first time, so that only its kernels' warm-ups and first calls do it."""
     with _lock:
         # Triton's own module tree is imported lazily, and FlagGems' mm looks this part up as an attribute.
         if importlib.util.find_spec("triton.tools.tensor_descriptor") is not None:
@@ -80,11 +83,37 @@ def load() -> ModuleType:
         return importlib.import_module("flag_gems")
 
 
+def has(name: str) -> bool:
+    """Whether FlagGems computes the ATen operator ``name``, by its sources: loading it takes seconds, which a program
+    that uses none of it does not spend."""
+    if "flag_gems" in sys.modules:
+        return name in functions()
+    listed = _listed()
+    return listed[name] or name in functions() if name in listed else False
+
+
+def function(name: str) -> Callable[..., Any]:
+    """functions()[name], which its first call loads."""
+    return lambda *args, **kwargs: functions()[name](*args, **kwargs)
+
+
+@functools.cache
+def _listed() -> dict[str, bool]:
+    """The operators in its table as it is written, and whether they are there unconditionally."""
+    spec = importlib.util.find_spec("flag_gems")
+    assert spec is not None and spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _TABLE:
+            entries = [entry.elts for entry in ast.walk(node.value) if isinstance(entry, ast.Tuple)][1:]
+            return {ast.literal_eval(entry[0]): len(entry) == 2 for entry in entries}
+    return dict.fromkeys(functions(), True)
+
+
 @functools.cache
 def functions() -> dict[str, Callable[..., Any]]:
     """FlagGems' functions by the name of the ATen operator that they compute: ``mm``, ``sum.dim_IntList``."""
     found: dict[str, Callable[..., Any]] = {}
-    for name, function, *condition in load()._FULL_CONFIG:
+    for name, function, *condition in getattr(load(), _TABLE):
         if all(holds() if callable(holds) else holds for holds in condition):
             found[name] = function
     return found

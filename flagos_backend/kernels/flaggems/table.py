@@ -42,14 +42,18 @@ def _aten_unsupported(instruction: Instruction, target: Target) -> str:
     name = _aten_name(instruction)
     if instruction.attributes_as(CustomCallAttributes).has_side_effect:
         return "it has a side effect"
-    if name not in loading.functions():
+    if not loading.has(name):
         return f"FlagGems has no {name}"
     return guards.refuses(name, instruction)
 
 
 def _aten_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    function = guards.contiguous(loading.functions()[_aten_name(instruction)])
-    return (Variant("", _shaped(prepare_operator(instruction, function), instruction)),)
+    function = guards.contiguous(loading.function(_aten_name(instruction)))
+    return _variant(_shaped(prepare_operator(instruction, function), instruction))
+
+
+def _variant(kernel: Kernel) -> tuple[Variant, ...]:
+    return (Variant("", kernel, warm_up=loading.load),)
 
 
 def _shaped(kernel: Kernel, instruction: Instruction) -> Kernel:
@@ -77,13 +81,13 @@ def _dot_unsupported(instruction: Instruction, target: Target) -> str:
 
 
 def _dot_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    functions, contraction = loading.functions(), contraction_of(instruction)
-    product = guards.contiguous(functions["mm" if contraction.batch is None else "bmm"])
+    contraction = contraction_of(instruction)
+    product = guards.contiguous(loading.function("mm" if contraction.batch is None else "bmm"))
 
     def run(_: Run, lhs: Tensor, rhs: Tensor) -> Tensor:
         return contraction.finish(product(*contraction.arrange(lhs, rhs)))
 
-    return (Variant("", run),)
+    return _variant(run)
 
 
 _CONVOLUTIONS = {1: "conv1d", 2: "conv2d", 3: "conv3d"}
@@ -99,8 +103,8 @@ def _convolution_unsupported(instruction: Instruction, target: Target) -> str:
 
 
 def _convolution_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    rank = len(instruction.attributes_as(ConvolutionAttributes).window)
-    function = guards.contiguous(getattr(loading.load().ops, _CONVOLUTIONS[rank]))
+    name = _CONVOLUTIONS[len(instruction.attributes_as(ConvolutionAttributes).window)]
+    function = guards.contiguous(lambda *args: getattr(loading.load().ops, name)(*args))
 
     def convolution(
         x: Tensor, weight: Tensor, bias: None, stride: Any, padding: Any, dilation: Any, *rest: Any
@@ -109,7 +113,7 @@ def _convolution_variants(instruction: Instruction, target: Target) -> tuple[Var
         result: Tensor = function(x, weight, bias, stride, padding, dilation, groups)
         return result
 
-    return (Variant("", prepare_with(instruction, Engine(convolution, transposes=False, halves=True))),)
+    return _variant(prepare_with(instruction, Engine(convolution, transposes=False, halves=True)))
 
 
 # ---- attention ----
@@ -142,7 +146,7 @@ def _attention_unsupported(instruction: Instruction, target: Target) -> str:
 def _attention_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionCall.of(instruction)
     a, views = call.attention, views_of(instruction, call.attention)
-    compute: Callable[..., Any] = guards.contiguous(loading.functions()["_flash_attention_forward"])
+    compute: Callable[..., Any] = guards.contiguous(loading.function("_flash_attention_forward"))
     first = instruction.shape if isinstance(instruction.shape, ArrayShape) else instruction.shape.elements[0]
     assert isinstance(first, ArrayShape)
     dtype = dtype_of(first.element_type)
@@ -156,7 +160,7 @@ def _attention_variants(instruction: Instruction, target: Target) -> tuple[Varia
         result = views.like_query(output.transpose(1, 2).to(dtype), a.output, "e")
         return (result, statistics.to(torch.float32)) if call.statistics else result
 
-    return (Variant("", run),)
+    return _variant(run)
 
 
 # Their kernels choose among configurations by measuring each, anew for each shape.

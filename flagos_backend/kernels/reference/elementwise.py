@@ -55,8 +55,8 @@ def _round_away(x: torch.Tensor) -> torch.Tensor:
 
 
 def _growing(function: Unary, end: Unary) -> Unary:
-    """cosh or sinh, ``end`` giving the sign. torch's vectorised ones are infinite as soon as e**|x| is, whose half still
-    has its place."""
+    """cosh or sinh, ``end`` giving the sign. torch's vectorised ones are infinite as soon as e**|x| is, though its half
+    is not."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         half = torch.exp(x.abs() * 0.5)

@@ -19,6 +19,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.kernels.triton import launching
 
 E = ElementType
 _TYPES = frozenset({E.F16, E.BF16, E.F32})
@@ -188,7 +189,8 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks, targ
         statistics = outputs[1] if call.statistics else None
         if statistics is None:
             statistics = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
-        kernels.attention_forward[grid](
+        launching.launch(
+            kernels.attention_forward, grid,
             q, k, v, bias, mask, written, statistics,
             *q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *written.stride(),
             *launch.counts, *launch.scalars, EMPTY_ROWS=empty_rows, **launch.flags,
@@ -235,7 +237,8 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
         g = g if g.dtype == v.dtype else g.to(v.dtype)
         bias, mask = launch.bias_and_mask(rest, q)
         delta = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
-        kernels.attention_delta[(-(-size.T // 64), heads)](
+        launching.launch(
+            kernels.attention_delta, (-(-size.T // 64), heads),
             o, g, delta, *o.stride(), *g.stride(), size.H, size.T, size.E,
             BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"], PRECISION=launch.flags["PRECISION"],
         )  # fmt: skip
@@ -244,7 +247,8 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
         if dq_type is not None and call.query_gradient is not None:
             whole = place(call.query_gradient, a.query, dq_type)
             dq = views.query(whole, call.query_gradient)
-            kernels.attention_query_gradient[(-(-size.T // blocks.keys), heads)](
+            launching.launch(
+                kernels.attention_query_gradient, (-(-size.T // blocks.keys), heads),
                 q, k, v, bias, mask, g, statistics, delta, dq, *strides, *dq.stride(),
                 *launch.counts, *launch.scalars, launch.scale, **turned,
             )  # fmt: skip
@@ -256,7 +260,8 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
                 views.key(dk_whole, call.key_gradient or a.key),
                 views.key(dv_whole, call.value_gradient or a.value, "e"),
             )
-            kernels.attention_key_gradient[(-(-size.S // blocks.keys), size.B * size.K)](
+            launching.launch(
+                kernels.attention_key_gradient, (-(-size.S // blocks.keys), size.B * size.K),
                 q, k, v, bias, mask, g, statistics, delta, dk, dv, *strides, *dk.stride(), *dv.stride(),
                 *launch.counts, *launch.scalars, launch.scale, **launch.flags,
             )  # fmt: skip

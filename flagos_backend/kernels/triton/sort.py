@@ -17,6 +17,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.ordering import INFINITY, OperandKey, operand_key, sort_keys
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.kernels.triton.launching import launch
 
 E = ElementType
 _FLOATS = frozenset({E.F32, E.F16, E.BF16})
@@ -145,7 +146,8 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
             for output, source in zip(outputs, sources, strict=True)
         ]
         stored = [tuple(a.view(_STORED[a.dtype.itemsize]) for a in arrays) for arrays in (sources, results)]
-        kernels.sort_rows[(programs,)](stored[0][rows.key.operand], *stored, rows.size, rows.count, **flags)
+        key = stored[0][rows.key.operand]
+        launch(kernels.sort_rows, (programs,), key, *stored, rows.size, rows.count, **flags)
         if not last:
             moved = [result.movedim(-1, dimension) for result in results]
             results = [m if o is None else o.copy_(m) for o, m in zip(outputs, moved, strict=True)]

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
 
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall
-from flagos_backend.kernels.implementation import Implementation, Provider
+from flagos_backend.kernels.implementation import Implementation, Provider, Variant
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import attention, sort, top_k, windows
 
 
@@ -46,20 +53,34 @@ def _unsupported_sort(instruction: Instruction, target: Target) -> str:
     return _no_triton(target) or sort.unsupported(instruction, target)
 
 
+def _ours(
+    name: str,
+    unsupported: Callable[[Instruction, Target], str],
+    variants: Callable[[Instruction, Target], Sequence[Variant]],
+) -> Implementation:
+    def prepared(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+        return tuple(_with_warm_up(variant, instruction) for variant in variants(instruction, target))
+
+    return Implementation(name, Provider.TRITON, unsupported, prepared)
+
+
+def _with_warm_up(variant: Variant, instruction: Instruction) -> Variant:
+    """A call on arrays without memory, for which launches only compile."""
+    shapes = [leaf for operand in instruction.operands for leaf in leaves(operand.shape)]
+
+    def warm_up() -> None:
+        nowhere = torch.device("meta")
+        operands = [torch.empty(s.dims, dtype=dtype_of(s.element_type), device=nowhere) for s in shapes]
+        variant.kernel(Run(device=nowhere, asynchronous=True), *operands)
+
+    return replace(variant, warm_up=warm_up)
+
+
 IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
-    (FORWARD, Implementation("attention", Provider.TRITON, _unsupported, attention.forward_variants)),
-    (
-        BACKWARD,
-        Implementation("attention_backward", Provider.TRITON, _unsupported_backward, attention.backward_variants),
-    ),
-    (
-        str(Opcode.REDUCE_WINDOW),
-        Implementation("reduce_window", Provider.TRITON, _unsupported_fold, windows.fold_variants),
-    ),
-    (
-        str(Opcode.SELECT_AND_SCATTER),
-        Implementation("select_and_scatter", Provider.TRITON, _unsupported_scatter, windows.scatter_variants),
-    ),
-    (str(Opcode.SORT), Implementation("sort", Provider.TRITON, _unsupported_sort, sort.variants)),
-    (str(Opcode.TOP_K), Implementation("top_k", Provider.TRITON, _unsupported_top_k, top_k.variants)),
+    (FORWARD, _ours("attention", _unsupported, attention.forward_variants)),
+    (BACKWARD, _ours("attention_backward", _unsupported_backward, attention.backward_variants)),
+    (str(Opcode.REDUCE_WINDOW), _ours("reduce_window", _unsupported_fold, windows.fold_variants)),
+    (str(Opcode.SELECT_AND_SCATTER), _ours("select_and_scatter", _unsupported_scatter, windows.scatter_variants)),
+    (str(Opcode.SORT), _ours("sort", _unsupported_sort, sort.variants)),
+    (str(Opcode.TOP_K), _ours("top_k", _unsupported_top_k, top_k.variants)),
 )

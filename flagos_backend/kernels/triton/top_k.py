@@ -13,6 +13,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.triton.launching import launch
 
 E = ElementType
 _FLOATS = frozenset({E.F32, E.F16, E.BF16})
@@ -68,9 +69,9 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
         best = torch.empty((*shape.dims[:-1], k), dtype=values.dtype, device=values.device)
         columns = torch.empty((*shape.dims[:-1], k), dtype=torch.int32, device=values.device)
         stored = _STORED.get(element.bits, values.dtype)
-        kernels.top_k[(prod(shape.dims[:-1]),)](
-            row_major.view(stored), best.view(stored), columns, shape.dims[-1], k, **flags
-        )
+        rows = prod(shape.dims[:-1])
+        arrays = (row_major.view(stored), best.view(stored), columns)
+        launch(kernels.top_k, (rows,), *arrays, shape.dims[-1], k, **flags)
         return best, columns
 
     return (Variant("", run),)

@@ -20,6 +20,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.computations import parameter_number, plain_combiner
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.kernels.triton.launching import launch
 
 E = ElementType
 _TYPES = frozenset({E.F16, E.BF16, E.F32, E.F64})
@@ -111,11 +112,11 @@ def _direction(select: Computation) -> str | None:
 def fold_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     from flagos_backend.kernels.triton import windows_kernels  # imports Triton
 
-    shape, launch = _shape(instruction), _launcher(instruction, _shape(instruction).dims)
+    shape, launch_each = _shape(instruction), _launcher(instruction, _shape(instruction).dims)
     combine = {"COMBINE": str(plain_combiner(instruction.called[0]))}
 
     def compute(run: Run, x: Tensor, initial: Tensor, result: Tensor) -> None:
-        launch(windows_kernels.fold_windows, result.numel(), (x.contiguous(), initial, result), combine)
+        launch_each(windows_kernels.fold_windows, result.numel(), (x.contiguous(), initial, result), combine)
 
     return (_variant(shape, compute),)
 
@@ -124,14 +125,14 @@ def scatter_variants(instruction: Instruction, target: Target) -> tuple[Variant,
     from flagos_backend.kernels.triton import windows_kernels
 
     shape, windows = _shape(instruction), _shape(instruction.operands[1]).dims
-    launch = _launcher(instruction, windows)
+    launch_each = _launcher(instruction, windows)
     compare = {"COMPARE": _direction(instruction.called[0])}
 
     def compute(run: Run, x: Tensor, source: Tensor, initial: Tensor, result: Tensor) -> None:
         places = torch.empty(windows, dtype=torch.int8, device=x.device)
-        launch(windows_kernels.select_places, places.numel(), (x.contiguous(), places), compare)
+        launch_each(windows_kernels.select_places, places.numel(), (x.contiguous(), places), compare)
         arrays = (places, source.contiguous(), initial, result)
-        launch(windows_kernels.gather_selected, result.numel(), arrays, {})
+        launch_each(windows_kernels.gather_selected, result.numel(), arrays, {})
 
     return (_variant(shape, compute),)
 
@@ -144,10 +145,10 @@ def _launcher(instruction: Instruction, windows: Sequence[int]) -> _Launch:
     wide = _shape(instruction).element_type is E.F64
     sizes = {**plane.sizes(instruction, windows), "ACC": tl.float64 if wide else tl.float32, "BLOCK": _BLOCK}
 
-    def launch(kernel: Any, count: int, arrays: Sequence[Tensor], own: dict[str, Any]) -> None:
-        kernel[(-(-count // _BLOCK),)](*arrays, count, **sizes, **own, num_warps=_WARPS)
+    def launch_each(kernel: Any, count: int, arrays: Sequence[Tensor], own: dict[str, Any]) -> None:
+        launch(kernel, (-(-count // _BLOCK),), *arrays, count, **sizes, **own, num_warps=_WARPS)
 
-    return launch
+    return launch_each
 
 
 def _variant(shape: ArrayShape, compute: Callable[..., None]) -> Variant:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flagos_backend.codegen.triton import RegionKernel, compile_together, prepare, schedule
+from flagos_backend.codegen.triton import RegionKernel, prepare, schedule, warm_up_together
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.indexing import View
@@ -19,7 +19,7 @@ from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
 from flagos_backend.kernels.choice import choose
-from flagos_backend.kernels.implementation import Provider
+from flagos_backend.kernels.implementation import Provider, signature_of
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime import slots
@@ -37,23 +37,27 @@ def build(computation: Computation, donated: Collection[int], device: torch.devi
     builder = _Builder(device, target)
     plan = builder.build(computation, donated, entry=True)
     if device.type != "cpu":  # there generated kernels are interpreted
-        compile_together(builder.kernels, device)
+        warm_up_together(builder.kernels, builder.warm_ups, device)
     return plan
 
 
 class _Builder(Builder):
-    """``kernels``: the generated ones of the plan and its nested plans."""
+    """``kernels``: the generated ones of the plan and its nested plans. ``warm_ups``: of the library kernels, by what
+    they compute."""
 
     def __init__(self, device: torch.device, target: Target, outer: _Builder | None = None) -> None:
         super().__init__(device, program=outer._program if outer else None)
         self._target = target
         self.kernels: list[RegionKernel] = outer.kernels if outer else []
+        self.warm_ups: dict[str, Callable[[], object]] = outer.warm_ups if outer else {}
 
     def nested(self) -> _Builder:
         return _Builder(self._device, self._target, self)
 
     def prepare(self, instruction: Instruction) -> PreparedKernel:
         choice = choose(instruction, self._target)
+        if choice.warm_up:
+            self.warm_ups["; ".join(signature_of(instruction))] = choice.warm_up
         is_reference = choice.provider is Provider.REFERENCE
         return PreparedKernel(choice.kernel, is_reference, f" [{choice.text}]", choice.into)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.kernels.attention import FORWARD, Attention
 from flagos_backend.kernels.choice import implementations_of
+from flagos_backend.kernels.flaggems import loading
 from flagos_backend.kernels.implementation import Provider, operation_of
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.aten import TORCH_DTYPE
@@ -276,3 +279,36 @@ def test_nothing_is_registered_with_torch(flag_gems, draw):
     """FlagGems is called, never enabled: programs beside ours keep their kernels."""
     check(*aten_call("exp", draw(4)))
     assert flag_gems.current_work_registrar is None
+
+
+def test_its_operators_are_known_without_loading_it(flag_gems):
+    """What is left out for a condition on torch's version is decided by loading."""
+    listed = loading._listed()
+    assert {name for name, always in listed.items() if always} <= loading.functions().keys() <= listed.keys()
+    assert len(listed) > 300
+
+
+CHOOSES_WITHOUT_LOADING = """
+import sys
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.attributes import CustomCallAttributes, DotAttributes
+from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.choice import choose
+from flagos_backend.kernels.policy import Policy
+
+builder, target = Builder("c"), Target("cuda", vendor="nvidia")
+square = ArrayShape(ElementType.F32, (4, 4))
+x = builder.parameter(square)
+dot = choose(builder.add(Opcode.DOT, [x, x], DotAttributes((1,), (0,)), shape=square), target, Policy(tune_seconds=0))
+config = b'{"arguments": [{"tensor": 0}], "keywords": {}, "results": null}'
+exp = builder.add(Opcode.CUSTOM_CALL, [x], CustomCallAttributes("aten::exp.default", config), shape=square)
+print(dot.provider, choose(exp, target, Policy(tune_seconds=0)).provider, "flag_gems" in sys.modules)
+"""
+
+
+def test_choosing_does_not_load_it(flag_gems):
+    """Importing it takes seconds."""
+    done = subprocess.run([sys.executable, "-c", CHOOSES_WITHOUT_LOADING], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["vendor", "flagos", "False"]

@@ -167,26 +167,38 @@ def test_arguments_are_random_and_leave_the_user_s_generator_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_kernels_compile_side_by_side(chip, monkeypatch):
-    """Each first call waits for the other's; one that fails is no candidate, and the others are measured."""
+def test_kernels_warm_up_side_by_side(chip, monkeypatch):
+    """Each waits for the other. One that fails is measured all the same, and is a candidate only if it runs."""
     monkeypatch.setenv("FLAGOS_COMPILE_THREADS", "2")
     together = threading.Barrier(2)
-    begun, modes = set(), []
+    warm = set()
 
     def make(name, seconds):
-        def kernel(run, *operands):
-            if name not in begun:
-                begun.add(name)
-                modes.append(torch.is_inference_mode_enabled())
-                together.wait(timeout=30)
+        def warm_up():
+            together.wait(timeout=30)
             if name == "broken":
+                raise RuntimeError("no such instruction")
+            warm.add(name)
+
+        def kernel(run, *operands):
+            if name not in warm:
                 raise RuntimeError("no such instruction")
             Clock.now += seconds
 
-        return kernel
+        return kernel, warm_up
 
-    found = {name: make(name, seconds) for name, seconds in (("quick", 0.001), ("broken", 0.0005))}
-    found |= {"library": kernels([])["slow"]}
-    outcome = tuning.fastest(dot(), CHIP, found, 0.01, ("library",), ("quick", "broken"))
+    made = {name: make(name, seconds) for name, seconds in (("quick", 0.001), ("broken", 0.0005))}
+    found = {name: kernel for name, (kernel, _) in made.items()} | {"library": kernels([])["slow"]}
+    warm_ups = {name: warm_up for name, (_, warm_up) in made.items()}
+    outcome = tuning.fastest(dot(), CHIP, found, 0.01, ("library",), warm_ups)
     assert outcome.name == "quick" and "broken not measured" in outcome.text
-    assert modes == [True, True]
+    assert warm == {"quick"}
+
+
+def test_what_is_warm_is_measured_after_the_time_is_up(chip, monkeypatch):
+    moments = iter(range(1000))
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(moments)))
+    found = {"first": kernels([])["slow"], **kernels([])}
+    outcome = tuning.fastest(dot(), CHIP, found, 1.0, ("first",), {"quick": lambda: None})
+    assert outcome.name == "quick"
+    assert "slow not measured" in outcome.text
