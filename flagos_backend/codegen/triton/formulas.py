@@ -159,10 +159,14 @@ def logistic(x):
 
 @triton.jit
 def expm1(x):
-    """W. Kahan's: the error of exp(x) is divided out by the logarithm of what it became."""
+    """Taylor's series on |x| < 0.35; beyond, W. Kahan's: the error of exp(x) is divided out by the logarithm of what it
+    became."""
+    series = tl.full(x.shape, 1.0, x.dtype)
+    for n in tl.static_range(13, 1, -1):
+        series = 1.0 + x * (1.0 / n) * series
     u = tl.exp(x)
     result = (u - 1.0) * divide(x, tl.log(u))
-    result = tl.where(u == 1.0, x, tl.where(u - 1.0 == -1.0, u - 1.0, result))
+    result = tl.where(tl.abs(x) < 0.35, x * series, tl.where(u - 1.0 == -1.0, u - 1.0, result))
     return tl.where(u == float("inf"), u, result)
 
 
@@ -181,20 +185,24 @@ def tanh(x):
 
 
 @triton.jit
+def half_exp(a):
+    """exp(a) / 2 for a >= 0, which has a value where exp(a) has none any more."""
+    e, root = tl.exp(a), tl.exp(a * 0.5)
+    return tl.where(is_finite(e), 0.5 * e, (0.5 * root) * root)
+
+
+@triton.jit
 def sinh(x):
     a = tl.abs(x)
     e = expm1(a)
-    half = tl.exp(a * 0.5)
-    small = 0.5 * (e + divide(e, e + 1.0))
-    return copysign(tl.where(a < 22.0, small, (0.5 * half) * half), x)
+    return copysign(tl.where(a < 22.0, 0.5 * (e + divide(e, e + 1.0)), half_exp(a)), x)
 
 
 @triton.jit
 def cosh(x):
     a = tl.abs(x)
-    e = tl.exp(tl.minimum(a, 22.0))
-    half = tl.exp(a * 0.5)
-    return tl.where(a < 22.0, 0.5 * (e + reciprocal(e)), (0.5 * half) * half)
+    e = tl.exp(a)
+    return tl.where(a < 22.0, 0.5 * (e + reciprocal(e)), half_exp(a))
 
 
 @triton.jit
@@ -204,17 +212,15 @@ def tan(x):
 
 @triton.jit
 def atan_positive(x):
-    """For x >= 0: the angle is halved twice, then Taylor's series on |y| < 0.2."""
-    inverted = x > 1.0
-    y = tl.where(inverted, reciprocal(x), x)
-    y = divide(y, 1.0 + sqrt(1.0 + y * y))
-    y = divide(y, 1.0 + sqrt(1.0 + y * y))
+    """For x >= 0: an eighth or a quarter of a turn is taken off, then Taylor's series on |y| < 0.42."""
+    steep, middle = x > 2.414213562373095, x > 0.41421356237309503
+    y = tl.where(steep, -reciprocal(x), tl.where(middle, divide(x - 1.0, x + 1.0), x))
     z = y * y
-    series = tl.full(y.shape, 1.0 / 25.0, y.dtype)
-    for n in tl.static_range(11, -1, -1):
+    series = tl.full(y.shape, 1.0 / 43.0, y.dtype)
+    for n in tl.static_range(20, -1, -1):
         series = 1.0 / (2 * n + 1) - z * series
-    angle = 4.0 * (y * series)
-    return tl.where(inverted, 1.5707963267948966 - angle, angle)
+    angle = y * series
+    return tl.where(steep, 1.5707963267948966 + angle, tl.where(middle, 0.7853981633974483 + angle, angle))
 
 
 @triton.jit

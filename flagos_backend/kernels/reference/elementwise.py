@@ -59,8 +59,8 @@ def _growing(function: Unary, end: Unary) -> Unary:
     is not."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        half = torch.exp(x.abs() * 0.5)
-        return torch.where(x.abs() < 22.0, function(x), end(x) * ((0.5 * half) * half))
+        result, root = function(x), torch.exp(x.abs() * 0.5)
+        return torch.where(result.isinf(), end(x) * ((0.5 * root) * root), result)
 
     return call
 
