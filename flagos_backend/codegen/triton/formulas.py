@@ -73,6 +73,23 @@ def divide(a, b):
 
 
 @triton.jit
+def divisor_scale(b):
+    """A power of two with the sign of ``b``, so that their product is positive and its reciprocal finite."""
+    return copysign(tl.where(tl.abs(b) < 7.888609052210118e-31, 1.8446744073709552e19, 1.0), b)
+
+
+@triton.jit
+def divide_corrected(a, b, inverse):
+    """a / b of float32, for ``b`` >= 0 and its reciprocal. Correctly rounded where abs(a) >= 2**-100, and else within a
+    unit in the last place."""
+    q = a * inverse
+    rest = tl.fma(q, b, negate(a))
+    better = tl.fma(negate(rest), inverse, q)
+    # There is no rest where the quotient is infinite or NaN.
+    return tl.where(better != better, q, better)
+
+
+@triton.jit
 def sqrt(x):
     """Correctly rounded."""
     return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)

@@ -11,6 +11,7 @@ import torch
 
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.triton import sources
+from flagos_backend.codegen.triton.divisions import with_reciprocals
 from flagos_backend.codegen.triton.scalars import Dialect
 from flagos_backend.codegen.triton.split import Split, partial_size, split
 from flagos_backend.codegen.triton.tiling import Tiling, choose
@@ -119,6 +120,8 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     """The kernel of ``region`` on ``target``. Cheap: nothing is compiled yet."""
     dialect = Dialect.LIBDEVICE if target.vendor in _WITH_LIBDEVICE else Dialect.PLAIN
     region = with_base_two(region)
+    if dialect is Dialect.LIBDEVICE:  # elsewhere nothing says that a product and a sum are rounded once
+        region = with_reciprocals(region)
     tiling = choose(region, target)
     inputs = tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
     outputs = tuple(dict.fromkeys(store.target for store in region.stores))

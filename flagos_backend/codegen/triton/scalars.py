@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from flagos_backend.codegen.logarithms import BASE_TWO
+from flagos_backend.codegen.triton.divisions import CORRECTED, SCALE
 from flagos_backend.fusion.literals import identity_of, number_of
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
@@ -186,6 +187,7 @@ _PLAIN = _FLOAT | {
     O.LOG: _call("tl.log"),
     O.SIN: _call("tl.sin"),
 }
+_DIVISIONS = {SCALE: _call("fm.divisor_scale"), CORRECTED: _call("fm.divide_corrected")}
 _LOG2 = {Dialect.LIBDEVICE: _call("libdevice.log2"), Dialect.PLAIN: _call("tl.log2")}
 _FLOATS: Mapping[Dialect, dict[Opcode, Text]] = {Dialect.LIBDEVICE: _LIBDEVICE, Dialect.PLAIN: _PLAIN}
 
@@ -284,6 +286,8 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
         return _integer(opcode, element_type)(*operands) if element_type in HELD else _PRED[opcode](*operands)
     if element_type not in HELD:
         return _PRED[opcode](*operands)
+    if opcode is O.DIVIDE and expression.detail:
+        return _DIVISIONS[expression.detail](*operands)
     if opcode is O.LOG and expression.detail == BASE_TWO:
         return _LOG2[dialect](*operands)
     return _FLOATS[dialect][opcode](*operands)

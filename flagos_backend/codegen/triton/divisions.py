@@ -1,0 +1,100 @@
+"""Quotients by what many numbers share: its reciprocal once, then a product and a correction for each number, where a
+correctly rounded division takes thrice the instructions. Just before a region is written down for an accelerator."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from math import prod
+
+from flagos_backend.fusion.literals import number_of
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
+from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ElementType
+
+E = ElementType
+#: The ``detail`` of a DIVIDE of one operand, the divisor: by what it and the dividend are multiplied first.
+SCALE = "scale"
+#: The ``detail`` of a DIVIDE of three operands: dividend, divisor of no sign, its reciprocal.
+CORRECTED = "corrected"
+_HELD_AS_F32 = frozenset({E.F32, E.F16, E.BF16})
+# Numbers to a divisor from which on its reciprocal pays.
+_LEAST_SHARING = 16
+
+
+def with_reciprocals(region: Region) -> Region:
+    """``region`` itself where no divisor is shared."""
+    expressions = region.expressions()
+    reach = _reach(region, expressions)
+    shared = {e for e in expressions if isinstance(e, Apply) and _is_shared(e, region, reach)}
+    if not shared:
+        return region
+    pool = Pool()
+    moved: dict[Expression, Expression] = {}
+
+    def apply(like: Apply, *operands: Expression) -> Expression:
+        return pool.apply(like, operands)
+
+    def replace(expression: Expression) -> Expression | None:
+        if expression not in shared:
+            return None
+        assert isinstance(expression, Apply)
+        dividend, divisor = (moved[operand] for operand in expression.operands)
+        if (exact := _exact_inverse(divisor)) is not None:
+            return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, exact)
+        multiply = Apply(E.F32, Opcode.MULTIPLY, ())
+        scale = apply(Apply(E.F32, Opcode.DIVIDE, (), SCALE), divisor)
+        positive = apply(multiply, divisor, scale)
+        inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), positive)
+        corrected = Apply(expression.element_type, Opcode.DIVIDE, (), CORRECTED)
+        return apply(corrected, apply(multiply, dividend, scale), positive, inverse)
+
+    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
+    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+
+
+def _is_shared(expression: Apply, region: Region, reach: dict[Expression, frozenset[int]]) -> bool:
+    if expression.opcode is not Opcode.DIVIDE or expression.element_type not in _HELD_AS_F32 or expression.detail:
+        return False
+    divisor = expression.operands[1]
+    if prod(region.dims[d] for d in reach[expression] - reach[divisor]) < _LEAST_SHARING:
+        return False
+    # What is the same along a row costs little, however it is computed.
+    row = frozenset(region.folded)
+    return not row or bool(reach[expression] & row) or _exact_inverse(divisor) is not None
+
+
+def _reach(region: Region, expressions: Sequence[Expression]) -> dict[Expression, frozenset[int]]:
+    """The dimensions that each expression varies along."""
+    found: dict[Expression, frozenset[int]] = {}
+    for expression in expressions:
+        if isinstance(expression, Load | Index):
+            index = expression.index if isinstance(expression, Load) else expression.value
+            found[expression] = _varying(index).union(*(found[start] for start in index.starts))
+        elif isinstance(expression, Literal):
+            found[expression] = frozenset()
+        else:
+            found[expression] = frozenset().union(*(found[operand] for operand in expression.operands))
+        if isinstance(expression, Fold):
+            found[expression] -= frozenset(expression.dims)
+    return found
+
+
+def _varying(index: Affine) -> frozenset[int]:
+    return frozenset(d for d, coefficient in enumerate(index.coefficients) if coefficient)
+
+
+def _exact_inverse(divisor: Expression) -> Literal | None:
+    """Of a power of two whose inverse is one as well: products with it are quotients."""
+    if not isinstance(divisor, Literal):
+        return None
+    value = float(number_of(divisor))
+    if not math.isfinite(value) or abs(math.frexp(value)[0]) != 0.5 or not 2.0**-126 <= abs(value) <= 2.0**126:
+        return None
+    return _literal(1.0 / value)
+
+
+def _literal(value: float) -> Literal:
+    return Literal(E.F32, struct.pack("<f", value))
