@@ -11,9 +11,9 @@
 
 namespace flagos {
 
-// Three captures of one plan, each with temporaries in memory of its own. In the second its arrays lay in other places than in the first: what differs is what
-// depends on where. In the third they lay where they did in the first: what differs means nothing, as parts of a kernel's
-// parameters that its library never wrote.
+// Three captures of one plan, each with temporaries in memory of its own. In the second its arrays lay in other places than
+// in the first: what differs is what depends on where. In the third they lay where they did in the first: what differs
+// means nothing, as parts of a kernel's parameters that its library never wrote.
 struct Captures {
   struct Array {
     uint64_t first, second;  // where it lay

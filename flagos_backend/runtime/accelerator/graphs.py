@@ -13,7 +13,7 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, NativeGraph, Recording, capture
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
-from flagos_backend.runtime.accelerator.memory import shared_memory
+from flagos_backend.runtime.accelerator.memory import give_back, shared_memory
 from flagos_backend.runtime.plan import Plan
 
 # (address of the native accelerator, graphs and arrays as Captures has them) -> what they prove. Raises RuntimeError
@@ -24,9 +24,6 @@ NativeCompare = Callable[[int, tuple[NativeGraph, ...], tuple[tuple[int, int, in
 NativeMake = Callable[[object, NativeGraph], tuple[object, int, int]]
 # (handle, the address of each array); gives up the GIL.
 NativeLaunch = Callable[[object, tuple[int, ...]], None]
-
-# As many bytes of captures that were compared go back to the device at once. Torch would keep them until it runs out.
-_MUCH = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +79,7 @@ class GraphRecorder:
         captures.others = ()  # before there is another
         replay = self._kept(captures, proof, graphs[0])
         del captures
-        if sum(num_bytes for _, segments, _ in graphs for _, num_bytes in segments) >= _MUCH:
-            torch.cuda.empty_cache()
+        give_back(self._run.device)
         return replay
 
     def _kept(self, captures: Captures, proof: object, first: NativeGraph) -> GraphReplay:

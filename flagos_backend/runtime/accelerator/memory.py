@@ -82,6 +82,13 @@ class GraphMemory:
         )
 
 
+def give_back(device: torch.device) -> None:
+    """Pools that nobody has any more go back to the device: torch would keep them until it runs out. What else it keeps
+    it leaves alone while anything allocates to a pool."""
+    with Pool(device).entered():
+        torch.cuda.empty_cache()
+
+
 # While a graph has it. A device has one, as all its graphs are launched on its one compute stream.
 _shared: weakref.WeakValueDictionary[torch.device, GraphMemory] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
