@@ -108,7 +108,7 @@ Accelerator::Accelerator(AcceleratorFacts facts, int64_t ordinal)
 
 Accelerator::~Accelerator() { DropCache(); }
 
-std::unique_ptr<Replay> Streams::MakeReplay(const Captures&) {
+std::unique_ptr<Proof> Streams::Compare(const Captures&) {
   Fail(FLAGOS_UNIMPLEMENTED, "this device's graphs cannot be replayed");
 }
 

@@ -37,7 +37,7 @@ class Streams {
   // Enqueues a copy. Host memory is pinned and stays until a later point of the stream is reached.
   virtual void Copy(Stream stream, Location to, Location from, size_t bytes) = 0;
   // Throws Failure(UNIMPLEMENTED) that says why these captures, or this device's, cannot be replayed.
-  virtual std::unique_ptr<Replay> MakeReplay(const Captures& captures);
+  virtual std::unique_ptr<Proof> Compare(const Captures& captures);
   // Throws Failure(UNIMPLEMENTED) that says why this device has none.
   virtual Conditionals& conditionals();
 };

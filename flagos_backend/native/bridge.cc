@@ -128,7 +128,8 @@ Bridge& TheBridge() {
       {"host_callback", HostCallbackEntry, python::kMethodVarArgs, "Calls the host's function for a program."},
       {"key_value_get", KeyValueGetEntry, python::kMethodVarArgs, "Reads the host's store."},
       {"key_value_put", KeyValuePutEntry, python::kMethodVarArgs, "Writes to the host's store."},
-      {"make_replay", MakeReplayEntry, python::kMethodVarArgs, "Makes a replay of captures."},
+      {"compare_captures", CompareCapturesEntry, python::kMethodVarArgs, "Proves which words hold addresses."},
+      {"make_replay", MakeReplayEntry, python::kMethodVarArgs, "Makes a replay of a capture."},
       {"launch_replay", LaunchReplayEntry, python::kMethodVarArgs, "Launches a replay."},
       {"prepare_conditionals", PrepareConditionalsEntry, python::kMethodVarArgs, "Fails where graphs have none."},
       {"open_conditional", OpenConditionalEntry, python::kMethodVarArgs, "Begins a conditional node's body."},
@@ -139,11 +140,12 @@ Bridge& TheBridge() {
     return python::Check(python::Known()->PyCFunction_NewEx(&method, nullptr, nullptr), "PyCFunction_NewEx");
   };
   Object callback = function(methods[0]), get = function(methods[1]), put = function(methods[2]);
-  Object make = function(methods[3]), launch = function(methods[4]);
-  Object prepare = function(methods[5]), open = function(methods[6]), close = function(methods[7]);
+  Object compare = function(methods[3]), make = function(methods[4]), launch = function(methods[5]);
+  Object prepare = function(methods[6]), open = function(methods[7]), close = function(methods[8]);
   Object attach = python::Attribute(module.get(), "attach");
   python::Call(attach.get(),
-               {callback.get(), get.get(), put.get(), make.get(), launch.get(), prepare.get(), open.get(), close.get()},
+               {callback.get(), get.get(), put.get(), compare.get(), make.get(), launch.get(), prepare.get(),
+                open.get(), close.get()},
                "bridge.attach");
   auto* made = new Bridge{
       python::Attribute(module.get(), "compile_program").Detach(),

@@ -10,7 +10,12 @@ namespace {
 using python::Object;
 using python::Reader;
 
-constexpr const char* kCapsuleName = "flagos.replay";
+template <class T>
+constexpr const char* kCapsuleName = nullptr;
+template <>
+constexpr const char* kCapsuleName<Replay> = "flagos.replay";
+template <>
+constexpr const char* kCapsuleName<Proof> = "flagos.proof";
 
 uint64_t Address(Reader& reader) { return static_cast<uint64_t>(reader.Integer()); }
 
@@ -24,18 +29,23 @@ std::vector<Captures::Range> Ranges(Reader list) {
   return ranges;
 }
 
+Captures::Graph ReadGraph(Reader triple) {
+  Captures::Graph graph{};
+  graph.handle = Address(triple);
+  graph.owned = Ranges(triple.Tuple());
+  Reader conditionals = triple.Tuple();
+  while (!conditionals.done()) {
+    Reader conditional = conditionals.Tuple();
+    const uint64_t node = Address(conditional), handle = Address(conditional);
+    graph.conditionals.push_back({node, handle, Address(conditional)});
+  }
+  return graph;
+}
+
 Captures ReadCaptures(Reader graphs, Reader arrays) {
   Captures captures{};
   for (Captures::Graph* graph : {&captures.first, &captures.second, &captures.third}) {
-    Reader pair = graphs.Tuple();
-    graph->handle = static_cast<uint64_t>(pair.Integer());
-    graph->owned = Ranges(pair.Tuple());
-    Reader conditionals = pair.Tuple();
-    while (!conditionals.done()) {
-      Reader conditional = conditionals.Tuple();
-      const uint64_t node = Address(conditional), handle = Address(conditional);
-      graph->conditionals.push_back({node, handle, Address(conditional)});
-    }
+    *graph = ReadGraph(graphs.Tuple());
   }
   while (!arrays.done()) {
     Reader array = arrays.Tuple();
@@ -47,8 +57,24 @@ Captures ReadCaptures(Reader graphs, Reader arrays) {
 
 Accelerator& AcceleratorOf(Reader& reader) { return *reinterpret_cast<Accelerator*>(reader.Integer()); }
 
+template <class T>
 void Destroy(PyObject* capsule) {
-  delete static_cast<Replay*>(python::Known()->PyCapsule_GetPointer(capsule, kCapsuleName));
+  delete static_cast<T*>(python::Known()->PyCapsule_GetPointer(capsule, kCapsuleName<T>));
+}
+
+template <class T>
+Object CapsuleOf(std::unique_ptr<T> owned) {
+  Object capsule =
+      python::Check(python::Known()->PyCapsule_New(owned.get(), kCapsuleName<T>, Destroy<T>), "PyCapsule_New");
+  static_cast<void>(owned.release());
+  return capsule;
+}
+
+template <class T>
+T& OwnedBy(PyObject* capsule) {
+  void* owned = python::Known()->PyCapsule_GetPointer(capsule, kCapsuleName<T>);
+  if (owned == nullptr) throw Failure(python::TakeException("reading a capsule"));
+  return *static_cast<T*>(owned);
 }
 
 // What an entry gives the interpreter: its result, or the exception.
@@ -65,19 +91,25 @@ PyObject* Enter(const char* place, const Body& body) {
 
 }  // namespace
 
+PyObject* CompareCapturesEntry(PyObject*, PyObject* arguments) {
+  return Enter("comparing captures", [arguments] {
+    Reader reader(arguments);
+    Accelerator& accelerator = AcceleratorOf(reader);
+    Reader graphs = reader.Tuple(), arrays = reader.Tuple();
+    return CapsuleOf(accelerator.streams().Compare(ReadCaptures(graphs, arrays)));
+  });
+}
+
 PyObject* MakeReplayEntry(PyObject*, PyObject* arguments) {
   return Enter("making a replay", [arguments] {
     const python::Functions& py = *python::Known();
     Reader reader(arguments);
-    Accelerator& accelerator = AcceleratorOf(reader);
-    Reader graphs = reader.Tuple(), arrays = reader.Tuple();
-    std::unique_ptr<Replay> replay = accelerator.streams().MakeReplay(ReadCaptures(graphs, arrays));
+    const Proof& proof = OwnedBy<Proof>(reader.Next());
+    std::unique_ptr<Replay> replay = proof.MakeReplay(ReadGraph(reader.Tuple()));
     Object made = python::Check(py.PyTuple_New(3), "PyTuple_New");
     py.PyTuple_SetItem(made.get(), 1, python::Integer(static_cast<int64_t>(replay->nodes())).Detach());
     py.PyTuple_SetItem(made.get(), 2, python::Integer(static_cast<int64_t>(replay->patches())).Detach());
-    Object capsule = python::Check(py.PyCapsule_New(replay.get(), kCapsuleName, Destroy), "PyCapsule_New");
-    static_cast<void>(replay.release());
-    py.PyTuple_SetItem(made.get(), 0, capsule.Detach());
+    py.PyTuple_SetItem(made.get(), 0, CapsuleOf(std::move(replay)).Detach());
     return made;
   });
 }
@@ -136,10 +168,6 @@ PyObject* CloseConditionalEntry(PyObject*, PyObject* arguments) {
   });
 }
 
-Replay& ReplayOf(PyObject* capsule) {
-  void* replay = python::Known()->PyCapsule_GetPointer(capsule, kCapsuleName);
-  if (replay == nullptr) throw Failure(python::TakeException("reading a replay"));
-  return *static_cast<Replay*>(replay);
-}
+Replay& ReplayOf(PyObject* capsule) { return OwnedBy<Replay>(capsule); }
 
 }  // namespace flagos

@@ -7,9 +7,10 @@
 
 namespace flagos {
 
-// make_replay(address of the accelerator, graphs, arrays) for the bridge: (capsule, nodes, patches). A graph is (the
-// driver's handle, memory of its own, conditional nodes), an array as in runtime/accelerator/capture.py. The capsule
-// owns the replay.
+// compare_captures(address of the accelerator, graphs, arrays) for the bridge: a capsule that owns the proof. A graph is
+// (the driver's handle, memory of its own, conditional nodes), an array as in runtime/accelerator/capture.py.
+PyObject* CompareCapturesEntry(PyObject*, PyObject* arguments);
+// make_replay(proof, graph) for the bridge: (capsule, nodes, patches). The capsule owns the replay.
 PyObject* MakeReplayEntry(PyObject*, PyObject* arguments);
 // launch_replay(capsule, addresses) for the bridge, without the GIL.
 PyObject* LaunchReplayEntry(PyObject*, PyObject* arguments);

@@ -3,15 +3,17 @@
 #ifndef FLAGOS_NATIVE_REPLAY_H_
 #define FLAGOS_NATIVE_REPLAY_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace flagos {
 
-// Three captures of one plan. In the second its arrays lay in other places than in the first: what differs is what
-// depends on where. In the third they lay where they did in the first: what differs means nothing, as parts of a kernel's
-// parameters that its library never wrote.
+// Three captures of one plan, each with temporaries in memory of its own. In the second its arrays lay in other places than
+// in the first: what differs is what depends on where. In the third they lay where they did in the first: what differs
+// means nothing, as parts of a kernel's parameters that its library never wrote.
 struct Captures {
   struct Array {
     uint64_t first, second;  // where it lay
@@ -28,8 +30,13 @@ struct Captures {
   };
   struct Graph {
     uint64_t handle;                        // the driver's
-    std::vector<Range> owned;               // memory of the capture's own, which stays: temporaries
+    std::vector<Range> owned;               // where its temporaries are
     std::vector<Conditional> conditionals;  // in the order they were captured in, those inside others too
+
+    bool Owns(uint64_t address) const noexcept {
+      return std::any_of(owned.begin(), owned.end(),
+                         [address](const Range& r) { return r.begin <= address && address < r.end; });
+    }
   };
   Graph first, second, third;
   std::vector<Array> arrays;
@@ -56,6 +63,15 @@ class Replay {
   virtual size_t nodes() const noexcept = 0;
   // Addresses inside the graph that follow the arrays.
   virtual size_t patches() const noexcept = 0;
+};
+
+// What captures prove of every graph of their plan; needs them no longer.
+class Proof {
+ public:
+  virtual ~Proof() = default;
+  // A replay of one more capture, with arrays where those of the first lay and temporaries anywhere; or of the first. It
+  // outlives the replay. Throws Failure(UNIMPLEMENTED) that says what in it is not as it must be.
+  virtual std::unique_ptr<Replay> MakeReplay(const Captures::Graph& kept) const = 0;
 };
 
 }  // namespace flagos

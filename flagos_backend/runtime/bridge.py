@@ -24,7 +24,14 @@ from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime import compiler, serialization
 from flagos_backend.runtime.accelerator.conditional import NativeClose, NativeConditionals, NativeOpen, NativePrepare
-from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeLaunch, NativeMake
+from flagos_backend.runtime.accelerator.graphs import (
+    GraphRecorder,
+    GraphReplay,
+    NativeCompare,
+    NativeLaunch,
+    NativeMake,
+    NativeReplays,
+)
 from flagos_backend.runtime.accelerator.segments import Recorder, divide
 from flagos_backend.runtime.compiler import CompiledProgram
 from flagos_backend.runtime.plan import Plan
@@ -57,7 +64,7 @@ _inference_mode: Callable[[bool], Any] = torch._C._InferenceMode
 
 _native_host_callback: NativeHostCallback | None = None
 _native_store: tuple[NativeGet, NativePut] | None = None
-_native_replays: tuple[NativeMake, NativeLaunch] | None = None
+_native_replays: NativeReplays | None = None
 _native_conditionals: tuple[NativePrepare, NativeOpen, NativeClose] | None = None
 
 
@@ -82,6 +89,7 @@ def attach(
     host_callback: NativeHostCallback,
     key_value_get: NativeGet,
     key_value_put: NativePut,
+    compare_captures: NativeCompare,
     make_replay: NativeMake,
     launch_replay: NativeLaunch,
     prepare_conditionals: NativePrepare,
@@ -92,7 +100,7 @@ def attach(
     global _native_host_callback, _native_store, _native_replays, _native_conditionals
     _native_host_callback = host_callback
     _native_store = key_value_get, key_value_put
-    _native_replays = make_replay, launch_replay
+    _native_replays = NativeReplays(compare_captures, make_replay, launch_replay)
     _native_conditionals = prepare_conditionals, open_conditional, close_conditional
 
 

@@ -69,6 +69,9 @@ class Tape(TorchDispatchMode):
     def own_storages(self) -> list[torch.UntypedStorage]:
         return list(self._own.values())
 
+    def owns(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._own
+
     def play(self) -> None:
         """Whatever lies in memory of its own was not there when it was recorded."""
         for storage in self._own.values():

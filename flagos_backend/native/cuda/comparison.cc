@@ -17,11 +17,6 @@ constexpr uint64_t kAddressBits = 48;    // what is above is zero in every addre
 constexpr uint64_t kSmall = 1 << 16;     // numbers below are sizes and counts
 constexpr int64_t kLargestElement = 16;  // bytes
 
-bool Owns(const Captures::Graph& graph, uint64_t address) noexcept {
-  return std::any_of(graph.owned.begin(), graph.owned.end(),
-                     [address](const Captures::Range& r) { return r.begin <= address && address < r.end; });
-}
-
 uint64_t DistanceOfHalves(uint64_t half, uint64_t begin) noexcept { return (half - begin) & kHalf; }
 
 // Whether these are halves of addresses in memory of two captures' own: the upper ones, or the lower ones of the same
@@ -96,28 +91,29 @@ bool Moves::Has(int64_t change) const noexcept {
   return false;
 }
 
-void Comparison::Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Patch>& patches) const {
+void Comparison::Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Known>& known) const {
   for (size_t begin = 0; begin < bytes.size; begin += sizeof(uint64_t)) {
     const Word word = bytes.At(begin);
-    if (word.first == word.second) continue;
-    size_t array = 0;
-    uint64_t offset = 0;
-    if (IsInArray(word, &array, &offset)) {
-      patches.push_back({array, offset, reinterpret_cast<uint64_t*>(bytes.first + begin)});
-    } else if (!IsCondition(word) && !IsOwned(word) && !IsLeftOver(word, bytes.At(begin + sizeof(uint32_t)))) {
+    Known now{Known::Kind::kEqual, word.first};
+    if (word.first == word.second) {
+      // What changes though nothing moved means nothing.
+      if (word.first != word.third) now.kind = Known::Kind::kLeftOver;
+    } else if (IsInArray(word, &now.number, &now.offset)) {
+      now.kind = Known::Kind::kArray;
+    } else if (IsCondition(word, &now.number)) {
+      now.kind = Known::Kind::kCondition;
+    } else if (IsOwned(word)) {
+      now.kind = Known::Kind::kOwned;
+    } else if (IsLeftOver(word, bytes.At(begin + sizeof(uint32_t)))) {
+      now.kind = Known::Kind::kLeftOver;
+    } else {
       Fail(FLAGOS_UNIMPLEMENTED,
            "%s of node %zu depends on where the arrays are in a way that cannot be patched (%llx, %llx, %llx)", what,
            node, static_cast<unsigned long long>(word.first), static_cast<unsigned long long>(word.second),
            static_cast<unsigned long long>(word.third));
     }
+    known.push_back(now);
   }
-}
-
-void Comparison::Compare(uint64_t* first, uint64_t second, uint64_t third, const char* what, size_t node,
-                         std::vector<Patch>& patches) const {
-  Compare({reinterpret_cast<unsigned char*>(first), reinterpret_cast<const unsigned char*>(&second),
-           reinterpret_cast<const unsigned char*>(&third), sizeof(uint64_t)},
-          what, node, patches);
 }
 
 bool Comparison::IsInArray(const Word& word, size_t* number, uint64_t* offset) const noexcept {
@@ -134,15 +130,17 @@ bool Comparison::IsInArray(const Word& word, size_t* number, uint64_t* offset) c
 }
 
 bool Comparison::IsOwned(const Word& word) const noexcept {
-  return Owns(captures_.first, word.first) && Owns(captures_.second, word.second);
+  return captures_.first.Owns(word.first) && captures_.second.Owns(word.second);
 }
 
-bool Comparison::IsCondition(const Word& word) const noexcept {
+bool Comparison::IsCondition(const Word& word, size_t* number) const noexcept {
   if (word.first == word.second || word.first == word.third || word.second == word.third) return false;
   const auto &first = captures_.first.conditionals, &second = captures_.second.conditionals,
              &third = captures_.third.conditionals;
   for (size_t i = 0; i < first.size(); ++i) {
-    if (word.first == first[i].handle && word.second == second[i].handle && word.third == third[i].handle) return true;
+    if (word.first != first[i].handle || word.second != second[i].handle || word.third != third[i].handle) continue;
+    *number = i;
+    return true;
   }
   return false;
 }

@@ -1,5 +1,5 @@
-// Compares the same bytes of a graph's node in three captures: which words are addresses of arrays, and whether anything
-// else depends on where the arrays lay.
+// Compares the same bytes of a graph's node in three captures, each with temporaries in memory of its own: which words are
+// addresses of arrays, and whether anything else depends on where the arrays lay.
 #ifndef FLAGOS_NATIVE_CUDA_COMPARISON_H_
 #define FLAGOS_NATIVE_CUDA_COMPARISON_H_
 
@@ -11,11 +11,14 @@
 
 namespace flagos::cuda {
 
-// An address in a node that is `offset` bytes into an array.
-struct Patch {
-  size_t array;
-  uint64_t offset;
-  uint64_t* place;
+// What a word of a node is in every capture of its plan. `number`, `offset`: of an array, the bytes into it; of a
+// condition, which conditional node it sets.
+struct Known {
+  enum class Kind : uint8_t { kEqual, kArray, kOwned, kCondition, kLeftOver };
+  Kind kind;
+  uint64_t first;  // what it was in the first capture
+  size_t number = 0;
+  uint64_t offset = 0;
 };
 
 // The same eight bytes of a node in each capture.
@@ -23,10 +26,9 @@ struct Word {
   uint64_t first = 0, second = 0, third = 0;
 };
 
-// The same bytes of a node in each capture; `first` is what will be launched.
+// The same bytes of a node in each capture.
 struct Bytes {
-  unsigned char* first;
-  const unsigned char *second, *third;
+  const unsigned char *first, *second, *third;
   size_t size;
 
   // Zeros past the end.
@@ -61,19 +63,16 @@ class Comparison {
   // `captures` outlives this object; each has as many conditional nodes.
   explicit Comparison(const Captures& captures) : moves_(captures.arrays), captures_(captures) {}
 
-  // Notes a patch for each address of an array. `bytes.first` stays where it is: patches point into it. Throws
-  // Failure(UNIMPLEMENTED) that names `what` of which node, and the word, for what cannot be patched.
-  void Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Patch>& patches) const;
-  // As above, of one address that the driver names.
-  void Compare(uint64_t* first, uint64_t second, uint64_t third, const char* what, size_t node,
-               std::vector<Patch>& patches) const;
+  // Adds what is known of each word. Throws Failure(UNIMPLEMENTED) that names `what` of which node, and the word, for
+  // what cannot be patched.
+  void Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Known>& known) const;
 
  private:
   bool IsInArray(const Word& word, size_t* number, uint64_t* offset) const noexcept;
   bool IsOwned(const Word& word) const noexcept;
   // What one conditional node is set by, which is another one in each capture. Where two captures had the same, a word
   // that follows the arrays could not be told from it.
-  bool IsCondition(const Word& word) const noexcept;
+  bool IsCondition(const Word& word, size_t* number) const noexcept;
   // Structures are handed over with what the stack held where nobody wrote: padding, dimensions that are not there. Such
   // words change though nothing moved, are addresses of the host's memory, or have halves that do not follow from where
   // the arrays are. `straddling`: the bytes from the middle of the word on.

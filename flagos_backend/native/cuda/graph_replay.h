@@ -3,15 +3,24 @@
 #define FLAGOS_NATIVE_CUDA_GRAPH_REPLAY_H_
 
 #include <memory>
+#include <vector>
 
+#include "cuda/graph_nodes.h"
 #include "cuda/streams.h"
+#include "cuda/verification.h"
 #include "replay.h"
 
 namespace flagos::cuda {
 
-// Which parameters hold which address is proven by comparing the captures word by word. Throws Failure that names the
-// first word that differs without being explained. The first graph must outlive the replay.
-std::unique_ptr<Replay> MakeGraphReplay(const CudaStreams& streams, const Captures& captures);
+struct PatchedNode {
+  std::unique_ptr<GraphNode> node;
+  std::vector<Patch> patches;
+};
+
+// `graph` is the driver's, of `nodes` nodes, of which those in `patched` hold addresses; it outlives the replay, and its
+// arrays lay at their first places. Throws Failure that says what the driver refuses.
+std::unique_ptr<Replay> MakeGraphReplay(const CudaStreams& streams, uint64_t graph, size_t nodes,
+                                        std::vector<PatchedNode> patched, const std::vector<Captures::Array>& arrays);
 
 }  // namespace flagos::cuda
 

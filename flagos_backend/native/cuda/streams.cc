@@ -3,7 +3,7 @@
 #include <chrono>
 
 #include "cuda/conditionals.h"
-#include "cuda/graph_replay.h"
+#include "cuda/proof.h"
 
 namespace flagos {
 namespace cuda {
@@ -110,7 +110,9 @@ void CudaStreams::Copy(Stream stream, Location to, Location from, size_t bytes) 
                 "copying");
 }
 
-std::unique_ptr<Replay> CudaStreams::MakeReplay(const Captures& captures) { return MakeGraphReplay(*this, captures); }
+std::unique_ptr<Proof> CudaStreams::Compare(const Captures& captures) {
+  return std::make_unique<GraphProof>(*this, captures);
+}
 
 Conditionals& CudaStreams::conditionals() {
   std::call_once(conditionals_made_, [this] { conditionals_ = std::make_unique<CudaConditionals>(driver_, context_); });

@@ -30,7 +30,7 @@ class CudaStreams final : public Streams {
   Ref<Point> Record(Stream stream) override;
   void Await(Stream stream, Point& point) override;
   void Copy(Stream stream, Location to, Location from, size_t bytes) override;
-  std::unique_ptr<Replay> MakeReplay(const Captures& captures) override;
+  std::unique_ptr<Proof> Compare(const Captures& captures) override;
   Conditionals& conditionals() override;
 
   const Driver& driver() const noexcept { return driver_; }

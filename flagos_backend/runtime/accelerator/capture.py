@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +18,8 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.runtime.accelerator.conditional import (
-    BodyMemory,
-    ConditionalNode,
-    ConditionalRecorder,
-    NativeConditionals,
-)
+from flagos_backend.runtime.accelerator.conditional import ConditionalNode, ConditionalRecorder, NativeConditionals
+from flagos_backend.runtime.accelerator.memory import GraphMemory
 from flagos_backend.runtime.plan import Plan
 
 # torch's allocations are aligned so, and kernels are chosen for it.
@@ -32,34 +28,27 @@ _ALIGNMENT = 512
 Range = tuple[int, int]
 # storage, address, bytes
 Place = tuple[int, int, int]
+# the driver's handle, where its temporaries are, its conditional nodes
+NativeGraph = tuple[int, tuple[Range, ...], tuple[ConditionalNode, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Where a graph has its temporaries: torch's pool, and the stream that its blocks belong to; and those of the
-    bodies in it."""
-
-    pool: torch.cuda._POOL_HANDLE
-    stream: torch.cuda.Stream
-    bodies: BodyMemory
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Captures:
-    """Of each capture, in ``graphs``, the driver's handle, the memory of its own, and its conditional nodes. ``kept``:
-    the first graph, with its temporaries in ``memory``.
+    """Three captures of one plan, each with temporaries in memory of its own: ``first``, and what it is compared with.
 
     ``arrays``: arguments, then outputs: where each lay in the first capture, as in the third, where in the second, and
-    its bytes. ``overwritten``: for each output the argument that it is written over, or -1. ``compared``: graphs that
-    live until they are.
+    its bytes. ``capture_in``: captures the plan once more, with arrays where the first had them and temporaries in that
+    memory; raises CaptureRefused.
     """
 
-    kept: object
-    memory: Memory
-    graphs: tuple[tuple[int, tuple[Range, ...], tuple[ConditionalNode, ...]], ...]
+    first: Recording
+    others: tuple[Recording, ...]
     arrays: tuple[tuple[int, int, int], ...]
-    overwritten: tuple[int, ...]
-    compared: object
+    capture_in: Callable[[GraphMemory], Recording]
+
+    @property
+    def graphs(self) -> tuple[NativeGraph, ...]:
+        return tuple(recording.native() for recording in (self.first, *self.others))
 
 
 # In which the three captures may be made. What a stack leaves may follow the turns, as if it followed the places.
@@ -69,16 +58,13 @@ ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2))
 def capture(
     plan: Plan,
     run: Run,
-    shared: Memory | None = None,
     conditionals: NativeConditionals | None = None,
     order: tuple[int, int, int] = ORDERS[0],
 ) -> Captures:
     """Captures ``plan``, which has run before, with its arrays at their first, second and first places, in ``order``.
     Nothing is computed.
 
-    ``conditionals``: for a plan in which data decides what runs.
-    ``shared``: where another kept graph has its temporaries. Those of this one may lie there too: the two are launched
-    one after another, and neither reads what the other left. Raises CaptureRefused.
+    ``conditionals``: for a plan in which data decides what runs. Raises CaptureRefused.
     """
     shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
     # One piece of memory serves for all arrays, as nothing reads it; each has addresses of its own in it.
@@ -89,28 +75,23 @@ def capture(
     # Every array moves by another distance, so that the distance tells which one an address belongs to.
     second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
     places = (first_places, second_places, first_places)
-    made = {
-        number: _recorded(
-            plan, run, lay_out(arena, shapes, places[number]), conditionals, shared if number == 0 else None
-        )
-        for number in order
-    }
+
+    def recorded(number: int, memory: GraphMemory) -> Recording:
+        return _recorded(plan, run, lay_out(arena, shapes, places[number]), conditionals, memory)
+
+    made = {number: recorded(number, GraphMemory(run.device)) for number in order}
     first, *others = (made[number] for number in range(len(places)))
-    if any(recording.overwritten != first.overwritten for recording in others):
-        raise CaptureRefused(reason="its results lie over other arguments in each capture")
+
+    def checked(recording: Recording) -> Recording:
+        if recording.overwritten != first.overwritten:
+            raise CaptureRefused(reason="its results lie over other arguments in each capture")
+        return recording
+
     base = arena.data_ptr()
     arrays = tuple(
         (base + a, base + b, shape.num_bytes) for a, b, shape in zip(first_places, second_places, shapes, strict=True)
     )
-    graphs = tuple((r.handle, r.owned(run.device), r.conditionals) for r in (first, *others))
-    return Captures(
-        (first.graph, first.memory.bodies),
-        first.memory,
-        graphs,
-        arrays,
-        first.overwritten,
-        tuple(r.graph for r in others),
-    )
+    return Captures(first, tuple(map(checked, others)), arrays, lambda memory: checked(recorded(0, memory)))
 
 
 def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[int]) -> list[Any]:
@@ -127,20 +108,16 @@ def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[
 
 
 def _recorded(
-    plan: Plan,
-    run: Run,
-    arrays: list[Any],
-    conditionals: NativeConditionals | None,
-    shared: Memory | None = None,
-) -> _Recording:
+    plan: Plan, run: Run, arrays: list[Any], conditionals: NativeConditionals | None, memory: GraphMemory
+) -> Recording:
     """One capture. What other captures left is given back for it: while one goes on, torch frees nothing."""
     try:
-        return _Recording(plan, run, arrays, conditionals, shared)
+        return Recording(plan, run, arrays, conditionals, memory)
     except CaptureRefused as refusal:
         if not isinstance(refusal.__cause__, torch.OutOfMemoryError):
             raise
     torch.cuda.empty_cache()
-    return _Recording(plan, run, arrays, conditionals, shared)
+    return Recording(plan, run, arrays, conditionals, memory)
 
 
 @contextlib.contextmanager
@@ -154,9 +131,13 @@ def _workspaces_of_its_own() -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-class _Recording:
-    """One capture. ``arrays``: arguments, then what the outputs are copied to: memory of the capture's own may be used
-    for several things one after another, so that its addresses do not tell what they stand for."""
+class Recording:
+    """One capture, with its temporaries in ``memory``.
+
+    ``arrays``: arguments, then what the outputs are copied to: memory of the capture's own may be used for several
+    things one after another, so that its addresses do not tell what they stand for. ``overwritten``: for each output
+    the argument that it is written over, or -1.
+    """
 
     _one_at_a_time = threading.Lock()
 
@@ -166,18 +147,17 @@ class _Recording:
         run: Run,
         arrays: list[Any],
         conditionals: NativeConditionals | None,
-        shared: Memory | None,
+        memory: GraphMemory,
     ) -> None:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
-        bodies = shared.bodies if shared else BodyMemory(run.device)
-        recorder = ConditionalRecorder(conditionals, bodies, run.device) if conditionals else None
+        self.memory = memory
+        recorder = ConditionalRecorder(conditionals, memory.bodies, run.device) if conditionals else None
         spare = torch.empty(1, dtype=torch.uint8, device=run.device)
         with self._one_at_a_time, _workspaces_of_its_own():
             torch.cuda.synchronize(run.device)
-            stream = shared.stream if shared else torch.cuda.Stream(run.device)  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(memory.stream):
                 try:
-                    self.graph.capture_begin(shared.pool if shared else None, capture_error_mode="thread_local")
+                    self.graph.capture_begin(memory.pool.handle, capture_error_mode="thread_local")
                 except RuntimeError as error:
                     raise _refusal(plan, error) from error
                 try:
@@ -186,9 +166,10 @@ class _Recording:
                     self._abandon(run.device, spare, recorder is not None and recorder.has_lost_body)
                     raise _refusal(plan, error) from error
                 self.graph.capture_end()
-        self.handle = int(self.graph.raw_cuda_graph())
-        self.memory = Memory(self.graph.pool(), stream, bodies)
         self.conditionals = tuple(recorder.nodes) if recorder else ()
+
+    def native(self) -> NativeGraph:
+        return int(self.graph.raw_cuda_graph()), self.memory.segments(), self.conditionals
 
     def _abandon(self, device: torch.device, spare: torch.Tensor, has_lost_body: bool) -> None:
         """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on. Memory may be
@@ -208,16 +189,6 @@ class _Recording:
             healthy.capture_begin(capture_error_mode="thread_local")
             spare.zero_()
             healthy.capture_end()
-
-    def owned(self, device: torch.device) -> tuple[Range, ...]:
-        """The memory of this capture's own."""
-        pools = tuple(self.graph.pool()), tuple(self.memory.bodies.pool)
-        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        return tuple(
-            (int(segment["address"]), int(segment["total_size"]))
-            for segment in segments
-            if segment["device"] == device.index and tuple(segment["segment_pool_id"]) in pools
-        )
 
 
 def run_into(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:

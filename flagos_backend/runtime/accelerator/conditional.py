@@ -4,11 +4,12 @@ those of control_flow.py. The driver's part is native/cuda/conditionals.cc."""
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+
+from flagos_backend.runtime.accelerator.memory import BodyMemory
 
 # The driver's (node, handle, body graph): as Captures::Conditional of native/replay.h.
 ConditionalNode = tuple[int, int, int]
@@ -29,42 +30,6 @@ class NativeConditionals:
     prepare: NativePrepare
     open: NativeOpen
     close: NativeClose
-
-
-class BodyMemory:
-    """Where bodies have their temporaries, which stay until this object goes: a pool of torch's allocator, and for each
-    depth the stream that its blocks belong to."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.pool: torch.cuda._POOL_HANDLE = torch.cuda.graph_pool_handle()
-        self._device = device
-        self._streams: list[torch.cuda.Stream] = []
-        self._is_kept = False
-
-    def stream(self, depth: int, captured: Collection[int]) -> torch.cuda.Stream:
-        """One that is not among those that are ``captured``: torch has few, and gives them again."""
-        while len(self._streams) <= depth:
-            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            if stream.cuda_stream not in captured:
-                self._streams.append(stream)
-        return self._streams[depth]
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """What this thread allocates lies there, but for what the graph around it does. torch.cuda.MemPool is not for
-        this: one that goes while any thread captures frees its memory, which ends the process."""
-        index = self._device.index
-        torch._C._cuda_beginAllocateCurrentThreadToPool(index, self.pool)
-        try:
-            yield
-        finally:
-            torch._C._cuda_endAllocateToPool(index, self.pool)
-            if self._is_kept:
-                torch._C._cuda_releasePool(index, self.pool)
-            else:
-                self._is_kept = True
-                release = weakref.finalize(self, torch._C._cuda_releasePool, index, self.pool)
-                release.atexit = False
 
 
 class ConditionalRecorder:
@@ -100,7 +65,7 @@ class ConditionalRecorder:
             node = native.open(native.accelerator, around, flag.data_ptr(), int(repeats), inside)
             self.nodes.append(node)
             # Memory belongs to the thread, so that bodies inside this one have it already.
-            memory = self._memory.entered() if len(self._captured) == 1 else contextlib.nullcontext()
+            memory = self._memory.pool.entered() if len(self._captured) == 1 else contextlib.nullcontext()
             with self._ended_if_it_breaks(inside), torch.cuda.stream(stream), memory:
                 yield inside, node[1]
         finally:

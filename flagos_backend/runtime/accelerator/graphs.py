@@ -4,65 +4,97 @@ for on a device that has such graphs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, Memory, capture
+from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, NativeGraph, Recording, capture
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
+from flagos_backend.runtime.accelerator.memory import give_back, shared_memory
 from flagos_backend.runtime.plan import Plan
 
-# (address of the native accelerator, graphs and arrays as Captures has them) -> (handle, nodes, patches). The handle
-# owns the native replay. Raises RuntimeError that says why the captures cannot be replayed.
-NativeMake = Callable[[int, tuple[Any, ...], tuple[Any, ...]], tuple[object, int, int]]
+# (address of the native accelerator, graphs and arrays as Captures has them) -> what they prove. Raises RuntimeError
+# that says why no graph of the plan can be replayed.
+NativeCompare = Callable[[int, tuple[NativeGraph, ...], tuple[tuple[int, int, int], ...]], object]
+# (proof, graph) -> (handle, nodes, patches). The handle owns the native replay. Raises RuntimeError that says why this
+# graph cannot be replayed.
+NativeMake = Callable[[object, NativeGraph], tuple[object, int, int]]
 # (handle, the address of each array); gives up the GIL.
 NativeLaunch = Callable[[object, tuple[int, ...]], None]
 
 
-class GraphReplay:
-    """A graph with its memory, and the native replay of it."""
+@dataclass(frozen=True, slots=True)
+class NativeReplays:
+    compare: NativeCompare
+    make: NativeMake
+    launch: NativeLaunch
 
-    def __init__(self, captures: Captures, made: tuple[object, int, int], launch: NativeLaunch) -> None:
+
+class GraphReplay:
+    """A graph with its memory, and the native replay of it. ``alone``: why it has memory of its own, or ""."""
+
+    def __init__(self, kept: Recording, made: tuple[object, int, int], launch: NativeLaunch, alone: str = "") -> None:
         self.handle, self._nodes, self._patches = made
-        self.overwritten = captures.overwritten
-        self._graph = captures.kept
-        self._conditionals = len(captures.graphs[0][2])
+        self.overwritten = kept.overwritten
+        self._kept = kept
         self._launch = launch
+        self._alone = alone
 
     def launch(self, arrays: Sequence[Any]) -> None:
         self._launch(self.handle, tuple([_address(array) for array in arrays]))
 
     def __str__(self) -> str:
-        conditionals = f", of which {self._conditionals} conditional," if self._conditionals else ""
-        return f"a graph of {self._nodes} nodes{conditionals} with {self._patches} addresses"
+        count = len(self._kept.conditionals)
+        conditionals = f", of which {count} conditional," if count else ""
+        alone = f", in memory of its own ({self._alone})" if self._alone else ""
+        return f"a graph of {self._nodes} nodes{conditionals} with {self._patches} addresses{alone}"
 
 
 class GraphRecorder:
-    """Records the parts of one program on one device. Their temporaries share memory, as they run one after another.
+    """Records the parts of one program on one device. Their temporaries lie where those of the other programs do.
     ``no_conditionals``: why no plan is recorded in which data decides what runs, or ""."""
 
-    def __init__(self, native: tuple[NativeMake, NativeLaunch], conditionals: NativeConditionals, run: Run) -> None:
-        self._make, self._launch = native
+    def __init__(self, native: NativeReplays, conditionals: NativeConditionals, run: Run) -> None:
+        self._native = native
         self._conditionals = conditionals
         self.no_conditionals = _reason_against(conditionals)
         self._run = run
-        self._memory: Memory | None = None
 
     def __call__(self, plan: Plan) -> GraphReplay:
         reason = ""
         for order in ORDERS:
-            captures = capture(plan, self._run, self._memory, self._used_conditionals, order)
             try:
-                made = self._make(self._conditionals.accelerator, captures.graphs, captures.arrays)
+                return self._recorded(plan, order)
             except RuntimeError as error:
                 reason = str(error)
-                del captures  # before there are others
-                continue
-            self._memory = captures.memory
-            return GraphReplay(captures, made, self._launch)
         raise CaptureRefused(reason=reason)
+
+    def _recorded(self, plan: Plan, order: tuple[int, int, int]) -> GraphReplay:
+        captures = capture(plan, self._run, self._used_conditionals, order)
+        graphs = captures.graphs
+        proof = self._native.compare(self._conditionals.accelerator, graphs, captures.arrays)
+        captures.others = ()  # before there is another
+        replay = self._kept(captures, proof, graphs[0])
+        del captures
+        give_back(self._run.device)
+        return replay
+
+    def _kept(self, captures: Captures, proof: object, first: NativeGraph) -> GraphReplay:
+        """One more capture, with its temporaries where those of other graphs are; the first, if it has none, or where
+        the other cannot be shown to do the same."""
+        reason = ""
+        if first[1]:
+            try:
+                kept = captures.capture_in(shared_memory(self._run.device))
+                return GraphReplay(kept, self._native.make(proof, kept.native()), self._native.launch)
+            except CaptureRefused as refusal:
+                reason = refusal.facts["reason"]
+            except RuntimeError as error:
+                reason = str(error)
+        return GraphReplay(captures.first, self._native.make(proof, first), self._native.launch, reason)
 
     @property
     def _used_conditionals(self) -> NativeConditionals | None:

@@ -18,7 +18,7 @@ from flagos_backend.runtime.control_flow import ControlFlow, owned_copy
 from flagos_backend.runtime.plan import Plan, Step
 
 # A replay is one launch, with its nodes patched and its outputs allocated: about as much work of the host as launching
-# two kernels. Shorter segments would cost memory and three captures for nothing.
+# two kernels. Shorter segments would cost memory and four captures for nothing.
 MIN_STEPS = 3
 # So often may recordings break before the rest of a program is left as it is.
 MAX_REFUSALS = 16

@@ -23,6 +23,7 @@ os.environ["JAX_PLATFORMS"] = "flagos,cpu"
 import pytest
 import torch
 
+from cpu.replay.pools import Handle, Pools
 from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.devices.accelerator import StreamKind
 from flagos_backend.devices.simulated import SimulatedAccelerator
@@ -52,7 +53,8 @@ def _build() -> ctypes.CDLL:
 
 class Driver:
     """``launches``: the plans launched, in order, but for those recorded kernel by kernel. ``refuse``: to patch graphs
-    of the plan, or the kernel, of that number. ``stream``: the current one. ``owned``: memory that recordings made."""
+    of the plan, or the kernel, of that number. ``stream``: the current one. ``by_kernel``: record all plans so, with
+    their temporaries in ``pools``."""
 
     def __init__(self) -> None:
         self._library = _build()
@@ -65,7 +67,9 @@ class Driver:
         self._kernels: dict[tuple[Plan, int, str], int] = {}
         self.launches: list[Plan] = []
         self.stream = self._streams = 1
-        self.owned: list[torch.UntypedStorage] = []
+        self.pools = Pools()
+        self.by_kernel = False
+        self._launched = 0
         signature = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t)
         self._callback = signature(self._launch)
         self._library.driver_set_launch(self._callback)
@@ -94,11 +98,12 @@ class Driver:
 
     def capture_kernel(self, plan: Plan, number: int, kernel: Kernel) -> None:
         """Kernel ``number`` of a recording of ``plan``, which is the same in each."""
+        assert _StreamTape.current is not None
         key = plan, number, kernel.name
         if key not in self._kernels:
             call = functools.partial(_call_kernel, kernel.call, [_Layout(tensor) for tensor in kernel.tensors])
             self._kernels[key] = self._new_function(call, len(kernel.tensors))
-        self._capture(self._kernels[key], [tensor.data_ptr() for tensor in kernel.tensors])
+        self._capture(self._kernels[key], [_StreamTape.current.place(tensor) for tensor in kernel.tensors])
 
     def _new_function(self, call: Callable[[list[int]], None], count: int) -> int:
         self._calls.append((int(self._library.driver_function(len(self._calls), count)), call))
@@ -119,14 +124,6 @@ class Driver:
             yield
         finally:
             self.stream = before
-
-    def snapshot(self) -> list[dict[str, object]]:
-        """Where the memory of recordings lies, as torch says it: all of it in the pool of all graphs."""
-        pool = _Graph(keep_graph=True).pool()
-        return [
-            {"device": None, "segment_pool_id": pool, "address": storage.data_ptr(), "total_size": storage.nbytes()}
-            for storage in self.owned
-        ]
 
     @property
     def graph_launches(self) -> int:
@@ -153,6 +150,9 @@ class Driver:
 
     def _launch(self, number: int, addresses: Any, count: int) -> None:
         self.on_launch()
+        if self.graph_launches != self._launched:
+            self._launched = self.graph_launches
+            self.pools.spoil()
         with torch.inference_mode():
             self._calls[number][1](list(addresses[:count]))
 
@@ -203,15 +203,26 @@ class _StreamTape(Tape):
 
     current: _StreamTape | None = None
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, pools: Pools | None) -> None:
         super().__init__()
         self._plan = plan
         self._count = 0
+        self._pools = pools
+        self._places: dict[int, int] = {}
 
     def add(self, kernel: Kernel) -> None:
         super().add(kernel)
         _DRIVER.capture_kernel(self._plan, self._count, kernel)
         self._count += 1
+
+    def place(self, tensor: torch.Tensor) -> int:
+        """Its address, or in ``pools`` if it is a temporary."""
+        storage = tensor.untyped_storage()
+        if self._pools is None or not self.owns(storage):
+            return tensor.data_ptr()
+        if storage._cdata not in self._places:
+            self._places[storage._cdata] = self._pools.place(storage.nbytes())
+        return self._places[storage._cdata] + tensor.data_ptr() - storage.data_ptr()
 
 
 _DRIVER = Driver()
@@ -224,8 +235,15 @@ class _Graph:
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._handle = 0
+        self._pool: Handle | None = None
 
-    def capture_begin(self, pool: tuple[int, int] | None = None, *, capture_error_mode: str) -> None:
+    def __del__(self) -> None:
+        if self._pool:
+            _DRIVER.pools.release(self._pool)
+
+    def capture_begin(self, pool: Handle | None = None, *, capture_error_mode: str) -> None:
+        self._pool = pool or _DRIVER.pools.handle()
+        _DRIVER.pools.begin(self._pool)
         type(self).recording = self
 
     def capture_end(self) -> None:
@@ -234,8 +252,9 @@ class _Graph:
     def raw_cuda_graph(self) -> int:
         return self._handle
 
-    def pool(self) -> tuple[int, int]:
-        return 0, 1
+    def pool(self) -> Handle:
+        assert self._pool is not None
+        return self._pool
 
 
 _run_into = capture.run_into
@@ -245,16 +264,19 @@ def _recorded(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
     graph, _Graph.recording = _Graph.recording, None
     if graph is None:
         return _run_into(plan, run, arrays)
-    if not any(map(_is_decided_by_data, plan.steps)):
+    is_decided = any(map(_is_decided_by_data, plan.steps))
+    if not is_decided and not _DRIVER.by_kernel:
         graph._handle = _DRIVER.record(plan, run, arrays)
         return _run_into(plan, run, arrays)
-    tape = _StreamTape.current = _StreamTape(plan)
+    # What the native side of conditional nodes is given lies where it lies.
+    tape = _StreamTape.current = _StreamTape(plan, None if is_decided else _DRIVER.pools)
     try:
         with _DRIVER.captured() as handle, tape:
             overwritten = _run_into(plan, run, arrays)
     finally:
         _StreamTape.current = None
-        _DRIVER.owned += tape.own_storages
+        if is_decided:
+            _DRIVER.pools.adopt(tape.own_storages)
     (graph._handle,) = handle
     return overwritten
 
@@ -284,14 +306,18 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(torch.cuda, "Stream", _DRIVER.new_stream)
     monkeypatch.setattr(torch.cuda, "stream", _DRIVER.on_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=_DRIVER.stream))
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", _DRIVER.snapshot)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 2))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", _DRIVER.pools.snapshot)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", _DRIVER.pools.handle)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-    for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
+    begin, end, release = "_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"
+    monkeypatch.setattr(torch._C, begin, lambda _, pool: _DRIVER.pools.take(pool), raising=False)
+    monkeypatch.setattr(torch._C, end, lambda *_: None, raising=False)
+    monkeypatch.setattr(torch._C, release, lambda _, pool: _DRIVER.pools.release(pool), raising=False)
     monkeypatch.setattr(capture, "run_into", _recorded)
     monkeypatch.setattr(RegionKernel, "__call__", _launched)
     monkeypatch.setattr(_DRIVER, "launches", [])
+    monkeypatch.setattr(_DRIVER, "by_kernel", False)
+    monkeypatch.setattr(_DRIVER.pools, "misplaced", None)
     _DRIVER.refuse(-1)
     _DRIVER.delay(0)
     return _DRIVER

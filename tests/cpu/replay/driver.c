@@ -1,6 +1,7 @@
 // Stands for the CUDA driver library: streams are done at once, and the kernels of graphs take addresses and call back.
 // Conditional nodes are captured and run as the driver does; what it forbids is an error here. The types are those of
 // flagos_backend/native/cuda/driver.h. OLD_DRIVER: one before conditional nodes.
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -308,11 +309,15 @@ static void run(Exec* exec, Graph* graph) {
   }
 }
 
+// A stream runs one graph after another.
 Result cuGraphLaunch(Exec* exec, void* stream) {
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   (void)stream;
+  pthread_mutex_lock(&mutex);
   usleep(g_delay);
   ++g_launches;
   run(exec, exec->graph);
+  pthread_mutex_unlock(&mutex);
   return 0;
 }
 

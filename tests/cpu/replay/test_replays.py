@@ -146,7 +146,9 @@ def test_explain_counts_conditional_nodes(
     executable = compile(context, LOOP_OF_SORTS)
     run_sorts(executable, memory, rng)
     text = executable.artifact(Artifact.EXPLANATION).decode()
-    assert re.search(r"device 0: replayed as a graph of \d\d+ nodes, of which 1 conditional, with \d+ addresses", text)
+    assert re.search(
+        r"device 0: replayed as a graph of \d\d+ nodes, of which 1 conditional, with \d+ addresses\n", text
+    )
 
 
 def test_a_driver_without_conditional_nodes_runs_turns(

@@ -12,33 +12,39 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "flagos_backend/native"
 STACK = 1  # stands for an address on the stack, another one in the second capture
+SAME = 17  # stands for an address on the stack, the same one in all captures
 UPPER = 2  # stands for the number 2 beside the upper half of an address, of another one in the second capture
 
 A, MOVED = 0x7F2610000000, 0x600  # an array of 4096 bytes, and how far the second capture moves it
 OWN, OTHER, THIRD = 0x7FE400000000, 0x7FE6A0000000, 0x7FE900000000
 HEAP, HEAP_TOO, HEAP_AGAIN = 0x17D28AF0, 0x17D2BEC0, 0x17D38D10
 
+# Where the temporaries of the capture that is kept are.
+SHARED = 0x7FEB00000000
+
 # Of conditional nodes in each capture. The first differs by as much as memory of the captures' own moved; the second
 # cannot be told from a number that follows from where the arrays are.
-HANDLES = (0x600000010, 0x700000010, 0x600000010 + THIRD - OWN), (40, 80, 40)
+HANDLES = (0x600000010, 0x700000010, 0x600000010 + THIRD - OWN, 0x900000010), (40, 80, 40, 40)
 
-Words = Sequence[tuple[int, int, int]]
+# In the three captures that are compared, and the one that is kept; in that as in the first if it is not said.
+Words = Sequence[tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
 def compare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words], str]:
     program = tmp_path_factory.mktemp("comparison") / "comparison"
-    sources = [Path(__file__).with_name("comparison.cc"), NATIVE / "cuda/comparison.cc", NATIVE / "error.cc"]
+    sources = [Path(__file__).with_name("comparison.cc"), NATIVE / "error.cc"]
+    sources += [NATIVE / "cuda/comparison.cc", NATIVE / "cuda/verification.cc"]
     include = [f"-I{NATIVE}", f"-I{ROOT / 'plugin_abi/include'}"]
     compiler = os.environ.get("CXX", "c++")
     subprocess.run([compiler, "-std=c++17", *include, *map(str, sources), "-o", str(program), "-pthread"], check=True)
 
     def compare(words: Words) -> str:
         numbers = [1, A, A + MOVED, 4096]
-        for begin in (OWN, OTHER, THIRD):
+        for begin in (OWN, OTHER, THIRD, SHARED):
             numbers += [1, begin, begin + 0x100000]
         numbers += [len(HANDLES), *(handle for handles in HANDLES for handle in handles)]
-        numbers += [len(words), *(value for word in words for value in word)]
+        numbers += [len(words), *(value for word in words for value in (*word, word[0])[:4])]
         text = " ".join(f"{number:x}" for number in numbers)
         done = subprocess.run([str(program)], input=text, capture_output=True, text=True, check=True)
         return done.stdout.strip()
@@ -56,7 +62,9 @@ def moved(offset: int) -> tuple[int, int, int]:
         ([(5, 5, 5)], ""),
         ([moved(0)], "0+0@0"),
         ([(3, 3, 3), moved(16), moved(4096)], "0+10@1 0+1000@2"),
-        ([(OWN + 8, OTHER + 8, THIRD + 8)], ""),
+        ([(OWN + 8, OTHER + 8, THIRD + 8, SHARED + 8)], ""),
+        # What is kept allocates in another order.
+        ([(OWN + 8, OTHER + 8, THIRD + 8, SHARED + 0xFFFFF)], ""),
         ([HANDLES[0]], ""),
         ([moved(8), HANDLES[0], (3, 3, 3)], "0+8@0"),
         # What a stack left: addresses of the heap, of the stack, halves of addresses beside numbers.
@@ -100,3 +108,35 @@ def test_what_is_patched_or_left(compare: Callable[[Words], str], words: Words, 
 )
 def test_what_cannot_be_patched_is_refused(compare: Callable[[Words], str], words: Words) -> None:
     assert compare(words).startswith("refused: a word of node 7 depends on where the arrays are")
+
+
+@pytest.mark.parametrize(
+    ("word", "patches"),
+    [
+        # What a stack left is anything.
+        ((HEAP, HEAP_TOO, HEAP_AGAIN, 3), ""),
+        ((7, 7, 9, 12), ""),
+        ((STACK, STACK, STACK, A + 8), ""),
+        # An address of the host that was the same three times.
+        ((SAME, SAME, SAME, STACK), ""),
+    ],
+)
+def test_what_the_kept_capture_may_have(compare: Callable[[Words], str], word: tuple[int, ...], patches: str) -> None:
+    assert compare([word]) == patches
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        (5, 5, 5, 6),  # a number
+        (0, 0, 0, A),  # an array where there was none
+        (*moved(8), A + 16),  # another place in it
+        (*moved(8), SHARED + 8),
+        (OWN + 8, OTHER + 8, THIRD + 8, OWN + 8),  # memory of a capture that goes
+        (OWN + 8, OTHER + 8, THIRD + 8, SHARED + 0x100000),  # behind its own
+        (OWN + 8, OTHER + 8, THIRD + 8, A + 8),  # an array
+        (*HANDLES[0][:3], HANDLES[0][0]),  # the node of another capture
+    ],
+)
+def test_what_the_kept_capture_may_not_have(compare: Callable[[Words], str], word: tuple[int, ...]) -> None:
+    assert compare([word]).startswith("refused: a word of node 7 is not what the captures that were compared have")

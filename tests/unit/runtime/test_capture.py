@@ -17,9 +17,10 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capture as capture_module
-from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, Memory, capture
+from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, capture
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
-from flagos_backend.runtime.accelerator.graphs import GraphRecorder
+from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeReplays
+from flagos_backend.runtime.accelerator.memory import GraphMemory, shared_memory
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text
 
@@ -47,10 +48,11 @@ class _Graph:
     def __init__(self, keep_graph: bool = False) -> None:
         type(self).made += 1
         self.number = self.made
+        self.memory = (0, 0)
 
     def capture_begin(self, pool: tuple[int, int] | None = None, *, capture_error_mode: str) -> None:
         type(self).open += 1
-        self.memory = pool or (0, self.number)
+        self.memory = pool or (1, self.number)
         self.found = list(self.workspaces)
         self.workspaces.append(self.number)
 
@@ -65,32 +67,64 @@ class _Graph:
         return self.memory
 
 
-@pytest.fixture
-def host_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot() -> list[dict[str, object]]:
+class _Pools:
+    """Stands for torch's allocator: a segment for each pool, and how many have it. A pool that nobody has is gone."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.uses: dict[tuple[int, int], int] = {}
+
+    def handle(self) -> tuple[int, int]:
+        self.made += 1
+        return 0, self.made
+
+    def begin(self, device: int, pool: tuple[int, int]) -> None:
+        assert self.uses.get(pool) != 0, "torch refuses a pool that nobody has"
+        self.uses[pool] = self.uses.get(pool, 0) + 1
+
+    def release(self, device: int, pool: tuple[int, int]) -> None:
+        assert self.uses[pool] > 0
+        self.uses[pool] -= 1
+
+    def snapshot(self) -> list[dict[str, object]]:
         return [
-            {"device": 0, "segment_pool_id": (0, number), "address": 1000 * number, "total_size": 10}
-            for number in range(_Graph.made + 1)
+            {"device": 0, "segment_pool_id": pool, "address": 1000 * pool[1], "total_size": 10} for pool in self.uses
         ]
+
+
+@pytest.fixture
+def pools() -> _Pools:
+    return _Pools()
+
+
+@pytest.fixture
+def host_graphs(monkeypatch: pytest.MonkeyPatch, pools: _Pools) -> None:
 
     monkeypatch.setattr(_Graph, "made", 0)
     monkeypatch.setattr(_Graph, "open", 0)
     monkeypatch.setattr(_Graph, "workspaces", [])
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", _Graph.workspaces.clear, raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (1, _Graph.made))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", pools.handle)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", pools.snapshot)
+    monkeypatch.setattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", pools.begin, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, pool: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", pools.release, raising=False)
 
 
-def captured(text: str, shared: Memory | None = None) -> Captures:
-    module = import_module(hlo_of_text(text))
+DEVICE = torch.device("cpu", 0)
+
+
+def plan_of(text: str, donated: tuple[int, ...] = (1,)) -> Plan:
+    return Plan.build(import_module(hlo_of_text(text)).entry, donated)
+
+
+def captured(text: str) -> Captures:
     with torch.inference_mode():
-        plan = Plan.build(module.entry, donated=[1])
-        return capture(plan, Run(device=torch.device("cpu", 0)), shared)
+        return capture(plan_of(text), Run(device=DEVICE))
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -105,7 +139,7 @@ def test_every_array_moves_by_a_distance_of_its_own() -> None:
 @pytest.mark.usefixtures("host_graphs")
 def test_a_result_over_an_argument_is_told_from_one_that_is_copied() -> None:
     captures = captured(TEXT)
-    assert captures.overwritten == (-1, 1, -1)
+    assert captures.first.overwritten == (-1, 1, -1)
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -171,11 +205,20 @@ def test_memory_that_runs_out_is_given_back_once(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("host_graphs")
-def test_kept_graphs_share_the_memory_of_their_temporaries() -> None:
-    first = captured(TEXT)
-    second = captured(TEXT, first.memory)
-    assert second.memory == first.memory
-    assert [owned for _, owned, _ in second.graphs] == [((1000, 10),), ((5000, 10),), ((6000, 10),)]
+def test_another_capture_lies_where_the_first_did_with_its_temporaries_elsewhere() -> None:
+    captures, memory = captured(TEXT), GraphMemory(DEVICE)
+    with torch.inference_mode():
+        again = captures.capture_in(memory)
+    assert again.memory is memory and again.overwritten == captures.first.overwritten
+    assert again.native() == (4, ((4000, 10),), ())
+
+
+@pytest.mark.usefixtures("host_graphs")
+def test_another_capture_over_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = captured(TEXT)
+    monkeypatch.setattr(capture_module, "run_into", lambda *_: (-1, -1, -1))
+    with pytest.raises(CaptureRefused, match="over other arguments"):
+        captures.capture_in(GraphMemory(DEVICE))
 
 
 HALVED = """
@@ -193,34 +236,23 @@ def test_bodies_are_told_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> N
     """Each capture has nodes of its own; the bodies of graphs that share memory do so too."""
     numbers = itertools.count(1)
 
-    def snapshot() -> list[dict[str, object]]:
-        pools = [(kind, number) for kind in (0, 1) for number in range(_Graph.made + 1)]
-        return [
-            {"device": 0, "segment_pool_id": (kind, number), "address": 1000 * number + kind, "total_size": 10}
-            for kind, number in pools
-        ]
-
     def opened(*_: int) -> tuple[int, int, int]:
         number = next(numbers)
         return number, 10 * number, 100 * number
 
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(numbers) + 1000))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
-    for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
     native = NativeConditionals(0, lambda accelerator: None, opened, lambda *_: None)
-    run = Run(device=torch.device("cpu", 0))
+    memory = GraphMemory(DEVICE)  # the first pool
     with torch.inference_mode():
-        plan = Plan.build(import_module(hlo_of_text(HALVED)).entry)
-        captures = capture(plan, run, None, native)
-        again = capture(plan, run, captures.memory, native)
-    owned = [owned for _, owned, _ in (*captures.graphs, *again.graphs)]
-    assert owned[:3] == [((1000 * n, 10), (1000 * n + 1, 10)) for n in (1, 2, 3)]
-    assert owned[3] == owned[0]
-    nodes = [nodes for _, _, nodes in (*captures.graphs, *again.graphs)]
-    assert [len(each) for each in nodes] == [2] * 6
-    assert len({node for each in nodes for node in each}) == 12
+        captures = capture(plan_of(HALVED, ()), Run(device=DEVICE), native)
+        again = [captures.capture_in(memory).native() for _ in range(2)]
+    owned = [owned for _, owned, _ in (*captures.graphs, *again)]
+    # Each of the three has a pool, and one that is made when there is a body.
+    assert owned == [((1000 * n, 10), (1000 * n + 1000, 10)) for n in (2, 4, 6)] + 2 * [((1000, 10), (8000, 10))]
+    nodes = [nodes for _, _, nodes in (*captures.graphs, *again)]
+    assert [len(each) for each in nodes] == [2] * 5
+    assert len({node for each in nodes for node in each}) == 10
 
 
 PARTS = """
@@ -235,11 +267,9 @@ ENTRY main {
 @pytest.mark.usefixtures("host_graphs")
 def test_a_part_of_an_argument_is_no_other_argument() -> None:
     """Arguments lie 512 bytes apart in the memory that they are captured over."""
-    module = import_module(hlo_of_text(PARTS))
     with torch.inference_mode():
-        plan = Plan.build(module.entry, donated=[0, 1])
-        captures = capture(plan, Run(device=torch.device("cpu", 0)))
-    assert captures.overwritten == (-1, 1)
+        captures = capture(plan_of(PARTS, (0, 1)), Run(device=DEVICE))
+    assert captures.first.overwritten == (-1, 1)
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -261,41 +291,119 @@ def test_a_capture_that_breaks_names_its_step() -> None:
 @pytest.mark.usefixtures("host_graphs")
 @pytest.mark.parametrize("order", ORDERS)
 def test_places_do_not_depend_on_the_turns(order: tuple[int, int, int]) -> None:
-    module = import_module(hlo_of_text(TEXT))
     with torch.inference_mode():
-        plan = Plan.build(module.entry, donated=[1])
-        captures = capture(plan, Run(device=torch.device("cpu", 0)), order=order)
+        captures = capture(plan_of(TEXT), Run(device=DEVICE), order=order)
     # The number of a graph says when it was captured.
     assert [handle for handle, _, _ in captures.graphs] == [order.index(number) + 1 for number in range(3)]
-    assert captures.overwritten == (-1, 1, -1)
+    assert captures.first.overwritten == (-1, 1, -1)
+
+
+class _Native:
+    """Stands for the native side. ``refused``: proofs, and replays of graphs of these numbers."""
+
+    def __init__(self, proofs: int = 0, graphs: tuple[int, ...] = ()) -> None:
+        self.refused, self.graphs = proofs, graphs
+        self.compared: list[tuple[Any, ...]] = []
+        self.replayed: list[int] = []
+
+    def compare(self, accelerator: int, graphs: tuple[Any, ...], arrays: tuple[Any, ...]) -> object:
+        self.compared.append(graphs)
+        if len(self.compared) <= self.refused:
+            raise RuntimeError("node 7 depends on where the arrays are")
+        return object()
+
+    def make(self, proof: object, graph: tuple[Any, ...]) -> tuple[object, int, int]:
+        if graph[0] in self.graphs:
+            raise RuntimeError(f"node 3 of graph {graph[0]} is not what it was")
+        self.replayed.append(graph[0])
+        return object(), 5, 3
+
+    def recorder(self) -> GraphRecorder:
+        def refuses(accelerator: int) -> None:
+            raise RuntimeError("an old driver")
+
+        conditionals = NativeConditionals(0, refuses, lambda *_: (0, 0, 0), lambda *_: None)
+        recorder = GraphRecorder(
+            NativeReplays(self.compare, self.make, lambda *_: None), conditionals, Run(device=DEVICE)
+        )
+        assert recorder.no_conditionals == "an old driver"
+        return recorder
+
+    def record(self, text: str = TEXT) -> GraphReplay:
+        with torch.inference_mode():
+            return self.recorder()(plan_of(text))
 
 
 @pytest.mark.usefixtures("host_graphs")
 @pytest.mark.parametrize("refusals", [0, 1, 2, 3])
 def test_what_cannot_be_patched_is_captured_in_other_orders(refusals: int) -> None:
-    tries = []
+    native = _Native(proofs=refusals)
+    if refusals < len(ORDERS):
+        assert str(native.record()) == "a graph of 5 nodes with 3 addresses"
+    else:
+        with pytest.raises(CaptureRefused, match="node 7 depends"):
+            native.record()
+    assert len(native.compared) == min(refusals + 1, len(ORDERS))
 
-    def refuses(accelerator: int) -> None:
-        raise RuntimeError("an old driver")
 
-    def make(*_: object) -> tuple[object, int, int]:
-        tries.append(1)
-        if len(tries) <= refusals:
-            raise RuntimeError("node 7 depends on where the arrays are")
-        return object(), 5, 3
+@pytest.mark.usefixtures("host_graphs")
+def test_graphs_of_programs_share_memory_while_there_is_one(pools: _Pools) -> None:
+    """It is the last that a program makes, after those of the three captures that are compared, which go."""
+    native = _Native()
+    replays = [native.record(text) for text in (TEXT, PARTS)]
+    assert native.replayed == [4, 8]
+    in_use = {pool: uses for pool, uses in pools.uses.items() if uses}
+    assert in_use == {(0, 4): 1} and shared_memory(DEVICE).segments() == ((4000, 10),)
+    del replays[0]
+    assert pools.uses[0, 4] == 1
+    del replays[0]
+    gc.collect()
+    assert not any(pools.uses.values())
+    native.record()
+    assert pools.made == 5 + 4 + 5
 
-    conditionals = NativeConditionals(0, refuses, lambda *_: (0, 0, 0), lambda *_: None)
-    recorder = GraphRecorder((make, lambda *_: None), conditionals, Run(device=torch.device("cpu", 0)))
-    assert recorder.no_conditionals == "an old driver"
-    module = import_module(hlo_of_text(TEXT))
-    with torch.inference_mode():
-        plan = Plan.build(module.entry, donated=[1])
-        if refusals < len(ORDERS):
-            assert str(recorder(plan)) == "a graph of 5 nodes with 3 addresses"
-        else:
-            with pytest.raises(CaptureRefused, match="node 7 depends"):
-                recorder(plan)
-    assert len(tries) == min(refusals + 1, len(ORDERS))
+
+@pytest.mark.usefixtures("host_graphs")
+def test_what_is_not_proven_of_the_shared_one_stays_in_memory_of_its_own(pools: _Pools) -> None:
+    native = _Native(graphs=(4,))
+    kept = native.record()
+    reason = "node 3 of graph 4 is not what it was"
+    assert str(kept) == f"a graph of 5 nodes with 3 addresses, in memory of its own ({reason})"
+    assert native.replayed == [1] and [pool for pool, uses in pools.uses.items() if uses] == [(0, 1)]
+    with pytest.raises(CaptureRefused, match="node 3 of graph 14 is"):
+        _Native(graphs=(5, 8, 9, 12, 14, 16)).record()  # each order's fourth, then its first
+
+
+@pytest.mark.usefixtures("host_graphs")
+def test_a_fourth_capture_that_breaks_leaves_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs_out(*arguments: Any) -> tuple[int, ...]:
+        if _Graph.made > 3:
+            raise torch.OutOfMemoryError("60 GiB")
+        return run_into(*arguments)
+
+    run_into = capture_module.run_into
+    monkeypatch.setattr(capture_module, "run_into", runs_out)
+    native = _Native()
+    assert str(native.record()).endswith(", in memory of its own (OutOfMemoryError: 60 GiB)")
+    assert native.replayed == [1]
+
+
+@pytest.mark.usefixtures("host_graphs")
+def test_captures_that_were_compared_give_their_memory_back(monkeypatch: pytest.MonkeyPatch, pools: _Pools) -> None:
+    """While something allocates to a pool, so that torch gives back nothing else."""
+    left: list[dict[tuple[int, int], int]] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(dict(pools.uses)))
+    replay = _Native().record()
+    assert left == [{(0, 1): 0, (0, 2): 0, (0, 3): 0, (0, 4): 1, (0, 5): 2}] and pools.uses[0, 5] == 0
+    del replay
+
+
+@pytest.mark.usefixtures("host_graphs")
+def test_a_program_without_temporaries_needs_no_fourth_capture(pools: _Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    native = _Native()
+    assert str(native.record()) == "a graph of 5 nodes with 3 addresses"
+    assert native.replayed == [1] and _Graph.made == 3
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -320,8 +428,7 @@ def test_a_graph_with_a_lost_body_is_never_destroyed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: released.append(pool), raising=False)
     native = NativeConditionals(0, lambda accelerator: None, lambda *_: (0, 0, 0), lambda *_: None)
     with torch.inference_mode(), pytest.raises(CaptureRefused, match="invalidated"):
-        plan = Plan.build(import_module(hlo_of_text(TEXT)).entry, donated=[1])
-        capture(plan, Run(device=torch.device("cpu", 0)), None, native)
+        capture(plan_of(TEXT), Run(device=DEVICE), native)
     gc.collect()
     assert (graphs[0]() is not None) is is_lost
-    assert released == ([(0, 1)] if is_lost else [])
+    assert released == [(0, 1)] * (2 if is_lost else 1)  # the graph's, and that of who made the pool

@@ -17,7 +17,8 @@ from flagos_backend.importer import import_module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator.capturable import reason_against
-from flagos_backend.runtime.accelerator.conditional import BodyMemory, ConditionalRecorder, NativeConditionals
+from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
+from flagos_backend.runtime.accelerator.memory import BodyMemory
 from flagos_backend.runtime.accelerator.segments import divide
 from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
@@ -348,8 +349,9 @@ def test_nodes_are_captured_inside_one_another(driver: Driver) -> None:
 
     recorder.run_while(flag, turn)
     recorder.run_if(flag, lambda: None)
-    outer = [("open", 1, 1, 2), BEGIN, ("open", 2, 0, 3), ("close", 3, 201, False), ("open", 2, 0, 3)]
-    rest = [("close", 3, 202, False), ("close", 2, 200, True), END]
+    made = [BEGIN, END]  # the pool
+    outer = [("open", 1, 1, 2), *made, BEGIN, ("open", 2, 0, 3), ("close", 3, 201, False), ("open", 2, 0, 3)]
+    rest = [("close", 3, 202, False), ("close", 2, 200, True), END, RELEASE]
     again = [("open", 1, 0, 2), BEGIN, ("close", 2, 203, False), END, RELEASE]
     assert driver.calls == [*outer, *rest, *again]
     assert recorder.nodes == [(100 + n, 200 + n, 300 + n) for n in range(4)]
@@ -373,8 +375,8 @@ def test_a_body_that_breaks_is_ended_and_says_why(driver: Driver, monkeypatch: p
     recorder = recorder_of(driver)
     with pytest.raises(ValueError, match="not while capturing"):
         recorder.run_while(flag, turn)
-    ends = [("close", 3, 0, 0), END, ("close", 2, 0, 0)]
-    assert sorted(driver.calls[3:], key=str) == sorted(ends, key=str) and driver.stream == 1
+    ends = [("close", 3, 0, 0), END, RELEASE, ("close", 2, 0, 0)]
+    assert sorted(driver.calls[5:], key=str) == sorted(ends, key=str) and driver.stream == 1
     assert recorder.has_lost_body
 
 
@@ -419,7 +421,7 @@ def test_memory_of_bodies_stays_as_long_as_who_has_it(driver: Driver) -> None:
     recorder = recorder_of(driver)
     for _ in range(3):
         recorder.run_if(torch.tensor(True), lambda: None)
-    assert driver.calls.count(BEGIN) == 3 and driver.calls.count(RELEASE) == 2
+    assert driver.calls.count(BEGIN) == 4 and driver.calls.count(RELEASE) == 3
     del recorder
     gc.collect()
-    assert driver.calls.count(RELEASE) == 3
+    assert driver.calls.count(RELEASE) == 4

@@ -1,0 +1,103 @@
+"""Where graphs have their temporaries: pools of torch's allocator. What is kept of all programs of a device shares one.
+Between capture.py, which fills them, and torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Collection, Iterator
+
+import torch
+
+
+class Pool:
+    """A pool that stays until this object goes, whatever graphs have it: torch refuses one again that none had left.
+    torch.cuda.MemPool is not for this: one that goes while any thread captures frees its memory, which ends the
+    process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.handle: torch.cuda._POOL_HANDLE = torch.cuda.graph_pool_handle()
+        self._index = device.index
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._index, self.handle)
+        torch._C._cuda_endAllocateToPool(self._index, self.handle)
+        release = weakref.finalize(self, torch._C._cuda_releasePool, self._index, self.handle)
+        release.atexit = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """What this thread allocates lies there, but for what a graph under capture does."""
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._index, self.handle)
+        try:
+            yield
+        finally:
+            torch._C._cuda_endAllocateToPool(self._index, self.handle)
+            torch._C._cuda_releasePool(self._index, self.handle)
+
+
+class BodyMemory:
+    """Where bodies have their temporaries, which stay until this object goes: a pool, and for each depth the stream
+    that its blocks belong to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: list[torch.cuda.Stream] = []
+
+    @functools.cached_property
+    def pool(self) -> Pool:
+        return Pool(self._device)
+
+    @property
+    def pools(self) -> tuple[torch.cuda._POOL_HANDLE, ...]:
+        return (self.pool.handle,) if "pool" in self.__dict__ else ()
+
+    def stream(self, depth: int, captured: Collection[int]) -> torch.cuda.Stream:
+        """One that is not among those that are ``captured``: torch has few, and gives them again."""
+        while len(self._streams) <= depth:
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if stream.cuda_stream not in captured:
+                self._streams.append(stream)
+        return self._streams[depth]
+
+
+class GraphMemory:
+    """Where graphs have their temporaries, and the bodies in them: a pool, and the stream that its blocks belong to.
+    Graphs that share one are launched one after another, and none reads what another left."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool = Pool(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.bodies = BodyMemory(device)
+        self._device = device
+
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """(address, bytes) of what it has by now."""
+        pools = {tuple(handle) for handle in (self.pool.handle, *self.bodies.pools)}
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return tuple(
+            (int(segment["address"]), int(segment["total_size"]))
+            for segment in segments
+            if segment["device"] == self._device.index and tuple(segment["segment_pool_id"]) in pools
+        )
+
+
+def give_back(device: torch.device) -> None:
+    """Pools that nobody has any more go back to the device: torch would keep them until it runs out. What else it keeps
+    it leaves alone while anything allocates to a pool."""
+    with Pool(device).entered():
+        torch.cuda.empty_cache()
+
+
+# While a graph has it. A device has one, as all its graphs are launched on its one compute stream.
+_shared: weakref.WeakValueDictionary[torch.device, GraphMemory] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def shared_memory(device: torch.device) -> GraphMemory:
+    """That of the graphs that are kept of all programs of ``device``."""
+    with _lock:
+        memory = _shared.get(device)
+        if memory is None:
+            memory = _shared[device] = GraphMemory(device)
+        return memory
