@@ -283,7 +283,8 @@ class _Writer:
             return self._let(scalars.literal(expression, self._shape([])))
         if isinstance(expression, Index):
             text = f"({self._position(expression.value)})"
-            return self._let(scalars.convert(text, ElementType.S64, expression.element_type, self.dialect))
+            held = ElementType.S64 if self.wide else ElementType.S32
+            return self._let(scalars.convert(text, held, expression.element_type, self.dialect))
         if isinstance(expression, Load):
             mask = self._mask(self._axes_of(expression.index))
             position = self._position(expression.index)
