@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 
 from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.constants import constant_array
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import DotAlgorithm, Opcode, Precision
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.attention import Attention
-from flagos_backend.passes.match.bands import ALL, Band, split
+from flagos_backend.passes.match.bands import ALL, Band, band_of_matrix, split, split_conjunction, two_valued
 from flagos_backend.passes.match.labels import (
     Labels,
     dims_of,
@@ -19,13 +20,14 @@ from flagos_backend.passes.match.labels import (
     peel,
     relabel,
     same_value,
-    scalar_of,
 )
 from flagos_backend.passes.match.symbols import Candidate, Contraction, Term
 
 _BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
 # A fill this low gives a weight of exactly zero beside any logit that a program can mean.
 LOW_FILL = -1e9
+# What hides a logit in f16, and no less than any.
+LOWEST_F16 = -65504.0
 
 
 class NearMissError(Exception):
@@ -88,6 +90,8 @@ def assemble(of: Candidate) -> Matched:
     letters.update(zip(batch, _BATCH_LETTERS, strict=False))
     letters.update(zip(groups, _GROUP_LETTERS, strict=False))
     band, masks, fill = _hidden(of, position)
+    if of.zeroes_weights and masks:
+        raise NearMissError("hidden weights are set to zero, also those of a row that sees no key")
     band, biases = _bias_bands(of, position, band, masks)
     attention = Attention(
         dims_text(letters, query),
@@ -173,7 +177,7 @@ def _hidden(of: Candidate, position: int | None) -> tuple[Band, tuple[tuple[Term
     for hide in hides:
         # Bands are skipped, so hidden weights must be exactly zero, and each row must see a key or be a mask's matter.
         found, rest = split(hide.predicate, hide.visible, position, of.axis)
-        if found.is_all or fill > LOW_FILL or not _sees_keys(of, band.meet(found), position):
+        if found.is_all or fill > _highest_fill(of) or not _sees_keys(of, band.meet(found), position):
             masks.append((hide.predicate, hide.visible))
         else:
             band = band.meet(found)
@@ -199,7 +203,7 @@ def _bias_bands(
     assert of.logits is not None and of.axis is not None
     kept = []
     for term in of.logits.biases:
-        found = None if masks else _band_of_bias(term, position, of.axis)
+        found = None if masks else _band_of_bias(of, term, position)
         if found is None or not _sees_keys(of, band.meet(found), position):
             kept.append(term)
         else:
@@ -207,20 +211,28 @@ def _bias_bands(
     return band, tuple(kept)
 
 
-def _band_of_bias(term: Term, position: int | None, axis: int) -> Band | None:
+def _band_of_bias(of: Candidate, term: Term, position: int | None) -> Band | None:
+    if position is None or of.axis is None:
+        return None
     instruction, labels = peel(term.instruction, term.labels, exact=True, broadcasts=True)
-    if instruction.opcode is not Opcode.SELECT:
+    if instruction.opcode is Opcode.CONSTANT:
+        array = constant_array(instruction)
+        if array is None or array.dtype.kind != "f":
+            return None
+        visible = array == 0
+        is_mask = bool((visible | (array <= _highest_fill(of))).all())
+        return band_of_matrix(visible, labels, position, of.axis) if is_mask else None
+    found = two_valued(Term(instruction, labels))
+    if found is None or 0 not in (found.holds, found.fails) or min(found.holds, found.fails) > _highest_fill(of):
         return None
-    predicate, *values = instruction.operands
-    on_true, on_false = (scalar_of(value) for value in values)
-    if on_true is None or on_false is None or dims_of(predicate) != dims_of(instruction):
-        return None
-    visible = on_true == 0
-    low = on_false if visible else on_true
-    if (on_true if visible else on_false) != 0 or low > LOW_FILL:
-        return None
-    band, rest = split(Term(predicate, labels), visible, position, axis)
+    terms = found.conjuncts(found.holds == 0)
+    band, rest = split_conjunction(terms, position, of.axis) if terms is not None else (ALL, [])
     return None if rest or band.is_all else band
+
+
+def _highest_fill(of: Candidate) -> float:
+    """The greatest number that hides a logit."""
+    return max(LOW_FILL, LOWEST_F16) if element_type_of(of.dot) is ElementType.F16 else LOW_FILL
 
 
 @dataclass(frozen=True, slots=True)
