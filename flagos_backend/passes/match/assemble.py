@@ -20,12 +20,15 @@ from flagos_backend.passes.match.labels import (
     peel,
     relabel,
     same_value,
+    scalar_of,
 )
 from flagos_backend.passes.match.symbols import Candidate, Contraction, Term
 
 _BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
 # A fill this low gives a weight of exactly zero beside any logit that a program can mean.
 LOW_FILL = -1e9
+# Instructions that a bias is looked through for such a number; behind more there may be one.
+_MAX_LOOKED_AT = 200
 # What hides a logit in f16, and no less than any.
 LOWEST_F16 = -65504.0
 
@@ -173,11 +176,18 @@ def _hidden(of: Candidate, position: int | None) -> tuple[Band, tuple[tuple[Term
     if len(fills) > 1:
         raise NearMissError(f"hidden logits have several values: {', '.join(map(str, sorted(fills)))}")
     fill = fills.pop() if fills else -math.inf
+    # A row whose visible logits a bias makes as low as the fill sees its hidden keys too.
+    beside_low_biases = math.isfinite(fill) and any(_may_hide(of, term.instruction) for term in of.logits.biases)
     band, masks = ALL, []
     for hide in hides:
         # Bands are skipped, so hidden weights must be exactly zero, and each row must see a key or be a mask's matter.
         found, rest = split(hide.predicate, hide.visible, position, of.axis)
-        if found.is_all or fill > _highest_fill(of) or not _sees_keys(of, band.meet(found), position):
+        if (
+            found.is_all
+            or fill > _highest_fill(of)
+            or beside_low_biases
+            or not _sees_keys(of, band.meet(found), position)
+        ):
             masks.append((hide.predicate, hide.visible))
         else:
             band = band.meet(found)
@@ -201,14 +211,31 @@ def _bias_bands(
 ) -> tuple[Band, tuple[Term, ...]]:
     """Biases that are zero inside a band and low outside become the band; the others stay."""
     assert of.logits is not None and of.axis is not None
+    biases = of.logits.biases
+    found = [None if masks else _band_of_bias(of, term, position) for term in biases]
+    if any(b is None and _may_hide(of, term.instruction) for term, b in zip(biases, found, strict=True)):
+        return band, biases  # in a row where both hide all keys, the lower of the two sums counts
     kept = []
-    for term in of.logits.biases:
-        found = None if masks else _band_of_bias(of, term, position)
-        if found is None or not _sees_keys(of, band.meet(found), position):
+    for term, of_bias in zip(biases, found, strict=True):
+        if of_bias is None or not _sees_keys(of, band.meet(of_bias), position):
             kept.append(term)
         else:
-            band = band.meet(found)
+            band = band.meet(of_bias)
     return band, tuple(kept)
+
+
+def _may_hide(of: Candidate, bias: Instruction) -> bool:
+    """Whether ``bias`` is made with a number that hides logits. What a caller passes is taken for one that does not."""
+    seen, stack = {bias}, [bias]
+    while stack:
+        instruction = stack.pop()
+        number = scalar_of(instruction) if instruction.opcode is Opcode.CONSTANT else None
+        if (number is not None and abs(number) >= -_highest_fill(of)) or len(seen) > _MAX_LOOKED_AT:
+            return True
+        new = [operand for operand in instruction.operands if operand not in seen]
+        seen.update(new)
+        stack += new
+    return False
 
 
 def _band_of_bias(of: Candidate, term: Term, position: int | None) -> Band | None:

@@ -242,6 +242,37 @@ def test_rows_that_see_no_key(draw):
     check(gradient(function), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
 
 
+LOWEST = np.finfo(np.float32).min
+TWO_MASKS = {
+    "two biases": lambda x, kept: x + jnp.where(lower(), 0, LOWEST) + (1 - kept) * LOWEST,
+    "a mask and a bias": lambda x, kept: jnp.where(lower(), x + (1 - kept) * LOWEST, -1e9),
+}
+
+
+@pytest.mark.parametrize("name", TWO_MASKS)
+def test_rows_that_one_of_two_masks_leaves_a_key(draw, name):
+    """Padding to the left: the first queries see what the other mask hides."""
+    kept = np.ones((B, 1, 1, S), np.float32)
+    kept[0, ..., :5] = 0
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), kept]
+
+    def function(q, k, v, kept):
+        return attend(lambda x: TWO_MASKS[name](x, kept), q, k, v)
+
+    check(function, *args, calls=[FORWARD], tolerance=2e-6, biased=True)
+    assert "upper" not in matched(function, *args)[1].notes[0]  # kernels skip what a band hides
+
+
+def test_a_bias_that_hides_nothing_leaves_the_band(draw):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(N, T, S)]
+
+    def function(q, k, v, bias):
+        return attend(lambda x: x + jnp.where(lower(), 0, LOWEST) + 2 * bias, q, k, v)
+
+    check(function, *args, calls=[FORWARD], tolerance=5e-6, biased=True)
+    assert "upper=0" in matched(function, *args)[1].notes[0]
+
+
 ZEROED = {
     "after": lambda m, x: jnp.where(m, jax.nn.softmax(jnp.where(m, x, -1e30)), 0),
     "after infinity": lambda m, x: jnp.where(m, jax.nn.softmax(jnp.where(m, x, -jnp.inf)), 0),
