@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.constants import constant_array
@@ -22,7 +22,7 @@ from flagos_backend.passes.match.labels import (
     same_value,
     scalar_of,
 )
-from flagos_backend.passes.match.symbols import Candidate, Contraction, Term
+from flagos_backend.passes.match.symbols import Candidate, Contraction, Hide, Logits, Term
 
 _BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
 # A fill this low gives a weight of exactly zero beside any logit that a program can mean.
@@ -31,6 +31,8 @@ LOW_FILL = -1e9
 _MAX_LOOKED_AT = 200
 # What hides a logit in f16, and no less than any.
 LOWEST_F16 = -65504.0
+# Beside the fills above a logit of its type is rounded away; beside this one in f64 too.
+_ABSORBS_F64 = -1e30
 
 
 class NearMissError(Exception):
@@ -73,10 +75,12 @@ class Matched:
         return dims_text(self.letters, labels)
 
 
-def assemble(of: Candidate) -> Matched:
+def assemble(candidate: Candidate) -> Matched:
     """Raises NearMissError."""
-    if of.axis is None or of.logits is None:
+    if candidate.logits is None:
         raise NearMissError("there is no softmax")
+    of = replace(candidate, logits=_with_hides_for_biases(candidate, candidate.logits))
+    assert of.axis is not None and of.logits is not None
     output = of.output or _output_of_gradient(of)
     side = 0 if of.axis in of.sides[0] else 1
     key, query = of.sides[side], of.sides[1 - side]
@@ -222,6 +226,24 @@ def _bias_bands(
         else:
             band = band.meet(of_bias)
     return band, tuple(kept)
+
+
+def _with_hides_for_biases(of: Candidate, logits: Logits) -> Logits:
+    """A bias that is zero or so low that nothing of a logit is left beside it, as the mask that it is: kernels know the
+    rows that see no key of masks alone, and a mask of several parts may be a band and a small array."""
+    low = [term for term in logits.biases if _may_hide(of, term.instruction)]
+    if logits.hides or len(low) != 1:
+        return logits
+    (bias,) = low
+    found = two_valued(bias)
+    lowest = _ABSORBS_F64 if element_type_of(of.dot) is ElementType.F64 else _highest_fill(of)
+    fill = 0.0 if found is None else min(found.holds, found.fails)
+    found = found and found.failing_with(fill)
+    if found is None or found.holds != 0 or not -math.inf < fill <= lowest:
+        return logits
+    predicates = (Term(*peel(t.instruction, t.labels, exact=True, broadcasts=True)) for t, _ in found.terms)
+    hides = (Hide(term, visible, fill) for term, (_, visible) in zip(predicates, found.terms, strict=True))
+    return replace(logits, biases=tuple(term for term in logits.biases if term is not bias), hides=tuple(hides))
 
 
 def _may_hide(of: Candidate, bias: Instruction) -> bool:

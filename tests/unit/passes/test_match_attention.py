@@ -263,6 +263,30 @@ def test_rows_that_one_of_two_masks_leaves_a_key(draw, name):
     assert "upper" not in matched(function, *args)[1].notes[0]  # kernels skip what a band hides
 
 
+PADDINGS = {
+    "BERT": lambda x, kept: x + (1 - kept) * -1e9,
+    "the lowest": lambda x, kept: x + (1 - kept) * LOWEST,
+    "nested": lambda x, kept: x + jnp.where(~kept, LOWEST, jnp.where(lower(), 0, LOWEST)),
+}
+
+
+@pytest.mark.parametrize("name", PADDINGS)
+def test_padding_is_a_mask_though_it_is_added(draw, name):
+    """Rows that see no key have equal weights: nothing of their logits is left beside such a number."""
+    kept = np.ones((B, 1, 1, S), bool)
+    kept[0] = False
+    kept[1, ..., :7] = False
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), kept]
+
+    def function(q, k, v, kept):
+        return attend(lambda x: PADDINGS[name](x, kept), q, k, v)
+
+    check(function, *args, calls=[FORWARD], tolerance=2e-6)
+    note = matched(function, *args)[1].notes[0]
+    assert "mask=b11s" in note and "bias" not in note
+    assert ("upper=0" in note) is (name == "nested")
+
+
 def test_a_bias_that_hides_nothing_leaves_the_band(draw):
     args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(N, T, S)]
 
