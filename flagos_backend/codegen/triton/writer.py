@@ -299,7 +299,8 @@ class _Writer:
             return self._let(scalars.literal(expression, self._shape([])))
         if isinstance(expression, Index):
             text = f"({self._position(expression.value)})"
-            return self._let(scalars.convert(text, ElementType.S64, expression.element_type, self.dialect))
+            held = ElementType.S64 if self.wide else ElementType.S32
+            return self._let(scalars.convert(text, held, expression.element_type, self.dialect))
         if isinstance(expression, Load):
             axes = self._axes_of(expression.index)
             place = f"{self.names[expression.source]} + ({self._position(expression.index)})"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.constants import constant_array
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import DotAlgorithm, Opcode, Precision
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.attention import Attention
-from flagos_backend.passes.match.bands import ALL, Band, split
+from flagos_backend.passes.match.bands import ALL, Band, band_of_matrix, split, split_conjunction, two_valued
 from flagos_backend.passes.match.labels import (
     Labels,
     dims_of,
@@ -21,11 +22,17 @@ from flagos_backend.passes.match.labels import (
     same_value,
     scalar_of,
 )
-from flagos_backend.passes.match.symbols import Candidate, Contraction, Term
+from flagos_backend.passes.match.symbols import Candidate, Contraction, Hide, Logits, Term
 
 _BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
 # A fill this low gives a weight of exactly zero beside any logit that a program can mean.
 LOW_FILL = -1e9
+# Instructions that a bias is looked through for such a number; behind more there may be one.
+_MAX_LOOKED_AT = 200
+# What hides a logit in f16, and no less than any.
+LOWEST_F16 = -65504.0
+# Beside the fills above a logit of its type is rounded away; beside this one in f64 too.
+_ABSORBS_F64 = -1e30
 
 
 class NearMissError(Exception):
@@ -68,10 +75,12 @@ class Matched:
         return dims_text(self.letters, labels)
 
 
-def assemble(of: Candidate) -> Matched:
+def assemble(candidate: Candidate) -> Matched:
     """Raises NearMissError."""
-    if of.axis is None or of.logits is None:
+    if candidate.logits is None:
         raise NearMissError("there is no softmax")
+    of = replace(candidate, logits=_with_hides_for_biases(candidate, candidate.logits))
+    assert of.axis is not None and of.logits is not None
     output = of.output or _output_of_gradient(of)
     side = 0 if of.axis in of.sides[0] else 1
     key, query = of.sides[side], of.sides[1 - side]
@@ -88,6 +97,8 @@ def assemble(of: Candidate) -> Matched:
     letters.update(zip(batch, _BATCH_LETTERS, strict=False))
     letters.update(zip(groups, _GROUP_LETTERS, strict=False))
     band, masks, fill = _hidden(of, position)
+    if of.zeroes_weights and masks:
+        raise NearMissError("hidden weights are set to zero, also those of a row that sees no key")
     band, biases = _bias_bands(of, position, band, masks)
     attention = Attention(
         dims_text(letters, query),
@@ -169,11 +180,18 @@ def _hidden(of: Candidate, position: int | None) -> tuple[Band, tuple[tuple[Term
     if len(fills) > 1:
         raise NearMissError(f"hidden logits have several values: {', '.join(map(str, sorted(fills)))}")
     fill = fills.pop() if fills else -math.inf
+    # A row whose visible logits a bias makes as low as the fill sees its hidden keys too.
+    beside_low_biases = math.isfinite(fill) and any(_may_hide(of, term.instruction) for term in of.logits.biases)
     band, masks = ALL, []
     for hide in hides:
         # Bands are skipped, so hidden weights must be exactly zero, and each row must see a key or be a mask's matter.
         found, rest = split(hide.predicate, hide.visible, position, of.axis)
-        if found.is_all or fill > LOW_FILL or not _sees_keys(of, band.meet(found), position):
+        if (
+            found.is_all
+            or fill > _highest_fill(of)
+            or beside_low_biases
+            or not _sees_keys(of, band.meet(found), position)
+        ):
             masks.append((hide.predicate, hide.visible))
         else:
             band = band.meet(found)
@@ -197,30 +215,73 @@ def _bias_bands(
 ) -> tuple[Band, tuple[Term, ...]]:
     """Biases that are zero inside a band and low outside become the band; the others stay."""
     assert of.logits is not None and of.axis is not None
+    biases = of.logits.biases
+    found = [None if masks else _band_of_bias(of, term, position) for term in biases]
+    if any(b is None and _may_hide(of, term.instruction) for term, b in zip(biases, found, strict=True)):
+        return band, biases  # in a row where both hide all keys, the lower of the two sums counts
     kept = []
-    for term in of.logits.biases:
-        found = None if masks else _band_of_bias(term, position, of.axis)
-        if found is None or not _sees_keys(of, band.meet(found), position):
+    for term, of_bias in zip(biases, found, strict=True):
+        if of_bias is None or not _sees_keys(of, band.meet(of_bias), position):
             kept.append(term)
         else:
-            band = band.meet(found)
+            band = band.meet(of_bias)
     return band, tuple(kept)
 
 
-def _band_of_bias(term: Term, position: int | None, axis: int) -> Band | None:
+def _with_hides_for_biases(of: Candidate, logits: Logits) -> Logits:
+    """A bias that is zero or so low that nothing of a logit is left beside it, as the mask that it is: kernels know the
+    rows that see no key of masks alone, and a mask of several parts may be a band and a small array."""
+    low = [term for term in logits.biases if _may_hide(of, term.instruction)]
+    if logits.hides or len(low) != 1:
+        return logits
+    (bias,) = low
+    found = two_valued(bias)
+    lowest = _ABSORBS_F64 if element_type_of(of.dot) is ElementType.F64 else _highest_fill(of)
+    fill = 0.0 if found is None else min(found.holds, found.fails)
+    found = found and found.failing_with(fill)
+    if found is None or found.holds != 0 or not -math.inf < fill <= lowest:
+        return logits
+    predicates = (Term(*peel(t.instruction, t.labels, exact=True, broadcasts=True)) for t, _ in found.terms)
+    hides = (Hide(term, visible, fill) for term, (_, visible) in zip(predicates, found.terms, strict=True))
+    return replace(logits, biases=tuple(term for term in logits.biases if term is not bias), hides=tuple(hides))
+
+
+def _may_hide(of: Candidate, bias: Instruction) -> bool:
+    """Whether ``bias`` is made with a number that hides logits. What a caller passes is taken for one that does not."""
+    seen, stack = {bias}, [bias]
+    while stack:
+        instruction = stack.pop()
+        number = scalar_of(instruction) if instruction.opcode is Opcode.CONSTANT else None
+        if (number is not None and abs(number) >= -_highest_fill(of)) or len(seen) > _MAX_LOOKED_AT:
+            return True
+        new = [operand for operand in instruction.operands if operand not in seen]
+        seen.update(new)
+        stack += new
+    return False
+
+
+def _band_of_bias(of: Candidate, term: Term, position: int | None) -> Band | None:
+    if position is None or of.axis is None:
+        return None
     instruction, labels = peel(term.instruction, term.labels, exact=True, broadcasts=True)
-    if instruction.opcode is not Opcode.SELECT:
+    if instruction.opcode is Opcode.CONSTANT:
+        array = constant_array(instruction)
+        if array is None or array.dtype.kind != "f":
+            return None
+        visible = array == 0
+        is_mask = bool((visible | (array <= _highest_fill(of))).all())
+        return band_of_matrix(visible, labels, position, of.axis) if is_mask else None
+    found = two_valued(Term(instruction, labels))
+    if found is None or 0 not in (found.holds, found.fails) or min(found.holds, found.fails) > _highest_fill(of):
         return None
-    predicate, *values = instruction.operands
-    on_true, on_false = (scalar_of(value) for value in values)
-    if on_true is None or on_false is None or dims_of(predicate) != dims_of(instruction):
-        return None
-    visible = on_true == 0
-    low = on_false if visible else on_true
-    if (on_true if visible else on_false) != 0 or low > LOW_FILL:
-        return None
-    band, rest = split(Term(predicate, labels), visible, position, axis)
+    terms = found.conjuncts(found.holds == 0)
+    band, rest = split_conjunction(terms, position, of.axis) if terms is not None else (ALL, [])
     return None if rest or band.is_all else band
+
+
+def _highest_fill(of: Candidate) -> float:
+    """The greatest number that hides a logit."""
+    return max(LOW_FILL, LOWEST_F16) if element_type_of(of.dot) is ElementType.F16 else LOW_FILL
 
 
 @dataclass(frozen=True, slots=True)

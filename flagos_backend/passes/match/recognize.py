@@ -61,7 +61,9 @@ class Recognizer:
         for operand in instruction.operands:
             if operand in self.broken and instruction.opcode is not Opcode.DOT:
                 self.broken.setdefault(instruction, self.broken[operand])
-            elif isinstance(self._symbols.get(operand), Logits) and dims_of(instruction) == dims_of(operand):
+            elif isinstance(self._symbols.get(operand), Logits) and (
+                instruction.opcode in _JOINS or dims_of(instruction) == dims_of(operand)
+            ):
                 self.broken[instruction] = f"{instruction.opcode} %{instruction.name} changes the logits"
 
     # ---- data movement ----
@@ -120,6 +122,8 @@ class Recognizer:
             return polynomial(symbol.of, labels, dict(symbol.terms))
         if axes != [symbol.of.axis]:
             return None
+        if symbol.zeroed:
+            symbol.of.zeroes_weights = True
         terms: dict[Powers, float] = {}
         for powers, coefficient in symbol.terms:
             if powers.exponential != 1 or powers.gradient not in (0, 1):
@@ -167,11 +171,12 @@ class Recognizer:
         of = symbol.of
         over_keys = summed == {of.axis}
         if symbol.coefficient() == 1.0:
+            of.zeroes_weights = of.zeroes_weights or bool(symbol.zeroed)
             return "output" if over_keys else "value"
         scale = symbol.gradient_scale()
         if scale is None or of.logits is None or abs(scale - of.logits.scale) > 1e-6 * abs(of.logits.scale):
             return None
-        if bool(of.logits.hides) != symbol.masked:
+        if symbol.zeroed != frozenset(of.logits.hides):
             return None
         return "query" if over_keys else "key"
 
@@ -239,6 +244,9 @@ class Recognizer:
         a, b = (self._symbols.get(operand) for operand in instruction.operands)
         if isinstance(a, Polynomial) and isinstance(b, Polynomial):
             return _product(a, b)
+        for symbol in (a, b):
+            if isinstance(symbol, Polynomial) and symbol.is_zero:
+                return symbol
         for operand, other in _both_ways(instruction):
             symbol, scalar = self._symbols.get(operand), scalar_of(other)
             if isinstance(symbol, Polynomial):
@@ -251,6 +259,8 @@ class Recognizer:
         above, below = instruction.operands
         a, b = self._symbols.get(above), self._symbols.get(below)
         scalar = scalar_of(below)
+        if isinstance(a, Polynomial) and a.is_zero:
+            return a
         if isinstance(a, Polynomial) and scalar:
             return _scaled(a, 1.0 / scalar)
         if isinstance(a, Logits) and scalar:
@@ -283,13 +293,10 @@ class Recognizer:
     @staticmethod
     def _undo_hide(symbol: Polynomial, term: Term, visible: bool) -> Polynomial | None:
         """A select of the backward pass: hidden logits have no gradient."""
-        logits = symbol.of.logits
-        for hide in logits.hides if logits else ():
-            if hide.predicate == term and hide.visible is visible:
-                symbol.of.unwritten[hide] = None
-                done = len(symbol.of.unwritten) == len(logits.hides) if logits else False
-                return Polynomial(symbol.of, symbol.labels, symbol.terms, masked=done)
-        return None
+        hide = _hide_of(symbol.of, term, visible)
+        if hide is None:
+            return None
+        return Polynomial(symbol.of, symbol.labels, symbol.terms, symbol.zeroed | {hide})
 
     def _symbol_of_same(self, symbol: Symbol, other: Instruction) -> Symbol | None:
         found = self._symbols.get(other)
@@ -306,7 +313,7 @@ class Recognizer:
     def _gradient(symbol: Polynomial, other: Instruction) -> Polynomial | None:
         """``other``, beside ``symbol``, as the gradient of the weights: a product, and the only such one."""
         of = symbol.of
-        term = Term(*peel(other, symbol.labels, exact=False))
+        term = _without_zeroes(of, Term(*peel(other, symbol.labels, exact=False)))
         if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
             return None
         of.product_gradient = term
@@ -315,6 +322,25 @@ class Recognizer:
     def _with_gradient(self, symbol: Polynomial, other: Instruction) -> Polynomial | None:
         gradient = self._gradient(symbol, other)
         return None if gradient is None else _product(symbol, gradient)
+
+
+def _hide_of(of: Candidate, term: Term, visible: bool) -> Hide | None:
+    hides = of.logits.hides if of.logits else ()
+    return next((hide for hide in hides if hide.predicate == term and hide.visible is visible), None)
+
+
+def _without_zeroes(of: Candidate, term: Term) -> Term:
+    """The gradient of weights that were set to zero where a key is hidden, before it was set to zero there too."""
+    if term.instruction.opcode is not Opcode.SELECT:
+        return term
+    predicate, on_true, on_false = term.instruction.operands
+    for kept, other, visible in ((on_true, on_false, True), (on_false, on_true, False)):
+        if scalar_of(other) == 0 and dims_of(predicate) == dims_of(kept):
+            hide = _hide_of(of, Term(*peel(predicate, term.labels, exact=True, broadcasts=True)), visible)
+            if hide is not None:
+                of.zeroes_weights = True
+                return _without_zeroes(of, Term(*peel(kept, term.labels, exact=False)))
+    return term
 
 
 def folded_with(instruction: Instruction) -> Opcode | None:
@@ -345,29 +371,34 @@ def _with_labels(symbol: Symbol, labels: Labels) -> Symbol:
         return RowMaximum(symbol.of, labels, symbol.logits)
     if isinstance(symbol, Shifted):
         return Shifted(symbol.of, labels)
-    return Polynomial(symbol.of, labels, symbol.terms, symbol.masked)
+    return Polynomial(symbol.of, labels, symbol.terms, symbol.zeroed)
 
 
 def _scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
     if factor == 0:
         return None
     terms = {powers: coefficient * factor for powers, coefficient in symbol.terms}
-    return polynomial(symbol.of, symbol.labels, terms, masked=symbol.masked)
+    return polynomial(symbol.of, symbol.labels, terms, symbol.zeroed)
 
 
 def _scaled_logits(symbol: Logits, factor: float) -> Logits | None:
-    if symbol.biases or symbol.hides or factor == 0:
+    if symbol.biases or factor == 0:
         return None
-    return Logits(symbol.of, symbol.labels, symbol.scale * factor)
+    hides = tuple(Hide(hide.predicate, hide.visible, hide.fill * factor) for hide in symbol.hides)
+    return Logits(symbol.of, symbol.labels, symbol.scale * factor, (), hides)
 
 
 def _sum(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
-    if a.of is not b.of or a.labels != b.labels or a.masked != b.masked:
+    if a.of is b.of and a.labels == b.labels and b.is_zero:
+        return a
+    if a.of is b.of and a.labels == b.labels and a.is_zero:
+        return _scaled(b, sign)
+    if a.of is not b.of or a.labels != b.labels or a.zeroed != b.zeroed:
         return None
     terms = dict(a.terms)
     for powers, coefficient in b.terms:
         terms[powers] = terms.get(powers, 0.0) + sign * coefficient
-    return polynomial(a.of, a.labels, terms, masked=a.masked)
+    return polynomial(a.of, a.labels, terms, a.zeroed)
 
 
 def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
@@ -378,9 +409,11 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
         for right, y in b.terms:
             powers = left.times(right)
             terms[powers] = terms.get(powers, 0.0) + x * y
-    return polynomial(a.of, a.labels, terms, masked=a.masked or b.masked)
+    return polynomial(a.of, a.labels, terms, a.zeroed | b.zeroed)
 
 
+# What makes other rows of logits than the product's.
+_JOINS = frozenset({Opcode.CONCATENATE, Opcode.PAD})
 _RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
     Opcode.ADD: Recognizer.add,
     Opcode.BROADCAST: Recognizer.broadcast,

@@ -55,7 +55,7 @@ class Candidate:
     output: Contraction | None = None
     product_gradient: Term | None = None  # gradient of the weights, before the softmax's derivative
     gradients: dict[str, Contraction] = field(default_factory=dict)
-    unwritten: dict[Hide, None] = field(default_factory=dict)  # hides that the gradient undid
+    zeroes_weights: bool = False  # weights of hidden keys are set to zero, also those of a row that sees no key
     members: dict[Instruction, None] = field(default_factory=dict)  # instructions that only this attention needs
 
 
@@ -103,12 +103,17 @@ class Powers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
-    """Coefficients of monomials, none zero. ``masked``: set to zero where a key is hidden."""
+    """Coefficients of monomials, none zero. ``zeroed``: the hides in whose hidden places it was set to zero."""
 
     of: Candidate
     labels: Labels
     terms: tuple[tuple[Powers, float], ...]
-    masked: bool = False
+    zeroed: frozenset[Hide] = frozenset()
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether everything cancelled, as in what a gradient sends through the maximum."""
+        return not self.terms
 
     def coefficient(self) -> float | None:
         """c, when this is c·e/l: the weights."""
@@ -129,5 +134,7 @@ LOGITS_GRADIENT = (Powers(1, -1, 1, 0), Powers(1, -1, 0, 1))
 Symbol = Logits | RowMaximum | Shifted | Polynomial
 
 
-def polynomial(of: Candidate, labels: Labels, terms: dict[Powers, float], *, masked: bool = False) -> Polynomial:
-    return Polynomial(of, labels, tuple(sorted((p, c) for p, c in terms.items() if c)), masked)
+def polynomial(
+    of: Candidate, labels: Labels, terms: dict[Powers, float], zeroed: frozenset[Hide] = frozenset()
+) -> Polynomial:
+    return Polynomial(of, labels, tuple(sorted((p, c) for p, c in terms.items() if c)), zeroed)

@@ -12,7 +12,7 @@ from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from support.numbers import distance, random_values, special_values
+from support.numbers import NUMPY_DTYPE, distance, random_values, special_values
 
 E = ElementType
 O = Opcode  # noqa: E741
@@ -154,5 +154,20 @@ def test_iota_and_constants(element_type: ElementType, rng: np.random.Generator)
         number = builder.add(O.IOTA, [], DimensionAttributes(1), shape=ArrayShape(element_type, (6, 200)))
         three = builder.broadcast(builder.scalar(3, element_type), (6, 200))
         return builder.add(O.MAXIMUM, [builder.add(O.ADD, [number, three]), a])
+
+    check(build, [(element_type, x)])
+
+
+@pytest.mark.parametrize("element_type", [E.S64, E.U64], ids=lambda t: t.name)
+def test_positions_are_numbers_of_their_type(element_type: ElementType) -> None:
+    """Squares of them pass 32 bits, though the positions themselves do not; so do bits of the one of one place."""
+    x = np.full((1, 70000), 1 << 40, NUMPY_DTYPE[element_type])
+
+    def build(builder: Builder, a: Instruction) -> Instruction:
+        number, nothing = (
+            builder.add(O.IOTA, [], DimensionAttributes(d), shape=ArrayShape(element_type, x.shape)) for d in (1, 0)
+        )
+        shifted = builder.add(O.SHIFT_RIGHT_LOGICAL, [a, nothing])
+        return builder.add(O.ADD, [builder.add(O.MULTIPLY, [number, number]), shifted])
 
     check(build, [(element_type, x)])

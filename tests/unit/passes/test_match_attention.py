@@ -107,6 +107,41 @@ def causal(q, k, v):
     return dpa(q, k, v, is_causal=True)
 
 
+def attend(change_logits, q, k, v, change_weights=lambda w: w):
+    logits = change_logits(jnp.einsum("bthd,bshd->bhts", q, k))
+    return jnp.einsum("bhts,bshd->bthd", change_weights(jax.nn.softmax(logits)), v)
+
+
+def lower():
+    return jnp.tril(jnp.ones((T, S), bool))
+
+
+def maximum_with_a_gradient(q, k, v):
+    logits = jnp.where(lower(), jnp.einsum("bthd,bshd->bhts", q, k) / 3, -1e10)
+    weights = jnp.exp(logits - logits.max(-1, keepdims=True))
+    return jnp.einsum("bhts,bshd->bthd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def zeroed_again(q, k, v):
+    return attend(lambda x: jnp.where(lower(), x, -1e30), q, k, v, lambda w: jnp.where(lower(), w, 0))
+
+
+def scaled_after_the_mask(q, k, v):
+    return attend(lambda x: jnp.where(lower(), x, -jnp.inf) / 3, q, k, v)
+
+
+def one_less_the_mask(q, k, v):
+    return attend(lambda x: x / 3 + (1 - jnp.tril(jnp.ones((T, S)))) * -1e10, q, k, v)
+
+
+def constant_bias(q, k, v):
+    return attend(lambda x: x / 3 + np.triu(np.full((T, S), -1e10, np.float32), 1), q, k, v)
+
+
+def window_of_triangles(q, k, v):
+    return attend(lambda x: jnp.where(jnp.triu(lower(), -4), x, -1e30), q, k, v)
+
+
 def scanned(q, k, v):
     layer = jax.checkpoint(lambda h, _: (written_out(h, k, v), None))
     return jax.lax.scan(layer, q, None, length=2)[0]
@@ -120,6 +155,12 @@ SPELLINGS = {
     "llama": (llama, K),
     "gpt2": (gpt2, N),
     "written out": (written_out, N),
+    "maximum with a gradient": (maximum_with_a_gradient, N),
+    "zeroed again": (zeroed_again, N),
+    "scaled after the mask": (scaled_after_the_mask, N),
+    "one less the mask": (one_less_the_mask, N),
+    "constant bias": (constant_bias, N),
+    "window of triangles": (window_of_triangles, N),
     "one head": (one_head, N),
     "vmapped": (jax.vmap(lambda q, k, v: dpa(q, k, v, is_causal=True)), N),
 }
@@ -199,6 +240,106 @@ def test_rows_that_see_no_key(draw):
         return dpa(q, k, v, mask=mask, is_causal=True)
 
     check(gradient(function), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
+
+
+LOWEST = np.finfo(np.float32).min
+TWO_MASKS = {
+    "two biases": lambda x, kept: x + jnp.where(lower(), 0, LOWEST) + (1 - kept) * LOWEST,
+    "a mask and a bias": lambda x, kept: jnp.where(lower(), x + (1 - kept) * LOWEST, -1e9),
+}
+
+
+@pytest.mark.parametrize("name", TWO_MASKS)
+def test_rows_that_one_of_two_masks_leaves_a_key(draw, name):
+    """Padding to the left: the first queries see what the other mask hides."""
+    kept = np.ones((B, 1, 1, S), np.float32)
+    kept[0, ..., :5] = 0
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), kept]
+
+    def function(q, k, v, kept):
+        return attend(lambda x: TWO_MASKS[name](x, kept), q, k, v)
+
+    check(function, *args, calls=[FORWARD], tolerance=2e-6, biased=True)
+    assert "upper" not in matched(function, *args)[1].notes[0]  # kernels skip what a band hides
+
+
+PADDINGS = {
+    "BERT": lambda x, kept: x + (1 - kept) * -1e9,
+    "the lowest": lambda x, kept: x + (1 - kept) * LOWEST,
+    "nested": lambda x, kept: x + jnp.where(~kept, LOWEST, jnp.where(lower(), 0, LOWEST)),
+}
+
+
+@pytest.mark.parametrize("name", PADDINGS)
+def test_padding_is_a_mask_though_it_is_added(draw, name):
+    """Rows that see no key have equal weights: nothing of their logits is left beside such a number."""
+    kept = np.ones((B, 1, 1, S), bool)
+    kept[0] = False
+    kept[1, ..., :7] = False
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), kept]
+
+    def function(q, k, v, kept):
+        return attend(lambda x: PADDINGS[name](x, kept), q, k, v)
+
+    check(function, *args, calls=[FORWARD], tolerance=2e-6)
+    note = matched(function, *args)[1].notes[0]
+    assert "mask=b11s" in note and "bias" not in note
+    assert ("upper=0" in note) is (name == "nested")
+
+
+def test_a_bias_that_hides_nothing_leaves_the_band(draw):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(N, T, S)]
+
+    def function(q, k, v, bias):
+        return attend(lambda x: x + jnp.where(lower(), 0, LOWEST) + 2 * bias, q, k, v)
+
+    check(function, *args, calls=[FORWARD], tolerance=5e-6, biased=True)
+    assert "upper=0" in matched(function, *args)[1].notes[0]
+
+
+ZEROED = {
+    "after": lambda m, x: jnp.where(m, jax.nn.softmax(jnp.where(m, x, -1e30)), 0),
+    "after infinity": lambda m, x: jnp.where(m, jax.nn.softmax(jnp.where(m, x, -jnp.inf)), 0),
+    "by JAX": lambda m, x: jax.nn.softmax(x, where=m),
+}
+
+
+@pytest.mark.parametrize("name", ZEROED)
+@pytest.mark.parametrize("differentiate", [False, True])
+def test_rows_whose_weights_are_all_set_to_zero(draw, rng, name, differentiate):
+    """The call has no such rows: theirs are equal weights, or NaN."""
+    mask = rng.random((B, 1, T, S)) < 0.7
+    mask[0, 0, 3] = False
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), mask]
+
+    def function(q, k, v, mask):
+        weights = ZEROED[name](mask, jnp.einsum("bthd,bshd->bhts", q, k))
+        return jnp.einsum("bhts,bshd->bthd", weights, v)
+
+    module, result = matched(gradient(function) if differentiate else function, *args)
+    assert result.module is module
+    assert "set to zero" in result.notes[0]
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_the_lowest_f16_hides(draw, added):
+    args = [jnp.asarray(draw(B, T, N, D), jnp.float16) for _ in range(3)]
+    lowest = jnp.finfo(jnp.float16).min
+
+    def hide(x):
+        return x + jnp.where(lower(), jnp.float16(0), lowest) if added else jnp.where(lower(), x, lowest)
+
+    _, result = matched(lambda q, k, v: attend(hide, q, k, v), *args)
+    assert "upper=0" in result.notes[0]
+    assert "mask" not in result.notes[0] and "bias" not in result.notes[0]
+
+
+@pytest.mark.parametrize("name", ["one less the mask", "constant bias", "window of triangles", "scaled after the mask"])
+def test_triangles_are_bands(draw, name):
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
+    _, result = matched(SPELLINGS[name][0], *args)
+    assert "upper=0" in result.notes[0]
+    assert "mask" not in result.notes[0] and "bias" not in result.notes[0]
 
 
 def test_padding_as_a_bias(draw, rng):
@@ -288,7 +429,13 @@ def other_keys(q, k, v):
     return jnp.einsum("bhts,bshd->bthd", weights, v), jnp.einsum("bhts,bshd->bthd", gradient, k + 1)
 
 
+def with_a_sink(q, k, v):
+    logits = jnp.pad(jnp.einsum("bthd,bshd->bhts", q, k), ((0, 0), (0, 0), (0, 0), (0, 1)))
+    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits)[..., :-1], v)
+
+
 NEAR_MISSES = {
+    "one more key that has no value": (with_a_sink, "pad"),
     "capped logits": (einsums(lambda x: 50 * jnp.tanh(x / 50)), "tanh"),
     "a temperature that is no constant": (lambda q, k, v: einsums(lambda x: x * q[0, 0, 0, 0])(q, k, v), "multiply"),
     "softmax over the queries": (

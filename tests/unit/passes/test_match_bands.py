@@ -51,6 +51,12 @@ PREDICATES = {
     "key before query": lambda: positions()[1] <= positions()[0],
     "window": lambda: (positions()[0] - positions()[1] < 3) & (positions()[1] <= positions()[0]),
     "both sides": lambda: (positions()[1] - positions()[0] <= 2) & (positions()[0] - positions()[1] <= 1),
+    "window of triangles": lambda: jnp.triu(jnp.tril(jnp.ones((T, S), bool), 2), -1),
+    "product of triangles": lambda: jnp.triu(jnp.ones((T, S)), -2) * lower_triangle() > 0,
+    "window of triangles of floats": lambda: jnp.triu(jnp.tril(jnp.ones((T, S)), 2), -1) == 1,
+    "one less a triangle": lambda: 1 - jnp.tril(jnp.ones((T, S), jnp.int32)) < 1,
+    "a bias": lambda: (1 - jnp.tril(jnp.ones((T, S)))) * -1e9 > -1,
+    "a constant window": lambda: jnp.asarray(np.tri(T, S, 1, dtype=bool) & ~np.tri(T, S, -3, dtype=bool)),
     "everything": lambda: jnp.ones((T, S), bool),
     "a constant": lambda: jnp.asarray(np.tri(T, S, 1, dtype=bool)),
 }
@@ -63,11 +69,19 @@ def test_bands(name):
     np.testing.assert_array_equal(array_of(band), np.asarray(PREDICATES[name]()))
 
 
-@pytest.mark.parametrize("name", ["tril", "less", "triu"])
+@pytest.mark.parametrize("name", ["tril", "less", "triu", "a constant"])
 def test_negations(name):
     band, rest = band_of(PREDICATES[name], visible=False)
     assert not rest
     np.testing.assert_array_equal(array_of(band), ~np.asarray(PREDICATES[name]()))
+
+
+def test_negation_of_a_select():
+    """false where either triangle is true"""
+    function = lambda: jnp.where(jnp.triu(jnp.ones((T, S), bool), 2), True, jnp.tril(jnp.ones((T, S), bool), -2))  # noqa: E731
+    band, rest = band_of(function, visible=False)
+    assert not rest
+    np.testing.assert_array_equal(array_of(band), ~np.asarray(function()))
 
 
 def test_what_is_no_band_stays_beside_it():
@@ -88,6 +102,9 @@ NO_BANDS = {
     "unsigned differences": lambda: (
         positions()[0].astype(jnp.uint32) - positions()[1].astype(jnp.uint32) < jnp.uint32(3)
     ),
+    "outside of a window": lambda: jnp.triu(jnp.tril(jnp.ones((T, S)), 2), -1) != 1,
+    "bytes, which wrap around": lambda: jnp.tril(jnp.ones((T, S), jnp.uint8)) - jnp.uint8(1) == 0,
+    "a constant with a hole": lambda: jnp.asarray(np.tri(T, S, 4, dtype=bool) & ~np.eye(T, S, dtype=bool)),
     "some other constant": lambda: jnp.asarray(np.tri(T, S, 1, dtype=bool) ^ np.eye(T, S, dtype=bool)),
 }
 
