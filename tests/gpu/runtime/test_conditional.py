@@ -99,7 +99,7 @@ def test_a_body_that_breaks_leaves_torch_as_it_was(
     def broken(self: ConditionalRecorder, another: torch.Tensor, body: Callable[[], torch.Tensor]) -> None:
         def waits() -> torch.Tensor:
             again = body()
-            torch.cuda.synchronize()
+            again.item()
             return again
 
         run_while(self, another, waits)
