@@ -24,6 +24,8 @@ from flagos_backend.runtime.plan import Plan
 
 # torch's allocations are aligned so, and kernels are chosen for it.
 _ALIGNMENT = 512
+# What captures may take for moving their arrays around, and how far from one another moves need not be.
+_MOVED_BYTES, _LARGEST_UNIT = 32 << 20, 2 << 20
 # begin, bytes
 Range = tuple[int, int]
 # storage, address, bytes
@@ -70,10 +72,11 @@ def capture(
     # One piece of memory serves for all arrays, as nothing reads it; each has addresses of its own in it.
     count = len(shapes)
     largest = max((shape.num_bytes for shape in shapes), default=0)
-    arena = torch.empty(largest + _ALIGNMENT * (3 * count + 1), dtype=torch.uint8, device=run.device)
     first_places = [number * _ALIGNMENT for number in range(count)]
     # Every array moves by another distance, so that the distance tells which one an address belongs to.
-    second_places = [place + (count + number) * _ALIGNMENT for number, place in enumerate(first_places)]
+    unit = _unit_of_moves(count)
+    second_places = [place + (count + number) * unit for number, place in enumerate(first_places)]
+    arena = torch.empty(largest + max(second_places, default=0), dtype=torch.uint8, device=run.device)
     places = (first_places, second_places, first_places)
 
     def recorded(number: int, memory: GraphMemory) -> Recording:
@@ -92,6 +95,13 @@ def capture(
         (base + a, base + b, shape.num_bytes) for a, b, shape in zip(first_places, second_places, shapes, strict=True)
     )
     return Captures(first, tuple(map(checked, others)), arrays, lambda memory: checked(recorded(0, memory)))
+
+
+def _unit_of_moves(count: int) -> int:
+    """Moves are multiples of it: small numbers that a stack left, and that change, are then no moves, in elements of
+    whatever size."""
+    wanted = _MOVED_BYTES // max(2 * count, 1)
+    return max(_ALIGNMENT, min(1 << max(wanted.bit_length() - 1, 0), _LARGEST_UNIT))
 
 
 def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[int]) -> list[Any]:
