@@ -26,6 +26,7 @@ from flagos_backend.passes.match.calls import CallBuilder, Replacements
 from flagos_backend.passes.match.labels import element_type_of, moved, untransposed
 from flagos_backend.passes.match.recognize import Recognizer
 from flagos_backend.passes.match.sink_invariants import sink_invariants
+from flagos_backend.passes.match.split_batches import split_batches
 from flagos_backend.passes.match.symbols import Candidate
 from flagos_backend.passes.rewrite import Substitution, rewrite_computations, with_operands
 
@@ -56,9 +57,9 @@ def match(module: Module) -> MatchResult:
             return matched
         return Computation(matched.name, tuple(instructions), substitution.value(matched.root))
 
-    sunk = sink_invariants(module)
-    result = rewrite_computations(sunk, transform)
-    return MatchResult(module if result is sunk else eliminate_dead_code(result), tuple(notes))
+    prepared = eliminate_dead_code(split_batches(sink_invariants(module)))
+    result = rewrite_computations(prepared, transform)
+    return MatchResult(module if result is prepared else eliminate_dead_code(result), tuple(notes))
 
 
 @dataclass(slots=True, eq=False)

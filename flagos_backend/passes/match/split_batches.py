@@ -1,0 +1,175 @@
+"""Products whose batch dimensions were merged into one, as PyTorch writes them, on the dimensions before that.
+
+A reshape that takes such a dimension of a product's result apart moves up to the product's operands, where it meets the
+reshape that had put the dimension together. What is left looks as einsums do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flagos_backend.fusion.support import ELEMENTWISE
+from flagos_backend.ir.attributes import NONE, Attributes, DimensionsAttributes, DotAttributes
+from flagos_backend.ir.hlo import Instruction, Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape
+from flagos_backend.passes.cse import eliminate_common_subexpressions
+from flagos_backend.passes.match.labels import dims_of, element_type_of
+from flagos_backend.passes.rewrite import Emitter, apply_rule
+
+_MOVES = frozenset({*ELEMENTWISE, Opcode.COPY})
+# Instructions between a reshape and the product that it takes apart.
+_MAX_DEPTH = 12
+
+Dims = tuple[int, ...]
+
+
+def split_batches(module: Module) -> Module:
+    split = apply_rule(module, _rule)
+    # What two reshapes moved up to the same instructions is there twice.
+    return module if split is module else eliminate_common_subexpressions(split)
+
+
+def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    if instruction.opcode is not Opcode.RESHAPE:
+        return None
+    (merged,) = instruction.operands
+    split = _Split.between(dims_of(merged), dims_of(instruction))
+    if split is None or not _meets_product(merged, split.dimension, _MAX_DEPTH):
+        return None
+    return _Rewriting(emitter, split.sizes).value(merged, split.dimension)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """``dimension`` becomes as many as there are ``sizes``."""
+
+    dimension: int
+    sizes: Dims
+
+    @classmethod
+    def between(cls, old: Dims, new: Dims) -> _Split | None:
+        """The one dimension that ``new`` takes apart; None when more differs."""
+        same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(old))
+        rest = len(old) - same - 1
+        if len(new) <= len(old) or rest < 0 or old[same + 1 :] != new[len(new) - rest :]:
+            return None
+        sizes = new[same : len(new) - rest]
+        return cls(same, sizes) if 0 not in sizes and 1 not in sizes else None
+
+
+def _spread(dimensions: Dims, dimension: int, count: int) -> Dims:
+    """``dimensions`` where ``dimension`` is ``count`` of them and those behind it moved."""
+    found: list[int] = []
+    for d in dimensions:
+        found += range(d, d + count) if d == dimension else [d if d < dimension else d + count - 1]
+    return tuple(found)
+
+
+def _without_ones(reshape: Instruction, dimension: int) -> int | None:
+    """Which dimension of its operand ``dimension`` is, of a reshape that only puts in or takes out sizes of 1."""
+    new, old = ([d for d, size in enumerate(dims_of(i)) if size != 1] for i in (reshape, reshape.operands[0]))
+    same = [dims_of(reshape)[d] for d in new] == [dims_of(reshape.operands[0])[d] for d in old]
+    return old[new.index(dimension)] if same and dimension in new else None
+
+
+def _meets_product(value: Instruction, dimension: int, depth: int) -> bool:
+    """Whether ``dimension`` is the batch of a product, one of whose operands merged it."""
+    if value.opcode is Opcode.DOT:
+        a = value.attributes_as(DotAttributes)
+        if dimension >= len(a.lhs_batch):
+            return False
+        batches = (a.lhs_batch[dimension], a.rhs_batch[dimension])
+        return any(_is_merged(operand, d, depth) for operand, d in zip(value.operands, batches, strict=True))
+    return any(_meets_product(operand, d, depth - 1) for operand, d in _sources(value, dimension, depth))
+
+
+def _is_merged(value: Instruction, dimension: int, depth: int) -> bool:
+    if value.opcode is Opcode.RESHAPE:
+        split = _Split.between(dims_of(value), dims_of(value.operands[0]))
+        if split is not None:
+            return split.dimension == dimension
+    return any(_is_merged(operand, d, depth - 1) for operand, d in _sources(value, dimension, depth))
+
+
+def _sources(value: Instruction, dimension: int, depth: int) -> list[tuple[Instruction, int]]:
+    """The operands that ``value`` has ``dimension`` from, and which dimension of theirs it is."""
+    if depth == 0:
+        return []
+    if value.opcode is Opcode.TRANSPOSE:
+        return [(value.operands[0], value.attributes_as(DimensionsAttributes).dimensions[dimension])]
+    if value.opcode is Opcode.RESHAPE:
+        source = _without_ones(value, dimension)
+        return [] if source is None else [(value.operands[0], source)]
+    if value.opcode in _MOVES:
+        return [(operand, dimension) for operand in value.operands if dims_of(operand) == dims_of(value)]
+    return []
+
+
+class _Rewriting:
+    """Values with a dimension taken apart into ``sizes``."""
+
+    def __init__(self, emitter: Emitter, sizes: Dims) -> None:
+        self._emitter, self._sizes = emitter, sizes
+        self._made: dict[tuple[int, int], Instruction] = {}
+
+    def value(self, merged: Instruction, dimension: int) -> Instruction:
+        key = (id(merged), dimension)
+        if key not in self._made:
+            self._made[key] = self._make(merged, dimension)
+        return self._made[key]
+
+    def _make(self, merged: Instruction, dimension: int) -> Instruction:
+        old = dims_of(merged)
+        dims = (*old[:dimension], *self._sizes, *old[dimension + 1 :])
+        attributes, operands = merged.attributes, merged.operands
+        count = len(self._sizes)
+        if merged.opcode is Opcode.RESHAPE and dims_of(operands[0]) == dims:
+            return operands[0]
+        if merged.opcode is Opcode.RESHAPE and (place := _without_ones(merged, dimension)) is not None:
+            return self._emit(merged, dims, (self.value(operands[0], place),), attributes)
+        if merged.opcode is Opcode.DOT:
+            return self._emit(merged, dims, *self._product(merged, dimension))
+        if merged.opcode is Opcode.TRANSPOSE:
+            order = merged.attributes_as(DimensionsAttributes).dimensions
+            source = self.value(operands[0], order[dimension])
+            order = _spread(order, order[dimension], count)
+            return self._emit(merged, dims, (source,), DimensionsAttributes(order))
+        if merged.opcode is Opcode.BROADCAST:
+            kept = merged.attributes_as(DimensionsAttributes).dimensions
+            source = self.value(operands[0], kept.index(dimension)) if dimension in kept else operands[0]
+            return self._emit(merged, dims, (source,), DimensionsAttributes(_spread(kept, dimension, count)))
+        if merged.opcode is Opcode.REDUCE and len(operands) == 2:
+            folded = merged.attributes_as(DimensionsAttributes).dimensions
+            kept = tuple(d for d in range(len(dims_of(operands[0]))) if d not in folded)
+            source = self.value(operands[0], kept[dimension])
+            folded = _spread(folded, kept[dimension], count)
+            return self._emit(merged, dims, (source, operands[1]), DimensionsAttributes(folded))
+        if merged.opcode in _MOVES and all(dims_of(operand) == old for operand in operands):
+            return self._emit(merged, dims, tuple(self.value(operand, dimension) for operand in operands), attributes)
+        made = Instruction(
+            Opcode.RESHAPE, ArrayShape(element_type_of(merged), dims), (merged,), NONE, (), merged.name, merged.metadata
+        )
+        self._emitter.instructions.append(made)
+        return made
+
+    def _product(self, dot: Instruction, dimension: int) -> tuple[tuple[Instruction, ...], Attributes]:
+        a, count = dot.attributes_as(DotAttributes), len(self._sizes)
+        left, right = a.lhs_batch[dimension], a.rhs_batch[dimension]
+        operands = (self.value(dot.operands[0], left), self.value(dot.operands[1], right))
+        return operands, replace(
+            a,
+            lhs_contracting=_spread(a.lhs_contracting, left, count),
+            rhs_contracting=_spread(a.rhs_contracting, right, count),
+            lhs_batch=_spread(a.lhs_batch, left, count),
+            rhs_batch=_spread(a.rhs_batch, right, count),
+        )
+
+    def _emit(
+        self, like: Instruction, dims: Dims, operands: tuple[Instruction, ...], attributes: Attributes
+    ) -> Instruction:
+        """``like`` with other dimensions; what it is made of passed the rule."""
+        shape = ArrayShape(element_type_of(like), dims)
+        made = Instruction(like.opcode, shape, operands, attributes, like.called, like.name, like.metadata)
+        self._emitter.instructions.append(made)
+        return made
