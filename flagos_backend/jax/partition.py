@@ -1,7 +1,8 @@
 """Programs for several devices to one program per device: jaxlib's own XLA runs Shardy and the SPMD partitioner.
 
 A private CPU client compiles the program with only the partitioner's passes enabled; the module is taken between the
-passes and the code generator, which never runs. See convert.py for what comes before and after.
+passes and the code generator, which never runs; from jaxlib 0.11 on it is taken afterwards. What comes before and after
+this: convert.py.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ _PASSES: Final = (
     "dce",
     _TRANSFORM_PASS,
 )
+
+
+#: A jaxlib that does not show modules generates code for them, which XLA's CPU cannot for reductions of 16-bit floats:
+#: they are made in 32 bits, and rounded after.
+_PASSES_OF_WHOLE_COMPILES: Final = ("all-reduce-promotion",)
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,8 @@ def _native_options(options: CompileOptions) -> Any:
     build.allow_spmd_sharding_propagation_to_output = given.allow_spmd_sharding_propagation_to_output
     ids = np.arange(replicas * partitions).reshape(replicas, partitions)
     build.device_assignment = jax_internals.new_device_assignment(ids)
-    # From jaxlib 0.11 on, what shows the module is a pass with the name that it was registered under.
-    build.debug_options.xla_enable_hlo_passes_only = ",".join((*_PASSES, _NAME_PREFIX))
+    passes = _PASSES if jax_internals.shows_modules() else (*_PASSES, *_PASSES_OF_WHOLE_COMPILES)
+    # In some jaxlibs what shows the module is a pass with the name that it was registered under.
+    build.debug_options.xla_enable_hlo_passes_only = ",".join((*passes, _NAME_PREFIX))
     build.debug_options.xla_dump_to = ""
     return native

@@ -14,6 +14,10 @@ import triton.language as tl
 # Kernels take dozens of arguments, which one to a line would bury the code: lists of them are filled.
 # fmt: off
 LOG2E = tl.constexpr(1.4426950408889634)
+# Above what stands for hidden keys (attention.py), and a number in units of log2.
+LOWEST_BIAS = tl.constexpr(-1e29)
+# In units of log2: below it a row's statistics are its maximum, to which no logarithm of a sum adds anything.
+DEEP = tl.constexpr(-(2.0**29))
 
 
 @triton.jit
@@ -67,7 +71,9 @@ def _logits(
     inside = (t < T)[:, None] & (s < S)[None, :]
     if HAS_BIAS:
         b = tl.load(bias + t[:, None] * bias_t + s[None, :] * bias_s, mask=inside, other=0.0)
-        logits += b.to(tl.float32) * LOG2E
+        b = b.to(tl.float32)
+        lowest = (b < LOWEST_BIAS) & (b > float("-inf"))
+        logits += tl.where(lowest, LOWEST_BIAS, b) * LOG2E
     hidden = (t < 0)[:, None] & (s < 0)[None, :]
     if HAS_MASK:
         visible = tl.load(mask + t[:, None] * mask_t + s[None, :] * mask_s, mask=inside, other=1)
@@ -216,10 +222,20 @@ def attention_delta(
 
 @triton.jit
 def _weights(
-    logits, hidden, statistics, s, S, fill, HAS_MASK: tl.constexpr, FINITE_FILL: tl.constexpr, EDGE: tl.constexpr
+    logits, hidden, statistics, t, s, S, fill, upper, lower, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EDGE: tl.constexpr,
 ):
-    """The softmax from its statistics (in units of log2): float32[t, s]."""
+    """The softmax from its statistics (in units of log2): float32[t, s]. Where a bias hides all that a row sees, the
+    weights are taken to be equal."""
     weights = tl.exp2(logits - statistics[:, None])
+    if HAS_BIAS and not HAS_MASK:
+        seen = tl.minimum(S, t + upper + 1) if HAS_UPPER else t * 0 + S
+        if HAS_LOWER:
+            seen -= tl.maximum(0, t - lower)
+        greatest = logits >= (statistics * 1.000001)[:, None]
+        equal = tl.where(greatest, (1.0 / tl.maximum(seen, 1))[:, None], 0.0)
+        deep = (statistics < DEEP) & (statistics > float("-inf"))
+        weights = tl.where(deep[:, None], equal, weights)
     if EDGE or HAS_MASK:
         weights = tl.where(hidden, 0.0, weights)
     if HAS_MASK:
@@ -257,7 +273,10 @@ def _key_gradient_blocks(
             q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE, HAS_BIAS,
             HAS_MASK, HAS_UPPER, HAS_LOWER, PRECISION,
         )
-        weights = _weights(logits, hidden, stats, s, S, fill, HAS_MASK, FINITE_FILL, EDGE)
+        weights = _weights(
+            logits, hidden, stats, t, s, S, fill, upper, lower, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL,
+            EDGE,
+        )
         value_gradient = tl.dot(tl.trans(weights.to(g.dtype)), g, value_gradient, input_precision=PRECISION)
         slope = tl.dot(g, tl.trans(v), input_precision=PRECISION) - dots[:, None]
         logits_gradient = weights * slope
@@ -352,7 +371,10 @@ def _query_gradient_blocks(
             q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE, HAS_BIAS,
             HAS_MASK, HAS_UPPER, HAS_LOWER, PRECISION,
         )
-        weights = _weights(logits, hidden, stats, s, S, fill, HAS_MASK, FINITE_FILL, EDGE)
+        weights = _weights(
+            logits, hidden, stats, t, s, S, fill, upper, lower, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL,
+            EDGE,
+        )
         slope = tl.dot(g, tl.trans(v), input_precision=PRECISION) - dots[:, None]
         logits_gradient = weights * slope
         if EDGE or HAS_MASK:

@@ -15,6 +15,7 @@ namespace {
 constexpr uint64_t kHalf = 0xffffffff, kHalfBits = 32;
 constexpr uint64_t kAddressBits = 48;    // what is above is zero in every address of a device
 constexpr uint64_t kSmall = 1 << 16;     // numbers below are sizes and counts
+constexpr uint64_t kFlags = 1 << 4;      // numbers below may be flags
 constexpr int64_t kLargestElement = 16;  // bytes
 
 uint64_t DistanceOfHalves(uint64_t half, uint64_t begin) noexcept { return (half - begin) & kHalf; }
@@ -91,6 +92,8 @@ bool Moves::Has(int64_t change) const noexcept {
   return false;
 }
 
+bool Moves::AreBeyond(int64_t bound) const noexcept { return (divisor & -divisor) / kLargestElement >= bound; }
+
 void Comparison::Compare(const Bytes& bytes, const char* what, size_t node, std::vector<Known>& known) const {
   for (size_t begin = 0; begin < bytes.size; begin += sizeof(uint64_t)) {
     const Word word = bytes.At(begin);
@@ -161,8 +164,10 @@ bool Comparison::IsLeftOver(const Word& word, const Word& straddling) const noex
   uint64_t offset = 0;
   if (IsInArray(straddling, &number, &offset) || IsOwned(straddling)) return false;
   const uint64_t second_lower = word.second & kHalf, second_upper = word.second >> kHalfBits;
-  // A half that changed alone may be a size or a count that an address decides.
-  const uint64_t least = lower != second_lower && upper != second_upper ? 0 : kSmall;
+  // A half that changed alone may be a size or a count that an address decides; where the arrays moved by more than
+  // counts are, and by multiples of it, no more than a flag.
+  const uint64_t alone = moves_.AreBeyond(kSmall) ? kFlags : kSmall;
+  const uint64_t least = lower != second_lower && upper != second_upper ? 0 : alone;
   const bool is_address = space_.HasUpper(upper) && space_.HasUpper(second_upper);
   return IsLeftOverHalf(lower, second_lower, least) && (is_address || IsLeftOverHalf(upper, second_upper, least));
 }

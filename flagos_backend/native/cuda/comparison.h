@@ -53,6 +53,9 @@ struct Moves {
   explicit Moves(const std::vector<Captures::Array>& arrays) noexcept;
   // Whether the address of an array, or the distance of two, changes by so much, in bytes or in elements.
   bool Has(int64_t change) const noexcept;
+  // Whether no change of a number below `bound` is that of a distance of arrays, in elements of any size, or of what is
+  // left of an address after a division by a power of two.
+  bool AreBeyond(int64_t bound) const noexcept;
 
   int64_t divisor = 0, largest = 0;
 };

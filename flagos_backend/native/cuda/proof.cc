@@ -64,7 +64,7 @@ std::unique_ptr<Replay> GraphProof::MakeReplay(const Captures::Graph& kept) cons
     Fail(FLAGOS_UNIMPLEMENTED, "captures have %zu and %zu nodes, %zu and %zu of them conditional", nodes_.size(),
          nodes.size(), conditionals_, kept.conditionals.size());
   }
-  const Verification verification(kept);
+  const Verification verification(kept, arrays_);
   std::vector<PatchedNode> patched;
   for (size_t i = 0; i < nodes.size(); ++i) {
     CheckAlike(*nodes_[i], *nodes[i], i);

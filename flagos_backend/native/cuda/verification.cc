@@ -22,11 +22,16 @@ void Verification::Check(unsigned char* bytes, size_t size, const Known* known, 
   }
 }
 
+bool Verification::IsInArray(uint64_t value) const noexcept {
+  return std::any_of(arrays_.begin(), arrays_.end(),
+                     [value](const Captures::Array& a) { return value - a.first <= a.bytes; });
+}
+
 bool Verification::Holds(const Known& known, uint64_t value) const noexcept {
   switch (known.kind) {
     case Known::Kind::kEqual:
-      // What a stack left may have been the same in three captures.
-      return value == known.first || (space_.HasOfHost(value) && space_.HasOfHost(known.first));
+      // What a stack left may have been the same in three captures. What follows the arrays or the temporaries was not.
+      return value == known.first || !IsInArray(value);
     case Known::Kind::kArray:
       return value == known.first;
     case Known::Kind::kOwned:

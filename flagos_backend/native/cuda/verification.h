@@ -20,8 +20,9 @@ struct Patch {
 
 class Verification {
  public:
-  // Of a capture whose arrays lay where those of the first did. `kept` outlives this object.
-  explicit Verification(const Captures::Graph& kept) : kept_(kept) {}
+  // Of a capture whose `arrays` lay where those of the first did. Both outlive this object.
+  Verification(const Captures::Graph& kept, const std::vector<Captures::Array>& arrays)
+      : kept_(kept), arrays_(arrays) {}
 
   // Notes a patch for each address of an array; patches point into `bytes`, behind which there is room for a whole word.
   // `known` has an entry for each word. Throws Failure(UNIMPLEMENTED) that names `what` of which node, and the word.
@@ -30,9 +31,10 @@ class Verification {
 
  private:
   bool Holds(const Known& known, uint64_t value) const noexcept;
+  bool IsInArray(uint64_t value) const noexcept;
 
-  const AddressSpace space_;
   const Captures::Graph& kept_;
+  const std::vector<Captures::Array>& arrays_;
 };
 
 }  // namespace flagos::cuda

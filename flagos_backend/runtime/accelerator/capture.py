@@ -25,7 +25,7 @@ from flagos_backend.runtime.plan import Plan
 # torch's allocations are aligned so, and kernels are chosen for it.
 _ALIGNMENT = 512
 # What captures may take for moving their arrays around, and how far from one another moves need not be.
-_MOVED_BYTES, _LARGEST_UNIT = 32 << 20, 2 << 20
+_MOVED_BYTES, _LARGEST_UNIT = 256 << 20, 1 << 20
 # begin, bytes
 Range = tuple[int, int]
 # storage, address, bytes

@@ -1,6 +1,9 @@
 """Our Triton attention in the interpreter against dense float64 einsums."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.types import ElementType
@@ -44,3 +47,25 @@ def test_cases(name, rng):
 @pytest.mark.parametrize("name", ["mask, finite", "mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes=SIZES, hide_all=True), E.F32)
+
+
+@pytest.mark.parametrize("low", [-1e9, -1e12, float(torch.finfo(torch.float32).min)])
+@pytest.mark.parametrize("band", [{}, {"upper": 0}, {"upper": 0, "lower": 9}, {"lower": 9}])
+def test_rows_that_a_bias_hides_weigh_their_keys_alike(low, band, rng):
+    """As float32 has it, where nothing that is added to such a bias is seen."""
+    p = problem(replace(CASES["bias"], **band), E.F32, int(rng.integers(1 << 30)), sizes=SIZES)
+    q, k, v = (x.clone().requires_grad_() for x in p.operands[:3])
+    bias = p.operands[3]
+    bias[0, 3] = low
+    bias[0, 7, 5:] = low
+    t, s = torch.arange(bias.shape[1])[:, None], torch.arange(bias.shape[2])[None, :]
+    hidden = (s > t + band.get("upper", s.max())) | (s < t - band.get("lower", t.max()))
+    logits = torch.einsum("bthgd,bshd->bhgts", q, k) * p.attention.scale + bias[:, None]
+    weights = torch.softmax(logits.masked_fill(hidden, -torch.inf), -1)
+    exact = torch.einsum("bhgts,bshe->bthge", weights, v)
+    gradients = torch.autograd.grad(exact, (q, k, v), p.gradient)
+    forward, backward = kernels(p)
+    ours = p.forward(forward)
+    assert_close(ours[0], exact.detach(), E.F32)
+    for gradient, expected in zip(p.backward(backward, *ours), gradients, strict=True):
+        assert_close(gradient, expected, E.F32)

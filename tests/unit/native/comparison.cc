@@ -70,7 +70,7 @@ int main() {
     const size_t size = first.size() * sizeof(uint64_t);
     try {
       flagos::cuda::Comparison(captures).Compare({bytes(first), bytes(second), bytes(third), size}, "a word", 7, known);
-      flagos::cuda::Verification(kept).Check(bytes(fourth), size, known.data(), "a word", 7, patches);
+      flagos::cuda::Verification(kept, captures.arrays).Check(bytes(fourth), size, known.data(), "a word", 7, patches);
       for (const flagos::cuda::Patch& patch : patches) {
         std::printf("%zu+%" PRIx64 "@%td ", patch.array, patch.offset, patch.place - fourth.data());
       }

@@ -39,8 +39,8 @@ def compare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words], str]:
     compiler = os.environ.get("CXX", "c++")
     subprocess.run([compiler, "-std=c++17", *include, *map(str, sources), "-o", str(program), "-pthread"], check=True)
 
-    def compare(words: Words) -> str:
-        numbers = [1, A, A + MOVED, 4096]
+    def compare(words: Words, distance: int = MOVED) -> str:
+        numbers = [1, A, A + distance, 4096]
         for begin in (OWN, OTHER, THIRD, SHARED):
             numbers += [1, begin, begin + 0x100000]
         numbers += [len(HANDLES), *(handle for handles in HANDLES for handle in handles)]
@@ -111,14 +111,31 @@ def test_what_cannot_be_patched_is_refused(compare: Callable[[Words], str], word
 
 
 @pytest.mark.parametrize(
+    "word", [(0, 0xE0, 0), (3, 0x70, 3), (0x70, 0x25, 0x70), (3 << 32 | 7, 0x25 << 32 | 7, 3 << 32 | 7)]
+)
+def test_small_numbers_follow_no_array_that_moves_far(compare: Callable[..., str], word: tuple[int, ...]) -> None:
+    """No distance, no remainder and no flag changes so."""
+    assert compare([word], 1 << 20) == ""
+    assert compare([word], 3 << 20) == ""
+    for distance in (MOVED, 1 << 19, (1 << 20) + 512):
+        assert compare([word], distance).startswith("refused: a word of node 7 depends on where the arrays are")
+
+
+def test_flags_may_follow_arrays_however_far_they_move(compare: Callable[..., str]) -> None:
+    assert compare([(0, 4, 0)], 1 << 20).startswith("refused: a word of node 7 depends on where the arrays are")
+
+
+@pytest.mark.parametrize(
     ("word", "patches"),
     [
         # What a stack left is anything.
         ((HEAP, HEAP_TOO, HEAP_AGAIN, 3), ""),
         ((7, 7, 9, 12), ""),
         ((STACK, STACK, STACK, A + 8), ""),
-        # An address of the host that was the same three times.
+        # What a stack left, the same three times.
         ((SAME, SAME, SAME, STACK), ""),
+        ((5, 5, 5, 6), ""),
+        ((0x7F6200000001, 0x7F6200000001, 0x7F6200000001, 0x7F6300000001), ""),
     ],
 )
 def test_what_the_kept_capture_may_have(compare: Callable[[Words], str], word: tuple[int, ...], patches: str) -> None:
@@ -128,7 +145,6 @@ def test_what_the_kept_capture_may_have(compare: Callable[[Words], str], word: t
 @pytest.mark.parametrize(
     "word",
     [
-        (5, 5, 5, 6),  # a number
         (0, 0, 0, A),  # an array where there was none
         (*moved(8), A + 16),  # another place in it
         (*moved(8), SHARED + 8),
