@@ -177,8 +177,8 @@ class SpanningCommunicator(Communicator):
     def _meet(self, meeting: Meeting, members: Sequence[int], contribution: Any, across: Across) -> Any:
         """``across`` is called by one participant of each member, for all of its participants."""
 
-        def combine(mine: Sequence[Any]) -> Sequence[Any]:
-            transport = self._peers.transport(meeting)
+        def combine(mine: Sequence[Any], meet: Callable[[], None] = lambda: None) -> Sequence[Any]:
+            transport = replace(self._peers.transport(meeting), meet=meet)
             ranks = (tuple(r for r, own in enumerate(members) if own == member) for member in transport.members)
             return across(_Party(meeting, transport, tuple(ranks)), mine)
 
@@ -188,8 +188,9 @@ class SpanningCommunicator(Communicator):
         if own == here:
             return self._local.exchange(replace(meeting, participants=own), contribution, combine)
         # What a transport has begun cannot be taken back: nobody of this process begins before all of it have come.
-        self._local.barrier(replace(meeting, participants=here))
-        return combine([contribution])[0]
+        neighbours = replace(meeting, participants=here)
+        self._local.barrier(neighbours)
+        return combine([contribution], lambda: self._local.barrier(neighbours))[0]
 
 
 def _gather(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:

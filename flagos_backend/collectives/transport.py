@@ -38,7 +38,9 @@ _BITWISE: Final = frozenset({Opcode.AND, Opcode.OR, Opcode.XOR})
 class Transport:
     """``group``: a torch.distributed ProcessGroup, or one of its backends. ``members``: by rank, their numbers among
     all of their ``kind``, "process" or "device". ``rank``: the caller's. ``name``: the group's, for messages;
-    ``backend``: what carries it ("gloo").
+    ``backend``: what carries it ("gloo"). ``meet``: returns when the caller's neighbours have called it too, other
+    members whose threads share its process. They begin together, and go on when all have begun: a device that waits in
+    a collective holds up whoever asks the driver for memory, and it waits for them.
 
     Every operation has to be called by all members in the same order, and raises CollectiveOverdue when the group's
     timeout passes and CollectiveFailed when a member is lost, naming ``channel``.
@@ -50,6 +52,7 @@ class Transport:
     name: str
     backend: str
     kind: str = "process"
+    meet: Callable[[], None] = lambda: None
 
     @property
     def size(self) -> int:
@@ -128,9 +131,12 @@ class Transport:
         return _REDUCE_OPS[opcode] if dtype in _FLOATS and opcode in (Opcode.ADD, Opcode.MULTIPLY) else None
 
     def _await(self, channel: object, start: Callable[[], Any]) -> None:
+        self.meet()
         begin = time.monotonic()
         try:
-            start().wait()
+            work = start()
+            self.meet()
+            work.wait()
         except (RuntimeError, ValueError) as error:
             seconds = time.monotonic() - begin
             reason = str(error).partition("\n")[0]

@@ -484,9 +484,9 @@ def can_transform_modules() -> bool:
     return _has_primitive("jaxlib._xla", "register_xla_transform")
 
 
-def shows_modules() -> bool:
-    """Whether the pass that shows modules runs among a few chosen ones: jaxlib 0.11.2 gives it a new name each time."""
-    return tuple(int(part) for part in JAXLIB_VERSION.split(".")[:2]) < (0, 11)
+def numbers_transforms() -> bool:
+    """Whether the pass that shows modules has another name in each compile: apply-xla-transforms-41 (jaxlib 0.11)."""
+    return tuple(int(part) for part in JAXLIB_VERSION.split(".")[:2]) >= (0, 11)
 
 
 #: The stage of register_transform that comes after the HLO passes and before scheduling.

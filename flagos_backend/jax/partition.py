@@ -1,8 +1,7 @@
 """Programs for several devices to one program per device: jaxlib's own XLA runs Shardy and the SPMD partitioner.
 
 A private CPU client compiles the program with only the partitioner's passes enabled; the module is taken between the
-passes and the code generator, which never runs; from jaxlib 0.11 on it is taken afterwards. What comes before and after
-this: convert.py.
+passes and the code generator, which never runs. See convert.py for what comes before and after.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ _PASSES: Final = (
 )
 
 
-#: A jaxlib that does not show modules generates code for them, which XLA's CPU cannot for reductions of 16-bit floats:
-#: they are made in 32 bits, and rounded after.
-_PASSES_OF_WHOLE_COMPILES: Final = ("all-reduce-promotion",)
+#: From jaxlib 0.11 on that pass has a number, the next of the process for every compile of any program. Past this one,
+#: modules are compiled to the end, which costs time, and which XLA's CPU cannot do for reductions of bfloat16.
+_LARGEST_NUMBER: Final = 20_000
 
 
 @dataclass(frozen=True)
@@ -176,6 +175,15 @@ def _name_callbacks(proto: Any) -> None:
                 instruction.custom_call_target = callbacks.TARGET
 
 
+@functools.cache
+def _enabled_passes() -> str:
+    # In some jaxlibs what shows the module is a pass with the name that it was registered under.
+    passes = [*_PASSES, _NAME_PREFIX]
+    if jax_internals.numbers_transforms():
+        passes += [f"{_TRANSFORM_PASS}-{number}" for number in range(_LARGEST_NUMBER)]
+    return ",".join(passes)
+
+
 def _native_options(options: CompileOptions) -> Any:
     """The program's own options for the private client: its devices, its passes, and no dumps."""
     native = jax_internals.new_compile_options()
@@ -188,8 +196,6 @@ def _native_options(options: CompileOptions) -> Any:
     build.allow_spmd_sharding_propagation_to_output = given.allow_spmd_sharding_propagation_to_output
     ids = np.arange(replicas * partitions).reshape(replicas, partitions)
     build.device_assignment = jax_internals.new_device_assignment(ids)
-    passes = _PASSES if jax_internals.shows_modules() else (*_PASSES, *_PASSES_OF_WHOLE_COMPILES)
-    # In some jaxlibs what shows the module is a pass with the name that it was registered under.
-    build.debug_options.xla_enable_hlo_passes_only = ",".join((*passes, _NAME_PREFIX))
+    build.debug_options.xla_enable_hlo_passes_only = _enabled_passes()
     build.debug_options.xla_dump_to = ""
     return native

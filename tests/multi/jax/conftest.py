@@ -20,6 +20,8 @@ import flagos_backend.jax
 from flagos_backend.jax import jax_internals
 
 flagos_backend.jax.initialize()
+# The oracle knows no shorter products.
+jax.config.update("jax_default_matmul_precision", "highest")
 
 Agree = Callable[[Callable[[Mesh], Any]], Any]
 
