@@ -46,7 +46,7 @@ _PASSES: Final = (
 )
 
 
-#: From jaxlib 0.11 on that pass has a number, the next of the process for every compile of any program. Past this one,
+#: From jaxlib 0.11 on that pass has a number, counting the compiles of all programs of the process. Past this one,
 #: modules are compiled to the end, which costs time, and which XLA's CPU cannot do for reductions of bfloat16.
 _LARGEST_NUMBER: Final = 20_000
 

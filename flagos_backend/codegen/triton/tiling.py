@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from flagos_backend.devices.target import Target
@@ -18,10 +18,8 @@ from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index,
 _FLAT_BLOCK = 1024
 _LEAST_BLOCK = 128
 _TILE = 4096
-# What a program reads of its part of a row at a time; and of a row that it walks alone, once for each fold, with how
-# many such steps are unrolled into one.
-_PART_STEP = 8192
-_ROW_STEP = 4096
+# What a program reads of a long row at a time, and how many such steps are unrolled into one.
+_ROW_STEP = 8192
 _ROW_UNROLL = 2
 _SQUARE = 64
 # A row up to this long is one block, whose values stay in registers for every fold over it.
@@ -225,11 +223,10 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
         # Many warps wait for one another at each fold; with as many registers each, fewer of their programs fit.
         per_lane = 2 * _ELEMENTS_PER_LANE if block >= _TILE else _ELEMENTS_PER_LANE
         return Tiling(axes, _warps(together * block, per_lane))
-    x, r = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(_PART_STEP, block))
-    parts = _parts(r.blocks, rows, target) if can_split else 1
-    if parts > 1 or r.blocks == 1:
-        return Tiling((x, r), _warps(r.block), Loop.SECOND, parts)
-    return Tiling((x, replace(r, block=_ROW_STEP)), _warps(_ROW_STEP), Loop.SECOND, unroll=_ROW_UNROLL)
+    axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(_ROW_STEP, block))
+    parts = _parts(axes[1].blocks, rows, target) if can_split else 1
+    unroll = _ROW_UNROLL if parts == 1 and axes[1].blocks > 1 else 1
+    return Tiling(axes, _warps(axes[1].block), Loop.SECOND, parts, unroll=unroll)
 
 
 def _columns(region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool) -> Tiling:

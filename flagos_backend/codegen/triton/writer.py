@@ -70,8 +70,6 @@ class _Writer:
         self.lines: list[str] = []
         self.indent = "    "
         self.count = 0
-        self.last_walk = 0  # the last pass that goes along the loop
-        self.walk = 0
         looped = tiling.looped
         self.accumulated = frozenset(f for f in region.folds if looped is not None and set(f.dims) & set(looped.dims))
         self.wide = self._needs_wide_positions()
@@ -80,7 +78,6 @@ class _Writer:
         self._analyse()
         arguments = [*dict.fromkeys(self.names.values()), *(partial.name for partial in self.partials.values())]
         self._write_grid()
-        self.last_walk = self._last_walk()
         for number in range(self._passes()):
             self._write_pass(number)
         head = ["@triton.jit", f"def {self.name}({', '.join(arguments)}):"]
@@ -115,14 +112,6 @@ class _Writer:
             return 1
         folds = [self.level[fold] - 1 for fold in self.accumulated]
         return 1 + max([*folds, *(self.level[store.value] for store in self.region.stores)], default=0)
-
-    def _last_walk(self) -> int:
-        looped = self.tiling.looped
-        if looped is None:
-            return 0
-        walked = [self.level[fold] - 1 for fold in self.accumulated]
-        walked += [self.level[s.value] for s in self.region.stores if looped.name in self._axes_of(s.index)]
-        return max(walked, default=0)
 
     def _needs_wide_positions(self) -> bool:
         indices = [e.index for e in self.expressions if isinstance(e, Load)]
@@ -207,10 +196,6 @@ class _Writer:
         wanted = set(axes)
         return " & ".join(f"{axis.name}_in" for axis in self.tiling.axes if axis.is_ragged and axis.name in wanted)
 
-    def _mask_argument(self, axes: Iterable[str]) -> list[str]:
-        mask = self._mask(axes)
-        return [mask] if mask else []
-
     def _axes_of(self, index: Affine) -> list[str]:
         return [a.name for a in self.tiling.axes if any(index.coefficients[d] for d in a.dims)]
 
@@ -218,7 +203,6 @@ class _Writer:
 
     def _write_pass(self, number: int) -> None:
         """Everything known before or in loop ``number``: what does not vary along the loop first, then the loop."""
-        self.walk = number
         looped = self.tiling.looped
         stores = [s for s in self.region.stores if self.level[s.value] == number]
         folds = [f for f in self.expressions if isinstance(f, Fold) and f in self.accumulated]
@@ -302,11 +286,9 @@ class _Writer:
             held = ElementType.S64 if self.wide else ElementType.S32
             return self._let(scalars.convert(text, held, expression.element_type, self.dialect))
         if isinstance(expression, Load):
-            axes = self._axes_of(expression.index)
-            place = f"{self.names[expression.source]} + ({self._position(expression.index)})"
-            keep = "last" if self.walk < self.last_walk else "first"
-            arguments = ", ".join([place, *self._mask_argument(axes), *self._eviction(axes, keep)])
-            text = f"tl.load({arguments})"
+            mask = self._mask(self._axes_of(expression.index))
+            position = self._position(expression.index)
+            text = f"tl.load({self.names[expression.source]} + ({position}){', ' + mask if mask else ''})"
             return self._let(scalars.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):
             return self._whole_fold(expression)
@@ -317,18 +299,12 @@ class _Writer:
 
     def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
         axes = self._axes_of(index)
+        mask, position = self._mask(axes), self._position(index)
         text = scalars.to_memory(self.values[value], value.element_type, self.dialect)
         varying = [axis for axis in self.tiling.axes if axis.name in axes]
         if len(varying) > len(self.depends[value]):
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"
-        place = f"{self.names[target]} + ({self._position(index)})"
-        self._line(f"tl.store({', '.join([place, text, *self._mask_argument(axes), *self._eviction(axes, 'first')])})")
-
-    def _eviction(self, axes: Sequence[str], kind: str) -> list[str]:
-        """What several passes read stays in the cache until the last one."""
-        looped = self.tiling.looped
-        several = looped is not None and looped.name in axes and self.last_walk > 0
-        return [f'eviction_policy="evict_{kind}"'] if several else []
+        self._line(f"tl.store({self.names[target]} + ({position}), {text}{', ' + mask if mask else ''})")
 
     def _shape(self, varying: Sequence[Axis]) -> str:
         sizes = [str(axis.block if axis in varying else 1) for axis in self.tiling.axes]

@@ -107,7 +107,6 @@ def test_a_row_longer_than_a_block_is_walked_once_for_each_fold_that_waits_for_a
     monkeypatch.setattr(tiling, "MAX_ROW", 256)
     monkeypatch.setattr(tiling, "_TILE", 256)
     monkeypatch.setattr(tiling, "_ROW_STEP", 256)
-    monkeypatch.setattr(tiling, "_PART_STEP", 256)
     x = rng.standard_normal((30, 1000)).astype(np.float32)
 
     def build(builder: Builder, x: Instruction) -> Instruction:
