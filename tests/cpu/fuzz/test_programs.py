@@ -33,3 +33,12 @@ def test_new_programs_agree_with_xla(judge: Judge, rng: np.random.Generator) -> 
         program = random_program(seed)
         verdict = judge.judge(program.module, program.arguments())
         assert not verdict.is_failure, f"python -m tools.fuzz --seed {seed} --count 1: {verdict.message}"
+
+
+@pytest.mark.parametrize("operation", ["divide", "remainder"])
+def test_what_ends_the_oracles_process_is_left_out(operation: str, judge: Judge) -> None:
+    lines = ["z = s32[] constant(0)", "x = s32[7] broadcast(z), dimensions={}", f"ROOT r = s32[7] {operation}(x, x)"]
+    text = "HloModule crash\nENTRY e {\n" + "\n".join(lines) + "\n}"
+    module = import_module(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+    verdict = judge.judge(module, [])
+    assert verdict.kind is Kind.ORACLE_REFUSES and "divided by itself" in verdict.message
