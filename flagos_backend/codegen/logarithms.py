@@ -1,5 +1,5 @@
-"""log(x) / log(2), as frameworks write a logarithm to base 2, becomes one operation: it rounds once, and is exact at
-powers of two. Just before a region is written down, for hosts and accelerators."""
+"""log(x) / log(2) and log(x) * (1 / log(2)), as frameworks write a logarithm to base 2, become one operation: it rounds
+once, and is exact at powers of two. Just before a region is written down, for hosts and accelerators."""
 
 from __future__ import annotations
 
@@ -16,26 +16,33 @@ BASE_TWO = "2"
 _DIGITS = {ElementType.BF16: 8, ElementType.F16: 11, ElementType.F32: 24, ElementType.F64: 53}
 
 
+#: What a logarithm is divided by or multiplied by. jax.numpy.log2 divides up to JAX 0.10, and multiplies from 0.11 on.
+_CONSTANTS = {Opcode.DIVIDE: math.log(2), Opcode.MULTIPLY: 1 / math.log(2)}
+
+
 def _rounded(value: float, digits: int) -> float:
-    """A number between 1/2 and 1 to that many binary digits."""
-    return round(value * 2.0**digits) / 2.0**digits
+    """A number to that many binary digits."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(math.ldexp(mantissa, digits)), exponent - digits)
 
 
 def _argument(expression: Expression) -> Expression | None:
-    """x of log(x) / log(2), the constant rounded to the type; None for anything else."""
-    if not isinstance(expression, Apply) or expression.opcode is not Opcode.DIVIDE:
+    """x of a quotient or product as above, the constant rounded to the type; None for anything else."""
+    if not isinstance(expression, Apply) or expression.opcode not in _CONSTANTS:
         return None
-    log, base = expression.operands
-    if not isinstance(log, Apply) or log.opcode is not Opcode.LOG or log.detail or not isinstance(base, Literal):
+    log, constant = expression.operands
+    if expression.opcode is Opcode.MULTIPLY and isinstance(log, Literal):
+        log, constant = constant, log
+    if not isinstance(log, Apply) or log.opcode is not Opcode.LOG or log.detail or not isinstance(constant, Literal):
         return None
     digits = _DIGITS.get(expression.element_type)
-    if digits is None or number_of(base) != _rounded(math.log(2), digits):
+    if digits is None or number_of(constant) != _rounded(_CONSTANTS[expression.opcode], digits):
         return None
     return log.operands[0]
 
 
 def with_base_two(region: Region) -> Region:
-    """``region`` itself where it has no such quotient."""
+    """``region`` itself where it has no such quotient or product."""
     expressions = region.expressions()
     if not any(_argument(expression) is not None for expression in expressions):
         return region

@@ -1,4 +1,4 @@
-"""Quotients that are logarithms to base 2, and those that only look like it."""
+"""Quotients and products that are logarithms to base 2, and those that only look like it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,28 @@ def test_log2_is_one_operation(dtype: Any) -> None:
     assert operations(jnp.log2, X.astype(dtype)) == [(Opcode.LOG, BASE_TWO)]
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_a_product_with_the_reciprocal_is_one_operation(dtype: Any) -> None:
+    """jax.numpy.log2 from JAX 0.11 on."""
+    factor = np.asarray(1.4426950408889634, dtype)
+    assert operations(lambda x: jnp.log(x) * factor, X.astype(dtype)) == [(Opcode.LOG, BASE_TWO)]
+    assert operations(lambda x: factor * jnp.log(x), X.astype(dtype)) == [(Opcode.LOG, BASE_TWO)]
+
+
 def test_a_logarithm_used_elsewhere_stays() -> None:
     found = operations(lambda x: jnp.log2(x) * jnp.log(x), X)
     assert sorted(found) == [(Opcode.LOG, ""), (Opcode.LOG, BASE_TWO), (Opcode.MULTIPLY, "")]
 
 
 @pytest.mark.parametrize(
-    "function", [jnp.log10, lambda x: jnp.log(x) / 0.7, lambda x: np.float32(np.log(2)) / jnp.log(x)]
+    "function",
+    [
+        jnp.log10,
+        lambda x: jnp.log(x) / 0.7,
+        lambda x: np.float32(np.log(2)) / jnp.log(x),
+        lambda x: jnp.log(x) / np.float32(1 / np.log(2)),
+        lambda x: jnp.log(x) * np.float32(np.log(2)),
+    ],
 )
-def test_other_quotients_stay(function: Callable[..., Any]) -> None:
+def test_other_quotients_and_products_stay(function: Callable[..., Any]) -> None:
     assert (Opcode.LOG, BASE_TWO) not in operations(function, X)
