@@ -68,8 +68,8 @@ def _native_reduction(opcode: Opcode, element_type: ElementType) -> str | None:
         return _REDUCE_PRED.get(opcode)
     if element_type.bits < 8 or (element_type.is_float and element_type.bits == 8):
         return None  # storage is not arithmetic
-    if element_type.is_complex and opcode in (Opcode.MAXIMUM, Opcode.MINIMUM):
-        return None
+    if element_type.is_complex and opcode is not Opcode.ADD:
+        return None  # accelerators multiply no complex numbers in place
     return _REDUCE.get(opcode)
 
 
@@ -112,7 +112,7 @@ def _kept(rows: Tensor, updates: list[Tensor], valid: Tensor) -> tuple[Tensor, l
 def _neutral(reduction: str, dtype: torch.dtype) -> complex | float | int:
     """What changes nothing: minus zero, as it keeps both zeros what they are."""
     if dtype.is_complex:
-        return complex(-0.0, -0.0) if reduction == "sum" else 1
+        return complex(-0.0, -0.0)
     if dtype.is_floating_point:
         return {"sum": -0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}[reduction]
     limits = torch.iinfo(dtype)

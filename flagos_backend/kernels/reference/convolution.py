@@ -31,12 +31,14 @@ _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 class Engine:
     """What convolves: a function of torch.convolution's arguments. ``transposes``: it knows transposed convolutions.
     ``halves``: it accumulates f16 and bf16 in f32 itself. ``backward``: as aten::convolution_backward, if it has that.
+    ``multiply_integers``: as torch.matmul, of int64, right in the bits that the result has.
     """
 
     convolution: Callable[..., Tensor] = torch.convolution
     transposes: bool = True
     halves: bool = False
     backward: Callable[..., tuple[Tensor, ...]] | None = None
+    multiply_integers: Callable[[Tensor, Tensor], Tensor] = torch.matmul
 
     def convolve(self, x: Tensor, weight: Tensor, *window: object) -> Tensor:
         """``window``: torch.convolution's arguments from the strides on."""
@@ -163,8 +165,8 @@ def _by_weight_gradient(geometry: _Geometry, engine: Engine) -> Convolve:
     return convolve
 
 
-def _by_patches(geometry: _Geometry) -> Convolve:
-    """Any rank and type: windows as one strided view, contracted by matmul."""
+def _by_patches(geometry: _Geometry, multiply: Callable[[Tensor, Tensor], Tensor]) -> Convolve:
+    """Any rank and type: windows as one strided view, contracted by ``multiply``."""
     groups = geometry.groups
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
@@ -181,15 +183,17 @@ def _by_patches(geometry: _Geometry) -> Convolve:
             (padded.stride(0), *window_strides, padded.stride(1), *element_strides),
         ).reshape(batch, prod(counts), groups, -1)
         columns = weight.reshape(groups, weight.shape[0] // groups, -1)
-        products = torch.matmul(columns, patches.permute(0, 2, 3, 1))  # [n, g, o / g, windows]
+        products = multiply(columns, patches.permute(0, 2, 3, 1))  # [n, g, o / g, windows]
         return products.reshape(batch, weight.shape[0], *counts)
 
     return convolve
 
 
 def _choose(geometry: _Geometry, spatial: Sequence[int], floating: bool, engine: Engine) -> Convolve:
-    if not floating or geometry.rank > _TORCH_RANK_LIMIT:
-        return _by_patches(geometry)
+    if not floating:
+        return _by_patches(geometry, engine.multiply_integers)
+    if geometry.rank > _TORCH_RANK_LIMIT:
+        return _by_patches(geometry, torch.matmul)
     if engine.backward is not None and is_weight_gradient(geometry.window, geometry.counts, spatial, geometry.groups):
         return _by_weight_gradient(geometry, engine)
     spread = any(w.base_dilation > 1 for w in geometry.window) and all(w.stride == 1 for w in geometry.window)

@@ -11,12 +11,22 @@ from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import ConvolutionAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Precision
+from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.convolution import Engine, prepare_with
+from flagos_backend.kernels.reference.movement import array_shape
+from flagos_backend.kernels.vendor.dot import MAX_CONTRACTED_INTEGERS, integer_product
 
 
 def unsupported(instruction: Instruction, target: Target) -> str:
-    return "the host has no vendor" if target.is_host else ""
+    if target.is_host:
+        return "the host has no vendor"
+    attributes = instruction.attributes_as(ConvolutionAttributes)
+    weight = array_shape(instruction.operands[1])
+    window = weight.num_elements // max(1, weight.dims[attributes.kernel_output_feature])
+    if weight.element_type.is_integer and window > MAX_CONTRACTED_INTEGERS:
+        return f"sums of {window} integer products are not exact in f64"
+    return ""
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
@@ -26,7 +36,11 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     backward: Callable[..., Any] = torch.ops.aten.convolution_backward
     if target.device_type == "cuda":
         forward, backward = _with_tensor_float(forward, allowed), _with_tensor_float(backward, allowed)
-    engine = Engine(forward, halves=target.device_type != "cpu", backward=backward)
+    # Accelerators have no integer matrix products; one of 32 bits needs fewer digits.
+    width = ElementType.S64 if array_shape(instruction).element_type.bits > 32 else ElementType.S32
+    integers = integer_product(ElementType.S64, ElementType.S64, width)
+    halves = target.device_type != "cpu"
+    engine = Engine(forward, halves=halves, backward=backward, multiply_integers=integers)
     return (Variant("", prepare_with(instruction, engine)),)
 
 

@@ -24,7 +24,8 @@ _HALVES = frozenset({E.F16, E.BF16})
 _NATIVE = frozenset({E.F16, E.BF16, E.F32, E.F64, E.C64, E.C128})
 # Integers are multiplied as digits of this many bits in f64, whose sums are exact below 2**53.
 _DIGIT_BITS = 16
-_MAX_CONTRACTED = 1 << (53 - 2 * _DIGIT_BITS)
+#: More products than this of two integers have sums that f64 may round.
+MAX_CONTRACTED_INTEGERS = 1 << (53 - 2 * _DIGIT_BITS)
 # Of two matrices, or two batches of them; into ``out`` when it is given.
 _Product = Callable[..., Tensor]
 
@@ -41,7 +42,7 @@ def unsupported(instruction: Instruction, target: Target) -> str:
     lhs, rhs, result = _types(instruction)
     if all(t.is_integer or t is E.PRED for t in (lhs, rhs, result)):
         size = contraction_of(instruction).contracted
-        return "" if size <= _MAX_CONTRACTED else f"sums of {size} integer products are not exact in f64"
+        return "" if size <= MAX_CONTRACTED_INTEGERS else f"sums of {size} integer products are not exact in f64"
     if lhs is rhs and ((lhs is result and lhs in _NATIVE) or (lhs in _HALVES and result is E.F32)):
         return ""
     return f"there is no product {lhs.name.lower()} x {rhs.name.lower()} -> {result.name.lower()}"
@@ -51,7 +52,7 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     lhs, rhs, result = _types(instruction)
     contraction = contraction_of(instruction)
     if not lhs.is_float and not lhs.is_complex:
-        return (Variant("", _kernel(contraction, _integer_product(lhs, rhs, result))),)
+        return (Variant("", _kernel(contraction, integer_product(lhs, rhs, result))),)
     if lhs is not result and target.device_type == "cpu":
         return (Variant("", _kernel(contraction, _widened(torch.float32))),)
     out_dtype = dtype_of(result) if lhs is not result else None
@@ -126,7 +127,7 @@ def tensor_float(allowed: bool) -> Iterator[None]:
         switch.allow_tf32 = before
 
 
-def _integer_product(lhs: ElementType, rhs: ElementType, result: ElementType) -> _Product:
+def integer_product(lhs: ElementType, rhs: ElementType, result: ElementType) -> _Product:
     """Products modulo 2**bits of the result, digit by digit. Digits above those bits cannot be seen in it."""
     digits = max(1, -(-min(result.bits, 64) // _DIGIT_BITS))
     take_lhs, take_rhs = converter(lhs, E.S64) or _same, converter(rhs, E.S64) or _same
