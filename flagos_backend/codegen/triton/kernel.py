@@ -22,7 +22,7 @@ from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton.launching import compile_only
+from flagos_backend.kernels.triton import launching
 
 # Makers whose device library Triton binds, and what their compilers must be told so that each operation rounds itself
 # and subnormal numbers stay what they are.
@@ -70,7 +70,7 @@ class RegionKernel:
         try:
             for function, launch in zip(functions, self.launches, strict=True):
                 arguments = [buffers[number] for number in launch.arguments]
-                function[(launch.grid, 1, 1)](*arguments, num_warps=launch.warps, **self.options)  # type: ignore[index]
+                launching.launch(function, (launch.grid, 1, 1), *arguments, num_warps=launch.warps, **self.options)
         except Exception as error:  # the vendor's compiler and driver raise what they like
             raise KernelLaunchFailed(
                 kernel=self.text, source=sources.path_of(self.source), reason=_reason(error)
@@ -85,7 +85,8 @@ class RegionKernel:
         try:
             for function, launch in zip(functions, self.launches, strict=True):
                 arguments = [dtypes[number] for number in launch.arguments]
-                compile_only(function, (launch.grid, 1, 1), arguments, {"num_warps": launch.warps, **self.options})
+                options = {"num_warps": launch.warps, **self.options}
+                launching.compile_only(function, (launch.grid, 1, 1), arguments, options)
         except Exception as error:  # the vendor's compiler raises what it likes
             raise self._build_failed(error) from error
 
@@ -107,7 +108,8 @@ class RegionKernel:
             if not self._functions:
                 try:
                     module = sources.load(self.source)
-                    self._functions.extend(getattr(module, launch.function) for launch in self.launches)
+                    # At once: who finds some of them takes them for all.
+                    self._functions[:] = [getattr(module, launch.function) for launch in self.launches]
                 except Exception as error:  # whatever importing Triton or running the source raises
                     raise self._build_failed(error) from error
         return self._functions

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from flagos_backend.devices.target import Target
+from flagos_backend.kernels.triton.loading import serialize_loading
 
 # Its cached launcher passes constants to kernels only on these versions; on others every second call of a kernel
 # misses arguments (FlagGems issue 3353).
@@ -80,6 +81,7 @@ def load() -> ModuleType:
         # Triton's own module tree is imported lazily, and FlagGems' mm looks this part up as an attribute.
         if importlib.util.find_spec("triton.tools.tensor_descriptor") is not None:
             importlib.import_module("triton.tools.tensor_descriptor")
+        serialize_loading()
         return importlib.import_module("flag_gems")
 
 
@@ -88,8 +90,10 @@ def has(name: str) -> bool:
     that uses none of it does not spend."""
     if "flag_gems" in sys.modules:
         return name in functions()
-    listed = _listed()
-    return listed[name] or name in functions() if name in listed else False
+    unconditional = _listed().get(name)
+    if unconditional is None:
+        return False
+    return unconditional or name in functions()
 
 
 def function(name: str) -> Callable[..., Any]:

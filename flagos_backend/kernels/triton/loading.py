@@ -1,0 +1,41 @@
+"""Loading of Triton's compiled kernels, by one thread at a time: Triton itself assumes that there is only one."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+
+@functools.cache
+def serialize_loading() -> None:
+    """Whatever launches kernels calls this first; it covers all of the process, as FlagGems' and users' launches load
+    too."""
+    from triton.compiler.compiler import CompiledKernel
+
+    serialize(CompiledKernel)
+
+
+def serialize(compiled_kernel: type[Any]) -> None:
+    """Makes loading safe among threads for a class with the loading of Triton's CompiledKernel, in two respects.
+
+    A launcher is a module of C, and all of them have one name: importing one that the process has met before fills and
+    returns the module that holds the name, which another thread may be about to take its own launcher from. And a
+    kernel has its launcher before it is loaded, so that a second thread would launch nothing.
+    """
+    load = compiled_kernel._init_handles
+    lock = threading.RLock()  # what is called while a kernel loads may launch another one
+
+    @functools.wraps(load)
+    def load_alone(kernel: Any) -> None:
+        with lock:
+            load(kernel)
+
+    def run(kernel: Any) -> Any:
+        if kernel.module is None:
+            kernel._init_handles()
+        return kernel._run
+
+    compiled_kernel._init_handles = load_alone
+    if isinstance(compiled_kernel.__dict__.get("run"), property):  # Triton up to 3.2 loads whenever it is asked for it
+        compiled_kernel.run = property(run)
