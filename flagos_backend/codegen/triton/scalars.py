@@ -293,19 +293,41 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
     return _FLOATS[dialect][opcode](*operands)
 
 
-def polynomial_term(expression: Apply, dialect: Dialect) -> tuple[Expression, Expression, Expression] | None:
-    """x, y and c where ``expression`` is x * y + c in float32, as in Horner's scheme; c is a constant, or one of two.
+def fused_term(expression: Apply, dialect: Dialect) -> tuple[Expression, Expression, Expression] | None:
+    """x, y and c where ``expression`` is x * y + c in float32, to be rounded once: where x * y is exact, which changes
+    nothing, and as in Horner's scheme, c being a constant, or one of two.
 
-    Such a step is rounded once, which is nearer to the truth and twice as fast. Other sums of products are not: what
-    corrects a product for its rounding subtracts it from something that varies.
+    Horner's step so is nearer to the truth and twice as fast. Other sums of products are not: what corrects a product
+    for its rounding subtracts it from something that varies.
     """
-    if dialect is not Dialect.LIBDEVICE or expression.opcode is not O.ADD or expression.element_type is not E.F32:
+    if expression.opcode is not O.ADD or expression.element_type is not E.F32:
         return None
     for product, other in (expression.operands, expression.operands[::-1]):
-        if isinstance(product, Apply) and product.opcode is O.MULTIPLY and _is_coefficient(other):
-            x, y = product.operands
-            return x, y, other
+        factors = exact_product(product, dialect)
+        if factors is None and _is_coefficient(other):
+            factors = _product(product, dialect)
+        if factors is not None:
+            return *factors, other
     return None
+
+
+def exact_product(expression: Expression, dialect: Dialect) -> tuple[Expression, Expression] | None:
+    """The factors of a product in float32 whose first one is known to be 0 or 1."""
+    factors = _product(expression, dialect)
+    for first, other in (factors, factors[::-1]) if factors else ():
+        if isinstance(first, Apply) and first.opcode is O.CONVERT and first.operands[0].element_type is E.PRED:
+            return first, other
+    return None
+
+
+def _product(expression: Expression, dialect: Dialect) -> tuple[Expression, Expression] | None:
+    """The factors of what is a product in float32, where there is a sum of one that is rounded once."""
+    if dialect is not Dialect.LIBDEVICE or expression.element_type is not E.F32:
+        return None
+    if not isinstance(expression, Apply) or expression.opcode is not O.MULTIPLY:
+        return None
+    x, y = expression.operands
+    return x, y
 
 
 def _is_coefficient(expression: Expression) -> bool:

@@ -14,10 +14,12 @@ from flagos_backend.codegen.triton.tiling import Axis, Tiling
 from flagos_backend.fusion.literals import starts_neutral
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
 
 # Past this many elements positions need 64 bits.
 _WIDE = 2**31 - 1
+_EQUAL = {Comparison.EQ: "==", Comparison.NE: "!="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +164,16 @@ class _Writer:
                 self._write_axis(axis, "")
 
     def _write_axis(self, axis: Axis, first: str) -> None:
+        self._line(f"{axis.name} = {first}{self._offsets(axis)}")
+        if axis.is_ragged:
+            self._line(f"{axis.name}_in = {axis.name} < {axis.size}")
+
+    def _offsets(self, axis: Axis) -> str:
+        """Positions in a block."""
         expand = ""
         if len(self.tiling.axes) == 2:
             expand = "[:, None]" if axis is self.tiling.axes[0] else "[None, :]"
-        positions = f"tl.arange(0, {axis.block}){expand}" + (".to(tl.int64)" if self.wide else "")
-        self._line(f"{axis.name} = {first}{positions}")
-        if axis.is_ragged:
-            self._line(f"{axis.name}_in = {axis.name} < {axis.size}")
+        return f"tl.arange(0, {axis.block}){expand}" + (".to(tl.int64)" if self.wide else "")
 
     def _position(self, index: Affine) -> str:
         """Text of ``index`` at the block's positions: a block, be it of one element."""
@@ -228,8 +233,7 @@ class _Writer:
         for store in varying:
             self._store(store.target, store.value, store.index)
         for fold, accumulator in zip(folds, accumulators, strict=True):
-            block = self._block(fold)
-            self._line(f"{accumulator} = {scalars.combine(fold, accumulator, block, self.dialect)}")
+            self._line(f"{accumulator} = {self._accumulated(fold, accumulator)}")
         self.indent = "    "
         self.values = before
         for fold, accumulator in zip(folds, accumulators, strict=True):
@@ -292,10 +296,31 @@ class _Writer:
             return self._let(scalars.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):
             return self._whole_fold(expression)
-        if (term := scalars.polynomial_term(expression, self.dialect)) is not None:
+        if (term := scalars.fused_term(expression, self.dialect)) is not None:
             return self._let(f"tl.fma({', '.join(self.values[factor] for factor in term)})")
+        if (comparison := self._comparison_in_loop(expression)) is not None:
+            return self._let(comparison)
         operands = [self.values[operand] for operand in expression.operands]
         return self._let(scalars.apply(expression, operands, self.dialect))
+
+    def _comparison_in_loop(self, expression: Apply) -> str | None:
+        """A position along the loop compared with what does not vary along it, as an offset in the block, which is the
+        same in all turns: compilers widen a position that moves to 64 bits, and the comparison with it."""
+        looped = self.tiling.looped
+        if looped is None or self.wide or expression.opcode is not Opcode.COMPARE:
+            return None
+        equal = _EQUAL.get(Comparison(expression.detail))
+        if equal is None:
+            return None
+        for position, other in (expression.operands, expression.operands[::-1]):
+            if (
+                isinstance(position, Index)
+                and position.element_type is ElementType.S32
+                and self._position(position.value) == looped.name
+                and looped.name not in self.depends[other]
+            ):
+                return f"({self.values[other]} - start) {equal} {self._offsets(looped)}"
+        return None
 
     def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
         axes = self._axes_of(index)
@@ -312,19 +337,29 @@ class _Writer:
 
     # ---- Folds
 
-    def _block(self, fold: Fold) -> str:
-        """What goes into ``fold`` as a block along every axis that it may vary along, identities past the end."""
+    def _accumulated(self, fold: Fold, accumulator: str) -> str:
+        """``accumulator`` with what one turn of the loop adds."""
+        factors = scalars.exact_product(fold.value, self.dialect) if fold.combine is Opcode.ADD else None
+        if factors is None or self._folded_axis(fold).name not in self.depends[fold.value]:
+            return scalars.combine(fold, accumulator, self._block(fold), self.dialect)
+        exact, other = factors
+        return f"tl.fma({self.values[exact]}, {self._block(fold, other)}, {accumulator})"
+
+    def _block(self, fold: Fold, value: Expression | None = None) -> str:
+        """What goes into ``fold``, or a ``value`` that takes part in it, as a block along every axis that it may vary
+        along, identities past the end."""
+        value = value or fold.value
         element_type = fold.element_type
         axis = self._folded_axis(fold)
         varying = [a for a in self.tiling.axes if a is axis or a.name in self.depends[fold.value]]
-        text = self.values[fold.value]
+        text = self.values[value]
         if element_type is ElementType.PRED:
             text = f"{text}.to(tl.int32)"
-        if axis.name not in self.depends[fold.value]:
+        if axis.name not in self.depends[value]:
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"
         if axis.is_ragged:
             text = f"tl.where({axis.name}_in, {text}, {scalars.identity(fold)})"
-        return self._let(text) if text != self.values[fold.value] else text
+        return self._let(text) if text != self.values[value] else text
 
     def _accumulator_shape(self, fold: Fold) -> str:
         axis = self._folded_axis(fold)

@@ -93,6 +93,16 @@ def test_cross_entropy_is_one_kernel_and_the_mean(rng: np.random.Generator) -> N
     assert len(check(jax.value_and_grad(cross_entropy), logits, labels)) == 2
 
 
+@pytest.mark.parametrize("columns", [20000, 16384])
+def test_labels_that_are_no_positions_in_long_rows(columns: int, rng: np.random.Generator) -> None:
+    """Positions are compared block by block; a label may be any number."""
+    labels = np.array([0, columns - 1, columns, -1, 8191, 8192, -(2**31), 2**31 - 1, -8192], np.int32)
+    check(jax.value_and_grad(cross_entropy), f32(rng, labels.size, columns), labels)
+    check(
+        lambda x, i: jnp.where(i[:, None] != jnp.arange(columns), x, 0.0).max(1), f32(rng, labels.size, columns), labels
+    )
+
+
 def test_masked_softmax_reads_the_mask_where_it_is_broadcast(rng: np.random.Generator) -> None:
     scores, mask = f32(rng, 2, 3, 9, 16), rng.integers(0, 2, (2, 1, 9, 16)).astype(bool)
     assert len(check(lambda s, m: jax.nn.softmax(jnp.where(m, s, -1e9), -1), scores, mask)) == 1

@@ -50,6 +50,11 @@ def backward(function: Callable[..., jax.Array]) -> Callable[..., Any]:
     return lambda *arguments: jax.vjp(function, *arguments[:-1])[1](arguments[-1])
 
 
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    wide = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
+    return -(jax.nn.one_hot(labels, logits.shape[-1]) * wide).sum(-1).mean()
+
+
 def scan_step(xs: jax.Array, ys: jax.Array, h: jax.Array, i: jax.Array) -> tuple[jax.Array, ...]:
     h = jnp.tanh(lax.dynamic_index_in_dim(xs, i, keepdims=False) + h)
     return lax.dynamic_update_slice(ys, h[None], (i, 0, 0)), h, i + 1
@@ -59,6 +64,8 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
     "bfloat16_rounds_where_it_is_stored": (H100, lambda x, y: x * y + y, (bf16(1000, 768), bf16(1000, 768))),
     "broadcast_of_a_row_and_a_column": (H100, lambda x, r, c: x * r + c, (f32(512, 640), f32(640), f32(512, 1))),
     "column_sum_in_parts": (H100, lambda x: x.sum(0), (f32(16384, 4096),)),
+    # Products with 0 or 1 are exact, and positions are compared within a block.
+    "cross_entropy_and_gradient": (H100, jax.value_and_grad(cross_entropy), (bf16(8192, 32000), s32(8192))),
     "logsumexp_of_long_rows": (H100, lambda x: jax.nn.logsumexp(x, -1), (f32(4096, 50257),)),
     "dropout_with_random_bits": (
         H100,

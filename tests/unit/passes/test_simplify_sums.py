@@ -1,0 +1,99 @@
+"""Sums of multiples of one-hot rows, against stock XLA on the program as it was, and sums that only look like them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from flagos_backend.importer import import_module
+from flagos_backend.ir.hlo import Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import leaves
+from flagos_backend.ir.verifier import verify
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.passes.pipeline import optimize
+from flagos_backend.runtime.plan import Plan
+from programs import hlo_bytes, run_on_xla
+from support.against_xla import assert_same, from_storage, to_storage
+
+LABELS = np.array([3, 0, 6, 7, -1, 5, -(2**31), 2**31 - 1], np.int32)
+FACTORS = np.array([1.5, -2, np.inf, np.inf, np.nan, -0.0, -np.inf, 4], np.float32)
+
+
+def sums(function: Callable[..., Any], *arguments: np.ndarray) -> int:
+    """How many sums are left; the results are those of XLA, signs of zeros included."""
+    hlo = hlo_bytes(function, *arguments)
+    module = optimize(import_module(hlo))
+    verify(module)
+    plan = Plan.build(module.entry)
+    shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
+    with torch.inference_mode():
+        results = plan.run(Run(), [to_storage(a, s) for a, s in zip(arguments, shapes, strict=True)])
+    ours = [from_storage(t, s) for t, s in zip(results, plan.result_shapes, strict=True)]
+    for a, b in zip(ours, run_on_xla(hlo, arguments), strict=True):
+        assert_same(a, b, None)
+        np.testing.assert_array_equal(np.signbit(a), np.signbit(b))
+    return _count(module)
+
+
+def _count(module: Module) -> int:
+    return sum(i.opcode is Opcode.REDUCE for i in module.entry.instructions)
+
+
+def one_hot(labels: jax.Array, axis: int = -1, dtype: Any = jnp.float32) -> jax.Array:
+    return jax.nn.one_hot(labels, 7, axis=axis, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_multiple_by_a_constant(axis: int, dtype: Any) -> None:
+    assert sums(lambda i: (one_hot(i, axis, dtype) * 0.75).sum(axis), LABELS) == 0
+    assert sums(lambda i: (-(one_hot(i, axis, dtype) * -0.3)).sum(axis), LABELS) == 0
+    assert sums(lambda i: one_hot(i, axis, dtype).sum(axis), LABELS) == 0
+
+
+def test_a_multiple_of_each_row() -> None:
+    """What is not finite makes NaN of the zeros."""
+    assert sums(lambda i, f: (f[:, None] * one_hot(i)).sum(1), LABELS, FACTORS) == 0
+    assert sums(lambda i, f: (-(one_hot(i) * 2) * f[:, None]).sum(1), LABELS, FACTORS) == 0
+
+
+def test_rows_in_the_middle() -> None:
+    labels = np.stack([LABELS, LABELS[::-1], LABELS * 0 + 2])
+    assert sums(lambda i, f: (one_hot(i, 1) * f[:, None, None]).sum(1), labels, FACTORS[:3]) == 0
+
+
+def test_an_initial_value() -> None:
+    add = jax.lax.add
+    assert sums(lambda i, x: jax.lax.reduce(one_hot(i) * 0.5, x[0], add, (1,)), LABELS, FACTORS[1:2]) == 0
+    assert sums(lambda i: jax.lax.reduce(one_hot(i) * -0.5, np.float32(-0.0), add, (1,)), LABELS) == 0
+
+
+def test_positions_of_64_bits() -> None:
+    with jax.enable_x64(True):
+        labels = LABELS.astype(np.int64) + np.array([0, 0, 0, 0, 0, 0, 2**40, 2**32])
+        assert sums(lambda i: (one_hot(i) * 0.5).sum(1), labels) == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda i, x: (one_hot(i) * x).sum(1),  # varies along the row
+        lambda i, x: (one_hot(i) + 1).sum(1),
+        lambda i, x: (one_hot(i) * 2).max(1),
+        lambda i, x: (one_hot(i) * 2).sum(0),
+        lambda i, x: (one_hot(i) * 2).sum(),
+        lambda i, x: ((i[:, None] < jnp.arange(7)) * 2.0).sum(1),
+        lambda i, x: (one_hot(i, dtype=jnp.int32) * 2).sum(1),
+        lambda i, x: (jax.nn.one_hot(i, 1) * 2).sum(1),
+        lambda i, x: ((i[:, None] == 2 * jnp.arange(7)) * 2.0).sum(1),
+    ],
+)
+def test_what_stays(function: Callable[..., Any], rng: np.random.Generator) -> None:
+    assert sums(function, LABELS, rng.standard_normal((8, 7), np.float32)) == 1
