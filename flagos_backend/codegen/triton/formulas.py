@@ -495,3 +495,34 @@ def smallest(x, axis: tl.constexpr):
     found = tl.min(x, axis, keep_dims=True)
     nan = tl.max((x != x).to(tl.int32), axis, keep_dims=True) != 0
     return tl.where(nan, float("nan"), found)
+
+
+# ---- Logarithms to base 2 of float64: that of CUDA's device library is none at powers of two
+
+
+@triton.jit
+def _centered_bits(x):
+    """The bits of |x| scaled to [sqrt(1/2), sqrt(2)), plus its exponent; x is finite, and no zero."""
+    subnormal = tl.abs(x) < 2.2250738585072014e-308
+    b = bits(tl.where(subnormal, x * 18014398509481984.0, x)) & 0x7FFFFFFFFFFFFFFF
+    over = b - 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
+    exponent = over >> 52
+    return b - (exponent << 52), exponent - tl.where(subnormal, 54, 0)
+
+
+@triton.jit
+def centered(x):
+    """What log2_of_centered needs the natural logarithm of: x without its power of two."""
+    return _centered_bits(x)[0].to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def log2_of_centered(x, natural):
+    """``natural``: the logarithm of centered(x). The exponent is exact, and the rest a product in twice the digits."""
+    exponent = _centered_bits(x)[1].to(tl.float64)
+    product = natural * 1.4426950408889634
+    rest = tl.fma(natural, 1.4426950408889634, negate(product)) + natural * 2.0355273740931033e-17
+    total = exponent + product
+    result = total + ((exponent - total) + product + rest)
+    result = tl.where(x == 0, float("-inf"), tl.where(x < 0, float("nan"), result))
+    return tl.where(is_finite(x), result, tl.where(x == float("-inf"), float("nan"), x))

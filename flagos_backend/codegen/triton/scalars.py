@@ -189,6 +189,7 @@ _PLAIN = _FLOAT | {
 }
 _DIVISIONS = {SCALE: _call("fm.divisor_scale"), CORRECTED: _call("fm.divide_corrected")}
 _LOG2 = {Dialect.LIBDEVICE: _call("libdevice.log2"), Dialect.PLAIN: _call("tl.log2")}
+_LOG = {Dialect.LIBDEVICE: "libdevice.log", Dialect.PLAIN: "tl.log"}
 _FLOATS: Mapping[Dialect, dict[Opcode, Text]] = {Dialect.LIBDEVICE: _LIBDEVICE, Dialect.PLAIN: _PLAIN}
 
 _PRED: dict[Opcode, Text] = {
@@ -289,6 +290,8 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
     if opcode is O.DIVIDE and expression.detail:
         return _DIVISIONS[expression.detail](*operands)
     if opcode is O.LOG and expression.detail == BASE_TWO:
+        if element_type is E.F64:
+            return f"fm.log2_of_centered({operands[0]}, {_LOG[dialect]}(fm.centered({operands[0]})))"
         return _LOG2[dialect](*operands)
     return _FLOATS[dialect][opcode](*operands)
 

@@ -79,6 +79,6 @@ def test_base_two_logarithm(dtype: str, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(at_special.astype(np.float64), [-np.inf, np.nan, np.inf, np.nan])
     with mpmath.workdps(40):
         exact = [mpmath.log(float(v), 2) for v in x]
-    # An accelerator's own f32 logarithm is within a unit, as its maker says; narrower results are rounded from it.
-    within_one = ("float64",) if os.environ["FLAGOS_DEVICE"] == "cpu" else ("float64", "float32")
-    assert ulps(ours, exact) <= (1.0 if dtype in within_one else 0.51)
+    # Accelerators: their maker's f32 logarithm is within a unit, and ours of f64 has the error of a natural one twice.
+    wider = {"float64": 1.0} if os.environ["FLAGOS_DEVICE"] == "cpu" else {"float64": 1.5, "float32": 1.0}
+    assert ulps(ours, exact) <= wider.get(dtype, 0.51)
