@@ -19,7 +19,7 @@ from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator.conditional import ConditionalNode, ConditionalRecorder, NativeConditionals
-from flagos_backend.runtime.accelerator.memory import GraphMemory
+from flagos_backend.runtime.accelerator.memory import GraphMemory, lent_stream
 from flagos_backend.runtime.plan import Plan
 
 # torch's allocations are aligned so, and kernels are chosen for it.
@@ -195,7 +195,7 @@ class Recording:
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device.index, self.graph.pool())
         healthy = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        with lent_stream(device) as stream, torch.cuda.stream(stream):
             healthy.capture_begin(capture_error_mode="thread_local")
             spare.zero_()
             healthy.capture_end()

@@ -17,6 +17,7 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capture as capture_module
+from flagos_backend.runtime.accelerator import memory as memory_module
 from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, capture
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeReplays
@@ -107,7 +108,8 @@ def host_graphs(monkeypatch: pytest.MonkeyPatch, pools: _Pools) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", pools.handle)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(memory_module, "own_stream", lambda device: None)
+    monkeypatch.setattr(memory_module, "_spare", {})
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "memory_snapshot", pools.snapshot)
     monkeypatch.setattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", pools.begin, raising=False)
@@ -240,7 +242,7 @@ def test_bodies_are_told_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> N
         number = next(numbers)
         return number, 10 * number, 100 * number
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(numbers) + 1000))
+    monkeypatch.setattr(memory_module, "own_stream", lambda device: SimpleNamespace(cuda_stream=next(numbers) + 1000))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
     native = NativeConditionals(0, lambda accelerator: None, opened, lambda *_: None)
     memory = GraphMemory(DEVICE)  # the first pool
