@@ -241,6 +241,14 @@ class _StreamTape(Tape):
 _DRIVER = Driver()
 
 
+class _CurrentStream:
+    def __init__(self) -> None:
+        self.cuda_stream = _DRIVER.stream
+
+    def synchronize(self) -> None:
+        """Streams are done at once."""
+
+
 class _Graph:
     """Stands for torch.cuda.CUDAGraph: has what was run into arrays while it was captured."""
 
@@ -315,11 +323,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     # What is recorded is regions and operators of torch: kernels that Triton launches would run at once.
     monkeypatch.setenv("FLAGOS_PREFER", "reference")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", _DRIVER.pooled_stream)
     monkeypatch.setattr(memory_module, "own_stream", _DRIVER.new_stream)
     monkeypatch.setattr(torch.cuda, "stream", _DRIVER.on_stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=_DRIVER.stream))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _CurrentStream())
     monkeypatch.setattr(torch.cuda, "memory_snapshot", _DRIVER.pools.snapshot)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", _DRIVER.pools.handle)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
