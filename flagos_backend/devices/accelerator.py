@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from flagos_backend.devices.attributes import DLPACK_DEVICE, TORCH_DEVICE
+from flagos_backend.devices.streams import own_stream
 from flagos_backend.devices.target import Target
 from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import DeviceMemoryExhausted
@@ -115,8 +116,8 @@ class TorchAccelerator:
         with self._module.device(ordinal):
             self._streams: tuple[Any, ...] = (
                 self._module.default_stream(ordinal),
-                self._module.Stream(device=self.device),
-                self._module.Stream(device=self.device),
+                own_stream(self.device),
+                own_stream(self.device),
             )
 
     def _target(self) -> Target:

@@ -18,6 +18,7 @@ from flagos_backend.devices.accelerator import (
     dlpack_device,
 )
 from flagos_backend.devices.simulated import SIMULATED, SimulatedAccelerator
+from flagos_backend.devices.streams import MakeStream, make_with
 from flagos_backend.devices.vendors import VENDORS, package_of
 from flagos_backend.errors import DeviceMissing
 
@@ -41,13 +42,15 @@ _lock = threading.Lock()
 _opened: dict[str, tuple[Accelerator, ...]] = {}
 
 
-def open_accelerators(name: str, count: int) -> tuple[Opened, ...]:
+def open_accelerators(name: str, count: int, make_stream: MakeStream) -> tuple[Opened, ...]:
     """All accelerators of one device type.
 
     ``name``: what FLAGOS_DEVICE says: a device type of torch, "simulated" (``count`` devices in host memory), or "" for
-    whatever torch has, which may be nothing. Raises DeviceMissing for a name that torch does not drive here.
+    whatever torch has, which may be nothing. ``make_stream``: as of devices/streams.py. Raises DeviceMissing for a name
+    that torch does not drive here.
     """
     with _lock:
+        make_with(make_stream)
         key = f"{name}:{count}" if name == SIMULATED else name
         if key not in _opened:
             _opened[key] = _simulated(count) if name == SIMULATED else _found(name)

@@ -46,6 +46,18 @@ Shape BytesShape(size_t bytes) {
   return MakeShape("accelerator", FLAGOS_TYPE_U8, &dim, 1);
 }
 
+// make_stream(ordinal) for devices/streams.py: the driver's handle, or 0.
+PyObject* MakeStreamEntry(PyObject*, PyObject* arguments) {
+  const python::Functions& py = *python::Known();
+  try {
+    Reader reader(arguments);
+    return python::Integer(MakeDriverStream(reader.Integer())).Detach();
+  } catch (...) {
+    py.PyErr_SetString(py.runtime_error, StatusOfException("making a stream").data()->message.c_str());
+    return nullptr;
+  }
+}
+
 AcceleratorFacts ReadFacts(Reader reader) {
   AcceleratorFacts facts;
   facts.object = Object::Share(reader.Next()).Detach();
@@ -88,8 +100,11 @@ std::vector<AcceleratorFacts> FindAccelerators(const python::Settings& settings,
   python::SetDescribe(python::Attribute(describe_module.get(), "describe_exception"));
   Object module = python::Import("flagos_backend.devices.discovery");
   Object open = python::Attribute(module.get(), "open_accelerators");
+  static python::PyMethodDef method{"make_stream", MakeStreamEntry, python::kMethodVarArgs, "A stream of its own."};
+  Object make_stream =
+      python::Check(python::Known()->PyCFunction_NewEx(&method, nullptr, nullptr), "PyCFunction_NewEx");
   Object text = python::Text(name), number = python::Integer(count);
-  Object found = python::Call(open.get(), {text.get(), number.get()}, "looking for accelerators");
+  Object found = python::Call(open.get(), {text.get(), number.get(), make_stream.get()}, "looking for accelerators");
   std::vector<AcceleratorFacts> facts;
   Reader list(found.get());
   while (!list.done()) facts.push_back(ReadFacts(list.Tuple()));

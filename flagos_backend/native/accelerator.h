@@ -133,6 +133,8 @@ class Accelerator {
 std::unique_ptr<Streams> MakePythonStreams(const Accelerator& accelerator, DeviceQueue* completions);
 // Those of a driver that the library can call itself; NULL when it has none of that name here.
 std::unique_ptr<Streams> MakeDriverStreams(const Accelerator& accelerator, DeviceQueue* completions);
+// The driver's handle of a new stream of device `ordinal`, which stays; 0 without such a driver. Throws Failure.
+int64_t MakeDriverStream(int64_t ordinal);
 
 }  // namespace flagos
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flagos_backend import tensor_float
+
 
 def reflector(column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For columns [b, m], m >= 1: (v [b, m], tau [b], beta [b], real) with Hᴴ column = beta e0. LAPACK's larfg."""
@@ -22,14 +24,19 @@ def reflector(column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return v, tau, beta
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    with tensor_float.settled():
+        return torch.matmul(a, b)
+
+
 def _left(block: Tensor, v: Tensor, tau: Tensor) -> Tensor:
     """(I - tau v vᴴ) block."""
-    return block - (tau[:, None] * v).unsqueeze(2) * torch.matmul(v.conj().unsqueeze(1), block)
+    return block - (tau[:, None] * v).unsqueeze(2) * _product(v.conj().unsqueeze(1), block)
 
 
 def _right(block: Tensor, v: Tensor, tau: Tensor) -> Tensor:
     """block (I - tau v vᴴ)."""
-    return block - torch.matmul(block, v.unsqueeze(2)) * (tau[:, None] * v.conj()).unsqueeze(1)
+    return block - _product(block, v.unsqueeze(2)) * (tau[:, None] * v.conj()).unsqueeze(1)
 
 
 def hessenberg(a: Tensor) -> tuple[Tensor, Tensor]:

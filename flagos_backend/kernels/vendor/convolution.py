@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flagos_backend import tensor_float
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import ConvolutionAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -30,12 +31,12 @@ def unsupported(instruction: Instruction, target: Target) -> str:
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    # HLO's default precision lets f32 be rounded to TF32, as XLA does on GPUs.
-    allowed = instruction.attributes_as(ConvolutionAttributes).precision is Precision.DEFAULT
     forward: Callable[..., Any] = torch.convolution
     backward: Callable[..., Any] = torch.ops.aten.convolution_backward
-    if target.device_type == "cuda":
-        forward, backward = _with_tensor_float(forward, allowed), _with_tensor_float(backward, allowed)
+    # HLO's default precision lets f32 be rounded to TF32, as XLA does on GPUs, and so does cuDNN by default.
+    may_round = instruction.attributes_as(ConvolutionAttributes).precision is Precision.DEFAULT
+    if target.device_type == "cuda" and not may_round:
+        forward, backward = _exact_convolution, _exact_backward
     # Accelerators have no integer matrix products; one of 32 bits needs fewer digits.
     width = ElementType.S64 if array_shape(instruction).element_type.bits > 32 else ElementType.S32
     integers = integer_product(ElementType.S64, ElementType.S64, width)
@@ -44,14 +45,14 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     return (Variant("", prepare_with(instruction, engine)),)
 
 
-def _with_tensor_float(function: Callable[..., Any], allowed: bool) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        switch = torch.backends.cudnn
-        before = switch.allow_tf32
-        switch.allow_tf32 = allowed
-        try:
-            return function(*arguments)
-        finally:
-            switch.allow_tf32 = before
+def _exact_convolution(*arguments: Any) -> Any:
+    """torch.convolution, which asks the process's switches, by the one function that is told."""
+    cudnn = torch.backends.cudnn
+    deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    with tensor_float.products(False):  # what cuDNN has not is a matrix product
+        return torch.ops.aten._convolution(*arguments, cudnn.benchmark, deterministic, cudnn.enabled, False)
 
-    return call
+
+def _exact_backward(*arguments: Any) -> Any:
+    with tensor_float.exact_convolutions():
+        return torch.ops.aten.convolution_backward(*arguments)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from flagos_backend import tensor_float
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -102,29 +102,17 @@ def _float_product(instruction: Instruction, element: ElementType, out_dtype: to
             return multiply(a, b, out_dtype=wider, **given)
 
         return product
-    if element is not E.F32:
-        return torch.matmul
-    return _with_tensor_float(instruction.attributes_as(DotAttributes).allows_tensor_float)
+    if element is E.F32:
+        return _rounding(instruction.attributes_as(DotAttributes).allows_tensor_float)
+    return _rounding(False) if element is E.C64 else torch.matmul
 
 
-def _with_tensor_float(allowed: bool) -> _Product:
+def _rounding(to_tensor_float: bool) -> _Product:
     def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-        with tensor_float(allowed):
+        with tensor_float.products(to_tensor_float):
             return torch.matmul(a, b, out=out)
 
     return product
-
-
-@contextmanager
-def tensor_float(allowed: bool) -> Iterator[None]:
-    """Sets torch's switch for the calls inside; it is the process's, and put back."""
-    switch = torch.backends.cuda.matmul
-    before = switch.allow_tf32
-    switch.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        switch.allow_tf32 = before
 
 
 def integer_product(lhs: ElementType, rhs: ElementType, result: ElementType) -> _Product:

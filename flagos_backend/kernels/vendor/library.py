@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+from flagos_backend import tensor_float
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -9,6 +13,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.implementation import Variant, operation_of
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.aten import prepare_into
+from flagos_backend.kernels.reference.registry import Kernel, Value
 
 # One call of ATen that the library serves (cuDNN, cuFFT, cuSOLVER and their like).
 LIBRARY = (
@@ -41,6 +46,19 @@ LIBRARY = (
 # More than one call, some of them the library's: slower than what vendor/ has for them, but the library all the same.
 _CONTAINS_LIBRARY = frozenset({*LIBRARY, str(Opcode.CONVOLUTION), str(Opcode.DOT), FORWARD, BACKWARD})
 
+# Calls that only enqueue products, whose f32 torch's setting for TF32 holds for.
+_MULTIPLIES = frozenset(
+    {
+        str(Opcode.DOT),
+        str(Opcode.RAGGED_DOT),
+        str(Opcode.TRIANGULAR_SOLVE),
+        *(
+            f"aten::{name}"
+            for name in ("addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "dot", "mm", "mv", "vdot")
+        ),
+    }
+)
+
 
 def is_vendor_reference(instruction: Instruction, target: Target) -> bool:
     """Whether the reference kernel stands in vendor/table.py instead."""
@@ -53,4 +71,17 @@ def runs_library(instruction: Instruction, target: Target) -> bool:
 
 
 def reference_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    return (Variant("", registry.prepare(instruction), prepare_into(instruction)),)
+    kernel, into = registry.prepare(instruction), prepare_into(instruction)
+    if target.device_type == "cuda" and operation_of(instruction) in _MULTIPLIES:
+        return (Variant("", _settled(kernel), into and _settled(into)),)
+    return (Variant("", kernel, into),)
+
+
+def _settled(kernel: Kernel) -> Kernel:
+    @functools.wraps(kernel)
+    def run(*arguments: Any) -> Value:
+        with tensor_float.settled():
+            result: Value = kernel(*arguments)
+            return result
+
+    return run

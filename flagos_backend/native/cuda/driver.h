@@ -31,6 +31,7 @@ using Kernel = KernelObject*;
 using Module = ModuleObject*;
 
 inline constexpr unsigned kEventBlockingSync = 1, kEventDisableTiming = 2;
+inline constexpr unsigned kStreamNonBlocking = 1;
 
 enum class NodeType : int { kKernel = 0, kMemcpy = 1, kMemset = 2, kEmpty = 5, kConditional = 13 };
 enum class ConditionalKind : int { kIf = 0, kWhile = 1 };
@@ -100,6 +101,7 @@ static_assert(sizeof(ConditionalParams) == 256, "the driver's structure of a nod
   X(PrimaryContextRetain, "cuDevicePrimaryCtxRetain", (ContextHandle*, Device))                        \
   X(ContextPush, "cuCtxPushCurrent_v2", (ContextHandle))                                               \
   X(ContextPop, "cuCtxPopCurrent_v2", (ContextHandle*))                                                \
+  X(StreamCreate, "cuStreamCreate", (StreamHandle*, unsigned))                                         \
   X(EventCreate, "cuEventCreate", (EventHandle*, unsigned))                                            \
   X(EventRecord, "cuEventRecord", (EventHandle, StreamHandle))                                         \
   X(EventQuery, "cuEventQuery", (EventHandle))                                                         \

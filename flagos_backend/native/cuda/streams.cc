@@ -127,4 +127,13 @@ std::unique_ptr<Streams> MakeDriverStreams(const Accelerator& accelerator, Devic
   return driver ? std::make_unique<cuda::CudaStreams>(*driver, accelerator, completions) : nullptr;
 }
 
+int64_t MakeDriverStream(int64_t ordinal) {
+  const cuda::Driver* driver = cuda::TheDriver();
+  if (driver == nullptr) return 0;
+  cuda::ContextScope current(*driver, cuda::PrimaryContext(*driver, ordinal));
+  cuda::StreamHandle stream = nullptr;
+  driver->Check(driver->StreamCreate(&stream, cuda::kStreamNonBlocking), "making a stream");
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(stream));
+}
+
 }  // namespace flagos

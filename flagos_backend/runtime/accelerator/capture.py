@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator.conditional import ConditionalNode, ConditionalRecorder, NativeConditionals
-from flagos_backend.runtime.accelerator.memory import GraphMemory
+from flagos_backend.runtime.accelerator.memory import GraphMemory, lent_stream
 from flagos_backend.runtime.plan import Plan
 
 # torch's allocations are aligned so, and kernels are chosen for it.
 _ALIGNMENT = 512
 # What captures may take for moving their arrays around, and how far from one another moves need not be.
 _MOVED_BYTES, _LARGEST_UNIT = 256 << 20, 1 << 20
+# What a step is told whose capture was broken before: by another thread, as it is not the step that broke it.
+_INVALIDATED = "due to a previous error during capture"
 # begin, bytes
 Range = tuple[int, int]
 # storage, address, bytes
@@ -120,13 +122,16 @@ def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[
 def _recorded(
     plan: Plan, run: Run, arrays: list[Any], conditionals: NativeConditionals | None, memory: GraphMemory
 ) -> Recording:
-    """One capture. What other captures left is given back for it: while one goes on, torch frees nothing."""
+    """One capture, which is made again where that may help. What other captures left is given back for it: while one
+    goes on, torch frees nothing."""
     try:
         return Recording(plan, run, arrays, conditionals, memory)
     except CaptureRefused as refusal:
-        if not isinstance(refusal.__cause__, torch.OutOfMemoryError):
+        has_no_memory = isinstance(refusal.__cause__, torch.OutOfMemoryError)
+        if not has_no_memory and _INVALIDATED not in str(refusal.__cause__):
             raise
-    torch.cuda.empty_cache()
+    if has_no_memory:
+        torch.cuda.empty_cache()
     return Recording(plan, run, arrays, conditionals, memory)
 
 
@@ -149,8 +154,6 @@ class Recording:
     the argument that it is written over, or -1.
     """
 
-    _one_at_a_time = threading.Lock()
-
     def __init__(
         self,
         plan: Plan,
@@ -163,8 +166,9 @@ class Recording:
         self.memory = memory
         recorder = ConditionalRecorder(conditionals, memory.bodies, run.device) if conditionals else None
         spare = torch.empty(1, dtype=torch.uint8, device=run.device)
-        with self._one_at_a_time, _workspaces_of_its_own():
-            torch.cuda.synchronize(run.device)
+        with undisturbed, _workspaces_of_its_own():
+            # Not for the device as a whole, where another thread may capture.
+            torch.cuda.current_stream(run.device).synchronize()
             with torch.cuda.stream(memory.stream):
                 try:
                     self.graph.capture_begin(memory.pool.handle, capture_error_mode="thread_local")
@@ -172,10 +176,10 @@ class Recording:
                     raise _refusal(plan, error) from error
                 try:
                     self.overwritten = run_into(plan, replace(run, conditionals=recorder), arrays)
+                    self.graph.capture_end()
                 except Exception as error:
                     self._abandon(run.device, spare, recorder is not None and recorder.has_lost_body)
                     raise _refusal(plan, error) from error
-                self.graph.capture_end()
         self.conditionals = tuple(recorder.nodes) if recorder else ()
 
     def native(self) -> NativeGraph:
@@ -191,11 +195,11 @@ class Recording:
         if has_lost_body:
             # The driver has destroyed the body, and would do so again with the graph: that stays, without its memory.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.graph))
-            torch._C._cuda_releasePool(device.index, self.graph.pool())
+            torch._C._cuda_releasePool(device.index, self.memory.pool.handle)
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(device.index, self.graph.pool())
+            torch._C._cuda_endAllocateToPool(device.index, self.memory.pool.handle)
         healthy = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        with lent_stream(device) as stream, torch.cuda.stream(stream):
             healthy.capture_begin(capture_error_mode="thread_local")
             spare.zero_()
             healthy.capture_end()

@@ -42,7 +42,7 @@ class ConditionalRecorder:
         self._native = native
         self._memory = memory
         self._device = device
-        self._captured: list[int] = []  # streams: of the graph, and of the bodies that what is captured now is in
+        self._depth = 0  # how many bodies what is captured now is in
 
     def run_if(self, chosen: torch.Tensor, body: Callable[[], None]) -> None:
         with self._node(chosen, repeats=False) as (inside, handle):
@@ -58,18 +58,18 @@ class ConditionalRecorder:
     def _node(self, flag: torch.Tensor, repeats: bool) -> Iterator[tuple[int, int]]:
         """The stream that the body is captured on, and the node's handle."""
         native, around = self._native, torch.cuda.current_stream(self._device).cuda_stream
-        self._captured.append(around)
+        stream = self._memory.stream(self._depth)
+        inside = stream.cuda_stream
+        node = native.open(native.accelerator, around, flag.data_ptr(), int(repeats), inside)
+        self.nodes.append(node)
+        # Memory belongs to the thread, so that bodies inside this one have it already.
+        memory = contextlib.nullcontext() if self._depth else self._memory.pool.entered()
+        self._depth += 1
         try:
-            stream = self._memory.stream(len(self._captured) - 1, self._captured)
-            inside = stream.cuda_stream
-            node = native.open(native.accelerator, around, flag.data_ptr(), int(repeats), inside)
-            self.nodes.append(node)
-            # Memory belongs to the thread, so that bodies inside this one have it already.
-            memory = self._memory.pool.entered() if len(self._captured) == 1 else contextlib.nullcontext()
             with self._ended_if_it_breaks(inside), torch.cuda.stream(stream), memory:
                 yield inside, node[1]
         finally:
-            self._captured.pop()
+            self._depth -= 1
 
     @contextlib.contextmanager
     def _ended_if_it_breaks(self, inside: int) -> Iterator[None]:

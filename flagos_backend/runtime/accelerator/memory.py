@@ -7,9 +7,12 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+
+from flagos_backend.devices.streams import own_stream
 
 
 class Pool:
@@ -36,13 +39,35 @@ class Pool:
             torch._C._cuda_releasePool(self._index, self.handle)
 
 
+# Streams to capture on that nobody has. Each is one graph's at a time: torch finds the workspace of BLAS by the stream.
+_spare: dict[torch.device, list[Any]] = {}
+
+
+def _take_stream(device: torch.device) -> Any:
+    try:
+        return _spare.setdefault(device, []).pop()  # in one step, for any thread
+    except IndexError:
+        return own_stream(device)
+
+
+@contextlib.contextmanager
+def lent_stream(device: torch.device) -> Iterator[Any]:
+    """A stream to capture on that nobody else has."""
+    stream = _take_stream(device)
+    try:
+        yield stream
+    finally:
+        _spare[device].append(stream)
+
+
 class BodyMemory:
     """Where bodies have their temporaries, which stay until this object goes: a pool, and for each depth the stream
     that its blocks belong to."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._streams: list[torch.cuda.Stream] = []
+        self._streams: list[Any] = []
+        weakref.finalize(self, _give_streams_back, device, self._streams).atexit = False
 
     @functools.cached_property
     def pool(self) -> Pool:
@@ -52,13 +77,14 @@ class BodyMemory:
     def pools(self) -> tuple[torch.cuda._POOL_HANDLE, ...]:
         return (self.pool.handle,) if "pool" in self.__dict__ else ()
 
-    def stream(self, depth: int, captured: Collection[int]) -> torch.cuda.Stream:
-        """One that is not among those that are ``captured``: torch has few, and gives them again."""
+    def stream(self, depth: int) -> Any:
         while len(self._streams) <= depth:
-            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            if stream.cuda_stream not in captured:
-                self._streams.append(stream)
+            self._streams.append(_take_stream(self._device))
         return self._streams[depth]
+
+
+def _give_streams_back(device: torch.device, streams: list[Any]) -> None:
+    _spare.setdefault(device, []).extend(streams)
 
 
 class GraphMemory:
@@ -67,7 +93,8 @@ class GraphMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.pool = Pool(device)
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = _take_stream(device)
+        weakref.finalize(self, _give_streams_back, device, [self.stream]).atexit = False
         self.bodies = BodyMemory(device)
         self._device = device
 

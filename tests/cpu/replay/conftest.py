@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator import capture
+from flagos_backend.runtime.accelerator import memory as memory_module
 from flagos_backend.runtime.control_flow import Conditional, While
 from flagos_backend.runtime.plan import Plan, Step
 from support.backend import backend, context, memory
@@ -40,6 +42,8 @@ from support.tape import Kernel, Tape
 __all__ = ["backend", "context", "driver", "memory"]
 
 _ALIGNMENT = 512
+# The device's streams: for computing, for copies to it, and from it.
+_HANDLES = 1, 2, 3
 
 
 def _build() -> ctypes.CDLL:
@@ -66,7 +70,8 @@ class Driver:
         self._plans: dict[Plan, int] = {}
         self._kernels: dict[tuple[Plan, int, str], int] = {}
         self.launches: list[Plan] = []
-        self.stream = self._streams = 1
+        self.stream, self._streams = 1, max(_HANDLES)
+        self._pooled = itertools.cycle(_HANDLES[1:])
         self.pools = Pools()
         self.by_kernel = False
         self._launched = 0
@@ -90,6 +95,7 @@ class Driver:
         graph: list[int] = []
         self._library.driver_begin(self.stream)
         try:
+            self.on_capture()
             yield graph
         finally:
             handle = self._library.driver_end(self.stream)
@@ -116,6 +122,10 @@ class Driver:
     def new_stream(self, device: torch.device) -> SimpleNamespace:
         self._streams += 1
         return SimpleNamespace(cuda_stream=self._streams)
+
+    def pooled_stream(self, device: torch.device) -> SimpleNamespace:
+        """As torch's: those that it gave the device for copies, in turns."""
+        return SimpleNamespace(cuda_stream=next(self._pooled))
 
     @contextlib.contextmanager
     def on_stream(self, stream: SimpleNamespace) -> Iterator[None]:
@@ -147,6 +157,9 @@ class Driver:
 
     def on_launch(self) -> None:
         """Called first of all in a launch."""
+
+    def on_capture(self) -> None:
+        """Called first of all while something is captured."""
 
     def _launch(self, number: int, addresses: Any, count: int) -> None:
         self.on_launch()
@@ -228,6 +241,14 @@ class _StreamTape(Tape):
 _DRIVER = Driver()
 
 
+class _CurrentStream:
+    def __init__(self) -> None:
+        self.cuda_stream = _DRIVER.stream
+
+    def synchronize(self) -> None:
+        """Streams are done at once."""
+
+
 class _Graph:
     """Stands for torch.cuda.CUDAGraph: has what was run into arrays while it was captured."""
 
@@ -302,10 +323,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     # What is recorded is regions and operators of torch: kernels that Triton launches would run at once.
     monkeypatch.setenv("FLAGOS_PREFER", "reference")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "Stream", _DRIVER.new_stream)
+    monkeypatch.setattr(torch.cuda, "Stream", _DRIVER.pooled_stream)
+    monkeypatch.setattr(memory_module, "own_stream", _DRIVER.new_stream)
     monkeypatch.setattr(torch.cuda, "stream", _DRIVER.on_stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=_DRIVER.stream))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _CurrentStream())
     monkeypatch.setattr(torch.cuda, "memory_snapshot", _DRIVER.pools.snapshot)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", _DRIVER.pools.handle)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
@@ -330,5 +351,5 @@ def _allocate(self: SimulatedAccelerator, num_bytes: int, stream: StreamKind) ->
     return whole[start : start + num_bytes]
 
 
-SimulatedAccelerator.handles = lambda self: ("cuda", (1, 2, 3))  # type: ignore[method-assign]
+SimulatedAccelerator.handles = lambda self: ("cuda", _HANDLES)  # type: ignore[method-assign]
 SimulatedAccelerator.allocate = _allocate  # type: ignore[method-assign]

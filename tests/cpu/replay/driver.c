@@ -354,19 +354,39 @@ Result cuCtxPopCurrent_v2(void** context) {
   *context = NULL;
   return 0;
 }
-Result cuEventCreate(void** event, unsigned flags) {
+
+// ---- Streams and events
+
+// Streams that somebody makes; those below are the tests' and the device's.
+Result cuStreamCreate(uintptr_t* stream, unsigned flags) {
+  static uintptr_t made = kMaxStreams / 2;
+  *stream = made++;
+  return flags == 1 && *stream < kMaxStreams ? 0 : kError;
+}
+
+static int is_captured(uintptr_t stream) { return stream < kMaxStreams && g_capturing[stream] != NULL; }
+
+// An event that was recorded in what is captured is reached never, and not asked for.
+typedef struct {
+  int captured;
+} Event;
+
+Result cuEventCreate(Event** event, unsigned flags) {
   (void)flags;
-  *event = &g_launch;
+  *event = calloc(1, sizeof(Event));
   return 0;
 }
-Result cuEventRecord(void* event, void* stream) { return (void)event, (void)stream, 0; }
-Result cuEventQuery(void* event) { return (void)event, 0; }
-Result cuEventSynchronize(void* event) { return (void)event, 0; }
-Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
-  return (void)stream, (void)event, (void)flags, 0;
+Result cuEventRecord(Event* event, uintptr_t stream) {
+  event->captured = is_captured(stream);
+  return 0;
 }
-Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
-  (void)stream;
-  memcpy((void*)to, (const void*)from, bytes);
+Result cuEventQuery(Event* event) { return event->captured ? kError : 0; }
+Result cuEventSynchronize(Event* event) { return cuEventQuery(event); }
+Result cuStreamWaitEvent(uintptr_t stream, Event* event, unsigned flags) {
+  return (void)stream, (void)flags, cuEventQuery(event);
+}
+// What is copied on a stream that is captured is copied when the graph is launched, if ever.
+Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, uintptr_t stream) {
+  if (!is_captured(stream)) memcpy((void*)to, (const void*)from, bytes);
   return 0;
 }

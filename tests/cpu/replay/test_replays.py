@@ -17,6 +17,7 @@ import torch
 import flagos_backend.jax
 from cpu.accelerator.test_runtime import PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
+from flagos_backend.devices import streams
 from flagos_backend.runtime import bridge
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
@@ -39,6 +40,38 @@ FIRST = 2
 
 def on_both(x: np.ndarray) -> tuple[jax.Array, jax.Array]:
     return jax.device_put(x, jax.devices("flagos")[0]), jax.device_put(x, jax.devices("cpu")[0])
+
+
+def test_copies_go_on_while_a_program_is_captured(
+    driver: Driver, context: Context, memory: Memory, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that is captured records what any thread enqueues there, and does none of it."""
+    arrived: list[np.ndarray] = []
+    sent = rng.standard_normal(1000).astype(np.float32)
+
+    def there_and_back() -> None:
+        arrived.append(get(put(memory, sent)))
+
+    def copied_meanwhile() -> None:
+        thread = threading.Thread(target=there_and_back)
+        thread.start()
+        thread.join()
+
+    executable = compile(context, add_one(1000, donate=False))
+    monkeypatch.setattr(driver, "on_capture", copied_meanwhile)
+    x = rng.standard_normal(1000).astype(np.float32)
+    for _ in range(FIRST + 1):
+        np.testing.assert_array_equal(get(run(executable, put(memory, x))[0]), x + 1)
+    # In each of three captures, the first of which is kept.
+    assert len(arrived) == 3 and all(np.array_equal(array, sent) for array in arrived)
+    assert "replayed as a graph of 1 nodes" in executable.artifact(Artifact.EXPLANATION).decode()
+
+
+def test_the_native_side_makes_streams(context: Context) -> None:
+    make = streams._make
+    assert make is not None and context.devices
+    made = {make(0) for _ in range(3)}
+    assert len(made) == 3 and 0 not in made
 
 
 def test_a_whole_program_needs_no_python_plan(

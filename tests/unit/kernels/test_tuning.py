@@ -3,12 +3,14 @@
 import contextlib
 import json
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flagos_backend.devices.target import HOST, Target
+from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.opcode import Opcode, Precision
@@ -53,7 +55,7 @@ def chip(monkeypatch, tmp_path):
         mem_get_info=lambda: (1 << 30, 1 << 30),
         get_device_name=lambda: module.name,
         current_device=lambda: 0,
-        synchronize=lambda: None,
+        synchronize=lambda: pytest.fail("waits for what other threads have the device do"),
         device=lambda device: contextlib.nullcontext(),
         Event=Event,
     )
@@ -88,6 +90,34 @@ def test_the_fastest_is_chosen_and_remembered(chip, tmp_path):
     assert folder.stat().st_mode & 0o777 == 0o700
     (file,) = folder.iterdir()
     assert json.loads(file.read_text()).keys() == {"slow", "quick"}
+
+
+def test_one_thread_measures_at_a_time(chip):
+    """What another one has the device do would be in its times."""
+    inside, most = [], []
+
+    def kernel(run, *operands):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.001)
+        inside.pop()
+
+    def measure(rows):
+        tuning.fastest(dot(rows), CHIP, {"one": kernel, "two": kernel}, 0.01)
+
+    threads = [threading.Thread(target=measure, args=(rows,)) for rows in (4, 5, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) > 12 and max(most) == 1
+
+
+def test_nothing_is_captured_while_kernels_are_measured(chip):
+    def kernel(run, *operands):
+        assert undisturbed.locked()
+
+    assert "measured" in tuning.fastest(dot(), CHIP, {"one": kernel, "two": kernel}, 0.001).text
 
 
 def test_whatever_changes_the_order_changes_the_key(chip, tmp_path):

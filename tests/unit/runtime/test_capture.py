@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capture as capture_module
+from flagos_backend.runtime.accelerator import memory as memory_module
 from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, capture
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeReplays
@@ -64,7 +66,14 @@ class _Graph:
         return self.number
 
     def pool(self) -> tuple[int, int]:
-        return self.memory
+        raise RuntimeError("torch knows none of a graph whose capture did not end")
+
+
+class _Stream:
+    cuda_stream = 0
+
+    def synchronize(self) -> None:
+        pass
 
 
 class _Pools:
@@ -106,8 +115,9 @@ def host_graphs(monkeypatch: pytest.MonkeyPatch, pools: _Pools) -> None:
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", _Graph.workspaces.clear, raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", pools.handle)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream())
+    monkeypatch.setattr(memory_module, "own_stream", lambda device: None)
+    monkeypatch.setattr(memory_module, "_spare", {})
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "memory_snapshot", pools.snapshot)
     monkeypatch.setattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", pools.begin, raising=False)
@@ -204,6 +214,53 @@ def test_memory_that_runs_out_is_given_back_once(monkeypatch: pytest.MonkeyPatch
     assert given_back == [1] and _Graph.open == 0
 
 
+BROKEN = "CUDA error: operation failed due to a previous error during capture"
+
+
+@pytest.mark.usefixtures("host_graphs")
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_another_thread_breaks_is_captured_again_once(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    settle, left = capture_module._settle, [RuntimeError(BROKEN)] * times
+
+    def broken(*arguments: Any) -> int:
+        if left:
+            raise left.pop()
+        return settle(*arguments)
+
+    monkeypatch.setattr(capture_module, "_settle", broken)
+    if times == 1:
+        assert captured(TEXT).first.overwritten == (-1, 1, -1)
+    else:
+        with pytest.raises(CaptureRefused, match="previous error during capture"):
+            captured(TEXT)
+    assert _Graph.open == 0
+
+
+@pytest.mark.usefixtures("host_graphs")
+def test_a_capture_that_does_not_end_is_undone(monkeypatch: pytest.MonkeyPatch, pools: _Pools) -> None:
+    """torch would go on allocating to its pool, and give no memory back any more."""
+    end, ended = _Graph.capture_end, []
+
+    def does_not_end(self: _Graph) -> None:
+        end(self)
+        if self.number == 1:
+            raise RuntimeError(BROKEN)
+
+    monkeypatch.setattr(_Graph, "capture_end", does_not_end)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, pool: ended.append(pool), raising=False)
+    captures = captured(TEXT)
+    assert captures.first.overwritten == (-1, 1, -1) and captures.graphs[0][0] == 3  # after the one that was undone
+    assert [pool for pool in ended if pool == captures.first.memory.pool.handle] == 2 * [(0, 1)]  # made, undone
+
+
+@pytest.mark.usefixtures("host_graphs")
+def test_nobody_measures_while_a_program_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle, held = capture_module._settle, []
+    monkeypatch.setattr(capture_module, "_settle", lambda *_: held.append(undisturbed.locked()) or settle(*_))
+    captured(TEXT)
+    assert held and all(held) and not undisturbed.locked()
+
+
 @pytest.mark.usefixtures("host_graphs")
 def test_another_capture_lies_where_the_first_did_with_its_temporaries_elsewhere() -> None:
     captures, memory = captured(TEXT), GraphMemory(DEVICE)
@@ -240,8 +297,7 @@ def test_bodies_are_told_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> N
         number = next(numbers)
         return number, 10 * number, 100 * number
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(numbers) + 1000))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(memory_module, "own_stream", lambda device: SimpleNamespace(cuda_stream=next(numbers) + 1000))
     native = NativeConditionals(0, lambda accelerator: None, opened, lambda *_: None)
     memory = GraphMemory(DEVICE)  # the first pool
     with torch.inference_mode():

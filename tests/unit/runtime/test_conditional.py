@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ import torch
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.accelerator import memory as memory_module
 from flagos_backend.runtime.accelerator.capturable import reason_against
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import BodyMemory
@@ -321,7 +321,8 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
-    monkeypatch.setattr(torch.cuda, "Stream", driver.new_stream)
+    monkeypatch.setattr(memory_module, "own_stream", driver.new_stream)
+    monkeypatch.setattr(memory_module, "_spare", {})
     monkeypatch.setattr(torch.cuda, "stream", driver.on_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=driver.stream))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 9))
@@ -407,14 +408,18 @@ def test_a_node_that_is_refused_has_no_body(driver: Driver, monkeypatch: pytest.
     assert len(recorder.nodes) == 1
 
 
-def test_streams_that_are_captured_are_not_taken(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are few, in turn."""
-    streams = itertools.cycle([1, 2, 3])
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(streams)))
-    recorder, flag = recorder_of(driver), torch.tensor(True)
-    next(streams), next(streams), next(streams)
-    recorder.run_if(flag, lambda: recorder.run_if(flag, lambda: None))
-    assert [call[1:] for call in driver.calls if call[0] == "open"] == [(1, 0, 2), (2, 0, 3)]
+def test_streams_are_those_of_one_memory_at_a_time(driver: Driver) -> None:
+    device = torch.device("cpu", 0)
+    kept, dropped = BodyMemory(device), BodyMemory(device)
+
+    def numbers(memory: BodyMemory) -> list[int]:
+        return [memory.stream(depth).cuda_stream for depth in (0, 1, 0)]
+
+    assert numbers(kept) == [2, 3, 2] and numbers(dropped) == [4, 5, 4]
+    del dropped
+    gc.collect()
+    again = BodyMemory(device)
+    assert sorted(set(numbers(again))) == [4, 5] and numbers(kept) == [2, 3, 2]
 
 
 def test_memory_of_bodies_stays_as_long_as_who_has_it(driver: Driver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from flagos_backend import tensor_float
 from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode, Precision
@@ -27,7 +28,7 @@ def _dot(
 def _precision() -> Precision:
     """What torch's setting says of products of f32. HLO's default would let them be rounded to TF32; Dynamo traces
     again when the setting changes."""
-    return Precision.HIGHEST if torch.get_float32_matmul_precision() == "highest" else Precision.DEFAULT
+    return Precision.DEFAULT if tensor_float.is_set() else Precision.HIGHEST
 
 
 def _untransposed(x: Instruction) -> tuple[Instruction, bool]:
