@@ -49,7 +49,7 @@ class Attention:
 
     @property
     def batch(self) -> str:
-        """Batch dimensions, outermost first; the last one counts the heads of the key."""
+        """Batch dimensions, outermost first."""
         return "".join(letter for letter in self.key if letter not in "1sd")
 
     @property
@@ -57,8 +57,20 @@ class Attention:
         return "".join(letter for letter in self.query if letter not in "1td" and letter not in self.key)
 
     @property
+    def heads_of_key(self) -> str:
+        """The last batch dimension; none where one key is for all heads of a batch, which the query's layout tells:
+        batch and heads that do not stand side by side would be copied to make them one dimension."""
+        last = self.batch[-1:]
+        together = all(self.batch in dims for dims in (self.query, self.key, self.value))
+        return "" if self.groups and together and last + self.groups not in self.query else last
+
+    @property
+    def outer_batch(self) -> str:
+        return self.batch[: len(self.batch) - len(self.heads_of_key)]
+
+    @property
     def heads_of_query(self) -> str:
-        return self.batch[-1:] + self.groups
+        return self.heads_of_key + self.groups
 
     def hides(self) -> bool:
         return self.mask is not None or self.upper is not None or self.lower is not None
@@ -208,7 +220,7 @@ class Views:
         for dims, sizes in shapes.items():
             self.letters.update(zip(dims, sizes, strict=True))
         self.letters["1"] = 1
-        self._outer, self._key_heads = attention.batch[:-1], attention.batch[-1:]
+        self._outer, self._key_heads = attention.outer_batch, attention.heads_of_key
         self._heads = attention.heads_of_query
         heads = (self._outer, self._heads, self._key_heads)
         self.sizes = Sizes(*(self._count(letters) for letters in (*heads, "t", "s", "d", "e")))

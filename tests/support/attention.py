@@ -35,6 +35,7 @@ CASES = {
     "bias, mask, causal": Attention(**_GROUPED, bias="hgts", mask="bhgts", upper=0),
     "other layouts": Attention("hbtd", "bhds", "sbhe", "bhet", 0.3, upper=0),
     "two batches": Attention("bchtd", "bchsd", "bchse", "bchte", 0.3, bias="chts"),
+    "one key for all heads": Attention("bthd", "bs1d", "bs1e", "bthe", 0.3, mask="bh1s", upper=0),
     "one head": Attention("td", "sd", "se", "te"),
     "one query": Attention("b1hgd", "bshd", "bshe", "bhge", mask="bs"),
 }
