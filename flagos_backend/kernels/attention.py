@@ -25,7 +25,8 @@ HIDDEN_ROW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """softmax(where(visible, scale·query·keyᵀ + bias, fill))·value over labelled dimensions.
+    """softmax(where(visible, scale·query·keyᵀ + bias, fill))·value over labelled dimensions; with ``cap``
+    cap·tanh(scale·query·keyᵀ / cap) in the place of scale·query·keyᵀ.
 
     Each string names the dimensions of one array, a letter each, ``1`` for a size of one: ``t`` query position, ``s``
     key position, ``d`` what query and key contract, ``e`` channel of the value; any other letter of ``key`` is a batch
@@ -41,6 +42,7 @@ class Attention:
     output: str
     scale: float = 1.0
     fill: float = -math.inf
+    cap: float | None = None
     bias: str | None = None
     mask: str | None = None
     upper: int | None = None
@@ -83,7 +85,7 @@ class Attention:
     def __str__(self) -> str:
         """``bthd,bshd,bshe->bthe scale=0.125 upper=0``."""
         arrays = f"{self.query},{self.key},{self.value}->{self.output}"
-        extra = {"bias": self.bias, "mask": self.mask, "upper": self.upper, "lower": self.lower}
+        extra = {"cap": self.cap, "bias": self.bias, "mask": self.mask, "upper": self.upper, "lower": self.lower}
         shown = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
         return f"{arrays} scale={self.scale:.6g}{shown}{' tf32' if self.tensor_float else ''}"
 

@@ -1,4 +1,4 @@
-"""Attention whose program repeats keys and values for groups of queries takes them as they were, and so do its gradients,
+"""Attention whose program repeats keys and values for groups of queries takes them as they were; so do its gradients,
 which the kernel sums over the group; float64 is the oracle."""
 
 from __future__ import annotations
