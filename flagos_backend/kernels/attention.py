@@ -25,7 +25,8 @@ HIDDEN_ROW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """softmax(where(visible, scale·query·keyᵀ + bias, fill))·value over labelled dimensions.
+    """softmax(where(visible, scale·query·keyᵀ + bias, fill))·value over labelled dimensions; with ``cap``
+    cap·tanh(scale·query·keyᵀ / cap) in the place of scale·query·keyᵀ.
 
     Each string names the dimensions of one array, a letter each, ``1`` for a size of one: ``t`` query position, ``s``
     key position, ``d`` what query and key contract, ``e`` channel of the value; any other letter of ``key`` is a batch
@@ -41,6 +42,7 @@ class Attention:
     output: str
     scale: float = 1.0
     fill: float = -math.inf
+    cap: float | None = None
     bias: str | None = None
     mask: str | None = None
     upper: int | None = None
@@ -49,7 +51,7 @@ class Attention:
 
     @property
     def batch(self) -> str:
-        """Batch dimensions, outermost first; the last one counts the heads of the key."""
+        """Batch dimensions, outermost first."""
         return "".join(letter for letter in self.key if letter not in "1sd")
 
     @property
@@ -57,8 +59,20 @@ class Attention:
         return "".join(letter for letter in self.query if letter not in "1td" and letter not in self.key)
 
     @property
+    def heads_of_key(self) -> str:
+        """The last batch dimension; none where one key is for all heads of a batch, which the query's layout tells:
+        batch and heads that do not stand side by side would be copied to make them one dimension."""
+        last = self.batch[-1:]
+        together = all(self.batch in dims for dims in (self.query, self.key, self.value))
+        return "" if self.groups and together and last + self.groups not in self.query else last
+
+    @property
+    def outer_batch(self) -> str:
+        return self.batch[: len(self.batch) - len(self.heads_of_key)]
+
+    @property
     def heads_of_query(self) -> str:
-        return self.batch[-1:] + self.groups
+        return self.heads_of_key + self.groups
 
     def hides(self) -> bool:
         return self.mask is not None or self.upper is not None or self.lower is not None
@@ -71,7 +85,7 @@ class Attention:
     def __str__(self) -> str:
         """``bthd,bshd,bshe->bthe scale=0.125 upper=0``."""
         arrays = f"{self.query},{self.key},{self.value}->{self.output}"
-        extra = {"bias": self.bias, "mask": self.mask, "upper": self.upper, "lower": self.lower}
+        extra = {"cap": self.cap, "bias": self.bias, "mask": self.mask, "upper": self.upper, "lower": self.lower}
         shown = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
         return f"{arrays} scale={self.scale:.6g}{shown}{' tf32' if self.tensor_float else ''}"
 
@@ -208,7 +222,7 @@ class Views:
         for dims, sizes in shapes.items():
             self.letters.update(zip(dims, sizes, strict=True))
         self.letters["1"] = 1
-        self._outer, self._key_heads = attention.batch[:-1], attention.batch[-1:]
+        self._outer, self._key_heads = attention.outer_batch, attention.heads_of_key
         self._heads = attention.heads_of_query
         heads = (self._outer, self._heads, self._key_heads)
         self.sizes = Sizes(*(self._count(letters) for letters in (*heads, "t", "s", "d", "e")))

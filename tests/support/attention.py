@@ -33,8 +33,12 @@ CASES = {
     "mask, causal": Attention(**_GROUPED, mask="bts", upper=0, fill=-1e9),
     "mask, window": Attention(**_GROUPED, mask="bs", upper=1, lower=6, fill=-1e9),
     "bias, mask, causal": Attention(**_GROUPED, bias="hgts", mask="bhgts", upper=0),
+    "cap": Attention(**_GROUPED, cap=1.5),
+    "cap, causal": Attention(**_GROUPED, cap=0.7, upper=0),
+    "cap, bias, mask, window": Attention(**_GROUPED, cap=2.0, bias="hts", mask="bs", upper=1, lower=6, fill=-1e9),
     "other layouts": Attention("hbtd", "bhds", "sbhe", "bhet", 0.3, upper=0),
     "two batches": Attention("bchtd", "bchsd", "bchse", "bchte", 0.3, bias="chts"),
+    "one key for all heads": Attention("bthd", "bs1d", "bs1e", "bthe", 0.3, mask="bh1s", upper=0),
     "one head": Attention("td", "sd", "se", "te"),
     "one query": Attention("b1hgd", "bshd", "bshe", "bhge", mask="bs"),
 }
@@ -123,6 +127,8 @@ def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     q, k, v, out = (dims.replace("1", "") for dims in (a.query, a.key, a.value, a.output))
     whole = a.batch + a.groups + ("t" if "t" in q else "") + "s"
     logits = torch.einsum(f"{q},{k}->{whole}", query, key) * a.scale
+    if a.cap is not None:
+        logits = a.cap * torch.tanh(logits / a.cap)
     if a.bias is not None:
         logits = logits + _placed(rest.pop(0).cpu().double(), a.bias, whole)
     visible = torch.ones_like(logits, dtype=torch.bool)

@@ -130,6 +130,8 @@ def _attention_unsupported(instruction: Instruction, target: Target) -> str:
     types = {shape.element_type for shape in shapes_of(instruction)[:3]}
     if len(types) != 1 or not types <= {E.F16, E.BF16}:
         return "FlagGems' attention takes f16 or bf16"
+    if a.cap is not None:
+        return "FlagGems' attention has no soft cap of logits"
     if a.bias is not None or a.mask is not None or a.lower is not None:
         return "FlagGems' attention has no bias, mask or lower band"
     if a.upper is not None and (a.upper != 0 or size.T != size.S):

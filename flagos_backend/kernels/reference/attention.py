@@ -47,11 +47,13 @@ def compute_dtype(instruction: Instruction) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Logits of a block of query positions, [B, K, G, rows, S], and which of them are hidden."""
+    """Logits of a block of query positions, [B, K, G, rows, S], which of them are hidden, and the derivative of
+    their soft cap."""
 
     block: slice
     logits: Tensor
     hidden: Tensor | None
+    slope: Tensor | None
 
 
 class _Logits:
@@ -69,12 +71,16 @@ class _Logits:
         for start in range(0, size.T, rows):
             block = slice(start, min(start + rows, size.T))
             logits = torch.matmul(query[..., block, :], key.transpose(-1, -2)) * a.scale
+            slope = None
+            if a.cap is not None:
+                capped = torch.tanh(logits / a.cap)
+                logits, slope = capped * a.cap, 1 - capped * capped
             if bias is not None:
                 logits += _rows_of(bias, block)
             hidden = self._hidden(block, mask, query.device)
             if hidden is not None:
                 logits = logits.masked_fill(hidden, a.fill)
-            yield _Rows(block, logits, hidden)
+            yield _Rows(block, logits, hidden, slope)
 
     def _broadcast(self, tensor: Tensor, dims: str) -> Tensor:
         """Over [B, K, G, T, S]."""
@@ -165,6 +171,8 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
             ds = weights * (dp - (weights * dp).sum(-1, keepdim=True))
             if rows.hidden is not None:
                 ds = ds.masked_fill(rows.hidden, 0.0)
+            if rows.slope is not None:
+                ds = ds * rows.slope
             dq[..., rows.block, :] = torch.matmul(ds, k) * a.scale
             dk += torch.matmul(ds.transpose(-1, -2), q[..., rows.block, :]).sum(2) * a.scale
         laid_out: list[Tensor] = []

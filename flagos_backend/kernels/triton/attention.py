@@ -100,12 +100,16 @@ class _Launcher:
         # The interpreter multiplies all of a float32.
         cut = attention.tensor_float and target.vendor != SIMULATED
         self.scale = attention.scale
-        self.scalars = (attention.scale * _LOG2E, fill * _LOG2E, attention.upper or 0, attention.lower or 0)
+        # Kernels take tanh of what they scale, or add logits in units of log2.
+        cap = attention.cap
+        scale = attention.scale * _LOG2E if cap is None else attention.scale / cap
+        self.scalars = (scale, fill * _LOG2E, attention.upper or 0, attention.lower or 0)
         self.flags: dict[str, Any] = {
             "BLOCK_M": blocks.queries,
             "BLOCK_N": blocks.keys,
             "BLOCK_D": channels,
             "BLOCK_E": value_channels,
+            "CAP": 0.0 if cap is None else cap * _LOG2E,
             "HAS_BIAS": attention.bias is not None,
             "HAS_MASK": has_mask,
             "HAS_UPPER": attention.upper is not None,

@@ -60,14 +60,28 @@ def _key_range(
 
 
 @triton.jit
+def _tanh(x):
+    """Within three units of the last place: by its series near zero, where the exponential has lost x."""
+    square = x * x
+    series = -17.0 / 315.0 + square * (62.0 / 2835.0 - square * (1382.0 / 155925.0))
+    series = x + x * square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * series))
+    return tl.where(tl.abs(x) < 0.4, series, 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2E)) + 1.0))
+
+
+@triton.jit
 def _logits(
     q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr,
+    CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Logits times log2(e) of queries ``t`` and keys ``s``, hidden ones at ``fill``, keys past the end at -infinity;
-    and which are hidden. Only with EDGE there may be keys past the end or outside the band."""
+    which are hidden, and with a soft CAP (in units of log2) the tanh that it is made with, of the products times
+    ``scale``. Only with EDGE there may be keys past the end or outside the band."""
     logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    capped = logits
+    if CAP > 0:
+        capped = _tanh(logits)
+        logits = capped * CAP
     inside = (t < T)[:, None] & (s < S)[None, :]
     if HAS_BIAS:
         b = tl.load(bias + t[:, None] * bias_t + s[None, :] * bias_s, mask=inside, other=0.0)
@@ -84,14 +98,14 @@ def _logits(
         logits = tl.where(hidden, fill, logits)
     if EDGE:
         logits = tl.where((s < S)[None, :], logits, float("-inf"))
-    return logits, hidden
+    return logits, hidden, capped
 
 
 @triton.jit
 def _forward_blocks(
     accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, first, last, T, S, D, E, key_s, key_d, value_s,
     value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, EDGE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -105,9 +119,9 @@ def _forward_blocks(
             k = tl.load(k_pointers, mask=(s < S)[:, None] & (d < D)[None, :], other=0.0)
         else:
             k = tl.load(k_pointers)
-        logits, _ = _logits(
-            q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE, HAS_BIAS,
-            HAS_MASK, HAS_UPPER, HAS_LOWER, PRECISION,
+        logits, _, _ = _logits(
+            q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE, CAP,
+            HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, PRECISION,
         )
         maximum = tl.maximum(row_maximum, tl.max(logits, 1))
         shift = maximum
@@ -132,7 +146,7 @@ def attention_forward(
     query, key, value, bias, mask, output, statistics, query_b, query_h, query_t, query_d, key_b, key_h, key_s,
     key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s,
     output_b, output_h, output_t, output_e, H, G, T, S, D, E, scale, fill, upper, lower, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr,
     EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
@@ -160,17 +174,17 @@ def attention_forward(
         accumulator, row_sum, row_maximum = _forward_blocks(
             accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, first, full_first, T, S, D, E, key_s,
             key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D,
-            BLOCK_E, True, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+            BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
         )
     accumulator, row_sum, row_maximum = _forward_blocks(
         accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, full_first, full_last, T, S, D, E, key_s,
         key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D,
-        BLOCK_E, False, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+        BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
     )
     accumulator, row_sum, row_maximum = _forward_blocks(
         accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, full_last, last, T, S, D, E, key_s, key_d,
         value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-        HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
     )
     if HAS_MASK and FINITE_FILL:
         # A row that sees no key has equal weights over all keys, also those that the band skipped.
@@ -179,14 +193,15 @@ def attention_forward(
             accumulator, row_sum, row_maximum = _forward_blocks(
                 accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, 0, tl.where(blind, first, 0), T, S, D,
                 E, key_s, key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N,
-                BLOCK_D, BLOCK_E, True, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+                BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
             )
         if HAS_UPPER:
             rest = (tl.maximum(last, full_last) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
             accumulator, row_sum, row_maximum = _forward_blocks(
                 accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, rest, tl.where(blind, S, rest), T, S,
                 D, E, key_s, key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-                BLOCK_N, BLOCK_D, BLOCK_E, True, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+                BLOCK_N, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN,
+                PRECISION,
             )
     tl.store(statistics + tl.program_id(1).to(tl.int64) * T + t, (row_maximum + tl.log2(row_sum)) / LOG2E, mask=t < T)
     out = accumulator / row_sum[:, None]
@@ -251,9 +266,9 @@ def _weights(
 def _key_gradient_blocks(
     key_gradient, value_gradient, query, gradient, k, v, bias, mask, statistics, delta, s, first, last, T, S, D, E,
     query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, EDGE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr,
+    FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Adds what the queries of [first, last) give to the gradients of one block of keys and values."""
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
@@ -269,9 +284,9 @@ def _key_gradient_blocks(
         else:
             q, g = tl.load(q_pointers), tl.load(g_pointers)
             stats, dots = tl.load(statistics + t) * LOG2E, tl.load(delta + t)
-        logits, hidden = _logits(
-            q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE, HAS_BIAS,
-            HAS_MASK, HAS_UPPER, HAS_LOWER, PRECISION,
+        logits, hidden, capped = _logits(
+            q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE, CAP,
+            HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, PRECISION,
         )
         weights = _weights(
             logits, hidden, stats, t, s, S, fill, upper, lower, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL,
@@ -279,6 +294,8 @@ def _key_gradient_blocks(
         )
         value_gradient = tl.dot(tl.trans(weights.to(g.dtype)), g, value_gradient, input_precision=PRECISION)
         slope = tl.dot(g, tl.trans(v), input_precision=PRECISION) - dots[:, None]
+        if CAP > 0:
+            slope *= 1.0 - capped * capped
         logits_gradient = weights * slope
         if EDGE or HAS_MASK:
             logits_gradient = tl.where(hidden, 0.0, logits_gradient)
@@ -292,7 +309,7 @@ def attention_key_gradient(
     query_t, query_d, key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s,
     mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h,
     dv_s, dv_e, H, G, T, S, D, E, scale, fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -330,17 +347,20 @@ def attention_key_gradient(
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, first, full_first, T, S, D, E,
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, True, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            PRECISION,
         )
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, full_first, full_last, T, S, D,
             E, query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, False, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+            BLOCK_M, BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            PRECISION,
         )
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, full_last, last, T, S, D, E,
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, True, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            PRECISION,
         )
     key_place = b * dk_b + kh * dk_h + s[:, None] * dk_s + d[None, :] * dk_d
     value_place = b * dv_b + kh * dv_h + s[:, None] * dv_s + e[None, :] * dv_e
@@ -352,7 +372,7 @@ def attention_key_gradient(
 def _query_gradient_blocks(
     query_gradient, q, g, stats, dots, key, value, bias, mask, t, first, last, T, S, D, E, key_s, key_d, value_s,
     value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, EDGE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -367,15 +387,17 @@ def _query_gradient_blocks(
             v = tl.load(v_pointers, mask=(s < S)[:, None] & (e < E)[None, :], other=0.0)
         else:
             k, v = tl.load(k_pointers), tl.load(v_pointers)
-        logits, hidden = _logits(
-            q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE, HAS_BIAS,
-            HAS_MASK, HAS_UPPER, HAS_LOWER, PRECISION,
+        logits, hidden, capped = _logits(
+            q, k, bias, mask, t, s, T, S, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, EDGE, CAP,
+            HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, PRECISION,
         )
         weights = _weights(
             logits, hidden, stats, t, s, S, fill, upper, lower, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL,
             EDGE,
         )
         slope = tl.dot(g, tl.trans(v), input_precision=PRECISION) - dots[:, None]
+        if CAP > 0:
+            slope *= 1.0 - capped * capped
         logits_gradient = weights * slope
         if EDGE or HAS_MASK:
             logits_gradient = tl.where(hidden, 0.0, logits_gradient)
@@ -389,7 +411,7 @@ def attention_query_gradient(
     key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h,
     mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dq_b, dq_h, dq_t, dq_d, H, G, T, S, D, E, scale,
     fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
+    BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
     HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). ``query_gradient`` [B,H,T,D]."""
@@ -418,17 +440,17 @@ def attention_query_gradient(
         dq = _query_gradient_blocks(
             dq, q, g, stats, dots, key, value, bias, mask, t, first, full_first, T, S, D, E, key_s, key_d, value_s,
             value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-            HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+            CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
         )
     dq = _query_gradient_blocks(
         dq, q, g, stats, dots, key, value, bias, mask, t, full_first, full_last, T, S, D, E, key_s, key_d, value_s,
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, False,
-        HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
     )
     dq = _query_gradient_blocks(
         dq, q, g, stats, dots, key, value, bias, mask, t, full_last, last, T, S, D, E, key_s, key_d, value_s,
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-        HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
     )
     place = b * dq_b + h * dq_h + t[:, None] * dq_t + d[None, :] * dq_d
     tl.store(query_gradient + place, (dq * factor).to(query_gradient.dtype.element_ty), mask=in_query)

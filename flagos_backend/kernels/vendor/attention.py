@@ -36,6 +36,8 @@ def _unsupported(instruction: Instruction, target: Target, a: Attention) -> str:
     if len(types) != 1 or not types <= _TYPES:
         return "query, key and value must all be f16 or bf16"
     size = views_of(instruction, a).sizes
+    if a.cap is not None:
+        return "its logits have a soft cap"
     if a.bias is not None or a.mask is not None or a.lower is not None:
         return "it has a bias or a mask"
     if a.upper is not None and (a.upper != 0 or size.T != size.S):

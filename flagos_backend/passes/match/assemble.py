@@ -100,13 +100,17 @@ def assemble(candidate: Candidate) -> Matched:
     if of.zeroes_weights and masks:
         raise NearMissError("hidden weights are set to zero, also those of a row that sees no key")
     band, biases = _bias_bands(of, position, band, masks)
+    cap = None if of.logits.cap is None else abs(of.logits.cap)
+    if not math.isfinite(of.logits.slope) or (cap is not None and not math.isfinite(cap)):
+        raise NearMissError(f"its scale is {of.logits.slope:g}")
     attention = Attention(
         dims_text(letters, query),
         dims_text(letters, key),
         dims_text(letters, output.labels),
         dims_text(letters, output.labels_of_result),
-        of.logits.scale,
+        of.logits.slope,
         fill,
+        cap,
         upper=band.upper,
         lower=band.lower,
         tensor_float=all(_may_round(dot) for dot in (of.dot, output.dot)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flagos_backend.ir.attributes import (
     NONE,
@@ -17,77 +17,94 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
 from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.passes.match.assemble import Matched, MatchedGradients, Result
-from flagos_backend.passes.match.labels import dims_of, element_type_of, peel
+from flagos_backend.passes.match.groups import Operand, Repetition
+from flagos_backend.passes.match.labels import dims_of, element_type_of
 from flagos_backend.passes.match.symbols import Term
 
 Replacements = dict[Instruction, Instruction]
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    instruction: Instruction
-    dims: str
-
-
 class CallBuilder:
-    """The calls of one attention whose output stands in for ``result``."""
+    """The calls of one attention whose output stands in for ``result``; with ``repetition`` on keys and values as they
+    were before it."""
 
-    def __init__(self, matched: Matched, result: Result) -> None:
-        self._matched = matched
+    def __init__(self, matched: Matched, result: Result, repetition: Repetition | None = None) -> None:
+        self._matched, self._repetition = matched, repetition
         self._like = matched.output.dot
-        self._result, self._result_dims = result.instruction, matched.dims(result.labels)
+        self._result = result.instruction
+        self._result_dims = self._split_dims(matched.dims(result.labels))
         self._new: list[Instruction] = []
 
     def forward(self) -> tuple[Attention, Replacements]:
         """What replaces the output of an attention without gradients."""
-        matched = self._matched
-        a = matched.attention
-        operands = [Operand(matched.query, a.query), Operand(matched.key, a.key), Operand(matched.value, a.value)]
-        operands += self._optional()
-        result_dims = self._result_dims
-        repeated = _ungrouped(operands[1], operands[2])
-        if repeated is not None:
-            operands, result_dims = (
-                self._split_heads(operands, repeated),
-                result_dims.replace(repeated.letter, repeated.letter + repeated.group),
-            )
-        attention = self._attention(operands, result_dims)
-        shape = ArrayShape(element_type_of(self._result), _sizes(operands, result_dims))
+        operands = self._operands()
+        attention = self._attention(operands, self._result_dims)
+        shape = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
         call = AttentionCall(attention, statistics=False)
         made = self._call(FORWARD, shape, [o.instruction for o in operands], call.config())
-        if shape != self._result.shape:
-            made = self._emit(Opcode.RESHAPE, self._result.shape, (made,))
-        return attention, {self._result: made}
+        return attention, {self._result: self._shaped(made, self._result)}
 
     def forward_and_backward(self, gradients: MatchedGradients) -> tuple[Attention, Replacements]:
         """What replaces the output and the gradients."""
         matched = self._matched
-        a = matched.attention
-        operands = [Operand(matched.query, a.query), Operand(matched.key, a.key), Operand(matched.value, a.value)]
-        operands += self._optional()
+        operands = self._operands()
         attention = self._attention(operands, self._result_dims)
         views = Views(attention, {o.dims: dims_of(o.instruction) for o in operands})
         wide = any(element_type_of(o.instruction) is ElementType.F64 for o in operands[:3])
         size = views.sizes
         statistics = ArrayShape(ElementType.F64 if wide else ElementType.F32, (size.B, size.H, size.T))
         inputs = [o.instruction for o in operands]
-        both = TupleShape((self._result.shape, statistics))
+        of_output = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
+        both = TupleShape((of_output, statistics))
         call = self._call(FORWARD, both, inputs, AttentionCall(attention, statistics=True).config())
         output = self._element(call, 0)
-        dims = {name: matched.dims(result.labels) for name, result in gradients.wanted.items()}
+        upstream = Operand(gradients.output_gradient, matched.dims(gradients.output_gradient_labels))
+        upstream = self._split(upstream)
+        names = [name for name in ("query", "key", "value") if name in gradients.wanted]
+        results = [gradients.wanted[name] for name in names]
+        dims = {name: matched.dims(gradients.wanted[name].labels) for name in names}
+        if "query" in dims:
+            dims["query"] = self._split_dims(dims["query"])
         backward = AttentionBackwardCall(
-            attention,
-            matched.dims(gradients.output_gradient_labels),
-            *(dims.get(name) for name in ("query", "key", "value")),
+            attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value"))
         )
-        results = [gradients.wanted[name].instruction for name in ("query", "key", "value") if name in dims]
-        arguments = [*inputs[:3], output, self._element(call, 1), gradients.output_gradient, *inputs[3:]]
-        shape = TupleShape(tuple(result.shape for result in results))
+        arguments = [*inputs[:3], output, self._element(call, 1), upstream.instruction, *inputs[3:]]
+        shape = TupleShape(
+            tuple(
+                ArrayShape(element_type_of(result.instruction), _sizes(operands, dims[name]))
+                for name, result in zip(names, results, strict=True)
+            )
+        )
         gradient = self._call(BACKWARD, shape, arguments, backward.config())
-        replaced = {result: self._element(gradient, i) for i, result in enumerate(results)}
-        return attention, replaced if matched.is_only_backward else {self._result: output, **replaced}
+        replaced = {
+            result.instruction: self._shaped(self._element(gradient, i), result.instruction)
+            for i, result in enumerate(results)
+        }
+        return attention, replaced if matched.is_only_backward else {
+            self._result: self._shaped(output, self._result),
+            **replaced,
+        }
 
     # ---- operands ----
+
+    def _operands(self) -> list[Operand]:
+        matched, repetition = self._matched, self._repetition
+        a = matched.attention
+        query, key, value = (
+            Operand(matched.query, a.query),
+            Operand(matched.key, a.key),
+            Operand(matched.value, a.value),
+        )
+        if repetition is not None:
+            key, value = self._before(repetition.key, key), self._before(repetition.value, value)
+        return [self._split(query), key, value, *(self._split(operand) for operand in self._optional())]
+
+    def _before(self, source: Operand, repeated: Operand) -> Operand:
+        """``source`` in the type that it had when it was repeated."""
+        array, element = source.instruction, element_type_of(repeated.instruction)
+        if element_type_of(array) is not element:
+            array = self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
+        return Operand(array, source.dims)
 
     def _attention(self, operands: Sequence[Operand], output: str) -> Attention:
         query, key, value, *rest = (operand.dims for operand in operands)
@@ -140,20 +157,24 @@ class CallBuilder:
         places = tuple(sorted(dims.index(letter) for letter in kept))
         return self._emit(Opcode.BROADCAST, shape, (array,), DimensionsAttributes(places))
 
-    def _split_heads(self, operands: list[Operand], repeated: Repeated) -> list[Operand]:
-        """Every operand with the heads of the query as heads of the key times the group that shares one."""
-        query, _, _, *rest = operands
-        return [self._split(query, repeated), repeated.key, repeated.value, *(self._split(o, repeated) for o in rest)]
+    def _split_dims(self, dims: str) -> str:
+        return self._repetition.split_dims(dims) if self._repetition else dims
 
-    def _split(self, operand: Operand, repeated: Repeated) -> Operand:
-        if repeated.letter not in operand.dims:
+    def _split(self, operand: Operand) -> Operand:
+        """An array over the heads of the query over heads of the key and the group that shares one."""
+        repetition = self._repetition
+        if repetition is None or not repetition.splits or repetition.letter not in operand.dims:
             return operand
         sizes: list[int] = []
         for letter, size in zip(operand.dims, dims_of(operand.instruction), strict=True):
-            sizes += [size // repeated.times, repeated.times] if letter == repeated.letter else [size]
+            sizes += [size // repetition.times, repetition.times] if letter == repetition.letter else [size]
         shape = ArrayShape(element_type_of(operand.instruction), tuple(sizes))
-        dims = operand.dims.replace(repeated.letter, repeated.letter + repeated.group)
-        return Operand(self._emit(Opcode.RESHAPE, shape, (operand.instruction,)), dims)
+        array = self._emit(Opcode.RESHAPE, shape, (operand.instruction,))
+        return Operand(array, repetition.split_dims(operand.dims))
+
+    def _shaped(self, made: Instruction, replaced: Instruction) -> Instruction:
+        """``made`` with the dimensions of what it replaces."""
+        return made if made.shape == replaced.shape else self._emit(Opcode.RESHAPE, replaced.shape, (made,))
 
     # ---- instructions ----
 
@@ -173,52 +194,6 @@ class CallBuilder:
         assert isinstance(call.shape, TupleShape)
         shape = call.shape.elements[index]
         return self._emit(Opcode.GET_TUPLE_ELEMENT, shape, (call,), TupleIndexAttributes(index))
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """Keys and values before each of their heads (dimension ``letter``) was repeated ``times``."""
-
-    key: Operand
-    value: Operand
-    letter: str
-    group: str
-    times: int
-
-
-_NEW_GROUP = "y"
-
-
-def _ungrouped(key: Operand, value: Operand) -> Repeated | None:
-    first, second = _before_repeat(key), _before_repeat(value)
-    if first is None or second is None or first[1:] != second[1:]:
-        return None
-    return Repeated(first[0], second[0], first[1], _NEW_GROUP, first[2])
-
-
-def _before_repeat(operand: Operand) -> tuple[Operand, str, int] | None:
-    """For reshape(broadcast(x)) that repeats each entry of one dimension: x, the dimension, how often."""
-    numbers = tuple(None if letter == "1" else ord(letter) for letter in operand.dims)
-    merged, labels = peel(operand.instruction, numbers, exact=True)
-    if merged.opcode is not Opcode.RESHAPE or merged.operands[0].opcode is not Opcode.BROADCAST:
-        return None
-    broadcast = merged.operands[0]
-    sizes, source = dims_of(broadcast), broadcast.operands[0]
-    dimensions = broadcast.attributes_as(DimensionsAttributes).dimensions
-    new = [d for d, size in enumerate(sizes) if d not in dimensions and size > 1]
-    if len(new) != 1 or new[0] == 0 or list(dimensions) != sorted(dimensions):
-        return None
-    place, times = new[0], sizes[new[0]]
-    if dims_of(merged) != (*sizes[: place - 1], sizes[place - 1] * times, *sizes[place + 1 :]):
-        return None
-    label = labels[place - 1]
-    if label is None or sizes[place - 1] == 1:
-        return None
-    spread = (*labels[:place], None, *labels[place:])
-    dims = "".join("1" if (found := spread[d]) is None else chr(found) for d in dimensions)
-    if dims_of(source) != tuple(sizes[d] for d in dimensions):
-        return None
-    return Operand(source, dims), chr(label), times
 
 
 def _sizes(operands: Sequence[Operand], dims: str) -> tuple[int, ...]:

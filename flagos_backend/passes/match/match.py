@@ -23,14 +23,13 @@ from flagos_backend.passes.match.assemble import (
     assemble_gradients,
 )
 from flagos_backend.passes.match.calls import CallBuilder, Replacements
-from flagos_backend.passes.match.labels import element_type_of, moved, untransposed
+from flagos_backend.passes.match.groups import arranged, repetition_of, summed
+from flagos_backend.passes.match.labels import untransposed
 from flagos_backend.passes.match.recognize import Recognizer
 from flagos_backend.passes.match.sink_invariants import sink_invariants
 from flagos_backend.passes.match.split_batches import split_batches
 from flagos_backend.passes.match.symbols import Candidate
 from flagos_backend.passes.rewrite import Substitution, rewrite_computations, with_operands
-
-_ARRANGEMENTS = frozenset({Opcode.TRANSPOSE, Opcode.RESHAPE, Opcode.CONVERT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +106,23 @@ def _near_miss(dot: Instruction, reason: str) -> str:
 def _attempt(candidate: Candidate, users: dict[Instruction, list[Instruction]]) -> _Attempt:
     matched = assemble(candidate)
     gradients = assemble_gradients(matched)
+    repetition = repetition_of(matched)
     if gradients is None:
         if matched.is_only_backward:
             raise NearMissError("the program has no use for its output")
-        return _Attempt(candidate, matched, None, *CallBuilder(matched, _arranged(matched.result, users)).forward())
-    wanted = {name: _arranged(result, users) for name, result in gradients.wanted.items()}
+        builder = CallBuilder(matched, arranged(matched.result, users), repetition)
+        return _Attempt(candidate, matched, None, *builder.forward())
+    wanted = {name: arranged(result, users) for name, result in gradients.wanted.items()}
+    if repetition is not None:
+        sums = summed(wanted, repetition, matched, users)
+        wanted, repetition = (wanted, None) if sums is None else (sums, repetition)
     source, labels = untransposed(gradients.output_gradient, gradients.output_gradient_labels)
     gradients = replace(gradients, wanted=wanted, output_gradient=source, output_gradient_labels=labels)
     # An output that nobody else reads lies as its gradient does.
-    builder = CallBuilder(
-        matched, Result(source, labels) if matched.is_only_backward else _arranged(matched.result, users)
+    result = Result(source, labels) if matched.is_only_backward else arranged(matched.result, users)
+    return _Attempt(
+        candidate, matched, gradients, *CallBuilder(matched, result, repetition).forward_and_backward(gradients)
     )
-    return _Attempt(candidate, matched, gradients, *builder.forward_and_backward(gradients))
-
-
-def _arranged(result: Result, users: dict[Instruction, list[Instruction]]) -> Result:
-    """``result`` after the rearrangements and the rounding that alone use it: the kernel writes it like that."""
-    while len(users[result.instruction]) == 1:
-        user = users[result.instruction][0]
-        labels = moved(user, result.labels) if user.opcode in _ARRANGEMENTS else None
-        if labels is None or not element_type_of(user).is_float:
-            break
-        result = Result(user, labels)
-    return result
 
 
 def _users(computation: Computation) -> dict[Instruction, list[Instruction]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
@@ -64,7 +65,7 @@ class Recognizer:
             elif isinstance(self._symbols.get(operand), Logits) and (
                 instruction.opcode in _JOINS or dims_of(instruction) == dims_of(operand)
             ):
-                self.broken[instruction] = f"{instruction.opcode} %{instruction.name} changes the logits"
+                self.broken[instruction] = f"{instruction.opcode} %{instruction.name} {_harm(instruction)}"
 
     # ---- data movement ----
 
@@ -104,6 +105,9 @@ class Recognizer:
         initial = scalar_of(instruction.operands[1])
         if isinstance(symbol, Logits) and opcode is Opcode.MAXIMUM and initial == float("-inf") and len(axes) == 1:
             return self._start_softmax(symbol, labels, axes[0])
+        if isinstance(symbol, Polynomial) and opcode is Opcode.MAXIMUM and symbol.of.axis is None:
+            other = instruction.operands[0]
+            self.broken[other] = f"{other.opcode} %{other.name} is no soft cap of logits, though made with tanh"
         if isinstance(symbol, Polynomial) and opcode is Opcode.ADD and initial == 0:
             return symbol if not axes and labels == symbol.labels else self._row_sum(symbol, labels, axes)
         return None
@@ -126,7 +130,7 @@ class Recognizer:
             symbol.of.zeroes_weights = True
         terms: dict[Powers, float] = {}
         for powers, coefficient in symbol.terms:
-            if powers.exponential != 1 or powers.gradient not in (0, 1):
+            if powers.exponential != 1 or powers.gradient not in (0, 1) or powers.tanh:
                 return None
             # sum of e is l; sum of g·e is l·r
             row = Powers(0, powers.row_sum + 1, 0, powers.row_dot + powers.gradient)
@@ -174,7 +178,7 @@ class Recognizer:
             of.zeroes_weights = of.zeroes_weights or bool(symbol.zeroed)
             return "output" if over_keys else "value"
         scale = symbol.gradient_scale()
-        if scale is None or of.logits is None or abs(scale - of.logits.scale) > 1e-6 * abs(of.logits.scale):
+        if scale is None or of.logits is None or abs(scale - of.logits.slope) > 1e-6 * abs(of.logits.slope):
             return None
         if symbol.zeroed != frozenset(of.logits.hides):
             return None
@@ -199,6 +203,13 @@ class Recognizer:
     def exponential(self, instruction: Instruction) -> Symbol | None:
         symbol = self._symbols.get(instruction.operands[0])
         return polynomial(symbol.of, symbol.labels, {Powers(1): 1.0}) if isinstance(symbol, Shifted) else None
+
+    def tanh(self, instruction: Instruction) -> Symbol | None:
+        """A soft cap, before anything is added or hidden."""
+        symbol = self._symbols.get(instruction.operands[0])
+        if not isinstance(symbol, Logits) or symbol.cap is not None or not symbol.is_product:
+            return None
+        return replace(symbol, cap=1.0)
 
     def negate(self, instruction: Instruction) -> Symbol | None:
         symbol = self._symbols.get(instruction.operands[0])
@@ -225,25 +236,29 @@ class Recognizer:
         a, b = (self._symbols.get(operand) for operand in instruction.operands)
         if isinstance(a, Polynomial) or isinstance(b, Polynomial):
             return self._sum(instruction, -1.0)
+        capped = _as_polynomial(b)
+        if capped is not None and (number := _number(capped, instruction.operands[0])) is not None:
+            return _sum(number, capped, -1.0)
         if isinstance(a, Logits) and isinstance(b, RowMaximum):
             same = b.logits.of is a.of and a.labels == b.labels and _alike(a, b.logits)
             return Shifted(a.of, a.labels) if same else None
         return None
 
     def _sum(self, instruction: Instruction, sign: float) -> Polynomial | None:
-        """Sum or difference of polynomials; one side may be the gradient of the weights."""
+        """Sum or difference of polynomials; one side may be the gradient of the weights, a number or capped logits."""
         left, right = instruction.operands
         a, b = self._symbols.get(left), self._symbols.get(right)
-        if isinstance(b, Polynomial) and not isinstance(a, Polynomial):
-            a = self._gradient(b, left)
-        elif isinstance(a, Polynomial) and not isinstance(b, Polynomial):
-            b = self._gradient(a, right)
+        if isinstance(b, Polynomial):
+            a = _as_polynomial(a) or _number(b, left) or self._gradient(b, left)
+        elif isinstance(a, Polynomial):
+            b = _as_polynomial(b) or _number(a, right) or self._gradient(a, right)
         return _sum(a, b, sign) if isinstance(a, Polynomial) and isinstance(b, Polynomial) else None
 
     def multiply(self, instruction: Instruction) -> Symbol | None:
         a, b = (self._symbols.get(operand) for operand in instruction.operands)
-        if isinstance(a, Polynomial) and isinstance(b, Polynomial):
-            return _product(a, b)
+        left, right = _as_polynomial(a), _as_polynomial(b)
+        if left is not None and right is not None:
+            return _product(left, right)
         for symbol in (a, b):
             if isinstance(symbol, Polynomial) and symbol.is_zero:
                 return symbol
@@ -285,7 +300,7 @@ class Recognizer:
             term = Term(*peel(predicate, symbol.labels, exact=True, broadcasts=True))
             if isinstance(symbol, Logits):
                 hide = Hide(term, visible, fill)
-                return Logits(symbol.of, symbol.labels, symbol.scale, symbol.biases, (*symbol.hides, hide))
+                return replace(symbol, hides=(*symbol.hides, hide))
             if isinstance(symbol, Polynomial) and fill == 0:
                 return self._undo_hide(symbol, term, visible)
         return None
@@ -307,7 +322,7 @@ class Recognizer:
         if symbol.hides and any(hide.fill != float("-inf") for hide in symbol.hides):
             return None  # a bias on top of a finite fill changes rows that see no key
         term = Term(*peel(other, symbol.labels, exact=True, broadcasts=True))
-        return Logits(symbol.of, symbol.labels, symbol.scale, (*symbol.biases, term), symbol.hides)
+        return replace(symbol, biases=(*symbol.biases, term))
 
     @staticmethod
     def _gradient(symbol: Polynomial, other: Instruction) -> Polynomial | None:
@@ -361,17 +376,33 @@ def _present(labels: Labels) -> list[int]:
 
 def _alike(a: Logits, b: Logits) -> bool:
     """The same logits, in whatever arrangement."""
-    return (a.scale, a.biases, a.hides) == (b.scale, b.biases, b.hides)
+    return replace(a, labels=b.labels) == b
 
 
 def _with_labels(symbol: Symbol, labels: Labels) -> Symbol:
-    if isinstance(symbol, Logits):
-        return Logits(symbol.of, labels, symbol.scale, symbol.biases, symbol.hides)
-    if isinstance(symbol, RowMaximum):
-        return RowMaximum(symbol.of, labels, symbol.logits)
-    if isinstance(symbol, Shifted):
-        return Shifted(symbol.of, labels)
-    return Polynomial(symbol.of, labels, symbol.terms, symbol.zeroed)
+    return replace(symbol, labels=labels)
+
+
+def _as_polynomial(symbol: Symbol | None) -> Polynomial | None:
+    """Capped logits, which tanh's derivative is made of, are a polynomial, too."""
+    if isinstance(symbol, Logits) and symbol.cap is not None and symbol.is_product:
+        return polynomial(symbol.of, symbol.labels, {Powers(tanh=1): symbol.cap})
+    return symbol if isinstance(symbol, Polynomial) else None
+
+
+def _number(beside: Polynomial, other: Instruction) -> Polynomial | None:
+    """The number that ``other`` is everywhere, ``beside`` a polynomial of tanh."""
+    number = scalar_of(other)
+    if number is None or any(powers != Powers(tanh=powers.tanh) for powers, _ in beside.terms):
+        return None
+    return polynomial(beside.of, beside.labels, {Powers(): number})
+
+
+def _harm(instruction: Instruction) -> str:
+    """What it does to logits."""
+    if instruction.opcode is Opcode.TANH:
+        return "caps logits that have a mask, a bias or a cap already"
+    return "changes the logits"
 
 
 def _scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
@@ -384,8 +415,10 @@ def _scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
 def _scaled_logits(symbol: Logits, factor: float) -> Logits | None:
     if symbol.biases or factor == 0:
         return None
-    hides = tuple(Hide(hide.predicate, hide.visible, hide.fill * factor) for hide in symbol.hides)
-    return Logits(symbol.of, symbol.labels, symbol.scale * factor, (), hides)
+    hides = tuple(replace(hide, fill=hide.fill * factor) for hide in symbol.hides)
+    if symbol.cap is not None:
+        return replace(symbol, cap=symbol.cap * factor, hides=hides)
+    return replace(symbol, scale=symbol.scale * factor, hides=hides)
 
 
 def _sum(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
@@ -429,5 +462,6 @@ _RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
     Opcode.RESHAPE: Recognizer.move,
     Opcode.SELECT: Recognizer.select,
     Opcode.SUBTRACT: Recognizer.subtract,
+    Opcode.TANH: Recognizer.tanh,
     Opcode.TRANSPOSE: Recognizer.move,
 }

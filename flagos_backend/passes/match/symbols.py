@@ -61,13 +61,25 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """where(visible, scale * product + biases, fill) on the way into a softmax."""
+    """where(visible, scale * product + biases, fill) on the way into a softmax; with ``cap``
+    cap * tanh(scale * product) in the place of scale * product."""
 
     of: Candidate
     labels: Labels
     scale: float = 1.0
     biases: tuple[Term, ...] = ()
     hides: tuple[Hide, ...] = ()
+    cap: float | None = None
+
+    @property
+    def slope(self) -> float:
+        """What the gradient of the logits is multiplied with on the way to the product, beside tanh's derivative."""
+        return self.scale if self.cap is None else self.scale * self.cap
+
+    @property
+    def is_product(self) -> bool:
+        """Whether nothing was added or hidden yet."""
+        return not self.biases and not self.hides
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +99,13 @@ class Shifted:
 
 class Powers(NamedTuple):
     """exponential: e = exp(shifted logits). row_sum: l = sum of e. gradient: g = gradient of the weights e/l.
-    row_dot: r = sum of g·e/l over a row."""
+    row_dot: r = sum of g·e/l over a row. tanh: h, of logits with a soft cap."""
 
     exponential: int = 0
     row_sum: int = 0
     gradient: int = 0
     row_dot: int = 0
+    tanh: int = 0
 
     def times(self, other: Powers) -> Powers:
         return Powers(*(a + b for a, b in zip(self, other, strict=True)))
@@ -120,16 +133,20 @@ class Polynomial:
         return self.terms[0][1] if len(self.terms) == 1 and self.terms[0][0] == WEIGHTS else None
 
     def gradient_scale(self) -> float | None:
-        """c, when this is c·(e/l)(g - r): the gradient of the logits."""
+        """c, when this is c·(e/l)(g - r): the gradient of the logits; with a cap c·(e/l)(g - r)(1 - h²), that of what
+        tanh was taken of."""
         found = dict(self.terms)
-        c = found.get(LOGITS_GRADIENT[0])
-        if len(found) != 2 or c is None or found.get(LOGITS_GRADIENT[1]) != -c:
+        c = found.get(_WEIGHTED_GRADIENT)
+        if c is None:
             return None
-        return c
+        wanted = {_WEIGHTED_GRADIENT: c, _WEIGHTED_ROW_DOT: -c}
+        if self.of.logits is not None and self.of.logits.cap is not None:
+            wanted |= {powers.times(Powers(tanh=2)): -factor for powers, factor in wanted.items()}
+        return c if found == wanted else None
 
 
 WEIGHTS = Powers(1, -1)
-LOGITS_GRADIENT = (Powers(1, -1, 1, 0), Powers(1, -1, 0, 1))
+_WEIGHTED_GRADIENT, _WEIGHTED_ROW_DOT = Powers(1, -1, 1, 0), Powers(1, -1, 0, 1)
 
 Symbol = Logits | RowMaximum | Shifted | Polynomial
 

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
+from flagos_backend.kernels.triton import attention_kernels
 from support.attention import CASES, assert_close, oracle, problem
 
 E = ElementType
@@ -47,6 +50,35 @@ def test_cases(name, rng):
 @pytest.mark.parametrize("name", ["mask, finite", "mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes=SIZES, hide_all=True), E.F32)
+
+
+@triton.jit
+def write_tanh(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, attention_kernels._tanh(tl.load(x + i)))
+
+
+def test_tanh(rng):
+    """Also of small numbers, which the exponential of twice such a number has lost."""
+    drawn = rng.standard_normal(2036) * 10.0 ** rng.integers(-12, 4, 2036)
+    x = torch.tensor(
+        [0.0, 0.4, 0.3999999, -0.4, 44.0, -44.0, 3e38, -3e38, 1e-38, torch.inf, -torch.inf, torch.nan, *drawn]
+    )
+    x = x.to(torch.float32)
+    y = torch.empty_like(x)
+    write_tanh[(1,)](x, y, N=2048)
+    torch.testing.assert_close(y.double(), torch.tanh(x.double()), rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_a_cap_of_infinite_products(rng):
+    p = problem(CASES["cap, causal"], E.F32, int(rng.integers(1 << 30)), sizes=SIZES)
+    p.operands[0][0, 3, 0, 0, 2] = torch.inf
+    p.operands[0][0, 9, 0, 1, 5] = torch.nan
+    (output, statistics), _ = oracle(p)
+    assert output[0, 3].isfinite().all()
+    ours = p.forward(kernels(p)[0])
+    assert_close(ours[0], output, E.F32)
+    assert_close(ours[1], statistics, E.F32)
 
 
 @pytest.mark.parametrize("low", [-1e9, -1e12, float(torch.finfo(torch.float32).min)])

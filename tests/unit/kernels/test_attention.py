@@ -3,14 +3,17 @@
 import pytest
 import torch
 
+from flagos_backend.devices.target import Target
 from flagos_backend.errors import MalformedProgram
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.attention import FORWARD, Attention, AttentionCall
+from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionCall
+from flagos_backend.kernels.choice import implementations_of
+from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference import attention, registry
-from support.attention import CASES, assert_close, oracle, problem
+from support.attention import CASES, assert_close, calls_of, oracle, problem
 
 E = ElementType
 
@@ -68,3 +71,24 @@ def test_malformed(config, fact):
     )
     with pytest.raises(MalformedProgram, match=fact):
         registry.prepare(call)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"upper": 0}, ""),
+        ({"cap": 30.0}, "soft cap"),
+        ({"upper": 0, "cap": 30.0}, "soft cap"),
+        ({"mask": "bs"}, "a bias or a mask"),
+        ({"upper": 1}, "no causal mask"),
+    ],
+    ids=str,
+)
+def test_what_the_vendors_kernels_lack(changes, reason):
+    described = Attention("bthgd", "bshd", "bshe", "bthge", **changes)
+    calls = calls_of(described, E.BF16, {"b": 1, "h": 2, "g": 2, "t": 64, "s": 64, "d": 32, "e": 32})
+    for operation, call in zip((FORWARD, BACKWARD), calls, strict=True):
+        (vendor,) = (i for i in implementations_of(operation) if i.provider is Provider.VENDOR)
+        found = vendor.unsupported(call, Target("cuda", vendor="nvidia"))
+        assert reason in found and bool(found) is bool(reason)

@@ -104,3 +104,61 @@ def test_windows(name: str, pointers: list[str], own: dict[str, object]) -> None
     sizes = {"H": 112, "W": 112, "B": 64, "OH": 56, "OW": 56, "KH": 3, "KW": 3, "SH": 2, "SW": 2, "PH": 0, "PW": 0}
     constants = {**sizes, "DH": 1, "DW": 1, "ACC": tl.float32, "BLOCK": 512, **own}
     assert ".entry" in compile_kernel(getattr(kernels, name), [*pointers, "i32"], constants, 4)
+
+
+ATTENTION = {
+    "attention_forward": (64, 64, 4, 3),
+    "attention_query_gradient": (64, 64, 4, 2),
+    "attention_key_gradient": (64, 64, 4, 2),
+}
+FLOATS, NUMBERS = ("scale", "fill", "factor"), ("upper", "lower")
+#: What a program of an H100 may have of shared memory.
+SHARED_MEMORY = 227 * 1024
+
+
+def attention_ptx(name: str, channels: int, **changes: object) -> str:
+    """bf16, causal, with the blocks that run where nothing is measured; checks that the device has room."""
+    function = getattr(importlib.import_module("flagos_backend.kernels.triton.attention_kernels"), name)
+    rows, keys, warps, stages = ATTENTION[name]
+    flags = ("HAS_BIAS", "HAS_MASK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL")
+    constants: dict[str, object] = {
+        **dict.fromkeys(flags, False), "HAS_UPPER": True, "EVEN": True, "PRECISION": "ieee", "CAP": 0.0,
+        "BLOCK_M": rows, "BLOCK_N": keys, "BLOCK_D": channels, "BLOCK_E": channels,
+    }  # fmt: skip
+    constants |= changes
+    constants |= {n: 1 for n in function.arg_names if n.endswith(("_d", "_e"))}  # strides of channels
+    wide = ("bias", "statistics", "delta")
+    signature, attributes = {}, {}
+    for place, argument in enumerate(function.arg_names):
+        if argument in constants:
+            signature[argument] = "constexpr"
+            continue
+        if argument in FLOATS:
+            signature[argument] = "fp32"
+            continue
+        is_array = "_" not in argument.removesuffix("_gradient") and argument.islower() and argument not in NUMBERS
+        element = "fp32" if argument in wide else "u8" if argument == "mask" else "bf16"
+        signature[argument] = f"*{element}" if is_array else "i32"
+        if is_array or argument.endswith(("_b", "_h", "_t", "_s")) or argument in ("T", "S"):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    known = {(function.arg_names.index(n),): v for n, v in constants.items() if n in function.arg_names}
+    source = ASTSource(function, signature, known, attributes)
+    compiled = triton.compile(source, target=COMPILED_FOR, options={"num_warps": warps, "num_stages": stages})
+    assert compiled.metadata.shared <= SHARED_MEMORY
+    return compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name: str) -> None:
+    """A soft cap takes one more exponential and a division for each logit, and costs nothing where there is none."""
+    plain, capped = attention_ptx(name, 128), attention_ptx(name, 128, CAP=72.0)
+    assert "wgmma" in plain and "wgmma" in capped
+    exponentials = [ptx.count("ex2.approx") for ptx in (plain, capped)]
+    divisions = [ptx.count("div.full") for ptx in (plain, capped)]
+    assert divisions[1] - divisions[0] == exponentials[1] - exponentials[0] > 0
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_with_everything(name: str) -> None:
+    everything = dict.fromkeys(("HAS_BIAS", "HAS_MASK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL"), True)
+    assert ".entry" in attention_ptx(name, 64, **everything, EVEN=False, CAP=72.0)
