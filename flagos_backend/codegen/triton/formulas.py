@@ -520,8 +520,9 @@ def centered(x):
 def log2_of_centered(x, natural):
     """``natural``: the logarithm of centered(x). The exponent is exact, and the rest a product in twice the digits."""
     exponent = _centered_bits(x)[1].to(tl.float64)
-    product = natural * 1.4426950408889634
-    rest = tl.fma(natural, 1.4426950408889634, negate(product)) + natural * 2.0355273740931033e-17
+    factor = tl.full(natural.shape, 1.4426950408889634, tl.float64)  # tl.fma takes a plain number as float32
+    product = natural * factor
+    rest = tl.fma(natural, factor, negate(product)) + natural * 2.0355273740931033e-17
     total = exponent + product
     result = total + ((exponent - total) + product + rest)
     result = tl.where(x == 0, float("-inf"), tl.where(x < 0, float("nan"), result))
