@@ -12,6 +12,7 @@ import torch
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.triton import sources
 from flagos_backend.codegen.triton.divisions import with_reciprocals
+from flagos_backend.codegen.triton.packed_sums import without_packed_sums
 from flagos_backend.codegen.triton.scalars import Dialect
 from flagos_backend.codegen.triton.split import Split, partial_size, split
 from flagos_backend.codegen.triton.tiling import Tiling, choose
@@ -124,6 +125,8 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     region = with_base_two(region)
     if dialect is Dialect.LIBDEVICE:  # elsewhere nothing says that a product and a sum are rounded once
         region = with_reciprocals(region)
+    if target.vendor == "nvidia":
+        region = without_packed_sums(region)
     tiling = choose(region, target)
     inputs = tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
     outputs = tuple(dict.fromkeys(store.target for store in region.stores))
@@ -139,7 +142,8 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     text = describe(region, tiling)
     workspaces = tuple(_array(buffer) for buffer in halves.buffers.values()) if halves else ()
     options = _WITH_LIBDEVICE.get(target.vendor, {})
-    source = _head(dialect, _work(region)) + "\n\n".join(["", *kernels.functions])
+    functions = "\n\n".join(["", *kernels.functions])
+    source = _head(dialect, _work(region), functions) + functions
     launches = tuple(kernels.launches)
     return RegionKernel(region, inputs, outputs, source, launches, workspaces, options, text, kernels.walks)
 
@@ -176,11 +180,14 @@ def _array(instruction: Instruction) -> ArrayShape:
     return instruction.shape
 
 
-def _head(dialect: Dialect, text: str) -> str:
+def _head(dialect: Dialect, text: str, functions: str) -> str:
     lines = [f'"""A region: {text}."""', "", "import triton", "import triton.language as tl"]
     if dialect is Dialect.LIBDEVICE:
         lines.append("from triton.language.extra import libdevice")
-    return "\n".join([*lines, "", "from flagos_backend.codegen.triton import formulas as fm", ""])
+    lines += ["", "from flagos_backend.codegen.triton import formulas as fm"]
+    if "nv." in functions:
+        lines.append("from flagos_backend.codegen.triton import nvidia_formulas as nv")
+    return "\n".join([*lines, ""])
 
 
 def describe(region: Region, tiling: Tiling) -> str:

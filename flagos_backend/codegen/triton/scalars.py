@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from flagos_backend.codegen.logarithms import BASE_TWO
 from flagos_backend.codegen.triton.divisions import CORRECTED, SCALE
+from flagos_backend.codegen.triton.packed_sums import ALONE
 from flagos_backend.fusion.literals import identity_of, number_of
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
@@ -188,6 +189,7 @@ _PLAIN = _FLOAT | {
     O.SIN: _call("tl.sin"),
 }
 _DIVISIONS = {SCALE: _call("fm.divisor_scale"), CORRECTED: _call("fm.divide_corrected")}
+_ALONE = {O.ADD: _call("nv.add_alone"), O.SUBTRACT: _call("nv.subtract_alone")}
 _LOG2 = {Dialect.LIBDEVICE: _call("libdevice.log2"), Dialect.PLAIN: _call("tl.log2")}
 _LOG = {Dialect.LIBDEVICE: "libdevice.log", Dialect.PLAIN: "tl.log"}
 _FLOATS: Mapping[Dialect, dict[Opcode, Text]] = {Dialect.LIBDEVICE: _LIBDEVICE, Dialect.PLAIN: _PLAIN}
@@ -283,6 +285,8 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
         return f"fm.is_finite({operands[0]})"
     if element_type is E.PRED:
         return _PRED[opcode](*operands)
+    if expression.detail == ALONE:
+        return _ALONE[opcode](*operands)
     if not element_type.is_float:
         return _integer(opcode, element_type)(*operands) if element_type in HELD else _PRED[opcode](*operands)
     if element_type not in HELD:

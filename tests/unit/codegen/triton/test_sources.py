@@ -76,6 +76,11 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
     "layer_norm": (H100, layer_norm, (f32(8192, 768), f32(768), f32(768))),
     "layer_norm_backward": (H100, backward(layer_norm), (f32(8192, 768), f32(768), f32(768), f32(8192, 768))),
     # Rounded once where a constant is added to a product, and nowhere else.
+    "positions_of_16_bits": (
+        H100,
+        lambda x: (jnp.arange(4096, dtype=np.int16) + x - 3, x.sum(-1, dtype=np.int16)),
+        (jax.ShapeDtypeStruct((1000, 4096), np.int16),),
+    ),
     "polynomial": (
         H100,
         lambda x, y: (((x - 3) * x + 2) * x + jnp.where(x < 0, 5.0, 7.0), x * y + y),

@@ -1,0 +1,50 @@
+"""Sums of 16-bit integers on NVIDIA's chips, each by itself: the assembler of CUDA 12.8, which is Triton 3.6's, adds
+nothing to every second number of a packed sum where it knows low bits of the other one. Just before a region is written
+down."""
+
+from __future__ import annotations
+
+from flagos_backend.fusion.region import Apply, Expression, Fold, Region
+from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ElementType
+
+#: The ``detail`` of an ADD or SUBTRACT that compilers must not pack.
+ALONE = "alone"
+_NARROW = frozenset({ElementType.S16, ElementType.U16})
+_PACKED = frozenset({Opcode.ADD, Opcode.SUBTRACT})
+
+
+def without_packed_sums(region: Region) -> Region:
+    """``region`` itself where no 16-bit integers are added. Folds add up in 32 bits, and lose the upper ones after."""
+    expressions = region.expressions()
+    if not any(_opcode(expression) in _PACKED for expression in expressions):
+        return region
+    pool = Pool()
+    moved: dict[Expression, Expression] = {}
+
+    def convert(expression: Expression, element_type: ElementType) -> Expression:
+        return pool.apply(Apply(element_type, Opcode.CONVERT, ()), (expression,))
+
+    def replace(expression: Expression) -> Expression | None:
+        if _opcode(expression) not in _PACKED:
+            return None
+        operands = tuple(moved[operand] for operand in expression.operands)
+        if isinstance(expression, Apply):
+            return pool.apply(Apply(expression.element_type, expression.opcode, (), ALONE), operands)
+        assert isinstance(expression, Fold)
+        value, initial = (convert(operand, ElementType.S32) for operand in operands)
+        wide = Fold(ElementType.S32, expression.combine, value, initial, expression.dims)
+        return convert(pool.fold(wide, value, initial, expression.dims), expression.element_type)
+
+    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
+    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+
+
+def _opcode(expression: Expression) -> Opcode | None:
+    """What combines 16-bit integers."""
+    if expression.element_type not in _NARROW:
+        return None
+    if isinstance(expression, Apply):
+        return expression.opcode
+    return expression.combine if isinstance(expression, Fold) else None
