@@ -23,6 +23,8 @@ from benchmarks.programs import Program, Scale, programs
 
 # Calls after which a program runs as it does from then on: accelerators replay what has run a few times.
 _FIRST_CALLS = 5
+# Seconds of calls one after another before the other side's turn: the wait at their end takes tenths of a millisecond.
+_LEAST_TURN = 0.05
 # Elements that one thread compares at a time.
 _PART = 1 << 20
 # Arrays whose magnitudes stay below this are zero but for rounding, as the gradient of a bias of attention's keys is.
@@ -235,7 +237,7 @@ def measure(program: Program, devices: Sequence[jax.Device], peak: Peak, seconds
 def _take_turns(ours: Side, peer: Side, seconds: float) -> tuple[float, float]:
     """Median seconds of a call of each."""
     estimate = max(min(side.seconds(2) for _ in range(2)) for side in (ours, peer))
-    calls = max(1, min(20, int(seconds / 10 / estimate)))
+    calls = max(1, min(20, int(max(seconds / 10, _LEAST_TURN) / estimate)))
     rounds = max(3, min(30, int(seconds / (estimate * calls))))
     taken = [(ours.seconds(calls), peer.seconds(calls)) for _ in range(rounds)]
     return statistics.median(t for t, _ in taken), statistics.median(t for _, t in taken)

@@ -1,6 +1,7 @@
 #include "cuda/streams.h"
 
 #include <chrono>
+#include <thread>
 
 #include "cuda/conditionals.h"
 #include "cuda/proof.h"
@@ -9,8 +10,11 @@ namespace flagos {
 namespace cuda {
 namespace {
 
-// Asking costs less than sleeping for so long, and answers sooner.
+// How a thread waits: it asks all the time; then between naps that grow with what it has waited, so that the answer is
+// late by a small part of that; then the driver wakes it, which on a virtual machine takes some tenths of a millisecond.
 constexpr std::chrono::microseconds kSpin{100};
+constexpr std::chrono::milliseconds kNaps{20};
+constexpr int kNapsPart = 32;
 
 ContextHandle PrimaryContext(const Driver& driver, int64_t ordinal) {
   Device device = 0;
@@ -36,10 +40,13 @@ class CudaPoint final : public Point {
   }
 
   void Wait() override {
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    do {
+    const auto began = std::chrono::steady_clock::now();
+    for (;;) {
       if (Reached()) return;
-    } while (std::chrono::steady_clock::now() < deadline);
+      const auto waited = std::chrono::steady_clock::now() - began;
+      if (waited > kNaps) break;
+      if (waited > kSpin) std::this_thread::sleep_for(waited / kNapsPart);
+    }
     ContextScope current(pool_->driver, pool_->context);
     pool_->driver.Check(pool_->driver.EventSynchronize(event_), "running on the device");
   }
