@@ -173,13 +173,15 @@ class Plans:
         return plan
 
     def _build(self, donors: tuple[int, ...]) -> Plan:
-        # Kernels prepare tables, which belong where they compute.
-        with torch.inference_mode(), self._device:
-            if self._target.is_host:
+        # Kernels prepare tables, which belong where they compute, and on an accelerator in the order of its compute
+        # stream: whoever compiles may have another one.
+        if self._target.is_host:
+            with torch.inference_mode(), self._device:
                 return Plan.build(self._module.entry, donors, self._device)
-            # Imports Triton, which the host does without.
-            from flagos_backend.runtime.accelerator import plan
+        # Imports Triton, which the host does without.
+        from flagos_backend.runtime.accelerator import plan
 
+        with torch.inference_mode(), discovery.opened(self._device.index or 0).guard(), self._device:
             return plan.build(self._module.entry, donors, self._device, self._target)
 
 
