@@ -5,8 +5,8 @@ Serves the loader, the trial load and the host client.
 
 from __future__ import annotations
 
-import functools
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,18 @@ def ffi_from_header(header: str) -> cffi.FFI:
     return ffi
 
 
-@functools.cache
+_lock = threading.Lock()
+_ffi: cffi.FFI | None = None
+
+
 def ffi() -> cffi.FFI:
-    """The FFI of this package's own header. Takes some 25 ms the first time."""
-    return ffi_from_header(HEADER.read_text("utf-8"))
+    """The FFI of this package's own header. Takes some 25 ms the first time, and is one: another's types are others."""
+    global _ffi
+    if _ffi is None:
+        with _lock:
+            if _ffi is None:
+                _ffi = ffi_from_header(HEADER.read_text("utf-8"))
+    return _ffi
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ copies. Called by native/accelerator.cc and native/python_streams.cc; nothing he
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from flagos_backend.devices.attributes import DLPACK_DEVICE, TORCH_DEVICE
 from flagos_backend.devices.streams import own_stream
 from flagos_backend.devices.target import Target
+from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import DeviceMemoryExhausted
 
@@ -139,14 +141,14 @@ class TorchAccelerator:
         return guard
 
     def allocate(self, num_bytes: int, stream: StreamKind) -> torch.Tensor:
-        try:
+        with contextlib.suppress(torch.OutOfMemoryError):
             return self._allocate(num_bytes, stream)
-        except torch.OutOfMemoryError:
+        with undisturbed:  # while any thread captures, torch gives nothing back
             self._module.empty_cache()
-        try:
-            return self._allocate(num_bytes, stream)
-        except torch.OutOfMemoryError:
-            raise self.exhausted(num_bytes) from None
+            try:
+                return self._allocate(num_bytes, stream)
+            except torch.OutOfMemoryError:
+                raise self.exhausted(num_bytes) from None
 
     def exhausted(self, num_bytes: int) -> DeviceMemoryExhausted:
         """The error of an allocation that does not fit."""

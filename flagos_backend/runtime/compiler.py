@@ -6,6 +6,7 @@ import functools
 import hashlib
 import logging
 import os
+import threading
 from dataclasses import dataclass, field
 
 import torch
@@ -137,36 +138,50 @@ class CompiledProgram:
 
 
 class Plans:
-    """The plans of one program on one device."""
+    """The plans of one program on one device, each made once, when it is first asked for."""
 
     def __init__(self, module: Module, donors: tuple[int, ...], device: torch.device, target: Target) -> None:
         self._module = module
         self._donors = donors
         self._device = device
         self._target = target
+        self._made: dict[tuple[int, ...], Plan] = {}  # by what it writes over
+        # Of this program alone: functools.cached_property has other programs wait (CPython 3.11), or makes two of one.
+        self._lock = threading.Lock()
 
     def choose(self, in_place: bool) -> Plan:
         """``in_place``: whether nobody else holds the arguments that the launch gives up."""
         return self.donating if in_place or not self._donors else self.keeping
 
-    @functools.cached_property
+    @property
     def donating(self) -> Plan:
         """Writes over donated arguments."""
-        return self._build(self._donors)
+        return self._of(self._donors)
 
-    @functools.cached_property
+    @property
     def keeping(self) -> Plan:
         """For launches whose donated arguments somebody else still holds."""
-        return self._build(())
+        return self._of(())
+
+    def _of(self, donors: tuple[int, ...]) -> Plan:
+        plan = self._made.get(donors)
+        if plan is None:
+            with self._lock:
+                plan = self._made.get(donors)
+                if plan is None:
+                    plan = self._made[donors] = self._build(donors)
+        return plan
 
     def _build(self, donors: tuple[int, ...]) -> Plan:
-        # Kernels prepare tables, which belong where they compute.
-        with torch.inference_mode(), self._device:
-            if self._target.is_host:
+        # Kernels prepare tables, which belong where they compute, and on an accelerator in the order of its compute
+        # stream: whoever compiles may have another one.
+        if self._target.is_host:
+            with torch.inference_mode(), self._device:
                 return Plan.build(self._module.entry, donors, self._device)
-            # Imports Triton, which the host does without.
-            from flagos_backend.runtime.accelerator import plan
+        # Imports Triton, which the host does without.
+        from flagos_backend.runtime.accelerator import plan
 
+        with torch.inference_mode(), discovery.opened(self._device.index or 0).guard(), self._device:
             return plan.build(self._module.entry, donors, self._device, self._target)
 
 

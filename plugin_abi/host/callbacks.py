@@ -5,10 +5,9 @@ Made once per process, so that no callback of a backend ever meets a freed closu
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from plugin_abi import cabi
 from plugin_abi.errors import FlagosStatusError, StatusCode
@@ -117,18 +116,24 @@ def _on_put(user_data: Any, key: Any, key_size: int, value: Any, value_size: int
     return StatusCode.OK
 
 
-@functools.cache
+_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "FlagosEventCallback": _on_event,
+    "FlagosReleaseCallback": _on_release,
+    "FlagosBytesSink": _on_bytes,
+    "FlagosHostCallback": _on_host_callback,
+    "FlagosKeyValueGet": _on_get,
+    "FlagosKeyValuePut": _on_put,
+}
+_closures: dict[str, Any] = {}
+
+
 def callback(kind: str) -> Any:
     """The process's C function of a callback type of the header."""
-    functions: dict[str, Callable[..., Any]] = {
-        "FlagosEventCallback": _on_event,
-        "FlagosReleaseCallback": _on_release,
-        "FlagosBytesSink": _on_bytes,
-        "FlagosHostCallback": _on_host_callback,
-        "FlagosKeyValueGet": _on_get,
-        "FlagosKeyValuePut": _on_put,
-    }
-    return cabi.ffi().callback(kind, functions[kind])
+    found = _closures.get(kind)
+    if found is None:
+        # Of threads that make one at once all get the one that is kept; the others' are freed.
+        found = _closures.setdefault(kind, cabi.ffi().callback(kind, _FUNCTIONS[kind]))
+    return found
 
 
 def receive(call: Callable[[Any, Any], None]) -> bytes:

@@ -18,6 +18,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels import choice
 from flagos_backend.kernels.implementation import Provider
+from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Run
 from support.against_xla import hlo_of_text
 
@@ -260,5 +261,8 @@ def test_convolutions_are_told_and_turn_nothing(monkeypatch: pytest.MonkeyPatch)
         return convolve(*arguments)
 
     monkeypatch.setattr(torch.ops.aten, "_convolution", watched)
-    in_threads(kernel_of(CONVOLUTION, EXACT), rounds=1)
+    kernel, instruction = kernel_of(CONVOLUTION, EXACT)
+    arguments = [torch.randn_like(argument) for argument in arguments_of(instruction)]
+    found = kernel(Run(), *arguments)
     assert told == [(False, True)]
+    torch.testing.assert_close(found, registry.prepare(instruction)(Run(), *arguments))

@@ -6,10 +6,13 @@ import functools
 import hashlib
 import importlib.util
 import tempfile
+import threading
 from pathlib import Path
 from types import ModuleType
 
 from flagos_backend.cache import private_folder
+
+_lock = threading.Lock()
 
 
 def digest(source: str) -> str:
@@ -28,12 +31,17 @@ def path_of(source: str) -> Path:
     return folder() / f"{digest(source)}.py"
 
 
-@functools.cache
 def load(source: str) -> ModuleType:
-    """The module that ``source`` is, one for each source, so that equal kernels are compiled once.
+    """The module that ``source`` is, one for each source, so that equal kernels are compiled once, in whatever threads.
 
     Raises what running it raises, and OSError when it cannot be written.
     """
+    with _lock:
+        return _loaded(source)
+
+
+@functools.cache
+def _loaded(source: str) -> ModuleType:
     path = path_of(source)
     if not path.is_file() or path.read_text() != source:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:

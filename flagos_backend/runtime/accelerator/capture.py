@@ -136,10 +136,10 @@ def _recorded(
 
 
 @contextlib.contextmanager
-def _workspaces_of_its_own() -> Iterator[None]:
-    """BLAS keeps a workspace for each stream, of which torch hands out a few in turns: the one that it finds would be
-    memory of an earlier graph's."""
-    torch._C._cuda_clearCublasWorkspaces()
+def _leaving_no_workspace() -> Iterator[None]:
+    """BLAS keeps a workspace for each stream: the next capture on this one would find memory of this one's graph. torch
+    drops those of all streams, which is not done more often than it must: of a product that another thread is about to
+    enqueue, too, whose workspace is anybody's then."""
     try:
         yield
     finally:
@@ -166,7 +166,7 @@ class Recording:
         self.memory = memory
         recorder = ConditionalRecorder(conditionals, memory.bodies, run.device) if conditionals else None
         spare = torch.empty(1, dtype=torch.uint8, device=run.device)
-        with undisturbed, _workspaces_of_its_own():
+        with undisturbed, _leaving_no_workspace():
             # Not for the device as a whole, where another thread may capture.
             torch.cuda.current_stream(run.device).synchronize()
             with torch.cuda.stream(memory.stream):

@@ -109,9 +109,9 @@ def run_segments(
 def _runner(segment: Segment, compile_segment: Callable[[GraphModule], CompiledGraph]) -> CompiledGraph:
     if segment.decisive is None:
         return compile_segment(segment.graph)
-    interpreter = Interpreter(segment.graph)
 
     def call(inputs: list[Any]) -> list[Any]:
-        return list(interpreter.run(*inputs, enable_io_processing=False))
+        # It keeps the values of the run that goes on.
+        return list(Interpreter(segment.graph).run(*inputs, enable_io_processing=False))
 
     return call

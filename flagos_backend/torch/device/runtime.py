@@ -6,6 +6,7 @@ Opened once, by registration.py, when the device is used for the first time.
 from __future__ import annotations
 
 import functools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,18 @@ class Runtime:
         return value if isinstance(value, int) else 0
 
 
-@functools.cache
+_lock = threading.Lock()
+
+
 def runtime() -> Runtime:
     """The open device. Raises DeviceUnavailable or NoInnerDevice."""
+    # Operators draw from its generator, so that there is one, whoever uses the device first.
+    with _lock:
+        return _opened()
+
+
+@functools.cache
+def _opened() -> Runtime:
     torch_facts = frameworks.detect("torch")
     result = loader.load(DEVICE_TYPE, frameworks=() if torch_facts is None else (torch_facts,))
     if result.accepted is None:

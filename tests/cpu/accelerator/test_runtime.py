@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cpu.native.harness import ELEMENT_TYPE, add_one, compile, get, put, run
+from flagos_backend.devices.simulated import SimulatedAccelerator
+from flagos_backend.runtime.accelerator import plan
+from flagos_backend.runtime.plan import Plan
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Artifact, Context, ElementType, HostBufferSemantics, Memory
 
@@ -54,6 +61,30 @@ def test_memory_that_is_not_there_is_refused_and_nothing_breaks(context: Context
     assert refused.value.code == 8
     x = np.arange(6, dtype=np.float32)
     np.testing.assert_array_equal(get(run(compile(context, add_one(6)), put(memory, x))[0]), x + 1)
+
+
+def test_what_kernels_prepare_is_in_the_order_of_what_computes(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever compiles may have put another stream before the device's."""
+    entered: list[bool] = []
+    planned: list[bool] = []
+
+    @contextlib.contextmanager
+    def guard(self: SimulatedAccelerator) -> Iterator[None]:
+        entered.append(True)
+        yield
+        entered.pop()
+
+    def build(*arguments: Any) -> Plan:
+        planned.append(bool(entered))
+        return make(*arguments)
+
+    make = plan.build
+    monkeypatch.setattr(SimulatedAccelerator, "guard", guard)
+    monkeypatch.setattr(plan, "build", build)
+    compile(context, add_one(6))
+    assert planned == [True] and not entered
 
 
 def test_a_donated_argument_is_written_over(context: Context, memory: Memory) -> None:

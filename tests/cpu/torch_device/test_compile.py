@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.torch.compile.placement import drawing_on_flagos
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,22 @@ def test_constants_and_numbers_of_the_host(device: torch.device) -> None:
     constant = torch.tensor([1.0, 2.0, 3.0], device=device)
     compiled = torch.compile(lambda x: x * constant + torch.tensor(2.0), backend=flagos)
     assert compiled(torch.ones(3, device=device)).tolist() == [3.0, 4.0, 5.0]
+
+
+def test_a_launch_inside_a_launch_goes_on_with_the_device_s_random_numbers(device: torch.device) -> None:
+    """As where an operator is called back that launches another program."""
+    torch.ones(1, device=device)
+    torch.manual_seed(8)  # all devices
+    torch.flagos.manual_seed(7)
+    with drawing_on_flagos():
+        drawn = [torch.rand(3)]
+        with drawing_on_flagos():
+            drawn.append(torch.rand(3))
+        drawn.append(torch.rand(3))
+    of_device, of_host = torch.Generator().manual_seed(7), torch.Generator().manual_seed(8)
+    for numbers in drawn:
+        assert torch.equal(numbers, torch.rand(3, generator=of_device))
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=of_host))
 
 
 def test_random_numbers_are_the_device_s(device: torch.device) -> None:

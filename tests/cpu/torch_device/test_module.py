@@ -89,6 +89,11 @@ def test_streams_and_events() -> None:
     start.record()
     with flagos.stream(stream) as current:
         assert flagos.current_stream() is current is stream
+        seen: list[torch.Stream] = []
+        other = threading.Thread(target=lambda: seen.append(flagos.current_stream()))
+        other.start()
+        other.join()
+        assert seen[0] is not stream
         torch.ones(100, device="flagos").sum()
     assert flagos.current_stream() is not stream
     stream.wait_stream(flagos.default_stream())

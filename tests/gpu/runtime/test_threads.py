@@ -1,4 +1,4 @@
-"""Threads that use one device at once, while programs are captured."""
+"""Threads that use one device at once: while programs are captured, and before, when steps are launched one by one."""
 
 from __future__ import annotations
 
@@ -58,3 +58,38 @@ def test_copies_go_on_while_programs_are_captured(context: Context, memory: Memo
             thread.join()
     assert not errors, errors
     assert trips and all(trips)
+
+
+def test_products_keep_their_precision_side_by_side(context: Context, memory: Memory, rng: np.random.Generator) -> None:
+    """Those that may be rounded to TF32 are, which errs a thousand times as much."""
+    errors: dict[str, list[float]] = {"default": [], "highest": []}
+    failures: list[BaseException] = []
+
+    def multiply(precision: str, seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        try:
+            for number in range(PROGRAMS):
+                rows = 64 + number
+                text = f"""ENTRY main {{
+                  x = f32[{rows},512] parameter(0)
+                  y = f32[512,{rows}] parameter(1)
+                  ROOT p = f32[{rows},{rows}] dot(x, y), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}},
+                    operand_precision={{{precision},{precision}}} }}"""
+                executable = compile(context, text)
+                for _ in range(RUNS):
+                    x, y = (draw.standard_normal(shape).astype(np.float32) for shape in ((rows, 512), (512, rows)))
+                    found = get(run(executable, put(memory, x), put(memory, y))[0])
+                    exact = x.astype(np.float64) @ y
+                    errors[precision].append(float(np.abs(found - exact).max() / np.abs(exact).max()))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=multiply, args=(name, int(rng.integers(1 << 30)))) for name in errors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert max(errors["highest"]) < 2e-6, errors
+    assert max(errors["default"]) < 2e-3, errors
+    assert not torch.backends.cuda.matmul.allow_tf32

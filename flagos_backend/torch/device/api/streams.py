@@ -6,6 +6,7 @@ event's time is the time at which it is recorded. An inner device with streams o
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -103,7 +104,13 @@ class Event(torch.Event):
         return (end_event._seconds - self._seconds) * 1e3
 
 
-_current: Stream | None = None
+class _Current(threading.local):
+    """Of each thread, as PyTorch has it."""
+
+    stream: Stream | None = None
+
+
+_current = _Current()
 
 
 def default_stream(device: DeviceLike = None) -> Stream:
@@ -114,13 +121,12 @@ def default_stream(device: DeviceLike = None) -> Stream:
 def current_stream(device: DeviceLike = None) -> Stream:
     """The stream on which work is put now."""
     index_of(device)
-    return default_stream() if _current is None else _current
+    return default_stream() if _current.stream is None else _current.stream
 
 
 def set_stream(stream: Stream) -> None:
-    """Puts later work on a stream."""
-    global _current
-    _current = stream
+    """Puts the thread's later work on a stream."""
+    _current.stream = stream
 
 
 class StreamContext:
@@ -130,14 +136,13 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self) -> Stream | None:
-        self._before = _current
+        self._before = _current.stream
         if self.stream is not None:
             set_stream(self.stream)
         return self.stream
 
     def __exit__(self, *_: object) -> None:
-        global _current
-        _current = self._before
+        _current.stream = self._before
 
 
 def stream(stream: Stream | None) -> StreamContext:
