@@ -143,12 +143,12 @@ def _forward_blocks(
 
 @triton.jit
 def attention_forward(
-    query, key, value, bias, mask, output, statistics, query_b, query_h, query_t, query_d, key_b, key_h, key_s,
-    key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s,
-    output_b, output_h, output_t, output_e, H, G, T, S, D, E, scale, fill, upper, lower, BLOCK_M: tl.constexpr,
+    query, key, value, bias, mask, sink, output, statistics, query_b, query_h, query_t, query_d, key_b, key_h, key_s,
+    key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, sink_b,
+    sink_h, output_b, output_h, output_t, output_e, H, G, T, S, D, E, scale, fill, upper, lower, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr,
-    EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SINK: tl.constexpr, EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). ``scale``, ``fill`` in units of log2; ``statistics`` f32[B,H,T] in units of e."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with the most keys first
@@ -169,6 +169,10 @@ def attention_forward(
     accumulator = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if HAS_SINK:  # one more logit, with no value; not in a row's sum where it is -infinity
+        of_sink = tl.load(sink + b64 * sink_b + h64 * sink_h).to(tl.float32) * LOG2E
+        row_maximum = tl.zeros([BLOCK_M], tl.float32) + of_sink
+        row_sum = tl.where(row_maximum == float("-inf"), 0.0, tl.exp2(row_maximum - row_maximum))
     first, full_first, full_last, last = _key_range(start, BLOCK_M, T, S, upper, lower, BLOCK_N, HAS_UPPER, HAS_LOWER)
     if HAS_LOWER:
         accumulator, row_sum, row_maximum = _forward_blocks(
@@ -214,10 +218,12 @@ def attention_forward(
 
 @triton.jit
 def attention_delta(
-    output, gradient, delta, output_b, output_h, output_t, output_e, gradient_b, gradient_h, gradient_t, gradient_e,
-    H, T, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+    output, gradient, statistics, sink, delta, sink_gradient, output_b, output_h, output_t, output_e, gradient_b,
+    gradient_h, gradient_t, gradient_e, sink_b, sink_h, dsink_b, dsink_h, dsink_t, H, T, E, BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr, HAS_SINK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of queries, B·H). delta f32[B,H,T]: the sum over channels of output times its gradient."""
+    """Grid (blocks of queries, B·H). delta f32[B,H,T]: the sum over channels of output times its gradient. With
+    HAS_SINK also ``sink_gradient`` [B,H,T]: of each row's sink, whose weight its statistics tell."""
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     t = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     e = tl.arange(0, BLOCK_E)
@@ -232,7 +238,13 @@ def attention_delta(
     )
     wide = _as_multiplied(g.to(tl.float32), gradient.dtype.element_ty, PRECISION)
     total = tl.sum(o.to(tl.float32) * wide, 1)
-    tl.store(delta + tl.program_id(1).to(tl.int64) * T + t, total, mask=t < T)
+    row = tl.program_id(1).to(tl.int64) * T + t
+    tl.store(delta + row, total, mask=t < T)
+    if HAS_SINK:
+        of_sink = tl.load(sink + b * sink_b + h * sink_h).to(tl.float32)
+        weights = tl.exp2((of_sink - tl.load(statistics + row, mask=t < T, other=float("inf"))) * LOG2E)
+        place = b * dsink_b + h * dsink_h + t * dsink_t
+        tl.store(sink_gradient + place, (-weights * total).to(sink_gradient.dtype.element_ty), mask=t < T)
 
 
 @triton.jit

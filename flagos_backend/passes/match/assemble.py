@@ -57,6 +57,7 @@ class Matched:
     key: Instruction
     value: Instruction
     biases: tuple[Term, ...]
+    sink: Term | None
     masks: tuple[tuple[Term, bool], ...]
     letters: dict[int, str]
     output: Contraction
@@ -116,7 +117,16 @@ def assemble(candidate: Candidate) -> Matched:
         tensor_float=all(_may_round(dot) for dot in (of.dot, output.dot)),
     )
     operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
-    return Matched(of, attention, *operands, biases, masks, letters, output)
+    return Matched(of, attention, *operands, biases, _sink(of, batch + groups), masks, letters, output)
+
+
+def _sink(of: Candidate, heads: list[int]) -> Term | None:
+    sink = of.logits.sink if of.logits is not None else None
+    if sink is None:
+        return None
+    if set(sink.term.labels) - {None, *heads}:
+        raise NearMissError("its sink is another one for each query")
+    return sink.term
 
 
 def _may_round(dot: Instruction) -> bool:
@@ -295,12 +305,13 @@ class MatchedGradients:
     output_gradient: Instruction
     output_gradient_labels: Labels
     wanted: dict[str, Result]
+    sink: Result | None
 
 
 def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     """What the backward call gives; None when the program asks for none. Raises NearMissError."""
     of = matched.of
-    if not of.gradients:
+    if not of.gradients and of.sink_gradient is None:
         return None
     value = of.gradients.get("value")
     if of.product_gradient is not None:
@@ -326,7 +337,9 @@ def assemble_gradients(matched: Matched) -> MatchedGradients | None:
         name: Result(found.dot, _renamed_channel(found.labels_of_result, channels[name], of))
         for name, found in of.gradients.items()
     }
-    return MatchedGradients(source, labels, wanted)
+    sink = of.sink_gradient
+    of_sink = None if sink is None else Result(sink.instruction, sink.labels)
+    return MatchedGradients(source, labels, wanted, of_sink)
 
 
 def _labels_of_side(of: Candidate, operand: Instruction) -> Labels:

@@ -60,13 +60,17 @@ class CallBuilder:
         output = self._element(call, 0)
         upstream = Operand(gradients.output_gradient, matched.dims(gradients.output_gradient_labels))
         upstream = self._split(upstream)
-        names = [name for name in ("query", "key", "value") if name in gradients.wanted]
+        names: list[str] = [name for name in ("query", "key", "value") if name in gradients.wanted]
         results = [gradients.wanted[name] for name in names]
         dims = {name: matched.dims(gradients.wanted[name].labels) for name in names}
-        if "query" in dims:
-            dims["query"] = self._split_dims(dims["query"])
+        if gradients.sink is not None:
+            names, results = [*names, "sink"], [*results, gradients.sink]
+            dims["sink"] = matched.dims(gradients.sink.labels)
+        for name in ("query", "sink"):
+            if name in dims:
+                dims[name] = self._split_dims(dims[name])
         backward = AttentionBackwardCall(
-            attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value"))
+            attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value", "sink"))
         )
         arguments = [*inputs[:3], output, self._element(call, 1), upstream.instruction, *inputs[3:]]
         shape = TupleShape(
@@ -110,7 +114,9 @@ class CallBuilder:
         query, key, value, *rest = (operand.dims for operand in operands)
         bias = rest.pop(0) if self._matched.biases else None
         mask = rest.pop(0) if self._matched.masks else None
-        return replace(self._matched.attention, query=query, key=key, value=value, output=output, bias=bias, mask=mask)
+        sink = rest.pop(0) if self._matched.sink else None
+        a = self._matched.attention
+        return replace(a, query=query, key=key, value=value, output=output, bias=bias, mask=mask, sink=sink)
 
     def _optional(self) -> list[Operand]:
         found = []
@@ -124,6 +130,8 @@ class CallBuilder:
                 for term, visible in self._matched.masks
             ]
             found.append(self._combined(Opcode.AND, terms))
+        if self._matched.sink:
+            found.append(Operand(self._matched.sink.instruction, self._matched.dims(self._matched.sink.labels)))
         return found
 
     def _combined(self, opcode: Opcode, terms: Sequence[Term]) -> Operand:
