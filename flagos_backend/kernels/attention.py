@@ -32,7 +32,8 @@ class Attention:
     dimension, any other of ``query`` one of the group of queries that share a key. ``bias`` is added to the logits;
     ``mask`` is true where a key is visible; ``upper`` and ``lower`` hide key position s from query position t unless
     t - lower <= s <= t + upper. With ``cap`` scale·query·keyᵀ is cap·tanh(scale·query·keyᵀ / cap). With ``sink``, which
-    has no positions, the softmax is over one more logit a row, whose weight is dropped. Arithmetic takes place in f32,
+    has no positions, the softmax is over one more logit a row, whose weight is dropped. With ``added`` what hides was
+    added: the gradient of a row that sees no key reaches its logits all the same. Arithmetic takes place in f32,
     for f64 in f64; with ``tensor_float`` products may round f32 operands to TF32.
     """
 
@@ -48,6 +49,7 @@ class Attention:
     sink: str | None = None
     upper: int | None = None
     lower: int | None = None
+    added: bool = False
     tensor_float: bool = False
 
     @property
@@ -95,7 +97,9 @@ class Attention:
             "lower": self.lower,
         }
         shown = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
-        return f"{arrays} scale={self.scale:.6g}{shown}{' tf32' if self.tensor_float else ''}"
+        flags = {"added": self.added, "tf32": self.tensor_float}
+        marks = "".join(f" {name}" for name, value in flags.items() if value)
+        return f"{arrays} scale={self.scale:.6g}{shown}{marks}"
 
     def to_config(self) -> dict[str, Any]:
         config = {name: value for name, value in asdict(self).items() if value is not None}

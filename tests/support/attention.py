@@ -32,6 +32,8 @@ CASES = {
     "mask, finite": Attention(**_GROUPED, mask="b1s", fill=-2.3e38),
     "mask, causal": Attention(**_GROUPED, mask="bts", upper=0, fill=-1e9),
     "mask, window": Attention(**_GROUPED, mask="bs", upper=1, lower=6, fill=-1e9),
+    "added mask": Attention(**_GROUPED, mask="bs", fill=-1e9, added=True),
+    "added mask, window": Attention(**_GROUPED, mask="bts", upper=3, lower=6, fill=-1e9, added=True),
     "bias, mask, causal": Attention(**_GROUPED, bias="hgts", mask="bhgts", upper=0),
     "cap": Attention(**_GROUPED, cap=1.5),
     "cap, causal": Attention(**_GROUPED, cap=0.7, upper=0),
@@ -147,7 +149,9 @@ def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         visible = visible & (s <= t + a.upper)
     if a.lower is not None:
         visible = visible & (s >= t - a.lower)
-    logits = torch.where(visible, logits, a.fill)
+    hidden = torch.where(visible, logits, a.fill)
+    # Nothing is left of a logit beside such a fill, though its gradient passes.
+    logits = hidden.detach() + logits - logits.detach() if a.added else hidden
     keys, sink = logits.shape[-1], None
     if a.sink is not None:
         sink = _placed(rest.pop(0).cpu().double()[..., None], a.sink + "s", whole)

@@ -188,7 +188,7 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
             ds = weights * (dp - row_dot)
             if rows.sink is not None:
                 dsink[..., rows.block] = -(torch.exp(rows.sink - rows.statistics()[..., None]) * row_dot)[..., 0]
-            if rows.hidden is not None:
+            if rows.hidden is not None and not a.added:
                 ds = ds.masked_fill(rows.hidden, 0.0)
             if rows.slope is not None:
                 ds = ds * rows.slope

@@ -219,7 +219,8 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
     a = call.attention
     launch = _Launcher(instruction, a, blocks, target)
     # The gradient of the query holds queries still and walks along the keys: its blocks are the others turned around.
-    turned = {**launch.flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
+    flags = {**launch.flags, "ADDED": a.added and launch.flags["HAS_MASK"]}
+    turned = {**flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
     size, views = launch.sizes, launch.views
     types = iter([dtype_of(leaf.element_type) for leaf in leaves(instruction.shape)])
     dq_type = next(types) if call.query_gradient is not None else None
@@ -275,7 +276,7 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
             launching.launch(
                 kernels.attention_key_gradient, (-(-size.S // blocks.keys), size.B * size.K),
                 q, k, v, bias, mask, g, statistics, delta, dk, dv, *strides, *dk.stride(), *dv.stride(),
-                *launch.counts, *launch.scalars, launch.scale, **launch.flags,
+                *launch.counts, *launch.scalars, launch.scale, **flags,
             )  # fmt: skip
             if call.key_gradient is not None:
                 results.append(_placed(views.finish_key(dk_whole, dk, call.key_gradient, "d"), dk_whole))

@@ -280,7 +280,7 @@ def _key_gradient_blocks(
     query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr,
-    FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Adds what the queries of [first, last) give to the gradients of one block of keys and values."""
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
@@ -309,7 +309,7 @@ def _key_gradient_blocks(
         if CAP > 0:
             slope *= 1.0 - capped * capped
         logits_gradient = weights * slope
-        if EDGE or HAS_MASK:
+        if (EDGE or HAS_MASK) and not ADDED:
             logits_gradient = tl.where(hidden, 0.0, logits_gradient)
         key_gradient = tl.dot(tl.trans(logits_gradient.to(q.dtype)), q, key_gradient, input_precision=PRECISION)
     return key_gradient, value_gradient
@@ -317,13 +317,13 @@ def _key_gradient_blocks(
 
 @triton.jit
 def attention_key_gradient(
-    query, key, value, bias, mask, gradient, statistics, delta, key_gradient, value_gradient, query_b, query_h,
-    query_t, query_d, key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s,
-    mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h,
-    dv_s, dv_e, H, G, T, S, D, E, scale, fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    query, key, value, bias, mask, gradient, statistics, delta, key_gradient, value_gradient, query_b, query_h, query_t,
+    query_d, key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b,
+    mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s,
+    dv_e, H, G, T, S, D, E, scale, fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of keys, B·H/G). ``key_gradient`` [B,K,S,D] and ``value_gradient`` [B,K,S,E]."""
     start = tl.program_id(0) * BLOCK_N
@@ -359,19 +359,19 @@ def attention_key_gradient(
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, first, full_first, T, S, D, E,
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
             PRECISION,
         )
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, full_first, full_last, T, S, D,
             E, query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            BLOCK_M, BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
             PRECISION,
         )
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, full_last, last, T, S, D, E,
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
             PRECISION,
         )
     key_place = b * dk_b + kh * dk_h + s[:, None] * dk_s + d[None, :] * dk_d
@@ -385,8 +385,8 @@ def _query_gradient_blocks(
     query_gradient, q, g, stats, dots, key, value, bias, mask, t, first, last, T, S, D, E, key_s, key_d, value_s,
     value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Adds what the keys of [first, last) give to the gradient of one block of queries."""
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
@@ -411,7 +411,7 @@ def _query_gradient_blocks(
         if CAP > 0:
             slope *= 1.0 - capped * capped
         logits_gradient = weights * slope
-        if EDGE or HAS_MASK:
+        if (EDGE or HAS_MASK) and not ADDED:
             logits_gradient = tl.where(hidden, 0.0, logits_gradient)
         query_gradient = tl.dot(logits_gradient.to(k.dtype), k, query_gradient, input_precision=PRECISION)
     return query_gradient
@@ -424,7 +424,8 @@ def attention_query_gradient(
     mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dq_b, dq_h, dq_t, dq_d, H, G, T, S, D, E, scale,
     fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
-    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). ``query_gradient`` [B,H,T,D]."""
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
@@ -448,21 +449,24 @@ def attention_query_gradient(
     bias, mask = bias + b * bias_b + h * bias_h, mask + b * mask_b + h * mask_h
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first, full_first, full_last, last = _key_range(start, BLOCK_M, T, S, upper, lower, BLOCK_N, HAS_UPPER, HAS_LOWER)
+    if HAS_MASK and FINITE_FILL and ADDED:  # keys that the band skips have weights, too
+        blind = tl.max(((stats <= 0.5 * fill) & (t < T)).to(tl.int32), 0) > 0
+        first, last = tl.where(blind, 0, first), tl.where(blind, S, last)
     if HAS_LOWER:
         dq = _query_gradient_blocks(
             dq, q, g, stats, dots, key, value, bias, mask, t, first, full_first, T, S, D, E, key_s, key_d, value_s,
             value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-            CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+            CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
         )
     dq = _query_gradient_blocks(
         dq, q, g, stats, dots, key, value, bias, mask, t, full_first, full_last, T, S, D, E, key_s, key_d, value_s,
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, False,
-        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
     )
     dq = _query_gradient_blocks(
         dq, q, g, stats, dots, key, value, bias, mask, t, full_last, last, T, S, D, E, key_s, key_d, value_s,
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
     )
     place = b * dq_b + h * dq_h + t[:, None] * dq_t + d[None, :] * dq_d
     tl.store(query_gradient + place, (dq * factor).to(query_gradient.dtype.element_ty), mask=in_query)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from flagos_backend.ir.attributes import (
     NONE,
     Attributes,
+    ConstantAttributes,
     CustomCallAttributes,
     DimensionsAttributes,
     TupleIndexAttributes,
 )
+from flagos_backend.ir.constants import scalar_bytes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
@@ -121,7 +123,7 @@ class CallBuilder:
     def _optional(self) -> list[Operand]:
         found = []
         if self._matched.biases:
-            found.append(self._combined(Opcode.ADD, self._matched.biases))
+            found.append(self._combined(Opcode.ADD, [self._times(term) for term in self._matched.biases]))
         if self._matched.masks:
             terms = [
                 term
@@ -134,6 +136,20 @@ class CallBuilder:
             found.append(Operand(self._matched.sink.instruction, self._matched.dims(self._matched.sink.labels)))
         return found
 
+    def _times(self, bias: Term) -> Term:
+        """What is added: no narrower than f32, which the program rounds the sum to at the latest."""
+        if bias.factor == 1.0:
+            return bias
+        array, element = bias.instruction, element_type_of(bias.instruction)
+        if element not in (ElementType.F32, ElementType.F64):
+            element = ElementType.F32
+            array = self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
+        number = ConstantAttributes(scalar_bytes(bias.factor, element))
+        factor = self._emit(Opcode.CONSTANT, ArrayShape(element, ()), (), number)
+        shape = ArrayShape(element, dims_of(array))
+        factors = self._emit(Opcode.BROADCAST, shape, (factor,), DimensionsAttributes(()))
+        return Term(self._emit(Opcode.MULTIPLY, shape, (array, factors)), bias.labels)
+
     def _combined(self, opcode: Opcode, terms: Sequence[Term]) -> Operand:
         """One array for all ``terms``: over the union of their dimensions."""
         operands = [Operand(term.instruction, self._matched.dims(term.labels)) for term in terms]
@@ -143,6 +159,8 @@ class CallBuilder:
         sizes.pop("1", None)
         union = "".join(sizes)
         kind = element_type_of(self._matched.of.dot) if opcode is Opcode.ADD else ElementType.PRED
+        if opcode is Opcode.ADD and any(element_type_of(o.instruction) is ElementType.F32 for o in operands):
+            kind = ElementType.F64 if kind is ElementType.F64 else ElementType.F32
         shape = ArrayShape(kind, tuple(sizes.values()))
         arrays = [self._broadcast(operand, union, shape) for operand in operands]
         total = arrays[0]

@@ -261,6 +261,8 @@ class Recognizer:
 
     def negate(self, instruction: Instruction) -> Symbol | None:
         symbol = self._symbols.get(instruction.operands[0])
+        if isinstance(symbol, Logits):
+            return _scaled_logits(symbol, -1.0)
         return _scaled(symbol, -1.0) if isinstance(symbol, Polynomial) else None
 
     def maximum(self, instruction: Instruction) -> Symbol | None:
@@ -292,6 +294,8 @@ class Recognizer:
             return Shifted(a.of, a.labels) if same else None
         if isinstance(a, Shifted) and isinstance(b, RowMaximum) and isinstance(b.logits, Shifted):
             return a if a.of is b.of and a.labels == b.labels else None  # it is zero, or NaN as they are
+        if isinstance(a, Logits) and (b is None or b.of is not a.of):
+            return self._with_bias(a, instruction.operands[1], -1.0)
         return None
 
     def _sum(self, instruction: Instruction, sign: float) -> Polynomial | None:
@@ -368,12 +372,12 @@ class Recognizer:
         return found if found is not None and found.of is symbol.of else None
 
     @staticmethod
-    def _with_bias(symbol: Logits, other: Instruction) -> Logits | None:
+    def _with_bias(symbol: Logits, other: Instruction, factor: float = 1.0) -> Logits | None:
         if symbol.sink is not None:
             return None
         if symbol.hides and any(hide.fill != float("-inf") for hide in symbol.hides):
             return None  # a bias on top of a finite fill changes rows that see no key
-        term = Term(*peel(other, symbol.labels, exact=True, broadcasts=True))
+        term = Term(*peel(other, symbol.labels, exact=True, broadcasts=True), factor)
         return replace(symbol, biases=(*symbol.biases, term))
 
     @staticmethod
@@ -468,12 +472,13 @@ def _scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
 
 
 def _scaled_logits(symbol: Logits, factor: float) -> Logits | None:
-    if symbol.biases or symbol.sink is not None or factor == 0:
+    if symbol.sink is not None or factor == 0:
         return None
     hides = tuple(replace(hide, fill=hide.fill * factor) for hide in symbol.hides)
+    biases = tuple(replace(term, factor=term.factor * factor) for term in symbol.biases)
     if symbol.cap is not None:
-        return replace(symbol, cap=symbol.cap * factor, hides=hides)
-    return replace(symbol, scale=symbol.scale * factor, hides=hides)
+        return replace(symbol, cap=symbol.cap * factor, biases=biases, hides=hides)
+    return replace(symbol, scale=symbol.scale * factor, biases=biases, hides=hides)
 
 
 def _sum(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:

@@ -15,10 +15,12 @@ from flagos_backend.passes.match.labels import Labels, dims_of
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """An array that broadcasts over the logits: a bias, or a predicate. ``labels`` names its own dimensions."""
+    """An array that broadcasts over the logits: a bias, or a predicate. ``labels`` names its own dimensions; a bias is
+    added ``factor`` times."""
 
     instruction: Instruction
     labels: Labels
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def test_cases(name, element, rng):
     check(problem(CASES[name], element, int(rng.integers(1 << 30))), element)
 
 
-@pytest.mark.parametrize("name", ["mask, finite", "mask, causal", "mask, window"])
+@pytest.mark.parametrize("name", ["mask, finite", "mask, causal", "mask, window", "added mask", "added mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), hide_all=True), E.F32)
 

@@ -121,7 +121,7 @@ def attention_ptx(name: str, channels: int, **changes: object) -> str:
     """bf16, causal, with the blocks that run where nothing is measured; checks that the device has room."""
     function = getattr(importlib.import_module("flagos_backend.kernels.triton.attention_kernels"), name)
     rows, keys, warps, stages = ATTENTION[name]
-    flags = ("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL")
+    flags = ("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL", "ADDED")
     constants: dict[str, object] = {
         **dict.fromkeys(flags, False), "HAS_UPPER": True, "EVEN": True, "PRECISION": "ieee", "CAP": 0.0,
         "BLOCK_M": rows, "BLOCK_N": keys, "BLOCK_D": channels, "BLOCK_E": channels,
@@ -161,5 +161,7 @@ def test_attention(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_with_everything(name: str) -> None:
-    everything = dict.fromkeys(("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL"), True)
+    everything = dict.fromkeys(
+        ("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL", "ADDED"), True
+    )
     assert ".entry" in attention_ptx(name, 64, **everything, EVEN=False, CAP=72.0)
