@@ -63,7 +63,9 @@ def triangles(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.tril(), x.tril(1), x.triu(-2), x[:, None].triu(4).flatten(1), wide.to(x.dtype)])
 
 
-@pytest.mark.parametrize("function", [softmax, product, views, written, heads, triangles], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "function", [softmax, product, views, written, heads, triangles], ids=lambda function: function.__name__
+)
 def test_as_on_the_cpu(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiled = torch.compile(function, backend=flagos, fullgraph=True)
     for _ in range(RUNS):
