@@ -25,15 +25,16 @@ HIDDEN_ROW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """softmax(where(visible, scale·query·keyᵀ + bias, fill))·value over labelled dimensions; with ``cap``
-    cap·tanh(scale·query·keyᵀ / cap) in the place of scale·query·keyᵀ.
+    """softmax(where(visible, scale·query·keyᵀ + bias, fill))·value over labelled dimensions.
 
     Each string names the dimensions of one array, a letter each, ``1`` for a size of one: ``t`` query position, ``s``
     key position, ``d`` what query and key contract, ``e`` channel of the value; any other letter of ``key`` is a batch
     dimension, any other of ``query`` one of the group of queries that share a key. ``bias`` is added to the logits;
     ``mask`` is true where a key is visible; ``upper`` and ``lower`` hide key position s from query position t unless
-    t - lower <= s <= t + upper. Arithmetic takes place in f32, for f64 in f64; with ``tensor_float`` products may round
-    f32 operands to TF32.
+    t - lower <= s <= t + upper. With ``cap`` scale·query·keyᵀ is cap·tanh(scale·query·keyᵀ / cap). With ``sink``, which
+    has no positions, the softmax is over one more logit a row, whose weight is dropped. With ``added`` what hides was
+    added: the gradient of a row that sees no key reaches its logits all the same. Arithmetic takes place in f32,
+    for f64 in f64; with ``tensor_float`` products may round f32 operands to TF32.
     """
 
     query: str
@@ -45,8 +46,10 @@ class Attention:
     cap: float | None = None
     bias: str | None = None
     mask: str | None = None
+    sink: str | None = None
     upper: int | None = None
     lower: int | None = None
+    added: bool = False
     tensor_float: bool = False
 
     @property
@@ -79,15 +82,24 @@ class Attention:
 
     def operands(self) -> tuple[str, ...]:
         """Dimensions of the operands of the forward call, in order."""
-        optional = (self.bias, self.mask)
+        optional = (self.bias, self.mask, self.sink)
         return (self.query, self.key, self.value, *(dims for dims in optional if dims is not None))
 
     def __str__(self) -> str:
         """``bthd,bshd,bshe->bthe scale=0.125 upper=0``."""
         arrays = f"{self.query},{self.key},{self.value}->{self.output}"
-        extra = {"cap": self.cap, "bias": self.bias, "mask": self.mask, "upper": self.upper, "lower": self.lower}
+        extra = {
+            "cap": self.cap,
+            "bias": self.bias,
+            "mask": self.mask,
+            "sink": self.sink,
+            "upper": self.upper,
+            "lower": self.lower,
+        }
         shown = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
-        return f"{arrays} scale={self.scale:.6g}{shown}{' tf32' if self.tensor_float else ''}"
+        flags = {"added": self.added, "tf32": self.tensor_float}
+        marks = "".join(f" {name}" for name, value in flags.items() if value)
+        return f"{arrays} scale={self.scale:.6g}{shown}{marks}"
 
     def to_config(self) -> dict[str, Any]:
         config = {name: value for name, value in asdict(self).items() if value is not None}
@@ -105,8 +117,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """A forward call: operands query, key, value[, bias][, mask]; results the output and, if ``statistics``, the
-    logarithm of the sum of exponentials f32[batch, heads, t] (f64 for f64)."""
+    """A forward call: operands query, key, value[, bias][, mask][, sink]; results the output and, if ``statistics``,
+    the logarithm of the sum of exponentials f32[batch, heads, t] (f64 for f64)."""
 
     attention: Attention
     statistics: bool
@@ -123,14 +135,16 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackwardCall:
-    """A backward call: operands query, key, value, output, statistics, output gradient[, bias][, mask]; results the
-    gradients of query, key and value whose dimensions are given, a tuple in that order."""
+    """A backward call: operands query, key, value, output, statistics, output gradient[, bias][, mask][, sink]; results
+    the gradients of query, key, value and each row's sink (over batch, groups and t) whose dimensions are given, a
+    tuple in that order."""
 
     attention: Attention
     output_gradient: str
     query_gradient: str | None
     key_gradient: str | None
     value_gradient: str | None
+    sink_gradient: str | None = None
 
     @classmethod
     def of(cls, instruction: Instruction) -> Self:
@@ -144,10 +158,11 @@ class AttentionBackwardCall:
 
     def wanted(self) -> tuple[str, ...]:
         """Dimensions of the results, in order."""
-        return tuple(d for d in (self.query_gradient, self.key_gradient, self.value_gradient) if d is not None)
+        every = (self.query_gradient, self.key_gradient, self.value_gradient, self.sink_gradient)
+        return tuple(dims for dims in every if dims is not None)
 
 
-_BACKWARD_DIMS = ("output_gradient", "query_gradient", "key_gradient", "value_gradient")
+_BACKWARD_DIMS = ("output_gradient", "query_gradient", "key_gradient", "value_gradient", "sink_gradient")
 
 
 def _config_of(instruction: Instruction) -> dict[str, Any]:
@@ -240,6 +255,19 @@ class Views:
         """A bias or mask that broadcasts over [B, H, T, S]."""
         return self._merged(tensor, dims, (self._outer, self._heads, "t", "s"), repeat=True)
 
+    def sink(self, tensor: torch.Tensor, dims: str) -> torch.Tensor:
+        """[B, H], dimensions that are not there at stride 0."""
+        found = self._merged(tensor, dims, (self._outer, self._heads), repeat=True)
+        return found.expand(self.sizes.B, self.sizes.H)
+
+    def rows(self, tensor: torch.Tensor, dims: str) -> torch.Tensor:
+        """[B, H, T]"""
+        return self._merged(tensor, dims, (self._outer, self._heads, "t"))
+
+    def like_rows(self, tensor: torch.Tensor, dims: str) -> torch.Tensor:
+        """A contiguous [B,H,T] laid out as ``dims``; a view where it can be."""
+        return self._spread(tensor, dims, self._outer + self._heads + "t")
+
     def like_query(self, tensor: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
         """A contiguous [B,H,T,channel] laid out as ``dims``; a view where it can be."""
         return self._spread(tensor, dims, self._outer + self._heads + "t" + channel)
@@ -259,6 +287,10 @@ class Views:
     def finish_key(self, whole: torch.Tensor, written: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
         """An array laid out as ``dims`` after a kernel filled ``written``, which ``key`` found in it."""
         return whole if _share_storage(whole, written) else self.like_key(written, dims, channel)
+
+    def finish_rows(self, whole: torch.Tensor, written: torch.Tensor, dims: str) -> torch.Tensor:
+        """An array laid out as ``dims`` after a kernel filled ``written``, which ``rows`` found in it."""
+        return whole if _share_storage(whole, written) else self.like_rows(written, dims)
 
     def _spread(self, tensor: torch.Tensor, dims: str, order: str) -> torch.Tensor:
         present = [letter for letter in order if letter in dims]

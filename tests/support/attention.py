@@ -32,10 +32,16 @@ CASES = {
     "mask, finite": Attention(**_GROUPED, mask="b1s", fill=-2.3e38),
     "mask, causal": Attention(**_GROUPED, mask="bts", upper=0, fill=-1e9),
     "mask, window": Attention(**_GROUPED, mask="bs", upper=1, lower=6, fill=-1e9),
+    "added mask": Attention(**_GROUPED, mask="bs", fill=-1e9, added=True),
+    "added mask, window": Attention(**_GROUPED, mask="bts", upper=3, lower=6, fill=-1e9, added=True),
     "bias, mask, causal": Attention(**_GROUPED, bias="hgts", mask="bhgts", upper=0),
     "cap": Attention(**_GROUPED, cap=1.5),
     "cap, causal": Attention(**_GROUPED, cap=0.7, upper=0),
     "cap, bias, mask, window": Attention(**_GROUPED, cap=2.0, bias="hts", mask="bs", upper=1, lower=6, fill=-1e9),
+    "sink": Attention(**_GROUPED, sink="hg"),
+    "sink, window": Attention(**_GROUPED, sink="bh", upper=0, lower=7),
+    "sink, cap, bias, mask": Attention(**_GROUPED, sink="h", cap=1.5, bias="hts", mask="bts", fill=-1e9),
+    "sink, mask": Attention(**_GROUPED, sink="ghb", mask="bs"),
     "other layouts": Attention("hbtd", "bhds", "sbhe", "bhet", 0.3, upper=0),
     "two batches": Attention("bchtd", "bchsd", "bchse", "bchte", 0.3, bias="chts"),
     "one key for all heads": Attention("bthd", "bs1d", "bs1e", "bthe", 0.3, mask="bh1s", upper=0),
@@ -62,7 +68,7 @@ class Problem:
 
 
 def calls_of(attention: Attention, element: ElementType, sizes: dict[str, int]) -> tuple[Instruction, Instruction]:
-    """The forward call with statistics, and the backward call that asks for every gradient."""
+    """The forward call with statistics, and the backward call that asks for every gradient, the sink's of each row."""
     builder = Builder("attention")
 
     def shape(dims: str, of: ElementType = element) -> ArrayShape:
@@ -71,6 +77,7 @@ def calls_of(attention: Attention, element: ElementType, sizes: dict[str, int]) 
     qkv = [builder.parameter(shape(dims)) for dims in (attention.query, attention.key, attention.value)]
     rest = [builder.parameter(shape(attention.bias, E.F32))] if attention.bias is not None else []
     rest += [builder.parameter(shape(attention.mask, E.PRED))] if attention.mask is not None else []
+    rest += [builder.parameter(shape(attention.sink, E.F32))] if attention.sink is not None else []
     dims = (attention.query, attention.key, attention.value)
     size = Views(attention, {d: p.shape.dims for d, p in zip(dims, qkv, strict=True)}).sizes
     statistics = ArrayShape(E.F64 if element is E.F64 else E.F32, (size.B, size.H, size.T))
@@ -80,9 +87,11 @@ def calls_of(attention: Attention, element: ElementType, sizes: dict[str, int]) 
         Opcode.CUSTOM_CALL, [*qkv, *rest], CustomCallAttributes(FORWARD, config), shape=results, name="forward"
     )
     gradient = builder.parameter(shape(attention.output))
-    config = AttentionBackwardCall(attention, attention.output, *dims).config()
+    rows = None if attention.sink is None else "t" + attention.heads_of_query + attention.outer_batch
+    config = AttentionBackwardCall(attention, attention.output, *dims, rows).config()
     arguments = [*qkv, builder.element(forward, 0), builder.element(forward, 1), gradient, *rest]
-    results = TupleShape(tuple(p.shape for p in qkv))
+    of_sink = () if rows is None else (shape(rows, E.F32),)
+    results = TupleShape((*(p.shape for p in qkv), *of_sink))
     backward = builder.add(
         Opcode.CUSTOM_CALL, arguments, CustomCallAttributes(BACKWARD, config), shape=results, name="backward"
     )
@@ -116,7 +125,7 @@ def problem(
 
 
 def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
-    """Output and statistics, then the gradients of query, key and value: float64, on the host."""
+    """Output and statistics, then the gradients of query, key, value and sink: float64, on the host."""
     a = p.attention
     qkv = [x.detach().cpu().double().requires_grad_() for x in p.operands[:3]]
     rest = list(p.operands[3:])
@@ -140,10 +149,21 @@ def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         visible = visible & (s <= t + a.upper)
     if a.lower is not None:
         visible = visible & (s >= t - a.lower)
-    logits = torch.where(visible, logits, a.fill)
-    output = torch.einsum(f"{whole},{v}->{out}", torch.softmax(logits, -1), value)
+    hidden = torch.where(visible, logits, a.fill)
+    # Nothing is left of a logit beside such a fill, though its gradient passes.
+    logits = hidden.detach() + logits - logits.detach() if a.added else hidden
+    keys, sink = logits.shape[-1], None
+    if a.sink is not None:
+        sink = _placed(rest.pop(0).cpu().double()[..., None], a.sink + "s", whole)
+        sink = sink.expand(*logits.shape[:-1], 1).clone().requires_grad_()
+        logits = torch.cat([logits, sink], -1)
+    output = torch.einsum(f"{whole},{v}->{out}", torch.softmax(logits, -1)[..., :keys], value)
     output = output.reshape(p.gradient.shape)
-    gradients = torch.autograd.grad(output, qkv, p.gradient.cpu().double())
+    inputs = qkv if sink is None else [*qkv, sink]
+    gradients = torch.autograd.grad(output, inputs, p.gradient.cpu().double())
+    if a.sink is not None:
+        rows = "t" + a.heads_of_query + a.outer_batch
+        gradients = (*gradients[:3], gradients[3][..., 0].permute([whole.index(letter) for letter in rows]))
     statistics = torch.logsumexp(logits, -1).reshape(p.calls[0].shape.elements[1].dims)
     return (output.detach(), statistics.detach()), gradients
 

@@ -132,6 +132,8 @@ def _attention_unsupported(instruction: Instruction, target: Target) -> str:
         return "FlagGems' attention takes f16 or bf16"
     if a.cap is not None:
         return "FlagGems' attention has no soft cap of logits"
+    if a.sink is not None:
+        return "FlagGems' attention has no sink of logits"
     if a.bias is not None or a.mask is not None or a.lower is not None:
         return "FlagGems' attention has no bias, mask or lower band"
     if a.upper is not None and (a.upper != 0 or size.T != size.S):

@@ -47,13 +47,26 @@ def compute_dtype(instruction: Instruction) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Logits of a block of query positions, [B, K, G, rows, S], which of them are hidden, and the derivative of
-    their soft cap."""
+    """Logits of a block of query positions, [B, K, G, rows, S], which of them are hidden, the sink beside them, and
+    the derivative of their soft cap."""
 
     block: slice
     logits: Tensor
     hidden: Tensor | None
+    sink: Tensor | None
     slope: Tensor | None
+
+    def softmax(self) -> Tensor:
+        """Of the keys."""
+        return torch.softmax(self._whole(), -1)[..., : self.logits.shape[-1]]
+
+    def statistics(self) -> Tensor:
+        return torch.logsumexp(self._whole(), -1)
+
+    def _whole(self) -> Tensor:
+        if self.sink is None:
+            return self.logits
+        return torch.cat([self.logits, self.sink.expand(*self.logits.shape[:-1], 1)], -1)
 
 
 class _Logits:
@@ -62,9 +75,12 @@ class _Logits:
     def __init__(self, attention: Attention, views: Views, dtype: torch.dtype) -> None:
         self._attention, self._views, self._dtype = attention, views, dtype
 
-    def blocks(self, query: Tensor, key: Tensor, bias: Tensor | None, mask: Tensor | None) -> Iterator[_Rows]:
-        """``query`` [B,K,G,T,D], ``key`` [B,K,1,S,D], in the type to compute in; ``bias``, ``mask`` as operands."""
+    def blocks(self, query: Tensor, key: Tensor, rest: tuple[Tensor, ...]) -> Iterator[_Rows]:
+        """``query`` [B,K,G,T,D], ``key`` [B,K,1,S,D], in the type to compute in; ``rest``: the optional operands."""
         a, size = self._attention, self._views.sizes
+        bias, mask, sink = _optional(a, rest)
+        if sink is not None:
+            sink = _grouped(self._views.sink(sink, a.sink or ""), size).to(self._dtype)[..., None, None]
         rows = max(1, _BLOCK_ELEMENTS // max(1, size.B * size.H * size.S))
         bias = None if bias is None else self._broadcast(bias, a.bias or "").to(self._dtype)
         mask = None if mask is None else self._broadcast(mask, a.mask or "")
@@ -80,7 +96,7 @@ class _Logits:
             hidden = self._hidden(block, mask, query.device)
             if hidden is not None:
                 logits = logits.masked_fill(hidden, a.fill)
-            yield _Rows(block, logits, hidden, slope)
+            yield _Rows(block, logits, hidden, sink, slope)
 
     def _broadcast(self, tensor: Tensor, dims: str) -> Tensor:
         """Over [B, K, G, T, S]."""
@@ -113,9 +129,10 @@ def _rows_of(tensor: Tensor, block: slice) -> Tensor:
     return tensor if tensor.shape[-2] == 1 else tensor[..., block, :]
 
 
-def _optional(attention: Attention, rest: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
+def _optional(a: Attention, rest: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Bias, mask and sink."""
     given = iter(rest)
-    return next(given) if attention.bias is not None else None, next(given) if attention.mask is not None else None
+    return tuple(None if dims is None else next(given) for dims in (a.bias, a.mask, a.sink))
 
 
 @custom_call(FORWARD, reads_config=False, storage=Storage.FRESH)
@@ -127,17 +144,16 @@ def prepare_attention(instruction: Instruction, config: Config) -> Kernel:
     logits_of = _Logits(a, views, dtype)
 
     def run(launch: Run, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Value:
-        bias, mask = _optional(a, rest)
         q = _grouped(views.query(query, a.query).to(dtype), size)
         k = views.key(key, a.key).to(dtype).unsqueeze(2)
         v = views.key(value, a.value, "e").to(dtype).unsqueeze(2)
         output = q.new_empty((size.B, size.K, size.group, size.T, size.E))
         statistics = q.new_empty((size.B, size.K, size.group, size.T))
-        for rows in logits_of.blocks(q, k, bias, mask):
-            weights = torch.softmax(rows.logits, -1)
+        for rows in logits_of.blocks(q, k, rest):
+            weights = rows.softmax()
             output[..., rows.block, :] = torch.matmul(weights, v)
             if call.statistics:
-                statistics[..., rows.block] = torch.logsumexp(rows.logits, -1)
+                statistics[..., rows.block] = rows.statistics()
         laid_out = views.like_query(output.to(results[0]), a.output, "e")
         return (laid_out, statistics.flatten(1, 2).to(results[1])) if call.statistics else laid_out
 
@@ -155,7 +171,6 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
     def run(
         launch: Run, query: Tensor, key: Tensor, value: Tensor, out: Tensor, stats: Tensor, grad: Tensor, *rest: Tensor
     ) -> Value:
-        bias, mask = _optional(a, rest)
         q = _grouped(views.query(query, a.query).to(dtype), size)
         k = views.key(key, a.key).to(dtype).unsqueeze(2)
         v = views.key(value, a.value, "e").to(dtype).unsqueeze(2)
@@ -163,13 +178,17 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
         dq = torch.empty_like(q, memory_format=torch.contiguous_format)
         dk = k.new_zeros((size.B, size.K, size.S, size.D))
         dv = v.new_zeros((size.B, size.K, size.S, size.E))
-        for rows in logits_of.blocks(q, k, bias, mask):
-            weights = torch.softmax(rows.logits, -1)
+        dsink = q.new_empty((size.B, size.K, size.group, size.T))
+        for rows in logits_of.blocks(q, k, rest):
+            weights = rows.softmax()
             do_rows = do[..., rows.block, :]
             dv += torch.matmul(weights.transpose(-1, -2), do_rows).sum(2)
             dp = torch.matmul(do_rows, v.transpose(-1, -2))
-            ds = weights * (dp - (weights * dp).sum(-1, keepdim=True))
-            if rows.hidden is not None:
+            row_dot = (weights * dp).sum(-1, keepdim=True)
+            ds = weights * (dp - row_dot)
+            if rows.sink is not None:
+                dsink[..., rows.block] = -(torch.exp(rows.sink - rows.statistics()[..., None]) * row_dot)[..., 0]
+            if rows.hidden is not None and not a.added:
                 ds = ds.masked_fill(rows.hidden, 0.0)
             if rows.slope is not None:
                 ds = ds * rows.slope
@@ -182,6 +201,8 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
             laid_out.append(views.like_key(dk.to(results[len(laid_out)]), call.key_gradient, "d"))
         if call.value_gradient is not None:
             laid_out.append(views.like_key(dv.to(results[len(laid_out)]), call.value_gradient, "e"))
+        if call.sink_gradient is not None:
+            laid_out.append(views.like_rows(dsink.to(results[len(laid_out)]), call.sink_gradient))
         return tuple(laid_out)
 
     return run

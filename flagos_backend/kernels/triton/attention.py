@@ -131,15 +131,16 @@ class _Launcher:
         a, views = self.attention, self.views
         return views.query(query, a.query), views.key(key, a.key), views.key(value, a.value, "e")
 
-    def bias_and_mask(self, rest: Sequence[Tensor], stand_in: Tensor) -> tuple[Tensor, Tensor]:
-        """Over [B, H, T, S], broadcast dimensions at stride 0; ``stand_in`` for what is not there."""
+    def optional(self, rest: Sequence[Tensor], stand_in: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Bias and mask over [B, H, T, S] and sink over [B, H], broadcast dimensions at stride 0; ``stand_in`` for what
+        is not there."""
         a, size, given = self.attention, self.sizes, iter(rest)
         nothing = stand_in.as_strided((1, 1, 1, 1), (0, 0, 0, 0))
         whole = (size.B, size.H, size.T, size.S)
         bias = self.views.logits(next(given), a.bias).expand(whole) if a.bias is not None else nothing
-        if a.mask is None:
-            return bias, nothing
-        return bias, self.views.logits(next(given).view(torch.uint8), a.mask).expand(whole)
+        mask = self.views.logits(next(given).view(torch.uint8), a.mask).expand(whole) if a.mask is not None else nothing
+        sink = self.views.sink(next(given), a.sink) if a.sink is not None else stand_in.as_strided((1, 1), (0, 0))
+        return bias, mask, sink
 
 
 def _placed(result: Tensor, wanted: Tensor) -> Tensor:
@@ -180,14 +181,14 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks, targ
     launch = _Launcher(instruction, a, blocks, target)
     size, views = launch.sizes, launch.views
     dtype = dtype_of(next(leaves(instruction.shape)).element_type)
-    empty_rows = not launch.finite or a.bias is not None
+    empty_rows = not launch.finite or a.bias is not None or a.sink is not None
     grid = (-(-size.T // blocks.queries), size.B * size.H)
 
     def run(
         _: Run, outputs: Sequence[Tensor | None], query: Tensor, key: Tensor, value: Tensor, *rest: Tensor
     ) -> Value:
         q, k, v = launch.operands(query, key, value)
-        bias, mask = launch.bias_and_mask(rest, q)
+        bias, mask, sink = launch.optional(rest, q)
         output = outputs[0] if outputs[0] is not None else views.new(a.output, dtype, q.device)
         written = views.query(output, a.output, "e")
         statistics = outputs[1] if call.statistics else None
@@ -195,9 +196,10 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks, targ
             statistics = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
         launching.launch(
             kernels.attention_forward, grid,
-            q, k, v, bias, mask, written, statistics,
-            *q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *written.stride(),
-            *launch.counts, *launch.scalars, EMPTY_ROWS=empty_rows, **launch.flags,
+            q, k, v, bias, mask, sink, written, statistics,
+            *q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *sink.stride(),
+            *written.stride(), *launch.counts, *launch.scalars, HAS_SINK=a.sink is not None, EMPTY_ROWS=empty_rows,
+            **launch.flags,
         )  # fmt: skip
         result = _placed(views.finish_query(output, written, a.output, "e"), output)
         return (result, statistics) if call.statistics else result
@@ -217,12 +219,14 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
     a = call.attention
     launch = _Launcher(instruction, a, blocks, target)
     # The gradient of the query holds queries still and walks along the keys: its blocks are the others turned around.
-    turned = {**launch.flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
+    flags = {**launch.flags, "ADDED": a.added and launch.flags["HAS_MASK"]}
+    turned = {**flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
     size, views = launch.sizes, launch.views
     types = iter([dtype_of(leaf.element_type) for leaf in leaves(instruction.shape)])
     dq_type = next(types) if call.query_gradient is not None else None
     dk_type = next(types) if call.key_gradient is not None else None
     dv_type = next(types) if call.value_gradient is not None else None
+    dsink_type = next(types) if call.sink_gradient is not None else None
     heads = size.B * size.H
 
     def run(
@@ -239,12 +243,17 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
         q, k, v = launch.operands(query, key, value)
         o, g = views.query(output, a.output, "e"), views.query(gradient, call.output_gradient, "e")
         g = g if g.dtype == v.dtype else g.to(v.dtype)
-        bias, mask = launch.bias_and_mask(rest, q)
+        bias, mask, sink = launch.optional(rest, q)
         delta = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
+        of_sink, dsink = None, delta
+        if call.sink_gradient is not None and dsink_type is not None:
+            of_sink = outputs[-1] if outputs[-1] is not None else views.new(call.sink_gradient, dsink_type, q.device)
+            dsink = views.rows(of_sink, call.sink_gradient)
         launching.launch(
             kernels.attention_delta, (-(-size.T // 64), heads),
-            o, g, delta, *o.stride(), *g.stride(), size.H, size.T, size.E,
-            BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"], PRECISION=launch.flags["PRECISION"],
+            o, g, statistics, sink, delta, dsink, *o.stride(), *g.stride(), *sink.stride(), *dsink.stride(),
+            size.H, size.T, size.E, BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"], HAS_SINK=of_sink is not None,
+            PRECISION=launch.flags["PRECISION"],
         )  # fmt: skip
         strides = (*q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *g.stride())
         results = []
@@ -267,12 +276,14 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
             launching.launch(
                 kernels.attention_key_gradient, (-(-size.S // blocks.keys), size.B * size.K),
                 q, k, v, bias, mask, g, statistics, delta, dk, dv, *strides, *dk.stride(), *dv.stride(),
-                *launch.counts, *launch.scalars, launch.scale, **launch.flags,
+                *launch.counts, *launch.scalars, launch.scale, **flags,
             )  # fmt: skip
             if call.key_gradient is not None:
                 results.append(_placed(views.finish_key(dk_whole, dk, call.key_gradient, "d"), dk_whole))
             if call.value_gradient is not None:
                 results.append(_placed(views.finish_key(dv_whole, dv, call.value_gradient, "e"), dv_whole))
+        if of_sink is not None and call.sink_gradient is not None:
+            results.append(_placed(views.finish_rows(of_sink, dsink, call.sink_gradient), of_sink))
         return tuple(results)
 
     return run

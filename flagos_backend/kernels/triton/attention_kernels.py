@@ -143,12 +143,12 @@ def _forward_blocks(
 
 @triton.jit
 def attention_forward(
-    query, key, value, bias, mask, output, statistics, query_b, query_h, query_t, query_d, key_b, key_h, key_s,
-    key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s,
-    output_b, output_h, output_t, output_e, H, G, T, S, D, E, scale, fill, upper, lower, BLOCK_M: tl.constexpr,
+    query, key, value, bias, mask, sink, output, statistics, query_b, query_h, query_t, query_d, key_b, key_h, key_s,
+    key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, sink_b,
+    sink_h, output_b, output_h, output_t, output_e, H, G, T, S, D, E, scale, fill, upper, lower, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr,
-    EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SINK: tl.constexpr, EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). ``scale``, ``fill`` in units of log2; ``statistics`` f32[B,H,T] in units of e."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with the most keys first
@@ -169,6 +169,10 @@ def attention_forward(
     accumulator = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if HAS_SINK:  # one more logit, with no value; not in a row's sum where it is -infinity
+        of_sink = tl.load(sink + b64 * sink_b + h64 * sink_h).to(tl.float32) * LOG2E
+        row_maximum = tl.zeros([BLOCK_M], tl.float32) + of_sink
+        row_sum = tl.where(row_maximum == float("-inf"), 0.0, tl.exp2(row_maximum - row_maximum))
     first, full_first, full_last, last = _key_range(start, BLOCK_M, T, S, upper, lower, BLOCK_N, HAS_UPPER, HAS_LOWER)
     if HAS_LOWER:
         accumulator, row_sum, row_maximum = _forward_blocks(
@@ -214,10 +218,12 @@ def attention_forward(
 
 @triton.jit
 def attention_delta(
-    output, gradient, delta, output_b, output_h, output_t, output_e, gradient_b, gradient_h, gradient_t, gradient_e,
-    H, T, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+    output, gradient, statistics, sink, delta, sink_gradient, output_b, output_h, output_t, output_e, gradient_b,
+    gradient_h, gradient_t, gradient_e, sink_b, sink_h, dsink_b, dsink_h, dsink_t, H, T, E, BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr, HAS_SINK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of queries, B·H). delta f32[B,H,T]: the sum over channels of output times its gradient."""
+    """Grid (blocks of queries, B·H). delta f32[B,H,T]: the sum over channels of output times its gradient. With
+    HAS_SINK also ``sink_gradient`` [B,H,T]: of each row's sink, whose weight its statistics tell."""
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     t = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     e = tl.arange(0, BLOCK_E)
@@ -232,7 +238,13 @@ def attention_delta(
     )
     wide = _as_multiplied(g.to(tl.float32), gradient.dtype.element_ty, PRECISION)
     total = tl.sum(o.to(tl.float32) * wide, 1)
-    tl.store(delta + tl.program_id(1).to(tl.int64) * T + t, total, mask=t < T)
+    row = tl.program_id(1).to(tl.int64) * T + t
+    tl.store(delta + row, total, mask=t < T)
+    if HAS_SINK:
+        of_sink = tl.load(sink + b * sink_b + h * sink_h).to(tl.float32)
+        weights = tl.exp2((of_sink - tl.load(statistics + row, mask=t < T, other=float("inf"))) * LOG2E)
+        place = b * dsink_b + h * dsink_h + t * dsink_t
+        tl.store(sink_gradient + place, (-weights * total).to(sink_gradient.dtype.element_ty), mask=t < T)
 
 
 @triton.jit
@@ -268,7 +280,7 @@ def _key_gradient_blocks(
     query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr,
-    FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Adds what the queries of [first, last) give to the gradients of one block of keys and values."""
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
@@ -297,7 +309,7 @@ def _key_gradient_blocks(
         if CAP > 0:
             slope *= 1.0 - capped * capped
         logits_gradient = weights * slope
-        if EDGE or HAS_MASK:
+        if (EDGE or HAS_MASK) and not ADDED:
             logits_gradient = tl.where(hidden, 0.0, logits_gradient)
         key_gradient = tl.dot(tl.trans(logits_gradient.to(q.dtype)), q, key_gradient, input_precision=PRECISION)
     return key_gradient, value_gradient
@@ -305,13 +317,13 @@ def _key_gradient_blocks(
 
 @triton.jit
 def attention_key_gradient(
-    query, key, value, bias, mask, gradient, statistics, delta, key_gradient, value_gradient, query_b, query_h,
-    query_t, query_d, key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s,
-    mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h,
-    dv_s, dv_e, H, G, T, S, D, E, scale, fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    query, key, value, bias, mask, gradient, statistics, delta, key_gradient, value_gradient, query_b, query_h, query_t,
+    query_d, key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b,
+    mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s,
+    dv_e, H, G, T, S, D, E, scale, fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of keys, B·H/G). ``key_gradient`` [B,K,S,D] and ``value_gradient`` [B,K,S,E]."""
     start = tl.program_id(0) * BLOCK_N
@@ -347,19 +359,19 @@ def attention_key_gradient(
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, first, full_first, T, S, D, E,
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
             PRECISION,
         )
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, full_first, full_last, T, S, D,
             E, query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            BLOCK_M, BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
             PRECISION,
         )
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, full_last, last, T, S, D, E,
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
-            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN,
+            BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
             PRECISION,
         )
     key_place = b * dk_b + kh * dk_h + s[:, None] * dk_s + d[None, :] * dk_d
@@ -373,8 +385,8 @@ def _query_gradient_blocks(
     query_gradient, q, g, stats, dots, key, value, bias, mask, t, first, last, T, S, D, E, key_s, key_d, value_s,
     value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Adds what the keys of [first, last) give to the gradient of one block of queries."""
     d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
@@ -399,7 +411,7 @@ def _query_gradient_blocks(
         if CAP > 0:
             slope *= 1.0 - capped * capped
         logits_gradient = weights * slope
-        if EDGE or HAS_MASK:
+        if (EDGE or HAS_MASK) and not ADDED:
             logits_gradient = tl.where(hidden, 0.0, logits_gradient)
         query_gradient = tl.dot(logits_gradient.to(k.dtype), k, query_gradient, input_precision=PRECISION)
     return query_gradient
@@ -412,7 +424,8 @@ def attention_query_gradient(
     mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dq_b, dq_h, dq_t, dq_d, H, G, T, S, D, E, scale,
     fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
-    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). ``query_gradient`` [B,H,T,D]."""
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
@@ -436,21 +449,24 @@ def attention_query_gradient(
     bias, mask = bias + b * bias_b + h * bias_h, mask + b * mask_b + h * mask_h
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first, full_first, full_last, last = _key_range(start, BLOCK_M, T, S, upper, lower, BLOCK_N, HAS_UPPER, HAS_LOWER)
+    if HAS_MASK and FINITE_FILL and ADDED:  # keys that the band skips have weights, too
+        blind = tl.max(((stats <= 0.5 * fill) & (t < T)).to(tl.int32), 0) > 0
+        first, last = tl.where(blind, 0, first), tl.where(blind, S, last)
     if HAS_LOWER:
         dq = _query_gradient_blocks(
             dq, q, g, stats, dots, key, value, bias, mask, t, first, full_first, T, S, D, E, key_s, key_d, value_s,
             value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-            CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+            CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
         )
     dq = _query_gradient_blocks(
         dq, q, g, stats, dots, key, value, bias, mask, t, full_first, full_last, T, S, D, E, key_s, key_d, value_s,
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, False,
-        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
     )
     dq = _query_gradient_blocks(
         dq, q, g, stats, dots, key, value, bias, mask, t, full_last, last, T, S, D, E, key_s, key_d, value_s,
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
     )
     place = b * dq_b + h * dq_h + t[:, None] * dq_t + d[None, :] * dq_d
     tl.store(query_gradient + place, (dq * factor).to(query_gradient.dtype.element_ty), mask=in_query)

@@ -38,6 +38,8 @@ def _unsupported(instruction: Instruction, target: Target, a: Attention) -> str:
     size = views_of(instruction, a).sizes
     if a.cap is not None:
         return "its logits have a soft cap"
+    if a.sink is not None:
+        return "its logits have a sink"
     if a.bias is not None or a.mask is not None or a.lower is not None:
         return "it has a bias or a mask"
     if a.upper is not None and (a.upper != 0 or size.T != size.S):

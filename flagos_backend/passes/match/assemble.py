@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.constants import constant_array
 from flagos_backend.ir.hlo import Instruction
@@ -26,7 +28,7 @@ from flagos_backend.passes.match.symbols import Candidate, Contraction, Hide, Lo
 
 _BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
 # A fill this low gives a weight of exactly zero beside any logit that a program can mean.
-LOW_FILL = -1e9
+LOW_FILL = -9.9e8  # what bf16 makes of -1e9 is above that
 # Instructions that a bias is looked through for such a number; behind more there may be one.
 _MAX_LOOKED_AT = 200
 # What hides a logit in f16, and no less than any.
@@ -57,6 +59,7 @@ class Matched:
     key: Instruction
     value: Instruction
     biases: tuple[Term, ...]
+    sink: Term | None
     masks: tuple[tuple[Term, bool], ...]
     letters: dict[int, str]
     output: Contraction
@@ -113,10 +116,20 @@ def assemble(candidate: Candidate) -> Matched:
         cap,
         upper=band.upper,
         lower=band.lower,
+        added=bool(masks) and of.logits.hides != candidate.logits.hides,
         tensor_float=all(_may_round(dot) for dot in (of.dot, output.dot)),
     )
     operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
-    return Matched(of, attention, *operands, biases, masks, letters, output)
+    return Matched(of, attention, *operands, biases, _sink(of, batch + groups), masks, letters, output)
+
+
+def _sink(of: Candidate, heads: list[int]) -> Term | None:
+    sink = of.logits.sink if of.logits is not None else None
+    if sink is None:
+        return None
+    if set(sink.term.labels) - {None, *heads}:
+        raise NearMissError("its sink is another one for each query")
+    return sink.term
 
 
 def _may_round(dot: Instruction) -> bool:
@@ -185,7 +198,7 @@ def _hidden(of: Candidate, position: int | None) -> tuple[Band, tuple[tuple[Term
         raise NearMissError(f"hidden logits have several values: {', '.join(map(str, sorted(fills)))}")
     fill = fills.pop() if fills else -math.inf
     # A row whose visible logits a bias makes as low as the fill sees its hidden keys too.
-    beside_low_biases = math.isfinite(fill) and any(_may_hide(of, term.instruction) for term in of.logits.biases)
+    beside_low_biases = math.isfinite(fill) and any(_may_hide(of, term) for term in of.logits.biases)
     band, masks = ALL, []
     for hide in hides:
         # Bands are skipped, so hidden weights must be exactly zero, and each row must see a key or be a mask's matter.
@@ -221,7 +234,7 @@ def _bias_bands(
     assert of.logits is not None and of.axis is not None
     biases = of.logits.biases
     found = [None if masks else _band_of_bias(of, term, position) for term in biases]
-    if any(b is None and _may_hide(of, term.instruction) for term, b in zip(biases, found, strict=True)):
+    if any(b is None and _may_hide(of, term) for term, b in zip(biases, found, strict=True)):
         return band, biases  # in a row where both hide all keys, the lower of the two sums counts
     kept = []
     for term, of_bias in zip(biases, found, strict=True):
@@ -235,28 +248,35 @@ def _bias_bands(
 def _with_hides_for_biases(of: Candidate, logits: Logits) -> Logits:
     """A bias that is zero or so low that nothing of a logit is left beside it, as the mask that it is: kernels know the
     rows that see no key of masks alone, and a mask of several parts may be a band and a small array."""
-    low = [term for term in logits.biases if _may_hide(of, term.instruction)]
+    low = [term for term in logits.biases if _may_hide(of, term)]
     if logits.hides or len(low) != 1:
         return logits
     (bias,) = low
+    sign = math.copysign(1.0, bias.factor)
     found = two_valued(bias)
+    found = found and found.mapped(lambda value: value * sign)
+    # What was scaled after it was added hides as well as before: the logits were scaled with it.
     lowest = _ABSORBS_F64 if element_type_of(of.dot) is ElementType.F64 else _highest_fill(of)
     fill = 0.0 if found is None else min(found.holds, found.fails)
     found = found and found.failing_with(fill)
-    if found is None or found.holds != 0 or not -math.inf < fill <= lowest:
+    if found is None or found.holds != 0 or not fill <= lowest:
+        return logits
+    fill *= abs(bias.factor)
+    if not -math.inf < fill < 0:
         return logits
     predicates = (Term(*peel(t.instruction, t.labels, exact=True, broadcasts=True)) for t, _ in found.terms)
     hides = (Hide(term, visible, fill) for term, (_, visible) in zip(predicates, found.terms, strict=True))
     return replace(logits, biases=tuple(term for term in logits.biases if term is not bias), hides=tuple(hides))
 
 
-def _may_hide(of: Candidate, bias: Instruction) -> bool:
+def _may_hide(of: Candidate, bias: Term) -> bool:
     """Whether ``bias`` is made with a number that hides logits. What a caller passes is taken for one that does not."""
-    seen, stack = {bias}, [bias]
+    seen, stack = {bias.instruction}, [bias.instruction]
+    least = -_highest_fill(of) / max(1.0, abs(bias.factor))
     while stack:
         instruction = stack.pop()
         number = scalar_of(instruction) if instruction.opcode is Opcode.CONSTANT else None
-        if (number is not None and abs(number) >= -_highest_fill(of)) or len(seen) > _MAX_LOOKED_AT:
+        if (number is not None and abs(number) >= least) or len(seen) > _MAX_LOOKED_AT:
             return True
         new = [operand for operand in instruction.operands if operand not in seen]
         seen.update(new)
@@ -273,9 +293,10 @@ def _band_of_bias(of: Candidate, term: Term, position: int | None) -> Band | Non
         if array is None or array.dtype.kind != "f":
             return None
         visible = array == 0
-        is_mask = bool((visible | (array <= _highest_fill(of))).all())
+        is_mask = bool((visible | (array * np.float64(term.factor) <= _highest_fill(of))).all())
         return band_of_matrix(visible, labels, position, of.axis) if is_mask else None
     found = two_valued(Term(instruction, labels))
+    found = found and found.mapped(lambda value: value * term.factor)
     if found is None or 0 not in (found.holds, found.fails) or min(found.holds, found.fails) > _highest_fill(of):
         return None
     terms = found.conjuncts(found.holds == 0)
@@ -295,12 +316,13 @@ class MatchedGradients:
     output_gradient: Instruction
     output_gradient_labels: Labels
     wanted: dict[str, Result]
+    sink: Result | None
 
 
 def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     """What the backward call gives; None when the program asks for none. Raises NearMissError."""
     of = matched.of
-    if not of.gradients:
+    if not of.gradients and of.sink_gradient is None:
         return None
     value = of.gradients.get("value")
     if of.product_gradient is not None:
@@ -326,7 +348,9 @@ def assemble_gradients(matched: Matched) -> MatchedGradients | None:
         name: Result(found.dot, _renamed_channel(found.labels_of_result, channels[name], of))
         for name, found in of.gradients.items()
     }
-    return MatchedGradients(source, labels, wanted)
+    sink = of.sink_gradient
+    of_sink = None if sink is None else Result(sink.instruction, sink.labels)
+    return MatchedGradients(source, labels, wanted, of_sink)
 
 
 def _labels_of_side(of: Candidate, operand: Instruction) -> Labels:

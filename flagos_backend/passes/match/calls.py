@@ -8,10 +8,12 @@ from dataclasses import replace
 from flagos_backend.ir.attributes import (
     NONE,
     Attributes,
+    ConstantAttributes,
     CustomCallAttributes,
     DimensionsAttributes,
     TupleIndexAttributes,
 )
+from flagos_backend.ir.constants import scalar_bytes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
@@ -60,13 +62,17 @@ class CallBuilder:
         output = self._element(call, 0)
         upstream = Operand(gradients.output_gradient, matched.dims(gradients.output_gradient_labels))
         upstream = self._split(upstream)
-        names = [name for name in ("query", "key", "value") if name in gradients.wanted]
+        names: list[str] = [name for name in ("query", "key", "value") if name in gradients.wanted]
         results = [gradients.wanted[name] for name in names]
         dims = {name: matched.dims(gradients.wanted[name].labels) for name in names}
-        if "query" in dims:
-            dims["query"] = self._split_dims(dims["query"])
+        if gradients.sink is not None:
+            names, results = [*names, "sink"], [*results, gradients.sink]
+            dims["sink"] = matched.dims(gradients.sink.labels)
+        for name in ("query", "sink"):
+            if name in dims:
+                dims[name] = self._split_dims(dims[name])
         backward = AttentionBackwardCall(
-            attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value"))
+            attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value", "sink"))
         )
         arguments = [*inputs[:3], output, self._element(call, 1), upstream.instruction, *inputs[3:]]
         shape = TupleShape(
@@ -110,12 +116,14 @@ class CallBuilder:
         query, key, value, *rest = (operand.dims for operand in operands)
         bias = rest.pop(0) if self._matched.biases else None
         mask = rest.pop(0) if self._matched.masks else None
-        return replace(self._matched.attention, query=query, key=key, value=value, output=output, bias=bias, mask=mask)
+        sink = rest.pop(0) if self._matched.sink else None
+        a = self._matched.attention
+        return replace(a, query=query, key=key, value=value, output=output, bias=bias, mask=mask, sink=sink)
 
     def _optional(self) -> list[Operand]:
         found = []
         if self._matched.biases:
-            found.append(self._combined(Opcode.ADD, self._matched.biases))
+            found.append(self._combined(Opcode.ADD, [self._times(term) for term in self._matched.biases]))
         if self._matched.masks:
             terms = [
                 term
@@ -124,7 +132,23 @@ class CallBuilder:
                 for term, visible in self._matched.masks
             ]
             found.append(self._combined(Opcode.AND, terms))
+        if self._matched.sink:
+            found.append(Operand(self._matched.sink.instruction, self._matched.dims(self._matched.sink.labels)))
         return found
+
+    def _times(self, bias: Term) -> Term:
+        """What is added: no narrower than f32, which the program rounds the sum to at the latest."""
+        if bias.factor == 1.0:
+            return bias
+        array, element = bias.instruction, element_type_of(bias.instruction)
+        if element not in (ElementType.F32, ElementType.F64):
+            element = ElementType.F32
+            array = self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
+        number = ConstantAttributes(scalar_bytes(bias.factor, element))
+        factor = self._emit(Opcode.CONSTANT, ArrayShape(element, ()), (), number)
+        shape = ArrayShape(element, dims_of(array))
+        factors = self._emit(Opcode.BROADCAST, shape, (factor,), DimensionsAttributes(()))
+        return Term(self._emit(Opcode.MULTIPLY, shape, (array, factors)), bias.labels)
 
     def _combined(self, opcode: Opcode, terms: Sequence[Term]) -> Operand:
         """One array for all ``terms``: over the union of their dimensions."""
@@ -135,6 +159,8 @@ class CallBuilder:
         sizes.pop("1", None)
         union = "".join(sizes)
         kind = element_type_of(self._matched.of.dot) if opcode is Opcode.ADD else ElementType.PRED
+        if opcode is Opcode.ADD and any(element_type_of(o.instruction) is ElementType.F32 for o in operands):
+            kind = ElementType.F64 if kind is ElementType.F64 else ElementType.F32
         shape = ArrayShape(kind, tuple(sizes.values()))
         arrays = [self._broadcast(operand, union, shape) for operand in operands]
         total = arrays[0]

@@ -85,7 +85,9 @@ def _before_repeat(operand: Operand) -> _Repeated | None:
     numbers = tuple(None if letter == "1" else ord(letter) for letter in operand.dims)
     instruction, labels = peel(operand.instruction, numbers, exact=True)
     merged = instruction.opcode is Opcode.RESHAPE
-    broadcast = instruction.operands[0] if merged else instruction
+    broadcast = instruction
+    while broadcast.opcode is Opcode.RESHAPE:  # several are as good as the last one
+        broadcast = broadcast.operands[0]
     if broadcast.opcode is not Opcode.BROADCAST:
         return None
     sizes, source = dims_of(broadcast), broadcast.operands[0]

@@ -9,9 +9,10 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
+from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes, TupleIndexAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.operator_call import maximum_of
 from flagos_backend.passes.match.labels import (
     Labels,
     dims_of,
@@ -22,6 +23,7 @@ from flagos_backend.passes.match.labels import (
     relabel,
     scalar_of,
 )
+from flagos_backend.passes.match.sinks import appended, unpadded, without_sink
 from flagos_backend.passes.match.symbols import (
     Candidate,
     Contraction,
@@ -82,15 +84,50 @@ class Recognizer:
         if not isinstance(symbol, RowMaximum | Polynomial):
             return None
         dims = dims_of(instruction)
-        labels: list[int | None] = [symbol.of.axis] * len(dims)
-        for label, dimension in zip(
-            symbol.labels, instruction.attributes_as(DimensionsAttributes).dimensions, strict=True
-        ):
+        of, dimensions = symbol.of, instruction.attributes_as(DimensionsAttributes).dimensions
+        row = of.row
+        if row != of.axis and any(dims[d] == of.keys() for d in range(len(dims)) if d not in dimensions):
+            row = of.axis  # the sink's column was dropped already
+        labels: list[int | None] = [row] * len(dims)
+        for label, dimension in zip(symbol.labels, dimensions, strict=True):
             labels[dimension] = label
         found = relabel(dims, labels)
-        if sorted(label for label in found if label is not None) != _present(symbol.of.labels):
+        if _present(found) != _present(tuple(row if label == of.axis else label for label in of.labels)):
             return None
         return _with_labels(symbol, found)
+
+    def element(self, instruction: Instruction) -> Symbol | None:
+        """The maxima of PyTorch's max along a dimension, which gives their places too."""
+        call = instruction.operands[0]
+        dimension = maximum_of(call) if instruction.attributes_as(TupleIndexAttributes).index == 0 else None
+        symbol = self._symbols.get(call.operands[0]) if dimension is not None else None
+        if not isinstance(symbol, Logits) or dimension is None:
+            return None
+        keeps = len(dims_of(instruction)) == len(symbol.labels)
+        rest = (None,) if keeps else ()
+        labels = (*symbol.labels[:dimension], *rest, *symbol.labels[dimension + 1 :])
+        return self._start_softmax(symbol, labels, symbol.labels[dimension])
+
+    # ---- sinks ----
+
+    def concatenate(self, instruction: Instruction) -> Symbol | None:
+        for place, operand in enumerate(instruction.operands):
+            symbol = self._symbols.get(operand)
+            if isinstance(symbol, Logits):
+                return appended(instruction, symbol, place, next(self._labels))
+        return None
+
+    def slice(self, instruction: Instruction) -> Symbol | None:
+        symbol = self._symbols.get(instruction.operands[0])
+        sink = symbol.of.logits.sink if isinstance(symbol, Polynomial) and symbol.of.logits is not None else None
+        labels = without_sink(instruction, symbol.labels, sink) if symbol is not None and sink is not None else None
+        if not isinstance(symbol, Polynomial) or sink is None or labels is None:
+            return None
+        if sink.keys in labels:
+            return _with_labels(symbol, labels)
+        if symbol.gradient_of_sink():
+            symbol.of.sink_gradient = symbol.of.sink_gradient or Term(instruction, labels)
+        return None
 
     # ---- reductions and contractions ----
 
@@ -103,8 +140,15 @@ class Recognizer:
         labels = tuple(label for d, label in enumerate(symbol.labels) if d not in folded)
         axes = [symbol.labels[d] for d in folded if symbol.labels[d] is not None]
         initial = scalar_of(instruction.operands[1])
-        if isinstance(symbol, Logits) and opcode is Opcode.MAXIMUM and initial == float("-inf") and len(axes) == 1:
-            return self._start_softmax(symbol, labels, axes[0])
+        if opcode is Opcode.MAXIMUM and initial == float("-inf") and len(axes) == 1:
+            if isinstance(symbol, Logits) and symbol.sink is not None and axes != [symbol.sink.both]:
+                joined = instruction.operands[0]
+                self.broken[joined] = f"{joined.opcode} %{joined.name} joins logits along another dimension"
+                return None
+            if isinstance(symbol, Logits):
+                return self._start_softmax(symbol, labels, axes[0])
+            if isinstance(symbol, Shifted) and axes == [symbol.of.row]:
+                return RowMaximum(symbol.of, labels, symbol)
         if isinstance(symbol, Polynomial) and opcode is Opcode.MAXIMUM and symbol.of.axis is None:
             other = instruction.operands[0]
             self.broken[other] = f"{other.opcode} %{other.name} is no soft cap of logits, though made with tanh"
@@ -115,16 +159,18 @@ class Recognizer:
     @staticmethod
     def _start_softmax(symbol: Logits, labels: Labels, axis: int | None) -> RowMaximum | None:
         of = symbol.of
-        if of.logits is not None and (of.logits is not symbol or of.axis != axis):
+        if of.logits is not None and (of.logits is not symbol or of.row != axis):
             return None
-        of.logits, of.axis = symbol, axis
+        if symbol.sink is not None and symbol.sink.both != axis:
+            return None
+        of.logits, of.axis = symbol, axis if symbol.sink is None else symbol.sink.keys
         return RowMaximum(of, labels, symbol)
 
     @staticmethod
     def _row_sum(symbol: Polynomial, labels: Labels, axes: list[int | None]) -> Polynomial | None:
         if not axes:
             return polynomial(symbol.of, labels, dict(symbol.terms))
-        if axes != [symbol.of.axis]:
+        if axes != [symbol.of.row]:
             return None
         if symbol.zeroed:
             symbol.of.zeroes_weights = True
@@ -147,6 +193,8 @@ class Recognizer:
     def _contract(self, dot: Instruction, side: int, symbol: Polynomial) -> bool:
         """Files a product of weights or of the logits' gradient with another array; False when it is none."""
         of, a = symbol.of, dot.attributes_as(DotAttributes)
+        if of.row != of.axis and of.row in symbol.labels:
+            return False  # a product with the sink's weight, too
         batches, contracting = (a.lhs_batch, a.rhs_batch), (a.lhs_contracting, a.rhs_contracting)
         contracted = [symbol.labels[d] for d in contracting[side]]
         mine = [label for d, label in enumerate(symbol.labels) if d not in batches[side] and d not in contracting[side]]
@@ -213,6 +261,8 @@ class Recognizer:
 
     def negate(self, instruction: Instruction) -> Symbol | None:
         symbol = self._symbols.get(instruction.operands[0])
+        if isinstance(symbol, Logits):
+            return _scaled_logits(symbol, -1.0)
         return _scaled(symbol, -1.0) if isinstance(symbol, Polynomial) else None
 
     def maximum(self, instruction: Instruction) -> Symbol | None:
@@ -242,6 +292,10 @@ class Recognizer:
         if isinstance(a, Logits) and isinstance(b, RowMaximum):
             same = b.logits.of is a.of and a.labels == b.labels and _alike(a, b.logits)
             return Shifted(a.of, a.labels) if same else None
+        if isinstance(a, Shifted) and isinstance(b, RowMaximum) and isinstance(b.logits, Shifted):
+            return a if a.of is b.of and a.labels == b.labels else None  # it is zero, or NaN as they are
+        if isinstance(a, Logits) and (b is None or b.of is not a.of):
+            return self._with_bias(a, instruction.operands[1], -1.0)
         return None
 
     def _sum(self, instruction: Instruction, sign: float) -> Polynomial | None:
@@ -298,7 +352,7 @@ class Recognizer:
             if symbol is None or fill is None:
                 continue
             term = Term(*peel(predicate, symbol.labels, exact=True, broadcasts=True))
-            if isinstance(symbol, Logits):
+            if isinstance(symbol, Logits) and symbol.sink is None:
                 hide = Hide(term, visible, fill)
                 return replace(symbol, hides=(*symbol.hides, hide))
             if isinstance(symbol, Polynomial) and fill == 0:
@@ -318,17 +372,22 @@ class Recognizer:
         return found if found is not None and found.of is symbol.of else None
 
     @staticmethod
-    def _with_bias(symbol: Logits, other: Instruction) -> Logits | None:
+    def _with_bias(symbol: Logits, other: Instruction, factor: float = 1.0) -> Logits | None:
+        if symbol.sink is not None:
+            return None
         if symbol.hides and any(hide.fill != float("-inf") for hide in symbol.hides):
             return None  # a bias on top of a finite fill changes rows that see no key
-        term = Term(*peel(other, symbol.labels, exact=True, broadcasts=True))
+        term = Term(*peel(other, symbol.labels, exact=True, broadcasts=True), factor)
         return replace(symbol, biases=(*symbol.biases, term))
 
     @staticmethod
     def _gradient(symbol: Polynomial, other: Instruction) -> Polynomial | None:
         """``other``, beside ``symbol``, as the gradient of the weights: a product, and the only such one."""
         of = symbol.of
-        term = _without_zeroes(of, Term(*peel(other, symbol.labels, exact=False)))
+        term = unpadded(of, Term(*peel(other, symbol.labels, exact=False)))
+        if of.row != of.axis and of.row in term.labels:
+            return None
+        term = _without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
         if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
             return None
         of.product_gradient = term
@@ -374,7 +433,7 @@ def _present(labels: Labels) -> list[int]:
     return sorted(label for label in labels if label is not None)
 
 
-def _alike(a: Logits, b: Logits) -> bool:
+def _alike(a: Logits, b: Logits | Shifted) -> bool:
     """The same logits, in whatever arrangement."""
     return replace(a, labels=b.labels) == b
 
@@ -413,12 +472,13 @@ def _scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
 
 
 def _scaled_logits(symbol: Logits, factor: float) -> Logits | None:
-    if symbol.biases or factor == 0:
+    if symbol.sink is not None or factor == 0:
         return None
     hides = tuple(replace(hide, fill=hide.fill * factor) for hide in symbol.hides)
+    biases = tuple(replace(term, factor=term.factor * factor) for term in symbol.biases)
     if symbol.cap is not None:
-        return replace(symbol, cap=symbol.cap * factor, hides=hides)
-    return replace(symbol, scale=symbol.scale * factor, hides=hides)
+        return replace(symbol, cap=symbol.cap * factor, biases=biases, hides=hides)
+    return replace(symbol, scale=symbol.scale * factor, biases=biases, hides=hides)
 
 
 def _sum(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
@@ -450,17 +510,20 @@ _JOINS = frozenset({Opcode.CONCATENATE, Opcode.PAD})
 _RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
     Opcode.ADD: Recognizer.add,
     Opcode.BROADCAST: Recognizer.broadcast,
+    Opcode.CONCATENATE: Recognizer.concatenate,
     Opcode.CONVERT: Recognizer.move,
     Opcode.COPY: Recognizer.move,
     Opcode.DIVIDE: Recognizer.divide,
     Opcode.DOT: Recognizer.dot,
     Opcode.EXP: Recognizer.exponential,
+    Opcode.GET_TUPLE_ELEMENT: Recognizer.element,
     Opcode.MAXIMUM: Recognizer.maximum,
     Opcode.MULTIPLY: Recognizer.multiply,
     Opcode.NEGATE: Recognizer.negate,
     Opcode.REDUCE: Recognizer.reduce,
     Opcode.RESHAPE: Recognizer.move,
     Opcode.SELECT: Recognizer.select,
+    Opcode.SLICE: Recognizer.slice,
     Opcode.SUBTRACT: Recognizer.subtract,
     Opcode.TANH: Recognizer.tanh,
     Opcode.TRANSPOSE: Recognizer.move,

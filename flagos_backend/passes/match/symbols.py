@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.passes.match.labels import Labels
+from flagos_backend.passes.match.labels import Labels, dims_of
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """An array that broadcasts over the logits: a bias, or a predicate. ``labels`` names its own dimensions."""
+    """An array that broadcasts over the logits: a bias, or a predicate. ``labels`` names its own dimensions; a bias is
+    added ``factor`` times."""
 
     instruction: Instruction
     labels: Labels
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,16 @@ class Hide:
     predicate: Term
     visible: bool
     fill: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """One more logit a row. ``keys`` labels key positions, ``both`` those and the sink, which is ``first`` or last."""
+
+    term: Term
+    keys: int
+    both: int
+    first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +67,18 @@ class Candidate:
     output: Contraction | None = None
     product_gradient: Term | None = None  # gradient of the weights, before the softmax's derivative
     gradients: dict[str, Contraction] = field(default_factory=dict)
+    sink_gradient: Term | None = None  # of each row's sink
     zeroes_weights: bool = False  # weights of hidden keys are set to zero, also those of a row that sees no key
     members: dict[Instruction, None] = field(default_factory=dict)  # instructions that only this attention needs
+
+    @property
+    def row(self) -> int | None:
+        """The label that the softmax is over: key positions, and the sink where there is one."""
+        return self.axis if self.logits is None or self.logits.sink is None else self.logits.sink.both
+
+    def keys(self) -> int | None:
+        """How many there are."""
+        return None if self.axis is None else dims_of(self.dot)[self.labels.index(self.axis)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +92,7 @@ class Logits:
     biases: tuple[Term, ...] = ()
     hides: tuple[Hide, ...] = ()
     cap: float | None = None
+    sink: Sink | None = None
 
     @property
     def slope(self) -> float:
@@ -78,15 +101,8 @@ class Logits:
 
     @property
     def is_product(self) -> bool:
-        """Whether nothing was added or hidden yet."""
-        return not self.biases and not self.hides
-
-
-@dataclass(frozen=True, slots=True)
-class RowMaximum:
-    of: Candidate
-    labels: Labels
-    logits: Logits
+        """Whether nothing was added, hidden or joined yet."""
+        return not self.biases and not self.hides and self.sink is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,13 @@ class Shifted:
 
     of: Candidate
     labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class RowMaximum:
+    of: Candidate
+    labels: Labels
+    logits: Logits | Shifted
 
 
 class Powers(NamedTuple):
@@ -143,6 +166,10 @@ class Polynomial:
         if self.of.logits is not None and self.of.logits.cap is not None:
             wanted |= {powers.times(Powers(tanh=2)): -factor for powers, factor in wanted.items()}
         return c if found == wanted else None
+
+    def gradient_of_sink(self) -> bool:
+        """Whether this is (e/l)(g - r), before the cap of the keys' logits and what hid them."""
+        return not self.zeroed and dict(self.terms) == {_WEIGHTED_GRADIENT: 1.0, _WEIGHTED_ROW_DOT: -1.0}
 
 
 WEIGHTS = Powers(1, -1)

@@ -28,6 +28,8 @@ _APART = (
     aten.native_layer_norm_backward,
     aten.silu,
     aten.silu_backward,
+    aten.tril,
+    aten.triu,
 )
 # Of later versions of PyTorch.
 _APART_IF_THERE = ("_fused_rms_norm", "_fused_rms_norm_backward")

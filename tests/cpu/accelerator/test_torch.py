@@ -58,7 +58,14 @@ def heads(x: torch.Tensor) -> torch.Tensor:
     return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(4, 2) * 2
 
 
-@pytest.mark.parametrize("function", [softmax, product, views, written, heads], ids=lambda function: function.__name__)
+def triangles(x: torch.Tensor) -> torch.Tensor:
+    wide = (x > 0).tril().triu(-1) | (x * 4).long().triu(2).bool()
+    return torch.cat([x.tril(), x.tril(1), x.triu(-2), x[:, None].triu(4).flatten(1), wide.to(x.dtype)])
+
+
+@pytest.mark.parametrize(
+    "function", [softmax, product, views, written, heads, triangles], ids=lambda function: function.__name__
+)
 def test_as_on_the_cpu(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiled = torch.compile(function, backend=flagos, fullgraph=True)
     for _ in range(RUNS):

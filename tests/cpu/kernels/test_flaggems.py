@@ -263,6 +263,7 @@ def test_attention_that_it_lacks(flag_gems):
         (Attention(*base, upper=0), E.F16, "aligned to the last key"),
         (Attention(*base, scale=0.0), E.F16, "scale of 0"),
         (Attention(*base, cap=30.0), E.F16, "no soft cap"),
+        (Attention(*base, sink="h"), E.F16, "no sink"),
         (Attention("bthd", "bshd", "bshd", "bthd"), E.F16, ""),
     ):
         call, _ = calls_of(attention, element, sizes)

@@ -47,7 +47,7 @@ def test_cases(name, rng):
     check(problem(CASES[name], element, int(rng.integers(1 << 30)), sizes=SIZES), element)
 
 
-@pytest.mark.parametrize("name", ["mask, finite", "mask, window"])
+@pytest.mark.parametrize("name", ["mask, finite", "mask, window", "added mask", "added mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes=SIZES, hide_all=True), E.F32)
 
@@ -79,6 +79,25 @@ def test_a_cap_of_infinite_products(rng):
     ours = p.forward(kernels(p)[0])
     assert_close(ours[0], output, E.F32)
     assert_close(ours[1], statistics, E.F32)
+
+
+def test_sinks_that_are_no_numbers(rng):
+    """-infinity is no sink, +infinity and NaN leave nothing of a row."""
+    p = problem(CASES["sink, window"], E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "h": 4})
+    p.operands[3][0] = torch.tensor([-torch.inf, torch.inf, torch.nan, 80])
+    (output, statistics), _ = oracle(p)
+    assert output[:, :, 1:3].isnan().all() and output[:, :, ::3].isfinite().all()
+    ours = p.forward(kernels(p)[0])
+    assert_close(ours[0], output, E.F32)
+    assert_close(ours[1].unflatten(1, (4, 2))[:, ::3], statistics.unflatten(1, (4, 2))[:, ::3], E.F32)
+
+
+@pytest.mark.parametrize("hide_all", [False, True])
+def test_rows_that_see_the_sink_alone(hide_all, rng):
+    """With a fill of -infinity, which without a sink leaves NaN."""
+    p = problem(CASES["sink, mask"], E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, hide_all=hide_all)
+    check(p, E.F32)
+    assert p.forward(kernels(p)[0])[0][0].eq(0).all() == hide_all
 
 
 @pytest.mark.parametrize("low", [-1e9, -1e12, float(torch.finfo(torch.float32).min)])

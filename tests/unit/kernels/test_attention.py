@@ -33,7 +33,7 @@ def test_cases(name, element, rng):
     check(problem(CASES[name], element, int(rng.integers(1 << 30))), element)
 
 
-@pytest.mark.parametrize("name", ["mask, finite", "mask, causal", "mask, window"])
+@pytest.mark.parametrize("name", ["mask, finite", "mask, causal", "mask, window", "added mask", "added mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), hide_all=True), E.F32)
 
@@ -61,6 +61,7 @@ def test_arguments_of_other_strides(rng):
         (AttentionCall(Attention("btd", "sd", "se", "te"), False).config(), "do not name"),
         (AttentionCall(Attention("td", "sd", "de", "te"), False).config(), "the dimension d is"),
         (AttentionCall(Attention("td", "sd", "se", "te", mask="ts"), False).config(), "3 operands, not 4"),
+        (AttentionCall(Attention("td", "sd", "se", "te", sink=""), False).config(), "3 operands, not 4"),
     ],
 )
 def test_malformed(config, fact):
@@ -80,6 +81,7 @@ def test_malformed(config, fact):
         ({"upper": 0}, ""),
         ({"cap": 30.0}, "soft cap"),
         ({"upper": 0, "cap": 30.0}, "soft cap"),
+        ({"sink": "hg"}, "a sink"),
         ({"mask": "bs"}, "a bias or a mask"),
         ({"upper": 1}, "no causal mask"),
     ],

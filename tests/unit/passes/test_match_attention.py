@@ -282,6 +282,8 @@ def test_padding_is_a_mask_though_it_is_added(draw, name):
         return attend(lambda x: PADDINGS[name](x, kept), q, k, v)
 
     check(function, *args, calls=[FORWARD], tolerance=2e-6)
+    # Hidden by addition, not by selection: the gradients of such rows reach their logits.
+    check(gradient(function), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
     note = matched(function, *args)[1].notes[0]
     assert "mask=b11s" in note and "bias" not in note
     assert ("upper=0" in note) is (name == "nested")
