@@ -84,7 +84,7 @@ def _on_host_callback(
         inputs = [_array(ffi, arguments[index]) for index in range(num_arguments)]
         outputs = [_array(ffi, results[index]) for index in range(num_results)]
         data.function(call_id, inputs, outputs)
-    except Exception as error:  # A boundary to C: whatever the user's function raises becomes the program's error.
+    except BaseException as error:  # A boundary to C: whatever the user's function raises becomes the program's error.
         return data.api.make_error(error)
     return ffi.NULL
 

@@ -34,19 +34,23 @@ class Callback:
 
 
 class Failures:
-    """The exceptions that functions raised, by identifier, until the launch that failed of them takes them."""
+    """The exceptions that functions raised, by identifier and thread, until the launch that failed of them takes them.
+    On the host that is one of the same thread; an accelerator's may have run in another one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._errors: dict[int, BaseException] = {}
+        self._errors: dict[tuple[int, int], BaseException] = {}
 
     def put(self, identifier: int, error: BaseException) -> None:
         with self._lock:
-            self._errors[identifier] = error
+            self._errors[identifier, threading.get_ident()] = error
 
     def take(self, identifiers: Sequence[int]) -> BaseException | None:
+        here = threading.get_ident()
         with self._lock:
-            return next((e for i in identifiers if (e := self._errors.pop(i, None)) is not None), None)
+            known = sorted(self._errors, key=lambda key: key[1] != here)
+            found = next((key for key in known if key[0] in identifiers), None)
+            return None if found is None else self._errors.pop(found)
 
 
 failures = Failures()

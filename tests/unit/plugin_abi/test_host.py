@@ -348,6 +348,8 @@ def test_a_host_callback_fills_results_and_its_exception_is_an_error(backend: Ba
     def double(call_id: int, arguments: object, results: object) -> None:
         if call_id == 9:
             raise ArithmeticError("nine")
+        if call_id == 10:
+            raise KeyboardInterrupt
         (argument,), (result,) = arguments, results  # type: ignore[misc]
         assert argument.dims == (2,) and argument.element_type is ElementType.F32
         result.data[:] = struct.pack("2f", *(2 * value for value in _floats(bytes(argument.data))))
@@ -363,3 +365,6 @@ def test_a_host_callback_fills_results_and_its_exception_is_an_error(backend: Ba
     assert _floats(bytes(api.ffi.buffer(target))) == [2, 4]
     error = api.take_error(call(user_data, 9, arrays[0], 1, arrays[1], 1))
     assert error.message == "ArithmeticError: nine"
+    interrupted = call(user_data, 10, arrays[0], 1, arrays[1], 1)
+    assert interrupted != api.ffi.NULL, "the program would go on with results that nobody filled"
+    assert api.take_error(interrupted).message.startswith("KeyboardInterrupt")
