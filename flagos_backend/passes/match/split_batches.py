@@ -1,7 +1,8 @@
 """Products whose batch dimensions were merged into one, as PyTorch writes them, on the dimensions before that.
 
-A reshape that takes such a dimension of a product's result apart moves up to the product's operands, where it meets the
-reshape that had put the dimension together. What is left looks as einsums do.
+A reshape that takes such a dimension of a product's result apart moves up to the product's operands, where it mostly
+meets the reshape that had put the dimension together; one that meets none moves down behind the product. What is left
+looks as einsums do.
 """
 
 from __future__ import annotations
@@ -31,13 +32,32 @@ def split_batches(module: Module) -> Module:
 
 
 def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    if instruction.opcode is Opcode.DOT:
+        return _merged_after(instruction, emitter)
     if instruction.opcode is not Opcode.RESHAPE:
         return None
     (merged,) = instruction.operands
     split = _Split.between(dims_of(merged), dims_of(instruction))
-    if split is None or not _meets_product(merged, split.dimension, _MAX_DEPTH):
-        return None
-    return _Rewriting(emitter, split.sizes).value(merged, split.dimension)
+    if split is not None and _meets_product(merged, split, split.dimension, _MAX_DEPTH):
+        return _Rewriting(emitter, split.sizes).value(merged, split.dimension)
+    if merged.opcode is Opcode.RESHAPE and merged.operands[0].opcode is Opcode.DOT:
+        return _reshaped(merged.operands[0], instruction, emitter)
+    return None
+
+
+def _merged_after(dot: Instruction, emitter: Emitter) -> Instruction | None:
+    """A product of operands one of which merged a batch: merged after it."""
+    for dimension in range(len(dot.attributes_as(DotAttributes).lhs_batch)):
+        sizes = _sizes_of_operands(dot, dimension, _MAX_DEPTH)
+        if sizes:
+            return _reshaped(_Rewriting(emitter, sizes).value(dot, dimension), dot, emitter)
+    return None
+
+
+def _reshaped(value: Instruction, like: Instruction, emitter: Emitter) -> Instruction:
+    made = Instruction(Opcode.RESHAPE, like.shape, (value,), NONE, (), like.name, like.metadata)
+    emitter.instructions.append(made)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +93,46 @@ def _without_ones(reshape: Instruction, dimension: int) -> int | None:
     return old[new.index(dimension)] if same and dimension in new else None
 
 
-def _meets_product(value: Instruction, dimension: int, depth: int) -> bool:
-    """Whether ``dimension`` is the batch of a product, one of whose operands merged it."""
+def _meets_product(value: Instruction, split: _Split, dimension: int, depth: int) -> bool:
+    """Whether ``dimension`` is the batch of a product of operands that merged it so, or came to the program merged."""
     if value.opcode is Opcode.DOT:
         a = value.attributes_as(DotAttributes)
         if dimension >= len(a.lhs_batch):
             return False
-        batches = (a.lhs_batch[dimension], a.rhs_batch[dimension])
-        return any(_is_merged(operand, d, depth) for operand, d in zip(value.operands, batches, strict=True))
-    return any(_meets_product(operand, d, depth - 1) for operand, d in _sources(value, dimension, depth))
+        sizes = _sizes_of_operands(value, dimension, depth)
+        return sizes == split.sizes or (not sizes and all(_is_given(operand) for operand in value.operands))
+    if value.opcode is Opcode.RESHAPE and value.operands[0].opcode is Opcode.DOT:
+        merged = _Split.between(dims_of(value), dims_of(value.operands[0]))
+        if merged is not None:
+            return merged.dimension == dimension and merged.sizes == split.sizes
+    return any(_meets_product(operand, split, d, depth - 1) for operand, d in _sources(value, dimension, depth))
 
 
-def _is_merged(value: Instruction, dimension: int, depth: int) -> bool:
+def _is_given(value: Instruction) -> bool:
+    """Whether it is an argument, arranged."""
+    while value.opcode in (Opcode.TRANSPOSE, Opcode.CONVERT, Opcode.COPY):
+        value = value.operands[0]
+    return value.opcode is Opcode.PARAMETER
+
+
+def _sizes_of_operands(dot: Instruction, dimension: int, depth: int) -> Dims:
+    """What one of a product's operands merged to its batch ``dimension``; empty where none did."""
+    a = dot.attributes_as(DotAttributes)
+    batches = (a.lhs_batch[dimension], a.rhs_batch[dimension])
+    found = (_merged_sizes(operand, d, depth) for operand, d in zip(dot.operands, batches, strict=True))
+    return next((sizes for sizes in found if sizes), ())
+
+
+def _merged_sizes(value: Instruction, dimension: int, depth: int) -> Dims:
+    """Of the dimensions that ``dimension`` was merged of; empty where it was not. What was repeated for that, as keys
+    are for groups of heads, says nothing of the others."""
     if value.opcode is Opcode.RESHAPE:
         split = _Split.between(dims_of(value), dims_of(value.operands[0]))
         if split is not None:
-            return split.dimension == dimension
-    return any(_is_merged(operand, d, depth - 1) for operand, d in _sources(value, dimension, depth))
+            repeated = value.operands[0].opcode is Opcode.BROADCAST
+            return split.sizes if split.dimension == dimension and not repeated else ()
+    found = (_merged_sizes(operand, d, depth - 1) for operand, d in _sources(value, dimension, depth))
+    return next((sizes for sizes in found if sizes), ())
 
 
 def _sources(value: Instruction, dimension: int, depth: int) -> list[tuple[Instruction, int]]:

@@ -11,6 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
+from flagos_backend.torch.compile.attention import compute_weights_again
 from flagos_backend.torch.compile.corrections import correct_graph
 from flagos_backend.torch.compile.decompositions import decompositions_for, runs_on_host
 from flagos_backend.torch.compile.images import forget_places, keep_channels_last
@@ -53,6 +54,7 @@ def _partition(on_host: bool, joint: GraphModule, *arguments: Any, **options: An
     if on_host:
         return default_partition(joint, *arguments, **options)
     _drop_detached(joint)
+    compute_weights_again(joint, options["num_fwd_outputs"])
     forward, backward = min_cut_rematerialization_partition(joint, *arguments, **options)
     keep_channels_last(forward, backward, options["num_fwd_outputs"])
     return forward, backward

@@ -28,6 +28,7 @@ _APART = (
     aten.native_layer_norm_backward,
     aten.silu,
     aten.silu_backward,
+    aten.tanh_backward,
     aten.tril,
     aten.triu,
 )

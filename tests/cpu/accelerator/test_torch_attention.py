@@ -1,9 +1,11 @@
-"""Attention as the transformers library writes it out for PyTorch is one kernel of ours on an accelerator."""
+"""Attention as the transformers library writes it out for PyTorch is one kernel of ours on an accelerator, in training
+one each way, with nothing of the size of its weights between the passes."""
 
 from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -47,28 +49,136 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
-def test_eager_attention_is_one_kernel(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Executable] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
+    """The programs that the test has compiled."""
+    torch.compiler.reset()
+    found: list[Executable] = []
     original = Executable.compile
 
     def compile_(context: Context, program: bytes) -> Executable:
-        made.append(original(context, program))
-        return made[-1]
+        found.append(original(context, program))
+        return found[-1]
 
     monkeypatch.setattr(Executable, "compile", compile_)
-    options, expected = MODELS[name]
-    args = [torch.randn(B, heads, T, D).to(dtype) for heads in (H, K, K)]
-    model = Attention(name, options).to(dtype).eval()
-    exact = copy.deepcopy(model).double()(*(x.double() for x in args))
-    torch.compiler.reset()
-    with torch.no_grad():
-        ours = torch.compile(model.to(FLAGOS), backend=flagos, fullgraph=True)(*(x.to(FLAGOS) for x in args)).cpu()
+    return found
+
+
+def explanations(made: list[Executable]) -> list[str]:
+    return [program.artifact(Artifact.EXPLANATION).decode() for program in made]
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, backend=flagos, fullgraph=True)
+
+
+def gradients(function: Callable[..., Any], args: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The output, and the gradients of the arguments for a fixed one of the output."""
+    leaves = [x.detach().to(device).requires_grad_() for x in args]
+    result = function(*leaves)
+    upstream = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).sin().view(result.shape)
+    found = torch.autograd.grad(result, leaves, upstream.to(result.dtype).to(device))
+    return [tensor.detach().cpu().double() for tensor in (result, *found)]
+
+
+def assert_near(ours: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
     precision = 1e-5 if dtype is torch.float32 else 1e-2
-    torch.testing.assert_close(ours.double(), exact.detach(), rtol=precision, atol=precision)
-    (program,) = made
-    explanation = program.artifact(Artifact.EXPLANATION).decode()
-    assert f"bhytd,bhsd,bhse->bthye {expected}" in explanation, explanation
+    for x, y in zip(ours, exact, strict=True):
+        torch.testing.assert_close(x, y, rtol=precision, atol=precision)
+
+
+def arguments(dtype: torch.dtype, length: int = T) -> list[torch.Tensor]:
+    return [torch.randn(B, heads, length, D).to(dtype) for heads in (H, K, K)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_eager_attention_is_one_kernel(name: str, dtype: torch.dtype, made: list[Executable]) -> None:
+    options, expected = MODELS[name]
+    args = arguments(dtype)
+    model = Attention(name, options).to(dtype).eval()
+    exact = copy.deepcopy(model).double()(*(x.double() for x in args)).detach()
+    with torch.no_grad():
+        ours = compiled(model.to(FLAGOS))(*(x.to(FLAGOS) for x in args)).cpu()
+    assert_near([ours.double()], [exact], dtype)
+    (explanation,) = explanations(made)
+    assert f"attention at %dot.1: bhytd,bhsd,bhse->bthye {expected}" in explanation, explanation
     assert "triton.attention" in explanation, explanation
     assert f",{T},{T}]" not in explanation, explanation
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_training_is_one_kernel_each_way(name: str, dtype: torch.dtype, made: list[Executable]) -> None:
+    options, expected = MODELS[name]
+    args = arguments(dtype)
+    model = Attention(name, options).to(dtype)
+    exact = gradients(copy.deepcopy(model).double(), [x.double() for x in args], torch.device("cpu"))
+    assert_near(gradients(compiled(model.to(FLAGOS)), args, FLAGOS), exact, dtype)
+    forward, backward = explanations(made)
+    assert f"attention at %dot.1: bhytd,bhsd,bhse->bthye {expected}" in forward, forward
+    assert f"attention and its gradients at %dot.1: bhytd,bhsd,bhse->bthye {expected}" in backward, backward
+    for explanation in (forward, backward):
+        assert f",{T},{T}]" not in explanation, explanation
+
+
+def merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Batches and heads are one dimension from the start."""
+    weights = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).mul(0.3).softmax(-1)
+    return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (B, H))
+
+
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = (q @ k.transpose(-2, -1)) / D**0.5
+    hidden = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+@pytest.mark.parametrize("function", [merged, masked], ids=lambda function: function.__name__)
+def test_training_of_other_spellings(function: Callable[..., torch.Tensor], made: list[Executable]) -> None:
+    args = [torch.randn(B, H, T, D) for _ in range(3)]
+    exact = gradients(function, [x.double() for x in args], torch.device("cpu"))
+    assert_near(gradients(compiled(function), args, FLAGOS), exact, torch.float32)
+    forward, backward = explanations(made)
+    assert "attention at %dot.1" in forward and "attention and its gradients at %dot.1" in backward, backward
+    assert f",{T},{T}]" not in forward + backward, forward + backward
+
+
+def test_weights_that_the_program_returns_are_saved(made: list[Executable]) -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        weights = (q @ k.transpose(-2, -1)).softmax(-1)
+        return torch.cat([(weights @ v).flatten(), weights.flatten()])
+
+    args = [torch.randn(B, H, T, D) for _ in range(3)]
+    exact = gradients(function, [x.double() for x in args], torch.device("cpu"))
+    assert_near(gradients(compiled(function), args, FLAGOS), exact, torch.float32)
+    assert "attention" not in explanations(made)[1]
+
+
+def test_few_weights_are_saved(made: list[Executable]) -> None:
+    """Fewer than the queries and keys that they would be computed again of."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+    args = [torch.randn(B, H, 8, D) for _ in range(3)]
+    exact = gradients(function, [x.double() for x in args], torch.device("cpu"))
+    assert_near(gradients(compiled(function), args, FLAGOS), exact, torch.float32)
+    assert "attention" not in explanations(made)[1]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_a_model_trains_as_in_eager_mode(name: str, made: list[Executable]) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": H, "num_key_value_heads": K}
+    sizes |= {"intermediate_size": 48, "vocab_size": 100, "head_dim": 8}
+    config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation="eager")
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    tokens = torch.randint(0, 100, (B, T))
+    exact = copy.deepcopy(model).double()
+    exact(tokens, labels=tokens, use_cache=False).loss.backward()
+    model.to(FLAGOS)
+    on_device = tokens.to(FLAGOS)
+    torch.compile(model, backend=flagos)(on_device, labels=on_device, use_cache=False).loss.backward()
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu().double(), theirs.grad, rtol=1e-3, atol=1e-4)
+    assert sum(each.count("attention and its gradients at") for each in explanations(made)) == 2

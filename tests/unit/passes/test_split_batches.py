@@ -52,6 +52,36 @@ def draw(rng):
     return lambda *dims: rng.standard_normal(dims).astype(np.float32)
 
 
+def left_merged(q, k, v):
+    """Nobody takes the result apart."""
+    return merged(eager(q, k, v))
+
+
+def given_merged(q, k, v):
+    """The arguments were merged before the program; its masks were not."""
+    logits = apart(jax.lax.batch_matmul(q, k.swapaxes(1, 2)) * 0.25)
+    logits = jnp.where(jnp.tril(jnp.ones((T, T), bool)), logits, -1e9)
+    return jax.lax.batch_matmul(merged(jax.nn.softmax(logits)), v)
+
+
+def repeated(q, k, v):
+    """Keys and values of half as many heads: what merges their repetition says nothing of the queries' heads."""
+    k, v = (jnp.broadcast_to(x[:, : N // 2, None], (B, N // 2, 2, T, D)).reshape(B * N, T, D) for x in (k, v))
+    logits = apart(jax.lax.batch_matmul(merged(q), k.swapaxes(1, 2)))
+    logits = jnp.where(jnp.tril(jnp.ones((T, T), bool)), logits, -1e9)
+    return apart(jax.lax.batch_matmul(merged(jax.nn.softmax(logits)), v))
+
+
+@pytest.mark.parametrize("function", [left_merged, given_merged, repeated])
+def test_other_merged_batches(draw, function):
+    """Also with gradients; each is matched once."""
+    dims = (B * N, T, D) if function is given_merged else (B, N, T, D)
+    args = [draw(*dims) for _ in range(3)]
+    check(function, *args, calls=[FORWARD], tolerance=2e-6)
+    check(gradient(function), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
+    assert "upper=0" in matched(function, *args)[1].notes[0]
+
+
 @pytest.mark.parametrize("function", [eager, scaled_while_merged])
 def test_attention_over_a_merged_batch(draw, function):
     args = [draw(B, N, T, D) for _ in range(3)]
