@@ -13,6 +13,16 @@ from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes, Tu
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.operator_call import maximum_of
+from flagos_backend.passes.match.algebra import (
+    added,
+    alike,
+    as_polynomial,
+    multiplied,
+    number,
+    scaled,
+    scaled_logits,
+    with_labels,
+)
 from flagos_backend.passes.match.labels import (
     Labels,
     dims_of,
@@ -76,7 +86,7 @@ class Recognizer:
         if symbol is None or not element_type_of(instruction).is_float:
             return None
         labels = moved(instruction, symbol.labels)
-        return None if labels is None else _with_labels(symbol, labels)
+        return None if labels is None else with_labels(symbol, labels)
 
     def broadcast(self, instruction: Instruction) -> Symbol | None:
         """A row's value repeated along the row again: the one label that is missing."""
@@ -94,7 +104,7 @@ class Recognizer:
         found = relabel(dims, labels)
         if _present(found) != _present(tuple(row if label == of.axis else label for label in of.labels)):
             return None
-        return _with_labels(symbol, found)
+        return with_labels(symbol, found)
 
     def element(self, instruction: Instruction) -> Symbol | None:
         """The maxima of PyTorch's max along a dimension, which gives their places too."""
@@ -124,7 +134,7 @@ class Recognizer:
         if not isinstance(symbol, Polynomial) or sink is None or labels is None:
             return None
         if sink.keys in labels:
-            return _with_labels(symbol, labels)
+            return with_labels(symbol, labels)
         if symbol.gradient_of_sink():
             symbol.of.sink_gradient = symbol.of.sink_gradient or Term(instruction, labels)
         return None
@@ -262,8 +272,8 @@ class Recognizer:
     def negate(self, instruction: Instruction) -> Symbol | None:
         symbol = self._symbols.get(instruction.operands[0])
         if isinstance(symbol, Logits):
-            return _scaled_logits(symbol, -1.0)
-        return _scaled(symbol, -1.0) if isinstance(symbol, Polynomial) else None
+            return scaled_logits(symbol, -1.0)
+        return scaled(symbol, -1.0) if isinstance(symbol, Polynomial) else None
 
     def maximum(self, instruction: Instruction) -> Symbol | None:
         for operand, other in _both_ways(instruction):
@@ -286,11 +296,11 @@ class Recognizer:
         a, b = (self._symbols.get(operand) for operand in instruction.operands)
         if isinstance(a, Polynomial) or isinstance(b, Polynomial):
             return self._sum(instruction, -1.0)
-        capped = _as_polynomial(b)
-        if capped is not None and (number := _number(capped, instruction.operands[0])) is not None:
-            return _sum(number, capped, -1.0)
+        capped = as_polynomial(b)
+        if capped is not None and (one := number(capped, instruction.operands[0])) is not None:
+            return added(one, capped, -1.0)
         if isinstance(a, Logits) and isinstance(b, RowMaximum):
-            same = b.logits.of is a.of and a.labels == b.labels and _alike(a, b.logits)
+            same = b.logits.of is a.of and a.labels == b.labels and alike(a, b.logits)
             return Shifted(a.of, a.labels) if same else None
         if isinstance(a, Shifted) and isinstance(b, RowMaximum) and isinstance(b.logits, Shifted):
             return a if a.of is b.of and a.labels == b.labels else None  # it is zero, or NaN as they are
@@ -303,25 +313,25 @@ class Recognizer:
         left, right = instruction.operands
         a, b = self._symbols.get(left), self._symbols.get(right)
         if isinstance(b, Polynomial):
-            a = _as_polynomial(a) or _number(b, left) or self._gradient(b, left)
+            a = as_polynomial(a) or number(b, left) or self._gradient(b, left)
         elif isinstance(a, Polynomial):
-            b = _as_polynomial(b) or _number(a, right) or self._gradient(a, right)
-        return _sum(a, b, sign) if isinstance(a, Polynomial) and isinstance(b, Polynomial) else None
+            b = as_polynomial(b) or number(a, right) or self._gradient(a, right)
+        return added(a, b, sign) if isinstance(a, Polynomial) and isinstance(b, Polynomial) else None
 
     def multiply(self, instruction: Instruction) -> Symbol | None:
         a, b = (self._symbols.get(operand) for operand in instruction.operands)
-        left, right = _as_polynomial(a), _as_polynomial(b)
+        left, right = as_polynomial(a), as_polynomial(b)
         if left is not None and right is not None:
-            return _product(left, right)
+            return multiplied(left, right)
         for symbol in (a, b):
             if isinstance(symbol, Polynomial) and symbol.is_zero:
                 return symbol
         for operand, other in _both_ways(instruction):
             symbol, scalar = self._symbols.get(operand), scalar_of(other)
             if isinstance(symbol, Polynomial):
-                return self._with_gradient(symbol, other) if scalar is None else _scaled(symbol, scalar)
+                return self._with_gradient(symbol, other) if scalar is None else scaled(symbol, scalar)
             if isinstance(symbol, Logits) and scalar is not None:
-                return _scaled_logits(symbol, scalar)
+                return scaled_logits(symbol, scalar)
         return None
 
     def divide(self, instruction: Instruction) -> Symbol | None:
@@ -331,17 +341,17 @@ class Recognizer:
         if isinstance(a, Polynomial) and a.is_zero:
             return a
         if isinstance(a, Polynomial) and scalar:
-            return _scaled(a, 1.0 / scalar)
+            return scaled(a, 1.0 / scalar)
         if isinstance(a, Logits) and scalar:
-            return _scaled_logits(a, 1.0 / scalar)
+            return scaled_logits(a, 1.0 / scalar)
         if not isinstance(b, Polynomial) or len(b.terms) != 1:
             return None
         powers, coefficient = b.terms[0]
         inverse = polynomial(b.of, b.labels, {powers.inverse(): 1.0 / coefficient})
         if isinstance(a, Polynomial):
-            return _product(a, inverse)
+            return multiplied(a, inverse)
         one = scalar_of(above)
-        return self._with_gradient(inverse, above) if one is None else _scaled(inverse, one)
+        return self._with_gradient(inverse, above) if one is None else scaled(inverse, one)
 
     def select(self, instruction: Instruction) -> Symbol | None:
         predicate, on_true, on_false = instruction.operands
@@ -395,7 +405,7 @@ class Recognizer:
 
     def _with_gradient(self, symbol: Polynomial, other: Instruction) -> Polynomial | None:
         gradient = self._gradient(symbol, other)
-        return None if gradient is None else _product(symbol, gradient)
+        return None if gradient is None else multiplied(symbol, gradient)
 
 
 def _hide_of(of: Candidate, term: Term, visible: bool) -> Hide | None:
@@ -433,76 +443,11 @@ def _present(labels: Labels) -> list[int]:
     return sorted(label for label in labels if label is not None)
 
 
-def _alike(a: Logits, b: Logits | Shifted) -> bool:
-    """The same logits, in whatever arrangement."""
-    return replace(a, labels=b.labels) == b
-
-
-def _with_labels(symbol: Symbol, labels: Labels) -> Symbol:
-    return replace(symbol, labels=labels)
-
-
-def _as_polynomial(symbol: Symbol | None) -> Polynomial | None:
-    """Capped logits, which tanh's derivative is made of, are a polynomial, too."""
-    if isinstance(symbol, Logits) and symbol.cap is not None and symbol.is_product:
-        return polynomial(symbol.of, symbol.labels, {Powers(tanh=1): symbol.cap})
-    return symbol if isinstance(symbol, Polynomial) else None
-
-
-def _number(beside: Polynomial, other: Instruction) -> Polynomial | None:
-    """The number that ``other`` is everywhere, ``beside`` a polynomial of tanh."""
-    number = scalar_of(other)
-    if number is None or any(powers != Powers(tanh=powers.tanh) for powers, _ in beside.terms):
-        return None
-    return polynomial(beside.of, beside.labels, {Powers(): number})
-
-
 def _harm(instruction: Instruction) -> str:
     """What it does to logits."""
     if instruction.opcode is Opcode.TANH:
         return "caps logits that have a mask, a bias or a cap already"
     return "changes the logits"
-
-
-def _scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
-    if factor == 0:
-        return None
-    terms = {powers: coefficient * factor for powers, coefficient in symbol.terms}
-    return polynomial(symbol.of, symbol.labels, terms, symbol.zeroed)
-
-
-def _scaled_logits(symbol: Logits, factor: float) -> Logits | None:
-    if symbol.sink is not None or factor == 0:
-        return None
-    hides = tuple(replace(hide, fill=hide.fill * factor) for hide in symbol.hides)
-    biases = tuple(replace(term, factor=term.factor * factor) for term in symbol.biases)
-    if symbol.cap is not None:
-        return replace(symbol, cap=symbol.cap * factor, biases=biases, hides=hides)
-    return replace(symbol, scale=symbol.scale * factor, biases=biases, hides=hides)
-
-
-def _sum(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
-    if a.of is b.of and a.labels == b.labels and b.is_zero:
-        return a
-    if a.of is b.of and a.labels == b.labels and a.is_zero:
-        return _scaled(b, sign)
-    if a.of is not b.of or a.labels != b.labels or a.zeroed != b.zeroed:
-        return None
-    terms = dict(a.terms)
-    for powers, coefficient in b.terms:
-        terms[powers] = terms.get(powers, 0.0) + sign * coefficient
-    return polynomial(a.of, a.labels, terms, a.zeroed)
-
-
-def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
-    if a.of is not b.of or a.labels != b.labels:
-        return None
-    terms: dict[Powers, float] = {}
-    for left, x in a.terms:
-        for right, y in b.terms:
-            powers = left.times(right)
-            terms[powers] = terms.get(powers, 0.0) + x * y
-    return polynomial(a.of, a.labels, terms, a.zeroed | b.zeroed)
 
 
 # What makes other rows of logits than the product's.
