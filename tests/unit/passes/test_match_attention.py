@@ -375,12 +375,23 @@ def test_one_query(draw):
 
 @pytest.mark.parametrize("name", ["causal, grouped", "llama", "written out"])
 def test_bfloat16(draw, name):
-    """bf16 programs round weights and products where the call does not: it is as close to the exact result."""
+    """bf16 programs round weights and products where the call does not: it is as close to the exact result. The loss is
+    left out, as a sum of numbers of both signs is right by chance."""
     function, heads = SPELLINGS[name]
     args = [jnp.asarray(draw(*dims), jnp.bfloat16) for dims in ((B, T, N, D), (B, S, heads, D), (B, S, heads, D))]
-    module, result = matched(gradient(function), *args)
+
+    def output_and_gradients(*args):
+        def loss(*args):
+            out = function(*args)
+            wide = out.astype(jnp.float32)
+            return jnp.sum(wide * jnp.cos(wide)), out
+
+        (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*args)
+        return out, gradients
+
+    module, result = matched(output_and_gradients, *args)
     assert targets(result.module) == [FORWARD, BACKWARD], result.notes
-    exact = jax.jit(gradient(function))(*(a.astype(jnp.float32) for a in args))
+    exact = jax.jit(output_and_gradients)(*(a.astype(jnp.float32) for a in args))
     exact = [np.asarray(x, np.float64) for x in jax.tree.leaves(exact)]
     for ours, plain, x in zip(run(result.module, args), run(module, args), exact, strict=True):
         error, before = (float(np.abs(y.astype(np.float64) - x).max()) for y in (ours, plain))
