@@ -10,61 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.importer import import_module
-from flagos_backend.ir.attributes import CustomCallAttributes
-from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import leaves
-from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
-from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.match.match import MatchResult, match
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
-from programs import hlo_bytes, run_on_xla
-from support.against_xla import assert_same, from_storage, to_storage
+from flagos_backend.passes.match.match import MatchResult
+from support.matching import TOKENS, check, gradient, matched, run, targets
 
-B, T, S, N, K, D = 2, 24, 24, 4, 2, 8  # no other array has two dimensions of 24
+B, T, S, N, K, D = 2, TOKENS, TOKENS, 4, 2, 8
 dpa = jax.nn.dot_product_attention
-
-
-def matched(function, *args) -> tuple[Module, MatchResult]:
-    module = optimize(import_module(hlo_bytes(function, *args)))
-    result = match(module)
-    verify(result.module)
-    return module, result
-
-
-def targets(module: Module) -> list[str]:
-    instructions = [i for c in module.computations() for i in c.instructions]
-    return [i.attributes.target for i in instructions if isinstance(i.attributes, CustomCallAttributes)]
-
-
-def weights_like(module: Module) -> list[str]:
-    """Float arrays over queries and keys."""
-    return [
-        str(instruction.shape)
-        for computation in module.computations()
-        for instruction in computation.instructions
-        for leaf in leaves(instruction.shape)
-        if leaf.dims.count(T) == 2 and leaf.element_type.is_float
-    ]
-
-
-def run(module: Module, args) -> list[np.ndarray]:
-    tensors = [to_storage(np.asarray(a), p.shape) for a, p in zip(args, module.entry.parameters, strict=True)]
-    plan = Plan.build(module.entry)
-    return [from_storage(t, s) for t, s in zip(plan.run(Run(), tensors), plan.result_shapes, strict=True)]
-
-
-def check(function, *args, calls, tolerance, biased=False) -> None:
-    """The call computes what stock XLA computes of the function as it was written."""
-    _, result = matched(function, *args)
-    assert targets(result.module) == calls, result.notes
-    assert biased or not weights_like(result.module)
-    assert len(result.notes) == sum(call is FORWARD for call in calls)
-    for ours, theirs in zip(run(result.module, args), run_on_xla(hlo_bytes(function, *args), args), strict=True):
-        assert_same(ours, theirs, tolerance)
 
 
 @pytest.fixture
@@ -171,14 +124,6 @@ def test_forward(draw, name):
     function, heads = SPELLINGS[name]
     args = [draw(B, T, N, D), draw(B, S, heads, D), draw(B, S, heads, D)]
     check(function, *args, calls=[FORWARD], tolerance=2e-6)
-
-
-def gradient(function, arguments=(0, 1, 2)):
-    def loss(*args):
-        out = function(*args).astype(jnp.float32)
-        return jnp.sum(out * jnp.cos(out))
-
-    return jax.value_and_grad(loss, argnums=arguments)
 
 
 @pytest.mark.parametrize("name", SPELLINGS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +10,17 @@ import pytest
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same
-from unit.passes.test_match_attention import gradient, matched, run, targets, weights_like
-from unit.passes.test_match_groups import errors, exact
+from support.matching import (
+    assert_as_close_as_the_program,
+    assert_near_miss,
+    errors,
+    exact,
+    gradient,
+    matched,
+    run,
+    targets,
+    weights_like,
+)
 
 B, T, H, K, D = 2, 24, 4, 2, 8
 CAP = 1.25  # low enough for logits of random arguments to meet it
@@ -144,11 +151,7 @@ def test_half_types_are_as_close_as_the_program(rng, name, dtype):
     args = arguments(rng, SPELLINGS[name], dtype)
     function = gradient(SPELLINGS[name])
     module, result = matched(function, *args)
-    assert targets(result.module) == [FORWARD, BACKWARD], result.notes
-    true = exact(function, args)
-    ours, program = (errors(run(m, args), true)[1:] for m in (result.module, module))  # a sum is right by chance
-    for error, before in zip(ours, program, strict=True):
-        assert error <= 1.5 * before + 0.005
+    assert_as_close_as_the_program(function, args, module, result)
 
 
 def test_rows_that_see_no_key(rng):
@@ -224,10 +227,7 @@ NEAR_MISSES = {
 @pytest.mark.parametrize("function", NEAR_MISSES, ids=lambda f: f.__name__)
 def test_near_misses(rng, function):
     args = arguments(rng, function)
-    module, result = matched(function, *args)
-    assert result.module is module
-    assert len(result.notes) == 1
-    assert re.search(NEAR_MISSES[function], result.notes[0]), result.notes
+    assert_near_miss(function, args, NEAR_MISSES[function])
 
 
 OTHER_DERIVATIVES = {

@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
-from unit.passes.test_match_attention import gradient, matched, run, targets, weights_like
-from unit.passes.test_match_groups import errors, exact
+from support.matching import (
+    assert_as_close_as_the_program,
+    errors,
+    exact,
+    gradient,
+    matched,
+    run,
+    targets,
+    weights_like,
+)
 
 B, T, H, D = 2, 24, 4, 8
 SCALE = D**-0.5
@@ -90,11 +98,7 @@ def test_half_types_are_as_close_as_the_program(rng, name, dtype):
     args = arguments(rng, dtype)
     function = gradient(attention(name))
     module, result = matched(function, *args)
-    assert targets(result.module) == [FORWARD, BACKWARD], result.notes
-    true = exact(function, args)
-    ours, program = (errors(run(m, args), true)[1:] for m in (result.module, module))  # a sum is right by chance
-    for error, before in zip(ours, program, strict=True):
-        assert error <= 1.5 * before + 0.005
+    assert_as_close_as_the_program(function, args, module, result)
 
 
 @pytest.mark.parametrize("name", ["subtracted", "scaled after", "subtracted and scaled after"])

@@ -17,7 +17,7 @@ from flagos_backend.passes.pipeline import optimize
 from flagos_backend.runtime.plan import Plan
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, from_storage, to_storage
-from unit.passes.test_match_attention import check, gradient, matched
+from support.matching import check, gradient, matched
 
 B, N, T, D = 2, 4, 24, 8
 

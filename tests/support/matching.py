@@ -1,0 +1,104 @@
+"""What the tests of passes/match share: programs before and after the match, run on the reference kernels, and how
+close they are to the truth."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flagos_backend.importer import import_module
+from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.hlo import Module
+from flagos_backend.ir.types import leaves
+from flagos_backend.ir.verifier import verify
+from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.passes.match.match import MatchResult, match
+from flagos_backend.passes.pipeline import optimize
+from flagos_backend.runtime.plan import Plan
+from programs import hlo_bytes, run_on_xla
+from support.against_xla import assert_same, from_storage, to_storage
+
+TOKENS = 24  # queries, and keys; no other array has two dimensions of that
+
+
+def matched(function, *args) -> tuple[Module, MatchResult]:
+    module = optimize(import_module(hlo_bytes(function, *args)))
+    result = match(module)
+    verify(result.module)
+    return module, result
+
+
+def targets(module: Module) -> list[str]:
+    instructions = [i for c in module.computations() for i in c.instructions]
+    return [i.attributes.target for i in instructions if isinstance(i.attributes, CustomCallAttributes)]
+
+
+def weights_like(module: Module) -> list[str]:
+    """Float arrays over queries and keys."""
+    return [
+        str(instruction.shape)
+        for computation in module.computations()
+        for instruction in computation.instructions
+        for leaf in leaves(instruction.shape)
+        if leaf.dims.count(TOKENS) == 2 and leaf.element_type.is_float
+    ]
+
+
+def run(module: Module, args) -> list[np.ndarray]:
+    tensors = [to_storage(np.asarray(a), p.shape) for a, p in zip(args, module.entry.parameters, strict=True)]
+    plan = Plan.build(module.entry)
+    return [from_storage(t, s) for t, s in zip(plan.run(Run(), tensors), plan.result_shapes, strict=True)]
+
+
+def check(function, *args, calls, tolerance, biased=False) -> None:
+    """The call computes what stock XLA computes of the function as it was written."""
+    _, result = matched(function, *args)
+    assert targets(result.module) == calls, result.notes
+    assert biased or not weights_like(result.module)
+    assert len(result.notes) == sum(call is FORWARD for call in calls)
+    for ours, theirs in zip(run(result.module, args), run_on_xla(hlo_bytes(function, *args), args), strict=True):
+        assert_same(ours, theirs, tolerance)
+
+
+def gradient(function, arguments=(0, 1, 2)):
+    def loss(*args):
+        out = function(*args).astype(jnp.float32)
+        return jnp.sum(out * jnp.cos(out))
+
+    return jax.value_and_grad(loss, argnums=arguments)
+
+
+def exact(function, args) -> list[np.ndarray]:
+    with jax.enable_x64(True):
+        wide = [np.asarray(a).astype(np.float64) for a in args]
+        return [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*wide))]
+
+
+def errors(ours, true) -> list[float]:
+    """Relative to the greatest magnitude of each array; the loss, a sum of thousands, to that of some of its terms."""
+    scales = [max(1.0 if y.ndim else 100.0, float(np.abs(y).max())) for y in true]
+    return [
+        float(np.abs(x.astype(np.float64) - y).max()) / scale for x, y, scale in zip(ours, true, scales, strict=True)
+    ]
+
+
+def assert_as_close_as_the_program(function, args, module: Module, result: MatchResult) -> None:
+    """In half types programs round weights and products where the calls do not. The loss is left out: a sum of numbers
+    of both signs is right by chance."""
+    assert targets(result.module) == [FORWARD, BACKWARD], result.notes
+    true = exact(function, args)
+    ours, program = (errors(run(m, args), true)[1:] for m in (result.module, module))
+    for error, before in zip(ours, program, strict=True):
+        assert error <= 1.5 * before + 0.005
+
+
+def assert_near_miss(function, args, reason: str) -> None:
+    """The program stays as it is, and one note says why."""
+    module, result = matched(function, *args)
+    assert result.module is module
+    assert len(result.notes) == 1
+    assert re.search(reason, result.notes[0]), result.notes
