@@ -84,6 +84,12 @@ CASES = (
     ),
     Case("softmax", softmax, lambda x: F.softmax(x, -1), (_BIG,)),
     Case(
+        "softmax, f32, long rows",
+        lambda x: jax.nn.softmax(x, -1),
+        lambda x: F.softmax(x, -1),
+        (((8192, VOCABULARY), torch.float32),),
+    ),
+    Case(
         "layer_norm",
         layer_norm,
         lambda x, g, b: F.layer_norm(x, (COLUMNS,), g.to(x.dtype), b.to(x.dtype), 1e-5),

@@ -7,6 +7,7 @@ dimensions that it keeps are never on one axis.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -24,6 +25,11 @@ _ROW_UNROLL = 2
 _SQUARE = 64
 # A row up to this long is one block, whose values stay in registers for every fold over it.
 MAX_ROW = 16384
+# So is a longer one of wide elements, as long as what it holds from one fold to the next stays below so many values.
+# Of narrow elements it is no faster: their instructions are the limit, and one program alone waits for each fold's end.
+MAX_WIDE_ROW = 32768
+_WIDE_BYTES = 4
+_HELD = 40960
 _ELEMENTS_PER_LANE = 16
 _WARPS = (1, 2, 4, 8, 16, 32)
 # What a column fold reads of one row at a time: one transfer of the memory.
@@ -214,7 +220,8 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
     size, rows = prod(region.dims[d] for d in folded), prod(region.dims[d] for d in kept)
     block = power_of_two(size)
     programs_wanted = 2 * target.multiprocessors
-    if block <= MAX_ROW and (rows >= programs_wanted or size <= _TILE or not can_split):
+    fits = block <= MAX_ROW or (block <= MAX_WIDE_ROW and 0 < _held_through(region, kept, folded) * size <= _HELD)
+    if fits and (rows >= programs_wanted or size <= _TILE or not can_split):
         together = min(max(_TILE // 2 // block, 1), power_of_two(rows))
         # Few rows are spread over the device rather than taken together.
         while together > 1 and rows // together < programs_wanted:
@@ -227,6 +234,31 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
     unroll = _ROW_UNROLL if parts == 1 and axes[1].blocks > 1 else 1
     return Tiling(axes, _warps(axes[1].block), Loop.SECOND, parts, unroll=unroll)
+
+
+def _held_through(region: Region, kept: Sequence[int], folded: Sequence[int]) -> float:
+    """How many values of each position of a row are held, at most, while a fold over the row ends. Infinite for rows
+    of narrow elements."""
+    expressions = region.expressions()
+    varies: dict[Expression, bool] = {}
+    level: dict[Expression, int] = {}  # how many folds, one in the other, are over before it is known
+    for e in expressions:
+        level[e] = max((level[o] for o in e.operands), default=0) + isinstance(e, Fold)
+        varies[e] = not isinstance(e, Fold) and any(varies[o] for o in e.operands)
+        if isinstance(e, Load):
+            varies[e] = any(e.index.coefficients[d] for d in folded)
+            if varies[e] and any(e.index.coefficients[d] for d in kept) and e.element_type.bytes < _WIDE_BYTES:
+                return math.inf
+    # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use.
+    uses: dict[Expression, list[int]] = {e: [] if isinstance(e, Load | Index) else [level[e]] for e in expressions}
+    for e in expressions:
+        for operand in e.operands:
+            uses[operand].append(level[e] - isinstance(e, Fold))
+    last_level = max(level.values())
+    for store in region.stores:
+        uses[store.value].append(last_level)
+    spans = [(min(uses[e]), max(uses[e])) for e in expressions if varies[e] and not isinstance(e, Index)]
+    return max((sum(first <= end < last for first, last in spans) for end in range(last_level)), default=0)
 
 
 def _columns(region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool) -> Tiling:

@@ -101,26 +101,31 @@ def test_long_folds_go_through_partial_results(
         assert len(kernel.launches) == 2, kernel.text
 
 
+def softmax_of_rows(builder: Builder, x: Instruction) -> Instruction:
+    zero, low = builder.scalar(0, E.F32), builder.scalar(-np.inf, E.F32)
+    rows = DimensionsAttributes((1,))
+    top = builder.add(O.REDUCE, [x, low], rows, called=[reducer(O.MAXIMUM, E.F32)])
+    power = builder.add(O.EXP, [builder.add(O.SUBTRACT, [x, builder.broadcast(top, x.shape.dims, (0,))])])
+    total = builder.add(O.REDUCE, [power, zero], rows, called=[reducer(O.ADD, E.F32)])
+    return builder.add(O.DIVIDE, [power, builder.broadcast(total, x.shape.dims, (0,))])
+
+
 def test_a_row_longer_than_a_block_is_walked_once_for_each_fold_that_waits_for_another(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiling, "MAX_ROW", 256)
-    monkeypatch.setattr(tiling, "_TILE", 256)
-    monkeypatch.setattr(tiling, "_ROW_STEP", 256)
-    x = rng.standard_normal((30, 1000)).astype(np.float32)
-
-    def build(builder: Builder, x: Instruction) -> Instruction:
-        zero, low = builder.scalar(0, E.F32), builder.scalar(-np.inf, E.F32)
-        rows = DimensionsAttributes((1,))
-        top = builder.add(O.REDUCE, [x, low], rows, called=[reducer(O.MAXIMUM, E.F32)])
-        power = builder.add(O.EXP, [builder.add(O.SUBTRACT, [x, builder.broadcast(top, (30, 1000), (0,))])])
-        total = builder.add(O.REDUCE, [power, zero], rows, called=[reducer(O.ADD, E.F32)])
-        return builder.add(O.DIVIDE, [power, builder.broadcast(total, (30, 1000), (0,))])
-
-    (kernel,) = check(build, [(E.F32, x)], 16)
+    for limit in ("MAX_ROW", "MAX_WIDE_ROW", "_TILE", "_ROW_STEP"):
+        monkeypatch.setattr(tiling, limit, 256)
+    (kernel,) = check(softmax_of_rows, [(E.F32, rng.standard_normal((30, 1000)).astype(np.float32))], 16)
     assert kernel.source.count("for start in tl.range") == 3
     (source,), (output,) = kernel.inputs, kernel.outputs
     assert not kernel.may_overwrite(output, source), "a later walk would read what an earlier one wrote"
+
+
+def test_a_long_row_of_wide_elements_is_one_block(rng: np.random.Generator) -> None:
+    (kernel,) = check(softmax_of_rows, [(E.F32, rng.standard_normal((5, 32000)).astype(np.float32))], 16)
+    assert "in blocks of 1x32768" in kernel.text
+    (source,), (output,) = kernel.inputs, kernel.outputs
+    assert kernel.may_overwrite(output, source)
 
 
 def test_what_all_threads_of_a_row_read_is_not_written_over(rng: np.random.Generator) -> None:
