@@ -12,46 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-P = PartitionSpec
+from support.collective_programs import COLLECTIVES, SPLITS, TYPES, P, collective, launches, loop, mapped, put, train
+
 Agree = Callable[[Callable[[Mesh], Any]], Any]
-
-TYPES = [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8, jnp.float16]
-
-
-def put(array: Any, mesh: Mesh, *spec: Any) -> jax.Array:
-    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
-
-
-def mapped(function: Callable[..., Any], mesh: Mesh, out: Any) -> Callable[..., Any]:
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("d"), out_specs=out, check_vma=False))
-
-
-def ring(mesh: Mesh) -> list[tuple[int, int]]:
-    return [(i, (i + 1) % mesh.size) for i in range(mesh.size)]
-
-
-# What each device does to its part, and how the result is spread.
-COLLECTIVES: dict[str, tuple[Callable[[Mesh, jax.Array], Any], Any]] = {
-    "psum": (lambda _, y: lax.psum(y, "d"), P()),
-    "pmax": (lambda _, y: lax.pmax(y, "d"), P()),
-    "all_gather": (lambda _, y: lax.all_gather(y, "d", axis=0, tiled=True), P()),
-    "all_gather of columns": (lambda _, y: lax.all_gather(y, "d", axis=1, tiled=True), P()),
-    "psum_scatter": (lambda _, y: lax.psum_scatter(y, "d", scatter_dimension=1, tiled=True), P(None, "d")),
-    "all_to_all": (lambda _, y: lax.all_to_all(y, "d", 1, 0, tiled=True), P(None, "d")),
-    "ppermute": (lambda mesh, y: lax.ppermute(y, "d", ring(mesh)), P("d")),
-    "ppermute to some": (lambda _, y: lax.ppermute(y, "d", [(1, 0)]), P("d")),
-    "axis_index": (lambda _, y: y * 0 + lax.axis_index("d").astype(y.dtype), P("d")),
-}
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.__name__)
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives(agree: Agree, rng: np.random.Generator, name: str, dtype: Any) -> None:
-    function, out = COLLECTIVES[name]
-    x = rng.integers(0, 4, (48, 96)).astype(dtype)
-    agree(lambda mesh: mapped(partial(function, mesh), mesh, out)(put(x, mesh, "d")))
+    agree(partial(collective, name, rng.integers(0, 4, (48, 96)).astype(dtype)))
 
 
 def test_a_maximum_keeps_a_nan(mesh: Mesh, rng: np.random.Generator) -> None:
@@ -64,41 +35,17 @@ def test_a_maximum_keeps_a_nan(mesh: Mesh, rng: np.random.Generator) -> None:
 
 def test_launches_repeat_with_other_contents(agree: Agree, rng: np.random.Generator) -> None:
     """From the third launch on, what lies between the collectives is replayed."""
-    inputs = [rng.standard_normal((48, 32)).astype(np.float32) for _ in range(6)]
-
-    def several(mesh: Mesh) -> list[jax.Array]:
-        step = mapped(lambda y: jnp.tanh(lax.psum(jnp.sin(y) @ y.T, "d")) + lax.pmax(y.sum(), "d"), mesh, P())
-        return [step(put(x, mesh, "d")) for x in inputs]
-
-    agree(several)
+    agree(partial(launches, [rng.standard_normal((48, 32)).astype(np.float32) for _ in range(6)]))
 
 
 def test_collectives_in_a_loop(agree: Agree, rng: np.random.Generator) -> None:
-    x = rng.standard_normal((48, 8)).astype(np.float32)
-
-    def loop(y: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, 20, lambda _, c: lax.pmean(jnp.cos(c), "d") + 0.5 * c, y)
-
-    agree(lambda mesh: mapped(loop, mesh, P("d"))(put(x, mesh, "d")))
+    agree(partial(loop, rng.standard_normal((48, 8)).astype(np.float32)))
 
 
-@pytest.mark.parametrize(("data", "weights"), [(("d",), ()), ((), (None, "d")), (("d",), ("d",))], ids=str)
+@pytest.mark.parametrize(("data", "weights"), SPLITS, ids=str)
 def test_training_steps(agree: Agree, rng: np.random.Generator, data: Any, weights: Any) -> None:
-    """Data parallel, tensor parallel, and with parameters that are gathered when they are used."""
     x, w = (rng.standard_normal(dims).astype(np.float32) * 0.2 for dims in ((48, 96), (96, 96)))
-
-    def train(mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-        @jax.jit
-        def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            loss, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w) @ w.T - x)))(w)
-            return w - 0.1 * slope, loss
-
-        weight, batch = put(w, mesh, *weights), put(x, mesh, *data)
-        for _ in range(5):
-            weight, loss = step(weight, batch)
-        return weight, loss
-
-    agree(train)
+    agree(partial(train, x, w, data, weights))
 
 
 @pytest.mark.parametrize(("here", "there"), [(("d",), (None, "d")), ((), ("d",)), (("d",), ())], ids=str)

@@ -1,0 +1,94 @@
+"""Programs of JAX over a row of devices, as functions of its mesh, for devices of one process or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+P = PartitionSpec
+
+TYPES = [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8, jnp.float16]
+
+# Where the data of a training step are split, and where its weights: data parallel, tensor parallel, and with weights
+# that are gathered when they are used.
+SPLITS: list[tuple[Any, Any]] = [(("d",), ()), ((), (None, "d")), (("d",), ("d",))]
+
+
+def put(array: Any, mesh: Mesh, *spec: Any) -> jax.Array:
+    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
+
+
+def mapped(function: Callable[..., Any], mesh: Mesh, out: Any) -> Callable[..., Any]:
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("d"), out_specs=out, check_vma=False))
+
+
+def ring(mesh: Mesh) -> list[tuple[int, int]]:
+    return [(i, (i + 1) % mesh.size) for i in range(mesh.size)]
+
+
+# What each device does to its part, and how the result is spread.
+COLLECTIVES: dict[str, tuple[Callable[[Mesh, jax.Array], Any], Any]] = {
+    "psum": (lambda _, y: lax.psum(y, "d"), P()),
+    "pmax": (lambda _, y: lax.pmax(y, "d"), P()),
+    "all_gather": (lambda _, y: lax.all_gather(y, "d", axis=0, tiled=True), P()),
+    "all_gather of columns": (lambda _, y: lax.all_gather(y, "d", axis=1, tiled=True), P()),
+    "psum_scatter": (lambda _, y: lax.psum_scatter(y, "d", scatter_dimension=1, tiled=True), P(None, "d")),
+    "all_to_all": (lambda _, y: lax.all_to_all(y, "d", 1, 0, tiled=True), P(None, "d")),
+    "ppermute": (lambda mesh, y: lax.ppermute(y, "d", ring(mesh)), P("d")),
+    "ppermute to some": (lambda _, y: lax.ppermute(y, "d", [(1, 0)]), P("d")),
+    "axis_index": (lambda _, y: y * 0 + lax.axis_index("d").astype(y.dtype), P("d")),
+}
+
+
+def collective(name: str, x: np.ndarray, mesh: Mesh) -> jax.Array:
+    """One of COLLECTIVES on the rows of ``x``."""
+    function, out = COLLECTIVES[name]
+    result: jax.Array = mapped(partial(function, mesh), mesh, out)(put(x, mesh, "d"))
+    return result
+
+
+def launches(inputs: list[np.ndarray], mesh: Mesh) -> list[jax.Array]:
+    """The same program on one input after the other."""
+    step = mapped(lambda y: jnp.tanh(lax.psum(jnp.sin(y) @ y.T, "d")) + lax.pmax(y.sum(), "d"), mesh, P())
+    return [step(put(x, mesh, "d")) for x in inputs]
+
+
+def loop(x: np.ndarray, mesh: Mesh) -> jax.Array:
+    def turns(y: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 20, lambda _, c: lax.pmean(jnp.cos(c), "d") + 0.5 * c, y)
+
+    result: jax.Array = mapped(turns, mesh, P("d"))(put(x, mesh, "d"))
+    return result
+
+
+def train(x: np.ndarray, w: np.ndarray, data: Any, weights: Any, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """Five steps: the weights, and the last loss."""
+
+    @jax.jit
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w) @ w.T - x)))(w)
+        return w - 0.1 * slope, loss
+
+    weight, batch = put(w, mesh, *weights), put(x, mesh, *data)
+    for _ in range(5):
+        weight, loss = step(weight, batch)
+    return weight, loss
+
+
+def assert_agree(ours: Any, theirs: Any) -> None:
+    """Each array's parts in this process are the parts of another array, which is whole here."""
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        whole = np.asarray(b).astype(np.float64)
+        assert a.shape == whole.shape
+        assert a.dtype == b.dtype
+        for shard in a.addressable_shards:
+            np.testing.assert_allclose(
+                np.asarray(shard.data).astype(np.float64), whole[shard.index], rtol=1e-4, atol=1e-4
+            )
