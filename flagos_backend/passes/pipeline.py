@@ -16,6 +16,7 @@ from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.inline_calls import inline_calls
 from flagos_backend.passes.settle_donors import settle_donors
 from flagos_backend.passes.simplify import simplify
+from flagos_backend.passes.sink_gathers import sink_gathers
 from flagos_backend.passes.spread_scatter import spread_scatter
 from flagos_backend.passes.trip_count import find_trip_counts
 
@@ -31,6 +32,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("trip_count", find_trip_counts),
     ("hoist_invariants", hoist_invariants),
     ("spread_scatter", spread_scatter),
+    ("sink_gathers", sink_gathers),
     ("simplify", simplify),
     ("fold_constants", fold_constants),
     ("cse", eliminate_common_subexpressions),

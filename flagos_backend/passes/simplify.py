@@ -6,7 +6,7 @@ from flagos_backend.ir.attributes import TupleIndexAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import TupleShape
-from flagos_backend.passes import simplify_arithmetic, simplify_movement, simplify_sums
+from flagos_backend.passes import simplify_arithmetic, simplify_indices, simplify_movement, simplify_sums
 from flagos_backend.passes.rewrite import Emitter, Rule, apply_rule
 
 
@@ -48,6 +48,7 @@ def _while(instruction: Instruction, _: Emitter) -> Instruction | None:
 _RULES: dict[Opcode, Rule] = {
     **simplify_movement.RULES,
     **simplify_arithmetic.RULES,
+    **simplify_indices.RULES,
     **simplify_sums.RULES,
     Opcode.GET_TUPLE_ELEMENT: _get_tuple_element,
     Opcode.TUPLE: _tuple,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flagos_backend.ir.attributes import DimensionsAttributes
+from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, DimensionsAttributes
 from flagos_backend.ir.constants import is_splat_of, scalar_bytes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.passes.rewrite import Emitter, Rule, array_shape
+from flagos_backend.passes.simplify_indices import counted_dimension
 
 _FLOATS = frozenset({ElementType.F16, ElementType.BF16, ElementType.F32, ElementType.F64})
 
@@ -133,6 +134,19 @@ def _select(instruction: Instruction, _: Emitter) -> Instruction | None:
     return on_false if _all_bits(predicate, ones=False) else None
 
 
+def _compare(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    """A position is not negative: what makes negative indices count from the end leaves it alone."""
+    direction = instruction.attributes_as(CompareAttributes).direction
+    position, other = instruction.operands
+    if direction not in (Comparison.LT, Comparison.GE) or not _is_number(other, 0):
+        return None
+    if counted_dimension(position) is None:
+        return None
+    data = ConstantAttributes(bytes([direction is Comparison.GE]))
+    answer = emitter.emit(Opcode.CONSTANT, ArrayShape(ElementType.PRED), (), data, like=instruction)
+    return emitter.emit(Opcode.BROADCAST, instruction.shape, (answer,), DimensionsAttributes(()), like=instruction)
+
+
 def _part_of_complex(index: int) -> Rule:
     def rule(instruction: Instruction, _: Emitter) -> Instruction | None:
         source = instruction.operands[0]
@@ -187,6 +201,7 @@ _IDENTITIES: dict[Opcode, Rule] = {
     Opcode.SHIFT_RIGHT_LOGICAL: _shift,
     Opcode.NEGATE: _involution,
     Opcode.NOT: _involution,
+    Opcode.COMPARE: _compare,
     Opcode.SELECT: _select,
     Opcode.REAL: _part_of_complex(0),
     Opcode.IMAG: _part_of_complex(1),

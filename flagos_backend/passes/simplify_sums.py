@@ -13,7 +13,7 @@ from flagos_backend.ir.attributes import (
     DimensionAttributes,
     DimensionsAttributes,
 )
-from flagos_backend.ir.constants import scalar_bytes
+from flagos_backend.ir.constants import is_splat_of, scalar_bytes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -73,13 +73,16 @@ class _Row:
         if value.opcode is Opcode.MULTIPLY:
             a, b = value.operands
             return (self._is_even(a) and self.is_multiple(b)) or (self._is_even(b) and self.is_multiple(a))
+        if value.opcode is Opcode.SELECT:
+            hit, chosen, other = value.operands
+            return self._labels(hit) is not None and self._is_even(chosen) and self._is_zero(other)
         return self._labels(value) is not None
 
     def sole(self, value: Instruction, *, hit: bool) -> Instruction:
         """``value`` where the position is the label, if that is a position (``hit``), or elsewhere; without ``dim``."""
         if (labels := self._labels(value)) is not None:
             return self._hits(labels) if hit else self._constant(0, ElementType.PRED)
-        if value.opcode is Opcode.MULTIPLY:
+        if value.opcode in (Opcode.MULTIPLY, Opcode.SELECT):
             operands = [self._without(o) if self._is_even(o) else self.sole(o, hit=hit) for o in value.operands]
         else:
             operands = [self.sole(value.operands[0], hit=hit)]
@@ -88,6 +91,11 @@ class _Row:
     def _is_even(self, value: Instruction) -> bool:
         """Whether ``value`` does not vary along the row, to be seen at once."""
         return value.opcode is Opcode.BROADCAST and self.dim not in _dims(value)
+
+    def _is_zero(self, value: Instruction) -> bool:
+        """Whether ``value`` is the zero of a scalar, repeated."""
+        zero = scalar_bytes(0, array_shape(value).element_type)
+        return value.opcode is Opcode.BROADCAST and is_splat_of(value.operands[0], zero)
 
     def _labels(self, value: Instruction) -> Instruction | None:
         """What is compared with the position: the label of each row, repeated along it."""

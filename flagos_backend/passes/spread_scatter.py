@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes, DimensionsAttributes, ScatterAttributes
-from flagos_backend.ir.hlo import Computation, Instruction, Module
+from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
-
-_COMBINES = frozenset({Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR})
+from flagos_backend.passes.simplify_indices import combined
 
 
 def spread_scatter(module: Module) -> Module:
@@ -46,8 +45,8 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         attributes = DimensionsAttributes(rows.batch)
         return emitter.emit(Opcode.BROADCAST, ArrayShape(element_type, dims), [flat], attributes, like=instruction)
 
-    combined = _combined(instruction.called[0], target, spread(updates), emitter, instruction)
-    if combined is None:
+    value = combined(instruction.called[0], target, spread(updates), emitter, instruction)
+    if value is None:
         return None
     chosen = spread(indices)
     along = DimensionAttributes(rows.dimension)
@@ -59,7 +58,7 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         CompareAttributes(Comparison.EQ),
         like=instruction,
     )
-    return emitter.emit(Opcode.SELECT, instruction.shape, [hit, combined, target], like=instruction)
+    return emitter.emit(Opcode.SELECT, instruction.shape, [hit, value, target], like=instruction)
 
 
 def _rows(scatter: Instruction) -> _Rows | None:
@@ -81,15 +80,3 @@ def _rows(scatter: Instruction) -> _Rows | None:
     ):
         return None
     return _Rows(dimension, batch)
-
-
-def _combined(
-    reducer: Computation, target: Instruction, update: Instruction, emitter: Emitter, like: Instruction
-) -> Instruction | None:
-    """What a chosen element becomes; None for a combination of more than one operation."""
-    root, (old, new) = reducer.root, reducer.parameters
-    if root is new:
-        return update
-    if root.opcode not in _COMBINES or set(root.operands) != {old, new}:
-        return None
-    return emitter.emit(root.opcode, like.shape, [target, update], like=like)

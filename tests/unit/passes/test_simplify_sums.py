@@ -64,6 +64,19 @@ def test_a_multiple_of_each_row() -> None:
     assert sums(lambda i, f: (-(one_hot(i) * 2) * f[:, None]).sum(1), LABELS, FACTORS) == 0
 
 
+def test_a_choice_where_the_label_is() -> None:
+    """What is chosen elsewhere is a zero, also beside what is not finite."""
+
+    def chosen(i: jax.Array, f: jax.Array, other: float = 0.0) -> jax.Array:
+        return jnp.where(i[:, None] == jnp.arange(7), f[:, None], other)
+
+    assert sums(lambda i, f: chosen(i, f).sum(1), LABELS, FACTORS) == 0
+    assert sums(lambda i, f: (-chosen(i, f) * 2).sum(1), LABELS, FACTORS) == 0
+    assert sums(lambda i, f: (chosen(i, f) * f[:, None]).sum(1), LABELS, FACTORS) == 0
+    assert sums(lambda i, f: chosen(i, f, 1.0).sum(1), LABELS, FACTORS) == 1
+    assert sums(lambda i, f: jnp.where(i[:, None] == jnp.arange(7), 0.0, f[:, None]).sum(1), LABELS, FACTORS) == 1
+
+
 def test_rows_in_the_middle() -> None:
     labels = np.stack([LABELS, LABELS[::-1], LABELS * 0 + 2])
     assert sums(lambda i, f: (one_hot(i, 1) * f[:, None, None]).sum(1), labels, FACTORS[:3]) == 0

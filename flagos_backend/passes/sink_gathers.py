@@ -1,0 +1,147 @@
+"""A gather of single elements goes before the elementwise operations that make its array, where that is much larger.
+
+They are computed again, of the chosen elements alone; else the whole array, such as the logarithms of all probabilities
+for one label a row, would be written only for the gather to read.
+"""
+
+from __future__ import annotations
+
+from flagos_backend.fusion.support import is_elementwise
+from flagos_backend.ir.attributes import Attributes, DimensionsAttributes, GatherAttributes
+from flagos_backend.ir.hlo import Computation, Instruction, Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape
+from flagos_backend.passes.rewrite import Emitter, Substitution, array_shape, rewrite_computations
+
+# How many elements the array has for each that is chosen.
+_LEAST_SHARE = 8
+# What is computed again, and how many arrays are gathered from instead of one.
+_MOST_OPERATIONS = 32
+_MOST_ARRAYS = 3
+
+_KERNELS = frozenset({Opcode.DOT, Opcode.CONVOLUTION})
+_IN_MEMORY = _KERNELS | {Opcode.PARAMETER, Opcode.CONSTANT, Opcode.GET_TUPLE_ELEMENT}
+
+
+def sink_gathers(module: Module) -> Module:
+    return rewrite_computations(module, _transform)
+
+
+def _transform(computation: Computation, replaced: dict[int, Computation]) -> Computation:
+    emitter, substitution = Emitter(), Substitution(replaced)
+    written: set[int] | None = None
+    for instruction in computation.instructions:
+        if _chooses_few(instruction):
+            written = _written(computation) if written is None else written
+            sunk = _Sunk(instruction, written, substitution).array()
+            if sunk is not None:
+                value, made = sunk
+                emitter.instructions.extend(made)
+                substitution.record(instruction, value)
+                continue
+        substitution.record(instruction, emitter.put(substitution.apply(instruction)))
+    if not substitution.values:
+        return computation
+    return Computation(computation.name, tuple(emitter.instructions), substitution.value(computation.root))
+
+
+def _chooses_few(instruction: Instruction) -> bool:
+    if instruction.opcode is not Opcode.GATHER:
+        return False
+    attributes, source = instruction.attributes_as(GatherAttributes), instruction.operands[0]
+    single = not attributes.offset_dims and all(size == 1 for size in attributes.slice_sizes)
+    share = array_shape(source).num_elements >= _LEAST_SHARE * max(array_shape(instruction).num_elements, 1)
+    return single and share and is_elementwise(source)
+
+
+def _written(computation: Computation) -> set[int]:
+    """The results of products and convolutions, as they are written: with what only follows one, in its epilogue."""
+    users: dict[int, list[Instruction]] = {}
+    for instruction in computation.instructions:
+        for operand in instruction.operands:
+            users.setdefault(id(operand), []).append(instruction)
+    ends = set()
+    for instruction in computation.instructions:
+        if instruction.opcode in _KERNELS:
+            value = instruction
+            while len(users.get(id(value), ())) == 1 and value is not computation.root:
+                (user,) = users[id(value)]
+                if not is_elementwise(user):
+                    break
+                value = user
+            ends.add(id(value))
+    return ends
+
+
+class _Sunk:
+    """What replaces a gather. Values of the computation as it was are walked; those that stay are then substituted."""
+
+    def __init__(self, gather: Instruction, written: set[int], substitution: Substitution) -> None:
+        self._gather, self._written, self._substitution = gather, written, substitution
+        self._attributes = gather.attributes_as(GatherAttributes)
+        self._dims = array_shape(gather).dims
+        self._emitter = Emitter()
+        self._known: dict[int, Instruction | None] = {}
+        self._arrays = 0
+
+    def array(self) -> tuple[Instruction, list[Instruction]] | None:
+        """Its value, and the instructions that make it; None where it stays."""
+        source = self._gather.operands[0]
+        if id(source) in self._written:
+            return None
+        value = self._chosen(source)
+        made = self._emitter.instructions
+        if value is None or self._arrays > _MOST_ARRAYS or len(made) > _MOST_OPERATIONS:
+            return None
+        return value, made
+
+    def _chosen(self, value: Instruction) -> Instruction | None:
+        """The elements of ``value``, an array of the size that is gathered from; None if it would have to be made."""
+        if id(value) not in self._known:
+            self._known[id(value)] = self._choose(value)
+        return self._known[id(value)]
+
+    def _choose(self, value: Instruction) -> Instruction | None:
+        if id(value) in self._written or _lies_in_memory(value):
+            self._arrays += 1
+            operands = [self._substitution.value(v) for v in (value, self._gather.operands[1])]
+            return self._emit(Opcode.GATHER, value, operands, self._attributes)
+        if value.opcode is Opcode.BROADCAST:
+            return self._broadcast(value)
+        if not is_elementwise(value) or len(self._known) > _MOST_OPERATIONS:
+            return None
+        operands = []
+        for operand in value.operands:
+            scalar = not array_shape(operand).dims
+            chosen = self._substitution.value(operand) if scalar else self._chosen(operand)
+            if chosen is None:
+                return None
+            operands.append(chosen)
+        return self._emit(value.opcode, value, operands, value.attributes)
+
+    def _broadcast(self, value: Instruction) -> Instruction | None:
+        """What is the same along the dimensions that are chosen in: no choice is left."""
+        attributes = self._attributes
+        place = {
+            array: indices - (indices > attributes.index_vector_dim)
+            for array, indices in zip(
+                attributes.operand_batching_dims, attributes.start_indices_batching_dims, strict=True
+            )
+        }
+        dims = value.attributes_as(DimensionsAttributes).dimensions
+        if not place.keys() >= set(dims):
+            return None
+        source = self._substitution.value(value.operands[0])
+        return self._emit(Opcode.BROADCAST, value, [source], DimensionsAttributes(tuple(place[d] for d in dims)))
+
+    def _emit(
+        self, opcode: Opcode, like: Instruction, operands: list[Instruction], attributes: Attributes
+    ) -> Instruction:
+        shape = ArrayShape(array_shape(like).element_type, self._dims)
+        return self._emitter.emit(opcode, shape, operands, attributes, like=self._gather)
+
+
+def _lies_in_memory(value: Instruction) -> bool:
+    while value.opcode is Opcode.RESHAPE:
+        value = value.operands[0]
+    return value.opcode in _IN_MEMORY
