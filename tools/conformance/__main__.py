@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from tools.conformance import harnesses, jax_tests, models, opinfo, readme, report, torch_tests
+from tools.conformance.device import HOST
 
 _HERE = Path(__file__).parent
 
@@ -18,23 +20,30 @@ def main() -> None:
         command.add_argument("--out", type=Path, required=True)
         command.add_argument("--only", default="", help="run tests whose name contains this")
         command.add_argument("--resume", action="store_true", help="continue an interrupted run")
+        command.add_argument("--check", action="store_true", help="exit with 1 if a test that counts did not pass")
         command.add_argument("--timeout", type=float, default=120.0, help="seconds before a test counts as hung")
     for name in ("harnesses", "jax-tests"):
         commands.choices[name].add_argument("--platform", default="flagos")
     for name in ("harnesses", "jax-tests", "opinfo", "torch-tests"):
         commands.choices[name].add_argument("--stride", type=int, default=1, help="each n-th test only")
         commands.choices[name].add_argument("--offset", type=int, default=0, help="where a stride begins")
+    for name in ("opinfo", "models"):
+        commands.choices[name].add_argument("--device", default=HOST.kind, help="of tensors to compile for: cuda, ...")
+    for name in ("harnesses", "opinfo", "models"):
+        commands.choices[name].add_argument("--workers", type=int, default=1, help="processes that run at once")
     for name in ("jax-tests", "torch-tests"):
         commands.choices[name].add_argument("--checkout", type=Path, required=True, help="at the installed version")
         commands.choices[name].add_argument("--files", nargs="*", help="test files; default: all that apply")
     commands.choices["opinfo"].add_argument("--mode", type=opinfo.Mode, choices=list(opinfo.Mode), required=True)
     commands.choices["opinfo"].add_argument("--samples", type=int, default=3, help="inputs of each test, at most")
-    commands.choices["models"].add_argument("--ways", type=models.Way, nargs="*", default=list(models.Way))
+    commands.choices["models"].add_argument("--ways", type=models.Way, nargs="*", help="default: those of --device")
     published = commands.add_parser("publish")
     published.add_argument("files", type=Path, nargs="+", help="result files; parts of one suite are joined")
     published.add_argument("--folder", type=Path, default=_HERE / "results")
     published.add_argument("--readme", type=Path, default=_HERE.parents[1] / "README.md", help="gets the figures")
     arguments = parser.parse_args()
+    if arguments.command == "opinfo" and arguments.mode is opinfo.Mode.DEVICE and arguments.device != HOST.kind:
+        parser.error("--mode device is of the device flagos; FLAGOS_DEVICE says what it computes on")
     if arguments.command == "publish":
         print("\n".join(map(str, report.publish(arguments.files, arguments.folder))))
         readme.update(arguments.readme, arguments.folder)
@@ -43,19 +52,23 @@ def main() -> None:
     match arguments.command:
         case "harnesses":
             chosen = {"stride": arguments.stride, "offset": arguments.offset}
-            harnesses.run(arguments.platform, arguments.out, **chosen, **common)
+            harnesses.run(arguments.platform, arguments.out, workers=arguments.workers, **chosen, **common)
         case "jax-tests":
             chosen = {"stride": arguments.stride, "offset": arguments.offset}
             jax_tests.run(arguments.platform, arguments.out, arguments.checkout, arguments.files, **chosen, **common)
         case "opinfo":
             chosen = {"stride": arguments.stride, "offset": arguments.offset, "samples": arguments.samples}
-            opinfo.run(arguments.mode, arguments.out, **chosen, **common)
+            where = {"device": arguments.device, "workers": arguments.workers}
+            opinfo.run(arguments.mode, arguments.out, **where, **chosen, **common)
         case "models":
-            models.run(arguments.out, arguments.ways, **common)
+            where = {"device": arguments.device, "workers": arguments.workers}
+            models.run(arguments.out, arguments.ways, **where, **common)
         case "torch-tests":
             chosen = {"stride": arguments.stride, "offset": arguments.offset}
             torch_tests.run(arguments.out, arguments.checkout, arguments.files, **chosen, **common)
     print(report.summary(arguments.out))
+    if arguments.check and (missing := report.missing(arguments.out)):
+        sys.exit("\n".join(["not passed:", *missing]))
 
 
 if __name__ == "__main__":

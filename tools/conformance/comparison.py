@@ -30,8 +30,17 @@ _LOOSE = {  # primitives whose reference is itself an iteration or an approximat
 }
 
 
-def compare(group: str, arguments: Sequence[Any], ours: Any, theirs: Any, parameters: Mapping[str, Any]) -> str:
-    """What differs, or "" when nothing does. ``parameters``: the harness's own."""
+def compare(
+    group: str,
+    arguments: Sequence[Any],
+    ours: Any,
+    theirs: Any,
+    parameters: Mapping[str, Any],
+    *,
+    tensor_float: bool = False,
+) -> str:
+    """What differs, or "" when nothing does. ``parameters``: the harness's own. ``tensor_float``: operands of
+    products may be rounded from f32 to TF32, whose fraction is float16's."""
     mine, reference = jax.tree.leaves(ours), jax.tree.leaves(theirs)
     if len(mine) != len(reference):
         return f"{len(mine)} results instead of {len(reference)}"
@@ -48,7 +57,10 @@ def compare(group: str, arguments: Sequence[Any], ours: Any, theirs: Any, parame
         # JAX's CPU computes complex convolutions in the operands' type, also where a wider one is preferred.
         mine, reference = ([x.astype(np.asarray(arguments[0]).dtype) for x in xs] for xs in (mine, reference))
     for number, (a, b) in enumerate(zip(mine, reference, strict=True)):
-        difference = _difference(a, b, _LOOSE.get(group, 1.0))
+        factor = _LOOSE.get(group, 1.0)
+        if tensor_float and _key(a.dtype) == "float32":
+            factor *= _TOLERANCE["float16"] / _TOLERANCE["float32"]
+        difference = _difference(a, b, factor)
         if difference:
             return f"result {number}: {difference}"
     return ""

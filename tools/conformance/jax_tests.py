@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from tools.conformance.device import of_platform
 from tools.conformance.pytest_files import OFFSET, STRIDE, Peer, Side, run_files
 from tools.conformance.results import ResultFile
 
@@ -118,7 +119,7 @@ def run(
 ) -> ResultFile:
     """Records of each ``stride``-th test of ``files`` on ``platform``, from number ``offset`` on; tests that JAX's CPU
     fails too are not applicable."""
-    results = ResultFile(out, "jax tests", platform, resume=resume)
+    results = ResultFile(out, "jax tests", platform, of_platform(platform), resume=resume)
     names = files or [f for f in FILES if (checkout / "tests" / f).exists()]
     paths = [checkout / "tests" / name for name in names]
     peer = Peer("JAX's CPU", _side("cpu")) if platform != "cpu" else None

@@ -78,6 +78,16 @@ def declare_torchvision_operators() -> None:
         _declared.append(library)
 
 
+def without_dropout(module: torch.nn.Module) -> None:
+    """Takes dropout out of a model: an accelerator's generator drops other elements than the CPU's."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+        for owner in filter(None, (part, getattr(part, "config", None))):
+            for name in [name for name, value in vars(owner).items() if "drop" in name and isinstance(value, float)]:
+                setattr(owner, name, 0.0)
+
+
 def _tokens() -> dict[str, Any]:
     ids = torch.randint(3, _VOCABULARY, (2, 9))
     return {"input_ids": ids, "labels": ids}

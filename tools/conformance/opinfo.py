@@ -1,4 +1,4 @@
-"""The OpInfo suite: PyTorch's database of operators, in every element type that the CPU has, forward and backward."""
+"""The OpInfo suite: PyTorch's database of operators, in every element type that they have, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.conformance.device import FLAGOS, HOST, of_tensors
 from tools.conformance.results import ResultFile
-from tools.conformance.worker_pool import run_in_worker, worker_command
+from tools.conformance.worker_pool import run_in_workers, worker_command
 
 
 class Mode(enum.StrEnum):
-    COMPILE = "compile"  # torch.compile(backend="flagos") on CPU tensors
+    COMPILE = "compile"  # torch.compile(backend="flagos") on tensors of a device of torch
     DEVICE = "device"  # eager on the device flagos
 
 
@@ -42,34 +43,51 @@ class Case:
         return cls(operator, dtype, Direction(direction))
 
 
-def cases() -> Iterator[Case]:
-    """Every case of the installed PyTorch, in the order of its database."""
+def cases(device: str = HOST.kind) -> Iterator[Case]:
+    """Every case that the installed PyTorch has on the CPU or on ``device``, in the order of its database."""
     # Imported here: it takes seconds, and torch, which publishing does without.
     from torch.testing._internal.common_methods_invocations import op_db
 
     for op in op_db:
-        supported = {Direction.FORWARD: op.supported_dtypes("cpu")}
+        # What only one of them has is listed too: the worker says which of them refuses it, and in what words.
+        supported = {Direction.FORWARD: {*op.supported_dtypes("cpu"), *op.supported_dtypes(device)}}
         if op.supports_autograd:
-            supported[Direction.BACKWARD] = op.supported_backward_dtypes("cpu")
+            both = {*op.supported_backward_dtypes("cpu"), *op.supported_backward_dtypes(device)}
+            supported[Direction.BACKWARD] = both
         for direction, dtypes in supported.items():
             for dtype in sorted(str(d).removeprefix("torch.") for d in dtypes):
                 yield Case(op.full_name, dtype, direction)
 
 
 def run(
-    mode: Mode, out: Path, *, samples: int, only: str, stride: int, offset: int, resume: bool, timeout: float
+    mode: Mode,
+    out: Path,
+    *,
+    samples: int,
+    only: str,
+    stride: int,
+    offset: int,
+    resume: bool,
+    timeout: float,
+    device: str = HOST.kind,
+    workers: int = 1,
 ) -> ResultFile:
     """Runs the cases whose name contains ``only``, each ``stride``-th of them from number ``offset`` on, with up to
-    ``samples`` inputs each."""
-    results = ResultFile(out, f"opinfo {mode}", "flagos", peer=PEERS[mode], resume=resume)
-    chosen = [case for case in cases() if only in str(case)][offset::stride]
+    ``samples`` inputs each, in ``workers`` processes at once. ``device``: whose tensors are compiled for, a device type
+    of torch; the mode DEVICE has its own."""
+    device = FLAGOS if mode is Mode.DEVICE else device
+    # Tensors of the device flagos are also of whatever it computes on: of two suites.
+    suite = f"opinfo {mode}" + (f" {FLAGOS}" if mode is Mode.COMPILE and device == FLAGOS else "")
+    results = ResultFile(out, suite, "flagos", of_tensors(device), peer=PEERS[mode], resume=resume)
+    chosen = [case for case in cases(device) if only in str(case)][offset::stride]
     chosen = [case for case in chosen if str(case) not in results.records]
-    records = run_in_worker(
-        worker_command("tools.conformance.opinfo_worker", mode, str(samples)),
+    records = run_in_workers(
+        worker_command("tools.conformance.opinfo_worker", mode, str(samples), device),
         [str(case) for case in chosen],
         [case.operator for case in chosen],
         timeout=timeout,
         environment={},
+        workers=workers,
     )
     for number, record in enumerate(records, 1):
         results.add(record)

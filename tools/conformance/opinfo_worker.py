@@ -1,7 +1,11 @@
-"""Worker of the OpInfo suite: runs each case on flagos and on the CPU eagerly, and compares. Started by opinfo.py."""
+"""Worker of the OpInfo suite: runs each case on flagos and on the CPU eagerly, and compares. Started by opinfo.py.
+
+The oracle of random numbers is eager PyTorch too: on the device that draws them, where this is not the CPU.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -16,7 +20,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
+from flagos_backend.torch.compile.backend import flagos
 from tools.conformance import tensors
+from tools.conformance.device import FLAGOS, HOST
 from tools.conformance.opinfo import Case, Direction, Mode
 from tools.conformance.results import Status
 from tools.conformance.worker import serve
@@ -25,6 +31,7 @@ from tools.conformance.worker import serve
 _EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 _UNINITIALIZED = frozenset((*_EMPTY, "resize_", "resize_as_"))
 _MESSAGE = 1500
+_HOST = torch.device(HOST.kind)
 
 # Runs an operator on a sample's inputs: makes of the operator what is called in its place.
 _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -61,18 +68,35 @@ class _Trial:
         cotangents = [torch.randn(y.shape, dtype=_drawn(y.dtype)).to(y.device, y.dtype) for y in outputs]
         return results, torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True)
 
-    def on_host(self) -> Any:
-        """The reference."""
-        return self.run(place=_on_host)
+    def eager(self, device: torch.device) -> Any:
+        """A reference: uncompiled, on ``device``."""
+        return self.run(place=functools.partial(_placed, device))
 
-    def truth(self) -> Any:
+    def truth(self, device: torch.device) -> Any:
         """The reference in wide types."""
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            return self.run(place=lambda value: _widened(_on_host(value)))
+            return self.run(place=lambda value: _widened(_placed(device, value)))
         finally:
             torch.set_default_dtype(default)
+
+    def draws(self) -> bool:
+        """Whether it runs an operator that draws random numbers."""
+        with tensors.Draws() as seen, contextlib.suppress(Exception):  # up to where it fails
+            self.run()
+        return seen.any
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """In place of results."""
+
+    text: str
+
+
+class _NoGraph:
+    """In place of results: PyTorch found nothing to compile."""
 
 
 def _fresh(value: Any) -> Any:
@@ -91,30 +115,44 @@ def _widened(value: Any) -> Any:
     return value
 
 
-def _on_host(value: Any) -> Any:
+def _placed(device: torch.device, value: Any) -> Any:
+    """A leaf of the inputs, or of results, on ``device``."""
     if isinstance(value, torch.Tensor):
-        return _moved_to_host(value).requires_grad_(value.requires_grad)
-    is_device = isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("flagos"))
-    return torch.device("cpu") if is_device else value
+        return _moved(value, device).requires_grad_(value.requires_grad)
+    return device if _names_a_device(value) else value
 
 
-def _moved_to_host(tensor: torch.Tensor) -> torch.Tensor:
+def _names_a_device(value: Any) -> bool:
+    """Any but the host."""
+    with contextlib.suppress(RuntimeError):  # most texts name none
+        return isinstance(value, str | torch.device) and torch.device(value) != _HOST
+    return False
+
+
+def _hosted(value: Any) -> Any:
+    """A leaf of results, to be compared."""
+    is_there = isinstance(value, torch.Tensor) and value.device == _HOST
+    return value if is_there else _placed(_HOST, value)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """With the memory around it, where operators that take strides may look."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-        return tensor.cpu()
+        return tensor.to(device)
     count = tensor.untyped_storage().nbytes() // tensor.itemsize
-    return tensor.as_strided((count,), (1,), 0).cpu().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    there = tensor.as_strided((count,), (1,), 0).to(device)
+    return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def _compiled(backend: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(backend: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     """``call`` through torch.compile. Raises NoGraph where nothing of it was compiled."""
     graphs = 0
 
     def counting(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         nonlocal graphs
         graphs += 1
-        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+        return backend(graph, inputs)
 
     def plain(*args: Any, **kwargs: Any) -> Any:  # an object of its own: nothing compiled before is found for it
         return call(*args, **kwargs)
@@ -130,9 +168,13 @@ def _compiled(backend: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Runner:
-    def __init__(self, mode: Mode, samples: int) -> None:
-        self._mode, self._samples = mode, samples
+    """``device``: the type of the tensors that operators are given."""
+
+    def __init__(self, mode: Mode, samples: int, device: str) -> None:
+        self._mode, self._samples, self._device = mode, samples, device
         self._operators = {op.full_name: op for op in op_db}
+        # Which of PyTorch's own devices computes for it.
+        self._own = _inner_device() if device == FLAGOS else torch.device(device)
 
     def __call__(self, name: str) -> tuple[Status, str]:
         case = Case.parse(name)
@@ -143,12 +185,11 @@ class _Runner:
     def _run(self, case: Case, op: OpInfo, seed: int) -> tuple[Status, str]:
         torch.manual_seed(seed)
         backward = case.direction is Direction.BACKWARD
-        # Made on the device, they say themselves which of their tensors belong there.
-        device = "cpu" if self._mode is Mode.COMPILE else "flagos"
         try:
-            samples = list(op.sample_inputs(device, getattr(torch, case.dtype), requires_grad=backward))
+            # Made on the device, they say themselves which of their tensors belong there.
+            samples = list(op.sample_inputs(self._device, getattr(torch, case.dtype), requires_grad=backward))
         except Exception as error:
-            return Status.FAILED, f"the samples on {device}: {type(error).__name__}: {error}"[:_MESSAGE]
+            return Status.FAILED, f"the samples on {self._device}: {type(error).__name__}: {error}"[:_MESSAGE]
         outcomes = []
         for number in _spread(len(samples), self._samples):
             status, message = self._sample(_Trial(op, samples[number], case.direction, seed))
@@ -161,38 +202,90 @@ class _Runner:
         return min(outcomes, key=lambda outcome: outcome[0] is not Status.PASSED)
 
     def _sample(self, trial: _Trial) -> tuple[Status, str]:
-        try:
-            reference = trial.on_host()
-        except Exception as error:  # whatever it refuses, it refuses it on the CPU too
-            return Status.NOT_APPLICABLE, f"eager: {type(error).__name__}: {error}"[:300]
-        difference = self._difference(trial, reference, self._ours)
-        if difference is None:
+        reference = _attempt(lambda: trial.eager(_HOST))
+        if isinstance(reference, _Raised):  # whatever the CPU refuses says nothing
+            return Status.NOT_APPLICABLE, f"eager on the CPU: {reference.text}"[:300]
+        ours = _attempt(lambda: self._ours(trial))
+        if isinstance(ours, _NoGraph):
             return Status.NOT_APPLICABLE, "PyTorch traces no graph of it"
+        oracle = _Oracle(trial, reference, _HOST)
+        difference = oracle.difference(ours)
+        if difference and self._own != _HOST and trial.draws():
+            # Another generator gives other numbers: eager on the same device draws the same from the same seed.
+            drawn = _attempt(lambda: trial.eager(self._own))
+            if not isinstance(drawn, _Raised):
+                oracle = _Oracle(trial, drawn, self._own)
+                difference = oracle.difference(ours)
+        if self._mode is Mode.DEVICE:
+            return (Status.FAILED, difference) if difference else (Status.PASSED, "")
+        eager = _attempt(trial.run) if self._device != _HOST.type else ours
+        difference = difference or _displaced(ours, eager)
         if not difference:
             return Status.PASSED, ""
-        if self._mode is Mode.COMPILE:
-            peer = self._difference(trial, reference, functools.partial(_Trial.run, wrap=_AOT_EAGER))
-            if peer is None or peer:
-                return Status.NOT_APPLICABLE, f"aot_eager: {peer or 'no graph'}"[:300]
+        peer = _attempt(lambda: trial.run(wrap=_AOT_EAGER))
+        theirs = "no graph" if isinstance(peer, _NoGraph) else oracle.difference(peer) or _displaced(peer, eager)
+        if theirs:
+            return Status.NOT_APPLICABLE, f"aot_eager{oracle.remark}: {theirs}"[:300]
         return Status.FAILED, difference
 
     def _ours(self, trial: _Trial) -> Any:
-        if self._mode is Mode.COMPILE:
-            return trial.run(wrap=functools.partial(_compiled, "flagos"))
-        return tree_map(_on_host, trial.run())
+        return trial.run(wrap=functools.partial(_compiled, flagos)) if self._mode is Mode.COMPILE else trial.run()
 
-    def _difference(self, trial: _Trial, reference: Any, run: Callable[[_Trial], Any]) -> str | None:
-        """None where there was no graph."""
-        try:
-            ours = run(trial)
-        except NoGraph:
-            return None
-        except Exception as error:  # whatever it raises is the result of the test
-            return f"{type(error).__name__}: {error}"
-        return tensors.compare(ours, reference, trial.truth, values=trial.op.name not in _UNINITIALIZED)
+    def probe(self) -> None:
+        """Raises if the device computes no more."""
+        (torch.ones(2, device=self._device) + 1).sum().item()
 
 
-_AOT_EAGER = functools.partial(_compiled, "aot_eager")
+def _attempt(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except NoGraph:
+        return _NoGraph()
+    except Exception as error:  # whatever it raises is the result of the test
+        return _Raised(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class _Oracle:
+    """What eager PyTorch made of a trial, on ``device``."""
+
+    trial: _Trial
+    reference: Any
+    device: torch.device
+
+    @property
+    def remark(self) -> str:
+        return "" if self.device == _HOST else f", of random numbers that eager draws on {self.device}"
+
+    def difference(self, results: Any) -> str:
+        if isinstance(results, _Raised):
+            return results.text
+        are_values_known = self.trial.op.name not in _UNINITIALIZED
+        ours, reference = tree_map(_hosted, results), tree_map(_hosted, self.reference)
+        return tensors.compare(ours, reference, self._truth, values=are_values_known)
+
+    def _truth(self) -> Any:
+        return tree_map(_hosted, self.trial.truth(self.device))
+
+
+def _displaced(results: Any, eager: Any) -> str:
+    """Which of the results are not on the device where eager leaves them. Where eager refuses what was computed, there
+    is nothing to say."""
+    if isinstance(eager, _Raised):
+        return ""
+    for number, (a, b) in enumerate(zip(tree_leaves(results), tree_leaves(eager), strict=True)):
+        if isinstance(b, torch.Tensor) and a.device != b.device:
+            return f"result {number} is on {a.device} instead of {b.device}"
+    return ""
+
+
+def _inner_device() -> torch.device:
+    from flagos_backend.torch.device.runtime import runtime
+
+    return runtime().inner
+
+
+_AOT_EAGER = functools.partial(_compiled, torch._dynamo.lookup_backend("aot_eager"))
 
 
 def _spread(count: int, wanted: int) -> list[int]:
@@ -202,4 +295,6 @@ def _spread(count: int, wanted: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    serve(_Runner(Mode(sys.argv[1]), int(sys.argv[2])))
+    runner = _Runner(Mode(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    with tensors.exact_products():
+        serve(runner, runner.probe)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tools.conformance.results import HOST
+
 BEGIN, END = "<!-- conformance: written by tools.conformance publish -->", "<!-- end of conformance -->"
 
 
@@ -32,5 +34,10 @@ def _row(kept: dict[str, Any], link: str) -> str:
     dates = sorted({run["date"] for run in kept["runs"]})
     run = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     missing = kept["counted"] - kept["passed"]
-    cells = (f"[{kept['suite']}]({link})", f"{share:.2f} %", f"{kept['peer']}: {kept['counted']}", str(missing), run)
+    cells = (f"[{_name(kept)}]({link})", f"{share:.2f} %", f"{kept['peer']}: {kept['counted']}", str(missing), run)
     return f"| {' | '.join(cells)} |"
+
+
+def _name(kept: dict[str, Any]) -> str:
+    device = kept.get("device", HOST.kind)
+    return kept["suite"] if device == HOST.kind else f"{kept['suite']}, {device}"

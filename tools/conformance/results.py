@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # What else a run depends on.
-_VARIABLES = ("JAX_NUM_GENERATED_CASES",)
+_VARIABLES = ("FLAGOS_DEVICE", "JAX_NUM_GENERATED_CASES")
 
 
 class Status(enum.StrEnum):
@@ -44,18 +44,38 @@ class Record:
         return self.status not in (Status.NOT_APPLICABLE, Status.SKIPPED)
 
 
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a run is about: results of different devices are kept apart.
+
+    ``kind``: the type that torch gives its memory, or "simulated". ``name``: the product's."""
+
+    kind: str
+    name: str = ""
+
+
+HOST = Device("cpu")
+
+
 class ResultFile:
     """``path`` holds a header line and then one JSON record a line.
 
     ``peer``: what a test must pass on to count, in words."""
 
-    def __init__(self, path: Path, suite: str, platform: str, *, resume: bool, peer: str = "JAX's CPU") -> None:
+    def __init__(
+        self, path: Path, suite: str, platform: str, device: Device, *, resume: bool, peer: str = "JAX's CPU"
+    ) -> None:
+        """Raises ValueError for a file to resume that is of another suite, platform or device."""
         self._path = path
         self.records: dict[str, Record] = {}
+        about = {"suite": suite, "platform": platform, "device": device.kind}
         if resume and path.exists():
-            self.records = {record.name: record for record in load(path)[1]}
+            header, records = load(path)
+            if (before := {name: header[name] for name in about}) != about:
+                raise ValueError(f"{path} is of {before}, and this run of {about}: it needs a file of its own")
+            self.records = {record.name: record for record in records}
             return
-        header = {"suite": suite, "platform": platform, "peer": peer, **_facts()}
+        header = {**about, "peer": peer, **_facts(device)}
         path.write_text(json.dumps(header) + "\n")
 
     def add(self, record: Record) -> None:
@@ -65,21 +85,22 @@ class ResultFile:
 
 
 def load(path: Path) -> tuple[dict[str, str], list[Record]]:
-    """The header and the records; a later record of the same name replaces an earlier one."""
+    """The header and the records; a later record of the same name replaces an earlier one. Files from before there was
+    a device in them are of the host."""
     header, *lines = path.read_text().splitlines()
     records = {}
     for line in lines:
         fields = json.loads(line)
         records[fields["name"]] = Record(**{**fields, "status": Status(fields["status"])})
-    return json.loads(header), list(records.values())
+    return {"device": HOST.kind, **json.loads(header)}, list(records.values())
 
 
-def _facts() -> dict[str, str]:
+def _facts(device: Device) -> dict[str, str]:
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "torch", "numpy")}
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "python": host.python_version(),
-        "machine": f"{os.cpu_count()} cores, {host.machine()}",
+        "machine": ", ".join(filter(None, (f"{os.cpu_count()} cores", host.machine(), device.name))),
         "command": _command(sys.argv[1:]),
         **versions,
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # The next wider type that results are computed in to judge both sides.
@@ -19,6 +21,30 @@ WIDER = {
 # The truth judges only where the reference itself is near to it: where it is not, they computed something else, such as
 # other random numbers. In square roots of a rounding.
 _REASONABLE = 4.0
+
+
+class Draws(TorchDispatchMode):
+    """Sees whether anything inside draws random numbers, which each device's generator gives otherwise."""
+
+    any = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.any = self.any or torch.Tag.nondeterministic_seeded in function.tags
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Neither products nor convolutions of float32 inside are rounded to TF32: PyTorch's are not, and ours do as it
+    says."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        # Once its tests' utilities are imported, PyTorch refuses to have this set otherwise.
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def compare(

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from tools.conformance.device import of_flagos
 from tools.conformance.pytest_files import OFFSET, STRIDE, Peer, Side, run_files
 from tools.conformance.results import ResultFile
 
@@ -35,7 +36,7 @@ def run(
 ) -> ResultFile:
     """Records of each ``stride``-th test of ``files`` on the device flagos, from number ``offset`` on; tests that
     PyTorch's CPU does not pass are not applicable."""
-    results = ResultFile(out, "torch tests", "flagos", peer=_PEER, resume=resume)
+    results = ResultFile(out, "torch tests", "flagos", of_flagos(), peer=_PEER, resume=resume)
     paths = [checkout / "test" / name for name in files or FILES]
     peer = Peer(_PEER, _side("cpu"), _name_on_cpu)
     ours = _side("privateuse1")

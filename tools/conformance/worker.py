@@ -11,12 +11,30 @@ from collections.abc import Callable
 from tools.conformance.results import Status
 
 
-def serve(run: Callable[[str], tuple[Status, str]]) -> None:
-    """Answers until there are no more names; ``run`` gives a test's status and, if it did not pass, why."""
+def serve(run: Callable[[str], tuple[Status, str]], probe: Callable[[], object]) -> None:
+    """Answers until there are no more names; ``run`` gives a test's status and, if it did not pass, why.
+
+    ``probe`` computes something on the device, and raises where that is no longer possible: an accelerator that has
+    faulted fails whatever this process asks of it from then on. The test before that is a crash, and the last.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever is printed by a test must not look like an answer
     for line in sys.stdin:
         start = time.perf_counter()
         status, message = run(line.rstrip("\n"))
+        lost = "" if status is Status.PASSED else _lost(probe)
+        if lost:
+            status, message = Status.CRASHED, f"{lost}\n{message}"
         seconds = round(time.perf_counter() - start, 3)
-        print(json.dumps({"status": status, "message": message, "seconds": seconds}), file=answers, flush=True)
+        answer = {"status": status, "message": message, "seconds": seconds, "last": bool(lost)}
+        print(json.dumps(answer), file=answers, flush=True)
+        if lost:
+            os._exit(0)  # what would be cleaned up is on a device that does not answer
+
+
+def _lost(probe: Callable[[], object]) -> str:
+    try:
+        probe()
+    except Exception as error:  # in whatever words
+        return f"the device is lost: {type(error).__name__}: {error}"[:500]
+    return ""

@@ -1,14 +1,17 @@
-"""Runs numbered tests in one worker process that is started again after a crash or a hang."""
+"""Runs tests in worker processes, each of which is started again after a crash or a hang."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +19,8 @@ from pathlib import Path
 from tools.conformance.results import Record, Status
 
 _CHECKOUT = str(Path(__file__).resolve().parents[2])
+# How many threads torch and flagos compute with on the host.
+_THREADS = "OMP_NUM_THREADS"
 
 
 def worker_command(module: str, *arguments: str) -> list[str]:
@@ -28,29 +33,81 @@ def worker_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", program, *arguments]
 
 
-def run_in_worker(
+def run_in_workers(
     command: Sequence[str],
     names: Sequence[str],
     groups: Sequence[str],
     *,
     timeout: float,
     environment: Mapping[str, str],
+    workers: int = 1,
 ) -> Iterator[Record]:
-    """One record for each of ``names``, in order.
+    """One record for each of ``names``: as they come, which is in order where there is one worker.
 
-    The worker reads a name a line and answers each with one JSON line {status, message, seconds}; whatever else it
-    prints goes to its standard error. No answer within ``timeout`` seconds is a hang.
+    A worker reads a name a line and answers each with one JSON line {status, message, seconds}, and "last" where it
+    takes no more; whatever else it prints goes to its standard error. No answer within ``timeout`` seconds is a hang.
+    Several workers share the cores.
     """
+    if workers > 1 and _THREADS not in os.environ:
+        environment = {_THREADS: str(max(1, (os.cpu_count() or 1) // workers)), **environment}
+    tests: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    for test in zip(names, groups, strict=True):
+        tests.put(test)
+    records: queue.SimpleQueue[Record | Exception | None] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            for record in _answers(command, tests, timeout, environment):
+                records.put(record)
+        except Exception as error:
+            records.put(error)
+        records.put(None)
+
+    running = min(workers, len(names))
+    for _ in range(running):
+        # A run that is interrupted waits for none of them: without it they have no more to read, and end.
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        while running:
+            match records.get():
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+                case record:
+                    yield record
+    finally:
+        _empty(tests)
+
+
+def _empty(tests: queue.SimpleQueue[tuple[str, str]]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            tests.get_nowait()
+
+
+def _answers(
+    command: Sequence[str],
+    tests: queue.SimpleQueue[tuple[str, str]],
+    timeout: float,
+    environment: Mapping[str, str],
+) -> Iterator[Record]:
+    """The records of one worker, and of those that take its place, until no test is left."""
     worker: Worker | None = None
-    for name, group in zip(names, groups, strict=True):
-        if worker is None:
-            worker = Worker(command, environment)
-        answer = worker.ask(name, timeout)
-        if answer is None:
-            status, message = worker.post_mortem()
-            worker = None
-            yield Record(name, group, status, message)
-        else:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            name, group = tests.get_nowait()
+            if worker is None:
+                worker = Worker(command, environment)
+            answer = worker.ask(name, timeout)
+            if answer is None:
+                status, message = worker.post_mortem()
+                worker = None
+                yield Record(name, group, status, message)
+                continue
+            if answer.get("last"):
+                worker.close()
+                worker = None
             yield Record(name, group, Status(answer["status"]), answer["message"], answer["seconds"])
     if worker is not None:
         worker.close()
@@ -60,15 +117,16 @@ class Worker:
     """A child process that answers each line with a line of JSON."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._log = Path(tempfile.gettempdir()) / f"flagos-conformance-{os.getpid()}.log"
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log.open("wb"),
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        with tempfile.NamedTemporaryFile(prefix="flagos-conformance-", suffix=".log", delete=False) as log:
+            self._log = Path(log.name)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
         self._buffer = b""
         self._timed_out = False
 
@@ -105,6 +163,7 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
         tail = self._log.read_text(errors="replace")[-length:]
+        self._log.unlink(missing_ok=True)
         if self._timed_out:
             return Status.HUNG, f"no answer in time\n{tail}"
         name = signal.Signals(-code).name if code < 0 else f"exit {code}"

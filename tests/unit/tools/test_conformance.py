@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tools.conformance import jax_tests, readme, report
+from tools.conformance import device, jax_tests, readme, report
 from tools.conformance.comparison import compare
-from tools.conformance.results import Record, ResultFile, Status, load
-from tools.conformance.worker_pool import run_in_worker
+from tools.conformance.results import HOST, Device, Record, ResultFile, Status, load
+from tools.conformance.worker_pool import run_in_workers
 
+ROOT = Path(__file__).resolve().parents[3]
 SORT = {"dimension": 0, "num_keys": 1, "is_stable": False}
 
 
@@ -27,7 +29,7 @@ for line in sys.stdin:
     print(json.dumps({"status": "passed", "message": "", "seconds": 0.5}), flush=True)
 """
     names = ["a", "crash", "b", "hang", "c"]
-    records = run_in_worker([sys.executable, "-c", worker], names, ["group"] * 5, timeout=2, environment={})
+    records = run_in_workers([sys.executable, "-c", worker], names, ["group"] * 5, timeout=2, environment={})
     assert [(r.name, r.status) for r in records] == [
         ("a", Status.PASSED),
         ("crash", Status.CRASHED),
@@ -35,6 +37,44 @@ for line in sys.stdin:
         ("hang", Status.HUNG),
         ("c", Status.PASSED),
     ]
+
+
+def test_several_workers_answer_all_and_share_the_cores() -> None:
+    worker = """
+import json, os, sys
+for line in sys.stdin:
+    message = f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}"
+    print(json.dumps({"status": "passed", "message": message, "seconds": 0.5}), flush=True)
+"""
+    names = [str(number) for number in range(40)]
+    options = {"timeout": 30, "environment": {}, "workers": 2}
+    records = list(run_in_workers([sys.executable, "-c", worker], names, names, **options))
+    assert sorted(r.name for r in records) == sorted(names)
+    assert {r.message.split()[1] for r in records} == {str(max(1, (os.cpu_count() or 1) // 2))}
+    assert len({r.message.split()[0] for r in records}) <= 2
+
+
+def test_a_worker_that_lost_its_device_is_replaced() -> None:
+    worker = """
+import os
+from tools.conformance.results import Status
+from tools.conformance.worker import serve
+lost = False
+def run(name):
+    global lost
+    lost = lost or name == "fault"
+    return (Status.FAILED if lost else Status.PASSED), str(os.getpid())
+def probe():
+    if lost:
+        raise RuntimeError("illegal address")
+serve(run, probe)
+"""
+    names = ["a", "fault", "b"]
+    command = [sys.executable, "-c", f"import sys; sys.path.append({str(ROOT)!r})\n{worker}"]
+    records = list(run_in_workers(command, names, names, timeout=60, environment={}))
+    assert [r.status for r in records] == [Status.PASSED, Status.CRASHED, Status.PASSED]
+    assert records[1].message.startswith("the device is lost: RuntimeError: illegal address\n")
+    assert records[0].message == records[1].message.splitlines()[1] != records[2].message
 
 
 @pytest.fixture
@@ -102,8 +142,8 @@ class Tags(absltest.TestCase):
     }
 
 
-def _written(path: Path, records: list[Record], suite: str = "some tests") -> Path:
-    results = ResultFile(path, suite, "flagos", resume=False)
+def _written(path: Path, records: list[Record], suite: str = "some tests", device: Device = HOST) -> Path:
+    results = ResultFile(path, suite, "flagos", device, resume=False)
     for record in records:
         results.add(record)
     return path
@@ -111,18 +151,56 @@ def _written(path: Path, records: list[Record], suite: str = "some tests") -> Pa
 
 def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     path = _written(tmp_path / "out", [Record("a", "g", Status.PASSED)])
-    resumed = ResultFile(path, "some tests", "flagos", resume=True)
+    resumed = ResultFile(path, "some tests", "flagos", HOST, resume=True)
     resumed.add(Record("b", "g", Status.FAILED, "why"))
     assert [r.name for r in load(path)[1]] == ["a", "b"]
+    with pytest.raises(ValueError, match=r"'device': 'cpu'.*'device': 'cuda'"):
+        ResultFile(path, "some tests", "flagos", Device("cuda"), resume=True)
 
 
 def test_a_header_says_how_to_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["conformance", "jax-tests", "--checkout", "/somewhere/jax", "--stride", "8"])
     monkeypatch.setenv("JAX_NUM_GENERATED_CASES", "3")
-    header = load(_written(tmp_path / "out", []))[0]
+    monkeypatch.setenv("FLAGOS_DEVICE", "cuda")
+    header = load(_written(tmp_path / "out", [], device=Device("cuda", "Product X")))[0]
     assert header["command"] == (
-        "JAX_NUM_GENERATED_CASES=3 python -m tools.conformance jax-tests --checkout jax --stride 8"
+        "FLAGOS_DEVICE=cuda JAX_NUM_GENERATED_CASES=3 python -m tools.conformance jax-tests --checkout jax --stride 8"
     )
+    assert header["device"] == "cuda"
+    assert header["machine"].endswith(", Product X")
+
+
+@pytest.mark.parametrize(("chosen", "kind"), [("cpu", "cpu"), ("simulated", "simulated")])
+def test_the_device_is_what_flagos_computes_on(chosen: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGOS_DEVICE", chosen)
+    assert device.of_platform("flagos").kind == kind
+    assert device.of_tensors("flagos").kind == kind
+    assert device.of_platform("cpu") == device.of_tensors("cpu") == HOST
+
+
+def test_devices_have_tables_of_their_own(tmp_path: Path) -> None:
+    passed, failed = Record("a", "g", Status.PASSED), Record("a", "g", Status.FAILED, "why")
+    files = [_written(tmp_path / "1", [passed]), _written(tmp_path / "2", [failed], device=Device("cuda", "X"))]
+    undated = tmp_path / "3"  # as they were written before there was a device in them
+    header, *rest = files[0].read_text().splitlines()
+    undated.write_text("\n".join([header.replace('"device": "cpu", ', ""), *rest]))
+    written = report.publish([*files, undated], tmp_path / "results")
+    assert [p.name for p in written] == [
+        "some_tests.json",
+        "some_tests.md",
+        "some_tests_cuda.json",
+        "some_tests_cuda.md",
+    ]
+    assert [json.loads(p.read_text())["passed"] for p in written[::2]] == [1, 0]
+    assert len(json.loads(written[0].read_text())["runs"]) == 2
+    assert written[3].read_text().startswith("# some tests on flagos, cuda: 0 of 1")
+    rows = readme.block(tmp_path / "results", "results").splitlines()[2:]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "[some tests](results/some_tests.md)",
+        "[some tests, cuda](results/some_tests_cuda.md)",
+    ]
+    assert report.missing(files[0]) == []
+    assert report.missing(files[1]) == ["a: why"]
 
 
 def test_what_is_published_hides_no_failure_and_joins_parts(tmp_path: Path) -> None:
@@ -187,3 +265,12 @@ def test_tolerance_follows_the_element_type(dtype: str, near: float, far: float)
     assert compare("add", [], [ones + ones.dtype.type(far)], [ones], {})
     assert compare("add", [], [ones[:2]], [ones], {})
     assert compare("add", [], [np.full(3, np.nan, ones.dtype)], [ones], {})
+
+
+@pytest.mark.parametrize(("dtype", "is_rounded"), [("float32", True), ("complex64", True), ("float64", False)])
+def test_products_may_be_rounded_to_tf32_where_they_are_allowed_to(dtype: str, is_rounded: bool) -> None:
+    ones = np.ones(3, np.dtype(dtype))
+    parameters = {"precision": None}
+    assert compare("dot_general", [], [ones * (1 + 1e-3)], [ones], parameters)
+    assert (compare("dot_general", [], [ones * (1 + 1e-3)], [ones], parameters, tensor_float=True) == "") is is_rounded
+    assert compare("dot_general", [], [ones * (1 + 2e-2)], [ones], parameters, tensor_float=True)

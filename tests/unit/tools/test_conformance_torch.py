@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.conformance import models, opinfo, torch_tests
+from flagos_backend import tensor_float
+from tools.conformance import models, opinfo, opinfo_worker, tensors, torch_tests
+from tools.conformance.model_zoo import MODELS, without_dropout
 from tools.conformance.models import Way
 from tools.conformance.opinfo import Case, Direction, Mode
-from tools.conformance.results import Status
+from tools.conformance.results import Status, load
 from tools.conformance.tensors import compare
 
 
@@ -72,6 +74,59 @@ def test_each_operator_has_both_directions_where_it_has_derivatives() -> None:
     assert Case.parse("add int64 forward") == Case("add", "int64", Direction.FORWARD)
 
 
+def test_element_types_of_the_accelerator_are_listed_too() -> None:
+    on_host, there = ({str(case) for case in opinfo.cases(device)} for device in ("cpu", "cuda"))
+    assert on_host < there
+    assert "acos complex32 forward" in there - on_host
+
+
+def test_draws_are_seen() -> None:
+    for function, draws in ((torch.rand_like, True), (torch.dropout, True), (torch.exp, False)):
+        with tensors.Draws() as seen:
+            function(torch.ones(3), *((0.5, True) if function is torch.dropout else ()))
+        assert seen.any is draws
+
+
+def test_nothing_is_rounded_to_tensor_float() -> None:
+    def settings() -> list[object]:
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        return [matmul.allow_tf32, cudnn.allow_tf32, cudnn.conv.fp32_precision == "tf32", tensor_float.is_set()]
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        before = settings()
+        assert before[0]
+        with tensors.exact_products():
+            assert settings() == [False] * 4
+        assert settings() == before
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_results_lie_where_eager_leaves_them() -> None:
+    here, elsewhere = torch.ones(2), torch.ones(2, device="meta")
+    assert opinfo_worker._displaced([here, 1], [here, 1]) == ""
+    assert opinfo_worker._displaced([here, elsewhere], [here, here]) == "result 1 is on meta instead of cpu"
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGOS_DEVICE", "simulated")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.mark.usefixtures("simulated")
+def test_operators_are_compiled_for_an_accelerator(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    chosen = {"samples": 1, "stride": 1, "offset": 0, "resume": False, "timeout": 120.0}
+    results = opinfo.run(Mode.COMPILE, path, only="nn.functional.softsign float32", device="flagos", **chosen)
+    assert {name: record.status for name, record in results.records.items()} == {
+        "nn.functional.softsign float32 forward": Status.PASSED,
+        "nn.functional.softsign float32 backward": Status.PASSED,
+    }
+    assert load(path)[0]["device"] == "simulated"
+
+
 def test_operators_run_through_torch_compile(tmp_path: Path) -> None:
     results = opinfo.run(
         Mode.COMPILE,
@@ -125,3 +180,28 @@ def test_a_model_trains_compiled(tmp_path: Path) -> None:
     assert [(r.name, r.status) for r in results.records.values()] == [
         ("distilbert, compiled on the CPU", Status.PASSED)
     ]
+
+
+def test_a_model_without_dropout_depends_on_no_seed() -> None:
+    pytest.importorskip("transformers", reason="the transformers library is not installed")
+    torch.manual_seed(0)
+    model = MODELS["bert"]
+    module, inputs = model.make().train(), model.inputs()
+    for differs in (True, False):
+        losses = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            losses.append(module(**inputs).loss)
+        assert torch.equal(*losses) is not differs
+        without_dropout(module)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_model_trains_on_an_accelerator(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the transformers library is not installed")
+    results = models.run(tmp_path / "out", only="distilbert", resume=False, timeout=240, device="flagos")
+    assert [(r.name, r.status) for r in results.records.values()] == [
+        ("distilbert, compiled on the accelerator", Status.PASSED)
+    ]
+    with pytest.raises(ValueError, match="cpu does not go with compiled on the accelerator"):
+        models.run(tmp_path / "out", [Way.COMPILED_ACCELERATOR], only="distilbert", resume=False, timeout=240)
