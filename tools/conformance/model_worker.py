@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from flagos_backend.torch import autoload
 from flagos_backend.torch.compile.backend import flagos
 from tools.conformance import tensors
 from tools.conformance.device import FLAGOS
@@ -88,6 +89,8 @@ class _Runner:
         torch._dynamo.reset()
         if way is not Way.COMPILED_CPU:
             self._used = self._device if way is Way.COMPILED_ACCELERATOR else FLAGOS
+            if self._used == FLAGOS:
+                autoload.enable()  # beside another accelerator it is not there by itself
             module, inputs = _moved(module, inputs, self._used)
         call = module if way is Way.EAGER else torch.compile(module, backend=flagos)
         return _train(module, call, inputs, seed)

@@ -1,6 +1,7 @@
 """Worker of the OpInfo suite: runs each case on flagos and on the CPU eagerly, and compares. Started by opinfo.py.
 
-The oracle of random numbers is eager PyTorch too: on the device that draws them, where this is not the CPU.
+The oracle is the CPU's eager PyTorch. Where that of the accelerator that is compiled for does not agree with it, on
+random numbers first of all, which each generator gives otherwise, or where the CPU refuses, it is the accelerator's.
 """
 
 from __future__ import annotations
@@ -80,12 +81,6 @@ class _Trial:
             return self.run(place=lambda value: _widened(_placed(device, value)))
         finally:
             torch.set_default_dtype(default)
-
-    def draws(self) -> bool:
-        """Whether it runs an operator that draws random numbers."""
-        with tensors.Draws() as seen, contextlib.suppress(Exception):  # up to where it fails
-            self.run()
-        return seen.any
 
 
 @dataclass(frozen=True)
@@ -202,30 +197,31 @@ class _Runner:
         return min(outcomes, key=lambda outcome: outcome[0] is not Status.PASSED)
 
     def _sample(self, trial: _Trial) -> tuple[Status, str]:
-        reference = _attempt(lambda: trial.eager(_HOST))
-        if isinstance(reference, _Raised):  # whatever the CPU refuses says nothing
-            return Status.NOT_APPLICABLE, f"eager on the CPU: {reference.text}"[:300]
+        oracle = _Oracle(trial, _attempt(lambda: trial.eager(_HOST)), _HOST)
+        if oracle.has_failed:
+            if self._own != _HOST:
+                oracle = _Oracle(trial, _attempt(lambda: trial.eager(self._own)), self._own)
+            if oracle.has_failed:  # what PyTorch refuses says nothing
+                return Status.NOT_APPLICABLE, f"eager on {oracle.device.type}: {oracle.reference.text}"[:300]
         ours = _attempt(lambda: self._ours(trial))
         if isinstance(ours, _NoGraph):
             return Status.NOT_APPLICABLE, "PyTorch traces no graph of it"
-        oracle = _Oracle(trial, reference, _HOST)
         difference = oracle.difference(ours)
-        if difference and self._own != _HOST and trial.draws():
-            # Another generator gives other numbers: eager on the same device draws the same from the same seed.
-            drawn = _attempt(lambda: trial.eager(self._own))
-            if not isinstance(drawn, _Raised):
-                oracle = _Oracle(trial, drawn, self._own)
-                difference = oracle.difference(ours)
+        if difference and self._own != oracle.device:
+            other = _Oracle(trial, _attempt(lambda: trial.eager(self._own)), self._own)
+            if not other.has_failed and oracle.difference(other.reference):
+                oracle, difference = other, other.difference(ours)
         if self._mode is Mode.DEVICE:
-            return (Status.FAILED, difference) if difference else (Status.PASSED, "")
+            return (Status.FAILED, difference) if difference else (Status.PASSED, oracle.remark)
         eager = _attempt(trial.run) if self._device != _HOST.type else ours
         difference = difference or _displaced(ours, eager)
         if not difference:
-            return Status.PASSED, ""
+            return Status.PASSED, oracle.remark
         peer = _attempt(lambda: trial.run(wrap=_AOT_EAGER))
         theirs = "no graph" if isinstance(peer, _NoGraph) else oracle.difference(peer) or _displaced(peer, eager)
         if theirs:
-            return Status.NOT_APPLICABLE, f"aot_eager{oracle.remark}: {theirs}"[:300]
+            judged = f"aot_eager, {oracle.remark}" if oracle.remark else "aot_eager"
+            return Status.NOT_APPLICABLE, f"{judged}: {theirs}"[:300]
         return Status.FAILED, difference
 
     def _ours(self, trial: _Trial) -> Any:
@@ -255,7 +251,14 @@ class _Oracle:
 
     @property
     def remark(self) -> str:
-        return "" if self.device == _HOST else f", of random numbers that eager draws on {self.device}"
+        """What is particular about a comparison with it."""
+        return (
+            "" if self.device == _HOST else f"judged by eager on {self.device.type}, since the CPU's is other or none"
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        return isinstance(self.reference, _Raised)
 
     def difference(self, results: Any) -> str:
         if isinstance(results, _Raised):
@@ -280,7 +283,10 @@ def _displaced(results: Any, eager: Any) -> str:
 
 
 def _inner_device() -> torch.device:
+    from flagos_backend.torch import autoload
     from flagos_backend.torch.device.runtime import runtime
+
+    autoload.enable()  # beside another accelerator it is not there by itself
 
     return runtime().inner
 

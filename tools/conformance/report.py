@@ -57,7 +57,8 @@ def publish(paths: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def condense(paths: Sequence[Path]) -> dict[str, Any]:
-    """The result files of one suite as one object; of tests that passed, were skipped or do not apply only counts."""
+    """The result files of one suite as one object; of tests that passed, were skipped or do not apply only counts, with
+    what is to be said of those that passed."""
     headers, merged = [], {}
     for path in paths:
         header, records = load(path)
@@ -84,6 +85,7 @@ def condense(paths: Sequence[Path]) -> dict[str, Any]:
         "groups": {group: dict(counts) for group, counts in sorted(groups.items())},
         "not passed": [dataclasses.asdict(r) for r in records if r.counts and r.status is not Status.PASSED],
         "not applicable": dict(not_applicable.most_common()),
+        "remarks": dict(Counter(r.message for r in records if r.status is Status.PASSED and r.message)),
     }
 
 
@@ -97,6 +99,8 @@ def table(kept: dict[str, Any]) -> str:
         f"Beside these: {kept['others']}.",
         "",
     ]
+    for remark, count in kept.get("remarks", {}).items():
+        lines[-1:] = [f"Of what passed, {count} are {remark}.", ""]
     lines += [
         "- {date}: `{command}`, jax {jax}, torch {torch}, Python {python}, {machine}".format(**r) for r in kept["runs"]
     ]

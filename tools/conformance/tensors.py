@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # The next wider type that results are computed in to judge both sides.
@@ -21,16 +20,6 @@ WIDER = {
 # The truth judges only where the reference itself is near to it: where it is not, they computed something else, such as
 # other random numbers. In square roots of a rounding.
 _REASONABLE = 4.0
-
-
-class Draws(TorchDispatchMode):
-    """Sees whether anything inside draws random numbers, which each device's generator gives otherwise."""
-
-    any = False
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.any = self.any or torch.Tag.nondeterministic_seeded in function.tags
-        return function(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -64,6 +64,7 @@ def run_in_workers(
         records.put(None)
 
     running = min(workers, len(names))
+    print(f"{len(names)} tests, worker processes: {running}", file=sys.stderr, flush=True)
     for _ in range(running):
         # A run that is interrupted waits for none of them: without it they have no more to read, and end.
         threading.Thread(target=work, daemon=True).start()

@@ -179,7 +179,7 @@ def test_the_device_is_what_flagos_computes_on(chosen: str, kind: str, monkeypat
 
 
 def test_devices_have_tables_of_their_own(tmp_path: Path) -> None:
-    passed, failed = Record("a", "g", Status.PASSED), Record("a", "g", Status.FAILED, "why")
+    passed, failed = Record("a", "g", Status.PASSED, "judged otherwise"), Record("a", "g", Status.FAILED, "why")
     files = [_written(tmp_path / "1", [passed]), _written(tmp_path / "2", [failed], device=Device("cuda", "X"))]
     undated = tmp_path / "3"  # as they were written before there was a device in them
     header, *rest = files[0].read_text().splitlines()
@@ -193,6 +193,7 @@ def test_devices_have_tables_of_their_own(tmp_path: Path) -> None:
     ]
     assert [json.loads(p.read_text())["passed"] for p in written[::2]] == [1, 0]
     assert len(json.loads(written[0].read_text())["runs"]) == 2
+    assert "\nOf what passed, 1 are judged otherwise.\n" in written[1].read_text()
     assert written[3].read_text().startswith("# some tests on flagos, cuda: 0 of 1")
     rows = readme.block(tmp_path / "results", "results").splitlines()[2:]
     assert [row.split("|")[1].strip() for row in rows] == [

@@ -80,13 +80,6 @@ def test_element_types_of_the_accelerator_are_listed_too() -> None:
     assert "acos complex32 forward" in there - on_host
 
 
-def test_draws_are_seen() -> None:
-    for function, draws in ((torch.rand_like, True), (torch.dropout, True), (torch.exp, False)):
-        with tensors.Draws() as seen:
-            function(torch.ones(3), *((0.5, True) if function is torch.dropout else ()))
-        assert seen.any is draws
-
-
 def test_nothing_is_rounded_to_tensor_float() -> None:
     def settings() -> list[object]:
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -107,6 +100,53 @@ def test_results_lie_where_eager_leaves_them() -> None:
     here, elsewhere = torch.ones(2), torch.ones(2, device="meta")
     assert opinfo_worker._displaced([here, 1], [here, 1]) == ""
     assert opinfo_worker._displaced([here, elsewhere], [here, here]) == "result 1 is on meta instead of cpu"
+
+
+@pytest.mark.parametrize(
+    ("there", "ours", "status", "message"),
+    [
+        (2.0, 2.0, Status.PASSED, "judged by eager on xpu"),  # as if drawn by another generator
+        (2.0, 0.0, Status.PASSED, ""),  # as on the CPU
+        (2.0, 3.0, Status.NOT_APPLICABLE, "aot_eager, judged by eager on xpu"),
+        (0.0, 3.0, Status.FAILED, "sample 0: result 0: "),
+        (None, 3.0, Status.FAILED, "sample 0: result 0: "),
+    ],
+)
+def test_eager_on_the_accelerator_is_the_oracle_where_it_differs_from_the_cpu(
+    there: float | None, ours: float, status: Status, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each side adds a number to what the operator gives on the CPU; None is refused."""
+    on_cpu = opinfo_worker._Trial.eager
+
+    def eager(trial: opinfo_worker._Trial, device: torch.device) -> torch.Tensor:
+        if device.type == "xpu" and there is None:
+            raise NotImplementedError
+        return on_cpu(trial, torch.device("cpu")) + (there if device.type == "xpu" else 0.0)
+
+    monkeypatch.setattr(opinfo_worker._Trial, "eager", eager)
+    monkeypatch.setattr(opinfo_worker._Runner, "_ours", lambda _, trial: trial.run() + ours)
+    runner = opinfo_worker._Runner(Mode.COMPILE, 1, "cpu")
+    runner._own = torch.device("xpu")
+    outcome = runner("nn.functional.softsign float64 forward")
+    assert outcome[0] is status
+    assert outcome[1].startswith(message) if message else outcome[1] == ""
+
+
+@pytest.mark.parametrize(("refuses", "status"), [({"cpu"}, Status.PASSED), ({"cpu", "xpu"}, Status.NOT_APPLICABLE)])
+def test_what_the_cpu_refuses_is_judged_by_the_accelerator(
+    refuses: set[str], status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def eager(trial: opinfo_worker._Trial, device: torch.device) -> torch.Tensor:
+        if device.type in refuses:
+            raise NotImplementedError("no such kernel")
+        return trial.run()
+
+    monkeypatch.setattr(opinfo_worker._Trial, "eager", eager)
+    runner = opinfo_worker._Runner(Mode.COMPILE, 1, "cpu")
+    runner._own = torch.device("xpu")
+    outcome = runner("nn.functional.softsign float64 forward")
+    assert outcome[0] is status
+    assert "eager on xpu" in outcome[1]
 
 
 @pytest.fixture
