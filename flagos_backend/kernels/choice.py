@@ -138,7 +138,8 @@ def _fastest(
     kernels = {name: variant.kernel for name, (_, variant) in entries.items()}
     compiled = frozenset(name for name, (offer, _) in entries.items() if _starts_at_once(offer.implementation))
     warm_ups = {name: variant.warm_up for name, (_, variant) in entries.items() if variant.warm_up}
-    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds, compiled, warm_ups)
+    checked = frozenset(name for name, (offer, _) in entries.items() if offer.implementation.is_checked(instruction))
+    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds, compiled, warm_ups, checked)
     offer, variant = entries[outcome.name]
     return _chosen(offer, variant, [outcome.text, *reasons])
 

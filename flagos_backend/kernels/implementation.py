@@ -44,6 +44,7 @@ class Implementation:
     ``unsupported``: why it cannot compute an instruction on a target, "" when it can; cheap and without a device.
     ``variants``: its kernels, the best guess first; called only where supported. ``library``: the chip maker's library
     computes it. ``tunes_itself``: the first call of a shape measures configurations of its own, for seconds.
+    ``is_checked``: where kernels are measured, what it computes of the random operands must be what the reference does.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Implementation:
     variants: Callable[[Instruction, Target], Sequence[Variant]]
     library: bool = False
     tunes_itself: Callable[[Instruction], bool] = lambda instruction: False
+    is_checked: Callable[[Instruction], bool] = lambda instruction: False
 
     @property
     def identifier(self) -> str:

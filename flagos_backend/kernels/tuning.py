@@ -1,6 +1,7 @@
 """Measures prepared kernels of one instruction on the device it is compiled for, and remembers the fastest.
 
-What was measured is kept in the user's cache folder, keyed by everything that may change the order.
+Kernels that need it are checked as well: what they compute of the random operands must be what the others do. What was
+measured is kept in the user's cache folder, keyed by everything that may change the order.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ logger = logging.getLogger("flagos_backend")
 _VERSIONED = ("torch", "triton", "flag_gems")
 # Runs of one kernel: enough for a stable minimum, cut short by the time there is.
 _MAX_RUNS, _MIN_RUNS = 20, 3
+# The largest difference from another kernel's results, relative to their largest magnitude, that is no defect: f32 may
+# be rounded to TF32, and sums have any order.
+_PRECISION = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-2, torch.complex64: 1e-2}
+_PRECISION_OF_NARROW = 5e-2
 # Arguments larger than this share of the free memory are not made just to measure.
 _MEMORY_SHARE = 0.25
 
@@ -57,11 +62,13 @@ def fastest(
     seconds: float,
     compiled: Collection[str] = (),
     warm_ups: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    checked: Collection[str] = (),
 ) -> Outcome:
     """The fastest of ``kernels`` by name; the first, unmeasured, where there is no device or no time to measure on.
 
     ``compiled`` names those that start at once: they are measured before the time is up. ``warm_ups``: of those that
-    start at once after it; they go on side by side.
+    start at once after it; they go on side by side. Those in ``checked`` are not used if they compute something else
+    than the others.
     """
     first = next(iter(kernels))
     if len(kernels) == 1:
@@ -73,14 +80,18 @@ def fastest(
     times = _read(path)
     if times is None or not times.keys() <= kernels.keys():
         order = sorted(kernels, key=lambda name: name not in compiled)
-        times = _measure(instruction, target, {name: kernels[name] for name in order}, seconds, warm_ups)
+        times = _measure(instruction, target, {name: kernels[name] for name in order}, seconds, warm_ups, checked)
         _write(path, times)
-    if not times:
-        return Outcome(first, f"first of {len(kernels)}: none could be measured")
-    name = min(times, key=lambda each: times[each])
-    others = [f"{other} {taken * 1e3:.4g} ms" for other, taken in times.items() if other != name]
+    measured = {name: taken for name, taken in times.items() if taken is not None}
+    if not measured:
+        right = next((name for name in kernels if name not in times), first)
+        return Outcome(right, f"first of {len(kernels)}: none could be measured")
+    name = min(measured, key=lambda each: measured[each])
+    others = [f"{other} {taken * 1e3:.4g} ms" for other, taken in measured.items() if other != name]
     others += [f"{other} not measured" for other in kernels if other not in times]
-    return Outcome(name, f"measured {times[name] * 1e3:.4g} ms" + (f", against {', '.join(others)}" if others else ""))
+    others += [f"{other}, which computes something else" for other in times if other not in measured]
+    text = f"measured {measured[name] * 1e3:.4g} ms"
+    return Outcome(name, text + (f", against {', '.join(others)}" if others else ""))
 
 
 def _unmeasurable(instruction: Instruction, target: Target, seconds: float) -> str:
@@ -104,29 +115,66 @@ def _measure(
     kernels: Mapping[str, Kernel],
     seconds: float,
     warm_ups: Mapping[str, Callable[[], object]],
-) -> dict[str, float]:
+    checked: Collection[str],
+) -> _Times:
     """Seconds of each kernel that ran, or was compiled, before the time was up; compiling counts, but is not
     interrupted."""
     device = torch.device(target.device_type, torch.get_device_module(target.device_type).current_device())
     arguments = _arguments(instruction, device)
     run = Run(device=device, asynchronous=True)
-    times: dict[str, float] = {}
+    times: _Times = {}
+    trusted = [kernel for name, kernel in kernels.items() if name not in checked]
     progress = _Progress(instruction.name, len(kernels))
     begun = time.perf_counter()
     _begin([*warm_ups.values()], device)
     left = seconds - (time.perf_counter() - begun)
     with undisturbed:
         deadline = time.perf_counter() + left
+        expected = _expected(trusted, run, arguments) if len(trusted) < len(kernels) else None
         for name, kernel in kernels.items():
             if times and name not in warm_ups and time.perf_counter() > deadline:
                 continue
             progress.show(name)
             try:
+                if name in checked and expected is not None and not _agree(kernel(run, *arguments), expected):
+                    logger.warning("%s: %s computes something else than ATen and is not used", instruction.name, name)
+                    times[name] = None
+                    continue
                 times[name] = _time(kernel, run, arguments, device, seconds / len(kernels))
             except Exception as error:  # a kernel that cannot run here is no candidate, whatever it raises
                 logger.debug("%s: %s cannot run: %s", instruction.name, name, error)
     progress.finish()
     return times
+
+
+def _expected(trusted: Sequence[Kernel], run: Run, arguments: Sequence[Value]) -> Value | None:
+    """What the first kernel that can run here computes."""
+    for kernel in trusted:
+        with contextlib.suppress(Exception):  # a kernel that cannot run here, whatever it raises
+            expected: Value = kernel(run, *arguments)
+            return expected
+    return None
+
+
+def _agree(found: Value, expected: Value) -> bool:
+    """Whether results are the same but for roundings."""
+    if not isinstance(expected, torch.Tensor):
+        return len(found) == len(expected) and all(map(_agree, found, expected))
+    if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(found, expected)
+    if expected.dtype not in _PRECISION:
+        found, expected = found.float(), expected.float()
+        precision = _PRECISION_OF_NARROW
+    else:
+        precision = _PRECISION[expected.dtype]
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()) or not torch.equal(expected.isnan(), found.isnan()):
+        return False
+    distance = torch.where(finite, found - expected, 0).abs()
+    scale = torch.where(finite, expected, 0).abs()
+    return not expected.numel() or bool(distance.max() <= precision * scale.max())
 
 
 def _begin(warm_ups: Sequence[Callable[[], object]], device: torch.device) -> None:
@@ -223,18 +271,22 @@ def _cache_path(instruction: Instruction, target: Target, names: tuple[str, ...]
     return folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.json"
 
 
-def _read(path: Path | None) -> dict[str, float] | None:
+# By name of a kernel: seconds, or that it computes something else than it should.
+_Times = dict[str, float | None]
+
+
+def _read(path: Path | None) -> _Times | None:
     if path is None or not path.exists():
         return None
     try:
         found: Any = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    valid = isinstance(found, dict) and all(isinstance(v, float) and 0 < v < 1e6 for v in found.values())
+    valid = isinstance(found, dict) and all(v is None or (isinstance(v, float) and 0 < v < 1e6) for v in found.values())
     return found if valid else None
 
 
-def _write(path: Path | None, times: dict[str, float]) -> None:
+def _write(path: Path | None, times: _Times) -> None:
     """In one step, so that other processes see all or nothing."""
     if path is None or not times:
         return

@@ -174,6 +174,27 @@ def _check_qr(arguments: Sequence[Any], ours: list[np.ndarray], theirs: list[np.
     return problem or _small(q.conj().swapaxes(-1, -2) @ q - identity, 1.0, q.dtype, "q^H q")
 
 
+def _check_lu(arguments: Sequence[Any], ours: list[np.ndarray], theirs: list[np.ndarray]) -> str:
+    """Libraries measure complex pivots by |re| + |im|, or by their absolute values, of which the factors are at most 1
+    or so by at most the square root of 2."""
+    if ours[0].dtype.kind != "c":
+        return next(filter(None, (_difference(a, b, _LOOSE["lu"]) for a, b in zip(ours, theirs, strict=True))), "")
+    matrix = np.asarray(arguments[0])
+    lu, pivots, order = ours
+    rank = min(lu.shape[-2:])
+    lower = np.tril(lu[..., :rank], -1) + np.eye(lu.shape[-2], rank)
+    if np.max(np.abs(np.tril(lu[..., :rank], -1)), initial=0) > 1.5:
+        return "a factor is larger than its pivot"
+    swapped = np.broadcast_to(np.arange(lu.shape[-2]), order.shape).copy()
+    for rows, swaps in zip(swapped.reshape(-1, lu.shape[-2]), pivots.reshape(-1, rank), strict=True):
+        for row, other in enumerate(swaps):
+            rows[[row, other]] = rows[[other, row]]
+    if not np.array_equal(swapped, order):
+        return "the permutation is not that of the pivots"
+    chosen = np.take_along_axis(matrix, order[..., None], -2)
+    return _small(lower @ np.triu(lu[..., :rank, :]) - chosen, float(np.max(np.abs(matrix))), lu.dtype, "l u")
+
+
 def _check_cholesky(arguments: Sequence[Any], ours: list[np.ndarray], theirs: list[np.ndarray]) -> str:
     # The other triangle of input and result holds whatever is left there.
     lower = np.tril(ours[0])
@@ -201,4 +222,5 @@ _DECOMPOSITIONS: dict[str, Callable[[Sequence[Any], list[np.ndarray], list[np.nd
     "cholesky": _check_cholesky,
     "svd": _check_svd,
     "qr": _check_qr,
+    "lu": _check_lu,
 }

@@ -69,8 +69,8 @@ _declared: list[torch.library.Library] = []
 
 def declare_torchvision_operators() -> None:
     """timm imports torchvision, whose operators are built for PyTorch with CUDA: beside another they are missing,
-    and its import fails. No model here calls them."""
-    if not _declared:
+    and its import fails. No model here calls them. Beside PyTorch with CUDA they are there, and stay torchvision's."""
+    if not _declared and not torch.version.cuda:
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):

@@ -1,6 +1,7 @@
 """What FlagGems' kernels must not be given, though its functions would take it: measured, or read in its sources.
 
-Each guard has its test in tests/cpu/flaggems.
+Each guard has its test in tests/cpu/kernels. What no guard knows of is found where kernels are measured: there, results
+that are not ATen's rule a kernel out (kernels/tuning.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType, leaves
+from flagos_backend.kernels.reference.aten import argument_of
 
 E = ElementType
 # Kernels that compute in f32 whatever they are given lose f64's digits, so f64 goes to the few that do not.
@@ -21,6 +23,10 @@ _NEVER = frozenset({E.C64, E.C128, E.U16, E.U32, E.U64})
 _FLOAT_ONLY = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "conv2d"})
 # Operators that draw from torch's generator, or depend on how an argument lies in memory.
 _LEFT_TO_ATEN = frozenset({"topk", "sort", "argsort", "normed_cumsum", "multinomial", "unique_consecutive", "_unique2"})
+# Their last windows begin before the end and end past the padding, which they divide by all the same.
+_POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
+# They read channels of the next group where a group has no power of two of them.
+_GROUP_NORMS = frozenset({"native_group_norm", "native_group_norm_backward"})
 # Functions whose required arguments ATen leaves out.
 _NEEDS_WEIGHT = frozenset({"rms_norm", "_fused_rms_norm"})
 
@@ -40,9 +46,18 @@ def refuses(name: str, instruction: Instruction) -> str:
         return f"FlagGems' {operator} multiplies no integers"
     if operator in _NEEDS_WEIGHT and len(instruction.operands) < 2:
         return f"FlagGems' {operator} needs a weight"
+    if operator in _POOLS and argument_of(instruction, "ceil_mode"):
+        return f"FlagGems' {operator} divides by elements that windows have beyond the padding"
+    if operator in _GROUP_NORMS and _group_is_ragged(instruction):
+        return f"FlagGems' {operator} mixes groups of channels whose number is no power of two"
     if any(shape.num_elements == 0 for shape in shapes):
         return "FlagGems' kernels are not made for arrays without elements"
     return ""
+
+
+def _group_is_ragged(instruction: Instruction) -> bool:
+    channels, groups = (int(argument_of(instruction, name)) for name in ("C", "group"))
+    return groups > 1 and (channels // groups).bit_count() != 1
 
 
 def contiguous(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from flagos_backend.kernels.attention import FORWARD, AttentionCall
 from flagos_backend.kernels.contraction import contraction_of
 from flagos_backend.kernels.flaggems import guards, loading
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
-from flagos_backend.kernels.reference.aten import prepare_operator
+from flagos_backend.kernels.reference.aten import draws, prepare_operator
 from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.convolution import Engine, prepare_with
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
@@ -175,13 +175,27 @@ def _aten_tunes_itself(instruction: Instruction) -> bool:
     return _aten_name(instruction).partition(".")[0] in _TUNED
 
 
+def _aten_is_checked(instruction: Instruction) -> bool:
+    return not draws(instruction)
+
+
 def _always(instruction: Instruction) -> bool:
     return True
 
 
 _FLAGOS = Provider.FLAGOS
 IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
-    ("aten::*", Implementation("aten", _FLAGOS, _aten_unsupported, _aten_variants, tunes_itself=_aten_tunes_itself)),
+    (
+        "aten::*",
+        Implementation(
+            "aten",
+            _FLAGOS,
+            _aten_unsupported,
+            _aten_variants,
+            tunes_itself=_aten_tunes_itself,
+            is_checked=_aten_is_checked,
+        ),
+    ),
     (str(Opcode.DOT), Implementation("dot", _FLAGOS, _dot_unsupported, _dot_variants, tunes_itself=_always)),
     (
         str(Opcode.CONVOLUTION),

@@ -105,6 +105,17 @@ def prepare_into(instruction: Instruction) -> Kernel | None:
     return run
 
 
+def argument_of(instruction: Instruction, name: str) -> Any:
+    """An argument of an ``aten::`` call as its config has it, that of the schema where the call leaves it out; None
+    where the operator has none of the name."""
+    return _argument(instruction, read_config(instruction, _CONFIG), name)
+
+
+def draws(instruction: Instruction) -> bool:
+    """Whether an ``aten::`` call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in _operator(instruction).tags
+
+
 def drops_out(instruction: Instruction) -> bool:
     """Whether an ``aten::`` call leaves out some of its numbers at random, beside what it computes."""
     return _dropout(instruction, read_config(instruction, _CONFIG)) not in (None, 0, {"float": "0.0"})
@@ -112,11 +123,16 @@ def drops_out(instruction: Instruction) -> bool:
 
 def _dropout(instruction: Instruction, config: Config) -> Any:
     """What the call says of the share to leave out; None for an operator that leaves nothing out ever."""
-    names = [argument.name for argument in _operator(instruction)._schema.arguments]
-    if _DROPOUT not in names:
-        return None
-    number = names.index(_DROPOUT)
-    return config["arguments"][number] if number < len(config["arguments"]) else config["keywords"].get(_DROPOUT, 0)
+    return _argument(instruction, config, _DROPOUT)
+
+
+def _argument(instruction: Instruction, config: Config, name: str) -> Any:
+    arguments = _operator(instruction)._schema.arguments
+    for number, argument in enumerate(arguments):
+        if argument.name == name:
+            given = config["arguments"][number : number + 1] or [config["keywords"].get(name, argument.default_value)]
+            return given[0]
+    return None
 
 
 def _prepare(instruction: Instruction, config: Config, operator: Callable[..., Any]) -> Kernel:

@@ -94,14 +94,18 @@ def host() -> Site:
 
 
 def find(device: torch.device) -> Site | None:
-    """Where programs on tensors of ``device`` run; None if the backend reaches no such memory. Raises
-    BackendUnavailable."""
+    """Where programs on tensors of ``device`` run, without a number that of PyTorch's current one; None if the backend
+    reaches no such memory. Raises BackendUnavailable."""
     with _lock:
         if device.type == HOST:
             return _host()
         if device.type == FLAGOS:
             return _of_flagos()
-        return next((site for site in _all() if site.torch_device == device), None)
+        alike = [site for site in _all() if site.torch_device.type == device.type]
+        if not alike:
+            return None
+        index = torch.get_device_module(device).current_device() if device.index is None else device.index
+        return next((site for site in alike if site.torch_device.index == index), None)
 
 
 def site_of(devices: Iterable[torch.device]) -> Site:

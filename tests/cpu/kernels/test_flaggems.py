@@ -175,6 +175,12 @@ def test_products(flag_gems, draw):
 def test_normalizations(flag_gems, draw):
     check(*aten_call("native_layer_norm", draw(5, 24), [24], draw(24), draw(24), 1e-5))
     check(*aten_call("native_group_norm", draw(2, 6, 5), draw(6), draw(6), 2, 6, 5, 3, 1e-5))
+    check(*aten_call("native_group_norm", draw(2, 6, 5), draw(6), draw(6), 2, 6, 5, 1, 1e-5))
+
+
+def test_pools(flag_gems, draw):
+    check(*aten_call("avg_pool2d", draw(1, 2, 8, 9), [3, 2], [2, 1], [1, 0]))
+    check(*aten_call("avg_pool2d", draw(1, 2, 8, 9), [3, 2], [2, 1], [1, 0], False, False))
 
 
 def test_indexing(flag_gems, draw, index):
@@ -245,6 +251,14 @@ def test_refuses_what_it_would_compute_wrongly(flag_gems, draw, index):
         "multiplies no integers": [aten_call("mm", index(5, 3, 4), index(5, 4, 2))[0], dot(E.S32)],
         "no c64": [aten_call("exp", draw(4).to(torch.complex64))[0]],
         "no u16": [aten_call("eq.Tensor", *[draw(4).abs().to(torch.uint16)] * 2)[0]],
+        "mixes groups": [
+            aten_call("native_group_norm", draw(2, 6, 5), draw(6), draw(6), 2, 6, 5, 2, 1e-5)[0],
+            aten_call(
+                *("native_group_norm_backward", draw(2, 6, 5), draw(2, 6, 5), draw(2, 2), draw(2, 2), draw(6)),
+                *(2, 6, 5, 2, [True, True, True]),
+            )[0],
+        ],
+        "beyond the padding": [aten_call("avg_pool2d", draw(1, 2, 1, 9), [1, 7], [1, 3], [0, 3], True)[0]],
         "without elements": [aten_call("exp", draw(0, 4))[0], dot(E.F32, dims=((3, 0), (0, 2)))],
         "keep the type": [dot(E.BF16, E.F32)],
         "FlagGems has no": [aten_call("_fft_r2c", draw(8), [0], 0, True)[0]],

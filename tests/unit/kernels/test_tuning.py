@@ -92,6 +92,59 @@ def test_the_fastest_is_chosen_and_remembered(chip, tmp_path):
     assert json.loads(file.read_text()).keys() == {"slow", "quick"}
 
 
+def test_a_kernel_that_computes_something_else_is_not_used(chip, caplog):
+    """What it should compute, the first kernel that is not checked and that can run says."""
+    right = torch.tensor([1.0, torch.inf, torch.nan, -2.0])
+    calls = []
+
+    def make(name, result, seconds):
+        def kernel(run, *operands):
+            calls.append(name)
+            Clock.now += seconds
+            if result is None:
+                raise RuntimeError("cannot run")
+            return result
+
+        return kernel
+
+    offered = {
+        "wrong": make("wrong", torch.tensor([1.1, torch.inf, torch.nan, -2.0]), 0.001),
+        "rounded": make("rounded", torch.tensor([1.001, torch.inf, torch.nan, -2.0]), 0.002),
+        "broken": make("broken", None, 0.0),
+        "trusted": make("trusted", right, 0.003),
+    }
+    checked = ("wrong", "rounded")
+    for _ in range(2):  # measured, then remembered
+        outcome = tuning.fastest(dot(), CHIP, offered, 0.01, checked=checked)
+        assert outcome.name == "rounded"
+        assert "wrong, which computes something else" in outcome.text
+        assert "broken not measured" in outcome.text
+        offered["trusted"] = make("trusted", None, 0.0)
+    assert calls.count("wrong") == 1
+    assert "wrong computes something else than ATen" in caplog.text
+    assert tuning.fastest(dot(5), CHIP, {**offered, "trusted": make("trusted", right, 0.003)}, 0.01).name == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("found", "agrees"),
+    [
+        (torch.zeros(3, dtype=torch.float16), False),
+        (torch.ones(3), False),
+        (torch.ones(3, dtype=torch.float16) * 1.01, True),
+        (torch.ones(4, dtype=torch.float16), False),
+        (torch.full((3,), torch.nan, dtype=torch.float16), False),
+        (torch.full((3,), torch.inf, dtype=torch.float16), False),
+        ((torch.ones(3, dtype=torch.float16),), False),
+    ],
+)
+def test_what_agrees(found, agrees):
+    ones = torch.ones(3, dtype=torch.float16)
+    assert tuning._agree(found, ones) is agrees
+    assert tuning._agree((ones, torch.tensor([2])), (ones, torch.tensor([2])))
+    assert not tuning._agree((ones, torch.tensor([1])), (ones, torch.tensor([2])))
+    assert tuning._agree(torch.empty(0), torch.empty(0))
+
+
 def test_one_thread_measures_at_a_time(chip):
     """What another one has the device do would be in its times."""
     inside, most = [], []

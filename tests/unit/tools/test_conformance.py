@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -275,3 +276,23 @@ def test_products_may_be_rounded_to_tf32_where_they_are_allowed_to(dtype: str, i
     assert compare("dot_general", [], [ones * (1 + 1e-3)], [ones], parameters)
     assert (compare("dot_general", [], [ones * (1 + 1e-3)], [ones], parameters, tensor_float=True) == "") is is_rounded
     assert compare("dot_general", [], [ones * (1 + 2e-2)], [ones], parameters, tensor_float=True)
+
+
+def test_factors_of_complex_matrices_are_held_to_what_they_satisfy(rng: np.random.Generator) -> None:
+    """Without an exchange of rows, with the one of the host's library, and with a wrong one."""
+    a = (rng.standard_normal((2, 5, 4)) + 1j * rng.standard_normal((2, 5, 4))).astype(np.complex64)
+    theirs = list(map(np.asarray, jax.lax.linalg.lu(a)))
+    assert compare("lu", [a], theirs, theirs, {}) == ""
+    other = [x[..., ::-1, :].copy() for x in theirs[:1]] + theirs[1:]
+    assert compare("lu", [a], other, theirs, {})
+    assert "permutation" in compare("lu", [a], [*theirs[:2], theirs[2][..., ::-1]], theirs, {})
+    tall = (a * 0 + np.arange(1, 6)[:, None] * (np.arange(4) + 1) ** 2 + np.eye(5, 4)).astype(np.complex64)
+    rows = [np.broadcast_to(np.arange(n, dtype=np.int32), (2, n)) for n in (4, 5)]
+    unpivoted = [tall.copy(), *rows]
+    for k in range(4):
+        unpivoted[0][:, k + 1 :, k] /= unpivoted[0][:, k, None, k]
+        unpivoted[0][:, k + 1 :, k + 1 :] -= unpivoted[0][:, k + 1 :, k, None] * unpivoted[0][:, k, None, k + 1 :]
+    found = compare("lu", [tall], unpivoted, list(map(np.asarray, jax.lax.linalg.lu(tall))), {})
+    assert found == "a factor is larger than its pivot"
+    real = [np.ascontiguousarray(x.real) if x.dtype.kind == "c" else x for x in theirs]
+    assert compare("lu", [a.real], [real[0] * 1.01, *real[1:]], real, {})
