@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from flagos_backend.ir.attributes import TupleIndexAttributes, WhileAttributes
+from flagos_backend.ir.attributes import DimensionsAttributes, TupleIndexAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import TupleShape
+from flagos_backend.ir.types import TupleShape, leaves
 from flagos_backend.passes import simplify_arithmetic, simplify_indices, simplify_movement, simplify_sums
-from flagos_backend.passes.rewrite import Emitter, Rule, apply_rule
+from flagos_backend.passes.rewrite import Emitter, Rule, apply_rule, array_shape
 
 
 def simplify(module: Module) -> Module:
@@ -45,11 +45,25 @@ def _while(instruction: Instruction, _: Emitter) -> Instruction | None:
     return instruction.operands[0] if instruction.attributes_as(WhileAttributes).trip_count == 0 else None
 
 
+def _reduce(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    """A fold of no elements is what it begins with: no kernel has to tell where it may not read."""
+    operands = instruction.operands
+    if all(array_shape(operands[0]).dims):
+        return simplify_sums.RULES[Opcode.REDUCE](instruction, emitter)
+    parts = [
+        emitter.emit(Opcode.BROADCAST, shape, (initial,), DimensionsAttributes(()), like=instruction)
+        for shape, initial in zip(leaves(instruction.shape), operands[len(operands) // 2 :], strict=True)
+    ]
+    if not isinstance(instruction.shape, TupleShape):
+        return parts[0]
+    return emitter.emit(Opcode.TUPLE, instruction.shape, parts, like=instruction)
+
+
 _RULES: dict[Opcode, Rule] = {
     **simplify_movement.RULES,
     **simplify_arithmetic.RULES,
     **simplify_indices.RULES,
-    **simplify_sums.RULES,
+    Opcode.REDUCE: _reduce,
     Opcode.GET_TUPLE_ELEMENT: _get_tuple_element,
     Opcode.TUPLE: _tuple,
     Opcode.WHILE: _while,

@@ -104,6 +104,23 @@ def test_operators_read_and_leave_arrays_as_they_lie(made: list[Executable]) -> 
     assert explanation.count("[triton ") == 2, explanation
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_sums_over_nothing_read_nothing(dtype: torch.dtype, made: list[Executable]) -> None:
+    """The gradients of an empty batch, its statistics included: arrays without elements have no memory, not even for
+    what is broadcast."""
+    norm = torch.ops.aten.native_group_norm
+    compiled = torch.compile(lambda x, *affine: norm(x, *affine, 0, 2, 1, 1, 1e-5), backend=flagos)
+    for _ in range(RUNS):
+        arguments = [torch.randn(shape, dtype=dtype).to(FLAGOS).requires_grad_() for shape in ((0, 2), (2,), (2,))]
+        results = compiled(*arguments)
+        gradients = torch.autograd.grad(results, arguments, [torch.ones_like(result) for result in results])
+        for gradient, argument in zip(gradients, arguments, strict=True):
+            torch.testing.assert_close(gradient.cpu(), torch.zeros(argument.shape, dtype=dtype))
+    # What is left of the sums has no elements itself.
+    sums = [line for line in made[-1].artifact(Artifact.EXPLANATION).decode().splitlines() if " reduce(" in line]
+    assert all("[0," in line.partition(" reduce(")[0] for line in sums), sums
+
+
 def test_norms_and_activations_are_taken_apart_there_only() -> None:
     def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return functional.silu(functional.gelu(functional.layer_norm(x, (6,), weight, bias)).log_softmax(-1))

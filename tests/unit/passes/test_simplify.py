@@ -162,3 +162,42 @@ def test_nothing_to_do_gives_the_same_module():
     text = "HloModule m\nENTRY e {\n x = f32[2] parameter(0)\n ROOT y = f32[2] sine(x)\n}"
     module = import_module(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
     assert simplify(module) is module
+
+
+@pytest.mark.parametrize("dims", ["{0}", "{1}", "{0,1}"])
+def test_a_fold_of_nothing_is_what_it_begins_with(dims):
+    rest = {"{0}": "3", "{1}": "0", "{0,1}": ""}[dims]
+    text = f"""HloModule m
+least {{
+  a = f32[] parameter(0)
+  i = s32[] parameter(1)
+  b = f32[] parameter(2)
+  j = s32[] parameter(3)
+  first = pred[] compare(a, b), direction=LT
+  c = f32[] select(first, a, b)
+  k = s32[] select(first, i, j)
+  ROOT r = (f32[], s32[]) tuple(c, k)
+}}
+sum {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT r = f32[] add(a, b)
+}}
+ENTRY e {{
+  x = f32[0,3] parameter(0)
+  n = s32[0,3] parameter(1)
+  y = f32[] parameter(2)
+  m = s32[] parameter(3)
+  two = (f32[{rest}], s32[{rest}]) reduce(x, n, y, m), dimensions={dims}, to_apply=least
+  one = f32[{rest}] reduce(x, y), dimensions={dims}, to_apply=sum
+  ROOT r = ((f32[{rest}], s32[{rest}]), f32[{rest}]) tuple(two, one)
+}}"""
+    module = simplify(import_module(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()))
+    verify(module)
+    two, one = module.entry.root.operands
+    texts = [print_instruction(part).split(" = ", 1)[1] for part in (*two.operands, one)]
+    if rest:
+        y, m = f"f32[{rest}] broadcast(%y), dimensions={{}}", f"s32[{rest}] broadcast(%m), dimensions={{}}"
+    else:
+        y, m = "f32[] parameter(), number=2", "s32[] parameter(), number=3"
+    assert texts == [y, m, y]
