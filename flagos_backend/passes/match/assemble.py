@@ -63,6 +63,7 @@ class Matched:
     masks: tuple[tuple[Term, bool], ...]
     letters: dict[int, str]
     output: Contraction
+    zeroes_rows: bool  # of which no key is seen
 
     @property
     def is_only_backward(self) -> bool:
@@ -100,8 +101,9 @@ def assemble(candidate: Candidate) -> Matched:
     letters.update(zip(batch, _BATCH_LETTERS, strict=False))
     letters.update(zip(groups, _GROUP_LETTERS, strict=False))
     band, masks, fill = _hidden(of, position)
-    if of.zeroes_weights and masks:
-        raise NearMissError("hidden weights are set to zero, also those of a row that sees no key")
+    zeroes_rows = of.zeroes_weights and bool(masks)
+    if zeroes_rows:
+        fill = _fill_of_zero_rows(of, fill)
     band, biases = _bias_bands(of, position, band, masks)
     cap = None if of.logits.cap is None else abs(of.logits.cap)
     if not math.isfinite(of.logits.slope) or (cap is not None and not math.isfinite(cap)):
@@ -120,7 +122,22 @@ def assemble(candidate: Candidate) -> Matched:
         tensor_float=all(_may_round(dot) for dot in (of.dot, output.dot)),
     )
     operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
-    return Matched(of, attention, *operands, biases, _sink(of, batch + groups), masks, letters, output)
+    return Matched(of, attention, *operands, biases, _sink(of, batch + groups), masks, letters, output, zeroes_rows)
+
+
+def _fill_of_zero_rows(of: Candidate, fill: float) -> float:
+    """What hides where a row that sees no key has weights of zero, as jax.nn.softmax with ``where`` gives it: the calls
+    have no such weights, so that calls.py sets the row to zero."""
+    assert of.logits is not None
+    if of.keeps_weights:
+        raise NearMissError("hidden weights are set to zero in one place and not in another")
+    if of.logits.sink is not None:
+        raise NearMissError("hidden weights are set to zero beside a sink")
+    if fill > _highest_fill(of):
+        raise NearMissError(f"hidden weights are set to zero, though hidden logits are {fill:g} and count in the sum")
+    if math.isfinite(fill) and any(_may_hide(of, term) for term in of.logits.biases):
+        raise NearMissError("hidden weights are set to zero, and a bias may hide as much as the mask")
+    return -math.inf
 
 
 def _sink(of: Candidate, heads: list[int]) -> Term | None:

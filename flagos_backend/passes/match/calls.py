@@ -8,14 +8,17 @@ from dataclasses import replace
 from flagos_backend.ir.attributes import (
     NONE,
     Attributes,
+    CompareAttributes,
     ConstantAttributes,
     CustomCallAttributes,
+    DimensionAttributes,
     DimensionsAttributes,
+    ParameterAttributes,
     TupleIndexAttributes,
 )
 from flagos_backend.ir.constants import scalar_bytes
-from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
 from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.passes.match.assemble import Matched, MatchedGradients, Result
@@ -44,6 +47,8 @@ class CallBuilder:
         shape = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
         call = AttentionCall(attention, statistics=False)
         made = self._call(FORWARD, shape, [o.instruction for o in operands], call.config())
+        if self._matched.zeroes_rows:
+            made = self._zeroed(made, self._result_dims, operands, self._rows_that_see(attention, operands))
         return attention, {self._result: self._shaped(made, self._result)}
 
     def forward_and_backward(self, gradients: MatchedGradients) -> tuple[Attention, Replacements]:
@@ -59,9 +64,17 @@ class CallBuilder:
         of_output = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
         both = TupleShape((of_output, statistics))
         call = self._call(FORWARD, both, inputs, AttentionCall(attention, statistics=True).config())
-        output = self._element(call, 0)
+        output, of_rows = self._element(call, 0), self._element(call, 1)
         upstream = Operand(gradients.output_gradient, matched.dims(gradients.output_gradient_labels))
         upstream = self._split(upstream)
+        if matched.zeroes_rows:  # the call's own output and statistics of such a row are NaN
+            seeing = self._rows_that_see(attention, operands)
+            rows = attention.outer_batch + attention.heads_of_query + ("t" if "t" in attention.query else "")
+            output = self._zeroed(output, self._result_dims, operands, seeing)
+            of_rows = self._zeroed(of_rows, rows, operands, seeing)
+            upstream = replace(
+                upstream, instruction=self._zeroed(upstream.instruction, upstream.dims, operands, seeing)
+            )
         names: list[str] = [name for name in ("query", "key", "value") if name in gradients.wanted]
         results = [gradients.wanted[name] for name in names]
         dims = {name: matched.dims(gradients.wanted[name].labels) for name in names}
@@ -74,7 +87,7 @@ class CallBuilder:
         backward = AttentionBackwardCall(
             attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value", "sink"))
         )
-        arguments = [*inputs[:3], output, self._element(call, 1), upstream.instruction, *inputs[3:]]
+        arguments = [*inputs[:3], output, of_rows, upstream.instruction, *inputs[3:]]
         shape = TupleShape(
             tuple(
                 ArrayShape(element_type_of(result.instruction), _sizes(operands, dims[name]))
@@ -144,11 +157,8 @@ class CallBuilder:
         if element not in (ElementType.F32, ElementType.F64):
             element = ElementType.F32
             array = self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
-        number = ConstantAttributes(scalar_bytes(bias.factor, element))
-        factor = self._emit(Opcode.CONSTANT, ArrayShape(element, ()), (), number)
         shape = ArrayShape(element, dims_of(array))
-        factors = self._emit(Opcode.BROADCAST, shape, (factor,), DimensionsAttributes(()))
-        return Term(self._emit(Opcode.MULTIPLY, shape, (array, factors)), bias.labels)
+        return Term(self._emit(Opcode.MULTIPLY, shape, (array, self._filled(shape, bias.factor))), bias.labels)
 
     def _combined(self, opcode: Opcode, terms: Sequence[Term]) -> Operand:
         """One array for all ``terms``: over the union of their dimensions."""
@@ -202,14 +212,75 @@ class CallBuilder:
         """``made`` with the dimensions of what it replaces."""
         return made if made.shape == replaced.shape else self._emit(Opcode.RESHAPE, replaced.shape, (made,))
 
+    # ---- rows that see no key ----
+
+    def _rows_that_see(self, attention: Attention, operands: Sequence[Operand]) -> Operand:
+        """For which rows mask and band leave a key."""
+        visible = operands[3 if attention.bias is None else 4]
+        bounds = (
+            (Comparison.LE, attention.upper),
+            (Comparison.GE, None if attention.lower is None else -attention.lower),
+        )
+        if any(bound is not None for _, bound in bounds):
+            letters = "".join(dict.fromkeys(visible.dims.replace("1", "") + "ts"))
+            shape = ArrayShape(ElementType.PRED, _sizes(operands, letters))
+            positions = replace(shape, element_type=ElementType.S32)
+            key, query = (
+                self._emit(Opcode.IOTA, positions, (), DimensionAttributes(letters.index(letter))) for letter in "st"
+            )
+            ahead = self._emit(Opcode.SUBTRACT, positions, (key, query))
+            both = self._broadcast(visible, letters, shape)
+            for direction, bound in bounds:
+                if bound is not None:
+                    sides = (ahead, self._filled(positions, bound))
+                    inside = self._emit(Opcode.COMPARE, shape, sides, CompareAttributes(direction))
+                    both = self._emit(Opcode.AND, shape, (both, inside))
+            visible = Operand(both, letters)
+        return self._any(visible, "s") if "s" in visible.dims else visible
+
+    def _any(self, operand: Operand, letter: str) -> Operand:
+        """Whether anything along the dimension ``letter`` is true."""
+        one, place = ArrayShape(ElementType.PRED), operand.dims.index(letter)
+        pair = tuple(Instruction(Opcode.PARAMETER, one, (), ParameterAttributes(n), name=f"{n}") for n in range(2))
+        either = Instruction(Opcode.OR, one, pair, name="either")
+        dims = operand.dims.replace(letter, "")
+        sizes = tuple(size for d, size in enumerate(dims_of(operand.instruction)) if d != place)
+        found = self._emit(
+            Opcode.REDUCE,
+            ArrayShape(ElementType.PRED, sizes),
+            (operand.instruction, self._filled(one, False)),
+            DimensionsAttributes((place,)),
+            (Computation("either", (*pair, either), either),),
+        )
+        return Operand(found, dims)
+
+    def _zeroed(self, array: Instruction, letters: str, operands: Sequence[Operand], seeing: Operand) -> Instruction:
+        """``array``, whose dimensions are ``letters`` or some of them merged, zero in rows that see no key."""
+        letters, sizes = letters.replace("1", ""), dims_of(array)
+        found = self._broadcast(seeing, letters, ArrayShape(ElementType.PRED, _sizes(operands, letters)))
+        if dims_of(found) != sizes:
+            found = self._emit(Opcode.RESHAPE, ArrayShape(ElementType.PRED, sizes), (found,))
+        zeros = self._filled(ArrayShape(element_type_of(array), sizes), 0.0)
+        return self._emit(Opcode.SELECT, array.shape, (found, array, zeros))
+
     # ---- instructions ----
 
+    def _filled(self, shape: ArrayShape, value: float) -> Instruction:
+        number = ConstantAttributes(scalar_bytes(value, shape.element_type))
+        scalar = self._emit(Opcode.CONSTANT, ArrayShape(shape.element_type), (), number)
+        return self._emit(Opcode.BROADCAST, shape, (scalar,), DimensionsAttributes(())) if shape.dims else scalar
+
     def _emit(
-        self, opcode: Opcode, shape: Shape, operands: Iterable[Instruction], attributes: Attributes = NONE
+        self,
+        opcode: Opcode,
+        shape: Shape,
+        operands: Iterable[Instruction],
+        attributes: Attributes = NONE,
+        called: tuple[Computation, ...] = (),
     ) -> Instruction:
         number = len(self._new)
         name = f"attention.{self._like.name}" + (f".{number}" if number else "")
-        instruction = Instruction(opcode, shape, tuple(operands), attributes, (), name, self._like.metadata)
+        instruction = Instruction(opcode, shape, tuple(operands), attributes, called, name, self._like.metadata)
         self._new.append(instruction)
         return instruction
 

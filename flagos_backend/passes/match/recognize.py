@@ -177,12 +177,12 @@ class Recognizer:
         return RowMaximum(of, labels, symbol)
 
     @staticmethod
-    def _row_sum(symbol: Polynomial, labels: Labels, axes: list[int | None]) -> Polynomial | None:
+    def _row_sum(symbol: Polynomial, labels: Labels, axes: list[int | None]) -> Symbol | None:
         if not axes:
-            return polynomial(symbol.of, labels, dict(symbol.terms))
+            return with_labels(symbol, labels)
         if axes != [symbol.of.row]:
             return None
-        if symbol.zeroed:
+        if symbol.zeroed or symbol.partly:
             symbol.of.zeroes_weights = True
         terms: dict[Powers, float] = {}
         for powers, coefficient in symbol.terms:
@@ -191,7 +191,7 @@ class Recognizer:
             # sum of e is l; sum of g·e is l·r
             row = Powers(0, powers.row_sum + 1, 0, powers.row_dot + powers.gradient)
             terms[row] = terms.get(row, 0.0) + coefficient
-        return polynomial(symbol.of, labels, terms)
+        return polynomial(symbol.of, labels, terms, finite=symbol.finite)
 
     def dot(self, instruction: Instruction) -> Symbol | None:
         for side, operand in enumerate(instruction.operands):
@@ -232,15 +232,23 @@ class Recognizer:
     def _role(symbol: Polynomial, summed: frozenset[int]) -> str | None:
         of = symbol.of
         over_keys = summed == {of.axis}
-        if symbol.coefficient() == 1.0:
-            of.zeroes_weights = of.zeroes_weights or bool(symbol.zeroed)
-            return "output" if over_keys else "value"
+        hides = frozenset(of.logits.hides if of.logits else ())
         scale = symbol.gradient_scale()
-        if scale is None or of.logits is None or abs(scale - of.logits.slope) > 1e-6 * abs(of.logits.slope):
+        if symbol.coefficient() == 1.0:
+            name = "output" if over_keys else "value"
+            of.zeroes_weights |= bool(symbol.zeroed | symbol.partly)
+        elif (
+            scale is not None
+            and of.logits is not None
+            and abs(scale - of.logits.slope) <= 1e-6 * abs(of.logits.slope)
+            and symbol.zeroed | symbol.partly == hides
+        ):
+            name = "query" if over_keys else "key"
+            of.zeroes_weights |= bool(symbol.partly)
+        else:
             return None
-        if symbol.zeroed != frozenset(of.logits.hides):
-            return None
-        return "query" if over_keys else "key"
+        of.keeps_weights |= symbol.zeroed != hides
+        return name
 
     def _start_candidate(self, dot: Instruction) -> Logits | None:
         a = dot.attributes_as(DotAttributes)
@@ -325,7 +333,7 @@ class Recognizer:
             return multiplied(left, right)
         for symbol in (a, b):
             if isinstance(symbol, Polynomial) and symbol.is_zero:
-                return symbol
+                return _zero_times(symbol)
         for operand, other in _both_ways(instruction):
             symbol, scalar = self._symbols.get(operand), scalar_of(other)
             if isinstance(symbol, Polynomial):
@@ -339,12 +347,12 @@ class Recognizer:
         a, b = self._symbols.get(above), self._symbols.get(below)
         scalar = scalar_of(below)
         if isinstance(a, Polynomial) and a.is_zero:
-            return a
+            return _zero_times(a)
         if isinstance(a, Polynomial) and scalar:
             return scaled(a, 1.0 / scalar)
         if isinstance(a, Logits) and scalar:
             return scaled_logits(a, 1.0 / scalar)
-        if not isinstance(b, Polynomial) or len(b.terms) != 1:
+        if not isinstance(b, Polynomial) or len(b.terms) != 1 or b.zeroed or b.partly:
             return None
         powers, coefficient = b.terms[0]
         inverse = polynomial(b.of, b.labels, {powers.inverse(): 1.0 / coefficient})
@@ -375,7 +383,9 @@ class Recognizer:
         hide = _hide_of(symbol.of, term, visible)
         if hide is None:
             return None
-        return Polynomial(symbol.of, symbol.labels, symbol.terms, symbol.zeroed | {hide})
+        zeroed = symbol.zeroed | {hide}
+        finite = symbol.finite or (symbol.of.logits is not None and zeroed == frozenset(symbol.of.logits.hides))
+        return replace(symbol, zeroed=zeroed, partly=symbol.partly - zeroed, finite=finite)
 
     def _symbol_of_same(self, symbol: Symbol, other: Instruction) -> Symbol | None:
         found = self._symbols.get(other)
@@ -397,11 +407,11 @@ class Recognizer:
         term = unpadded(of, Term(*peel(other, symbol.labels, exact=False)))
         if of.row != of.axis and of.row in term.labels:
             return None
-        term = _without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
+        term, zeroed = _without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
         if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
             return None
         of.product_gradient = term
-        return polynomial(of, symbol.labels, {Powers(gradient=1): 1.0})
+        return replace(polynomial(of, symbol.labels, {Powers(gradient=1): 1.0}, finite=True), zeroed=zeroed)
 
     def _with_gradient(self, symbol: Polynomial, other: Instruction) -> Polynomial | None:
         gradient = self._gradient(symbol, other)
@@ -413,18 +423,25 @@ def _hide_of(of: Candidate, term: Term, visible: bool) -> Hide | None:
     return next((hide for hide in hides if hide.predicate == term and hide.visible is visible), None)
 
 
-def _without_zeroes(of: Candidate, term: Term) -> Term:
-    """The gradient of weights that were set to zero where a key is hidden, before it was set to zero there too."""
+def _zero_times(zero: Polynomial) -> Polynomial:
+    """The product of nothing and of something that may be infinite in rows that see no key."""
+    return replace(zero, zeroed=frozenset(), finite=False)
+
+
+def _without_zeroes(of: Candidate, term: Term) -> tuple[Term, frozenset[Hide]]:
+    """The gradient of weights that were set to zero where a key is hidden, before it was set to zero there too; and
+    where it was."""
     if term.instruction.opcode is not Opcode.SELECT:
-        return term
+        return term, frozenset()
     predicate, on_true, on_false = term.instruction.operands
     for kept, other, visible in ((on_true, on_false, True), (on_false, on_true, False)):
         if scalar_of(other) == 0 and dims_of(predicate) == dims_of(kept):
             hide = _hide_of(of, Term(*peel(predicate, term.labels, exact=True, broadcasts=True)), visible)
             if hide is not None:
                 of.zeroes_weights = True
-                return _without_zeroes(of, Term(*peel(kept, term.labels, exact=False)))
-    return term
+                source, zeroed = _without_zeroes(of, Term(*peel(kept, term.labels, exact=False)))
+                return source, zeroed | {hide}
+    return term, frozenset()
 
 
 def folded_with(instruction: Instruction) -> Opcode | None:

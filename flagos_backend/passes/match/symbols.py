@@ -69,6 +69,7 @@ class Candidate:
     gradients: dict[str, Contraction] = field(default_factory=dict)
     sink_gradient: Term | None = None  # of each row's sink
     zeroes_weights: bool = False  # weights of hidden keys are set to zero, also those of a row that sees no key
+    keeps_weights: bool = False  # of some product they are not, or only those of a row that sees a key
     members: dict[Instruction, None] = field(default_factory=dict)  # instructions that only this attention needs
 
     @property
@@ -139,12 +140,17 @@ class Powers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
-    """Coefficients of monomials, none zero. ``zeroed``: the hides in whose hidden places it was set to zero."""
+    """Coefficients of monomials, none zero. What it is at hidden keys counts in rows that see no key, as e is zero
+    there in all others. ``zeroed``: the hides at whose hidden keys it is zero, whatever the row sees. ``partly``: those
+    at whose hidden keys the same monomials have other coefficients. ``finite``: no infinity and no NaN, whatever the
+    row sees."""
 
     of: Candidate
     labels: Labels
     terms: tuple[tuple[Powers, float], ...]
     zeroed: frozenset[Hide] = frozenset()
+    partly: frozenset[Hide] = frozenset()
+    finite: bool = False
 
     @property
     def is_zero(self) -> bool:
@@ -169,7 +175,7 @@ class Polynomial:
 
     def gradient_of_sink(self) -> bool:
         """Whether this is (e/l)(g - r), before the cap of the keys' logits and what hid them."""
-        return not self.zeroed and dict(self.terms) == {_WEIGHTED_GRADIENT: 1.0, _WEIGHTED_ROW_DOT: -1.0}
+        return not self.zeroed | self.partly and dict(self.terms) == {_WEIGHTED_GRADIENT: 1.0, _WEIGHTED_ROW_DOT: -1.0}
 
 
 WEIGHTS = Powers(1, -1)
@@ -178,7 +184,9 @@ _WEIGHTED_GRADIENT, _WEIGHTED_ROW_DOT = Powers(1, -1, 1, 0), Powers(1, -1, 0, 1)
 Symbol = Logits | RowMaximum | Shifted | Polynomial
 
 
-def polynomial(
-    of: Candidate, labels: Labels, terms: dict[Powers, float], zeroed: frozenset[Hide] = frozenset()
-) -> Polynomial:
-    return Polynomial(of, labels, tuple(sorted((p, c) for p, c in terms.items() if c)), zeroed)
+def polynomial(of: Candidate, labels: Labels, terms: dict[Powers, float], *, finite: bool = False) -> Polynomial:
+    return Polynomial(of, labels, terms_of(terms), finite=finite)
+
+
+def terms_of(terms: dict[Powers, float]) -> tuple[tuple[Powers, float], ...]:
+    return tuple(sorted((p, c) for p, c in terms.items() if c))

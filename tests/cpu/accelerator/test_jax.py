@@ -62,9 +62,20 @@ def called_back(x: jax.Array) -> jax.Array:
     return jax.pure_callback(lambda x: np.asarray(x) * 3, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
 
 
+def hidden(x: jax.Array) -> jax.Array:
+    """Attention, with its gradient, that leaves the third row no key."""
+
+    def loss(x: jax.Array) -> jax.Array:
+        logits = jnp.einsum("td,sd->ts", x, x[::-1]) + 0.1
+        visible = (x[:, :1] > x[:, 1]) & (jnp.arange(6)[:, None] != 2)
+        return jnp.sum(jnp.sin(jax.nn.softmax(logits, where=visible) @ jnp.cos(x)))
+
+    return jax.grad(loss)(x)
+
+
 @pytest.mark.parametrize(
     "function",
-    [softmax_gradient, normalised, joined, random, counted, until_large, scanned, called_back],
+    [softmax_gradient, normalised, joined, random, counted, until_large, scanned, called_back, hidden],
     ids=lambda function: function.__name__,
 )
 def test_as_on_the_cpu(

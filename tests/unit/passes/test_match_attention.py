@@ -244,30 +244,6 @@ def test_a_bias_that_hides_nothing_leaves_the_band(draw):
     assert "upper=0" in matched(function, *args)[1].notes[0]
 
 
-ZEROED = {
-    "after": lambda m, x: jnp.where(m, jax.nn.softmax(jnp.where(m, x, -1e30)), 0),
-    "after infinity": lambda m, x: jnp.where(m, jax.nn.softmax(jnp.where(m, x, -jnp.inf)), 0),
-    "by JAX": lambda m, x: jax.nn.softmax(x, where=m),
-}
-
-
-@pytest.mark.parametrize("name", ZEROED)
-@pytest.mark.parametrize("differentiate", [False, True])
-def test_rows_whose_weights_are_all_set_to_zero(draw, rng, name, differentiate):
-    """The call has no such rows: theirs are equal weights, or NaN."""
-    mask = rng.random((B, 1, T, S)) < 0.7
-    mask[0, 0, 3] = False
-    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), mask]
-
-    def function(q, k, v, mask):
-        weights = ZEROED[name](mask, jnp.einsum("bthd,bshd->bhts", q, k))
-        return jnp.einsum("bhts,bshd->bthd", weights, v)
-
-    module, result = matched(gradient(function) if differentiate else function, *args)
-    assert result.module is module
-    assert "set to zero" in result.notes[0]
-
-
 @pytest.mark.parametrize("added", [False, True])
 def test_the_lowest_f16_hides(draw, added):
     args = [jnp.asarray(draw(B, T, N, D), jnp.float16) for _ in range(3)]
