@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.passes.match.labels import Labels, scalar_of
-from flagos_backend.passes.match.symbols import Hide, Logits, Polynomial, Powers, Shifted, Symbol, polynomial, terms_of
+from flagos_backend.passes.match.symbols import (
+    Factor,
+    Hide,
+    Logits,
+    Polynomial,
+    Powers,
+    Shifted,
+    Symbol,
+    polynomial,
+    terms_of,
+)
 
 
 def alike(a: Logits, b: Logits | Shifted) -> bool:
@@ -50,14 +60,15 @@ def scaled_logits(symbol: Logits, factor: float) -> Logits | None:
 
 
 def added(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
-    if a.of is not b.of or a.labels != b.labels:
+    if a.of is not b.of or a.labels != b.labels or not (a.factors == b.factors or a.is_zero or b.is_zero):
         return None
     terms = dict(a.terms)
     for powers, coefficient in b.terms:
         terms[powers] = terms.get(powers, 0.0) + sign * coefficient
     # Where only one of them is zero the sum is the other, unless that is nothing anyway.
     differ = (frozenset() if b.is_zero else b.zeroed - a.zeroed) | (frozenset() if a.is_zero else a.zeroed - b.zeroed)
-    return _combined(a, b, terms, a.zeroed & b.zeroed, a.partly | b.partly | differ)
+    factors = b.factors if a.is_zero else a.factors
+    return _combined(a, b, terms, a.zeroed & b.zeroed, a.partly | b.partly | differ, factors)
 
 
 def multiplied(a: Polynomial, b: Polynomial) -> Polynomial | None:
@@ -70,14 +81,19 @@ def multiplied(a: Polynomial, b: Polynomial) -> Polynomial | None:
             terms[powers] = terms.get(powers, 0.0) + x * y
     # Zero times what may be infinite is not zero.
     zeroed = (a.zeroed if b.finite else frozenset()) | (b.zeroed if a.finite else frozenset())
-    return _combined(a, b, terms, zeroed, a.partly | b.partly | a.zeroed | b.zeroed)
+    return _combined(a, b, terms, zeroed, a.partly | b.partly | a.zeroed | b.zeroed, a.factors + b.factors)
 
 
 def _combined(
-    a: Polynomial, b: Polynomial, terms: dict[Powers, float], zeroed: frozenset[Hide], partly: frozenset[Hide]
+    a: Polynomial,
+    b: Polynomial,
+    terms: dict[Powers, float],
+    zeroed: frozenset[Hide],
+    partly: frozenset[Hide],
+    factors: tuple[Factor, ...],
 ) -> Polynomial | None:
     """None where monomials cancel, but not at all hidden keys: they would be forgotten."""
     partly -= zeroed
     if partly and 0.0 in terms.values():
         return None
-    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, a.finite and b.finite)
+    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, a.finite and b.finite, factors)

@@ -24,7 +24,15 @@ from flagos_backend.passes.match.labels import (
     same_value,
     scalar_of,
 )
-from flagos_backend.passes.match.symbols import Candidate, Contraction, Hide, Logits, Term
+from flagos_backend.passes.match.symbols import (
+    Candidate,
+    Contraction,
+    Factor,
+    FactorGradient,
+    Hide,
+    Logits,
+    Term,
+)
 
 _BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
 # A fill this low gives a weight of exactly zero beside any logit that a program can mean.
@@ -64,6 +72,7 @@ class Matched:
     letters: dict[int, str]
     output: Contraction
     zeroes_rows: bool  # of which no key is seen
+    factors: tuple[Factor, ...]  # of the queries
 
     @property
     def is_only_backward(self) -> bool:
@@ -101,6 +110,7 @@ def assemble(candidate: Candidate) -> Matched:
     letters.update(zip(batch, _BATCH_LETTERS, strict=False))
     letters.update(zip(groups, _GROUP_LETTERS, strict=False))
     band, masks, fill = _hidden(of, position)
+    factors = _factors_of_queries(of, query, of.dot, of.dot.operands[1 - side])
     zeroes_rows = of.zeroes_weights and bool(masks)
     if zeroes_rows:
         fill = _fill_of_zero_rows(of, fill)
@@ -122,7 +132,21 @@ def assemble(candidate: Candidate) -> Matched:
         tensor_float=all(_may_round(dot) for dot in (of.dot, output.dot)),
     )
     operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
-    return Matched(of, attention, *operands, biases, _sink(of, batch + groups), masks, letters, output, zeroes_rows)
+    sink = _sink(of, batch + groups)
+    return Matched(of, attention, *operands, biases, sink, masks, letters, output, zeroes_rows, factors)
+
+
+def _factors_of_queries(of: Candidate, query: Labels, dot: Instruction, operand: Instruction) -> tuple[Factor, ...]:
+    """What the product is multiplied with, its queries can be multiplied with before: in f32, or as roughly as the
+    program rounds the product itself. In f16 they may leave the range where the product does not."""
+    factors = of.logits.factors if of.logits is not None else ()
+    if any(set(factor.term.labels) - {None, *query} for factor in factors):
+        raise NearMissError("its logits are multiplied with another number for each key")
+    element = element_type_of(operand)
+    wide = element in (ElementType.F32, ElementType.F64)
+    if factors and not wide and not (element is ElementType.BF16 and element_type_of(dot) is element):
+        raise NearMissError(f"its queries of {element.name.lower()} would be rounded with what multiplies its logits")
+    return factors
 
 
 def _fill_of_zero_rows(of: Candidate, fill: float) -> float:
@@ -334,12 +358,13 @@ class MatchedGradients:
     output_gradient_labels: Labels
     wanted: dict[str, Result]
     sink: Result | None
+    factors: tuple[FactorGradient, ...]
 
 
 def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     """What the backward call gives; None when the program asks for none. Raises NearMissError."""
     of = matched.of
-    if not of.gradients and of.sink_gradient is None:
+    if not of.gradients and of.sink_gradient is None and not of.factor_gradients:
         return None
     value = of.gradients.get("value")
     if of.product_gradient is not None:
@@ -367,7 +392,7 @@ def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     }
     sink = of.sink_gradient
     of_sink = None if sink is None else Result(sink.instruction, sink.labels)
-    return MatchedGradients(source, labels, wanted, of_sink)
+    return MatchedGradients(source, labels, wanted, of_sink, tuple(of.factor_gradients))
 
 
 def _labels_of_side(of: Candidate, operand: Instruction) -> Labels:

@@ -24,7 +24,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, Atten
 from flagos_backend.passes.match.assemble import Matched, MatchedGradients, Result
 from flagos_backend.passes.match.groups import Operand, Repetition
 from flagos_backend.passes.match.labels import dims_of, element_type_of
-from flagos_backend.passes.match.symbols import Term
+from flagos_backend.passes.match.symbols import Factor, FactorGradient, Term
 
 Replacements = dict[Instruction, Instruction]
 
@@ -75,34 +75,35 @@ class CallBuilder:
             upstream = replace(
                 upstream, instruction=self._zeroed(upstream.instruction, upstream.dims, operands, seeing)
             )
-        names: list[str] = [name for name in ("query", "key", "value") if name in gradients.wanted]
-        results = [gradients.wanted[name] for name in names]
-        dims = {name: matched.dims(gradients.wanted[name].labels) for name in names}
+        results = dict(gradients.wanted)
         if gradients.sink is not None:
-            names, results = [*names, "sink"], [*results, gradients.sink]
-            dims["sink"] = matched.dims(gradients.sink.labels)
-        for name in ("query", "sink"):
-            if name in dims:
-                dims[name] = self._split_dims(dims[name])
+            results["sink"] = gradients.sink
+        dims = {name: matched.dims(result.labels) for name, result in results.items()}
+        dims |= {name: self._split_dims(dims[name]) for name in ("query", "sink") if name in dims}
+        elements = {name: element_type_of(result.instruction) for name, result in results.items()}
+        if gradients.factors:  # they are made of it
+            dims = {"query": attention.query} | dims
+        if matched.factors:  # and what it is multiplied with is rounded after that
+            elements["query"] = ElementType.F64 if wide else ElementType.F32
         backward = AttentionBackwardCall(
             attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value", "sink"))
         )
         arguments = [*inputs[:3], output, of_rows, upstream.instruction, *inputs[3:]]
-        shape = TupleShape(
-            tuple(
-                ArrayShape(element_type_of(result.instruction), _sizes(operands, dims[name]))
-                for name, result in zip(names, results, strict=True)
-            )
-        )
+        names = [name for name in ("query", "key", "value", "sink") if name in dims]
+        shape = TupleShape(tuple(ArrayShape(elements[name], _sizes(operands, dims[name])) for name in names))
         gradient = self._call(BACKWARD, shape, arguments, backward.config())
-        replaced = {
-            result.instruction: self._shaped(self._element(gradient, i), result.instruction)
-            for i, result in enumerate(results)
+        made: dict[str, Operand] = {
+            name: Operand(self._element(gradient, i), dims[name]) for i, name in enumerate(names)
         }
-        return attention, replaced if matched.is_only_backward else {
-            self._result: self._shaped(output, self._result),
-            **replaced,
-        }
+        replaced = {} if matched.is_only_backward else {self._result: self._shaped(output, self._result)}
+        for factor in gradients.factors:
+            replaced[factor.instruction] = self._gradient_of_factor(factor, made["query"], operands)
+        if matched.factors and "query" in results:
+            element = element_type_of(results["query"].instruction)
+            made["query"] = self._times_factors(made["query"], matched.factors, element, operands)
+        for name, result in results.items():
+            replaced[result.instruction] = self._shaped(made[name].instruction, result.instruction)
+        return attention, replaced
 
     # ---- operands ----
 
@@ -116,14 +117,15 @@ class CallBuilder:
         )
         if repetition is not None:
             key, value = self._before(repetition.key, key), self._before(repetition.value, value)
-        return [self._split(query), key, value, *(self._split(operand) for operand in self._optional())]
+        operands = [self._split(query), key, value, *(self._split(operand) for operand in self._optional())]
+        if matched.factors:
+            element = element_type_of(query.instruction)
+            operands[0] = self._times_factors(operands[0], matched.factors, element, operands)
+        return operands
 
     def _before(self, source: Operand, repeated: Operand) -> Operand:
         """``source`` in the type that it had when it was repeated."""
-        array, element = source.instruction, element_type_of(repeated.instruction)
-        if element_type_of(array) is not element:
-            array = self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
-        return Operand(array, source.dims)
+        return replace(source, instruction=self._converted(source.instruction, element_type_of(repeated.instruction)))
 
     def _attention(self, operands: Sequence[Operand], output: str) -> Attention:
         query, key, value, *rest = (operand.dims for operand in operands)
@@ -156,7 +158,7 @@ class CallBuilder:
         array, element = bias.instruction, element_type_of(bias.instruction)
         if element not in (ElementType.F32, ElementType.F64):
             element = ElementType.F32
-            array = self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
+            array = self._converted(array, element)
         shape = ArrayShape(element, dims_of(array))
         return Term(self._emit(Opcode.MULTIPLY, shape, (array, self._filled(shape, bias.factor))), bias.labels)
 
@@ -184,8 +186,7 @@ class CallBuilder:
         array = operand.instruction
         if dims_of(array) != sizes:
             array = self._emit(Opcode.RESHAPE, ArrayShape(element_type_of(array), sizes), (array,))
-        if element_type_of(array) is not shape.element_type:
-            array = self._emit(Opcode.CONVERT, ArrayShape(shape.element_type, sizes), (array,))
+        array = self._converted(array, shape.element_type)
         order = sorted(range(len(kept)), key=lambda position: dims.index(kept[position]))
         if order != list(range(len(kept))):
             permuted = ArrayShape(shape.element_type, tuple(sizes[position] for position in order))
@@ -212,6 +213,46 @@ class CallBuilder:
         """``made`` with the dimensions of what it replaces."""
         return made if made.shape == replaced.shape else self._emit(Opcode.RESHAPE, replaced.shape, (made,))
 
+    # ---- factors ----
+
+    def _times_factors(
+        self, array: Operand, factors: Sequence[Factor], element: ElementType, operands: Sequence[Operand]
+    ) -> Operand:
+        """Over the dimensions of ``array``, rounded to ``element`` at the end."""
+        letters, sizes = array.dims.replace("1", ""), dims_of(array.instruction)
+        wide = ElementType.F64 if element_type_of(array.instruction) is ElementType.F64 else ElementType.F32
+        product = self._converted(array.instruction, wide)
+        for factor in factors:
+            term = self._split(Operand(factor.term.instruction, self._matched.dims(factor.term.labels)))
+            other = self._broadcast(term, letters, ArrayShape(wide, _sizes(operands, letters)))
+            if dims_of(other) != sizes:
+                other = self._emit(Opcode.RESHAPE, ArrayShape(wide, sizes), (other,))
+            opcode = Opcode.DIVIDE if factor.divides else Opcode.MULTIPLY
+            product = self._emit(opcode, product.shape, (product, other))
+        return Operand(self._converted(product, element), array.dims)
+
+    def _gradient_of_factor(
+        self, wanted: FactorGradient, gradient: Operand, operands: Sequence[Operand]
+    ) -> Instruction:
+        """Summed over keys, the gradient of the logits times the product is the queries' gradient times the queries."""
+        letters = gradient.dims.replace("1", "")
+        wide = element_type_of(gradient.instruction)
+        shape = ArrayShape(wide, _sizes(operands, letters))
+        query = self._split(Operand(self._matched.query, self._matched.attention.query))
+        sides = [self._broadcast(operand, letters, shape) for operand in (gradient, query)]
+        terms = Operand(self._emit(Opcode.MULTIPLY, shape, sides), letters)
+        within = [factor for factor in wanted.factors if set(factor.term.labels) - {None, *wanted.labels}]
+        around = [factor for factor in wanted.factors if factor not in within]
+        terms = self._times_factors(terms, within, wide, operands)
+        kept = self._split_dims(self._matched.dims(wanted.labels)).replace("1", "")
+        total = self._folded(Opcode.ADD, terms, [letter for letter in letters if letter not in kept])
+        ordered = self._broadcast(total, kept, ArrayShape(wide, _sizes(operands, kept)))
+        element = element_type_of(wanted.instruction)
+        return self._shaped(
+            self._times_factors(Operand(ordered, kept), around, element, operands).instruction,
+            wanted.instruction,
+        )
+
     # ---- rows that see no key ----
 
     def _rows_that_see(self, attention: Attention, operands: Sequence[Operand]) -> Operand:
@@ -236,23 +277,7 @@ class CallBuilder:
                     inside = self._emit(Opcode.COMPARE, shape, sides, CompareAttributes(direction))
                     both = self._emit(Opcode.AND, shape, (both, inside))
             visible = Operand(both, letters)
-        return self._any(visible, "s") if "s" in visible.dims else visible
-
-    def _any(self, operand: Operand, letter: str) -> Operand:
-        """Whether anything along the dimension ``letter`` is true."""
-        one, place = ArrayShape(ElementType.PRED), operand.dims.index(letter)
-        pair = tuple(Instruction(Opcode.PARAMETER, one, (), ParameterAttributes(n), name=f"{n}") for n in range(2))
-        either = Instruction(Opcode.OR, one, pair, name="either")
-        dims = operand.dims.replace(letter, "")
-        sizes = tuple(size for d, size in enumerate(dims_of(operand.instruction)) if d != place)
-        found = self._emit(
-            Opcode.REDUCE,
-            ArrayShape(ElementType.PRED, sizes),
-            (operand.instruction, self._filled(one, False)),
-            DimensionsAttributes((place,)),
-            (Computation("either", (*pair, either), either),),
-        )
-        return Operand(found, dims)
+        return self._folded(Opcode.OR, visible, "s") if "s" in visible.dims else visible
 
     def _zeroed(self, array: Instruction, letters: str, operands: Sequence[Operand], seeing: Operand) -> Instruction:
         """``array``, whose dimensions are ``letters`` or some of them merged, zero in rows that see no key."""
@@ -264,6 +289,24 @@ class CallBuilder:
         return self._emit(Opcode.SELECT, array.shape, (found, array, zeros))
 
     # ---- instructions ----
+
+    def _folded(self, opcode: Opcode, operand: Operand, letters: Iterable[str]) -> Operand:
+        """A sum, or whether anything is true, over the dimensions ``letters``."""
+        places = tuple(sorted(operand.dims.index(letter) for letter in letters))
+        one = ArrayShape(element_type_of(operand.instruction))
+        pair = tuple(Instruction(Opcode.PARAMETER, one, (), ParameterAttributes(n), name=f"{n}") for n in range(2))
+        folded = Instruction(opcode, one, pair, name="folded")
+        kept = [d for d in range(len(operand.dims)) if d not in places]
+        shape = replace(one, dims=tuple(dims_of(operand.instruction)[d] for d in kept))
+        sides = (operand.instruction, self._filled(one, 0))
+        callee = Computation("folded", (*pair, folded), folded)
+        made = self._emit(Opcode.REDUCE, shape, sides, DimensionsAttributes(places), (callee,))
+        return Operand(made, "".join(operand.dims[d] for d in kept))
+
+    def _converted(self, array: Instruction, element: ElementType) -> Instruction:
+        if element_type_of(array) is element:
+            return array
+        return self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
 
     def _filled(self, shape: ArrayShape, value: float) -> Instruction:
         number = ConstantAttributes(scalar_bytes(value, shape.element_type))

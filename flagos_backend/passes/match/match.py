@@ -75,7 +75,11 @@ class _Attempt:
     def note(self) -> str:
         what = "attention" if self.gradients is None else "attention and its gradients"
         rows = ", zero where a row sees no key" if self.matched.zeroes_rows else ""
-        return f"{what} at %{self.of.dot.name}: {self.attention}{rows}"
+        factors = "".join(
+            f", queries {'over' if factor.divides else 'times'} %{factor.term.instruction.name}"
+            for factor in self.matched.factors
+        )
+        return f"{what} at %{self.of.dot.name}: {self.attention}{factors}{rows}"
 
 
 def _match_computation(computation: Computation, effects: Effects, notes: list[str]) -> Computation:

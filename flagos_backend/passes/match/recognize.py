@@ -33,6 +33,15 @@ from flagos_backend.passes.match.labels import (
     relabel,
     scalar_of,
 )
+from flagos_backend.passes.match.roles import (
+    note_gradient_of_factor,
+    role,
+    times_product,
+    with_factor,
+    without_zeroes,
+    zero_times_anything,
+    zero_where_hidden,
+)
 from flagos_backend.passes.match.sinks import appended, unpadded, without_sink
 from flagos_backend.passes.match.symbols import (
     Candidate,
@@ -162,6 +171,9 @@ class Recognizer:
         if isinstance(symbol, Polynomial) and opcode is Opcode.MAXIMUM and symbol.of.axis is None:
             other = instruction.operands[0]
             self.broken[other] = f"{other.opcode} %{other.name} is no soft cap of logits, though made with tanh"
+        if isinstance(symbol, Polynomial) and opcode is Opcode.ADD and initial == 0 and symbol.times_product:
+            note_gradient_of_factor(instruction, symbol, labels)
+            return None
         if isinstance(symbol, Polynomial) and opcode is Opcode.ADD and initial == 0:
             return symbol if not axes and labels == symbol.labels else self._row_sum(symbol, labels, axes)
         return None
@@ -191,7 +203,7 @@ class Recognizer:
             # sum of e is l; sum of g·e is l·r
             row = Powers(0, powers.row_sum + 1, 0, powers.row_dot + powers.gradient)
             terms[row] = terms.get(row, 0.0) + coefficient
-        return polynomial(symbol.of, labels, terms, finite=symbol.finite)
+        return replace(polynomial(symbol.of, labels, terms, finite=symbol.finite), factors=symbol.factors)
 
     def dot(self, instruction: Instruction) -> Symbol | None:
         for side, operand in enumerate(instruction.operands):
@@ -218,7 +230,7 @@ class Recognizer:
         result = tuple(batch + (mine + list(theirs) if side == 0 else list(theirs) + mine))
         labels = dot_operand_labels(dot, result, contracted)[1 - side]
         summed = frozenset(label for label in contracted if label is not None)
-        name = self._role(symbol, summed)
+        name = role(symbol, summed)
         if name is None:
             return False
         contraction = Contraction(dot, other, labels, summed, result)
@@ -227,28 +239,6 @@ class Recognizer:
         else:
             of.gradients.setdefault(name, contraction)
         return True
-
-    @staticmethod
-    def _role(symbol: Polynomial, summed: frozenset[int]) -> str | None:
-        of = symbol.of
-        over_keys = summed == {of.axis}
-        hides = frozenset(of.logits.hides if of.logits else ())
-        scale = symbol.gradient_scale()
-        if symbol.coefficient() == 1.0:
-            name = "output" if over_keys else "value"
-            of.zeroes_weights |= bool(symbol.zeroed | symbol.partly)
-        elif (
-            scale is not None
-            and of.logits is not None
-            and abs(scale - of.logits.slope) <= 1e-6 * abs(of.logits.slope)
-            and symbol.zeroed | symbol.partly == hides
-        ):
-            name = "query" if over_keys else "key"
-            of.zeroes_weights |= bool(symbol.partly)
-        else:
-            return None
-        of.keeps_weights |= symbol.zeroed != hides
-        return name
 
     def _start_candidate(self, dot: Instruction) -> Logits | None:
         a = dot.attributes_as(DotAttributes)
@@ -333,13 +323,22 @@ class Recognizer:
             return multiplied(left, right)
         for symbol in (a, b):
             if isinstance(symbol, Polynomial) and symbol.is_zero:
-                return _zero_times(symbol)
+                return zero_times_anything(symbol)
         for operand, other in _both_ways(instruction):
             symbol, scalar = self._symbols.get(operand), scalar_of(other)
-            if isinstance(symbol, Polynomial):
-                return self._with_gradient(symbol, other) if scalar is None else scaled(symbol, scalar)
+            beside = self._symbols.get(other)
+            if isinstance(symbol, Polynomial) and isinstance(beside, Logits) and beside.of is symbol.of:
+                return times_product(symbol, beside)
+            if isinstance(symbol, Polynomial) and scalar is None:
+                return self._with_gradient(symbol, other) or with_factor(symbol, other, divides=False)
+            if isinstance(symbol, Polynomial) and scalar is not None:
+                return scaled(symbol, scalar)
             if isinstance(symbol, Logits) and scalar is not None:
                 return scaled_logits(symbol, scalar)
+        for operand, other in _both_ways(instruction):
+            symbol = self._symbols.get(operand)
+            if isinstance(symbol, Logits) and other not in self._symbols:
+                return with_factor(symbol, other, divides=False)
         return None
 
     def divide(self, instruction: Instruction) -> Symbol | None:
@@ -347,12 +346,14 @@ class Recognizer:
         a, b = self._symbols.get(above), self._symbols.get(below)
         scalar = scalar_of(below)
         if isinstance(a, Polynomial) and a.is_zero:
-            return _zero_times(a)
+            return zero_times_anything(a)
         if isinstance(a, Polynomial) and scalar:
             return scaled(a, 1.0 / scalar)
         if isinstance(a, Logits) and scalar:
             return scaled_logits(a, 1.0 / scalar)
-        if not isinstance(b, Polynomial) or len(b.terms) != 1 or b.zeroed or b.partly:
+        if isinstance(a, Logits | Polynomial) and b is None and scalar is None:
+            return with_factor(a, below, divides=True)
+        if not isinstance(b, Polynomial) or len(b.terms) != 1 or b.zeroed or b.partly or b.factors:
             return None
         powers, coefficient = b.terms[0]
         inverse = polynomial(b.of, b.labels, {powers.inverse(): 1.0 / coefficient})
@@ -374,18 +375,8 @@ class Recognizer:
                 hide = Hide(term, visible, fill)
                 return replace(symbol, hides=(*symbol.hides, hide))
             if isinstance(symbol, Polynomial) and fill == 0:
-                return self._undo_hide(symbol, term, visible)
+                return zero_where_hidden(symbol, term, visible)
         return None
-
-    @staticmethod
-    def _undo_hide(symbol: Polynomial, term: Term, visible: bool) -> Polynomial | None:
-        """A select of the backward pass: hidden logits have no gradient."""
-        hide = _hide_of(symbol.of, term, visible)
-        if hide is None:
-            return None
-        zeroed = symbol.zeroed | {hide}
-        finite = symbol.finite or (symbol.of.logits is not None and zeroed == frozenset(symbol.of.logits.hides))
-        return replace(symbol, zeroed=zeroed, partly=symbol.partly - zeroed, finite=finite)
 
     def _symbol_of_same(self, symbol: Symbol, other: Instruction) -> Symbol | None:
         found = self._symbols.get(other)
@@ -407,7 +398,7 @@ class Recognizer:
         term = unpadded(of, Term(*peel(other, symbol.labels, exact=False)))
         if of.row != of.axis and of.row in term.labels:
             return None
-        term, zeroed = _without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
+        term, zeroed = without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
         if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
             return None
         of.product_gradient = term
@@ -416,32 +407,6 @@ class Recognizer:
     def _with_gradient(self, symbol: Polynomial, other: Instruction) -> Polynomial | None:
         gradient = self._gradient(symbol, other)
         return None if gradient is None else multiplied(symbol, gradient)
-
-
-def _hide_of(of: Candidate, term: Term, visible: bool) -> Hide | None:
-    hides = of.logits.hides if of.logits else ()
-    return next((hide for hide in hides if hide.predicate == term and hide.visible is visible), None)
-
-
-def _zero_times(zero: Polynomial) -> Polynomial:
-    """The product of nothing and of something that may be infinite in rows that see no key."""
-    return replace(zero, zeroed=frozenset(), finite=False)
-
-
-def _without_zeroes(of: Candidate, term: Term) -> tuple[Term, frozenset[Hide]]:
-    """The gradient of weights that were set to zero where a key is hidden, before it was set to zero there too; and
-    where it was."""
-    if term.instruction.opcode is not Opcode.SELECT:
-        return term, frozenset()
-    predicate, on_true, on_false = term.instruction.operands
-    for kept, other, visible in ((on_true, on_false, True), (on_false, on_true, False)):
-        if scalar_of(other) == 0 and dims_of(predicate) == dims_of(kept):
-            hide = _hide_of(of, Term(*peel(predicate, term.labels, exact=True, broadcasts=True)), visible)
-            if hide is not None:
-                of.zeroes_weights = True
-                source, zeroed = _without_zeroes(of, Term(*peel(kept, term.labels, exact=False)))
-                return source, zeroed | {hide}
-    return term, frozenset()
 
 
 def folded_with(instruction: Instruction) -> Opcode | None:

@@ -371,7 +371,6 @@ def with_a_sink(q, k, v):
 NEAR_MISSES = {
     "one more key that has no value": (with_a_sink, "pad"),
     "logits of another function": (einsums(lambda x: 50 * jnp.sin(x / 50)), "sine"),
-    "a temperature that is no constant": (lambda q, k, v: einsums(lambda x: x * q[0, 0, 0, 0])(q, k, v), "multiply"),
     "softmax over the queries": (
         lambda q, k, v: jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k), axis=2), v),
         "changes the logits|weighted|call does not give",
