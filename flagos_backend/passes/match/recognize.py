@@ -44,10 +44,12 @@ from flagos_backend.passes.match.roles import (
 )
 from flagos_backend.passes.match.sinks import appended, unpadded, without_sink
 from flagos_backend.passes.match.symbols import (
+    WEIGHTS,
     Candidate,
     Contraction,
     Hide,
     Logits,
+    LogRowSum,
     Polynomial,
     Powers,
     RowMaximum,
@@ -100,7 +102,7 @@ class Recognizer:
     def broadcast(self, instruction: Instruction) -> Symbol | None:
         """A row's value repeated along the row again: the one label that is missing."""
         symbol = self._symbols.get(instruction.operands[0])
-        if not isinstance(symbol, RowMaximum | Polynomial):
+        if not isinstance(symbol, RowMaximum | LogRowSum | Polynomial):
             return None
         dims = dims_of(instruction)
         of, dimensions = symbol.of, instruction.attributes_as(DimensionsAttributes).dimensions
@@ -166,7 +168,7 @@ class Recognizer:
                 return None
             if isinstance(symbol, Logits):
                 return self._start_softmax(symbol, labels, axes[0])
-            if isinstance(symbol, Shifted) and axes == [symbol.of.row]:
+            if isinstance(symbol, Shifted) and not symbol.less_log_sum and axes == [symbol.of.row]:
                 return RowMaximum(symbol.of, labels, symbol)
         if isinstance(symbol, Polynomial) and opcode is Opcode.MAXIMUM and symbol.of.axis is None:
             other = instruction.operands[0]
@@ -258,7 +260,14 @@ class Recognizer:
 
     def exponential(self, instruction: Instruction) -> Symbol | None:
         symbol = self._symbols.get(instruction.operands[0])
-        return polynomial(symbol.of, symbol.labels, {Powers(1): 1.0}) if isinstance(symbol, Shifted) else None
+        if not isinstance(symbol, Shifted):
+            return None
+        return polynomial(symbol.of, symbol.labels, {WEIGHTS if symbol.less_log_sum else Powers(1): 1.0})
+
+    def logarithm(self, instruction: Instruction) -> Symbol | None:
+        symbol = self._symbols.get(instruction.operands[0])
+        is_sum = isinstance(symbol, Polynomial) and symbol.is_row_sum
+        return LogRowSum(symbol.of, symbol.labels) if symbol is not None and is_sum else None
 
     def tanh(self, instruction: Instruction) -> Symbol | None:
         """A soft cap, before anything is added or hidden."""
@@ -302,6 +311,8 @@ class Recognizer:
             return Shifted(a.of, a.labels) if same else None
         if isinstance(a, Shifted) and isinstance(b, RowMaximum) and isinstance(b.logits, Shifted):
             return a if a.of is b.of and a.labels == b.labels else None  # it is zero, or NaN as they are
+        if isinstance(a, Shifted) and isinstance(b, LogRowSum):
+            return replace(a, less_log_sum=True) if a == Shifted(b.of, b.labels) else None
         if isinstance(a, Logits) and (b is None or b.of is not a.of):
             return self._with_bias(a, instruction.operands[1], -1.0)
         return None
@@ -444,6 +455,7 @@ _RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
     Opcode.DOT: Recognizer.dot,
     Opcode.EXP: Recognizer.exponential,
     Opcode.GET_TUPLE_ELEMENT: Recognizer.element,
+    Opcode.LOG: Recognizer.logarithm,
     Opcode.MAXIMUM: Recognizer.maximum,
     Opcode.MULTIPLY: Recognizer.multiply,
     Opcode.NEGATE: Recognizer.negate,

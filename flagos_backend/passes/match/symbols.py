@@ -128,10 +128,11 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """Logits less the maximum of their row."""
+    """Logits less the maximum of their row, and ``less_log_sum``: logarithms of weights."""
 
     of: Candidate
     labels: Labels
+    less_log_sum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,14 @@ class RowMaximum:
     of: Candidate
     labels: Labels
     logits: Logits | Shifted
+
+
+@dataclass(frozen=True, slots=True)
+class LogRowSum:
+    """The logarithm of l."""
+
+    of: Candidate
+    labels: Labels
 
 
 class Powers(NamedTuple):
@@ -183,6 +192,10 @@ class Polynomial:
     def times_product(self) -> bool:
         return any(powers.product for powers, _ in self.terms)
 
+    @property
+    def is_row_sum(self) -> bool:
+        return self.terms == ((Powers(row_sum=1), 1.0),) and not self.factors
+
     def coefficient(self) -> float | None:
         """c, when this is c·e/l: the weights."""
         return self.terms[0][1] if len(self.terms) == 1 and self.terms[0][0] == WEIGHTS and not self.factors else None
@@ -209,7 +222,7 @@ class Polynomial:
 WEIGHTS = Powers(1, -1)
 _WEIGHTED_GRADIENT, _WEIGHTED_ROW_DOT = Powers(1, -1, 1, 0), Powers(1, -1, 0, 1)
 
-Symbol = Logits | RowMaximum | Shifted | Polynomial
+Symbol = Logits | RowMaximum | Shifted | LogRowSum | Polynomial
 
 
 def polynomial(of: Candidate, labels: Labels, terms: dict[Powers, float], *, finite: bool = False) -> Polynomial:
