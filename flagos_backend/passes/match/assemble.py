@@ -94,6 +94,8 @@ def assemble(candidate: Candidate) -> Matched:
         raise NearMissError("there is no softmax")
     of = replace(candidate, logits=_with_hides_for_biases(candidate, candidate.logits))
     assert of.axis is not None and of.logits is not None
+    if of.output is None and of.weighs_exponentials:
+        raise NearMissError("values are weighted before the weights are divided by their sum")
     output = of.output or _output_of_gradient(of)
     side = 0 if of.axis in of.sides[0] else 1
     key, query = of.sides[side], of.sides[1 - side]

@@ -44,6 +44,7 @@ from flagos_backend.passes.match.roles import (
 )
 from flagos_backend.passes.match.sinks import appended, unpadded, without_sink
 from flagos_backend.passes.match.symbols import (
+    EXPONENTIALS,
     WEIGHTS,
     Candidate,
     Contraction,
@@ -262,7 +263,7 @@ class Recognizer:
         symbol = self._symbols.get(instruction.operands[0])
         if not isinstance(symbol, Shifted):
             return None
-        return polynomial(symbol.of, symbol.labels, {WEIGHTS if symbol.less_log_sum else Powers(1): 1.0})
+        return polynomial(symbol.of, symbol.labels, {WEIGHTS if symbol.less_log_sum else EXPONENTIALS: 1.0})
 
     def logarithm(self, instruction: Instruction) -> Symbol | None:
         symbol = self._symbols.get(instruction.operands[0])

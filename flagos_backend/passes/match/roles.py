@@ -9,7 +9,16 @@ from dataclasses import replace
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.passes.match.labels import Labels, dims_of, peel, scalar_of
-from flagos_backend.passes.match.symbols import Candidate, Factor, FactorGradient, Hide, Logits, Polynomial, Term
+from flagos_backend.passes.match.symbols import (
+    EXPONENTIALS,
+    Candidate,
+    Factor,
+    FactorGradient,
+    Hide,
+    Logits,
+    Polynomial,
+    Term,
+)
 
 
 def role(symbol: Polynomial, summed: frozenset[int]) -> str | None:
@@ -19,6 +28,8 @@ def role(symbol: Polynomial, summed: frozenset[int]) -> str | None:
         symbol.of.zeroes_weights |= bool(symbol.zeroed | symbol.partly)
         _note_rows(symbol)
         return "output" if over_keys else "value"
+    is_exponentials = [powers for powers, _ in symbol.terms] == [EXPONENTIALS] and not symbol.factors
+    symbol.of.weighs_exponentials |= over_keys and is_exponentials
     logits = symbol.of.logits
     if logits is None or Counter(symbol.factors) != Counter(logits.factors):
         return None

@@ -88,6 +88,7 @@ class Candidate:
     factor_gradients: list[FactorGradient] = field(default_factory=list)
     zeroes_weights: bool = False  # weights of hidden keys are set to zero, also those of a row that sees no key
     keeps_weights: bool = False  # of some product they are not, or only those of a row that sees a key
+    weighs_exponentials: bool = False  # values are weighted with e, and divided by its sum only then, if at all
     members: dict[Instruction, None] = field(default_factory=dict)  # instructions that only this attention needs
 
     @property
@@ -219,7 +220,7 @@ class Polynomial:
         return plain and dict(self.terms) == {_WEIGHTED_GRADIENT: 1.0, _WEIGHTED_ROW_DOT: -1.0}
 
 
-WEIGHTS = Powers(1, -1)
+EXPONENTIALS, WEIGHTS = Powers(1), Powers(1, -1)
 _WEIGHTED_GRADIENT, _WEIGHTED_ROW_DOT = Powers(1, -1, 1, 0), Powers(1, -1, 0, 1)
 
 Symbol = Logits | RowMaximum | Shifted | LogRowSum | Polynomial
