@@ -137,7 +137,8 @@ class AttentionCall:
 class AttentionBackwardCall:
     """A backward call: operands query, key, value, output, statistics, output gradient[, bias][, mask][, sink]; results
     the gradients of query, key, value and each row's sink (over batch, groups and t) whose dimensions are given, a
-    tuple in that order."""
+    tuple in that order. With a fill of -infinity a row that sees no key has weights of zero if its statistics are a
+    number."""
 
     attention: Attention
     output_gradient: str

@@ -168,6 +168,21 @@ def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     return (output.detach(), statistics.detach()), gradients
 
 
+def assert_rows_without_a_key_are_zero(p: Problem, kernels: tuple[Kernel, Kernel], element: ElementType) -> None:
+    """A caller that wants weights of zero in rows that see no key (the first batch), where a fill of -infinity leaves
+    none, gives zeros as their output, statistics and upstream: nothing comes of them."""
+    (output, statistics), gradients = oracle(p)
+    ours = p.forward(kernels[0])
+    assert output[0].isnan().all() and ours[0][0].isnan().all()
+    for array in (*ours, p.gradient):
+        array[0] = 0
+    assert_close(ours[0][1:], output[1:], element)
+    assert_close(ours[1][1:], statistics[1:], E.F64 if element is E.F64 else E.F32)
+    for gradient, exact in zip(p.backward(kernels[1], *ours), gradients, strict=True):
+        assert gradient[0].eq(0).all()
+        assert_close(gradient[1:], exact[1:], element)
+
+
 def _placed(tensor: Tensor, dims: str, whole: str) -> Tensor:
     """``tensor`` with its dimensions where ``whole`` has them, size one elsewhere."""
     tensor = tensor.squeeze([i for i, letter in enumerate(dims) if letter == "1"])
@@ -192,4 +207,13 @@ def assert_close(ours: Tensor, exact: Tensor, element: ElementType, who: str = "
     )
 
 
-__all__ = ["CASES", "SIZES", "Problem", "assert_close", "calls_of", "oracle", "problem"]
+__all__ = [
+    "CASES",
+    "SIZES",
+    "Problem",
+    "assert_close",
+    "assert_rows_without_a_key_are_zero",
+    "calls_of",
+    "oracle",
+    "problem",
+]

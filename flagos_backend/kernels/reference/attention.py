@@ -5,6 +5,7 @@ The provider of last resort for every device, and what the other providers are t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -181,6 +182,10 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
         dsink = q.new_empty((size.B, size.K, size.group, size.T))
         for rows in logits_of.blocks(q, k, rest):
             weights = rows.softmax()
+            if rows.hidden is not None and math.isinf(a.fill):
+                # Without a key there is no softmax; given a number as its statistics, such a row has weights of zero.
+                known = _grouped(stats, size)[..., rows.block, None] > -math.inf
+                weights = weights.masked_fill(rows.hidden & known, 0.0)
             do_rows = do[..., rows.block, :]
             dv += torch.matmul(weights.transpose(-1, -2), do_rows).sum(2)
             dp = torch.matmul(do_rows, v.transpose(-1, -2))

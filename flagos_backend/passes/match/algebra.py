@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.passes.match.labels import Labels, scalar_of
-from flagos_backend.passes.match.symbols import Logits, Polynomial, Powers, Shifted, Symbol, polynomial
+from flagos_backend.passes.match.symbols import (
+    Factor,
+    Hide,
+    Logits,
+    Polynomial,
+    Powers,
+    Shifted,
+    Symbol,
+    polynomial,
+    terms_of,
+)
 
 
 def alike(a: Logits, b: Logits | Shifted) -> bool:
@@ -21,7 +31,7 @@ def with_labels(symbol: Symbol, labels: Labels) -> Symbol:
 def as_polynomial(symbol: Symbol | None) -> Polynomial | None:
     """Capped logits, which tanh's derivative is made of, are a polynomial, too."""
     if isinstance(symbol, Logits) and symbol.cap is not None and symbol.is_product:
-        return polynomial(symbol.of, symbol.labels, {Powers(tanh=1): symbol.cap})
+        return polynomial(symbol.of, symbol.labels, {Powers(tanh=1): symbol.cap}, finite=True)
     return symbol if isinstance(symbol, Polynomial) else None
 
 
@@ -30,14 +40,13 @@ def number(beside: Polynomial, other: Instruction) -> Polynomial | None:
     value = scalar_of(other)
     if value is None or any(powers != Powers(tanh=powers.tanh) for powers, _ in beside.terms):
         return None
-    return polynomial(beside.of, beside.labels, {Powers(): value})
+    return polynomial(beside.of, beside.labels, {Powers(): value}, finite=True)
 
 
 def scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
     if factor == 0:
         return None
-    terms = {powers: coefficient * factor for powers, coefficient in symbol.terms}
-    return polynomial(symbol.of, symbol.labels, terms, symbol.zeroed)
+    return replace(symbol, terms=terms_of({powers: coefficient * factor for powers, coefficient in symbol.terms}))
 
 
 def scaled_logits(symbol: Logits, factor: float) -> Logits | None:
@@ -51,16 +60,15 @@ def scaled_logits(symbol: Logits, factor: float) -> Logits | None:
 
 
 def added(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
-    if a.of is b.of and a.labels == b.labels and b.is_zero:
-        return a
-    if a.of is b.of and a.labels == b.labels and a.is_zero:
-        return scaled(b, sign)
-    if a.of is not b.of or a.labels != b.labels or a.zeroed != b.zeroed:
+    if a.of is not b.of or a.labels != b.labels or not (a.factors == b.factors or a.is_zero or b.is_zero):
         return None
     terms = dict(a.terms)
     for powers, coefficient in b.terms:
         terms[powers] = terms.get(powers, 0.0) + sign * coefficient
-    return polynomial(a.of, a.labels, terms, a.zeroed)
+    # Where only one of them is zero the sum is the other, unless that is nothing anyway.
+    differ = (frozenset() if b.is_zero else b.zeroed - a.zeroed) | (frozenset() if a.is_zero else a.zeroed - b.zeroed)
+    factors = b.factors if a.is_zero else a.factors
+    return _combined(a, b, terms, a.zeroed & b.zeroed, a.partly | b.partly | differ, factors)
 
 
 def multiplied(a: Polynomial, b: Polynomial) -> Polynomial | None:
@@ -71,4 +79,21 @@ def multiplied(a: Polynomial, b: Polynomial) -> Polynomial | None:
         for right, y in b.terms:
             powers = left.times(right)
             terms[powers] = terms.get(powers, 0.0) + x * y
-    return polynomial(a.of, a.labels, terms, a.zeroed | b.zeroed)
+    # Zero times what may be infinite is not zero.
+    zeroed = (a.zeroed if b.finite else frozenset()) | (b.zeroed if a.finite else frozenset())
+    return _combined(a, b, terms, zeroed, a.partly | b.partly | a.zeroed | b.zeroed, a.factors + b.factors)
+
+
+def _combined(
+    a: Polynomial,
+    b: Polynomial,
+    terms: dict[Powers, float],
+    zeroed: frozenset[Hide],
+    partly: frozenset[Hide],
+    factors: tuple[Factor, ...],
+) -> Polynomial | None:
+    """None where monomials cancel, but not at all hidden keys: they would be forgotten."""
+    partly -= zeroed
+    if partly and 0.0 in terms.values():
+        return None
+    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, a.finite and b.finite, factors)

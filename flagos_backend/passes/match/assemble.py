@@ -24,7 +24,15 @@ from flagos_backend.passes.match.labels import (
     same_value,
     scalar_of,
 )
-from flagos_backend.passes.match.symbols import Candidate, Contraction, Hide, Logits, Term
+from flagos_backend.passes.match.symbols import (
+    Candidate,
+    Contraction,
+    Factor,
+    FactorGradient,
+    Hide,
+    Logits,
+    Term,
+)
 
 _BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
 # A fill this low gives a weight of exactly zero beside any logit that a program can mean.
@@ -63,6 +71,8 @@ class Matched:
     masks: tuple[tuple[Term, bool], ...]
     letters: dict[int, str]
     output: Contraction
+    zeroes_rows: bool  # of which no key is seen
+    factors: tuple[Factor, ...]  # of the queries
 
     @property
     def is_only_backward(self) -> bool:
@@ -84,6 +94,8 @@ def assemble(candidate: Candidate) -> Matched:
         raise NearMissError("there is no softmax")
     of = replace(candidate, logits=_with_hides_for_biases(candidate, candidate.logits))
     assert of.axis is not None and of.logits is not None
+    if of.output is None and of.weighs_exponentials:
+        raise NearMissError("values are weighted before the weights are divided by their sum")
     output = of.output or _output_of_gradient(of)
     side = 0 if of.axis in of.sides[0] else 1
     key, query = of.sides[side], of.sides[1 - side]
@@ -100,8 +112,10 @@ def assemble(candidate: Candidate) -> Matched:
     letters.update(zip(batch, _BATCH_LETTERS, strict=False))
     letters.update(zip(groups, _GROUP_LETTERS, strict=False))
     band, masks, fill = _hidden(of, position)
-    if of.zeroes_weights and masks:
-        raise NearMissError("hidden weights are set to zero, also those of a row that sees no key")
+    factors = _factors_of_queries(of, query, of.dot, of.dot.operands[1 - side])
+    zeroes_rows = of.zeroes_weights and bool(masks)
+    if zeroes_rows:
+        fill = _fill_of_zero_rows(of, fill)
     band, biases = _bias_bands(of, position, band, masks)
     cap = None if of.logits.cap is None else abs(of.logits.cap)
     if not math.isfinite(of.logits.slope) or (cap is not None and not math.isfinite(cap)):
@@ -120,7 +134,36 @@ def assemble(candidate: Candidate) -> Matched:
         tensor_float=all(_may_round(dot) for dot in (of.dot, output.dot)),
     )
     operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
-    return Matched(of, attention, *operands, biases, _sink(of, batch + groups), masks, letters, output)
+    sink = _sink(of, batch + groups)
+    return Matched(of, attention, *operands, biases, sink, masks, letters, output, zeroes_rows, factors)
+
+
+def _factors_of_queries(of: Candidate, query: Labels, dot: Instruction, operand: Instruction) -> tuple[Factor, ...]:
+    """What the product is multiplied with, its queries can be multiplied with before: in f32, or as roughly as the
+    program rounds the product itself. In f16 they may leave the range where the product does not."""
+    factors = of.logits.factors if of.logits is not None else ()
+    if any(set(factor.term.labels) - {None, *query} for factor in factors):
+        raise NearMissError("its logits are multiplied with another number for each key")
+    element = element_type_of(operand)
+    wide = element in (ElementType.F32, ElementType.F64)
+    if factors and not wide and not (element is ElementType.BF16 and element_type_of(dot) is element):
+        raise NearMissError(f"its queries of {element.name.lower()} would be rounded with what multiplies its logits")
+    return factors
+
+
+def _fill_of_zero_rows(of: Candidate, fill: float) -> float:
+    """What hides where a row that sees no key has weights of zero, as jax.nn.softmax with ``where`` gives it: the calls
+    have no such weights, so that calls.py sets the row to zero."""
+    assert of.logits is not None
+    if of.keeps_weights:
+        raise NearMissError("hidden weights are set to zero in one place and not in another")
+    if of.logits.sink is not None:
+        raise NearMissError("hidden weights are set to zero beside a sink")
+    if fill > _highest_fill(of):
+        raise NearMissError(f"hidden weights are set to zero, though hidden logits are {fill:g} and count in the sum")
+    if math.isfinite(fill) and any(_may_hide(of, term) for term in of.logits.biases):
+        raise NearMissError("hidden weights are set to zero, and a bias may hide as much as the mask")
+    return -math.inf
 
 
 def _sink(of: Candidate, heads: list[int]) -> Term | None:
@@ -317,12 +360,13 @@ class MatchedGradients:
     output_gradient_labels: Labels
     wanted: dict[str, Result]
     sink: Result | None
+    factors: tuple[FactorGradient, ...]
 
 
 def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     """What the backward call gives; None when the program asks for none. Raises NearMissError."""
     of = matched.of
-    if not of.gradients and of.sink_gradient is None:
+    if not of.gradients and of.sink_gradient is None and not of.factor_gradients:
         return None
     value = of.gradients.get("value")
     if of.product_gradient is not None:
@@ -350,7 +394,7 @@ def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     }
     sink = of.sink_gradient
     of_sink = None if sink is None else Result(sink.instruction, sink.labels)
-    return MatchedGradients(source, labels, wanted, of_sink)
+    return MatchedGradients(source, labels, wanted, of_sink, tuple(of.factor_gradients))
 
 
 def _labels_of_side(of: Candidate, operand: Instruction) -> Labels:

@@ -8,20 +8,23 @@ from dataclasses import replace
 from flagos_backend.ir.attributes import (
     NONE,
     Attributes,
+    CompareAttributes,
     ConstantAttributes,
     CustomCallAttributes,
+    DimensionAttributes,
     DimensionsAttributes,
+    ParameterAttributes,
     TupleIndexAttributes,
 )
 from flagos_backend.ir.constants import scalar_bytes
-from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
 from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.passes.match.assemble import Matched, MatchedGradients, Result
 from flagos_backend.passes.match.groups import Operand, Repetition
 from flagos_backend.passes.match.labels import dims_of, element_type_of
-from flagos_backend.passes.match.symbols import Term
+from flagos_backend.passes.match.symbols import Factor, FactorGradient, Term
 
 Replacements = dict[Instruction, Instruction]
 
@@ -44,6 +47,8 @@ class CallBuilder:
         shape = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
         call = AttentionCall(attention, statistics=False)
         made = self._call(FORWARD, shape, [o.instruction for o in operands], call.config())
+        if self._matched.zeroes_rows:
+            made = self._zeroed(made, self._result_dims, operands, self._rows_that_see(attention, operands))
         return attention, {self._result: self._shaped(made, self._result)}
 
     def forward_and_backward(self, gradients: MatchedGradients) -> tuple[Attention, Replacements]:
@@ -59,37 +64,46 @@ class CallBuilder:
         of_output = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
         both = TupleShape((of_output, statistics))
         call = self._call(FORWARD, both, inputs, AttentionCall(attention, statistics=True).config())
-        output = self._element(call, 0)
+        output, of_rows = self._element(call, 0), self._element(call, 1)
         upstream = Operand(gradients.output_gradient, matched.dims(gradients.output_gradient_labels))
         upstream = self._split(upstream)
-        names: list[str] = [name for name in ("query", "key", "value") if name in gradients.wanted]
-        results = [gradients.wanted[name] for name in names]
-        dims = {name: matched.dims(gradients.wanted[name].labels) for name in names}
+        if matched.zeroes_rows:  # the call's own output and statistics of such a row are NaN
+            seeing = self._rows_that_see(attention, operands)
+            rows = attention.outer_batch + attention.heads_of_query + ("t" if "t" in attention.query else "")
+            output = self._zeroed(output, self._result_dims, operands, seeing)
+            of_rows = self._zeroed(of_rows, rows, operands, seeing)
+            upstream = replace(
+                upstream, instruction=self._zeroed(upstream.instruction, upstream.dims, operands, seeing)
+            )
+        results = dict(gradients.wanted)
         if gradients.sink is not None:
-            names, results = [*names, "sink"], [*results, gradients.sink]
-            dims["sink"] = matched.dims(gradients.sink.labels)
-        for name in ("query", "sink"):
-            if name in dims:
-                dims[name] = self._split_dims(dims[name])
+            results["sink"] = gradients.sink
+        dims = {name: matched.dims(result.labels) for name, result in results.items()}
+        dims |= {name: self._split_dims(dims[name]) for name in ("query", "sink") if name in dims}
+        elements = {name: element_type_of(result.instruction) for name, result in results.items()}
+        if gradients.factors:  # they are made of it
+            dims = {"query": attention.query} | dims
+        if matched.factors:  # and what it is multiplied with is rounded after that
+            elements["query"] = ElementType.F64 if wide else ElementType.F32
         backward = AttentionBackwardCall(
             attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value", "sink"))
         )
-        arguments = [*inputs[:3], output, self._element(call, 1), upstream.instruction, *inputs[3:]]
-        shape = TupleShape(
-            tuple(
-                ArrayShape(element_type_of(result.instruction), _sizes(operands, dims[name]))
-                for name, result in zip(names, results, strict=True)
-            )
-        )
+        arguments = [*inputs[:3], output, of_rows, upstream.instruction, *inputs[3:]]
+        names = [name for name in ("query", "key", "value", "sink") if name in dims]
+        shape = TupleShape(tuple(ArrayShape(elements[name], _sizes(operands, dims[name])) for name in names))
         gradient = self._call(BACKWARD, shape, arguments, backward.config())
-        replaced = {
-            result.instruction: self._shaped(self._element(gradient, i), result.instruction)
-            for i, result in enumerate(results)
+        made: dict[str, Operand] = {
+            name: Operand(self._element(gradient, i), dims[name]) for i, name in enumerate(names)
         }
-        return attention, replaced if matched.is_only_backward else {
-            self._result: self._shaped(output, self._result),
-            **replaced,
-        }
+        replaced = {} if matched.is_only_backward else {self._result: self._shaped(output, self._result)}
+        for factor in gradients.factors:
+            replaced[factor.instruction] = self._gradient_of_factor(factor, made["query"], operands)
+        if matched.factors and "query" in results:
+            element = element_type_of(results["query"].instruction)
+            made["query"] = self._times_factors(made["query"], matched.factors, element, operands)
+        for name, result in results.items():
+            replaced[result.instruction] = self._shaped(made[name].instruction, result.instruction)
+        return attention, replaced
 
     # ---- operands ----
 
@@ -103,14 +117,15 @@ class CallBuilder:
         )
         if repetition is not None:
             key, value = self._before(repetition.key, key), self._before(repetition.value, value)
-        return [self._split(query), key, value, *(self._split(operand) for operand in self._optional())]
+        operands = [self._split(query), key, value, *(self._split(operand) for operand in self._optional())]
+        if matched.factors:
+            element = element_type_of(query.instruction)
+            operands[0] = self._times_factors(operands[0], matched.factors, element, operands)
+        return operands
 
     def _before(self, source: Operand, repeated: Operand) -> Operand:
         """``source`` in the type that it had when it was repeated."""
-        array, element = source.instruction, element_type_of(repeated.instruction)
-        if element_type_of(array) is not element:
-            array = self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
-        return Operand(array, source.dims)
+        return replace(source, instruction=self._converted(source.instruction, element_type_of(repeated.instruction)))
 
     def _attention(self, operands: Sequence[Operand], output: str) -> Attention:
         query, key, value, *rest = (operand.dims for operand in operands)
@@ -143,12 +158,9 @@ class CallBuilder:
         array, element = bias.instruction, element_type_of(bias.instruction)
         if element not in (ElementType.F32, ElementType.F64):
             element = ElementType.F32
-            array = self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
-        number = ConstantAttributes(scalar_bytes(bias.factor, element))
-        factor = self._emit(Opcode.CONSTANT, ArrayShape(element, ()), (), number)
+            array = self._converted(array, element)
         shape = ArrayShape(element, dims_of(array))
-        factors = self._emit(Opcode.BROADCAST, shape, (factor,), DimensionsAttributes(()))
-        return Term(self._emit(Opcode.MULTIPLY, shape, (array, factors)), bias.labels)
+        return Term(self._emit(Opcode.MULTIPLY, shape, (array, self._filled(shape, bias.factor))), bias.labels)
 
     def _combined(self, opcode: Opcode, terms: Sequence[Term]) -> Operand:
         """One array for all ``terms``: over the union of their dimensions."""
@@ -174,8 +186,7 @@ class CallBuilder:
         array = operand.instruction
         if dims_of(array) != sizes:
             array = self._emit(Opcode.RESHAPE, ArrayShape(element_type_of(array), sizes), (array,))
-        if element_type_of(array) is not shape.element_type:
-            array = self._emit(Opcode.CONVERT, ArrayShape(shape.element_type, sizes), (array,))
+        array = self._converted(array, shape.element_type)
         order = sorted(range(len(kept)), key=lambda position: dims.index(kept[position]))
         if order != list(range(len(kept))):
             permuted = ArrayShape(shape.element_type, tuple(sizes[position] for position in order))
@@ -202,14 +213,117 @@ class CallBuilder:
         """``made`` with the dimensions of what it replaces."""
         return made if made.shape == replaced.shape else self._emit(Opcode.RESHAPE, replaced.shape, (made,))
 
+    # ---- factors ----
+
+    def _times_factors(
+        self, array: Operand, factors: Sequence[Factor], element: ElementType, operands: Sequence[Operand]
+    ) -> Operand:
+        """Over the dimensions of ``array``, rounded to ``element`` at the end."""
+        letters, sizes = array.dims.replace("1", ""), dims_of(array.instruction)
+        wide = ElementType.F64 if element_type_of(array.instruction) is ElementType.F64 else ElementType.F32
+        product = self._converted(array.instruction, wide)
+        for factor in factors:
+            term = self._split(Operand(factor.term.instruction, self._matched.dims(factor.term.labels)))
+            other = self._broadcast(term, letters, ArrayShape(wide, _sizes(operands, letters)))
+            if dims_of(other) != sizes:
+                other = self._emit(Opcode.RESHAPE, ArrayShape(wide, sizes), (other,))
+            opcode = Opcode.DIVIDE if factor.divides else Opcode.MULTIPLY
+            product = self._emit(opcode, product.shape, (product, other))
+        return Operand(self._converted(product, element), array.dims)
+
+    def _gradient_of_factor(
+        self, wanted: FactorGradient, gradient: Operand, operands: Sequence[Operand]
+    ) -> Instruction:
+        """Summed over keys, the gradient of the logits times the product is the queries' gradient times the queries."""
+        letters = gradient.dims.replace("1", "")
+        wide = element_type_of(gradient.instruction)
+        shape = ArrayShape(wide, _sizes(operands, letters))
+        query = self._split(Operand(self._matched.query, self._matched.attention.query))
+        sides = [self._broadcast(operand, letters, shape) for operand in (gradient, query)]
+        terms = Operand(self._emit(Opcode.MULTIPLY, shape, sides), letters)
+        within = [factor for factor in wanted.factors if set(factor.term.labels) - {None, *wanted.labels}]
+        around = [factor for factor in wanted.factors if factor not in within]
+        terms = self._times_factors(terms, within, wide, operands)
+        kept = self._split_dims(self._matched.dims(wanted.labels)).replace("1", "")
+        total = self._folded(Opcode.ADD, terms, [letter for letter in letters if letter not in kept])
+        ordered = self._broadcast(total, kept, ArrayShape(wide, _sizes(operands, kept)))
+        element = element_type_of(wanted.instruction)
+        return self._shaped(
+            self._times_factors(Operand(ordered, kept), around, element, operands).instruction,
+            wanted.instruction,
+        )
+
+    # ---- rows that see no key ----
+
+    def _rows_that_see(self, attention: Attention, operands: Sequence[Operand]) -> Operand:
+        """For which rows mask and band leave a key."""
+        visible = operands[3 if attention.bias is None else 4]
+        bounds = (
+            (Comparison.LE, attention.upper),
+            (Comparison.GE, None if attention.lower is None else -attention.lower),
+        )
+        if any(bound is not None for _, bound in bounds):
+            letters = "".join(dict.fromkeys(visible.dims.replace("1", "") + "ts"))
+            shape = ArrayShape(ElementType.PRED, _sizes(operands, letters))
+            positions = replace(shape, element_type=ElementType.S32)
+            key, query = (
+                self._emit(Opcode.IOTA, positions, (), DimensionAttributes(letters.index(letter))) for letter in "st"
+            )
+            ahead = self._emit(Opcode.SUBTRACT, positions, (key, query))
+            both = self._broadcast(visible, letters, shape)
+            for direction, bound in bounds:
+                if bound is not None:
+                    sides = (ahead, self._filled(positions, bound))
+                    inside = self._emit(Opcode.COMPARE, shape, sides, CompareAttributes(direction))
+                    both = self._emit(Opcode.AND, shape, (both, inside))
+            visible = Operand(both, letters)
+        return self._folded(Opcode.OR, visible, "s") if "s" in visible.dims else visible
+
+    def _zeroed(self, array: Instruction, letters: str, operands: Sequence[Operand], seeing: Operand) -> Instruction:
+        """``array``, whose dimensions are ``letters`` or some of them merged, zero in rows that see no key."""
+        letters, sizes = letters.replace("1", ""), dims_of(array)
+        found = self._broadcast(seeing, letters, ArrayShape(ElementType.PRED, _sizes(operands, letters)))
+        if dims_of(found) != sizes:
+            found = self._emit(Opcode.RESHAPE, ArrayShape(ElementType.PRED, sizes), (found,))
+        zeros = self._filled(ArrayShape(element_type_of(array), sizes), 0.0)
+        return self._emit(Opcode.SELECT, array.shape, (found, array, zeros))
+
     # ---- instructions ----
 
+    def _folded(self, opcode: Opcode, operand: Operand, letters: Iterable[str]) -> Operand:
+        """A sum, or whether anything is true, over the dimensions ``letters``."""
+        places = tuple(sorted(operand.dims.index(letter) for letter in letters))
+        one = ArrayShape(element_type_of(operand.instruction))
+        pair = tuple(Instruction(Opcode.PARAMETER, one, (), ParameterAttributes(n), name=f"{n}") for n in range(2))
+        folded = Instruction(opcode, one, pair, name="folded")
+        kept = [d for d in range(len(operand.dims)) if d not in places]
+        shape = replace(one, dims=tuple(dims_of(operand.instruction)[d] for d in kept))
+        sides = (operand.instruction, self._filled(one, 0))
+        callee = Computation("folded", (*pair, folded), folded)
+        made = self._emit(Opcode.REDUCE, shape, sides, DimensionsAttributes(places), (callee,))
+        return Operand(made, "".join(operand.dims[d] for d in kept))
+
+    def _converted(self, array: Instruction, element: ElementType) -> Instruction:
+        if element_type_of(array) is element:
+            return array
+        return self._emit(Opcode.CONVERT, ArrayShape(element, dims_of(array)), (array,))
+
+    def _filled(self, shape: ArrayShape, value: float) -> Instruction:
+        number = ConstantAttributes(scalar_bytes(value, shape.element_type))
+        scalar = self._emit(Opcode.CONSTANT, ArrayShape(shape.element_type), (), number)
+        return self._emit(Opcode.BROADCAST, shape, (scalar,), DimensionsAttributes(())) if shape.dims else scalar
+
     def _emit(
-        self, opcode: Opcode, shape: Shape, operands: Iterable[Instruction], attributes: Attributes = NONE
+        self,
+        opcode: Opcode,
+        shape: Shape,
+        operands: Iterable[Instruction],
+        attributes: Attributes = NONE,
+        called: tuple[Computation, ...] = (),
     ) -> Instruction:
         number = len(self._new)
         name = f"attention.{self._like.name}" + (f".{number}" if number else "")
-        instruction = Instruction(opcode, shape, tuple(operands), attributes, (), name, self._like.metadata)
+        instruction = Instruction(opcode, shape, tuple(operands), attributes, called, name, self._like.metadata)
         self._new.append(instruction)
         return instruction
 

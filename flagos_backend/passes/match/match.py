@@ -50,6 +50,8 @@ def match(module: Module) -> MatchResult:
         substitution = Substitution(replaced)
         instructions = []
         for instruction in matched.instructions:
+            for callee in instruction.called:
+                replaced.setdefault(id(callee), callee)  # a call's own
             instructions.append(substitution.apply(instruction))
             substitution.record(instruction, instructions[-1])
         if not substitution.values:
@@ -72,7 +74,12 @@ class _Attempt:
     @property
     def note(self) -> str:
         what = "attention" if self.gradients is None else "attention and its gradients"
-        return f"{what} at %{self.of.dot.name}: {self.attention}"
+        rows = ", zero where a row sees no key" if self.matched.zeroes_rows else ""
+        factors = "".join(
+            f", queries {'over' if factor.divides else 'times'} %{factor.term.instruction.name}"
+            for factor in self.matched.factors
+        )
+        return f"{what} at %{self.of.dot.name}: {self.attention}{factors}{rows}"
 
 
 def _match_computation(computation: Computation, effects: Effects, notes: list[str]) -> Computation:

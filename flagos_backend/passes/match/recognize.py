@@ -33,12 +33,24 @@ from flagos_backend.passes.match.labels import (
     relabel,
     scalar_of,
 )
+from flagos_backend.passes.match.roles import (
+    note_gradient_of_factor,
+    role,
+    times_product,
+    with_factor,
+    without_zeroes,
+    zero_times_anything,
+    zero_where_hidden,
+)
 from flagos_backend.passes.match.sinks import appended, unpadded, without_sink
 from flagos_backend.passes.match.symbols import (
+    EXPONENTIALS,
+    WEIGHTS,
     Candidate,
     Contraction,
     Hide,
     Logits,
+    LogRowSum,
     Polynomial,
     Powers,
     RowMaximum,
@@ -91,7 +103,7 @@ class Recognizer:
     def broadcast(self, instruction: Instruction) -> Symbol | None:
         """A row's value repeated along the row again: the one label that is missing."""
         symbol = self._symbols.get(instruction.operands[0])
-        if not isinstance(symbol, RowMaximum | Polynomial):
+        if not isinstance(symbol, RowMaximum | LogRowSum | Polynomial):
             return None
         dims = dims_of(instruction)
         of, dimensions = symbol.of, instruction.attributes_as(DimensionsAttributes).dimensions
@@ -157,11 +169,14 @@ class Recognizer:
                 return None
             if isinstance(symbol, Logits):
                 return self._start_softmax(symbol, labels, axes[0])
-            if isinstance(symbol, Shifted) and axes == [symbol.of.row]:
+            if isinstance(symbol, Shifted) and not symbol.less_log_sum and axes == [symbol.of.row]:
                 return RowMaximum(symbol.of, labels, symbol)
         if isinstance(symbol, Polynomial) and opcode is Opcode.MAXIMUM and symbol.of.axis is None:
             other = instruction.operands[0]
             self.broken[other] = f"{other.opcode} %{other.name} is no soft cap of logits, though made with tanh"
+        if isinstance(symbol, Polynomial) and opcode is Opcode.ADD and initial == 0 and symbol.times_product:
+            note_gradient_of_factor(instruction, symbol, labels)
+            return None
         if isinstance(symbol, Polynomial) and opcode is Opcode.ADD and initial == 0:
             return symbol if not axes and labels == symbol.labels else self._row_sum(symbol, labels, axes)
         return None
@@ -177,12 +192,12 @@ class Recognizer:
         return RowMaximum(of, labels, symbol)
 
     @staticmethod
-    def _row_sum(symbol: Polynomial, labels: Labels, axes: list[int | None]) -> Polynomial | None:
+    def _row_sum(symbol: Polynomial, labels: Labels, axes: list[int | None]) -> Symbol | None:
         if not axes:
-            return polynomial(symbol.of, labels, dict(symbol.terms))
+            return with_labels(symbol, labels)
         if axes != [symbol.of.row]:
             return None
-        if symbol.zeroed:
+        if symbol.zeroed or symbol.partly:
             symbol.of.zeroes_weights = True
         terms: dict[Powers, float] = {}
         for powers, coefficient in symbol.terms:
@@ -191,7 +206,7 @@ class Recognizer:
             # sum of e is l; sum of g·e is l·r
             row = Powers(0, powers.row_sum + 1, 0, powers.row_dot + powers.gradient)
             terms[row] = terms.get(row, 0.0) + coefficient
-        return polynomial(symbol.of, labels, terms)
+        return replace(polynomial(symbol.of, labels, terms, finite=symbol.finite), factors=symbol.factors)
 
     def dot(self, instruction: Instruction) -> Symbol | None:
         for side, operand in enumerate(instruction.operands):
@@ -218,7 +233,7 @@ class Recognizer:
         result = tuple(batch + (mine + list(theirs) if side == 0 else list(theirs) + mine))
         labels = dot_operand_labels(dot, result, contracted)[1 - side]
         summed = frozenset(label for label in contracted if label is not None)
-        name = self._role(symbol, summed)
+        name = role(symbol, summed)
         if name is None:
             return False
         contraction = Contraction(dot, other, labels, summed, result)
@@ -227,20 +242,6 @@ class Recognizer:
         else:
             of.gradients.setdefault(name, contraction)
         return True
-
-    @staticmethod
-    def _role(symbol: Polynomial, summed: frozenset[int]) -> str | None:
-        of = symbol.of
-        over_keys = summed == {of.axis}
-        if symbol.coefficient() == 1.0:
-            of.zeroes_weights = of.zeroes_weights or bool(symbol.zeroed)
-            return "output" if over_keys else "value"
-        scale = symbol.gradient_scale()
-        if scale is None or of.logits is None or abs(scale - of.logits.slope) > 1e-6 * abs(of.logits.slope):
-            return None
-        if symbol.zeroed != frozenset(of.logits.hides):
-            return None
-        return "query" if over_keys else "key"
 
     def _start_candidate(self, dot: Instruction) -> Logits | None:
         a = dot.attributes_as(DotAttributes)
@@ -260,7 +261,14 @@ class Recognizer:
 
     def exponential(self, instruction: Instruction) -> Symbol | None:
         symbol = self._symbols.get(instruction.operands[0])
-        return polynomial(symbol.of, symbol.labels, {Powers(1): 1.0}) if isinstance(symbol, Shifted) else None
+        if not isinstance(symbol, Shifted):
+            return None
+        return polynomial(symbol.of, symbol.labels, {WEIGHTS if symbol.less_log_sum else EXPONENTIALS: 1.0})
+
+    def logarithm(self, instruction: Instruction) -> Symbol | None:
+        symbol = self._symbols.get(instruction.operands[0])
+        is_sum = isinstance(symbol, Polynomial) and symbol.is_row_sum
+        return LogRowSum(symbol.of, symbol.labels) if symbol is not None and is_sum else None
 
     def tanh(self, instruction: Instruction) -> Symbol | None:
         """A soft cap, before anything is added or hidden."""
@@ -304,6 +312,8 @@ class Recognizer:
             return Shifted(a.of, a.labels) if same else None
         if isinstance(a, Shifted) and isinstance(b, RowMaximum) and isinstance(b.logits, Shifted):
             return a if a.of is b.of and a.labels == b.labels else None  # it is zero, or NaN as they are
+        if isinstance(a, Shifted) and isinstance(b, LogRowSum):
+            return replace(a, less_log_sum=True) if a == Shifted(b.of, b.labels) else None
         if isinstance(a, Logits) and (b is None or b.of is not a.of):
             return self._with_bias(a, instruction.operands[1], -1.0)
         return None
@@ -325,13 +335,22 @@ class Recognizer:
             return multiplied(left, right)
         for symbol in (a, b):
             if isinstance(symbol, Polynomial) and symbol.is_zero:
-                return symbol
+                return zero_times_anything(symbol)
         for operand, other in _both_ways(instruction):
             symbol, scalar = self._symbols.get(operand), scalar_of(other)
-            if isinstance(symbol, Polynomial):
-                return self._with_gradient(symbol, other) if scalar is None else scaled(symbol, scalar)
+            beside = self._symbols.get(other)
+            if isinstance(symbol, Polynomial) and isinstance(beside, Logits) and beside.of is symbol.of:
+                return times_product(symbol, beside)
+            if isinstance(symbol, Polynomial) and scalar is None:
+                return self._with_gradient(symbol, other) or with_factor(symbol, other, divides=False)
+            if isinstance(symbol, Polynomial) and scalar is not None:
+                return scaled(symbol, scalar)
             if isinstance(symbol, Logits) and scalar is not None:
                 return scaled_logits(symbol, scalar)
+        for operand, other in _both_ways(instruction):
+            symbol = self._symbols.get(operand)
+            if isinstance(symbol, Logits) and other not in self._symbols:
+                return with_factor(symbol, other, divides=False)
         return None
 
     def divide(self, instruction: Instruction) -> Symbol | None:
@@ -339,12 +358,14 @@ class Recognizer:
         a, b = self._symbols.get(above), self._symbols.get(below)
         scalar = scalar_of(below)
         if isinstance(a, Polynomial) and a.is_zero:
-            return a
+            return zero_times_anything(a)
         if isinstance(a, Polynomial) and scalar:
             return scaled(a, 1.0 / scalar)
         if isinstance(a, Logits) and scalar:
             return scaled_logits(a, 1.0 / scalar)
-        if not isinstance(b, Polynomial) or len(b.terms) != 1:
+        if isinstance(a, Logits | Polynomial) and b is None and scalar is None:
+            return with_factor(a, below, divides=True)
+        if not isinstance(b, Polynomial) or len(b.terms) != 1 or b.zeroed or b.partly or b.factors:
             return None
         powers, coefficient = b.terms[0]
         inverse = polynomial(b.of, b.labels, {powers.inverse(): 1.0 / coefficient})
@@ -366,16 +387,8 @@ class Recognizer:
                 hide = Hide(term, visible, fill)
                 return replace(symbol, hides=(*symbol.hides, hide))
             if isinstance(symbol, Polynomial) and fill == 0:
-                return self._undo_hide(symbol, term, visible)
+                return zero_where_hidden(symbol, term, visible)
         return None
-
-    @staticmethod
-    def _undo_hide(symbol: Polynomial, term: Term, visible: bool) -> Polynomial | None:
-        """A select of the backward pass: hidden logits have no gradient."""
-        hide = _hide_of(symbol.of, term, visible)
-        if hide is None:
-            return None
-        return Polynomial(symbol.of, symbol.labels, symbol.terms, symbol.zeroed | {hide})
 
     def _symbol_of_same(self, symbol: Symbol, other: Instruction) -> Symbol | None:
         found = self._symbols.get(other)
@@ -397,34 +410,15 @@ class Recognizer:
         term = unpadded(of, Term(*peel(other, symbol.labels, exact=False)))
         if of.row != of.axis and of.row in term.labels:
             return None
-        term = _without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
+        term, zeroed = without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
         if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
             return None
         of.product_gradient = term
-        return polynomial(of, symbol.labels, {Powers(gradient=1): 1.0})
+        return replace(polynomial(of, symbol.labels, {Powers(gradient=1): 1.0}, finite=True), zeroed=zeroed)
 
     def _with_gradient(self, symbol: Polynomial, other: Instruction) -> Polynomial | None:
         gradient = self._gradient(symbol, other)
         return None if gradient is None else multiplied(symbol, gradient)
-
-
-def _hide_of(of: Candidate, term: Term, visible: bool) -> Hide | None:
-    hides = of.logits.hides if of.logits else ()
-    return next((hide for hide in hides if hide.predicate == term and hide.visible is visible), None)
-
-
-def _without_zeroes(of: Candidate, term: Term) -> Term:
-    """The gradient of weights that were set to zero where a key is hidden, before it was set to zero there too."""
-    if term.instruction.opcode is not Opcode.SELECT:
-        return term
-    predicate, on_true, on_false = term.instruction.operands
-    for kept, other, visible in ((on_true, on_false, True), (on_false, on_true, False)):
-        if scalar_of(other) == 0 and dims_of(predicate) == dims_of(kept):
-            hide = _hide_of(of, Term(*peel(predicate, term.labels, exact=True, broadcasts=True)), visible)
-            if hide is not None:
-                of.zeroes_weights = True
-                return _without_zeroes(of, Term(*peel(kept, term.labels, exact=False)))
-    return term
 
 
 def folded_with(instruction: Instruction) -> Opcode | None:
@@ -462,6 +456,7 @@ _RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
     Opcode.DOT: Recognizer.dot,
     Opcode.EXP: Recognizer.exponential,
     Opcode.GET_TUPLE_ELEMENT: Recognizer.element,
+    Opcode.LOG: Recognizer.logarithm,
     Opcode.MAXIMUM: Recognizer.maximum,
     Opcode.MULTIPLY: Recognizer.multiply,
     Opcode.NEGATE: Recognizer.negate,

@@ -24,6 +24,14 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class Factor:
+    """An array that multiplies or ``divides`` another, and is the same for all keys."""
+
+    term: Term
+    divides: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Hide:
     """select: logits become ``fill`` where the predicate is not ``visible``."""
 
@@ -54,6 +62,15 @@ class Contraction:
     labels_of_result: Labels
 
 
+@dataclass(frozen=True, slots=True)
+class FactorGradient:
+    """The gradient of the logits times the product, times ``factors``, summed into ``instruction``."""
+
+    instruction: Instruction
+    labels: Labels
+    factors: tuple[Factor, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Candidate:
     """An attention in the making: everything that was recognized around one product of queries and keys."""
@@ -68,7 +85,10 @@ class Candidate:
     product_gradient: Term | None = None  # gradient of the weights, before the softmax's derivative
     gradients: dict[str, Contraction] = field(default_factory=dict)
     sink_gradient: Term | None = None  # of each row's sink
+    factor_gradients: list[FactorGradient] = field(default_factory=list)
     zeroes_weights: bool = False  # weights of hidden keys are set to zero, also those of a row that sees no key
+    keeps_weights: bool = False  # of some product they are not, or only those of a row that sees a key
+    weighs_exponentials: bool = False  # values are weighted with e, and divided by its sum only then, if at all
     members: dict[Instruction, None] = field(default_factory=dict)  # instructions that only this attention needs
 
     @property
@@ -84,7 +104,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Logits:
     """where(visible, scale * product + biases, fill) on the way into a softmax; with ``cap``
-    cap * tanh(scale * product) in the place of scale * product."""
+    cap * tanh(scale * product) in the place of scale * product. The product is that of queries and keys and of
+    ``factors``."""
 
     of: Candidate
     labels: Labels
@@ -93,6 +114,7 @@ class Logits:
     hides: tuple[Hide, ...] = ()
     cap: float | None = None
     sink: Sink | None = None
+    factors: tuple[Factor, ...] = ()
 
     @property
     def slope(self) -> float:
@@ -107,10 +129,11 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """Logits less the maximum of their row."""
+    """Logits less the maximum of their row, and ``less_log_sum``: logarithms of weights."""
 
     of: Candidate
     labels: Labels
+    less_log_sum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +143,24 @@ class RowMaximum:
     logits: Logits | Shifted
 
 
+@dataclass(frozen=True, slots=True)
+class LogRowSum:
+    """The logarithm of l."""
+
+    of: Candidate
+    labels: Labels
+
+
 class Powers(NamedTuple):
     """exponential: e = exp(shifted logits). row_sum: l = sum of e. gradient: g = gradient of the weights e/l.
-    row_dot: r = sum of g·e/l over a row. tanh: h, of logits with a soft cap."""
+    row_dot: r = sum of g·e/l over a row. tanh: h, of logits with a soft cap. product: of queries and keys alone."""
 
     exponential: int = 0
     row_sum: int = 0
     gradient: int = 0
     row_dot: int = 0
     tanh: int = 0
+    product: int = 0
 
     def times(self, other: Powers) -> Powers:
         return Powers(*(a + b for a, b in zip(self, other, strict=True)))
@@ -139,46 +171,64 @@ class Powers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
-    """Coefficients of monomials, none zero. ``zeroed``: the hides in whose hidden places it was set to zero."""
+    """Coefficients of monomials, none zero. What it is at hidden keys counts in rows that see no key, as e is zero
+    there in all others. ``zeroed``: the hides at whose hidden keys it is zero, whatever the row sees. ``partly``: those
+    at whose hidden keys the same monomials have other coefficients. ``finite``: no infinity and no NaN, whatever the
+    row sees. ``factors``: of all of it."""
 
     of: Candidate
     labels: Labels
     terms: tuple[tuple[Powers, float], ...]
     zeroed: frozenset[Hide] = frozenset()
+    partly: frozenset[Hide] = frozenset()
+    finite: bool = False
+    factors: tuple[Factor, ...] = ()
 
     @property
     def is_zero(self) -> bool:
         """Whether everything cancelled, as in what a gradient sends through the maximum."""
         return not self.terms
 
+    @property
+    def times_product(self) -> bool:
+        return any(powers.product for powers, _ in self.terms)
+
+    @property
+    def is_row_sum(self) -> bool:
+        return self.terms == ((Powers(row_sum=1), 1.0),) and not self.factors
+
     def coefficient(self) -> float | None:
         """c, when this is c·e/l: the weights."""
-        return self.terms[0][1] if len(self.terms) == 1 and self.terms[0][0] == WEIGHTS else None
+        return self.terms[0][1] if len(self.terms) == 1 and self.terms[0][0] == WEIGHTS and not self.factors else None
 
-    def gradient_scale(self) -> float | None:
+    def gradient_scale(self, product: int = 0) -> float | None:
         """c, when this is c·(e/l)(g - r): the gradient of the logits; with a cap c·(e/l)(g - r)(1 - h²), that of what
-        tanh was taken of."""
+        tanh was taken of. ``product``: times that power of the product. Factors do not count."""
         found = dict(self.terms)
-        c = found.get(_WEIGHTED_GRADIENT)
+        weighted, row = (powers._replace(product=product) for powers in (_WEIGHTED_GRADIENT, _WEIGHTED_ROW_DOT))
+        c = found.get(weighted)
         if c is None:
             return None
-        wanted = {_WEIGHTED_GRADIENT: c, _WEIGHTED_ROW_DOT: -c}
+        wanted = {weighted: c, row: -c}
         if self.of.logits is not None and self.of.logits.cap is not None:
             wanted |= {powers.times(Powers(tanh=2)): -factor for powers, factor in wanted.items()}
         return c if found == wanted else None
 
     def gradient_of_sink(self) -> bool:
         """Whether this is (e/l)(g - r), before the cap of the keys' logits and what hid them."""
-        return not self.zeroed and dict(self.terms) == {_WEIGHTED_GRADIENT: 1.0, _WEIGHTED_ROW_DOT: -1.0}
+        plain = not (self.zeroed or self.partly or self.factors)
+        return plain and dict(self.terms) == {_WEIGHTED_GRADIENT: 1.0, _WEIGHTED_ROW_DOT: -1.0}
 
 
-WEIGHTS = Powers(1, -1)
+EXPONENTIALS, WEIGHTS = Powers(1), Powers(1, -1)
 _WEIGHTED_GRADIENT, _WEIGHTED_ROW_DOT = Powers(1, -1, 1, 0), Powers(1, -1, 0, 1)
 
-Symbol = Logits | RowMaximum | Shifted | Polynomial
+Symbol = Logits | RowMaximum | Shifted | LogRowSum | Polynomial
 
 
-def polynomial(
-    of: Candidate, labels: Labels, terms: dict[Powers, float], zeroed: frozenset[Hide] = frozenset()
-) -> Polynomial:
-    return Polynomial(of, labels, tuple(sorted((p, c) for p, c in terms.items() if c)), zeroed)
+def polynomial(of: Candidate, labels: Labels, terms: dict[Powers, float], *, finite: bool = False) -> Polynomial:
+    return Polynomial(of, labels, terms_of(terms), finite=finite)
+
+
+def terms_of(terms: dict[Powers, float]) -> tuple[tuple[Powers, float], ...]:
+    return tuple(sorted((p, c) for p, c in terms.items() if c))

@@ -62,9 +62,32 @@ def called_back(x: jax.Array) -> jax.Array:
     return jax.pure_callback(lambda x: np.asarray(x) * 3, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
 
 
+def hidden(x: jax.Array) -> jax.Array:
+    """Attention, with its gradient, that leaves the third row no key."""
+
+    def loss(x: jax.Array) -> jax.Array:
+        logits = jnp.einsum("td,sd->ts", x, x[::-1]) / 8
+        visible = (x[:, :1] > x[:, 1]) & (jnp.arange(6)[:, None] != 2)
+        return jnp.mean(jnp.sin(jax.nn.softmax(logits, where=visible) @ jnp.cos(x)))
+
+    return jax.grad(loss)(x)
+
+
+def tempered(x: jax.Array) -> jax.Array:
+    """Attention of two heads with a temperature for each, and its gradients."""
+
+    def loss(x: jax.Array, temperature: jax.Array) -> jax.Array:
+        heads = x.reshape(6, 2, 4)
+        logits = jnp.einsum("thd,shd->hts", heads, heads[::-1]) / 8 * temperature[:, None, None]
+        return jnp.mean(jnp.sin(jnp.einsum("hts,shd->thd", jax.nn.softmax(logits), jnp.cos(heads))))
+
+    gradients = jax.grad(loss, (0, 1))(x, x[0, :2])
+    return jnp.concatenate([gradients[0].ravel(), gradients[1]])
+
+
 @pytest.mark.parametrize(
     "function",
-    [softmax_gradient, normalised, joined, random, counted, until_large, scanned, called_back],
+    [softmax_gradient, normalised, joined, random, counted, until_large, scanned, called_back, hidden, tempered],
     ids=lambda function: function.__name__,
 )
 def test_as_on_the_cpu(

@@ -13,7 +13,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.triton import attention_kernels
-from support.attention import CASES, assert_close, oracle, problem
+from support.attention import CASES, assert_close, assert_rows_without_a_key_are_zero, oracle, problem
 
 E = ElementType
 SIMULATED = Target("cpu", "simulated")
@@ -50,6 +50,12 @@ def test_cases(name, rng):
 @pytest.mark.parametrize("name", ["mask, finite", "mask, window", "added mask", "added mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes=SIZES, hide_all=True), E.F32)
+
+
+@pytest.mark.parametrize("name", ["mask", "bias, mask, causal"])
+def test_rows_that_see_no_key_and_have_weights_of_zero(name, rng):
+    p = problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, hide_all=True)
+    assert_rows_without_a_key_are_zero(p, kernels(p), E.F32)
 
 
 @triton.jit

@@ -13,7 +13,14 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, Atten
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference import attention, registry
-from support.attention import CASES, assert_close, calls_of, oracle, problem
+from support.attention import (
+    CASES,
+    assert_close,
+    assert_rows_without_a_key_are_zero,
+    calls_of,
+    oracle,
+    problem,
+)
 
 E = ElementType
 
@@ -36,6 +43,13 @@ def test_cases(name, element, rng):
 @pytest.mark.parametrize("name", ["mask, finite", "mask, causal", "mask, window", "added mask", "added mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), hide_all=True), E.F32)
+
+
+@pytest.mark.parametrize("element", [E.F32, E.F64, E.F16, E.BF16], ids=lambda e: e.name)
+@pytest.mark.parametrize("name", ["mask", "bias, mask, causal"])
+def test_rows_that_see_no_key_and_have_weights_of_zero(name, element, rng):
+    p = problem(CASES[name], element, int(rng.integers(1 << 30)), hide_all=True)
+    assert_rows_without_a_key_are_zero(p, tuple(map(registry.prepare, p.calls)), element)
 
 
 def test_blocks_of_queries(monkeypatch, rng):

@@ -18,6 +18,7 @@ from support.matching import TOKENS, check, gradient, matched, run, targets
 
 B, T, S, N, K, D = 2, TOKENS, TOKENS, 4, 2, 8
 dpa = jax.nn.dot_product_attention
+LOWEST = np.finfo(np.float32).min
 
 
 @pytest.fixture
@@ -69,6 +70,20 @@ def lower():
     return jnp.tril(jnp.ones((T, S), bool))
 
 
+def by_logarithms(q, k, v):
+    logits = jnp.where(lower(), jnp.einsum("bthd,bshd->bhts", q, k) / 3, -jnp.inf)
+    return jnp.einsum("bhts,bshd->bthd", jnp.exp(jax.nn.log_softmax(logits)), v)
+
+
+def by_logarithms_of_logits_in_parts(q, k, v):
+    """As log_softmax is written out, with repeated heads and a finite fill."""
+    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    logits = jnp.where(lower(), jnp.einsum("bthd,bshd->bhts", q, k) / 3, -1e10)
+    logits = logits - logits.max(-1, keepdims=True)
+    weights = jnp.exp(logits - jnp.log(jnp.exp(logits).sum(-1, keepdims=True)))
+    return jnp.einsum("bhts,bshd->bthd", weights, v)
+
+
 def maximum_with_a_gradient(q, k, v):
     logits = jnp.where(lower(), jnp.einsum("bthd,bshd->bhts", q, k) / 3, -1e10)
     weights = jnp.exp(logits - logits.max(-1, keepdims=True))
@@ -109,6 +124,8 @@ SPELLINGS = {
     "gpt2": (gpt2, N),
     "written out": (written_out, N),
     "maximum with a gradient": (maximum_with_a_gradient, N),
+    "by logarithms": (by_logarithms, N),
+    "by logarithms, grouped": (by_logarithms_of_logits_in_parts, K),
     "zeroed again": (zeroed_again, N),
     "scaled after the mask": (scaled_after_the_mask, N),
     "one less the mask": (one_less_the_mask, N),
@@ -175,8 +192,25 @@ def test_bias_and_masks(draw, rng, differentiate):
     check(gradient(function) if differentiate else function, *args, calls=calls, tolerance=1e-5, biased=True)
 
 
-def test_rows_that_see_no_key(draw):
+@pytest.mark.parametrize("softmax", [jax.nn.softmax, lambda x: jnp.exp(jax.nn.log_softmax(x))])
+@pytest.mark.parametrize("fill", [-1e9, LOWEST])
+def test_rows_that_see_no_key(draw, rng, softmax, fill):
     """A finite fill makes their weights equal over all keys, hidden ones too; so does the call."""
+    mask = rng.random((B, 1, T, S)) < 0.6
+    mask[0] = False
+    mask[1, 0, ::5] = False
+    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), mask]
+
+    def function(q, k, v, mask):
+        logits = jnp.where(mask, jnp.einsum("bthd,bshd->bhts", q, k) / 3, fill)
+        return jnp.einsum("bhts,bshd->bthd", softmax(logits), v)
+
+    check(function, *args, calls=[FORWARD], tolerance=2e-6)
+    check(gradient(function), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
+
+
+def test_sequences_that_see_no_key(draw):
+    """As above, by JAX's own function."""
     mask = np.ones((B, 1, 1, S), bool)
     mask[0] = False
     args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), mask]
@@ -187,7 +221,6 @@ def test_rows_that_see_no_key(draw):
     check(gradient(function), *args, calls=[FORWARD, BACKWARD], tolerance=1e-5)
 
 
-LOWEST = np.finfo(np.float32).min
 TWO_MASKS = {
     "two biases": lambda x, kept: x + jnp.where(lower(), 0, LOWEST) + (1 - kept) * LOWEST,
     "a mask and a bias": lambda x, kept: jnp.where(lower(), x + (1 - kept) * LOWEST, -1e9),
@@ -244,30 +277,6 @@ def test_a_bias_that_hides_nothing_leaves_the_band(draw):
     assert "upper=0" in matched(function, *args)[1].notes[0]
 
 
-ZEROED = {
-    "after": lambda m, x: jnp.where(m, jax.nn.softmax(jnp.where(m, x, -1e30)), 0),
-    "after infinity": lambda m, x: jnp.where(m, jax.nn.softmax(jnp.where(m, x, -jnp.inf)), 0),
-    "by JAX": lambda m, x: jax.nn.softmax(x, where=m),
-}
-
-
-@pytest.mark.parametrize("name", ZEROED)
-@pytest.mark.parametrize("differentiate", [False, True])
-def test_rows_whose_weights_are_all_set_to_zero(draw, rng, name, differentiate):
-    """The call has no such rows: theirs are equal weights, or NaN."""
-    mask = rng.random((B, 1, T, S)) < 0.7
-    mask[0, 0, 3] = False
-    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), mask]
-
-    def function(q, k, v, mask):
-        weights = ZEROED[name](mask, jnp.einsum("bthd,bshd->bhts", q, k))
-        return jnp.einsum("bhts,bshd->bthd", weights, v)
-
-    module, result = matched(gradient(function) if differentiate else function, *args)
-    assert result.module is module
-    assert "set to zero" in result.notes[0]
-
-
 @pytest.mark.parametrize("added", [False, True])
 def test_the_lowest_f16_hides(draw, added):
     args = [jnp.asarray(draw(B, T, N, D), jnp.float16) for _ in range(3)]
@@ -318,7 +327,7 @@ def test_one_query(draw):
     check(decode, *args, calls=[FORWARD], tolerance=2e-6)
 
 
-@pytest.mark.parametrize("name", ["causal, grouped", "llama", "written out"])
+@pytest.mark.parametrize("name", ["causal, grouped", "llama", "written out", "by logarithms", "by logarithms, grouped"])
 def test_bfloat16(draw, name):
     """bf16 programs round weights and products where the call does not: it is as close to the exact result. The loss is
     left out, as a sum of numbers of both signs is right by chance."""
@@ -392,10 +401,22 @@ def with_a_sink(q, k, v):
     return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits)[..., :-1], v)
 
 
+def divided_at_the_end(q, k, v):
+    logits = jnp.einsum("bthd,bshd->bhts", q, k)
+    weights = jnp.exp(logits - logits.max(-1, keepdims=True))
+    return jnp.einsum("bhts,bshd->bthd", weights, v) / weights.sum(-1).swapaxes(1, 2)[..., None]
+
+
+def base_of_two(q, k, v):
+    weights = jnp.exp2(jax.nn.log_softmax(jnp.einsum("bthd,bshd->bhts", q, k)))
+    return jnp.einsum("bhts,bshd->bthd", weights, v)
+
+
 NEAR_MISSES = {
+    "weights that are divided at the end": (divided_at_the_end, "before the weights are divided by their sum"),
+    "logarithms to another base": (base_of_two, "no values are weighted"),
     "one more key that has no value": (with_a_sink, "pad"),
     "logits of another function": (einsums(lambda x: 50 * jnp.sin(x / 50)), "sine"),
-    "a temperature that is no constant": (lambda q, k, v: einsums(lambda x: x * q[0, 0, 0, 0])(q, k, v), "multiply"),
     "softmax over the queries": (
         lambda q, k, v: jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k), axis=2), v),
         "changes the logits|weighted|call does not give",

@@ -1,0 +1,125 @@
+"""What an array is that the program makes of weights or of the gradient of logits: what a call has to give. And what
+hides and factors make of them on the way there. For recognize.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.passes.match.labels import Labels, dims_of, peel, scalar_of
+from flagos_backend.passes.match.symbols import (
+    EXPONENTIALS,
+    Candidate,
+    Factor,
+    FactorGradient,
+    Hide,
+    Logits,
+    Polynomial,
+    Term,
+)
+
+
+def role(symbol: Polynomial, summed: frozenset[int]) -> str | None:
+    """Which result a product with ``symbol`` is that sums over ``summed``."""
+    over_keys = summed == {symbol.of.axis}
+    if symbol.coefficient() == 1.0:
+        symbol.of.zeroes_weights |= bool(symbol.zeroed | symbol.partly)
+        _note_rows(symbol)
+        return "output" if over_keys else "value"
+    is_exponentials = [powers for powers, _ in symbol.terms] == [EXPONENTIALS] and not symbol.factors
+    symbol.of.weighs_exponentials |= over_keys and is_exponentials
+    logits = symbol.of.logits
+    if logits is None or Counter(symbol.factors) != Counter(logits.factors):
+        return None
+    return ("query" if over_keys else "key") if _is_gradient(symbol) else None
+
+
+def note_gradient_of_factor(reduce: Instruction, symbol: Polynomial, labels: Labels) -> None:
+    """``reduce`` sums a gradient of logits times their product, over keys and what else is not in ``labels``."""
+    of = symbol.of
+    if not {of.axis, of.row} & set(labels) and _is_gradient(symbol, product=1):
+        of.factor_gradients.append(FactorGradient(reduce, labels, symbol.factors))
+
+
+def _is_gradient(symbol: Polynomial, product: int = 0) -> bool:
+    """Whether it is that of the logits, zero where a key is hidden."""
+    of, scale = symbol.of, symbol.gradient_scale(product)
+    if scale is None or of.logits is None or abs(scale - of.logits.slope) > 1e-6 * abs(of.logits.slope):
+        return False
+    if symbol.zeroed | symbol.partly != _hides(of):
+        return False
+    of.zeroes_weights |= bool(symbol.partly)
+    _note_rows(symbol)
+    return True
+
+
+def _note_rows(symbol: Polynomial) -> None:
+    symbol.of.keeps_weights |= symbol.zeroed != _hides(symbol.of)
+
+
+def _hides(of: Candidate) -> frozenset[Hide]:
+    return frozenset(of.logits.hides if of.logits else ())
+
+
+# ---- factors ----
+
+
+def with_factor(symbol: Logits | Polynomial, other: Instruction, *, divides: bool) -> Logits | Polynomial | None:
+    """``symbol`` times an array, or divided by it, that is the same for all keys. Of logits it is known only later
+    whether it is (assemble.py); they must be no more than a product yet."""
+    factor = Factor(Term(*peel(other, symbol.labels, exact=True, broadcasts=True)), divides)
+    if isinstance(symbol, Polynomial):
+        per_key = {symbol.of.axis, symbol.of.row} & set(factor.term.labels)
+        return None if per_key else replace(symbol, factors=(*symbol.factors, factor))
+    if not symbol.is_product or symbol.cap is not None or set(symbol.labels) <= {None, *factor.term.labels}:
+        return None
+    return replace(symbol, factors=(*symbol.factors, factor))
+
+
+def times_product(symbol: Polynomial, logits: Logits) -> Polynomial | None:
+    """As the gradient of a factor begins."""
+    if logits.labels != symbol.labels or not logits.is_product or logits.cap is not None:
+        return None
+    terms = tuple((p._replace(product=p.product + 1), c * logits.scale) for p, c in symbol.terms)
+    return replace(symbol, terms=terms, factors=(*symbol.factors, *logits.factors))
+
+
+# ---- hides ----
+
+
+def zero_where_hidden(symbol: Polynomial, term: Term, visible: bool) -> Polynomial | None:
+    """A select of the backward pass, hidden logits have no gradient; or of the weights."""
+    hide = _hide_of(symbol.of, term, visible)
+    if hide is None:
+        return None
+    zeroed = symbol.zeroed | {hide}
+    finite = symbol.finite or zeroed == _hides(symbol.of)
+    return replace(symbol, zeroed=zeroed, partly=symbol.partly - zeroed, finite=finite)
+
+
+def without_zeroes(of: Candidate, term: Term) -> tuple[Term, frozenset[Hide]]:
+    """The gradient of weights that were set to zero where a key is hidden, before it was set to zero there too; and
+    where it was."""
+    if term.instruction.opcode is not Opcode.SELECT:
+        return term, frozenset()
+    predicate, on_true, on_false = term.instruction.operands
+    for kept, other, visible in ((on_true, on_false, True), (on_false, on_true, False)):
+        if scalar_of(other) == 0 and dims_of(predicate) == dims_of(kept):
+            hide = _hide_of(of, Term(*peel(predicate, term.labels, exact=True, broadcasts=True)), visible)
+            if hide is not None:
+                of.zeroes_weights = True
+                source, zeroed = without_zeroes(of, Term(*peel(kept, term.labels, exact=False)))
+                return source, zeroed | {hide}
+    return term, frozenset()
+
+
+def zero_times_anything(zero: Polynomial) -> Polynomial:
+    """The product of nothing and of something that may be infinite in rows that see no key."""
+    return replace(zero, zeroed=frozenset(), finite=False)
+
+
+def _hide_of(of: Candidate, term: Term, visible: bool) -> Hide | None:
+    hides = of.logits.hides if of.logits else ()
+    return next((hide for hide in hides if hide.predicate == term and hide.visible is visible), None)
