@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_map_only
+
+from flagos_backend.torch.compile.placement import computes_on_host
+from flagos_backend.torch.compile.sites import HOST
 
 aten = torch.ops.aten
 
@@ -34,15 +39,29 @@ _SUM = 0
 
 
 def _embedding_bag(args: Sequence[Any], result: Any) -> Any:
-    """Sums of bfloat16 keep no list of the bag of each index, as those of float32."""
+    """The CPU saves other lists than accelerators, as which PyTorch traces the device flagos over its memory too. Its
+    sums of bfloat16 keep no list of the bag of each index, as those of float32."""
+    device = args[0].device
+    if not computes_on_host(device):
+        return result
+    if device.type != HOST:
+        mode = detect_fake_mode(args)
+        assert mode is not None, "graphs are traced on tensors without data"
+        with mode:
+            alike = tree_map_only(torch.Tensor, lambda t: _placed(t, HOST), list(args))
+            result = tree_map_only(torch.Tensor, lambda t: _placed(t, device), aten._embedding_bag.default(*alike))
     defaults = (False, _SUM, False, None, False, -1)
     given: list[Any] = [*args, *defaults[len(args) - 3 :]]
-    weight, mode, scale, padding = given[0], given[4], given[6], given[8]
+    weight, reduction, scale, padding = given[0], given[4], given[6], given[8]
     dense = weight.stride(1) == 1 and (scale is None or scale.stride(0) == 1)
-    if weight.dtype is not torch.bfloat16 or mode != _SUM or padding >= 0 or not dense:
+    if weight.dtype is not torch.bfloat16 or reduction != _SUM or padding >= 0 or not dense:
         return result
     output, bags, *rest = result
     return (output, bags.new_empty(0), *rest)
+
+
+def _placed(traced: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    return torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=device)
 
 
 _CORRECTIONS: Mapping[Any, _Correction] = {

@@ -24,6 +24,16 @@ def is_supported(device: torch.device) -> bool:
     return device.type in (HOST, FLAGOS) or (device.type != "meta" and find(device) is not None)
 
 
+def computes_on_host(device: torch.device) -> bool:
+    """Whether PyTorch's own kernels for the device are those of the CPU."""
+    if device.type != FLAGOS:
+        return device.type == HOST
+    # Imported where there is such a tensor: the package registers the device.
+    from flagos_backend.torch.device.runtime import runtime
+
+    return runtime().inner.type == HOST
+
+
 def is_flagos(value: object) -> bool:
     """Whether the value is a tensor on the device flagos, perhaps one without data."""
     return isinstance(value, torch.Tensor) and value.device.type == FLAGOS

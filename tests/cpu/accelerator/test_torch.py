@@ -4,6 +4,8 @@ be past their first launches."""
 from __future__ import annotations
 
 import copy
+import dataclasses
+import types
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +34,36 @@ def test_each_tensor_has_its_site() -> None:
     assert sites.site_of([torch.device("cpu")]) is host
     assert sites.site_of([torch.device("cpu"), FLAGOS]) is accelerator
     assert sites.find(torch.device("cuda:0")) is None
+
+
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.SimpleNamespace(current_device=lambda: 1)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    site, *_ = sites._all()
+    numbered = tuple(dataclasses.replace(site, torch_device=torch.device("cuda", number)) for number in range(2))
+    monkeypatch.setattr(sites, "_all", lambda: numbered)
+    assert sites.find(torch.device("cuda")) is numbered[1]
+    assert sites.find(torch.device("cuda:0")) is numbered[0]
+    assert sites.find(torch.device("cuda:2")) is None
+    assert sites.find(torch.device("xpu")) is None
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_embedding_bags(dtype: torch.dtype, mode: str) -> None:
+    """What they save for their gradients has the sizes that the CPU's memory has, not an accelerator's."""
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4, 3, 2, 1]), torch.tensor([0, 4])
+    weight = torch.randn(6, 4, dtype=dtype)
+
+    def gradient(weight: torch.Tensor, compiler: Callable[..., Callable[..., torch.Tensor]]) -> torch.Tensor:
+        weight = weight.clone().requires_grad_()
+        places = [t.to(weight.device) for t in (indices, offsets)]
+        bags = compiler(lambda w: functional.embedding_bag(places[0], w, places[1], mode=mode))(weight)
+        (found,) = torch.autograd.grad((bags * bags).sum(), weight)
+        return found.cpu()
+
+    ours = gradient(weight.to(FLAGOS), lambda f: torch.compile(f, backend=flagos))
+    torch.testing.assert_close(ours, gradient(weight, lambda f: f))
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:

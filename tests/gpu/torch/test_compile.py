@@ -143,3 +143,51 @@ def test_dropout_is_drawn_anew_between_segments(monkeypatch: pytest.MonkeyPatch)
         if number >= 2:
             assert len(launched) - before >= 2
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(masks))
+
+
+def test_tensors_made_on_a_device_without_a_number() -> None:
+    """Of a program that is given none."""
+
+    def made() -> torch.Tensor:
+        numbers = torch.arange(6.0, device=DEVICE.type)
+        return numbers + torch.linspace(0, 1, 6, device=DEVICE.type) + torch.eye(6, device=DEVICE.type)
+
+    found = torch.compile(made, backend=flagos)()
+    assert found.device == DEVICE
+    torch.testing.assert_close(found, made())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_groups_of_any_number_of_channels(dtype: torch.dtype) -> None:
+    """FlagGems' kernels mix those whose number is no power of two."""
+    x = torch.randn(2, 60, 7, 9, device=DEVICE, dtype=dtype)
+    weight, bias = (torch.randn(60, device=DEVICE, dtype=dtype) for _ in range(2))
+    for groups in (1, 2, 6, 15, 60):
+
+        def norm(x: torch.Tensor, groups: int = groups) -> torch.Tensor:
+            return functional.group_norm(x, groups, weight, bias)
+
+        expected = functional.group_norm(x.double(), groups, weight.double(), bias.double())
+        found = torch.compile(norm, backend=flagos)(x)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_pools_whose_windows_end_past_the_padding() -> None:
+    x = torch.randn(2, 3, 9, device=DEVICE)
+
+    def pool(x: torch.Tensor) -> torch.Tensor:
+        return functional.avg_pool1d(x, 7, stride=3, padding=3, ceil_mode=True)
+
+    torch.testing.assert_close(torch.compile(pool, backend=flagos)(x).cpu(), pool(x.cpu()))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bags(mode: str) -> None:
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4], device=DEVICE), torch.tensor([0, 3], device=DEVICE)
+    weight = torch.randn(6, 4, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+
+    def bags(weight: torch.Tensor) -> torch.Tensor:
+        return functional.embedding_bag(indices, weight, offsets, mode=mode)
+
+    gradients = [torch.autograd.grad(f(weight).sum(), weight) for f in (torch.compile(bags, backend=flagos), bags)]
+    torch.testing.assert_close(*gradients)
