@@ -27,9 +27,11 @@ import flagos_backend
 from flagos_backend.cache import private_folder
 from flagos_backend.devices.target import Target
 from flagos_backend.devices.undisturbed import undisturbed
+from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, Shape
 from flagos_backend.kernels.implementation import signature_of
+from flagos_backend.kernels.reference.aten import is_pointwise
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.side_by_side import side_by_side
@@ -216,18 +218,22 @@ def _arguments(instruction: Instruction, device: torch.device) -> list[Value]:
     """Random operands. They come from a generator of their own: the device's belongs to the user's program, and may be
     in another thread's capture."""
     generator = torch.Generator(device)
-    return [_random(operand.shape, generator) for operand in instruction.operands]
+    attributes = instruction.attributes
+    is_call = isinstance(attributes, CustomCallAttributes) and attributes.target.startswith("aten::")
+    numbers = 1 << (30 if is_call and is_pointwise(instruction) else 1)
+    return [_random(operand.shape, generator, numbers) for operand in instruction.operands]
 
 
-def _random(shape: Shape, generator: torch.Generator) -> Value:
-    """Values of ``shape``: normal floats, integers 0 and 1, which index any array that has elements."""
+def _random(shape: Shape, generator: torch.Generator, numbers: int) -> Value:
+    """Values of ``shape``: normal floats, and integers below ``numbers``: 0 and 1 index any array that has elements."""
     if not isinstance(shape, ArrayShape):
-        return tuple(_random(element, generator) for element in shape.elements)
+        return tuple(_random(element, generator, numbers) for element in shape.elements)
     dtype, device = dtype_of(shape.element_type), generator.device
     if dtype.is_floating_point or dtype.is_complex:
         wide = dtype if dtype.itemsize >= 2 else torch.float32
         return torch.randn(shape.dims, generator=generator, dtype=wide, device=device).to(dtype)
-    return torch.randint(0, 2, shape.dims, generator=generator, device=device).to(dtype)
+    numbers = 2 if dtype is torch.bool else numbers
+    return torch.randint(0, numbers, shape.dims, generator=generator, device=device).to(dtype)
 
 
 class _Progress:

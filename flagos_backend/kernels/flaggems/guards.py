@@ -22,7 +22,14 @@ _NEVER = frozenset({E.C64, E.C128, E.U16, E.U32, E.U64})
 # tl.dot has no integers here, and no 64-bit floats either on some chips.
 _FLOAT_ONLY = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "conv2d"})
 # Operators that draw from torch's generator, or depend on how an argument lies in memory.
-_LEFT_TO_ATEN = frozenset({"topk", "sort", "argsort", "normed_cumsum", "multinomial", "unique_consecutive", "_unique2"})
+_LEFT_TO_ATEN = frozenset(
+    {
+        *("topk", "sort", "argsort", "normed_cumsum", "multinomial", "unique_consecutive", "_unique2"),
+        *("argmax", "argmin", "max", "min", "cummax", "cummin"),
+    }
+)
+# Integers of them go through floats.
+_INEXACT_IN_INTEGERS = frozenset({"pow", "square", "arange"})
 # Their last windows begin before the end and end past the padding, which they divide by all the same.
 _POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
 # They read channels of the next group where a group has no power of two of them.
@@ -44,6 +51,8 @@ def refuses(name: str, instruction: Instruction) -> str:
         return f"FlagGems' {operator} computes f64 in f32"
     if operator in _FLOAT_ONLY and not all(t.is_float for t in types):
         return f"FlagGems' {operator} multiplies no integers"
+    if operator in _INEXACT_IN_INTEGERS and any(leaf.element_type.is_integer for leaf in leaves(instruction.shape)):
+        return f"FlagGems' {operator} computes integers in floats"
     if operator in _NEEDS_WEIGHT and len(instruction.operands) < 2:
         return f"FlagGems' {operator} needs a weight"
     if operator in _POOLS and argument_of(instruction, "ceil_mode"):

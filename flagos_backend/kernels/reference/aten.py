@@ -55,8 +55,10 @@ _Build = Callable[[Sequence[Any]], Any]
 
 # What operators call the share of numbers that they leave out.
 _DROPOUT = "dropout_p"
-# It dereferences, on the host, the seeds of the dropout that it repeats.
-_READS_SEEDS = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+# They dereference, on the host, the seeds of the dropout that they repeat.
+_READ_SEEDS = frozenset(
+    {torch.ops.aten._scaled_dot_product_efficient_attention_backward, torch.ops.aten._efficient_attention_backward}
+)
 
 _CONFIG = {"arguments": REQUIRED, "keywords": REQUIRED, "results": REQUIRED, "dtypes": None, "orders": None}
 
@@ -64,7 +66,7 @@ _CONFIG = {"arguments": REQUIRED, "keywords": REQUIRED, "results": REQUIRED, "dt
 @custom_call_namespace("aten", Storage.FRESH, **_CONFIG)
 def _prepare_aten(instruction: Instruction, config: Config) -> Kernel:
     operator = _operator(instruction)
-    if operator.overloadpacket is _READS_SEEDS:
+    if operator.overloadpacket in _READ_SEEDS:
         operator = _with_seeds_on_host(operator)
     return _prepare(instruction, config, operator)
 
@@ -114,6 +116,11 @@ def argument_of(instruction: Instruction, name: str) -> Any:
 def draws(instruction: Instruction) -> bool:
     """Whether an ``aten::`` call draws random numbers."""
     return torch.Tag.nondeterministic_seeded in _operator(instruction).tags
+
+
+def is_pointwise(instruction: Instruction) -> bool:
+    """Whether an ``aten::`` call works on each element by itself, so that no integer of it says where another is."""
+    return torch.Tag.pointwise in _operator(instruction).tags
 
 
 def drops_out(instruction: Instruction) -> bool:

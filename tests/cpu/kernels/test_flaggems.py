@@ -120,11 +120,7 @@ UNARY = {
     "amax": ([1],),
     "any": (),
     "all": (),
-    "argmax": (1,),
-    "argmin": (0,),
     "cumsum": (1,),
-    "max.dim": (1,),
-    "min.dim": (0,),
     "prod": (),
     "sum.dim_IntList": ([1],),
     "mean.dim": ([1],),
@@ -247,7 +243,14 @@ def test_refuses_what_it_would_compute_wrongly(flag_gems, draw, index):
     """f64 in f32, other orders of equal elements, integers in matrix units, types and sizes that it lacks."""
     refused = {
         "computes f64 in f32": [aten_call("exp", draw(4, dtype=torch.float64))[0], batched(E.F64)],
-        "orders equal elements": [aten_call("topk", draw(4, 5), 2)[0], aten_call("sort", draw(4, 5))[0]],
+        "orders equal elements": [
+            aten_call(name, draw(4, 5), *more)[0]
+            for name, *more in (["topk", 2], ["sort"], ["argmin", 1], ["argmax", 1], ["max.dim", 0], ["min.dim", 0])
+        ],
+        "computes integers in floats": [
+            aten_call("pow.Tensor_Tensor", index(5, 3, 4), index(5, 3, 4))[0],
+            aten_call("square", index(5, 3, 4))[0],
+        ],
         "multiplies no integers": [aten_call("mm", index(5, 3, 4), index(5, 4, 2))[0], dot(E.S32)],
         "no c64": [aten_call("exp", draw(4).to(torch.complex64))[0]],
         "no u16": [aten_call("eq.Tensor", *[draw(4).abs().to(torch.uint16)] * 2)[0]],
