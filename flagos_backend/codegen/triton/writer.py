@@ -5,7 +5,7 @@ Sizes and strides stand in the source as numbers; a kernel's arguments are its b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flagos_backend.codegen.triton import scalars
@@ -72,7 +72,6 @@ class _Writer:
         self.lines: list[str] = []
         self.indent = "    "
         self.count = 0
-        self.filled: Axis | None = None  # the axis whose blocks here are all within it, though its last one is not
         looped = tiling.looped
         self.accumulated = frozenset(f for f in region.folds if looped is not None and set(f.dims) & set(looped.dims))
         self.wide = self._needs_wide_positions()
@@ -166,7 +165,7 @@ class _Writer:
 
     def _write_axis(self, axis: Axis, first: str) -> None:
         self._line(f"{axis.name} = {first}{self._offsets(axis)}")
-        if self._is_ragged(axis):
+        if axis.is_ragged:
             self._line(f"{axis.name}_in = {axis.name} < {axis.size}")
 
     def _offsets(self, axis: Axis) -> str:
@@ -200,12 +199,7 @@ class _Writer:
 
     def _mask(self, axes: Iterable[str]) -> str:
         wanted = set(axes)
-        return " & ".join(
-            f"{axis.name}_in" for axis in self.tiling.axes if self._is_ragged(axis) and axis.name in wanted
-        )
-
-    def _is_ragged(self, axis: Axis) -> bool:
-        return axis.is_ragged and axis is not self.filled
+        return " & ".join(f"{axis.name}_in" for axis in self.tiling.axes if axis.is_ragged and axis.name in wanted)
 
     def _axes_of(self, index: Affine) -> list[str]:
         return [a.name for a in self.tiling.axes if any(index.coefficients[d] for d in a.dims)]
@@ -234,13 +228,14 @@ class _Writer:
             return
         accumulators = [self._start(fold) for fold in folds]
         before = dict(self.values)
-        for _ in self._open_loops(looped):
-            self._compute([e for e in needed if looped.name in self.depends[e]])
-            for store in varying:
-                self._store(store.target, store.value, store.index)
-            for fold, accumulator in zip(folds, accumulators, strict=True):
-                self._line(f"{accumulator} = {self._accumulated(fold, accumulator)}")
-            self.values = dict(before)
+        self._open_loop(looped)
+        self._compute([e for e in needed if looped.name in self.depends[e]])
+        for store in varying:
+            self._store(store.target, store.value, store.index)
+        for fold, accumulator in zip(folds, accumulators, strict=True):
+            self._line(f"{accumulator} = {self._accumulated(fold, accumulator)}")
+        self.indent = "    "
+        self.values = before
         for fold, accumulator in zip(folds, accumulators, strict=True):
             self._finish(fold, accumulator)
 
@@ -264,29 +259,13 @@ class _Writer:
         """The fold's initial value, where it matters to this kernel."""
         return () if fold in self.partials or starts_neutral(fold) else (fold.initial,)
 
-    def _open_loops(self, axis: Axis) -> Iterator[None]:
-        """Opens what the body is to be written into: a loop, or, of those whose instructions count, one over the blocks
-        that ``axis`` fills and, after it, the last block alone: only there are positions past the end masked."""
-        if self.tiling.unroll == 1 or not axis.is_ragged:
-            self._open_loop(axis, axis.size)
-            yield
-            self.indent = "    "
-            return
-        whole = axis.size // axis.block * axis.block
-        self.filled = axis
-        self._open_loop(axis, whole)
-        yield
-        self.indent, self.filled = "    ", None
-        self._line(f"start = {whole}")
-        self._write_axis(axis, "start + ")
-        yield
-
-    def _open_loop(self, axis: Axis, stop: int) -> None:
-        bounds = f"0, {stop}, {axis.block}"
+    def _open_loop(self, axis: Axis) -> None:
+        first, stop = "0", str(axis.size)
         if self.tiling.parts > 1:
             chunk = self.tiling.chunk
             first = self._let(f"part * {chunk}")
-            bounds = f"{first}, {self._let(f'tl.minimum({first} + {chunk}, {stop})')}, {axis.block}"
+            stop = self._let(f"tl.minimum({first} + {chunk}, {axis.size})")
+        bounds = f"{first}, {stop}, {axis.block}"
         if self.tiling.stages > 1:
             self._line(f"for start in tl.range({bounds}, num_stages={self.tiling.stages}):")
         elif self.tiling.unroll > 1:
@@ -378,7 +357,7 @@ class _Writer:
             text = f"{text}.to(tl.int32)"
         if axis.name not in self.depends[value]:
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"
-        if self._is_ragged(axis):
+        if axis.is_ragged:
             text = f"tl.where({axis.name}_in, {text}, {scalars.identity(fold)})"
         return self._let(text) if text != self.values[value] else text
 
