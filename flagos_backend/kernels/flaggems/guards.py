@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.types import ElementType, leaves
+from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.aten import argument_of
 
 E = ElementType
@@ -30,12 +30,17 @@ _LEFT_TO_ATEN = frozenset(
 )
 # Integers of them go through floats.
 _INEXACT_IN_INTEGERS = frozenset({"pow", "square", "arange"})
+# They take integers and truth values for floats, or for patterns of bits.
+_WRONG_OF_INTEGERS = frozenset({"log", "erf", "atan2", "logical_not"})
+# Arguments that ATen may leave out, and they read or write nevertheless.
+_NEEDS = {
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "rms_norm", "_fused_rms_norm"), "weight"),
+    "native_batch_norm": "running_mean",
+}
 # Their last windows begin before the end and end past the padding, which they divide by all the same.
 _POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
 # They read channels of the next group where a group has no power of two of them.
 _GROUP_NORMS = frozenset({"native_group_norm", "native_group_norm_backward"})
-# Functions whose required arguments ATen leaves out.
-_NEEDS_WEIGHT = frozenset({"rms_norm", "_fused_rms_norm"})
 
 
 def refuses(name: str, instruction: Instruction) -> str:
@@ -53,8 +58,12 @@ def refuses(name: str, instruction: Instruction) -> str:
         return f"FlagGems' {operator} multiplies no integers"
     if operator in _INEXACT_IN_INTEGERS and any(leaf.element_type.is_integer for leaf in leaves(instruction.shape)):
         return f"FlagGems' {operator} computes integers in floats"
-    if operator in _NEEDS_WEIGHT and len(instruction.operands) < 2:
-        return f"FlagGems' {operator} needs a weight"
+    if operator in _WRONG_OF_INTEGERS and not all(leaf.element_type.is_float for leaf in _operands(instruction)):
+        return f"FlagGems' {operator} is wrong of integers"
+    if operator in _NEEDS and argument_of(instruction, _NEEDS[operator]) is None:
+        return f"FlagGems' {operator} takes a {_NEEDS[operator]} that is not given"
+    if operator == "linalg_vector_norm" and float(_number(argument_of(instruction, "ord"))) < 0:
+        return f"FlagGems' {operator} counts elements that are not there, of which a negative power is no number"
     if operator in _POOLS and argument_of(instruction, "ceil_mode"):
         return f"FlagGems' {operator} divides by elements that windows have beyond the padding"
     if operator in _GROUP_NORMS and _group_is_ragged(instruction):
@@ -62,6 +71,15 @@ def refuses(name: str, instruction: Instruction) -> str:
     if any(shape.num_elements == 0 for shape in shapes):
         return "FlagGems' kernels are not made for arrays without elements"
     return ""
+
+
+def _operands(instruction: Instruction) -> list[ArrayShape]:
+    return [leaf for operand in instruction.operands for leaf in leaves(operand.shape)]
+
+
+def _number(value: Any) -> Any:
+    """As configs have numbers: those that JSON lacks as text."""
+    return value["float"] if isinstance(value, dict) else value
 
 
 def _group_is_ragged(instruction: Instruction) -> bool:

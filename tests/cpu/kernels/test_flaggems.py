@@ -174,6 +174,11 @@ def test_normalizations(flag_gems, draw):
     check(*aten_call("native_group_norm", draw(2, 6, 5), draw(6), draw(6), 2, 6, 5, 1, 1e-5))
 
 
+def test_norms_of_vectors(flag_gems, draw):
+    for order in (0.0, 1.0, 2.0, 3.0):
+        check(*aten_call("linalg_vector_norm", draw(6, 20), order, [1]))
+
+
 def test_pools(flag_gems, draw):
     check(*aten_call("avg_pool2d", draw(1, 2, 8, 9), [3, 2], [2, 1], [1, 0]))
     check(*aten_call("avg_pool2d", draw(1, 2, 8, 9), [3, 2], [2, 1], [1, 0], False, False))
@@ -254,6 +259,16 @@ def test_refuses_what_it_would_compute_wrongly(flag_gems, draw, index):
         "multiplies no integers": [aten_call("mm", index(5, 3, 4), index(5, 4, 2))[0], dot(E.S32)],
         "no c64": [aten_call("exp", draw(4).to(torch.complex64))[0]],
         "no u16": [aten_call("eq.Tensor", *[draw(4).abs().to(torch.uint16)] * 2)[0]],
+        "wrong of integers": [
+            aten_call(name, *[index(5, 3, 4)] * count)[0]
+            for name, count in (("log", 1), ("logical_not", 1), ("atan2", 2))
+        ],
+        "that is not given": [
+            aten_call("nll_loss_forward", draw(2, 3), index(3, 2), None, 1, -100)[0],
+            aten_call("rms_norm", draw(2, 3), [3])[0],
+            aten_call("native_batch_norm", draw(4, 2, 3), None, None, None, None, True, 0.1, 1e-5)[0],
+        ],
+        "negative power": [aten_call("linalg_vector_norm", draw(2, 3), -1.0, [1])[0]],
         "mixes groups": [
             aten_call("native_group_norm", draw(2, 6, 5), draw(6), draw(6), 2, 6, 5, 2, 1e-5)[0],
             aten_call(
