@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flagos_backend.ir.attributes import (
     DimensionAttributes,
     DimensionsAttributes,
+    Dims,
     GatherAttributes,
     ScatterAttributes,
 )
@@ -71,22 +72,20 @@ def _gather(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     if attributes.slice_sizes == dims and array_shape(source).num_elements == array_shape(instruction).num_elements:
         # Starts are clamped: there is one place to begin.
         return emitter.emit(Opcode.RESHAPE, instruction.shape, (source,), like=instruction)
-    collapsed = attributes.collapsed_slice_dims
-    counting = _counting(indices, attributes.index_vector_dim, attributes.start_index_map, dims, collapsed)
-    counting = {c: pair for c, pair in counting.items() if pair[1] not in attributes.start_indices_batching_dims}
-    if not counting:
+    known = zip(attributes.operand_batching_dims, attributes.start_indices_batching_dims, strict=True)
+    choice = _Choice(attributes.start_index_map, attributes.collapsed_slice_dims, tuple(known))
+    fewer = _with_batches(choice, indices, attributes.index_vector_dim, dims, emitter, instruction)
+    if fewer is None:
         return None
-    batching = _batching(attributes.operand_batching_dims, attributes.start_indices_batching_dims, counting)
-    batched = {d for d, _ in batching}
+    choice, rest = fewer
     changed = replace(
         attributes,
-        collapsed_slice_dims=tuple(d for d in collapsed if d not in batched),
-        start_index_map=tuple(d for d in attributes.start_index_map if d not in batched),
-        operand_batching_dims=tuple(d for d, _ in batching),
-        start_indices_batching_dims=tuple(d for _, d in batching),
+        collapsed_slice_dims=choice.single,
+        start_index_map=choice.chosen,
+        operand_batching_dims=tuple(d for d, _ in choice.batching),
+        start_indices_batching_dims=tuple(d for _, d in choice.batching),
         indices_are_sorted=False,
     )
-    rest = _without(indices, attributes.index_vector_dim, counting, emitter, instruction)
     return emitter.emit(Opcode.GATHER, instruction.shape, (source, rest), changed, like=instruction)
 
 
@@ -99,22 +98,20 @@ def _scatter(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     if array_shape(updates).num_elements == instruction.shape.num_elements and _is_whole_window(instruction):
         update = emitter.emit(Opcode.RESHAPE, instruction.shape, (updates,), like=instruction)
         return combined(instruction.called[0], target, update, emitter, instruction)
-    inserted = attributes.inserted_window_dims
-    counting = _counting(indices, attributes.index_vector_dim, attributes.scatter_dims_to_operand_dims, dims, inserted)
-    counting = {c: pair for c, pair in counting.items() if pair[1] not in attributes.scatter_indices_batching_dims}
-    if not counting:
+    known = zip(attributes.input_batching_dims, attributes.scatter_indices_batching_dims, strict=True)
+    choice = _Choice(attributes.scatter_dims_to_operand_dims, attributes.inserted_window_dims, tuple(known))
+    fewer = _with_batches(choice, indices, attributes.index_vector_dim, dims, emitter, instruction)
+    if fewer is None:
         return None
-    batching = _batching(attributes.input_batching_dims, attributes.scatter_indices_batching_dims, counting)
-    batched = {d for d, _ in batching}
+    choice, rest = fewer
     changed = replace(
         attributes,
-        inserted_window_dims=tuple(d for d in inserted if d not in batched),
-        scatter_dims_to_operand_dims=tuple(d for d in attributes.scatter_dims_to_operand_dims if d not in batched),
-        input_batching_dims=tuple(d for d, _ in batching),
-        scatter_indices_batching_dims=tuple(d for _, d in batching),
+        inserted_window_dims=choice.single,
+        scatter_dims_to_operand_dims=choice.chosen,
+        input_batching_dims=tuple(d for d, _ in choice.batching),
+        scatter_indices_batching_dims=tuple(d for _, d in choice.batching),
         indices_are_sorted=False,
     )
-    rest = _without(indices, attributes.index_vector_dim, counting, emitter, instruction)
     operands = (target, rest, updates)
     return emitter.emit(Opcode.SCATTER, instruction.shape, operands, changed, instruction.called, like=instruction)
 
@@ -133,6 +130,31 @@ def _is_whole_window(scatter: Instruction) -> bool:
     window = [size for d, size in enumerate(dims) if d not in inserted]
     given = [array_shape(updates).dims[d] for d in attributes.update_window_dims]
     return window == given and all(dims[d] == 1 for d in inserted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """How index vectors choose in an array. ``chosen``: its dimension for each of their components; ``single``: those
+    of which single elements are chosen; ``batching``: pairs of its dimensions and the indices' that go together."""
+
+    chosen: Dims
+    single: Dims
+    batching: tuple[tuple[int, int], ...]
+
+
+def _with_batches(
+    choice: _Choice, indices: Instruction, vector: int, dims: Dims, emitter: Emitter, like: Instruction
+) -> tuple[_Choice, Instruction] | None:
+    """The choice with what only counts as batches, and the indices that are left; None where nothing counts."""
+    taken = {along for _, along in choice.batching}
+    found = _counting(indices, vector, choice.chosen, dims, choice.single)
+    counting = {component: pair for component, pair in found.items() if pair[1] not in taken}
+    if not counting:
+        return None
+    batching = tuple(sorted([*choice.batching, *counting.values()]))
+    batched = {d for d, _ in batching}
+    chosen, single = (tuple(d for d in those if d not in batched) for those in (choice.chosen, choice.single))
+    return _Choice(chosen, single, batching), _without(indices, vector, counting, emitter, like)
 
 
 # A component of an index vector -> the array's dimension that it chooses in, the indices' along which it counts.
@@ -157,10 +179,6 @@ def _counting(
                 found[component] = target, along
         component += shape.dims[vector]
     return found if len(found) < component else {}
-
-
-def _batching(array: Sequence[int], indices: Sequence[int], counting: _Counting) -> list[tuple[int, int]]:
-    return sorted([*zip(array, indices, strict=True), *counting.values()])
 
 
 def _without(
