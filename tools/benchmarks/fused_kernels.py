@@ -26,6 +26,8 @@ from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.kernels.reference import registry
+from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.passes.pipeline import optimize
 
@@ -52,6 +54,11 @@ def softmax(x: jax.Array) -> jax.Array:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    wide = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
+    return -jnp.take_along_axis(wide, labels[:, None], -1).mean()
+
+
+def cross_entropy_of_one_hot(logits: jax.Array, labels: jax.Array) -> jax.Array:
     wide = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
     return -(jax.nn.one_hot(labels, logits.shape[-1]) * wide).sum(-1).mean()
 
@@ -117,6 +124,13 @@ CASES = (
         (((8192, VOCABULARY), torch.bfloat16), ((8192,), torch.int32)),
         differentiates=True,
     ),
+    Case(
+        "cross_entropy, one-hot",
+        lambda x, labels: jax.value_and_grad(cross_entropy_of_one_hot)(x, labels),
+        lambda x, labels: F.cross_entropy(x.float(), labels.long()),
+        (((8192, VOCABULARY), torch.bfloat16), ((8192,), torch.int32)),
+        differentiates=True,
+    ),
     Case("sum over rows", lambda x: x.astype(jnp.float32).sum(0), lambda x: x.sum(0, dtype=torch.float32), (_BIG,)),
     Case("sum of everything", lambda x: x.sum(), lambda x: x.sum(), (((ROWS, COLUMNS), torch.float32),)),
     Case("transpose", lambda x: x.T + 0, lambda x: x.t().contiguous(), (((16384, 8192), torch.float32),)),
@@ -137,23 +151,45 @@ def ours(case: Case, arguments: Sequence[torch.Tensor], accelerator: TorchAccele
     flat = flatten(optimize(import_module(hlo_of(case.function, shapes))).entry)
     items = schedule(flat, accelerator.target)
     memory: dict[Instruction, torch.Tensor] = dict(zip(flat.parameters, arguments, strict=True))
-    calls = []
+    steps: list[Call] = []
+    texts = []
     for item in items.items:
-        if not isinstance(item, Region):
-            raise SystemExit(f"{case.name}: {item} has no generated kernel")
-        kernel = prepare(item, accelerator.target)
-        for output in kernel.outputs:
-            shape = output.shape
-            memory[output] = torch.empty(shape.dims, dtype=dtype_of(shape.element_type), device=accelerator.device)
-        calls.append((kernel, [memory[i] for i in kernel.inputs], [memory[o] for o in kernel.outputs]))
+        if isinstance(item, Region):
+            step, text = _generated(item, memory, accelerator)
+        else:
+            step, text = _library(item, items.buffers, memory)
+        steps.append(step)
+        texts.append(text)
 
     def call() -> None:
-        for kernel, inputs, outputs in calls:
-            kernel(inputs, outputs)
+        for step in steps:
+            step()
 
+    call()
     results = {items.buffers[o]: memory[items.buffers[o]] for o in flat.outputs}
     moved = sum(t.nbytes for t in (*arguments, *results.values()))
-    return call, moved, [kernel.text for kernel, _, _ in calls]
+    return call, moved, texts
+
+
+def _generated(
+    region: Region, memory: dict[Instruction, torch.Tensor], accelerator: TorchAccelerator
+) -> tuple[Call, str]:
+    kernel = prepare(region, accelerator.target)
+    for output in kernel.outputs:
+        shape = output.shape
+        memory[output] = torch.empty(shape.dims, dtype=dtype_of(shape.element_type), device=accelerator.device)
+    return lambda: kernel([memory[i] for i in kernel.inputs], [memory[o] for o in kernel.outputs]), kernel.text
+
+
+def _library(
+    item: Instruction, buffers: dict[Instruction, Instruction], memory: dict[Instruction, torch.Tensor]
+) -> tuple[Call, str]:
+    kernel = registry.prepare(item)
+
+    def step() -> None:
+        memory[item] = kernel(Run(), *[memory[buffers[o]].reshape(o.shape.dims) for o in item.operands])
+
+    return step, f"ATen: {item}"
 
 
 def with_torch(case: Case, function: Callable[..., torch.Tensor], arguments: Sequence[torch.Tensor]) -> Call:

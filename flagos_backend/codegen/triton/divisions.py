@@ -1,5 +1,7 @@
 """Quotients by what many numbers share: its reciprocal once, then a product and a correction for each number, where a
-correctly rounded division takes thrice the instructions. Just before a region is written down for an accelerator."""
+correctly rounded division takes thrice the instructions. And quotients that a row shares: without a branch, ahead of
+which compilers would compute, and hold, what follows for each element. Just before a region is written down for an
+accelerator."""
 
 from __future__ import annotations
 
@@ -19,6 +21,8 @@ E = ElementType
 SCALE = "scale"
 #: The ``detail`` of a DIVIDE of three operands: dividend, divisor of no sign, its reciprocal.
 CORRECTED = "corrected"
+#: The ``detail`` of a DIVIDE of two operands that goes through wider floats instead of branches.
+STRAIGHT = "straight"
 _HELD_AS_F32 = frozenset({E.F32, E.F16, E.BF16})
 # Numbers to a divisor from which on its reciprocal pays.
 _LEAST_SHARING = 16
@@ -48,15 +52,44 @@ def with_reciprocals(region: Region) -> Region:
         scale = apply(Apply(E.F32, Opcode.DIVIDE, (), SCALE), divisor)
         positive = apply(multiply, divisor, scale)
         inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), positive)
-        corrected = Apply(expression.element_type, Opcode.DIVIDE, (), CORRECTED)
-        return apply(corrected, apply(multiply, dividend, scale), positive, inverse)
+        scaled = apply(multiply, dividend, scale)
+        if expression.element_type is E.BF16:  # whose quotients are 2**-17 of themselves away from a tie, or exact
+            return apply(Apply(E.BF16, Opcode.MULTIPLY, ()), scaled, inverse)
+        return apply(Apply(expression.element_type, Opcode.DIVIDE, (), CORRECTED), scaled, positive, inverse)
 
     rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
     return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
 
 
+def without_branches(region: Region) -> Region:
+    """``region`` with straight quotients where a row shares them."""
+    expressions = region.expressions()
+    reach = _reach(region, expressions)
+    row = frozenset(region.folded)
+    narrow = {
+        e for e in expressions if isinstance(e, Apply) and _is_plain_quotient(e) and region.folds and not reach[e] & row
+    }
+    if not narrow:
+        return region
+    pool = Pool()
+    moved: dict[Expression, Expression] = {}
+
+    def replace(expression: Expression) -> Expression | None:
+        if expression not in narrow:
+            return None
+        straight = Apply(expression.element_type, Opcode.DIVIDE, (), STRAIGHT)
+        return pool.apply(straight, tuple(moved[operand] for operand in expression.operands))
+
+    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
+    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+
+
+def _is_plain_quotient(expression: Apply) -> bool:
+    return expression.opcode is Opcode.DIVIDE and expression.element_type in _HELD_AS_F32 and not expression.detail
+
+
 def _is_shared(expression: Apply, region: Region, reach: dict[Expression, frozenset[int]]) -> bool:
-    if expression.opcode is not Opcode.DIVIDE or expression.element_type not in _HELD_AS_F32 or expression.detail:
+    if not _is_plain_quotient(expression):
         return False
     divisor = expression.operands[1]
     if prod(region.dims[d] for d in reach[expression] - reach[divisor]) < _LEAST_SHARING:

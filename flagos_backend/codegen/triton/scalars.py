@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from flagos_backend.codegen.logarithms import BASE_TWO
-from flagos_backend.codegen.triton.divisions import CORRECTED, SCALE
+from flagos_backend.codegen.triton.divisions import CORRECTED, SCALE, STRAIGHT
 from flagos_backend.codegen.triton.packed_sums import ALONE
 from flagos_backend.fusion.literals import identity_of, number_of
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
@@ -188,7 +188,11 @@ _PLAIN = _FLOAT | {
     O.LOG: _call("tl.log"),
     O.SIN: _call("tl.sin"),
 }
-_DIVISIONS = {SCALE: _call("fm.divisor_scale"), CORRECTED: _call("fm.divide_corrected")}
+_DIVISIONS = {
+    SCALE: _call("fm.divisor_scale"),
+    CORRECTED: _call("fm.divide_corrected"),
+    STRAIGHT: _call("nv.divide_straight"),
+}
 _ALONE = {O.ADD: _call("nv.add_alone"), O.SUBTRACT: _call("nv.subtract_alone")}
 _LOG2 = {Dialect.LIBDEVICE: _call("libdevice.log2"), Dialect.PLAIN: _call("tl.log2")}
 _LOG = {Dialect.LIBDEVICE: "libdevice.log", Dialect.PLAIN: "tl.log"}

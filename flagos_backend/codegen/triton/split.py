@@ -42,6 +42,8 @@ def split(region: Region, tiling: Tiling) -> Split | None:
     if looped is None or (tiling.parts == 1 and not partial_always):
         return None
     folds = [fold for fold in region.folds if set(fold.dims) & set(looped.dims)]
+    if not folds:
+        return None
     (kept,) = [a for a in tiling.axes if a is not looped]
     shape = (tiling.parts, *kept.sizes)
     buffers = {

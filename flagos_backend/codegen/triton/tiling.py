@@ -7,7 +7,6 @@ dimensions that it keeps are never on one axis.
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,15 +21,23 @@ _TILE = 4096
 # What a program reads of a long row at a time, and how many such steps are unrolled into one.
 _ROW_STEP = 8192
 _ROW_UNROLL = 2
+# The same of rows of 16-bit elements that begin at odd ones, which are loaded and stored one by one.
+_ODD_ROW_STEP = 4096
+_ODD_ROW_UNROLL = 4
+# And of rows so long that the cache does not keep two for each multiprocessor, by so much, but keeps one.
+_ONE_ROW_STEP = 16384
+_OVER_CACHE = 1.25
 _SQUARE = 64
 # A row up to this long is one block, whose values stay in registers for every fold over it.
 MAX_ROW = 16384
-# So is a longer one of wide elements, as long as what it holds from one fold to the next stays below so many values.
-# Of narrow elements it is no faster: their instructions are the limit, and one program alone waits for each fold's end.
-MAX_WIDE_ROW = 32768
+# So is a longer one, as long as what it holds from one fold to the next stays below so many values. Of narrow elements,
+# whose instructions are the limit, it is faster only where the next row is loaded meanwhile: one such program has a
+# multiprocessor for itself, and would wait for the memory and for each fold's end.
+MAX_LONG_ROW = 32768
 _WIDE_BYTES = 4
 _HELD = 40960
 _ELEMENTS_PER_LANE = 16
+_LONG_ROW_PER_LANE = 64
 _WARPS = (1, 2, 4, 8, 16, 32)
 # What a column fold reads of one row at a time: one transfer of the memory.
 _COLUMN_BYTES = 128
@@ -72,10 +79,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """``axes``: one or two. ``loop``: the axis walked inside a program; the others, and ``parts`` runs of ``chunk``
-    blocks of the loop's axis, are spread over the grid. With several parts the folds over the loop's axis leave a
-    partial result for each, which a second kernel folds. ``stages``: how many steps of the loop are loaded ahead;
-    ``unroll``: how many are compiled as one."""
+    """``axes``: one or two. ``loop``: the axis walked inside a program; the others are spread over the grid, and so are
+    ``parts`` of the loop's axis, each of which takes one block in so many. With several parts the folds over the loop's
+    axis leave a partial result for each, which a second kernel folds. ``stages``: how many steps of the loop are loaded
+    ahead; ``unroll``: how many are compiled as one."""
 
     axes: tuple[Axis, ...]
     warps: int
@@ -87,12 +94,6 @@ class Tiling:
     @property
     def looped(self) -> Axis | None:
         return None if self.loop is Loop.NONE else self.axes[0 if self.loop is Loop.FIRST else 1]
-
-    @property
-    def chunk(self) -> int:
-        """Positions of the looped axis that one program walks."""
-        axis = self.looped
-        return 0 if axis is None else -(-axis.blocks // self.parts) * axis.block
 
     @property
     def grid(self) -> int:
@@ -220,7 +221,12 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
     size, rows = prod(region.dims[d] for d in folded), prod(region.dims[d] for d in kept)
     block = power_of_two(size)
     programs_wanted = 2 * target.multiprocessors
-    fits = block <= MAX_ROW or (block <= MAX_WIDE_ROW and 0 < _held_through(region, kept, folded) * size <= _HELD)
+    row = _Row.of(region, kept, folded)
+    if MAX_ROW < block <= MAX_LONG_ROW and rows >= programs_wanted and row.pays_ahead(target, block):
+        axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, block)
+        warps = _warps(block, _LONG_ROW_PER_LANE)
+        return Tiling(axes, warps, Loop.FIRST, target.multiprocessors, stages=_ROW_STAGES)
+    fits = block <= MAX_ROW or (block <= MAX_LONG_ROW and row.is_wide and row.fits_registers)
     if fits and (rows >= programs_wanted or size <= _TILE or not can_split):
         together = min(max(_TILE // 2 // block, 1), power_of_two(rows))
         # Few rows are spread over the device rather than taken together.
@@ -230,15 +236,67 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
         # Many warps wait for one another at each fold; with as many registers each, fewer of their programs fit.
         per_lane = 2 * _ELEMENTS_PER_LANE if block >= _TILE else _ELEMENTS_PER_LANE
         return Tiling(axes, _warps(together * block, per_lane))
-    axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(_ROW_STEP, block))
+    step, unroll = row.step(target)
+    axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
-    unroll = _ROW_UNROLL if parts == 1 and axes[1].blocks > 1 else 1
+    unroll = unroll if parts == 1 and axes[1].blocks > 1 else 1
     return Tiling(axes, _warps(axes[1].block), Loop.SECOND, parts, unroll=unroll)
 
 
-def _held_through(region: Region, kept: Sequence[int], folded: Sequence[int]) -> float:
-    """How many values of each position of a row are held, at most, while a fold over the row ends. Infinite for rows
-    of narrow elements."""
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Of a region with folds over its rows: ``size``, elements of a row; ``loaded`` and ``stored``, bytes of an element
+    of each array with such rows; ``shares``, whether all rows read one array; ``held``, how many values of each
+    position are held, at most, while a fold ends."""
+
+    size: int
+    loaded: tuple[int, ...]
+    stored: tuple[int, ...]
+    shares: bool
+    held: int
+
+    @staticmethod
+    def of(region: Region, kept: Sequence[int], folded: Sequence[int]) -> _Row:
+        def varies(index: Affine, dims: Sequence[int]) -> bool:
+            return any(index.coefficients[d] for d in dims)
+
+        loads = [e for e in region.expressions() if isinstance(e, Load) and varies(e.index, folded)]
+        own = [load for load in loads if varies(load.index, kept)]
+        stored = [s.value.element_type.bytes for s in region.stores if varies(s.index, folded)]
+        return _Row(
+            prod(region.dims[d] for d in folded),
+            tuple(load.element_type.bytes for load in own),
+            tuple(stored),
+            len(own) < len(loads),
+            _held_through(region, folded),
+        )
+
+    @property
+    def is_wide(self) -> bool:
+        return all(width >= _WIDE_BYTES for width in self.loaded)
+
+    @property
+    def fits_registers(self) -> bool:
+        return 0 < self.held * self.size <= _HELD
+
+    def pays_ahead(self, target: Target, block: int) -> bool:
+        """Whether whole rows in blocks of ``block`` are faster loaded ahead, and can be. What all rows read would be
+        held as well, and of rows that only fold the instructions are few."""
+        has_room = (_ROW_STAGES - 1) * sum(self.loaded) * block <= target.shared_memory_bytes
+        return has_room and bool(self.stored) and not self.is_wide and not self.shares and self.fits_registers
+
+    def step(self, target: Target) -> tuple[int, int]:
+        """How much of a row is read at a time where it is walked, and how many such steps are one."""
+        if self.stored and any(width == 2 and self.size % 2 for width in self.loaded):
+            return _ODD_ROW_STEP, _ODD_ROW_UNROLL
+        cached = target.multiprocessors * self.size * sum(self.loaded)
+        if 2 * cached > _OVER_CACHE * target.cache_bytes >= _OVER_CACHE * cached:
+            return _ONE_ROW_STEP, _ROW_UNROLL
+        return _ROW_STEP, _ROW_UNROLL
+
+
+def _held_through(region: Region, folded: Sequence[int]) -> int:
+    """How many values of each position of a row are held, at most, while a fold over the row ends."""
     expressions = region.expressions()
     varies: dict[Expression, bool] = {}
     level: dict[Expression, int] = {}  # how many folds, one in the other, are over before it is known
@@ -247,8 +305,6 @@ def _held_through(region: Region, kept: Sequence[int], folded: Sequence[int]) ->
         varies[e] = not isinstance(e, Fold) and any(varies[o] for o in e.operands)
         if isinstance(e, Load):
             varies[e] = any(e.index.coefficients[d] for d in folded)
-            if varies[e] and any(e.index.coefficients[d] for d in kept) and e.element_type.bytes < _WIDE_BYTES:
-                return math.inf
     # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use.
     uses: dict[Expression, list[int]] = {e: [] if isinstance(e, Load | Index) else [level[e]] for e in expressions}
     for e in expressions:

@@ -214,12 +214,12 @@ class _Writer:
         folds = [f for f in folds if self.level[f] == number + 1]
         starts = [initial for fold in folds for initial in self._start_of(fold)]
         needed = self._needed([*Region(self.region.dims, tuple(stores)).roots(), *(f.value for f in folds), *starts])
-        outside = [e for e in needed if looped is None or looped.name not in self.depends[e]]
-        self._compute(outside)
         if looped is None:
+            self._compute(self._early_first(needed))
             for store in stores:
                 self._store(store.target, store.value, store.index)
             return
+        self._compute([e for e in needed if looped.name not in self.depends[e]])
         varying = [s for s in stores if looped.name in self._axes_of(s.index)]
         for store in stores:
             if store not in varying:
@@ -229,7 +229,8 @@ class _Writer:
         accumulators = [self._start(fold) for fold in folds]
         before = dict(self.values)
         self._open_loop(looped)
-        self._compute([e for e in needed if looped.name in self.depends[e]])
+        inside = [e for e in needed if looped.name in self.depends[e]]
+        self._compute(inside if folds else self._early_first(inside))
         for store in varying:
             self._store(store.target, store.value, store.index)
         for fold, accumulator in zip(folds, accumulators, strict=True):
@@ -238,6 +239,33 @@ class _Writer:
         self.values = before
         for fold, accumulator in zip(folds, accumulators, strict=True):
             self._finish(fold, accumulator)
+
+    def _early_first(self, needed: Sequence[Expression]) -> list[Expression]:
+        """``needed``, operands first, with what a row shares as early as it can be: what has a value for each element
+        then comes after it, and need not be held meanwhile."""
+        row, missing = self.tiling.axes[-1].name, set(needed)
+        order: list[Expression] = []
+
+        def add(expression: Expression) -> None:
+            stack = [expression]
+            while stack:
+                if operands := [o for o in self._operands(stack[-1]) if o in missing]:
+                    stack += reversed(operands)
+                elif (known := stack.pop()) in missing:
+                    missing.remove(known)
+                    order.append(known)
+
+        shared = [e for e in needed if row not in self.depends[e] and not isinstance(e, Literal)]
+        for fold in (*(e for e in shared if isinstance(e, Fold)), None):
+            for expression in shared:
+                waits = any(o in missing and not isinstance(o, Literal) for o in self._operands(expression))
+                if not waits and not isinstance(expression, Fold):
+                    add(expression)
+            if fold is not None:
+                add(fold)
+        for remaining in needed:
+            add(remaining)
+        return order
 
     def _needed(self, roots: Iterable[Expression]) -> list[Expression]:
         """What the roots are made of and is not known yet, operands first."""
@@ -248,24 +276,20 @@ class _Writer:
             if expression in found or expression in self.values:
                 continue
             found.add(expression)
-            if isinstance(expression, Fold):
-                stack.append(expression.value)
-                stack.extend(self._start_of(expression))
-            else:
-                stack.extend(expression.operands)
+            stack.extend(self._operands(expression))
         return [e for e in self.expressions if e in found]
+
+    def _operands(self, expression: Expression) -> tuple[Expression, ...]:
+        """What of the operands this kernel computes."""
+        return (expression.value, *self._start_of(expression)) if isinstance(expression, Fold) else expression.operands
 
     def _start_of(self, fold: Fold) -> tuple[Expression, ...]:
         """The fold's initial value, where it matters to this kernel."""
         return () if fold in self.partials or starts_neutral(fold) else (fold.initial,)
 
     def _open_loop(self, axis: Axis) -> None:
-        first, stop = "0", str(axis.size)
-        if self.tiling.parts > 1:
-            chunk = self.tiling.chunk
-            first = self._let(f"part * {chunk}")
-            stop = self._let(f"tl.minimum({first} + {chunk}, {axis.size})")
-        bounds = f"{first}, {stop}, {axis.block}"
+        first = ("part" if axis.block == 1 else f"part * {axis.block}") if self.tiling.parts > 1 else "0"
+        bounds = f"{first}, {axis.size}, {axis.block * self.tiling.parts}"
         if self.tiling.stages > 1:
             self._line(f"for start in tl.range({bounds}, num_stages={self.tiling.stages}):")
         elif self.tiling.unroll > 1:

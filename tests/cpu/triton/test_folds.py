@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
+from support import kernels
 from support.numbers import random_values
 
 E = ElementType
@@ -113,7 +117,7 @@ def softmax_of_rows(builder: Builder, x: Instruction) -> Instruction:
 def test_a_row_longer_than_a_block_is_walked_once_for_each_fold_that_waits_for_another(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("MAX_ROW", "MAX_WIDE_ROW", "_TILE", "_ROW_STEP"):
+    for limit in ("MAX_ROW", "MAX_LONG_ROW", "_TILE", "_ROW_STEP"):
         monkeypatch.setattr(tiling, limit, 256)
     (kernel,) = check(softmax_of_rows, [(E.F32, rng.standard_normal((30, 1000)).astype(np.float32))], 16)
     assert kernel.source.count("for start in tl.range") == 3
@@ -126,6 +130,28 @@ def test_a_long_row_of_wide_elements_is_one_block(rng: np.random.Generator) -> N
     assert "in blocks of 1x32768" in kernel.text
     (source,), (output,) = kernel.inputs, kernel.outputs
     assert kernel.may_overwrite(output, source)
+
+
+@pytest.mark.parametrize("rows", [8, 9, 13, 40])
+def test_long_rows_of_narrow_elements_are_loaded_ahead(
+    rows: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each program takes every so many rows, of which there are more for some."""
+    target = dataclasses.replace(kernels.target(), multiprocessors=4, shared_memory_bytes=1 << 16)
+    monkeypatch.setattr(kernels, "target", lambda: target)
+    for limit, size in (("MAX_ROW", 256), ("MAX_LONG_ROW", 1024), ("_TILE", 256)):
+        monkeypatch.setattr(tiling, limit, size)
+
+    def build(builder: Builder, x: Instruction) -> Instruction:
+        weights = softmax_of_rows(builder, builder.convert(x, E.F32))
+        return builder.convert(weights, E.BF16)
+
+    (kernel,) = check(build, [(E.BF16, rng.standard_normal((rows, 1000)).astype(ml_dtypes.bfloat16))], 1)
+    assert "in blocks of 1x1024, 4 parts" in kernel.text and "num_stages=3" in kernel.source
+    (launch,) = kernel.launches
+    assert launch.grid == 4
+    (source,), (output,) = kernel.inputs, kernel.outputs
+    assert kernel.may_overwrite(output, source), "a program writes the rows that it has read"
 
 
 def test_what_all_threads_of_a_row_read_is_not_written_over(rng: np.random.Generator) -> None:

@@ -26,6 +26,12 @@ def by_sum(x, y):
     return exponentials / exponentials.sum(1, keepdims=True)
 
 
+def of_a_row(x, y):
+    """A quotient that a row shares, beside what has a value for each element."""
+    quotient = y / x.max(1)
+    return quotient, jnp.where(x == x.max(1, keepdims=True), quotient[:, None], x)
+
+
 def on_flagos(function, *arrays):
     device = jax.devices("flagos")[0]
     return np.asarray(jax.jit(function)(*(jax.device_put(array, device) for array in arrays)))
@@ -56,6 +62,34 @@ def test_special_numbers(rng):
     assert np.array_equal(np.signbit(ours[there]), np.signbit(exact[there]))
     assert distance(ours, exact)[there].max() <= 1
     assert not distance(ours, exact)[there & (np.abs(x) >= LEAST)].any()
+
+
+def test_a_quotient_that_a_row_shares_rounds_once(rng):
+    """Of every special number by every other one, and of numbers of all sizes, those whose quotients are subnormal
+    among them."""
+    special = special_values(ElementType.F32)
+    special = np.concatenate([special, -special])
+    pairs = np.stack(np.meshgrid(special, special)).reshape(2, -1)
+    sizes = rng.standard_normal((2, 30000)) * 2.0 ** rng.integers(-140, 127, (2, 30000))
+    y, divisors = np.concatenate([pairs, sizes.astype(np.float32)], 1)
+    x = np.repeat(divisors[:, None], 40, 1)
+    with np.errstate(all="ignore"):
+        exact = y / divisors
+    device = jax.devices("flagos")[0]
+    ours, beside = jax.jit(of_a_row)(jax.device_put(x, device), jax.device_put(y, device))
+    there = ~np.isnan(exact)
+    for found in (np.asarray(ours), np.asarray(beside)[:, 7]):
+        assert np.array_equal(np.isnan(found), ~there)
+        assert np.array_equal(found[there], exact[there])
+        assert np.array_equal(np.signbit(found[there]), np.signbit(exact[there]))
+
+
+def test_bfloat16_by_a_rows_number_rounds_once(rng):
+    x, y = (
+        (rng.standard_normal(dims) * 2.0 ** rng.integers(-40, 41, dims)).astype(ml_dtypes.bfloat16)
+        for dims in ((700, 1000), (700,))
+    )
+    assert np.array_equal(on_flagos(by_row, x, y), x / y[:, None])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=lambda d: d.__name__)
