@@ -26,7 +26,7 @@ _ODD_ROW_STEP = 4096
 _ODD_ROW_UNROLL = 4
 # And of rows so long that the cache does not keep two for each multiprocessor, by so much, but keeps one.
 _ONE_ROW_STEP = 16384
-_OVER_CACHE = 1.25
+_OVER_CACHE = 1.05
 _SQUARE = 64
 # A row up to this long is one block, whose values stay in registers for every fold over it.
 MAX_ROW = 16384
