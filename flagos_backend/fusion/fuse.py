@@ -6,6 +6,7 @@ regions that want it; a second walk forwards builds the regions. Both take time 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from flagos_backend.fusion.indexing import (
     Indices,
     View,
     dims_of,
+    gathered,
     movement_of,
     reshape_indices,
     shifted,
@@ -78,7 +80,8 @@ def reads_strides(call: Instruction, operand: int, view: View) -> bool:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
-    ``runtime_starts``: loads and stores start where scalars on the device say, as dynamic slices and their updates do.
+    ``runtime_starts``: loads and stores start where numbers on the device say, as in dynamic slices, their updates and
+    gathers.
     ``parts``: what is used part by part is computed where the parts are used, rather than written whole before.
     ``repeated_elements``: a value of no more than these, a few operations from parameters, is computed again wherever
     it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
@@ -191,6 +194,8 @@ class _Fuser:
             self._open(_Key(instruction, len(borders)), dims_of(array), (array,))
         elif self._is_window(instruction):
             self._decide_window(instruction)
+        elif self._is_gather(instruction):
+            self._decide_gather(instruction)
         elif is_elementwise(instruction):
             self._decide_elementwise(instruction)
         else:
@@ -202,8 +207,9 @@ class _Fuser:
         once = len(uses) == 1 or (instruction.opcode is Opcode.CONVERT and len(uses) <= 4)
         once = once or (self.policy.parts and sum(prod(self.loops[k]) for k, _ in uses) <= elements)
         fits = all(prod(self.loops[k]) <= elements for k, _ in uses)
-        if instruction in self.starts and elements == 1 and instruction.opcode in CHEAP:
-            once = fits = True  # a few operations of each program, where a kernel of its own would take microseconds
+        if instruction in self.starts and instruction.opcode in CHEAP:
+            # A few operations of each program, or for each row, where a kernel of its own would take microseconds.
+            once, fits = once or elements == 1, True
         short = all(self.sizes[k] < self.policy.max_operations for k, _ in uses)
         if instruction not in self.wanted and self._is_repeated(instruction):
             self._fuse_everywhere(instruction)
@@ -230,6 +236,21 @@ class _Fuser:
             self._want_starts(starts, _Key(instruction, 1))
         elif instruction in self.wanted or self._same(self._operands(instruction)[0]) in self.updated:
             # Read where it stands, not where it is used: the update can then write over the array.
+            self._make_buffer(instruction)
+        else:
+            self._fuse_everywhere(instruction)
+
+    def _is_gather(self, instruction: Instruction) -> bool:
+        """Whether a region can find out where each element of it stands."""
+        if instruction.opcode is not Opcode.GATHER or not self.policy.runtime_starts or not _is_regular(instruction):
+            return False
+        array, positions = self._operands(instruction)
+        return is_arithmetic(positions) and 0 not in (*dims_of(array), *dims_of(instruction))
+
+    def _decide_gather(self, instruction: Instruction) -> None:
+        uses, elements = self.demands[instruction], prod(dims_of(instruction))
+        once = len(uses) == 1 and all(prod(self.loops[key]) <= elements for key, _ in uses)
+        if instruction in self.wanted or not once or self._same(self._operands(instruction)[0]) in self.updated:
             self._make_buffer(instruction)
         else:
             self._fuse_everywhere(instruction)
@@ -327,6 +348,9 @@ class _Fuser:
             self._want(array, key, shifted(indices, dims_of(array), dims_of(instruction), _unresolved(starts)))
             self._want_starts(starts, key)
             return
+        if instruction.opcode is Opcode.GATHER:
+            self._spread_gather(instruction, key, indices)
+            return
         if instruction.opcode is not Opcode.RESHAPE and movement_of(instruction) is None:
             self.sizes[key] += 1
         if instruction in self.starts:
@@ -337,6 +361,34 @@ class _Fuser:
                 self.wanted.add(operand)
             else:
                 self._want(operand, key, operand_indices)
+
+    def _spread_gather(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
+        array, positions = self._operands(instruction)
+        rank = len(self.loops[key])
+
+        def start(place: Indices, _: int) -> Expression:
+            """Tells indices apart, before it is known where they are computed."""
+            part, there = self.part_at(positions, place)
+            self.starts.add(part)
+            self._want(part, key, there)
+            return Load(_typed(part), part, linear(there, dims_of(part), rank))
+
+        self._want(array, key, gathered(instruction, indices, rank, start))
+
+    def part_at(self, value: Instruction, indices: Indices) -> tuple[Instruction, Indices]:
+        """What ``value`` is put together of there, if that is the same at all points, as it is of start indices."""
+        while value.opcode is Opcode.CONCATENATE and value not in self.wanted:
+            dimension = value.attributes_as(DimensionAttributes).dimension
+            at = indices[dimension]
+            if not at.is_constant:
+                break
+            for operand in self._operands(value):
+                size = dims_of(operand)[dimension]
+                if at.offset < size:
+                    break
+                at = at.scaled(1, -size)
+            value, indices = operand, (*indices[:dimension], at, *indices[dimension + 1 :])
+        return value, indices
 
     def _want(self, operand: Instruction, key: _Key, indices: Indices) -> None:
         self.demands[operand][key, indices] = None
@@ -488,6 +540,11 @@ class _Expressions:
         if instruction.opcode is Opcode.DYNAMIC_SLICE:
             array, *starts = self._operands(instruction)
             return self.of(array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts)))
+        if instruction.opcode is Opcode.GATHER:
+            array, positions = self._operands(instruction)
+            return self.of(
+                array, gathered(instruction, indices, self.rank, functools.partial(self._part_of, positions))
+            )
         if instruction.opcode is Opcode.RESHAPE:
             return self._reshape(instruction, indices)
         if instruction.opcode is Opcode.IOTA:
@@ -502,13 +559,16 @@ class _Expressions:
             return Apply(ElementType.PRED, Opcode.COMPARE, operands, compare.direction.value, order)
         return Apply(_typed(instruction), instruction.opcode, operands)
 
+    def _part_of(self, positions: Instruction, place: Indices, limit: int) -> int | Expression:
+        return self._start(*self.fuser.part_at(positions, place), limit)
+
     def starts(self, instructions: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
         """The starts of a window, as ``shifted`` takes them."""
-        return lambda d, limit: self._start(instructions[d], limit)
+        return lambda d, limit: self._start(instructions[d], (), limit)
 
-    def _start(self, instruction: Instruction, limit: int) -> int | Expression:
-        """``instruction`` clamped to [0, ``limit``], as HLO clamps starts."""
-        value = self.of(instruction, ())
+    def _start(self, instruction: Instruction, place: Indices, limit: int) -> int | Expression:
+        """``instruction`` at ``place`` clamped to [0, ``limit``], as HLO clamps starts."""
+        value = self.of(instruction, place)
         if isinstance(value, Literal):
             return min(max(int(number_of(value)), 0), limit)
         found = self.clamped.get((value, limit))

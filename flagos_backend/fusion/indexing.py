@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flagos_backend.fusion.region import Affine, Expression, Shift, axis, linear
-from flagos_backend.ir.attributes import DimensionsAttributes, SliceAttributes
+from flagos_backend.ir.attributes import DimensionsAttributes, GatherAttributes, SliceAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.strided_view import StridedView
@@ -96,7 +96,41 @@ def shifted(
         if isinstance(first, int):
             found.append(index.scaled(1, first))
         else:
-            found.append(index + Affine(0, (0,) * len(index.coefficients), (Shift(first, size - part),)))
+            found.append(index + _shift(first, size - part, len(index.coefficients)))
+    return tuple(found)
+
+
+def _shift(start: Expression, limit: int, rank: int) -> Affine:
+    return Affine(0, (0,) * rank, (Shift(start, limit),))
+
+
+def gathered(
+    instruction: Instruction, indices: Indices, rank: int, start: Callable[[Indices, int], int | Expression]
+) -> Indices:
+    """Where element ``indices`` of a gather stands in its operand. ``rank``: of the region.
+
+    ``start(place, limit)``: where a window starts, which lies in [0, limit], as the start index at ``place`` says.
+    """
+    attributes = instruction.attributes_as(GatherAttributes)
+    array, positions = (dims_of(operand) for operand in instruction.operands)
+    zero = Affine(0, (0,) * rank)
+    batch = [index for d, index in enumerate(indices) if d not in attributes.offset_dims]
+    offsets = (indices[d] for d in attributes.offset_dims)
+    found = []
+    for d, size in enumerate(array):
+        if d in attributes.operand_batching_dims:
+            source = attributes.start_indices_batching_dims[attributes.operand_batching_dims.index(d)]
+            found.append(batch[source - (source > attributes.index_vector_dim)])
+            continue
+        index = zero if d in attributes.collapsed_slice_dims else next(offsets)
+        limit = size - attributes.slice_sizes[d]
+        if d in attributes.start_index_map and limit > 0:
+            place = list(batch)
+            if attributes.index_vector_dim < len(positions):
+                place.insert(attributes.index_vector_dim, zero.scaled(1, attributes.start_index_map.index(d)))
+            first = start(tuple(place), limit)
+            index += Affine(first, zero.coefficients) if isinstance(first, int) else _shift(first, limit, rank)
+        found.append(index)
     return tuple(found)
 
 

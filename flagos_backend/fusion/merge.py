@@ -38,6 +38,9 @@ _MAX_SIBLINGS = 16
 _SHARED_PART = 8
 _SMALL_BYTES = 1 << 18
 
+# How many elements a row has, at least, for its own values to wait for it.
+_LEAST_ROW = 16
+
 Accepts = Callable[[Region], bool]
 
 
@@ -85,6 +88,7 @@ class _Merger:
         self.outputs = {schedule.buffers[output] for output in computation.outputs}
         self.updated: set[Instruction] = set()  # what an update may be written over if nobody reads it any more
         self.nodes: list[_Node | None] = []  # by number
+        self.awaited = False  # whether any producer is left to a reader that comes later
         self.writers: defaultdict[Instruction, list[_Node]] = defaultdict(list)
         self.readers: defaultdict[Instruction, dict[_Node, None]] = defaultdict(dict)
         for number, item in enumerate(schedule.items):
@@ -170,19 +174,24 @@ class _Merger:
     # ---- Producers
 
     def join_producers(self) -> None:
-        for node in list(self.nodes):
-            # Renumbering takes nodes along, merging leaves those behind that are gone.
-            if node is not None and self.nodes[node.number] is node:
-                self._join_producers_of(node)
+        for waits in (True, False):
+            for node in list(self.nodes):
+                # Renumbering takes nodes along, merging leaves those behind that are gone.
+                if node is not None and self.nodes[node.number] is node:
+                    self._join_producers_of(node, waits)
+            if not self.awaited:
+                return
 
-    def _join_producers_of(self, node: _Node) -> None:
+    def _join_producers_of(self, node: _Node, waits: bool) -> None:
         refused: set[_Node] = set()
         while isinstance(node.item, Region):
             producers = {w for buffer in node.reads for w in self.writers[buffer]} - refused
             if not producers:
                 return
             producer = max(producers, key=lambda n: n.number)
-            region = self._joined(producer, node)
+            awaited = waits and self._is_awaited(producer, node)
+            self.awaited |= awaited
+            region = None if awaited else self._joined(producer, node)
             if region is None:
                 refused.add(producer)
             else:
@@ -211,6 +220,16 @@ class _Merger:
             if self._fits(region):
                 return region
         return None
+
+    def _is_awaited(self, producer: _Node, consumer: _Node) -> bool:
+        """Whether another reader has rows of what ``producer`` has one of, and may take it, and all that the rows are
+        made of. It could not any more if it then had to wait for ``consumer``."""
+        small, other = producer.item, consumer.item
+        if not isinstance(small, Region) or not isinstance(other, Region) or prod(other.dims) > prod(small.dims):
+            return False
+        readers = {r for buffer in producer.writes for r in self.readers[buffer] if consumer not in r.before}
+        rows = [r.item for r in readers - {consumer} if isinstance(r.item, Region)]
+        return any(prod(region.dims) >= _LEAST_ROW * prod(small.dims) for region in rows)
 
     def _as_scalar(self, small: Region, large: Region) -> Iterator[tuple[Placement, Placement]]:
         """The way to compute the one point of ``small`` in each program of ``large``."""

@@ -63,7 +63,7 @@ def _from_buffers(value: Expression, others: dict[Expression, Store], pool: Pool
 
 def _points(region: Region) -> int:
     (store,) = region.stores
-    return prod(size for c, size in zip(store.index.coefficients, region.dims, strict=True) if c)
+    return prod(region.dims[d] for d in store.index.dims)
 
 
 def _loaded_bytes(region: Region) -> int:
@@ -72,6 +72,6 @@ def _loaded_bytes(region: Region) -> int:
     total = 0
     for expression in region.expressions():
         if isinstance(expression, Load):
-            reach = prod(s for c, s in zip(expression.index.coefficients, region.dims, strict=True) if c)
+            reach = prod(region.dims[d] for d in region.along(expression.index))
             total += expression.element_type.bytes * reach if reach * 8 > points else 0
     return total

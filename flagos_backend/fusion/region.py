@@ -2,7 +2,7 @@
 
 A region walks ``dims``; at each point it evaluates a DAG of scalar expressions, whose leaves are loads through affine
 index maps, and stores results. A fold reduces some dimensions, and its value may be used again at each point. Where an
-array starts may be known at run time only: a shift of the index.
+array starts may be known at run time only: a shift of the index, the same everywhere or, as in a gather, not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flagos_backend.ir.types import ElementType
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """``factor * start``, the same at every point. ``start``: an S64 that lies in [0, ``limit``], of no fold."""
+    """``factor * start``. ``start``: an S64 that lies in [0, ``limit``], of no fold. It may differ between points."""
 
     start: Expression
     limit: int
@@ -44,6 +44,11 @@ class Affine:
         """``factor * self + shift``."""
         shifts = tuple(Shift(s.start, s.limit, s.factor * factor) for s in self.shifts)
         return Affine(self.offset * factor + shift, tuple(c * factor for c in self.coefficients), shifts)
+
+    @property
+    def dims(self) -> frozenset[int]:
+        """The dimensions that it steps along, whatever the shifts do."""
+        return frozenset(d for d, coefficient in enumerate(self.coefficients) if coefficient)
 
     @property
     def starts(self) -> tuple[Expression, ...]:
@@ -181,6 +186,23 @@ class Region:
     def expressions(self) -> tuple[Expression, ...]:
         """Every distinct expression, operands first."""
         return self._expressions
+
+    @functools.cached_property
+    def reach(self) -> dict[Expression, frozenset[int]]:
+        """The dimensions that each expression varies along."""
+        found: dict[Expression, frozenset[int]] = {}
+        for expression in self.expressions():
+            varying = frozenset[int]().union(*(found[operand] for operand in expression.operands))
+            if isinstance(expression, Load | Index):
+                varying |= (expression.index if isinstance(expression, Load) else expression.value).dims
+            elif isinstance(expression, Fold):
+                varying -= frozenset(expression.dims)
+            found[expression] = varying
+        return found
+
+    def along(self, index: Affine) -> frozenset[int]:
+        """The dimensions that the place at ``index`` varies along."""
+        return index.dims.union(*(self.reach[start] for start in index.starts))
 
     @functools.cached_property
     def _expressions(self) -> tuple[Expression, ...]:

@@ -117,18 +117,18 @@ def substitute(region: Region, stores: Sequence[Store], pool: Pool) -> Region | 
 def shared_bytes(a: Region, b: Region) -> int:
     """Bytes that both regions load at the same points."""
     loads = _loads(a)
-    return sum(_bytes(e.element_type.bytes, e.index, a.dims) for e in _loads(b) if e in loads)
+    return sum(_bytes(b, e.element_type.bytes, e.index) for e in _loads(b) if e in loads)
 
 
 def moved_bytes(region: Region) -> int:
     """Bytes that the region loads and stores."""
-    stored = sum(_bytes(s.value.element_type.bytes, s.index, region.dims) for s in region.stores)
-    return stored + sum(_bytes(e.element_type.bytes, e.index, region.dims) for e in _loads(region))
+    stored = sum(_bytes(region, s.value.element_type.bytes, s.index) for s in region.stores)
+    return stored + sum(_bytes(region, e.element_type.bytes, e.index) for e in _loads(region))
 
 
 def _loads(region: Region) -> dict[Load, None]:
     return {e: None for e in region.expressions() if isinstance(e, Load)}
 
 
-def _bytes(width: int, index: Affine, dims: Sequence[int]) -> int:
-    return width * prod(size for c, size in zip(index.coefficients, dims, strict=True) if c)
+def _bytes(region: Region, width: int, index: Affine) -> int:
+    return width * prod(region.dims[d] for d in region.along(index))

@@ -99,7 +99,7 @@ def _positions(
     total = np.full(dims, index.offset)
     for shift in index.shifts:
         assert shift.start.element_type is ElementType.S64
-        assert 0 <= values[shift.start] <= shift.limit
+        assert np.all((values[shift.start] >= 0) & (values[shift.start] <= shift.limit))
         total = total + shift.factor * values[shift.start]
     for coefficient, axis in zip(index.coefficients, grid, strict=True):
         total = total + coefficient * axis

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from math import prod
 
 from flagos_backend.fusion.literals import number_of
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
+from flagos_backend.fusion.region import Apply, Expression, Literal, Region
 from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
@@ -31,8 +30,7 @@ _LEAST_SHARING = 16
 def with_reciprocals(region: Region) -> Region:
     """``region`` itself where no divisor is shared."""
     expressions = region.expressions()
-    reach = _reach(region, expressions)
-    shared = {e for e in expressions if isinstance(e, Apply) and _is_shared(e, region, reach)}
+    shared = {e for e in expressions if isinstance(e, Apply) and _is_shared(e, region)}
     if not shared:
         return region
     pool = Pool()
@@ -64,11 +62,9 @@ def with_reciprocals(region: Region) -> Region:
 def without_branches(region: Region) -> Region:
     """``region`` with straight quotients where a row shares them."""
     expressions = region.expressions()
-    reach = _reach(region, expressions)
     row = frozenset(region.folded)
-    narrow = {
-        e for e in expressions if isinstance(e, Apply) and _is_plain_quotient(e) and region.folds and not reach[e] & row
-    }
+    quotients = [e for e in expressions if isinstance(e, Apply) and _is_plain_quotient(e)]
+    narrow = {e for e in quotients if region.folds and not region.reach[e] & row}
     if not narrow:
         return region
     pool = Pool()
@@ -88,35 +84,15 @@ def _is_plain_quotient(expression: Apply) -> bool:
     return expression.opcode is Opcode.DIVIDE and expression.element_type in _HELD_AS_F32 and not expression.detail
 
 
-def _is_shared(expression: Apply, region: Region, reach: dict[Expression, frozenset[int]]) -> bool:
+def _is_shared(expression: Apply, region: Region) -> bool:
     if not _is_plain_quotient(expression):
         return False
     divisor = expression.operands[1]
-    if prod(region.dims[d] for d in reach[expression] - reach[divisor]) < _LEAST_SHARING:
+    if prod(region.dims[d] for d in region.reach[expression] - region.reach[divisor]) < _LEAST_SHARING:
         return False
     # What is the same along a row costs little, however it is computed.
     row = frozenset(region.folded)
-    return not row or bool(reach[expression] & row) or _exact_inverse(divisor) is not None
-
-
-def _reach(region: Region, expressions: Sequence[Expression]) -> dict[Expression, frozenset[int]]:
-    """The dimensions that each expression varies along."""
-    found: dict[Expression, frozenset[int]] = {}
-    for expression in expressions:
-        if isinstance(expression, Load | Index):
-            index = expression.index if isinstance(expression, Load) else expression.value
-            found[expression] = _varying(index).union(*(found[start] for start in index.starts))
-        elif isinstance(expression, Literal):
-            found[expression] = frozenset()
-        else:
-            found[expression] = frozenset().union(*(found[operand] for operand in expression.operands))
-        if isinstance(expression, Fold):
-            found[expression] -= frozenset(expression.dims)
-    return found
-
-
-def _varying(index: Affine) -> frozenset[int]:
-    return frozenset(d for d, coefficient in enumerate(index.coefficients) if coefficient)
+    return not row or bool(region.reach[expression] & row) or _exact_inverse(divisor) is not None
 
 
 def _exact_inverse(divisor: Expression) -> Literal | None:

@@ -184,7 +184,7 @@ def _is_inner(region: Region, folded: Sequence[int], kept: Sequence[int]) -> boo
     both = [*kept, *folded]
     votes = 0
     for index, size in indices(region):
-        if any(index.coefficients[d] for d in folded):
+        if not index.dims.isdisjoint(folded):
             votes += size if _fastest(index, both) in folded else -size
     return votes > 0 or (votes == 0 and not kept)
 
@@ -195,10 +195,8 @@ def _can_split(region: Region) -> bool:
     depends: dict[Expression, tuple[bool, bool]] = {}  # on a fold, on the folded dimensions
     folded = region.folded
     for expression in region.expressions():
-        if isinstance(expression, Load):
-            depends[expression] = False, any(expression.index.coefficients[d] for d in folded)
-        elif isinstance(expression, Index):
-            depends[expression] = False, any(expression.value.coefficients[d] for d in folded)
+        if isinstance(expression, Load | Index):
+            depends[expression] = False, not region.reach[expression].isdisjoint(folded)
         elif isinstance(expression, Apply):
             found = [depends[operand] for operand in expression.operands]
             depends[expression] = any(f for f, _ in found), any(d for _, d in found)
@@ -258,7 +256,7 @@ class _Row:
     @staticmethod
     def of(region: Region, kept: Sequence[int], folded: Sequence[int]) -> _Row:
         def varies(index: Affine, dims: Sequence[int]) -> bool:
-            return any(index.coefficients[d] for d in dims)
+            return not region.along(index).isdisjoint(dims)
 
         loads = [e for e in region.expressions() if isinstance(e, Load) and varies(e.index, folded)]
         own = [load for load in loads if varies(load.index, kept)]
@@ -304,7 +302,7 @@ def _held_through(region: Region, folded: Sequence[int]) -> int:
         level[e] = max((level[o] for o in e.operands), default=0) + isinstance(e, Fold)
         varies[e] = not isinstance(e, Fold) and any(varies[o] for o in e.operands)
         if isinstance(e, Load):
-            varies[e] = any(e.index.coefficients[d] for d in folded)
+            varies[e] = not region.reach[e].isdisjoint(folded)
     # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use.
     uses: dict[Expression, list[int]] = {e: [] if isinstance(e, Load | Index) else [level[e]] for e in expressions}
     for e in expressions:
@@ -319,7 +317,7 @@ def _held_through(region: Region, folded: Sequence[int]) -> int:
 
 def _columns(region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool) -> Tiling:
     size, columns = prod(region.dims[d] for d in folded), prod(region.dims[d] for d in kept)
-    widest = max((size for index, size in indices(region) if any(index.coefficients[d] for d in folded)), default=4)
+    widest = max((size for index, size in indices(region) if not index.dims.isdisjoint(folded)), default=4)
     width = min(max(_COLUMN_BYTES // widest, 16), power_of_two(columns))
     height = min(_TILE // width, power_of_two(size))
     axes = _axis(region, "x", kept, width), _axis(region, "r", folded, height)
@@ -336,7 +334,7 @@ def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int
     height = min(max(_TILE // 2 // width, 1), power_of_two(prod(region.dims[d] for d in columns)))
     axes = _axis(region, "x", columns, height), _axis(region, "r", rows, width)
     parts = min(2 * target.multiprocessors, axes[0].blocks)
-    loads = {e for e in region.expressions() if isinstance(e, Load) and any(e.index.coefficients[d] for d in columns)}
+    loads = {e for e in region.expressions() if isinstance(e, Load) and not region.reach[e].isdisjoint(columns)}
     step = sum(e.element_type.bytes * width * height for e in loads)
     # Two programs share a multiprocessor's memory.
     stages = min(_ROW_STAGES, target.shared_memory_bytes // 2 // max(step, 1))
@@ -357,5 +355,5 @@ def supports(region: Region) -> bool:
     columns, rows = groups
     outer = [fold for fold in region.folds if set(fold.dims) & set(columns)]
     inner = [fold.value for fold in region.folds]
-    inner += [s.value for s in region.stores if any(s.index.coefficients[d] for d in columns)]
+    inner += [s.value for s in region.stores if not s.index.dims.isdisjoint(columns)]
     return prod(region.dims[d] for d in rows) <= MAX_ROW and not set(below(inner)).intersection(outer)

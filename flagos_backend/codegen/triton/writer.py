@@ -90,13 +90,10 @@ class _Writer:
     def _analyse(self) -> None:
         """For each expression, the axes it varies along, and how many loops must be over before it is known."""
         for expression in self.expressions:
-            axes: frozenset[str] = frozenset()
-            level = 0
+            axes = frozenset[str]().union(*(self.depends[o] for o in expression.operands))
+            level = max((self.level[o] for o in expression.operands), default=0)
             if isinstance(expression, Load | Index):
-                axes = frozenset(self._axes_of(expression.index if isinstance(expression, Load) else expression.value))
-            elif isinstance(expression, Apply | Fold):
-                axes = frozenset().union(*(self.depends[o] for o in expression.operands))
-                level = max(self.level[o] for o in expression.operands)
+                axes |= frozenset(self._axes_of(expression.index if isinstance(expression, Load) else expression.value))
             if isinstance(expression, Fold):
                 axes -= {self._folded_axis(expression).name}
                 level += expression in self.accumulated
@@ -202,7 +199,8 @@ class _Writer:
         return " & ".join(f"{axis.name}_in" for axis in self.tiling.axes if axis.is_ragged and axis.name in wanted)
 
     def _axes_of(self, index: Affine) -> list[str]:
-        return [a.name for a in self.tiling.axes if any(index.coefficients[d] for d in a.dims)]
+        along = self.region.along(index)
+        return [axis.name for axis in self.tiling.axes if not along.isdisjoint(axis.dims)]
 
     # ---- Passes
 

@@ -63,6 +63,26 @@ def test_rows_of_rows_have_common_dimensions(rng: np.random.Generator) -> None:
     assert region.dims == (6, 4, 5)
 
 
+def test_a_rows_values_wait_for_the_row(rng: np.random.Generator) -> None:
+    """Labels and sums of rows stay with the gradient, which needs the exponentials too: were they part of the loss, the
+    gradient would wait for it, and the exponentials be written."""
+
+    def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits, -1), labels[:, None], -1).mean()
+
+    rows, total = check(jax.value_and_grad(loss), f32(rng, 12, 40), rng.integers(-40, 40, (12,), dtype=np.int32))
+    assert [len(store.index.dims) for store in rows.stores].count(2) == 1
+    assert total.dims == (12,)
+
+
+def test_rows_of_a_table_are_loaded_where_they_are_used(rng: np.random.Generator) -> None:
+    table, ids = f32(rng, 30, 8), rng.integers(0, 30, (2, 6), dtype=np.int32)
+    (region,) = check(lambda t, ids: normalize(t[ids]), table, ids)
+    assert len(region.stores) == 1
+    positions = [load.index for load in region.expressions() if isinstance(load, Load) and load.index.starts]
+    assert positions and all(region.along(index) == {0, 1, 2} for index in positions)
+
+
 def test_shapes_whose_steps_do_not_divide_each_other_stay_apart(rng: np.random.Generator) -> None:
     assert (
         len(check(lambda x: jnp.exp(x).reshape(4, 6).sum(1) + jnp.exp(x).reshape(6, 4).max(1).sum(), f32(rng, 24))) > 1
