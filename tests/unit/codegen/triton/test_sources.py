@@ -48,6 +48,10 @@ def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
     return (x - mean) * lax.rsqrt(variance + 1e-5) * gain + bias
 
 
+def rms_norm(x: jax.Array, gain: jax.Array) -> jax.Array:
+    return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * gain
+
+
 def backward(function: Callable[..., jax.Array]) -> Callable[..., Any]:
     return lambda *arguments: jax.vjp(function, *arguments[:-1])[1](arguments[-1])
 
@@ -75,6 +79,11 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
         H100,
         lambda key, x: jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0),
         (jax.ShapeDtypeStruct((2,), np.uint32), f32(4096, 128)),
+    ),
+    "embedding_and_norm": (
+        H100,
+        lambda table, gain, ids: rms_norm(table[ids], gain),
+        (bf16(50000, 768), bf16(768), s32(8, 1024)),
     ),
     "functions_without_a_device_library": (NO_DEVICE_LIBRARY, lambda x: jnp.tanh(x) + jnp.expm1(x), (f32(5000),)),
     "layer_norm": (H100, layer_norm, (f32(8192, 768), f32(768), f32(768))),
