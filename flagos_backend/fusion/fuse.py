@@ -6,12 +6,12 @@ regions that want it; a second walk forwards builds the regions. Both take time 
 
 from __future__ import annotations
 
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from flagos_backend.fusion.expressions import Expressions, typed
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.indexing import (
     Indices,
@@ -23,16 +23,12 @@ from flagos_backend.fusion.indexing import (
     shifted,
     view_of_source,
 )
-from flagos_backend.fusion.literals import literal_of, number_of
 from flagos_backend.fusion.pads import borders_of, is_growing_pad
 from flagos_backend.fusion.recompute import CHEAP
 from flagos_backend.fusion.region import (
     Affine,
-    Apply,
     Expression,
     Fold,
-    Index,
-    Literal,
     Load,
     Region,
     Store,
@@ -42,14 +38,12 @@ from flagos_backend.fusion.region import (
 from flagos_backend.fusion.support import element_type, is_arithmetic, is_elementwise, reduction_opcode
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
 from flagos_backend.ir.attributes import (
-    CompareAttributes,
-    ConstantAttributes,
     DimensionAttributes,
     DimensionsAttributes,
     PadAttributes,
 )
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import ComparisonOrder, Opcode
+from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.operator_call import takes_strides
 from flagos_backend.ir.types import ArrayShape, ElementType
 
@@ -371,7 +365,7 @@ class _Fuser:
             part, there = self.part_at(positions, place)
             self.starts.add(part)
             self._want(part, key, there)
-            return Load(_typed(part), part, linear(there, dims_of(part), rank))
+            return Load(typed(part), part, linear(there, dims_of(part), rank))
 
         self._want(array, key, gathered(instruction, indices, rank, start))
 
@@ -440,7 +434,7 @@ class _Fuser:
     def _build_region(self, key: _Key) -> Region:
         target, dims = key.target, self.loops[key]
         rank = len(dims)
-        expressions = _Expressions(self, rank)
+        expressions = Expressions(rank, self._operands, self.buffers, self.part_at)
         here = tuple(axis(d, rank) for d in range(rank))
         if target.opcode is Opcode.REDUCE:
             return self._build_reduction(target, dims, expressions)
@@ -456,7 +450,7 @@ class _Fuser:
             return self._build_update(key, expressions, here)
         return Region(dims, (Store(target, expressions.compute(target, here), linear(here, dims, rank)),))
 
-    def _build_pad(self, key: _Key, expressions: _Expressions, here: Indices) -> Region:
+    def _build_pad(self, key: _Key, expressions: Expressions, here: Indices) -> Region:
         target, dims = key.target, self.loops[key]
         array, padding = self._operands(target)
         borders, pad = borders_of(target), target.attributes_as(PadAttributes)
@@ -468,7 +462,7 @@ class _Fuser:
             there = tuple(i.scaled(1, start) for i, start in zip(here, borders[key.part].starts, strict=True))
         return Region(dims, (Store(target, value, linear(there, dims_of(target), len(dims))),))
 
-    def _build_update(self, key: _Key, expressions: _Expressions, here: Indices) -> Region:
+    def _build_update(self, key: _Key, expressions: Expressions, here: Indices) -> Region:
         target, dims = key.target, self.loops[key]
         array, update, *starts = self._operands(target)
         if key.part == 0:
@@ -488,10 +482,10 @@ class _Fuser:
         (store,) = change.stores
         self.buffers[update] = update
         first = Region(change.dims, (Store(update, store.value, place),))
-        load = Load(_typed(update), update, place)
+        load = Load(typed(update), update, place)
         return [first, begin, Region(change.dims, (Store(target, load, store.index),))]
 
-    def _build_reduction(self, target: Instruction, dims: tuple[int, ...], expressions: _Expressions) -> Region:
+    def _build_reduction(self, target: Instruction, dims: tuple[int, ...], expressions: Expressions) -> Region:
         order, folded = reduction_order(target)
         array, initial = self._operands(target)
         rank = len(dims)
@@ -500,97 +494,9 @@ class _Fuser:
         combine = reduction_opcode(target, self.policy.half_sums)
         if combine is None:
             raise AssertionError(f"{target.name} was taken for a reduction that a region can fold")
-        start = Load(_typed(initial), self.buffers[initial], Affine(0, (0,) * rank))
-        fold = Fold(_typed(target), combine, value, start, folded)
+        start = Load(typed(initial), self.buffers[initial], Affine(0, (0,) * rank))
+        fold = Fold(typed(target), combine, value, start, folded)
         return Region(dims, (Store(target, fold, linear(kept, dims_of(target), rank)),))
-
-
-class _Expressions:
-    """The expressions of one region, each made once."""
-
-    def __init__(self, fuser: _Fuser, rank: int) -> None:
-        self.fuser = fuser
-        self.rank = rank
-        self.made: dict[tuple[Instruction, Indices], Expression] = {}
-        self.clamped: dict[tuple[Expression, int], Expression] = {}
-
-    def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        return self.fuser.computation.operands(instruction)
-
-    def of(self, instruction: Instruction, indices: Indices) -> Expression:
-        """The value of ``instruction`` at ``indices``: a load when it is a buffer, else its computation."""
-        found = self.made.get((instruction, indices))
-        if found is None:
-            buffer = self.fuser.buffers.get(instruction)
-            literal = uniform_literal(instruction)
-            if literal is not None:
-                found = literal
-            elif buffer is not None:
-                dims = dims_of(instruction)
-                found = Load(_typed(instruction), buffer, linear(indices, dims, self.rank))
-            else:
-                found = self.compute(instruction, indices)
-            self.made[instruction, indices] = found
-        return found
-
-    def compute(self, instruction: Instruction, indices: Indices) -> Expression:
-        movement = movement_of(instruction)
-        if movement is not None:
-            return self.of(self._operands(instruction)[0], movement(instruction, indices))
-        if instruction.opcode is Opcode.DYNAMIC_SLICE:
-            array, *starts = self._operands(instruction)
-            return self.of(array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts)))
-        if instruction.opcode is Opcode.GATHER:
-            array, positions = self._operands(instruction)
-            return self.of(
-                array, gathered(instruction, indices, self.rank, functools.partial(self._part_of, positions))
-            )
-        if instruction.opcode is Opcode.RESHAPE:
-            return self._reshape(instruction, indices)
-        if instruction.opcode is Opcode.IOTA:
-            return Index(_typed(instruction), indices[instruction.attributes_as(DimensionAttributes).dimension])
-        if instruction.opcode is Opcode.CONSTANT:
-            return Load(_typed(instruction), instruction, linear(indices, dims_of(instruction), self.rank))
-        operands = tuple(self.of(o, indices if dims_of(o) else ()) for o in self._operands(instruction))
-        if instruction.opcode is Opcode.COMPARE:
-            compare = instruction.attributes_as(CompareAttributes)
-            floating = (element_type(instruction.operands[0]) or ElementType.PRED).is_float
-            order = compare.order if floating else ComparisonOrder.PARTIAL
-            return Apply(ElementType.PRED, Opcode.COMPARE, operands, compare.direction.value, order)
-        return Apply(_typed(instruction), instruction.opcode, operands)
-
-    def _part_of(self, positions: Instruction, place: Indices, limit: int) -> int | Expression:
-        return self._start(*self.fuser.part_at(positions, place), limit)
-
-    def starts(self, instructions: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
-        """The starts of a window, as ``shifted`` takes them."""
-        return lambda d, limit: self._start(instructions[d], (), limit)
-
-    def _start(self, instruction: Instruction, place: Indices, limit: int) -> int | Expression:
-        """``instruction`` at ``place`` clamped to [0, ``limit``], as HLO clamps starts."""
-        value = self.of(instruction, place)
-        if isinstance(value, Literal):
-            return min(max(int(number_of(value)), 0), limit)
-        found = self.clamped.get((value, limit))
-        if found is None:
-            s64 = ElementType.S64
-            if value.element_type is ElementType.U64:  # past the largest S64 there is no converting first
-                value = Apply(ElementType.U64, Opcode.MINIMUM, (value, literal_of(limit, ElementType.U64)))
-            wide = value if value.element_type is s64 else Apply(s64, Opcode.CONVERT, (value,))
-            found = Apply(s64, Opcode.CLAMP, (literal_of(0, s64), wide, literal_of(limit, s64)))
-            self.clamped[value, limit] = found
-        return found
-
-    def _reshape(self, instruction: Instruction, indices: Indices) -> Expression:
-        (operand,) = self._operands(instruction)
-        buffer = self.fuser.buffers.get(operand)
-        if buffer is not None and uniform_literal(operand) is None:
-            # A buffer is addressed by element number, which a reshape does not change.
-            return Load(_typed(instruction), buffer, linear(indices, dims_of(instruction), self.rank))
-        operand_indices = reshape_indices(indices, dims_of(instruction), dims_of(operand), self.rank)
-        if operand_indices is None:
-            raise AssertionError(f"{operand.name} should have become a buffer")
-        return self.of(operand, operand_indices)
 
 
 def reduction_order(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -606,34 +512,15 @@ def reduction_order(instruction: Instruction) -> tuple[tuple[int, ...], tuple[in
     return order, tuple(range(len(outer), len(outer) + len(folded)))
 
 
-def _typed(instruction: Instruction) -> ElementType:
-    found = element_type(instruction)
-    if found is None:
-        raise TypeError(f"{instruction.name} is a tuple, not an array")
-    return found
-
-
 def _is_regular(instruction: Instruction) -> bool:
     """Whether tiles can hold its elements: up to 8 bytes, no sub-byte or 8-bit float arithmetic involved in moving."""
     found = element_type(instruction)
     return found is not None and found.bytes in (1, 2, 4, 8) and found is not ElementType.TOKEN
 
 
-def uniform_literal(instruction: Instruction) -> Literal | None:
-    """A constant whose elements are all the same, as one scalar."""
-    if instruction.opcode is not Opcode.CONSTANT or not isinstance(instruction.shape, ArrayShape):
-        return None
-    data = instruction.attributes_as(ConstantAttributes).data
-    size = instruction.shape.element_type.bytes
-    first = data[:size]
-    if size == 0 or size > 8 or not data or (len(data) > size and first * (len(data) // size) != data):
-        return None
-    return Literal(instruction.shape.element_type, first)
-
-
 def _unresolved(starts: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
     """Starts that tell indices apart, before it is known where they are computed."""
-    return lambda d, limit: Load(_typed(starts[d]), starts[d], Affine(0, ()))
+    return lambda d, limit: Load(typed(starts[d]), starts[d], Affine(0, ()))
 
 
 def _has_side_effect(instruction: Instruction) -> bool:

@@ -6,8 +6,10 @@ import math
 import struct
 
 from flagos_backend.fusion.region import Fold, Literal
+from flagos_backend.ir.attributes import ConstantAttributes
+from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ElementType
+from flagos_backend.ir.types import ArrayShape, ElementType
 
 _STRUCT = {ElementType.F16: "<e", ElementType.F32: "<f", ElementType.F64: "<d"}
 
@@ -49,3 +51,15 @@ def starts_neutral(fold: Fold) -> bool:
     """Whether the fold's initial value changes nothing."""
     initial = fold.initial
     return isinstance(initial, Literal) and number_of(initial) == identity_of(fold.combine, fold.element_type)
+
+
+def uniform_literal(instruction: Instruction) -> Literal | None:
+    """A constant whose elements are all the same, as one scalar."""
+    if instruction.opcode is not Opcode.CONSTANT or not isinstance(instruction.shape, ArrayShape):
+        return None
+    data = instruction.attributes_as(ConstantAttributes).data
+    size = instruction.shape.element_type.bytes
+    first = data[:size]
+    if size == 0 or size > 8 or not data or (len(data) > size and first * (len(data) // size) != data):
+        return None
+    return Literal(instruction.shape.element_type, first)

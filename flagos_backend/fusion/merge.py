@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from flagos_backend.fusion.flat import FlatComputation
-from flagos_backend.fusion.fuse import Schedule, uniform_literal
-from flagos_backend.fusion.literals import starts_neutral
+from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.literals import starts_neutral, uniform_literal
 from flagos_backend.fusion.recompute import recomputed
 from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
 from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved

@@ -1,0 +1,116 @@
+"""What a region computes at each point, made from the instructions that no buffer holds. Used by fuse.py."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from flagos_backend.fusion.indexing import Indices, dims_of, gathered, movement_of, reshape_indices, shifted
+from flagos_backend.fusion.literals import literal_of, number_of, uniform_literal
+from flagos_backend.fusion.region import Apply, Expression, Index, Literal, Load, linear
+from flagos_backend.fusion.support import element_type
+from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import ComparisonOrder, Opcode
+from flagos_backend.ir.types import ElementType
+
+
+class Expressions:
+    """The expressions of one region of ``rank`` dimensions, each made once.
+
+    ``operands``: the flat ones of an instruction. ``buffers``: what is in memory by then, and in which buffer.
+    ``part_at``: what an instruction is put together of at indices, and where in that they are.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        operands: Callable[[Instruction], tuple[Instruction, ...]],
+        buffers: Mapping[Instruction, Instruction],
+        part_at: Callable[[Instruction, Indices], tuple[Instruction, Indices]],
+    ) -> None:
+        self.rank, self.operands, self.buffers, self.part_at = rank, operands, buffers, part_at
+        self.made: dict[tuple[Instruction, Indices], Expression] = {}
+        self.clamped: dict[tuple[Expression, int], Expression] = {}
+
+    def of(self, instruction: Instruction, indices: Indices) -> Expression:
+        """The value of ``instruction`` at ``indices``: a load when it is a buffer, else its computation."""
+        found = self.made.get((instruction, indices))
+        if found is None:
+            buffer = self.buffers.get(instruction)
+            literal = uniform_literal(instruction)
+            if literal is not None:
+                found = literal
+            elif buffer is not None:
+                dims = dims_of(instruction)
+                found = Load(typed(instruction), buffer, linear(indices, dims, self.rank))
+            else:
+                found = self.compute(instruction, indices)
+            self.made[instruction, indices] = found
+        return found
+
+    def compute(self, instruction: Instruction, indices: Indices) -> Expression:
+        movement = movement_of(instruction)
+        if movement is not None:
+            return self.of(self.operands(instruction)[0], movement(instruction, indices))
+        if instruction.opcode is Opcode.DYNAMIC_SLICE:
+            array, *starts = self.operands(instruction)
+            return self.of(array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts)))
+        if instruction.opcode is Opcode.GATHER:
+            array, positions = self.operands(instruction)
+            return self.of(
+                array, gathered(instruction, indices, self.rank, functools.partial(self._part_of, positions))
+            )
+        if instruction.opcode is Opcode.RESHAPE:
+            return self._reshape(instruction, indices)
+        if instruction.opcode is Opcode.IOTA:
+            return Index(typed(instruction), indices[instruction.attributes_as(DimensionAttributes).dimension])
+        if instruction.opcode is Opcode.CONSTANT:
+            return Load(typed(instruction), instruction, linear(indices, dims_of(instruction), self.rank))
+        operands = tuple(self.of(o, indices if dims_of(o) else ()) for o in self.operands(instruction))
+        if instruction.opcode is Opcode.COMPARE:
+            compare = instruction.attributes_as(CompareAttributes)
+            floating = (element_type(instruction.operands[0]) or ElementType.PRED).is_float
+            order = compare.order if floating else ComparisonOrder.PARTIAL
+            return Apply(ElementType.PRED, Opcode.COMPARE, operands, compare.direction.value, order)
+        return Apply(typed(instruction), instruction.opcode, operands)
+
+    def _part_of(self, positions: Instruction, place: Indices, limit: int) -> int | Expression:
+        return self._start(*self.part_at(positions, place), limit)
+
+    def starts(self, instructions: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
+        """The starts of a window, as ``shifted`` takes them."""
+        return lambda d, limit: self._start(instructions[d], (), limit)
+
+    def _start(self, instruction: Instruction, place: Indices, limit: int) -> int | Expression:
+        """``instruction`` at ``place`` clamped to [0, ``limit``], as HLO clamps starts."""
+        value = self.of(instruction, place)
+        if isinstance(value, Literal):
+            return min(max(int(number_of(value)), 0), limit)
+        found = self.clamped.get((value, limit))
+        if found is None:
+            s64 = ElementType.S64
+            if value.element_type is ElementType.U64:  # past the largest S64 there is no converting first
+                value = Apply(ElementType.U64, Opcode.MINIMUM, (value, literal_of(limit, ElementType.U64)))
+            wide = value if value.element_type is s64 else Apply(s64, Opcode.CONVERT, (value,))
+            found = Apply(s64, Opcode.CLAMP, (literal_of(0, s64), wide, literal_of(limit, s64)))
+            self.clamped[value, limit] = found
+        return found
+
+    def _reshape(self, instruction: Instruction, indices: Indices) -> Expression:
+        (operand,) = self.operands(instruction)
+        buffer = self.buffers.get(operand)
+        if buffer is not None and uniform_literal(operand) is None:
+            # A buffer is addressed by element number, which a reshape does not change.
+            return Load(typed(instruction), buffer, linear(indices, dims_of(instruction), self.rank))
+        operand_indices = reshape_indices(indices, dims_of(instruction), dims_of(operand), self.rank)
+        if operand_indices is None:
+            raise AssertionError(f"{operand.name} should have become a buffer")
+        return self.of(operand, operand_indices)
+
+
+def typed(instruction: Instruction) -> ElementType:
+    found = element_type(instruction)
+    if found is None:
+        raise TypeError(f"{instruction.name} is a tuple, not an array")
+    return found
