@@ -34,6 +34,8 @@ from flagos_backend.passes.pipeline import optimize
 Call = Callable[[], object]
 ROWS, COLUMNS = 32768, 4096
 VOCABULARY = 32000
+# GPT-2's, an odd number, and Llama 3's.
+ODD_VOCABULARY, LARGE_VOCABULARY = 50257, 128256
 ROUNDS, CALLS = 7, 10
 
 
@@ -130,6 +132,18 @@ CASES = (
         lambda x, labels: F.cross_entropy(x.float(), labels.long()),
         (((8192, VOCABULARY), torch.bfloat16), ((8192,), torch.int32)),
         differentiates=True,
+    ),
+    Case("softmax, long rows", softmax, lambda x: x.softmax(-1), (((8192, VOCABULARY), torch.bfloat16),)),
+    Case("softmax, odd rows", softmax, lambda x: x.softmax(-1), (((8192, ODD_VOCABULARY), torch.bfloat16),)),
+    *(
+        Case(
+            f"cross_entropy of {vocabulary}",
+            lambda x, labels: jax.value_and_grad(cross_entropy)(x, labels),
+            lambda x, labels: F.cross_entropy(x.float(), labels.long()),
+            (((4096, vocabulary), torch.bfloat16), ((4096,), torch.int32)),
+            differentiates=True,
+        )
+        for vocabulary in (ODD_VOCABULARY, LARGE_VOCABULARY)
     ),
     Case("sum over rows", lambda x: x.astype(jnp.float32).sum(0), lambda x: x.sum(0, dtype=torch.float32), (_BIG,)),
     Case("sum of everything", lambda x: x.sum(), lambda x: x.sum(), (((ROWS, COLUMNS), torch.float32),)),
