@@ -3,6 +3,7 @@ wrap around at their own width."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -17,6 +18,8 @@ from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.reference.registry import Kernel, Storage, kernel
 
 E = ElementType
+# How many bfloat16 a host's matrix units multiply at once.
+_HOST_BLOCK = 32
 
 
 @kernel(Opcode.DOT, storage=Storage.FRESH)
@@ -24,7 +27,7 @@ def _prepare_dot(instruction: Instruction) -> Kernel:
     attributes = instruction.attributes_as(DotAttributes)
     lhs, rhs = (array_shape(operand) for operand in instruction.operands)
     computed = compute_type(lhs.element_type, rhs.element_type, array_shape(instruction).element_type)
-    contract = _contraction(attributes, lhs, rhs, in_pairs=computed is E.BF16)
+    contract = _contraction(attributes, lhs, rhs, in_blocks=computed is E.BF16)
     return in_type(contract, lhs.element_type, rhs.element_type, array_shape(instruction).element_type, computed)
 
 
@@ -55,9 +58,9 @@ def _same(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _contraction(attributes: DotAttributes, lhs: ArrayShape, rhs: ArrayShape, *, in_pairs: bool) -> Binary:
+def _contraction(attributes: DotAttributes, lhs: ArrayShape, rhs: ArrayShape, *, in_blocks: bool) -> Binary:
     """Brings the operands to [batch, rows, contracted] and [batch, contracted, columns], multiplies, and splits the
-    dimensions of the product again: batch, left free, right free. ``in_pairs``: the host takes elements two by two."""
+    dimensions of the product again: batch, left free, right free. ``in_blocks``: of bfloat16."""
     batch = [lhs.dims[d] for d in attributes.lhs_batch]
     contracted = prod(lhs.dims[d] for d in attributes.lhs_contracting)
     lhs_free = _free(lhs, attributes.lhs_batch, attributes.lhs_contracting)
@@ -81,21 +84,22 @@ def _contraction(attributes: DotAttributes, lhs: ArrayShape, rhs: ArrayShape, *,
     else:
         arrange_lhs = _arrange(lhs.dims, [*lhs_free, *attributes.lhs_contracting], [prod(rows), contracted])
         arrange_rhs = _arrange(rhs.dims, [*attributes.rhs_contracting, *rhs_free], [contracted, prod(columns)])
-    if in_pairs and contracted % 2 and contracted > 1:
-        multiply = _with_whole_pairs(multiply)
+    if in_blocks and contracted > 1:
+        multiply = in_whole_blocks(multiply)
     if len(rows) == len(columns) == 1 and len(batch) < 2:
         return lambda a, b: multiply(arrange_lhs(a), arrange_rhs(b))
     return lambda a, b: multiply(arrange_lhs(a), arrange_rhs(b)).view(result)
 
 
-def _with_whole_pairs(multiply: Binary) -> Binary:
-    """oneDNN pairs the last of an odd number of bfloat16 with what follows the row in memory, times zero: NaN where
-    that is not finite."""
+def in_whole_blocks(multiply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``multiply`` of bfloat16 matrices. On the host oneDNN takes what fills no block at the end of a row together with
+    what follows the row in memory, times zero: NaN where that is not finite. One row alone it does not."""
 
-    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if a.device.type == "cpu":
-            a, b = torch.constant_pad_nd(a, (0, 1)), torch.constant_pad_nd(b, (0, 0, 0, 1))
-        return multiply(a, b)
+    def product(a: torch.Tensor, b: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
+        missing = -a.shape[-1] % _HOST_BLOCK
+        if missing and a.shape[-2] > 1 and a.device.type == "cpu":
+            a, b = torch.constant_pad_nd(a, (0, missing)), torch.constant_pad_nd(b, (0, 0, 0, missing))
+        return multiply(a, b, **given)
 
     return product
 

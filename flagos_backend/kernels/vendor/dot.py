@@ -15,6 +15,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.contraction import Contraction, contraction_of
 from flagos_backend.kernels.implementation import Variant
+from flagos_backend.kernels.reference.contractions import in_whole_blocks
 from flagos_backend.kernels.reference.conversion import converter
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.storage import dtype_of
@@ -104,6 +105,8 @@ def _float_product(instruction: Instruction, element: ElementType, out_dtype: to
         return product
     if element is E.F32:
         return _rounding(instruction.attributes_as(DotAttributes).allows_tensor_float)
+    if element is E.BF16:
+        return in_whole_blocks(torch.matmul)
     return _rounding(False) if element is E.C64 else torch.matmul
 
 

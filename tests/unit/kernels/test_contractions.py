@@ -125,3 +125,29 @@ def test_operands_that_are_views(rng: np.random.Generator) -> None:
       m = f32[4,5] broadcast(v), dimensions={0}
       ROOT r = f32[3,5] dot(t, m), lhs_contracting_dims={1}, rhs_contracting_dims={0} }"""
     check(text, operand(E.F32, "4,3", rng), operand(E.F32, "4", rng), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("contracted", [2, 9, 34, 80, 144, 258, 515])
+@pytest.mark.parametrize("element_type", [E.BF16, E.F16, E.F32], ids=lambda t: t.name)
+def test_a_row_that_is_not_finite_stays_alone(
+    element_type: ElementType, contracted: int, batch: int, rng: np.random.Generator
+) -> None:
+    """Matrix units read on beyond the end of a row, where the next one begins."""
+    lead = [batch] if batch else []
+    dims = [*lead, 65, contracted], [*lead, contracted, 36], [*lead, 65, 36]
+    lhs, rhs, result = (f"{element_type.name.lower()}[{','.join(map(str, d))}]" for d in dims)
+    n = len(lead)
+    batches = f"lhs_batch_dims={{{0 if n else ''}}}, rhs_batch_dims={{{0 if n else ''}}}, "
+    text = f"""
+ENTRY e {{
+  a = {lhs} parameter(0)
+  b = {rhs} parameter(1)
+  ROOT r = {result} dot(a, b), {batches}lhs_contracting_dims={{{n + 1}}}, rhs_contracting_dims={{{n}}}
+}}"""
+    a, b = (rng.standard_normal(d).astype(NUMPY_DTYPE[element_type]) for d in dims[:2])
+    a[..., 30, :], a[..., 41, 1] = np.nan, np.inf
+    (found,) = run_on_backend(hlo_of_text(text), [a, b])
+    rows = np.isfinite(found.astype(np.float64)).all(-1)
+    assert not rows[..., [30, 41]].any()
+    assert np.delete(rows, [30, 41], -1).all()

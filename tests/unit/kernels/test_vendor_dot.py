@@ -77,3 +77,13 @@ def test_tensor_float(precision, algorithm, allowed):
     """HLO's default precision allows TF32, as XLA does."""
     attributes = DotAttributes((1,), (0,), precision=precision, algorithm=algorithm)
     assert attributes.allows_tensor_float is allowed
+
+
+@pytest.mark.parametrize("size", [33, 80, 258])
+def test_a_row_that_is_not_finite_stays_alone(size):
+    call = instruction(E.BF16, E.BF16, E.BF16, size, batch=True)
+    (variant,) = dot.variants(call, SIMULATED)
+    lhs, rhs = (torch.randn(o.shape.dims).to(torch.bfloat16) for o in call.operands)
+    lhs[:, 4] = torch.inf
+    found = variant.kernel(Run(), lhs, rhs)
+    assert found[:, [0, 1, 2, 3, 5, 6]].isfinite().all() and not found[:, 4].isfinite().any()
