@@ -62,6 +62,8 @@ def scaled_logits(symbol: Logits, factor: float) -> Logits | None:
 def added(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
     if a.of is not b.of or a.labels != b.labels or not (a.factors == b.factors or a.is_zero or b.is_zero):
         return None
+    if not _same_upstream(a, b):
+        return None
     terms = dict(a.terms)
     for powers, coefficient in b.terms:
         terms[powers] = terms.get(powers, 0.0) + sign * coefficient
@@ -72,7 +74,7 @@ def added(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
 
 
 def multiplied(a: Polynomial, b: Polynomial) -> Polynomial | None:
-    if a.of is not b.of or a.labels != b.labels:
+    if a.of is not b.of or a.labels != b.labels or not _same_upstream(a, b):
         return None
     terms: dict[Powers, float] = {}
     for left, x in a.terms:
@@ -82,6 +84,10 @@ def multiplied(a: Polynomial, b: Polynomial) -> Polynomial | None:
     # Zero times what may be infinite is not zero.
     zeroed = (a.zeroed if b.finite else frozenset()) | (b.zeroed if a.finite else frozenset())
     return _combined(a, b, terms, zeroed, a.partly | b.partly | a.zeroed | b.zeroed, a.factors + b.factors)
+
+
+def _same_upstream(a: Polynomial, b: Polynomial) -> bool:
+    return a.upstream is None or b.upstream is None or a.upstream == b.upstream
 
 
 def _combined(
@@ -96,4 +102,5 @@ def _combined(
     partly -= zeroed
     if partly and 0.0 in terms.values():
         return None
-    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, a.finite and b.finite, factors)
+    upstream = a.upstream or b.upstream
+    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, a.finite and b.finite, factors, upstream)

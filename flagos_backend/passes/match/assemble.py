@@ -82,6 +82,8 @@ class Matched:
     @property
     def result(self) -> Result:
         """The output, of a program that has a use for it."""
+        if self.of.quotient is not None:
+            return Result(self.of.quotient.instruction, self.of.quotient.labels)
         return Result(self.output.dot, self.output.labels_of_result)
 
     def dims(self, labels: Labels) -> str:
@@ -124,7 +126,7 @@ def assemble(candidate: Candidate) -> Matched:
         dims_text(letters, query),
         dims_text(letters, key),
         dims_text(letters, output.labels),
-        dims_text(letters, output.labels_of_result),
+        dims_text(letters, output.labels_of_result if of.quotient is None else of.quotient.labels),
         of.logits.slope,
         fill,
         cap,
@@ -408,6 +410,8 @@ def _output_gradient(matched: Matched, gradient: Term) -> tuple[Instruction, Lab
     sides = dot_operand_labels(dot, gradient.labels, _contracted(dot, channel))
     for side in (0, 1):
         if same_value(dot.operands[side], sides[side], output.other, output.labels):
+            if matched.of.upstream is not None:
+                return matched.of.upstream.instruction, matched.of.upstream.labels
             return dot.operands[1 - side], sides[1 - side]
     raise NearMissError("the gradient of the weights is not made with the attention's values")
 

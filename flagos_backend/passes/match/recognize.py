@@ -33,6 +33,7 @@ from flagos_backend.passes.match.labels import (
     relabel,
     scalar_of,
 )
+from flagos_backend.passes.match.quotients import Quotients, upstream_of
 from flagos_backend.passes.match.roles import (
     note_gradient_of_factor,
     role,
@@ -69,6 +70,7 @@ class Recognizer:
         self.broken: dict[Instruction, str] = {}
         self._symbols: dict[Instruction, Symbol] = {}
         self._labels = itertools.count()
+        self._quotients = Quotients(self._symbols)
         for instruction in computation.instructions:
             symbol = self._symbol(instruction)
             if symbol is not None:
@@ -76,6 +78,7 @@ class Recognizer:
                 symbol.of.members[instruction] = None
             else:
                 self._note_break(instruction)
+            self._quotients.note(instruction)
 
     def _symbol(self, instruction: Instruction) -> Symbol | None:
         rule = _RULES.get(instruction.opcode)
@@ -110,6 +113,8 @@ class Recognizer:
         row = of.row
         if row != of.axis and any(dims[d] == of.keys() for d in range(len(dims)) if d not in dimensions):
             row = of.axis  # the sink's column was dropped already
+        if row == of.axis and any(dims[d] not in (1, of.keys()) for d in range(len(dims)) if d not in dimensions):
+            return None  # for all channels of the values: quotients.py
         labels: list[int | None] = [row] * len(dims)
         for label, dimension in zip(symbol.labels, dimensions, strict=True):
             labels[dimension] = label
@@ -157,7 +162,7 @@ class Recognizer:
         symbol = self._symbols.get(instruction.operands[0]) if len(instruction.operands) == 2 else None
         opcode = folded_with(instruction)
         if symbol is None or opcode is None:
-            return None
+            return self._quotients.row_dot(instruction) if opcode is Opcode.ADD else None
         folded = instruction.attributes_as(DimensionsAttributes).dimensions
         labels = tuple(label for d, label in enumerate(symbol.labels) if d not in folded)
         axes = [symbol.labels[d] for d in folded if symbol.labels[d] is not None]
@@ -206,14 +211,15 @@ class Recognizer:
             # sum of e is l; sum of g·e is l·r
             row = Powers(0, powers.row_sum + 1, 0, powers.row_dot + powers.gradient)
             terms[row] = terms.get(row, 0.0) + coefficient
-        return replace(polynomial(symbol.of, labels, terms, finite=symbol.finite), factors=symbol.factors)
+        row_sum = polynomial(symbol.of, labels, terms, finite=symbol.finite)
+        return replace(row_sum, factors=symbol.factors, upstream=symbol.upstream)
 
     def dot(self, instruction: Instruction) -> Symbol | None:
         for side, operand in enumerate(instruction.operands):
             symbol = self._symbols.get(operand)
             if isinstance(symbol, Polynomial) and self._contract(instruction, side, symbol):
                 return None
-        return self._start_candidate(instruction)
+        return self._quotients.gradient(instruction) or self._start_candidate(instruction)
 
     def _contract(self, dot: Instruction, side: int, symbol: Polynomial) -> bool:
         """Files a product of weights or of the logits' gradient with another array; False when it is none."""
@@ -233,10 +239,15 @@ class Recognizer:
         result = tuple(batch + (mine + list(theirs) if side == 0 else list(theirs) + mine))
         labels = dot_operand_labels(dot, result, contracted)[1 - side]
         summed = frozenset(label for label in contracted if label is not None)
-        name = role(symbol, summed)
-        if name is None:
-            return False
+        found = self._quotients.with_upstream(symbol, other, labels)
+        name = role(found[0] if found else symbol, summed)
         contraction = Contraction(dot, other, labels, summed, result)
+        if name is None:
+            if summed == {of.axis} and symbol.terms == ((EXPONENTIALS, 1.0),) and not symbol.factors:
+                self._quotients.start(symbol, contraction)
+            return False
+        if found is not None:
+            contraction = replace(contraction, other=found[1].instruction, labels=found[1].labels)
         if name == "output":
             of.output = of.output or contraction
         else:
@@ -413,8 +424,13 @@ class Recognizer:
         term, zeroed = without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
         if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
             return None
+        if of.weighted is not None:
+            of.upstream = of.upstream or upstream_of(of, term)
+            if of.upstream is None:
+                return None
         of.product_gradient = term
-        return replace(polynomial(of, symbol.labels, {Powers(gradient=1): 1.0}, finite=True), zeroed=zeroed)
+        gradient = polynomial(of, symbol.labels, {Powers(gradient=1): 1.0}, finite=True)
+        return replace(gradient, zeroed=zeroed, upstream=of.upstream)
 
     def _with_gradient(self, symbol: Polynomial, other: Instruction) -> Polynomial | None:
         gradient = self._gradient(symbol, other)

@@ -82,7 +82,10 @@ class Candidate:
     logits: Logits | None = None  # what enters the softmax
     axis: int | None = None  # the label of key positions
     output: Contraction | None = None
+    weighted: Contraction | None = None  # values weighted with e
+    quotient: Term | None = None  # that divided by l, where it is the output
     product_gradient: Term | None = None  # gradient of the weights, before the softmax's derivative
+    upstream: Term | None = None  # gradient of the output, where that of the weights is made of its quotient by l
     gradients: dict[str, Contraction] = field(default_factory=dict)
     sink_gradient: Term | None = None  # of each row's sink
     factor_gradients: list[FactorGradient] = field(default_factory=list)
@@ -174,7 +177,8 @@ class Polynomial:
     """Coefficients of monomials, none zero. What it is at hidden keys counts in rows that see no key, as e is zero
     there in all others. ``zeroed``: the hides at whose hidden keys it is zero, whatever the row sees. ``partly``: those
     at whose hidden keys the same monomials have other coefficients. ``finite``: no infinity and no NaN, whatever the
-    row sees. ``factors``: of all of it."""
+    row sees. ``factors``: of all of it. ``upstream``: the gradient of the output that r was made of, if it was made of
+    that and not of g."""
 
     of: Candidate
     labels: Labels
@@ -183,6 +187,7 @@ class Polynomial:
     partly: frozenset[Hide] = frozenset()
     finite: bool = False
     factors: tuple[Factor, ...] = ()
+    upstream: Term | None = None
 
     @property
     def is_zero(self) -> bool:
@@ -218,6 +223,19 @@ class Polynomial:
         """Whether this is (e/l)(g - r), before the cap of the keys' logits and what hid them."""
         plain = not (self.zeroed or self.partly or self.factors)
         return plain and dict(self.terms) == {_WEIGHTED_GRADIENT: 1.0, _WEIGHTED_ROW_DOT: -1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """coefficient · l ** row_sum, over rows and the values' channel; ``is_product``: times the values weighted with e;
+    ``upstream``: times this array."""
+
+    of: Candidate
+    labels: Labels
+    coefficient: float = 1.0
+    row_sum: int = 0
+    is_product: bool = False
+    upstream: Term | None = None
 
 
 EXPONENTIALS, WEIGHTS = Powers(1), Powers(1, -1)

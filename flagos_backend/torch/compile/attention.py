@@ -51,7 +51,8 @@ def compute_weights_again(joint: GraphModule, outputs: int) -> None:
     for product in joint.graph.find_nodes(op="call_function", target=aten.bmm.default):
         region = _weights_of(product, forward) if product in forward else []
         if region and not set(region).intersection(given):
-            for node in [*region, *_constants_beside(region), *_repeats(region, product)]:
+            quotients = [] if (late := _quotient_of(product)) is None else [late]
+            for node in [*region, *quotients, *_constants_beside(region), *_repeats(region, product)]:
                 node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
 
 
@@ -69,16 +70,33 @@ def _ancestors(values: Iterable[Node]) -> Iterator[Node]:
 
 def _weights_of(product: Node, forward: set[Node]) -> list[Node]:
     """The scores of an attention whose output ``product`` is, and all between; empty where it is none."""
-    quotient = _behind_arrangements(product.args[0])
+    quotient = _quotient_of(product) or _behind_arrangements(product.args[0])
     if quotient.target is not aten.div.Tensor:
         return []
-    scores = [node for node in _sources(quotient) if node.target is aten.bmm.default]
+    scores = [node for node in _sources(quotient) if node.target is aten.bmm.default and node is not product]
     if len(scores) != 1:
         return []
     (first,) = scores
-    region = _between(first, product, forward)
+    region = _between(first, product, quotient, forward)
     known = region is not None and {node.target for node in region} >= {aten.exp.default, aten.sum.dim_IntList}
     return region if region is not None and known and _is_large(first) else []
+
+
+def _quotient_of(product: Node) -> Node | None:
+    """A product with exponentials, divided by their sum: the output, where the weights are not divided before."""
+    exponentials = _behind_arrangements(product.args[0])
+    if exponentials.target is not aten.exp.default:
+        return None
+    found, stack = None, [product]
+    while stack:
+        for user in stack.pop().users:
+            if user.target in _ARRANGEMENTS:
+                stack.append(user)
+            elif user.target is aten.div.Tensor and isinstance(user.args[1], Node):
+                total = _behind_arrangements(user.args[1])
+                sums = total.target is aten.sum.dim_IntList and _behind_arrangements(total.args[0]) is exponentials
+                found = user if sums and found is None else found
+    return found
 
 
 def _behind_arrangements(value: object) -> Node:
@@ -100,14 +118,17 @@ def _sources(value: Node) -> Iterator[Node]:
             stack += new
 
 
-def _between(scores: Node, product: Node, forward: set[Node]) -> list[Node] | None:
-    """``scores`` and what the forward pass makes of them before ``product``; None where it makes anything else."""
+def _between(scores: Node, product: Node, quotient: Node, forward: set[Node]) -> list[Node] | None:
+    """``scores`` and what the forward pass makes of them before ``product``, or ``quotient`` if that is later; None
+    where it makes anything else."""
+    late = product in _sources(quotient)
+    end = quotient if late else product
     region, stack = {scores: None}, [scores]
     while stack:
         for user in stack.pop().users:
-            if user is product or user not in forward or user in region:
+            if user is end or user not in forward or user in region:
                 continue
-            if user.target not in _OF_SCORES:
+            if user.target not in _OF_SCORES and not (late and user is product):
                 return None
             region[user] = None
             stack.append(user)

@@ -13,7 +13,7 @@ from torch._C import _acc
 from torch._ops import OpOverload
 from torch.utils import backend_registration
 
-from flagos_backend.torch.device import neutrality, patches
+from flagos_backend.torch.device import _native, neutrality, patches
 from flagos_backend.torch.device.memory import DEVICE_TYPE
 from flagos_backend.torch.tracing import leave_alone
 
@@ -33,6 +33,8 @@ class _Hooks(_acc.PrivateUse1Hooks):
 
 
 class _Guard(_acc.DeviceGuard):
+    """PyTorch's own; the native one, which native/guard.h tells of, is made from it and takes its place."""
+
     def type_(self) -> Any:
         return torch._C._autograd.DeviceType.PrivateUse1
 
@@ -70,13 +72,14 @@ def register() -> None:
             return
         from flagos_backend.torch.device import api
 
+        _acc.register_python_privateuseone_device_guard(_Guard())
+        _native.install_guard()  # first: where it fails, PyTorch stays as it was
         leave_alone()
         neutrality.install(is_open)
         backend_registration.rename_privateuse1_backend(DEVICE_TYPE)
         backend_registration.generate_methods_for_privateuse1_backend()
         torch._register_device_module(DEVICE_TYPE, api)  # type: ignore[no-untyped-call]
         _acc.register_python_privateuseone_hook(_Hooks())
-        _acc.register_python_privateuseone_device_guard(_Guard())
         _library("_").fallback(_dispatch, "PrivateUse1")
         patches.install()
 

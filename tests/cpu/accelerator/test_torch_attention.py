@@ -134,7 +134,16 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=torch.float32).to(q.dtype) @ v
 
 
-@pytest.mark.parametrize("function", [merged, masked], ids=lambda function: function.__name__)
+def divided_late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Values are weighted with exponentials, and divided by their sum after that."""
+    scores = (q @ k.transpose(-2, -1)) / D**0.5
+    hidden = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (exponentials @ v) / exponentials.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("function", [merged, masked, divided_late], ids=lambda function: function.__name__)
 def test_training_of_other_spellings(function: Callable[..., torch.Tensor], made: list[Executable]) -> None:
     args = [torch.randn(B, H, T, D) for _ in range(3)]
     exact = gradients(function, [x.double() for x in args], torch.device("cpu"))

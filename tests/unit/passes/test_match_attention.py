@@ -401,19 +401,12 @@ def with_a_sink(q, k, v):
     return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits)[..., :-1], v)
 
 
-def divided_at_the_end(q, k, v):
-    logits = jnp.einsum("bthd,bshd->bhts", q, k)
-    weights = jnp.exp(logits - logits.max(-1, keepdims=True))
-    return jnp.einsum("bhts,bshd->bthd", weights, v) / weights.sum(-1).swapaxes(1, 2)[..., None]
-
-
 def base_of_two(q, k, v):
     weights = jnp.exp2(jax.nn.log_softmax(jnp.einsum("bthd,bshd->bhts", q, k)))
     return jnp.einsum("bhts,bshd->bthd", weights, v)
 
 
 NEAR_MISSES = {
-    "weights that are divided at the end": (divided_at_the_end, "before the weights are divided by their sum"),
     "logarithms to another base": (base_of_two, "no values are weighted"),
     "one more key that has no value": (with_a_sink, "pad"),
     "logits of another function": (einsums(lambda x: 50 * jnp.sin(x / 50)), "sine"),

@@ -1,6 +1,6 @@
 """torch.flagos: which devices there are, what they are, and which is the current one.
 
-A process has one: PyTorch's guards of devices that are written in Python know no other.
+A process has one: PyTorch's hooks for devices that are written in Python know no other.
 """
 
 from __future__ import annotations

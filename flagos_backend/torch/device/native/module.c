@@ -1,4 +1,5 @@
-// The extension module flagos_backend.torch.device._native: relabelling and kernels, in CPython's stable ABI.
+// The extension module flagos_backend.torch.device._native: relabelling, kernels and the guard, in CPython's stable ABI.
+#include "guard.h"
 #include "kernel.h"
 
 static PyObject* wrap(PyObject* module, PyObject* args) {
@@ -72,6 +73,13 @@ static PyObject* configure(PyObject* module, PyObject* args, PyObject* kwargs) {
   Py_RETURN_NONE;
 }
 
+static PyObject* install_guard(PyObject* module, PyObject* unused) {
+  (void)module;
+  (void)unused;
+  if (guard_install()) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject* memory_counters(PyObject* module, PyObject* unused) {
   (void)module;
   (void)unused;
@@ -104,6 +112,7 @@ static PyMethodDef methods[] = {
      "open(Tensor, OutOfMemoryError, (DLPack type, id) of the inner device): before all else."},
     {"is_open", is_open, METH_NOARGS, "Whether open was called."},
     {"configure", (PyCFunction)(void (*)(void))configure, METH_VARARGS | METH_KEYWORDS, "Sets what kernels share."},
+    {"install_guard", install_guard, METH_NOARGS, "Replaces PyTorch's guard of a device of Python, once registered."},
     {"wrap", wrap, METH_VARARGS, "wrap(inner, counted=True): a tensor on the device over the inner tensor's memory."},
     {"unwrap", unwrap, METH_O, "unwrap(tensor): the tensor that computes for it, over the same memory."},
     {"memory_counters", memory_counters, METH_NOARGS,
@@ -120,7 +129,14 @@ static int execute(PyObject* module) {
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "The device's relabelling and kernels.", 0, methods, slots, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                        "_native",
+                                        "The device's relabelling, kernels and guard.",
+                                        0,
+                                        methods,
+                                        slots,
+                                        NULL,
+                                        NULL,
+                                        NULL};
 
 PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
