@@ -84,7 +84,8 @@ def _sums_all_halves(instruction: Instruction) -> bool:
 
 
 def _has_sides_of_one_number(instruction: Instruction) -> bool:
-    return any(len(argument_of(instruction, name)) != 2 for name in ("kernel_size", "stride", "padding"))
+    sides = [argument_of(instruction, name) for name in ("kernel_size", "stride", "padding")]
+    return not all(isinstance(side, list) and len(side) == 2 for side in sides)
 
 
 # ---- the guards ----
@@ -172,6 +173,7 @@ _GUARDS = (
     _guard(
         "addcdiv masked_fill masked_scatter", _broadcasts_first, "gives its first argument's size to what is broadcast"
     ),
+    _guard("addmm", lambda i: not _operands(i)[0].dims, "takes no scalar"),
     _guard("repeat", _is_empty("repeats"), "takes no scalar"),
     _guard("unfold_backward", _is_empty("input_sizes"), "takes no scalar"),
     _guard(

@@ -128,6 +128,7 @@ def test_scalars(flag_gems, draw, index):
     one = draw()
     for name, *more in (["_softmax", 0, False], ["cumsum", 0], ["amax", [0]], ["index_select", 0, index(1, 1)]):
         assert "no dimension of a scalar" in refusal(aten_call(name, one, *more)[0]), name
+    assert "takes no scalar" in refusal(aten_call("addmm", one, draw(3, 4), draw(4, 5))[0])
     assert "takes no scalar" in refusal(aten_call("repeat", one, [])[0])
     assert "takes no scalar" in refusal(aten_call("unfold_backward", draw(1), [], 0, 1, 1)[0])
     grads = draw(8), torch.tensor(2), 5, -1, False
