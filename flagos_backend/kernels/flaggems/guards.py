@@ -153,7 +153,7 @@ _GUARDS = (
         "has no rounding division of halves",
     ),
     _guard("sum", _sums_narrowly, "sums integers in their own type"),
-    _guard("sum", _sums_all_halves, "keeps sums of parts in halves"),
+    _guard("sum mean", _sums_all_halves, "keeps sums of parts in halves"),
     _guard(
         "index_add",
         lambda i: _operands(i)[0].element_type in _NO_ATOMICS,

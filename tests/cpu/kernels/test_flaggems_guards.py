@@ -22,6 +22,9 @@ def test_types_and_sizes_that_it_lacks(flag_gems, draw, index):
         ],
         "multiplies no integers": [
             aten_call("mm", index(5, 3, 4), index(5, 4, 2))[0],
+            aten_call("addmm", index(5, 2), index(5, 3, 4), index(5, 4, 2))[0],
+            aten_call("bmm", index(5, 2, 3, 4), index(5, 2, 4, 2))[0],
+            aten_call("baddbmm", index(5, 2), index(5, 2, 3, 4), index(5, 2, 4, 2))[0],
             aten_call("addmv", index(5, 3), index(5, 3, 4), index(5, 4), beta=0.5)[0],
             dot(E.S32),
         ],
@@ -38,8 +41,9 @@ def test_types_and_sizes_that_it_lacks(flag_gems, draw, index):
 
 
 def test_orders_of_equal_elements(flag_gems, draw):
-    for name, *more in (["topk", 2], ["sort"], ["argmin", 1], ["argmax", 1], ["max.dim", 0], ["min.dim", 0]):
-        assert "orders equal elements" in refusal(aten_call(name, draw(4, 5), *more)[0])
+    calls = (["topk", 2], ["sort"], ["argmin", 1], ["argmax", 1], ["max.dim", 0], ["min.dim", 0])
+    for name, *more in (*calls, ["cummax", 0], ["cummin", 1], ["unique_consecutive"], ["_unique2"]):
+        assert "orders equal elements" in refusal(aten_call(name, draw(4, 5), *more)[0]), name
 
 
 def test_integers_in_floats(flag_gems, draw, index):
@@ -51,6 +55,7 @@ def test_integers_in_floats(flag_gems, draw, index):
         *(["addcmul", few, few], ["native_dropout_backward", few.bool(), 2]),
     ):
         assert "computes integers in floats" in refusal(aten_call(name, few, *more)[0]), name
+    assert "computes integers in floats" in refusal(aten_call("arange", 5, dtype=torch.int64)[0])
     for narrow in (torch.int16, torch.int8):
         check(*aten_call("lt.Tensor", few.to(narrow), index(5, 3, 4).to(narrow)))
         check(*aten_call("clamp", few.to(narrow), 1, 3))
@@ -87,7 +92,8 @@ def test_halves_that_are_rounded_or_summed(flag_gems, draw, dtype):
         assert "no rounding division of halves" in refusal(aten_call("div.Tensor_mode", *halves, rounding_mode=mode)[0])
         check(*aten_call("div.Tensor_mode", *(h.float() for h in halves), rounding_mode=mode))
     assert refusal(aten_call("div.Tensor", *halves)[0]) == ""
-    assert "sums of parts in halves" in refusal(aten_call("sum", halves[0])[0])
+    for name in ("sum", "mean"):
+        assert "sums of parts in halves" in refusal(aten_call(name, halves[0])[0])
     assert "sums of parts in halves" in refusal(aten_call("sum.dim_IntList", halves[0], [0, 1])[0])
     assert refusal(aten_call("sum.dim_IntList", halves[0], [0])[0]) == ""
 
