@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.conformance import harnesses, jax_tests, models, opinfo, readme, report, torch_tests
+from tools.conformance import flaggems, harnesses, jax_tests, models, opinfo, readme, report, torch_tests
 from tools.conformance.device import HOST
+from tools.conformance.results import SIMULATED
 
 _HERE = Path(__file__).parent
 
@@ -15,7 +16,7 @@ _HERE = Path(__file__).parent
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.conformance", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("harnesses", "jax-tests", "opinfo", "models", "torch-tests"):
+    for name in ("harnesses", "jax-tests", "opinfo", "flaggems", "models", "torch-tests"):
         command = commands.add_parser(name)
         command.add_argument("--out", type=Path, required=True)
         command.add_argument("--only", default="", help="run tests whose name contains this")
@@ -24,19 +25,24 @@ def main() -> None:
         command.add_argument("--timeout", type=float, default=120.0, help="seconds before a test counts as hung")
     for name in ("harnesses", "jax-tests"):
         commands.choices[name].add_argument("--platform", default="flagos")
-    for name in ("harnesses", "jax-tests", "opinfo", "torch-tests"):
+    for name in ("harnesses", "jax-tests", "opinfo", "flaggems", "torch-tests"):
         commands.choices[name].add_argument("--stride", type=int, default=1, help="each n-th test only")
         commands.choices[name].add_argument("--offset", type=int, default=0, help="where a stride begins")
     for name in ("opinfo", "models"):
         commands.choices[name].add_argument("--device", default=HOST.kind, help="of tensors to compile for: cuda, ...")
-    for name in ("harnesses", "opinfo", "models"):
+    for name in ("harnesses", "opinfo", "flaggems", "models"):
         commands.choices[name].add_argument("--workers", type=int, default=1, help="processes that run at once")
     for name in ("jax-tests", "torch-tests"):
         commands.choices[name].add_argument("--checkout", type=Path, required=True, help="at the installed version")
         commands.choices[name].add_argument("--files", nargs="*", help="test files; default: all that apply")
     commands.choices["opinfo"].add_argument("--mode", type=opinfo.Mode, choices=list(opinfo.Mode), required=True)
     commands.choices["opinfo"].add_argument("--samples", type=int, default=3, help="inputs of each test, at most")
+    of_flaggems = commands.choices["flaggems"]
+    of_flaggems.add_argument("--device", default=SIMULATED.kind, help="cuda, ...; default: Triton's interpreter")
+    of_flaggems.add_argument("--samples", type=int, default=20, help="calls of each test, at most")
+    of_flaggems.add_argument("--seed", type=int, default=flaggems.SEED, help="what inputs are drawn from")
     commands.choices["models"].add_argument("--ways", type=models.Way, nargs="*", help="default: those of --device")
+    of_flaggems.add_argument("--operators", default="", help="of PyTorch's database: those whose name contains this")
     published = commands.add_parser("publish")
     published.add_argument("files", type=Path, nargs="+", help="result files; parts of one suite are joined")
     published.add_argument("--folder", type=Path, default=_HERE / "results")
@@ -60,6 +66,11 @@ def main() -> None:
             chosen = {"stride": arguments.stride, "offset": arguments.offset, "samples": arguments.samples}
             where = {"device": arguments.device, "workers": arguments.workers}
             opinfo.run(arguments.mode, arguments.out, **where, **chosen, **common)
+        case "flaggems":
+            chosen = {"stride": arguments.stride, "offset": arguments.offset, "samples": arguments.samples}
+            where = {"device": arguments.device, "workers": arguments.workers}
+            drawn = {"seed": arguments.seed, "operators": arguments.operators}
+            flaggems.run(arguments.out, **drawn, **where, **chosen, **common)
         case "models":
             where = {"device": arguments.device, "workers": arguments.workers}
             models.run(arguments.out, arguments.ways, **where, **common)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import sys
 import warnings
 import zlib
@@ -26,7 +25,7 @@ from tools.conformance import tensors
 from tools.conformance.device import FLAGOS, HOST
 from tools.conformance.opinfo import Case, Direction, Mode
 from tools.conformance.results import Status
-from tools.conformance.worker import serve
+from tools.conformance.worker import evenly, serve
 
 # What they return is whatever was in the memory: sizes and types are all there is to compare.
 _EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -75,12 +74,7 @@ class _Trial:
 
     def truth(self, device: torch.device) -> Any:
         """The reference in wide types."""
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            return self.run(place=lambda value: _widened(_placed(device, value)))
-        finally:
-            torch.set_default_dtype(default)
+        return tensors.truth_of(lambda widened: self.run(place=lambda value: widened(_placed(device, value))))
 
 
 @dataclass(frozen=True)
@@ -100,14 +94,6 @@ def _fresh(value: Any) -> Any:
 
 def _drawn(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return tensors.WIDER.get(value, value)
-    if isinstance(value, torch.Tensor) and value.dtype in tensors.WIDER:
-        return value.detach().to(tensors.WIDER[value.dtype]).requires_grad_(value.requires_grad)
-    return value
 
 
 def _placed(device: torch.device, value: Any) -> Any:
@@ -186,7 +172,7 @@ class _Runner:
         except Exception as error:
             return Status.FAILED, f"the samples on {self._device}: {type(error).__name__}: {error}"[:_MESSAGE]
         outcomes = []
-        for number in _spread(len(samples), self._samples):
+        for number in evenly(len(samples), self._samples):
             status, message = self._sample(_Trial(op, samples[number], case.direction, seed))
             if status is Status.FAILED:
                 return status, f"sample {number}: {message}"[:_MESSAGE]
@@ -292,12 +278,6 @@ def _inner_device() -> torch.device:
 
 
 _AOT_EAGER = functools.partial(_compiled, torch._dynamo.lookup_backend("aot_eager"))
-
-
-def _spread(count: int, wanted: int) -> list[int]:
-    """Up to ``wanted`` of the numbers below ``count``, evenly spread, the first among them."""
-    step = max(count / wanted, 1)
-    return [int(number * step) for number in itertools.takewhile(lambda n: n * step < count, range(wanted))]
 
 
 if __name__ == "__main__":

@@ -72,7 +72,10 @@ def condense(paths: Sequence[Path]) -> dict[str, Any]:
     for record in records:
         groups[record.group][record.status] += 1
     passed, counted = rate(records)
-    not_applicable = Counter(_first_line(r.message) for r in records if r.status is Status.NOT_APPLICABLE)
+    not_applicable, refused = (
+        Counter(_first_line(r.message) for r in records if r.status is status)
+        for status in (Status.NOT_APPLICABLE, Status.REFUSED)
+    )
     return {
         "suite": headers[0]["suite"],
         "platform": headers[0]["platform"],
@@ -85,6 +88,7 @@ def condense(paths: Sequence[Path]) -> dict[str, Any]:
         "groups": {group: dict(counts) for group, counts in sorted(groups.items())},
         "not passed": [dataclasses.asdict(r) for r in records if r.counts and r.status is not Status.PASSED],
         "not applicable": dict(not_applicable.most_common()),
+        "refused": dict(refused.most_common()),
         "remarks": dict(Counter(r.message for r in records if r.status is Status.PASSED and r.message)),
     }
 
@@ -106,10 +110,11 @@ def table(kept: dict[str, Any]) -> str:
     ]
     lines += ["", "| group | passed | of |", "|---|---|---|"]
     for group, counts in kept["groups"].items():
-        counted = sum(
-            n for status, n in counts.items() if Status(status) not in (Status.SKIPPED, Status.NOT_APPLICABLE)
-        )
+        counted = sum(n for status, n in counts.items() if Status(status).counts)
         lines.append(f"| {group} | {counts.get(Status.PASSED, 0)} | {counted} |")
+    if kept.get("refused"):
+        lines += ["", "| refused | tests |", "|---|---|"]
+        lines += [f"| {_cell(reason)} | {count} |" for reason, count in kept["refused"].items()]
     failures = [Record(**{**fields, "status": Status(fields["status"])}) for fields in kept["not passed"]]
     causes = Counter(cause_of(record) for record in failures)
     lines += ["", "| cause | tests |", "|---|---|"]
@@ -125,7 +130,8 @@ def _share(passed: int, counted: int) -> str:
 
 def _others(records: Sequence[Record]) -> str:
     counts = Counter(record.status for record in records)
-    return ", ".join(f"{counts[status]} {status}" for status in Status if status is not Status.PASSED)
+    told = [s for s in Status if s is not Status.PASSED and (counts[s] or s is not Status.REFUSED)]
+    return ", ".join(f"{counts[status]} {status}" for status in told)
 
 
 def _without_folders(text: str) -> str:

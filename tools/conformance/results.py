@@ -24,8 +24,15 @@ class Status(enum.StrEnum):
     HUNG = "hung"
     # The peer (JAX's CPU, eager PyTorch) fails or refuses it too: it says nothing about the platform.
     NOT_APPLICABLE = "not applicable"
+    # FlagOS does not ask for it, and says why: a guard keeps it from a kernel that would compute it wrongly.
+    REFUSED = "refused"
     # Skipped by the suite itself.
     SKIPPED = "skipped"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is part of the pass rate."""
+        return self not in (Status.NOT_APPLICABLE, Status.REFUSED, Status.SKIPPED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Record:
     @property
     def counts(self) -> bool:
         """Whether it is part of the pass rate."""
-        return self.status not in (Status.NOT_APPLICABLE, Status.SKIPPED)
+        return self.status.counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +62,8 @@ class Device:
 
 
 HOST = Device("cpu")
+# Kernels in Triton's interpreter, on tensors of the host.
+SIMULATED = Device("simulated")
 
 
 class ResultFile:

@@ -36,6 +36,25 @@ def exact_products() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def truth_of(run: Callable[[Callable[[Any], Any]], Any]) -> Any:
+    """What ``run(place)`` computes with wide types for what it leaves to the default; ``place`` widens a leaf of its
+    arguments."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return run(_widened)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return WIDER.get(value, value)
+    if isinstance(value, torch.Tensor) and value.dtype in WIDER:
+        return value.detach().to(WIDER[value.dtype]).requires_grad_(value.requires_grad)
+    return value
+
+
 def compare(
     ours: Any, reference: Any, truth: Callable[[], Any] | None = None, *, values: bool = True, scale: float = 0.0
 ) -> str:

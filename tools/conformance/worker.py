@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -38,3 +39,9 @@ def _lost(probe: Callable[[], object]) -> str:
     except Exception as error:  # in whatever words
         return f"the device is lost: {type(error).__name__}: {error}"[:500]
     return ""
+
+
+def evenly(count: int, wanted: int) -> list[int]:
+    """Up to ``wanted`` of the numbers below ``count``, evenly spread, the first among them."""
+    step = max(count / wanted, 1)
+    return [int(number * step) for number in itertools.takewhile(lambda n: n * step < count, range(wanted))]

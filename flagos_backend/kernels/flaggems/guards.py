@@ -7,84 +7,264 @@ that are not ATen's rule a kernel out (kernels/tuning.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
-from flagos_backend.kernels.reference.aten import argument_of
+from flagos_backend.kernels.reference.aten import argument_of, arguments_of
 
 E = ElementType
 # Kernels that compute in f32 whatever they are given lose f64's digits, so f64 goes to the few that do not.
 _EXACT_IN_F64 = frozenset({"add", "cat", "gather", "index_select", "mm", "mul", "sub", "where"})
-_NEVER = frozenset({E.C64, E.C128, E.U16, E.U32, E.U64})
-# tl.dot has no integers here, and no 64-bit floats either on some chips.
-_FLOAT_ONLY = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "conv2d"})
-# Operators that draw from torch's generator, or depend on how an argument lies in memory.
-_LEFT_TO_ATEN = frozenset(
-    {
-        *("topk", "sort", "argsort", "normed_cumsum", "multinomial", "unique_consecutive", "_unique2"),
-        *("argmax", "argmin", "max", "min", "cummax", "cummin"),
-    }
-)
-# Integers of them go through floats.
-_INEXACT_IN_INTEGERS = frozenset({"pow", "square", "arange"})
-# They take integers and truth values for floats, or for patterns of bits.
-_WRONG_OF_INTEGERS = frozenset({"log", "erf", "atan2", "logical_not"})
-# Arguments that ATen may leave out, and they read or write nevertheless.
-_NEEDS = {
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "rms_norm", "_fused_rms_norm"), "weight"),
-    "native_batch_norm": "running_mean",
-}
-# Their last windows begin before the end and end past the padding, which they divide by all the same.
-_POOLS = frozenset({"avg_pool2d", "avg_pool2d_backward"})
-# They read channels of the next group where a group has no power of two of them.
-_GROUP_NORMS = frozenset({"native_group_norm", "native_group_norm_backward"})
+_NEVER = frozenset({E.C64, E.C128, E.U16, E.U32, E.U64, *(t for t in E if t.name.startswith("F8"))})
+_HALVES = frozenset({E.F16, E.BF16})
+# Integers that f32 does not hold.
+_WIDE = frozenset({E.S32, E.S64})
+# Integers, and truth values, that devices do not add to where they lie.
+_NO_ATOMICS = frozenset({E.PRED, E.S8, E.S16, E.U8})
+# What arguments are called that are dimensions of the first one.
+_DIMENSIONS = frozenset({"dim", "dims"})
+_MEAN = 1  # of ATen's ways to join a loss
 
 
-def refuses(name: str, instruction: Instruction) -> str:
-    """Why FlagGems' function for the ATen operator ``name`` must not compute ``instruction``, or ""."""
-    operator = name.partition(".")[0]
-    shapes = [leaf for o in (*instruction.operands, instruction) for leaf in leaves(o.shape)]
-    types = {shape.element_type for shape in shapes}
-    if operator in _LEFT_TO_ATEN:
-        return f"FlagGems' {operator} orders equal elements, zeros and NaN in another way"
-    if types & _NEVER:
-        return f"FlagGems has no {min(types & _NEVER).name.lower()}"
-    if E.F64 in types and operator not in _EXACT_IN_F64:
-        return f"FlagGems' {operator} computes f64 in f32"
-    if operator in _FLOAT_ONLY and not all(t.is_float for t in types):
-        return f"FlagGems' {operator} multiplies no integers"
-    if operator in _INEXACT_IN_INTEGERS and any(leaf.element_type.is_integer for leaf in leaves(instruction.shape)):
-        return f"FlagGems' {operator} computes integers in floats"
-    if operator in _WRONG_OF_INTEGERS and not all(leaf.element_type.is_float for leaf in _operands(instruction)):
-        return f"FlagGems' {operator} is wrong of integers"
-    if operator in _NEEDS and argument_of(instruction, _NEEDS[operator]) is None:
-        return f"FlagGems' {operator} takes a {_NEEDS[operator]} that is not given"
-    if operator == "linalg_vector_norm" and float(_number(argument_of(instruction, "ord"))) < 0:
-        return f"FlagGems' {operator} counts elements that are not there, of which a negative power is no number"
-    if operator in _POOLS and argument_of(instruction, "ceil_mode"):
-        return f"FlagGems' {operator} divides by elements that windows have beyond the padding"
-    if operator in _GROUP_NORMS and _group_is_ragged(instruction):
-        return f"FlagGems' {operator} mixes groups of channels whose number is no power of two"
-    if any(shape.num_elements == 0 for shape in shapes):
-        return "FlagGems' kernels are not made for arrays without elements"
-    return ""
+# ---- what is asked of a call ----
 
 
 def _operands(instruction: Instruction) -> list[ArrayShape]:
     return [leaf for operand in instruction.operands for leaf in leaves(operand.shape)]
 
 
-def _number(value: Any) -> Any:
-    """As configs have numbers: those that JSON lacks as text."""
-    return value["float"] if isinstance(value, dict) else value
+def _types(instruction: Instruction) -> set[ElementType]:
+    """Of its operands."""
+    return {operand.element_type for operand in _operands(instruction)}
+
+
+def _all_types(instruction: Instruction) -> set[ElementType]:
+    """Of its operands and results."""
+    return _types(instruction) | {leaf.element_type for leaf in leaves(instruction.shape)}
+
+
+def _is_negative(value: Any) -> bool:
+    """Of an argument that may be a number. As configs have them, those that JSON lacks are text."""
+    if isinstance(value, dict):
+        return "float" in value and float(value["float"]) < 0
+    return isinstance(value, int | float) and value < 0
+
+
+def _lacks(name: str) -> Callable[[Instruction], bool]:
+    return lambda instruction: argument_of(instruction, name) is None
+
+
+def _is_empty(name: str) -> Callable[[Instruction], bool]:
+    return lambda instruction: argument_of(instruction, name) == []
 
 
 def _group_is_ragged(instruction: Instruction) -> bool:
     channels, groups = (int(argument_of(instruction, name)) for name in ("C", "group"))
     return groups > 1 and (channels // groups).bit_count() != 1
+
+
+def _broadcasts_first(instruction: Instruction) -> bool:
+    return isinstance(instruction.shape, ArrayShape) and _operands(instruction)[0].dims != instruction.shape.dims
+
+
+def _sums_narrowly(instruction: Instruction) -> bool:
+    """Integers whose sums are of a wider type."""
+    (result,), (summed,) = leaves(instruction.shape), _operands(instruction)
+    return not summed.element_type.is_float and summed.element_type is not result.element_type
+
+
+def _sums_all_halves(instruction: Instruction) -> bool:
+    (result,) = leaves(instruction.shape)
+    return bool(_types(instruction) & _HALVES) and result.element_type in _HALVES and result.num_elements == 1
+
+
+def _has_sides_of_one_number(instruction: Instruction) -> bool:
+    sides = [argument_of(instruction, name) for name in ("kernel_size", "stride", "padding")]
+    return not all(isinstance(side, list) and len(side) == 2 for side in sides)
+
+
+# ---- the guards ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """``fact`` goes on from "FlagGems' OPERATOR"; ``applies`` says of which calls of ``operators``."""
+
+    fact: str
+    operators: frozenset[str]
+    applies: Callable[[Instruction], bool]
+
+
+def _guard(operators: str, applies: Callable[[Instruction], bool], fact: str) -> _Guard:
+    return _Guard(fact, frozenset(operators.split()), applies)
+
+
+_COMPARISONS = "eq ne lt le gt ge"
+_GUARDS = (
+    # They draw from torch's generator, or depend on how an argument lies in memory.
+    _guard(
+        "topk sort argsort normed_cumsum multinomial unique_consecutive _unique2 argmax argmin max min cummax cummin",
+        lambda _: True,
+        "orders equal elements, zeros and NaN in another way",
+    ),
+    # ---- types ----
+    # tl.dot has no integers, and no 64-bit floats either on some chips.
+    _guard(
+        "mm bmm addmm addmv baddbmm convolution conv2d",
+        lambda i: not all(t.is_float for t in _all_types(i)),
+        "multiplies no integers",
+    ),
+    _guard(
+        "pow square arange",
+        lambda i: any(leaf.element_type.is_integer for leaf in leaves(i.shape)),
+        "computes integers in floats",
+    ),
+    _guard(
+        f"{_COMPARISONS} clamp clamp_min clamp_max clip ceil addcmul prod cumsum native_dropout_backward",
+        lambda i: bool(_all_types(i) & _WIDE),
+        "computes integers in floats",
+    ),
+    # They take integers and truth values for floats, or for patterns of bits, or refuse them.
+    _guard(
+        "log erf atan2 logical_not logit nan_to_num",
+        lambda i: not all(t.is_float for t in _types(i)),
+        "is wrong of integers",
+    ),
+    _guard("add native_dropout_backward", lambda i: _operands(i)[0].element_type is E.PRED, "is wrong of truth values"),
+    _guard(
+        _COMPARISONS,
+        lambda i: E.U8 in _types(i) and _is_negative(argument_of(i, "other")),
+        "compares no unsigned integers with negative numbers",
+    ),
+    _guard(
+        "floor_divide",
+        lambda i: E.U8 in _types(i) and len(_types(i)) > 1,
+        "divides no unsigned integers by signed ones",
+    ),
+    _guard("floor_divide", lambda i: bool(_types(i) & _HALVES), "has no rounding division of halves"),
+    _guard(
+        "div",
+        lambda i: bool(_types(i) & _HALVES) and argument_of(i, "rounding_mode") is not None,
+        "has no rounding division of halves",
+    ),
+    _guard("sum", _sums_narrowly, "sums integers in their own type"),
+    _guard("sum mean", _sums_all_halves, "keeps sums of parts in halves"),
+    _guard(
+        "index_add",
+        lambda i: _operands(i)[0].element_type in _NO_ATOMICS,
+        "adds to no integers of less than 32 bits",
+    ),
+    _guard(
+        "index_put",
+        lambda i: _operands(i)[0].element_type in _NO_ATOMICS and bool(argument_of(i, "accumulate")),
+        "adds to no integers of less than 32 bits",
+    ),
+    _guard(
+        "scatter",
+        lambda i: _operands(i)[0].element_type in _NO_ATOMICS and argument_of(i, "reduce") is not None,
+        "adds to no integers of less than 32 bits",
+    ),
+    # ---- sizes ----
+    _guard(
+        "addcdiv masked_fill masked_scatter", _broadcasts_first, "gives its first argument's size to what is broadcast"
+    ),
+    _guard("addmm", lambda i: not _operands(i)[0].dims, "takes no scalar"),
+    _guard("repeat", _is_empty("repeats"), "takes no scalar"),
+    _guard("unfold_backward", _is_empty("input_sizes"), "takes no scalar"),
+    _guard(
+        "embedding_dense_backward",
+        lambda i: len(_operands(i)[0].dims) == 1,
+        "takes no single index",
+    ),
+    # They read channels of the next group where a group has no power of two of them.
+    _guard(
+        "native_group_norm native_group_norm_backward",
+        _group_is_ragged,
+        "mixes groups of channels whose number is no power of two",
+    ),
+    # ---- other arguments ----
+    # ATen may leave them out, and they read or write them nevertheless.
+    _guard("rms_norm _fused_rms_norm", _lacks("weight"), "takes a weight that is not given"),
+    _guard("native_batch_norm", _lacks("running_mean"), "takes a running_mean that is not given"),
+    _guard(
+        "nll_loss_forward nll_loss2d_forward",
+        lambda i: argument_of(i, "reduction") != _MEAN,
+        "leaves the sum of weights unwritten where it divides by none",
+    ),
+    _guard(
+        "linalg_vector_norm",
+        lambda i: _is_negative(argument_of(i, "ord")),
+        "counts elements that are not there, of which a negative power is no number",
+    ),
+    # The last windows begin before the end and end past the padding, which they divide by all the same.
+    _guard(
+        "avg_pool2d avg_pool2d_backward",
+        lambda i: bool(argument_of(i, "ceil_mode")),
+        "divides by elements that windows have beyond the padding",
+    ),
+    _guard("avg_pool2d avg_pool2d_backward", _has_sides_of_one_number, "takes two numbers for the sides of a window"),
+    _guard(
+        "reflection_pad2d",
+        lambda i: any(map(_is_negative, argument_of(i, "padding"))),
+        "takes nothing away",
+    ),
+    _guard(
+        "_upsample_nearest_exact1d",
+        lambda i: argument_of(i, "scales") is not None,
+        "takes either a size or a scale, and is given both",
+    ),
+)
+
+
+def refuses(name: str, instruction: Instruction) -> str:
+    """Why FlagGems' function for the ATen operator ``name`` must not compute ``instruction``, or ""."""
+    operator = name.partition(".")[0]
+    types = _all_types(instruction)
+    if types & _NEVER:
+        return f"FlagGems has no {min(types & _NEVER).name.lower()}"
+    if E.F64 in types and operator not in _EXACT_IN_F64:
+        return f"FlagGems' {operator} computes f64 in f32"
+    for guard in _GUARDS:
+        if operator in guard.operators and guard.applies(instruction):
+            return f"FlagGems' {operator} {guard.fact}"
+    if _names_dimension_of_scalar(instruction):
+        return f"FlagGems' {operator} takes no dimension of a scalar"
+    if any(shape.num_elements == 0 for shape in (*_operands(instruction), *leaves(instruction.shape))):
+        return "FlagGems' kernels are not made for arrays without elements"
+    return ""
+
+
+def _names_dimension_of_scalar(instruction: Instruction) -> bool:
+    attributes, operands = instruction.attributes, _operands(instruction)
+    if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
+        return False
+    return bool(operands) and not operands[0].dims and not _DIMENSIONS.isdisjoint(arguments_of(instruction))
+
+
+# ---- how they are called ----
+
+
+# They take a dimension that is counted from the last one, and then lose it.
+_COUNT_FROM_FIRST = frozenset({"count_nonzero"})
+
+
+def adapted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which FlagGems has for the ATen operator ``name``, on whatever that is called with."""
+    return contiguous(_from_first(function) if name in _COUNT_FROM_FIRST else function)
+
+
+def _from_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """With a dimension, or none, as the second argument."""
+
+    def call(tensor: torch.Tensor, dim: int | None = None) -> Any:
+        return function(tensor, dim if dim is None else dim % tensor.dim())
+
+    return call
 
 
 def contiguous(function: Callable[..., Any]) -> Callable[..., Any]:

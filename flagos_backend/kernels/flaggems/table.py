@@ -48,7 +48,8 @@ def _aten_unsupported(instruction: Instruction, target: Target) -> str:
 
 
 def _aten_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    function = guards.contiguous(loading.function(_aten_name(instruction)))
+    name = _aten_name(instruction)
+    function = guards.adapted(name, loading.function(name))
     return _variant(_shaped(prepare_operator(instruction, function), instruction))
 
 

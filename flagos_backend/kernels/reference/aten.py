@@ -125,6 +125,11 @@ def argument_of(instruction: Instruction, name: str) -> Any:
     return _argument(instruction, read_config(instruction, _CONFIG), name)
 
 
+def arguments_of(instruction: Instruction) -> list[str]:
+    """The names of the arguments that the operator of an ``aten::`` call has."""
+    return [argument.name for argument in _operator(instruction)._schema.arguments]
+
+
 def draws(instruction: Instruction) -> bool:
     """Whether an ``aten::`` call draws random numbers."""
     return torch.Tag.nondeterministic_seeded in _operator(instruction).tags

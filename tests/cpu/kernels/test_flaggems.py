@@ -2,98 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from flagos_backend.devices.target import HOST, Target
-from flagos_backend.ir.attributes import ConvolutionAttributes, CustomCallAttributes, DotAttributes, WindowDimension
+from flagos_backend.ir.attributes import ConvolutionAttributes, WindowDimension
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
+from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.attention import FORWARD, Attention
-from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.flaggems import loading
-from flagos_backend.kernels.implementation import Provider, operation_of
-from flagos_backend.kernels.reference import registry
+from flagos_backend.kernels.implementation import operation_of
 from flagos_backend.kernels.reference.aten import TORCH_DTYPE
-from flagos_backend.kernels.reference.registry import Run
 from support.attention import assert_close, calls_of, oracle, problem
+from support.flaggems import SIMULATED, aten_call, check, dot, refusal
+from tools.conformance.flaggems_worker import flaggems_of
 
 E = ElementType
-SIMULATED = Target("cpu", "simulated")
 _ELEMENT = {dtype: element for element, dtype in TORCH_DTYPE.items()}
-
-
-def aten_call(name, *args, **kwargs):
-    """The custom call of an ATen operator on tensors, and those tensors."""
-    packet, _, overload = name.partition(".")
-    outcome = getattr(getattr(torch.ops.aten, packet), overload or "default")(*args, **kwargs)
-    builder, tensors = Builder("call"), []
-
-    def encode(value):
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-            return {"tensor": len(tensors) - 1}
-        if isinstance(value, list | tuple):
-            return [encode(part) for part in value]
-        return {"dtype": str(value).removeprefix("torch.")} if isinstance(value, torch.dtype) else value
-
-    config = {"arguments": [encode(a) for a in args], "keywords": {k: encode(v) for k, v in kwargs.items()}}
-    operands = [builder.parameter(ArrayShape(_ELEMENT[t.dtype], tuple(t.shape))) for t in tensors]
-    results = [outcome] if isinstance(outcome, torch.Tensor) else list(outcome)
-    shapes = [ArrayShape(_ELEMENT[t.dtype], tuple(t.shape)) for t in results]
-    single = isinstance(outcome, torch.Tensor)
-    config["results"] = None if single else list(range(len(results)))
-    attributes = CustomCallAttributes(f"aten::{packet}.{overload or 'default'}", json.dumps(config).encode())
-    shape = shapes[0] if single else TupleShape(tuple(shapes))
-    return builder.add(Opcode.CUSTOM_CALL, operands, attributes, shape=shape), tensors
-
-
-def flaggems_of(instruction):
-    (found,) = (i for i in implementations_of(operation_of(instruction)) if i.provider is Provider.FLAGOS)
-    return found
-
-
-def check(instruction, tensors, tolerance=2e-5):
-    """FlagGems gives what the reference gives, on operands as they lie and on operands of other strides."""
-    implementation = flaggems_of(instruction)
-    assert implementation.unsupported(instruction, SIMULATED) == ""
-    (variant,) = implementation.variants(instruction, SIMULATED)
-    expected = registry.prepare(instruction)(Run(), *tensors)
-    for operands in (tensors, [_spread(t) for t in tensors]):
-        found = variant.kernel(Run(), *operands)
-        for ours, theirs in zip(_flat(found), _flat(expected), strict=True):
-            assert ours.dtype == theirs.dtype
-            if ours.dtype.is_floating_point:
-                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-            else:
-                assert torch.equal(ours, theirs)
-
-
-def _flat(value):
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _spread(tensor):
-    """Equal elements, every second place in memory."""
-    return torch.stack([tensor, torch.zeros_like(tensor)], -1)[..., 0]
-
-
-@pytest.fixture
-def draw(rng):
-    def normal(*dims, dtype=torch.float32):
-        return torch.from_numpy(rng.standard_normal(dims)).to(dtype)
-
-    return normal
-
-
-@pytest.fixture
-def index(rng):
-    return lambda limit, *dims: torch.from_numpy(rng.integers(0, limit, dims))
 
 
 # Operators of one tensor [6, 20], then their other arguments.
@@ -195,21 +123,6 @@ def test_indexing(flag_gems, draw, index):
 # ---- HLO's own instructions ----
 
 
-def dot(element, result=None, dims=((24, 17), (17, 9)), attributes=None):
-    builder = Builder("dot")
-    operands = [builder.parameter(ArrayShape(element, d)) for d in dims]
-    shape = ArrayShape(result or element, (dims[0][0], dims[1][-1]))
-    return builder.add(Opcode.DOT, operands, attributes or DotAttributes((1,), (0,)), shape=shape)
-
-
-def batched(element):
-    builder = Builder("dot")
-    operands = [builder.parameter(ArrayShape(element, dims)) for dims in ((2, 3, 4), (2, 4, 5))]
-    return builder.add(
-        Opcode.DOT, operands, DotAttributes((2,), (1,), (0,), (0,)), shape=ArrayShape(element, (2, 3, 5))
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_dot(flag_gems, draw, dtype):
     check(dot(_ELEMENT[dtype]), [draw(24, 17, dtype=dtype), draw(17, 9, dtype=dtype)], tolerance=1e-2)
@@ -237,53 +150,7 @@ def test_attention(flag_gems, rng, upper):
     assert_close(ours[1], exact[1], E.F16)
 
 
-# ---- what it must not be given ----
-
-
-def refusal(instruction, target=SIMULATED):
-    return flaggems_of(instruction).unsupported(instruction, target)
-
-
-def test_refuses_what_it_would_compute_wrongly(flag_gems, draw, index):
-    """f64 in f32, other orders of equal elements, integers in matrix units, types and sizes that it lacks."""
-    refused = {
-        "computes f64 in f32": [aten_call("exp", draw(4, dtype=torch.float64))[0], batched(E.F64)],
-        "orders equal elements": [
-            aten_call(name, draw(4, 5), *more)[0]
-            for name, *more in (["topk", 2], ["sort"], ["argmin", 1], ["argmax", 1], ["max.dim", 0], ["min.dim", 0])
-        ],
-        "computes integers in floats": [
-            aten_call("pow.Tensor_Tensor", index(5, 3, 4), index(5, 3, 4))[0],
-            aten_call("square", index(5, 3, 4))[0],
-        ],
-        "multiplies no integers": [aten_call("mm", index(5, 3, 4), index(5, 4, 2))[0], dot(E.S32)],
-        "no c64": [aten_call("exp", draw(4).to(torch.complex64))[0]],
-        "no u16": [aten_call("eq.Tensor", *[draw(4).abs().to(torch.uint16)] * 2)[0]],
-        "wrong of integers": [
-            aten_call(name, *[index(5, 3, 4)] * count)[0]
-            for name, count in (("log", 1), ("logical_not", 1), ("atan2", 2))
-        ],
-        "that is not given": [
-            aten_call("nll_loss_forward", draw(2, 3), index(3, 2), None, 1, -100)[0],
-            aten_call("rms_norm", draw(2, 3), [3])[0],
-            aten_call("native_batch_norm", draw(4, 2, 3), None, None, None, None, True, 0.1, 1e-5)[0],
-        ],
-        "negative power": [aten_call("linalg_vector_norm", draw(2, 3), -1.0, [1])[0]],
-        "mixes groups": [
-            aten_call("native_group_norm", draw(2, 6, 5), draw(6), draw(6), 2, 6, 5, 2, 1e-5)[0],
-            aten_call(
-                *("native_group_norm_backward", draw(2, 6, 5), draw(2, 6, 5), draw(2, 2), draw(2, 2), draw(6)),
-                *(2, 6, 5, 2, [True, True, True]),
-            )[0],
-        ],
-        "beyond the padding": [aten_call("avg_pool2d", draw(1, 2, 1, 9), [1, 7], [1, 3], [0, 3], True)[0]],
-        "without elements": [aten_call("exp", draw(0, 4))[0], dot(E.F32, dims=((3, 0), (0, 2)))],
-        "keep the type": [dot(E.BF16, E.F32)],
-        "FlagGems has no": [aten_call("_fft_r2c", draw(8), [0], 0, True)[0]],
-    }
-    for reason, instructions in refused.items():
-        for instruction in instructions:
-            assert reason in refusal(instruction)
+# ---- what it must not be given: its operators in test_flaggems_guards.py ----
 
 
 def test_attention_that_it_lacks(flag_gems):
@@ -303,10 +170,6 @@ def test_attention_that_it_lacks(flag_gems):
         assert operation_of(call) == FORWARD
     call, _ = calls_of(Attention(*base, upper=0), E.F16, {**sizes, "s": 24})
     assert "no multiple of 128" in refusal(call)
-
-
-def test_never_on_the_host(flag_gems, draw):
-    assert "no kernels for the host" in refusal(aten_call("exp", draw(4))[0], HOST)
 
 
 def test_nothing_is_registered_with_torch(flag_gems, draw):

@@ -218,6 +218,16 @@ def test_what_is_published_hides_no_failure_and_joins_parts(tmp_path: Path) -> N
     assert "| b | failed | one \\| two |" in written[1].read_text()
 
 
+def test_what_is_refused_does_not_count_and_is_told_with_its_reason(tmp_path: Path) -> None:
+    refused = [Record(name, "g", Status.REFUSED, "wrong of | integers\nof two kinds") for name in "bc"]
+    path = _written(tmp_path / "1", [Record("a", "g", Status.PASSED), *refused])
+    assert report.missing(path) == []
+    assert "1 of 1 (100.00 %)" in report.summary(path) and "2 refused" in report.summary(path)
+    table = report.publish([path], tmp_path / "results")[1].read_text()
+    assert "| g | 1 | 1 |" in table
+    assert "| wrong of \\| integers | 2 |" in table
+
+
 def test_the_readme_says_what_is_published(tmp_path: Path) -> None:
     records = [Record("a", "g", Status.PASSED), Record("b", "g", Status.FAILED, "why")]
     report.publish([_written(tmp_path / "1", records)], tmp_path / "kept" / "results")

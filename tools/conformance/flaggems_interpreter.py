@@ -48,9 +48,15 @@ def load() -> types.ModuleType:
 
 
 def _close_interpreter_gaps() -> None:
-    interpreter._lazy_and_or = _lazy_and_or
+    interpreter._lazy_and_or, interpreter._not = _lazy_and_or, _not
     interpreter.ASTTransformer.visit_BoolOp = _visit_bool_op
-    interpreter.InterpreterBuilder.create_dot = _create_dot(interpreter.InterpreterBuilder.create_dot)
+    interpreter.ASTTransformer.visit_UnaryOp = _visit_unary_op
+    interpreter._implicit_cvt = _with_floats(interpreter._implicit_cvt)
+    builder = interpreter.InterpreterBuilder
+    builder.create_dot = _create_dot(builder.create_dot)
+    for name in ("create_masked_load", "create_masked_store", "create_atomic_rmw"):
+        setattr(builder, name, _with_truth_values(getattr(builder, name)))
+    interpreter.ReduceOps.generic_reduce = _reduce_by_halves
     InterpretedFunction.__init__ = _with_language(InterpretedFunction.__init__)
     tl.dtype.value = property(lambda dtype: dtype)  # a dtype is a constexpr only in compiled code
 
@@ -81,6 +87,63 @@ def _visit_bool_op(transformer: ast.NodeTransformer, node: ast.BoolOp) -> ast.AS
     arguments = [ast.Constant(value=isinstance(visited.op, ast.And)), visited.values[0], *later]
     function = ast.Name(id="_lazy_and_or", ctx=ast.Load())
     return ast.copy_location(ast.Call(func=function, args=arguments, keywords=[]), node)
+
+
+def _not(value: Any) -> Any:
+    return value == 0 if isinstance(value, tl.tensor) else not value
+
+
+def _visit_unary_op(transformer: ast.NodeTransformer, node: ast.UnaryOp) -> ast.AST:
+    visited = transformer.generic_visit(node)
+    assert isinstance(visited, ast.UnaryOp)
+    if not isinstance(visited.op, ast.Not):
+        return visited
+    function = ast.Name(id="_not", ctx=ast.Load())
+    return ast.copy_location(ast.Call(func=function, args=[visited.operand], keywords=[]), node)
+
+
+def _with_floats(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A kernel's argument that is a float is a scalar of f32, as its integers are scalars."""
+
+    def convert(argument: Any) -> Any:
+        if isinstance(argument, float):
+            return tl.tensor(TensorHandle(np.array([argument], np.float32), tl.float32), tl.float32)
+        return original(argument)
+
+    return convert
+
+
+def _with_truth_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Masks that were computed of integers are still integers."""
+    place = list(inspect.signature(original).parameters).index("mask") - 1
+
+    def call(builder: Any, *arguments: Any) -> Any:
+        mask = arguments[place]
+        if mask is not None and mask.data.dtype != np.bool_:
+            mask = TensorHandle(mask.data.astype(np.bool_), tl.int1)
+        return original(builder, *arguments[:place], mask, *arguments[place + 1 :])
+
+    return call
+
+
+def _reduce_by_halves(operation: Any, tensors: tuple[tl.tensor, ...]) -> list[tl.tensor]:
+    """A reduction with a function of the kernel's, on blocks; the interpreter's own takes milliseconds an element."""
+    parts, axis = operation.unravel(tensors, operation.axis)
+    data = [np.moveaxis(part.handle.data, axis, 0) for part in parts]
+    while len(data[0]) > 1:
+        half, odd = divmod(len(data[0]), 2)
+        sides = (slice(0, half), slice(half, 2 * half))
+        operands = [operation.to_tensor(d[s], p.dtype) for s in sides for d, p in zip(data, parts, strict=True)]
+        combined = operation.combine_fn(*operands)
+        combined = combined if isinstance(combined, tuple) else (combined,)
+        rest = [d[2 * half :] for d in data] if odd else [d[:0] for d in data]
+        data = [np.concatenate([c.handle.data, r]) for c, r in zip(combined, rest, strict=True)]
+    results = [d[0] for d in data]
+    if operation.keep_dims and operation.axis is not None:
+        results = [np.expand_dims(result, axis) for result in results]
+    elif operation.keep_dims:
+        results = [result.reshape((1,) * tensors[0].handle.data.ndim) for result in results]
+    return [operation.to_tensor(result, part.dtype) for result, part in zip(results, parts, strict=True)]
 
 
 def _create_dot(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,6 +242,15 @@ class _DeviceModule:
         return (8, 0)
 
 
+class _Torch(types.ModuleType):
+    """torch, for a module that asks torch.cuda itself how large the device is."""
+
+    cuda = _DeviceModule()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
 def _give_device() -> None:
     """Loads FlagGems' backend alone and fills in what it would detect, before the rest of FlagGems asks for it."""
     spec = importlib.util.find_spec("flag_gems")
@@ -225,6 +297,8 @@ def _device_library() -> types.ModuleType:
 def _on_tensors(function: Callable[..., Any]) -> Callable[..., tl.tensor]:
     def call(*arguments: Any, **_: Any) -> tl.tensor:
         tensor = next(a for a in arguments if isinstance(a, tl.tensor))
+        if tensor.dtype in (tl.float16, tl.bfloat16):
+            raise ValueError(f"the device's library has no function of {tensor.dtype}")
         values = [a.handle.data if isinstance(a, tl.tensor) else np.asarray(getattr(a, "value", a)) for a in arguments]
         found = np.asarray(function(*values))
         if found.dtype == np.bool_:
@@ -238,14 +312,17 @@ def _on_tensors(function: Callable[..., Any]) -> Callable[..., tl.tensor]:
 
 
 def _launch_directly() -> None:
-    """No cached launches, no tuning: each kernel runs with its first configuration."""
+    """No cached launches, no tuning: each kernel runs with the configuration of the smallest blocks."""
     libentry: Any = importlib.import_module("flag_gems.utils.libentry")
     settings: Any = importlib.import_module("flag_gems.utils.codegen_config_utils")
     for config in settings.CODEGEN_COFIGS.values():
         if config is not None:
             config.prefer_block_pointer = False  # gone from newer Triton
+    for name, module in list(sys.modules.items()):
+        if name.endswith("_nvidia.heuristics_config_utils"):
+            module.torch = _Torch("torch")
     libentry.LibEntry.run = _run_entry
-    libentry.LibTuner.run = triton.runtime.Autotuner.run = _run_first
+    libentry.LibTuner.run = triton.runtime.Autotuner.run = _run_smallest
     libentry.LibTuner.cache_key = "interpreter"
 
 
@@ -262,6 +339,7 @@ def _run_entry(entry: Any, *args: Any, **kwargs: Any) -> Any:
     return entry.fn.run(*map(plain, args), **options), {}
 
 
-def _run_first(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_smallest(tuner: Any, *args: Any, **kwargs: Any) -> Any:
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-    return tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].all_kwargs()})
+    smallest = min(tuner.configs, key=lambda config: math.prod(v for v in config.kwargs.values() if isinstance(v, int)))
+    return tuner.fn.run(*args, **{**kwargs, **smallest.all_kwargs()})
