@@ -32,6 +32,13 @@ _PARTLY = "refused in part: guards keep some of their inputs from FlagGems"
 _LARGE = 1 << 30
 _WIDE_INTEGERS = frozenset({torch.int32, torch.int64})
 _REDUCTIONS = frozenset({"amax", "amin", "cumsum", "prod", "sum"})
+# They add up: what cancels leaves the roundings of what was added.
+_SUMS = frozenset(
+    {
+        *("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv", "vdot"),
+        *("conv1d", "conv2d", "conv3d", "convolution", "cumsum", "mean", "sum"),
+    }
+)
 # By as many bits as there are none.
 _SHIFTS = frozenset({"bitwise_left_shift", "bitwise_right_shift"})
 # What FlagGems' functions say of tensors of the host, and what interpreted kernels cannot be given.
@@ -129,11 +136,22 @@ def _difference(found: Sequence[torch.Tensor], call: Call) -> str:
         return _tensors(tensors.truth_of(call.run))
 
     expected = _tensors(call.run())
-    difference = tensors.compare(found, expected, truth)
-    if not difference or not any(tensor.dtype in tensors.WIDER for tensor in expected):
-        return difference
+    if not any(tensor.dtype in tensors.WIDER for tensor in expected):
+        return tensors.compare(found, expected)
+    difference = tensors.compare(found, expected, truth, scale=_magnitude(call))
+    if not difference:
+        return ""
     exact = [t.to(e.dtype) for t, e in zip(truth(), expected, strict=True)]
     return difference if tensors.compare(found, exact) else ""
+
+
+def _magnitude(call: Call) -> float:
+    """The largest sum of what is added up, each with a positive sign; 0 of what adds nothing up."""
+    if call.name.partition(".")[0] not in _SUMS:
+        return 0.0
+    sums = _tensors(call.run(lambda leaf: leaf.abs() if isinstance(leaf, torch.Tensor) else leaf))
+    largest = [torch.nan_to_num(total.double(), 0.0, 0.0).max().item() for total in sums if total.numel()]
+    return max(largest, default=0.0)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

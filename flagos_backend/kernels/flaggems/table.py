@@ -22,6 +22,7 @@ from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.convolution import Engine, prepare_with
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.kernels.triton import interpreter
 
 E = ElementType
 
@@ -35,8 +36,12 @@ def _aten_name(instruction: Instruction) -> str:
     return name.removesuffix(".default")
 
 
+def _unavailable(instruction: Instruction, target: Target) -> str:
+    return loading.unavailable(target) or interpreter.refuses(instruction, target)
+
+
 def _aten_unsupported(instruction: Instruction, target: Target) -> str:
-    reason = loading.unavailable(target)
+    reason = _unavailable(instruction, target)
     if reason:
         return reason
     name = _aten_name(instruction)
@@ -78,7 +83,7 @@ def _dot_unsupported(instruction: Instruction, target: Target) -> str:
     if len({shape.element_type for shape in shapes}) != 1:
         return "FlagGems' products keep the type of their operands"
     name = "mm" if contraction_of(instruction).batch is None else "bmm"
-    return loading.unavailable(target) or guards.refuses(name, instruction)
+    return _unavailable(instruction, target) or guards.refuses(name, instruction)
 
 
 def _dot_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
@@ -100,7 +105,7 @@ def _convolution_unsupported(instruction: Instruction, target: Target) -> str:
         return f"FlagGems convolves over 1 to 3 dimensions, not {len(a.window)}"
     if any(shape.element_type is E.F64 for shape in shapes_of(instruction)):
         return "FlagGems' convolution computes f64 in f32"
-    return loading.unavailable(target) or guards.refuses("convolution", instruction)
+    return _unavailable(instruction, target) or guards.refuses("convolution", instruction)
 
 
 def _convolution_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
@@ -145,7 +150,7 @@ def _attention_unsupported(instruction: Instruction, target: Target) -> str:
         return f"FlagGems' attention has no kernel for {size.D} and {size.E} channels"
     if a.scale == 0:
         return "FlagGems takes a scale of 0 for none"
-    return loading.unavailable(target) or guards.refuses("_flash_attention_forward", instruction)
+    return _unavailable(instruction, target) or guards.refuses("_flash_attention_forward", instruction)
 
 
 def _attention_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:

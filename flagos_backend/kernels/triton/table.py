@@ -17,7 +17,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, Atten
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton import attention, sort, top_k, windows
+from flagos_backend.kernels.triton import attention, interpreter, sort, top_k, windows
 
 
 def _no_triton(target: Target) -> str:
@@ -29,12 +29,16 @@ def _no_triton(target: Target) -> str:
 
 
 def _unsupported(instruction: Instruction, target: Target) -> str:
-    return _no_triton(target) or attention.unsupported(instruction, AttentionCall.of(instruction).attention)
+    return _no_attention(instruction, AttentionCall.of(instruction).attention, target)
 
 
 def _unsupported_backward(instruction: Instruction, target: Target) -> str:
-    described: Attention = AttentionBackwardCall.of(instruction).attention
-    return _no_triton(target) or attention.unsupported(instruction, described)
+    return _no_attention(instruction, AttentionBackwardCall.of(instruction).attention, target)
+
+
+def _no_attention(instruction: Instruction, described: Attention, target: Target) -> str:
+    reason = _no_triton(target) or interpreter.refuses(instruction, target)
+    return reason or attention.unsupported(instruction, described)
 
 
 def _unsupported_fold(instruction: Instruction, target: Target) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flagos_backend.devices.target import HOST
+from flagos_backend.devices.target import HOST, Target
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.types import ElementType
 from support.flaggems import aten_call, check, dot, refusal
@@ -84,9 +84,14 @@ def test_unsigned_integers(flag_gems, index):
     check(*aten_call("floor_divide", few, (index(5, 4) + 1).to(torch.uint8)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_halves_that_are_rounded_or_summed(flag_gems, draw, dtype):
-    halves = [draw(3, 4, dtype=dtype).abs() + 0.5 for _ in range(2)]
+def test_no_bfloat16_in_the_interpreter(flag_gems, draw):
+    call, _ = aten_call("add.Tensor", *(draw(3, 4, dtype=torch.bfloat16) for _ in range(2)))
+    assert "the bits of bfloat16" in refusal(call)
+    assert refusal(call, Target("cuda", "nvidia")) == ""
+
+
+def test_halves_that_are_rounded_or_summed(flag_gems, draw):
+    halves = [draw(3, 4, dtype=torch.float16).abs() + 0.5 for _ in range(2)]
     assert "no rounding division of halves" in refusal(aten_call("floor_divide", *halves)[0])
     for mode in ("floor", "trunc"):
         assert "no rounding division of halves" in refusal(aten_call("div.Tensor_mode", *halves, rounding_mode=mode)[0])

@@ -58,6 +58,15 @@ def test_rows_that_see_no_key_and_have_weights_of_zero(name, rng):
     assert_rows_without_a_key_are_zero(p, kernels(p), E.F32)
 
 
+def test_no_bfloat16_in_the_interpreter(rng):
+    """It multiplies the bits; compiled kernels multiply the numbers."""
+    p = problem(CASES["causal"], E.BF16, int(rng.integers(1 << 30)), sizes=SIZES)
+    for operation, call in zip((FORWARD, BACKWARD), p.calls, strict=True):
+        (ours,) = (i for i in implementations_of(operation) if i.provider is Provider.TRITON)
+        assert "the bits of bfloat16" in ours.unsupported(call, SIMULATED)
+        assert ours.unsupported(call, Target("cuda", "nvidia")) == ""
+
+
 @triton.jit
 def write_tanh(x, y, N: tl.constexpr):
     i = tl.arange(0, N)
