@@ -234,7 +234,7 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
         # Many warps wait for one another at each fold; with as many registers each, fewer of their programs fit.
         per_lane = 2 * _ELEMENTS_PER_LANE if block >= _TILE else _ELEMENTS_PER_LANE
         return Tiling(axes, _warps(together * block, per_lane))
-    step, unroll = row.step(target)
+    step, unroll = row.step(target, rows)
     axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
     unroll = unroll if parts == 1 and axes[1].blocks > 1 else 1
@@ -283,12 +283,13 @@ class _Row:
         has_room = (_ROW_STAGES - 1) * sum(self.loaded) * block <= target.shared_memory_bytes
         return has_room and bool(self.stored) and not self.is_wide and not self.shares and self.fits_registers
 
-    def step(self, target: Target) -> tuple[int, int]:
-        """How much of a row is read at a time where it is walked, and how many such steps are one."""
+    def step(self, target: Target, rows: int) -> tuple[int, int]:
+        """How much of a row is read at a time where ``rows`` are walked, and how many such steps are one."""
         if self.stored and any(width == 2 and self.size % 2 for width in self.loaded):
             return _ODD_ROW_STEP, _ODD_ROW_UNROLL
-        cached = target.multiprocessors * self.size * sum(self.loaded)
-        if 2 * cached > _OVER_CACHE * target.cache_bytes >= _OVER_CACHE * cached:
+        once = target.multiprocessors * self.size * sum(self.loaded)
+        read_at_once = min(rows * self.size * sum(self.loaded), 2 * once)
+        if read_at_once > _OVER_CACHE * target.cache_bytes >= _OVER_CACHE * once:
             return _ONE_ROW_STEP, _ROW_UNROLL
         return _ROW_STEP, _ROW_UNROLL
 

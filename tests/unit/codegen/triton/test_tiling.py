@@ -66,6 +66,7 @@ def rms_norm_of_sum(x: jax.Array, y: jax.Array, gain: jax.Array) -> tuple[jax.Ar
         pytest.param(softmax_gradient, [f32(8192, 24000), f32(8192, 24000)], 8192, id="two values held, too long"),
         pytest.param(jax.value_and_grad(cross_entropy), [f32(8192, 32000), s32(8192)], 8192, id="cross-entropy"),
         pytest.param(lambda x: x.sum(-1), [f32(8192, 32000)], 8192, id="nothing held"),
+        pytest.param(lambda x: x.sum(-1), [f32(3, 70000)], "8192, 2 parts", id="few, which fit the cache"),
     ],
 )
 def test_rows(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], block: int | str) -> None:
