@@ -482,6 +482,12 @@ def bitwise_xor(a, b):
 
 
 @triton.jit
+def shift(x):
+    """What is subtracted before an exponential where ``x`` is the maximum: -inf - -inf would be NaN."""
+    return tl.where(x == float("-inf"), 0.0, x)
+
+
+@triton.jit
 def largest(x, axis: tl.constexpr):
     """tl.max along ``axis``, which stays with size 1; NaN if any is, whatever the hardware's own fold does."""
     found = tl.max(x, axis, keep_dims=True)

@@ -12,6 +12,7 @@ import torch
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.triton import sources
 from flagos_backend.codegen.triton.divisions import with_reciprocals, without_branches
+from flagos_backend.codegen.triton.exponentials import below_maximum
 from flagos_backend.codegen.triton.packed_sums import without_packed_sums
 from flagos_backend.codegen.triton.scalars import Dialect
 from flagos_backend.codegen.triton.split import Split, partial_size, split
@@ -126,7 +127,7 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     if dialect is Dialect.LIBDEVICE:  # elsewhere nothing says that a product and a sum are rounded once
         region = with_reciprocals(region)
     if target.vendor == "nvidia":
-        region = without_branches(without_packed_sums(region))
+        region = without_branches(without_packed_sums(below_maximum(region)))
     tiling = choose(region, target)
     inputs = tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
     outputs = tuple(dict.fromkeys(store.target for store in region.stores))

@@ -31,3 +31,26 @@ def divide_straight(a, b):
     better = tl.where(rest == 0, q, tl.fma(rest, inverse, q))
     # Of 0, infinity and NaN there is no rest.
     return tl.where(better != better, a * near, better).to(tl.float32)
+
+
+@triton.jit
+def exp_below(x):
+    """exp(x) of float32 that is 0, below, or NaN; 0 where it would be subnormal. Off by up to four units in the last
+    place, two above -20. The power of two is of a rounded argument, and corrected by what that lacks; where x is
+    infinite, no argument is."""
+    # In one piece: taken apart, assemblers hold more of it at a time.
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .f32 x, argument, lack, power;
+        max.NaN.f32 x, $1, 0fC2D00000;
+        mul.rn.f32 argument, x, 0f3FB8AA3B;
+        fma.rn.f32 lack, argument, 0fBF317218, x;
+        ex2.approx.ftz.f32 power, argument;
+        fma.rn.f32 $0, power, lack, power;
+        }""",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )

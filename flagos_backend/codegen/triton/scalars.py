@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flagos_backend.codegen.logarithms import BASE_TWO
 from flagos_backend.codegen.triton.divisions import CORRECTED, SCALE, STRAIGHT
+from flagos_backend.codegen.triton.exponentials import BELOW
 from flagos_backend.codegen.triton.packed_sums import ALONE
 from flagos_backend.fusion.literals import identity_of, number_of
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
@@ -297,6 +298,8 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
         return _PRED[opcode](*operands)
     if opcode is O.DIVIDE and expression.detail:
         return _DIVISIONS[expression.detail](*operands)
+    if expression.detail == BELOW:
+        return f"nv.exp_below({operands[0]})"
     if opcode is O.LOG and expression.detail == BASE_TWO:
         if element_type is E.F64:
             return f"fm.log2_of_centered({operands[0]}, {_LOG[dialect]}(fm.centered({operands[0]})))"
@@ -352,6 +355,19 @@ def _is_rounded(expression: Expression) -> bool:
     if expression.element_type not in _HALF or not isinstance(expression, Apply):
         return True
     return expression.opcode in _JUMPS or expression.opcode in (O.CONVERT, O.BITCAST_CONVERT)
+
+
+def rounded_first(expressions: Sequence[Expression]) -> set[Expression]:
+    """16-bit floats that are rounded where they are computed: of which there is a maximum or a minimum, which is one of
+    them, and those from whose difference an exponential would make a factor of what they are not rounded by."""
+    sensitive: list[Expression] = []
+    for e in expressions:
+        if isinstance(e, Fold) and e.combine in (O.MAXIMUM, O.MINIMUM):
+            sensitive.append(e.value)
+        elif isinstance(e, Apply) and e.opcode is O.EXP:
+            (x,) = e.operands
+            sensitive += x.operands if isinstance(x, Apply) and x.opcode is O.SUBTRACT else ()
+    return {e for e in sensitive if not _is_rounded(e)}
 
 
 def rounded(text: str, element_type: ElementType, dialect: Dialect) -> str:

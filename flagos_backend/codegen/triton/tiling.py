@@ -21,12 +21,9 @@ _TILE = 4096
 # What a program reads of a long row at a time, and how many such steps are unrolled into one.
 _ROW_STEP = 8192
 _ROW_UNROLL = 2
-# The same of rows of 16-bit elements that begin at odd ones, which are loaded and stored one by one.
-_ODD_ROW_STEP = 4096
-_ODD_ROW_UNROLL = 4
-# And of rows so long that the cache does not keep two for each multiprocessor, by so much, but keeps one.
+# The same of rows so long that two for each multiprocessor take so much of the cache, but one fits it.
 _ONE_ROW_STEP = 16384
-_OVER_CACHE = 1.05
+_OF_CACHE = 0.9
 _SQUARE = 64
 # A row up to this long is one block, whose values stay in registers for every fold over it.
 MAX_ROW = 16384
@@ -41,6 +38,8 @@ _LONG_ROW_PER_LANE = 64
 _WARPS = (1, 2, 4, 8, 16, 32)
 # What a column fold reads of one row at a time: one transfer of the memory.
 _COLUMN_BYTES = 128
+# What the widest load or store of a lane reads or writes, at a multiple of as much.
+_VECTOR_BYTES = 16
 # How many rows ahead a program that walks whole rows loads, where the memory on chip holds them.
 _ROW_STAGES = 3
 
@@ -78,11 +77,50 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Alignment:
+    """Of rows that begin anywhere in memory: they are walked from the first multiple of ``unit`` elements on to the
+    last one, and what is before and after, less than a unit each, is apart. ``first``: the index of a row's first
+    element; ``indices``: those of loads and stores whose rows begin there, up to whole units."""
+
+    unit: int
+    first: Affine
+    indices: frozenset[Affine]
+
+    @staticmethod
+    def of(region: Region, kept: Sequence[int], folded: Sequence[int]) -> Alignment | None:
+        """What suits most of the rows, in bytes. None where they begin at whole units already."""
+        rows = [(index, size) for index, size in indices(region) if _is_row(region, index, kept, folded)]
+        if not rows:
+            return None
+        unit = max(_VECTOR_BYTES // min(size for _, size in rows), 1)
+        alike: dict[tuple[int, ...], list[tuple[Affine, int]]] = {}
+        for index, size in rows:
+            start = index.offset % unit, *(index.coefficients[d] % unit for d in kept)
+            alike.setdefault(start, []).append((index, size))
+        start, found = max(alike.items(), key=lambda item: sum(size for _, size in item[1]))
+        if not any(start):
+            return None
+        index = found[0][0]
+        first = Affine(index.offset, tuple(0 if d in folded else c for d, c in enumerate(index.coefficients)))
+        return Alignment(unit, first, frozenset(index for index, _ in found))
+
+
+def _is_row(region: Region, index: Affine, kept: Sequence[int], folded: Sequence[int]) -> bool:
+    """Whether ``index`` steps through a row one by one, and each row has its own."""
+    stride = 1
+    for d in reversed(folded):
+        if region.dims[d] != 1 and index.coefficients[d] != stride:
+            return False
+        stride *= region.dims[d]
+    return not index.shifts and (not kept or not index.dims.isdisjoint(kept))
+
+
+@dataclass(frozen=True, slots=True)
 class Tiling:
     """``axes``: one or two. ``loop``: the axis walked inside a program; the others are spread over the grid, and so are
     ``parts`` of the loop's axis, each of which takes one block in so many. With several parts the folds over the loop's
     axis leave a partial result for each, which a second kernel folds. ``stages``: how many steps of the loop are loaded
-    ahead; ``unroll``: how many are compiled as one."""
+    ahead; ``unroll``: how many are compiled as one; ``alignment``: where a loop along a row begins."""
 
     axes: tuple[Axis, ...]
     warps: int
@@ -90,6 +128,7 @@ class Tiling:
     parts: int = 1
     stages: int = 1
     unroll: int = 1
+    alignment: Alignment | None = None
 
     @property
     def looped(self) -> Axis | None:
@@ -237,8 +276,10 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
     step, unroll = row.step(target, rows)
     axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
-    unroll = unroll if parts == 1 and axes[1].blocks > 1 else 1
-    return Tiling(axes, _warps(axes[1].block), Loop.SECOND, parts, unroll=unroll)
+    if parts > 1 or axes[1].blocks == 1:
+        return Tiling(axes, _warps(axes[1].block), Loop.SECOND, parts)
+    alignment = Alignment.of(region, kept, folded)
+    return Tiling(axes, _warps(axes[1].block), Loop.SECOND, unroll=unroll, alignment=alignment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +326,9 @@ class _Row:
 
     def step(self, target: Target, rows: int) -> tuple[int, int]:
         """How much of a row is read at a time where ``rows`` are walked, and how many such steps are one."""
-        if self.stored and any(width == 2 and self.size % 2 for width in self.loaded):
-            return _ODD_ROW_STEP, _ODD_ROW_UNROLL
         once = target.multiprocessors * self.size * sum(self.loaded)
         read_at_once = min(rows * self.size * sum(self.loaded), 2 * once)
-        if read_at_once > _OVER_CACHE * target.cache_bytes >= _OVER_CACHE * once:
+        if read_at_once > _OF_CACHE * target.cache_bytes and once <= target.cache_bytes:
             return _ONE_ROW_STEP, _ROW_UNROLL
         return _ROW_STEP, _ROW_UNROLL
 

@@ -5,14 +5,17 @@ Sizes and strides stand in the source as numbers; a kernel's arguments are its b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 
 from flagos_backend.codegen.triton import scalars
+from flagos_backend.codegen.triton.running import GROUP, exponential, running_sums
 from flagos_backend.codegen.triton.scalars import Dialect
-from flagos_backend.codegen.triton.tiling import Axis, Tiling
+from flagos_backend.codegen.triton.tiling import Axis, Loop, Tiling
 from flagos_backend.fusion.literals import starts_neutral
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
@@ -24,7 +27,8 @@ _EQUAL = {Comparison.EQ: "==", Comparison.NE: "!="}
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """``source`` of a kernel. ``walks``: how many times a program goes over its points, loading them each time."""
+    """``source`` of a kernel. ``walks``: how many times a program goes over points of its, loading them each time; the
+    ends of a row, which many threads load, count as well."""
 
     source: str
     walks: int
@@ -68,22 +72,32 @@ class _Writer:
         self.expressions = region.expressions()
         self.depends: dict[Expression, frozenset[str]] = {}
         self.level: dict[Expression, int] = {}
-        self.values: dict[Expression, str] = {}
+        self.rounded: set[Expression] = set()
+        self.values: MutableMapping[Expression, str] = {}
+        # At the ends of a row that are apart: a block that is held from pass to pass.
+        self.ends: dict[Expression, str] = {}
+        self.is_at_ends = False
         self.lines: list[str] = []
         self.indent = "    "
         self.count = 0
         looped = tiling.looped
         self.accumulated = frozenset(f for f in region.folds if looped is not None and set(f.dims) & set(looped.dims))
+        walks_rows = tiling.loop is Loop.SECOND and tiling.parts == 1 and tiling.axes[0].block == 1
+        # Sums that go along with the maximum that they wait for.
+        self.running = running_sums(region) if walks_rows and tiling.axes[1].block > GROUP else {}
         self.wide = self._needs_wide_positions()
 
     def write(self) -> Written:
         self._analyse()
+        self.rounded = scalars.rounded_first(self.expressions)
         arguments = [*dict.fromkeys(self.names.values()), *(partial.name for partial in self.partials.values())]
         self._write_grid()
+        self._write_alignment()
         for number in range(self._passes()):
             self._write_pass(number)
         head = ["@triton.jit", f"def {self.name}({', '.join(arguments)}):"]
-        return Written("\n".join([*head, *self.lines]) + "\n", self._passes())
+        walks = self._passes() + (self.tiling.alignment is not None)
+        return Written("\n".join([*head, *self.lines]) + "\n", walks)
 
     # ---- What depends on what
 
@@ -97,6 +111,7 @@ class _Writer:
             if isinstance(expression, Fold):
                 axes -= {self._folded_axis(expression).name}
                 level += expression in self.accumulated
+                level -= expression in self.running
             self.depends[expression] = axes
             self.level[expression] = level
 
@@ -165,6 +180,32 @@ class _Writer:
         if axis.is_ragged:
             self._line(f"{axis.name}_in = {axis.name} < {axis.size}")
 
+    def _write_alignment(self) -> None:
+        """Of a row's first elements and its last ones, which the loop leaves out, the positions; and the loop's."""
+        alignment = self.tiling.alignment
+        if alignment is None:
+            return
+        axis, unit = self.tiling.axes[1], alignment.unit
+        self._line(f"head = -({self._position(alignment.first)}) & {unit - 1}")
+        self._line(f"middle = ({axis.size} - head) // {unit} * {unit}")
+        self._line(f"end = {self._offsets(replace(axis, block=2 * unit))}")
+        self._line(f"end_in = tl.where(end < {unit}, end < head, head + middle + end < {axis.size + unit})")
+        self._line(f"end = tl.where(end < {unit}, end, head + middle + end - {unit})")
+
+    @contextlib.contextmanager
+    def _at_ends(self) -> Iterator[None]:
+        """What is written in here is of the ends of a row."""
+        tiling, outer = self.tiling, self.values
+        assert tiling.alignment is not None
+        x, r = tiling.axes
+        self.tiling = replace(tiling, axes=(x, replace(r, block=2 * tiling.alignment.unit)), loop=Loop.NONE)
+        self.values, self.is_at_ends = ChainMap(self.ends, dict(outer)), True
+        yield
+        self.tiling, self.values, self.is_at_ends = tiling, outer, False
+
+    def _name(self, axis: Axis) -> str:
+        return "end" if self.is_at_ends and axis is self.tiling.axes[1] else axis.name
+
     def _offsets(self, axis: Axis) -> str:
         """Positions in a block."""
         expand = ""
@@ -184,19 +225,28 @@ class _Writer:
         for axis in self.tiling.axes:
             coefficients = [index.coefficients[d] for d in axis.dims]
             for coefficient, divisor, modulus in _terms(axis.sizes, coefficients):
-                text = axis.name
+                text = name = self._name(axis)
                 if divisor != 1:
                     text = f"{text} // {divisor}"
                 if modulus:
                     text = f"{text} % {modulus}"
                 if coefficient != 1:
-                    text = f"({text}) * {coefficient}" if text != axis.name else f"{text} * {coefficient}"
+                    text = f"({text}) * {coefficient}" if text != name else f"{text} * {coefficient}"
                 terms.append(text)
         return " + ".join(terms)
 
+    def _address(self, index: Affine) -> str:
+        """``index`` as loads and stores take it, with what is known of it."""
+        alignment, position = self.tiling.alignment, self._position(index)
+        if alignment is None or self.is_at_ends or index not in alignment.indices:
+            return position
+        return f"tl.multiple_of({position}, [1, {alignment.unit}])"
+
     def _mask(self, axes: Iterable[str]) -> str:
         wanted = set(axes)
-        return " & ".join(f"{axis.name}_in" for axis in self.tiling.axes if axis.is_ragged and axis.name in wanted)
+        return " & ".join(
+            f"{self._name(axis)}_in" for axis in self.tiling.axes if axis.is_ragged and axis.name in wanted
+        )
 
     def _axes_of(self, index: Affine) -> list[str]:
         along = self.region.along(index)
@@ -211,7 +261,9 @@ class _Writer:
         folds = [f for f in self.expressions if isinstance(f, Fold) and f in self.accumulated]
         folds = [f for f in folds if self.level[f] == number + 1]
         starts = [initial for fold in folds for initial in self._start_of(fold)]
-        needed = self._needed([*Region(self.region.dims, tuple(stores)).roots(), *(f.value for f in folds), *starts])
+        needed = self._needed(
+            [*Region(self.region.dims, tuple(stores)).roots(), *(self._folded(f) for f in folds), *starts]
+        )
         if looped is None:
             self._compute(self._early_first(needed))
             for store in stores:
@@ -224,19 +276,32 @@ class _Writer:
                 self._store(store.target, store.value, store.index)
         if not varying and not folds:
             return
-        accumulators = [self._start(fold) for fold in folds]
+        inside = [e for e in needed if looped.name in self.depends[e]]
+        if self.tiling.alignment is not None:
+            with self._at_ends():  # they come while the loop runs
+                self._compute([e for e in inside if isinstance(e, Load) and not e.index.shifts])
+        accumulators = {fold: self._start(fold) for fold in folds}
         before = dict(self.values)
         self._open_loop(looped)
-        inside = [e for e in needed if looped.name in self.depends[e]]
         self._compute(inside if folds else self._early_first(inside))
         for store in varying:
             self._store(store.target, store.value, store.index)
-        for fold, accumulator in zip(folds, accumulators, strict=True):
-            self._line(f"{accumulator} = {self._accumulated(fold, accumulator)}")
+        self._accumulate(accumulators)
         self.indent = "    "
         self.values = before
-        for fold, accumulator in zip(folds, accumulators, strict=True):
-            self._finish(fold, accumulator)
+        ends = self._write_ends(inside, varying, folds) if self.tiling.alignment is not None else {}
+        for fold in folds:
+            self._finish(fold, accumulators, ends.get(fold))
+
+    def _write_ends(
+        self, inside: Sequence[Expression], stores: Sequence[Store], folds: Sequence[Fold]
+    ) -> dict[Fold, str]:
+        """At the ends of a row what its loop did between them. What of them goes into each fold."""
+        with self._at_ends():
+            self._compute(inside)
+            for store in stores:
+                self._store(store.target, store.value, store.index)
+            return {fold: self._block(self.running.get(fold, fold)) for fold in folds}
 
     def _early_first(self, needed: Sequence[Expression]) -> list[Expression]:
         """``needed``, operands first, with what a row shares as early as it can be: what has a value for each element
@@ -279,7 +344,13 @@ class _Writer:
 
     def _operands(self, expression: Expression) -> tuple[Expression, ...]:
         """What of the operands this kernel computes."""
-        return (expression.value, *self._start_of(expression)) if isinstance(expression, Fold) else expression.operands
+        if isinstance(expression, Fold):
+            return self._folded(expression), *self._start_of(expression)
+        return expression.operands
+
+    def _folded(self, fold: Fold) -> Expression:
+        """What a loop has to know to go on with ``fold``."""
+        return self.running[fold].value if fold in self.running else fold.value
 
     def _start_of(self, fold: Fold) -> tuple[Expression, ...]:
         """The fold's initial value, where it matters to this kernel."""
@@ -295,7 +366,12 @@ class _Writer:
         else:
             self._line(f"for start in range({bounds}):")
         self.indent = "        "
-        self._write_axis(axis, "start + ")
+        if self.tiling.alignment is None:
+            self._write_axis(axis, "start + ")
+            return
+        self._line(f"{axis.name} = start + {self._offsets(axis)}")
+        self._line(f"{axis.name}_in = {axis.name} < middle")
+        self._line(f"{axis.name} = head + {axis.name}")
 
     # ---- Values
 
@@ -313,8 +389,8 @@ class _Writer:
             return self._let(scalars.convert(text, held, expression.element_type, self.dialect))
         if isinstance(expression, Load):
             mask = self._mask(self._axes_of(expression.index))
-            position = self._position(expression.index)
-            text = f"tl.load({self.names[expression.source]} + ({position}){', ' + mask if mask else ''})"
+            address = f"{self.names[expression.source]} + ({self._address(expression.index)})"
+            text = f"tl.load({address}{', ' + mask if mask else ''})"
             return self._let(scalars.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):
             return self._whole_fold(expression)
@@ -323,7 +399,10 @@ class _Writer:
         if (comparison := self._comparison_in_loop(expression)) is not None:
             return self._let(comparison)
         operands = [self.values[operand] for operand in expression.operands]
-        return self._let(scalars.apply(expression, operands, self.dialect))
+        text = scalars.apply(expression, operands, self.dialect)
+        if expression in self.rounded:
+            text = scalars.rounded(self._let(text), expression.element_type, self.dialect)
+        return self._let(text)
 
     def _comparison_in_loop(self, expression: Apply) -> str | None:
         """A position along the loop compared with what does not vary along it, as an offset in the block, which is the
@@ -341,23 +420,47 @@ class _Writer:
                 and self._position(position.value) == looped.name
                 and looped.name not in self.depends[other]
             ):
-                return f"({self.values[other]} - start) {equal} {self._offsets(looped)}"
+                start = "start" if self.tiling.alignment is None else "head - start"
+                return f"({self.values[other]} - {start}) {equal} {self._offsets(looped)}"
         return None
 
     def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
         axes = self._axes_of(index)
-        mask, position = self._mask(axes), self._position(index)
+        mask = self._mask(axes)
         text = scalars.to_memory(self.values[value], value.element_type, self.dialect)
         varying = [axis for axis in self.tiling.axes if axis.name in axes]
         if len(varying) > len(self.depends[value]):
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"
-        self._line(f"tl.store({self.names[target]} + ({position}), {text}{', ' + mask if mask else ''})")
+        self._line(f"tl.store({self.names[target]} + ({self._address(index)}), {text}{', ' + mask if mask else ''})")
 
     def _shape(self, varying: Sequence[Axis]) -> str:
         sizes = [str(axis.block if axis in varying else 1) for axis in self.tiling.axes]
         return f"[{', '.join(sizes)}]"
 
     # ---- Folds
+
+    def _accumulate(self, accumulators: dict[Fold, str]) -> None:
+        """What a turn of the loop adds to ``accumulators``."""
+        for total, most in self.running.items():
+            if total in accumulators:
+                self._accumulate_running(total, accumulators[total], most, accumulators[most])
+        running = {*self.running, *self.running.values()}
+        for fold, accumulator in accumulators.items():
+            if fold not in running:
+                self._line(f"{accumulator} = {self._accumulated(fold, accumulator)}")
+
+    def _accumulate_running(self, total: Fold, sums: str, most: Fold, maxima: str) -> None:
+        axis = self._folded_axis(most)
+        x = self._let(f"tl.reshape({self._block(most)}, [1, {axis.block // GROUP}, {GROUP}])")
+        largest = self._let(scalars.combine(most, maxima, scalars.reduce(most, x, 2, self.dialect), self.dialect))
+        below = self._let(f"fm.shift({largest})")
+        scale, added = (self._exponential(total, f"{text} - {below}") for text in (maxima, x))
+        self._line(f"{sums} = {sums} * {scale} + {scalars.reduce(total, added, 2, self.dialect)}")
+        self._line(f"{maxima} = {largest}")
+
+    def _exponential(self, total: Fold, text: str) -> str:
+        """That of ``text``, as the terms of the running sum ``total`` are computed."""
+        return self._let(scalars.apply(exponential(total), [self._let(text)], self.dialect))
 
     def _accumulated(self, fold: Fold, accumulator: str) -> str:
         """``accumulator`` with what one turn of the loop adds."""
@@ -380,7 +483,7 @@ class _Writer:
         if axis.name not in self.depends[value]:
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"
         if axis.is_ragged:
-            text = f"tl.where({axis.name}_in, {text}, {scalars.identity(fold)})"
+            text = f"tl.where({self._name(axis)}_in, {text}, {scalars.identity(fold)})"
         return self._let(text) if text != self.values[value] else text
 
     def _accumulator_shape(self, fold: Fold) -> str:
@@ -389,6 +492,8 @@ class _Writer:
 
     def _start(self, fold: Fold) -> str:
         shape, kind = self._accumulator_shape(fold), scalars.accumulated(fold.element_type)
+        if fold in self.running or fold in self.running.values():
+            shape = f"[1, {self._folded_axis(fold).block // GROUP}, 1]"
         return self._let(f"tl.full({shape}, {scalars.identity(fold)}, {kind})")
 
     def _whole_fold(self, fold: Fold) -> str:
@@ -396,9 +501,24 @@ class _Writer:
         axis = self.tiling.axes.index(self._folded_axis(fold))
         return self._with_initial(fold, self._let(scalars.reduce(fold, self._block(fold), axis, self.dialect)))
 
-    def _finish(self, fold: Fold, accumulator: str) -> None:
+    def _finish(self, fold: Fold, accumulators: dict[Fold, str], ends: str | None) -> None:
+        """The accumulator of ``fold`` after the loop, with what the ``ends`` of the row add, as the fold's value."""
         axis = self.tiling.axes.index(self._folded_axis(fold))
+        accumulator = accumulators[fold]
+        if fold in self.running:
+            most = self.running[fold]
+            below = self._let(f"fm.shift({self.values[most]})")
+            scale = self._exponential(fold, f"{self._flat(accumulators[most])} - {below}")
+            accumulator = self._let(f"{self._flat(accumulator)} * {scale}")
+            ends = None if ends is None else self._exponential(fold, f"{ends} - {below}")
+        elif fold in self.running.values():
+            accumulator = self._flat(accumulator)
         result = self._let(scalars.reduce(fold, accumulator, axis, self.dialect))
+        if ends is not None:
+            added = self._let(scalars.reduce(fold, ends, axis, self.dialect))
+            result = self._let(scalars.combine(fold, result, added, self.dialect))
+        if fold in self.running:  # where there is no largest number, the program subtracts infinities
+            result = self._let(f"tl.where({self.values[most]} == float('-inf'), float('nan'), {result})")
         partial = self.partials.get(fold)
         if partial is None:
             self.values[fold] = self._with_initial(fold, result)
@@ -409,6 +529,10 @@ class _Writer:
         if other.name not in self.depends[fold]:
             result = f"tl.broadcast_to({result}, {self._shape([other])})"
         self._line(f"tl.store({partial.name} + ({part}{other.name}), {result}{', ' + mask if mask else ''})")
+
+    def _flat(self, accumulator: str) -> str:
+        """That of a running sum or its maximum, as one block along the row."""
+        return self._let(f"tl.reshape({accumulator}, [1, {self.tiling.axes[1].block // GROUP}])")
 
     def _with_initial(self, fold: Fold, result: str) -> str:
         """``result`` with the initial value, unless that changes nothing, as the fold's type is held."""

@@ -1,0 +1,111 @@
+"""Rows that begin anywhere in memory, walked from the first whole unit on, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cpu.triton.harness import run_both
+from flagos_backend.codegen.triton import RegionKernel, tiling
+from flagos_backend.importer import import_module
+from flagos_backend.ir.types import ElementType
+from flagos_backend.passes.pipeline import optimize
+from programs import hlo_bytes
+from support.numbers import NUMPY_DTYPE, distance, random_values
+
+E = ElementType
+_TYPES = [E.F32, E.F64, E.BF16, E.F16, E.S8, E.U16, E.S32, E.S64, E.PRED]
+# Of a row, and of what comes between it and the next one.
+_SIZES = [(1001, 0), (607, 3), (600, 1), (516, 16)]
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of more than 256 elements are walked."""
+    for limit in ("MAX_ROW", "MAX_LONG_ROW", "_TILE", "_ROW_STEP", "_ONE_ROW_STEP"):
+        monkeypatch.setattr(tiling, limit, 256)
+
+
+def compare(function: Callable[..., Any], *arguments: np.ndarray, ulp: float) -> RegionKernel:
+    """What one kernel makes of ``function`` is what the reference does."""
+    with jax.enable_x64(True):
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
+        computation = optimize(import_module(hlo_bytes(function, *shapes))).entry
+    ours, theirs, (kernel,) = run_both(computation, arguments)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape
+        assert not np.any(distance(a, b) > ulp)
+    return kernel
+
+
+def positive(element_type: ElementType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    x = random_values(element_type, int(np.prod(shape)), rng).reshape(shape)
+    return np.abs(x) if element_type.is_float else x
+
+
+@pytest.mark.parametrize("element_type", _TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize(("size", "gap"), _SIZES)
+def test_every_type_and_remainder(element_type: ElementType, size: int, gap: int, rng: np.random.Generator) -> None:
+    """Rows, and windows of rows, beside others of another remainder; a sum of them, and an array with it."""
+    add = jnp.max if element_type in (E.S8, E.PRED) else jnp.sum
+
+    def function(x: jax.Array, y: jax.Array, first: int) -> tuple[jax.Array, jax.Array]:
+        both = jnp.maximum(x[:, first : first + size], y)
+        folded = add(both, 1).astype(y.dtype)
+        return jnp.minimum(both, folded[:, None]), folded
+
+    x, y = (positive(element_type, (17, n), rng) for n in (size + gap, size))
+    for first in {0, gap}:
+        kernel = compare(lambda x, y: function(x, y, first), x, y, ulp=8 if element_type.is_float else 0)  # noqa: B023
+        # Most of the arrays have no gaps.
+        assert ("head = " in kernel.source) is (size * element_type.bytes % 16 != 0)
+
+
+def test_many_dimensions_and_what_all_rows_read(rng: np.random.Generator) -> None:
+    x, gain = rng.standard_normal((3, 5, 7, 143)).astype(np.float32), rng.standard_normal((7, 143)).astype(np.float32)
+
+    def function(x: jax.Array, gain: jax.Array) -> jax.Array:
+        return x * jax.lax.rsqrt((x * x).mean((2, 3), keepdims=True)) * gain + jax.lax.iota(np.float32, 143)
+
+    assert "head = " in compare(function, x, gain, ulp=64).source
+
+
+def test_a_single_row(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((1, 3000)).astype(np.float32)
+    compare(lambda x: jax.nn.softmax(x[:, 3:2502], -1), x, ulp=16)
+
+
+@pytest.mark.parametrize("element_type", [E.F32, E.BF16], ids=lambda t: t.name)
+def test_what_all_threads_read_at_the_ends_is_not_written_over(
+    element_type: ElementType, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((20, 777)).astype(NUMPY_DTYPE[element_type])
+    kernel = compare(lambda x: (x * 2, x.astype(np.float32).sum(1)), x, ulp=64)
+    assert "head = " in kernel.source
+    assert not any(kernel.may_overwrite(output, source) for output in kernel.outputs for source in kernel.inputs)
+
+
+def test_positions_in_a_row(rng: np.random.Generator) -> None:
+    """Compared with what a row has one of, and as numbers."""
+    x, label = rng.standard_normal((40, 1001)).astype(np.float32), rng.integers(0, 1001, 40, dtype=np.int32)
+    label[:6] = [0, 1, 2, 1000, 999, 998]
+
+    def function(x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+        position = jax.lax.broadcasted_iota(np.int32, x.shape, 1)
+        chosen = jnp.where(position == label[:, None], x, 0).sum(1)
+        return chosen, jnp.where(position == label[:, None], chosen[:, None], x + position)
+
+    compare(function, x, label, ulp=0)
+
+
+def test_a_maximum_of_rounded_numbers_is_one_of_them(rng: np.random.Generator) -> None:
+    """Sums of bfloat16 whose roundings are larger than what their exponentials tell apart."""
+    x, y = ((rng.standard_normal((16, 777)) * spread).astype(NUMPY_DTYPE[E.BF16]) for spread in (1e5, 3e2))
+    for rows in (slice(None), slice(0, 200)):  # walked, and in one block
+        kernel = compare(lambda x, y: jax.nn.softmax(x + y, -1), x[:, rows], y[:, rows], ulp=1)
+        assert "head = " in kernel.source or rows.stop
