@@ -5,6 +5,7 @@ Used by writer.py."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from flagos_backend.codegen.triton.exponentials import unconverted
 from flagos_backend.fusion.literals import number_of, starts_neutral
@@ -17,13 +18,28 @@ GROUP = 8
 _HELD_AS_F32 = frozenset({ElementType.F32, ElementType.F16, ElementType.BF16})
 
 
-def running_sums(region: Region) -> dict[Fold, Fold]:
-    """Sums over rows, and the maximum that each waits for; none that another sum waits for as well."""
-    found: dict[Fold, Fold] = {}
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a sum of exp(x - m) waits for: ``most`` is the maximum of all x, and m is that; or, if it ``is_guarded``, 0
+    in its stead where it is infinite or NaN."""
+
+    most: Fold
+    is_guarded: bool
+
+    def total(self, most: str, total: str) -> str:
+        """What the sum is, by the texts of the maximum and of the sum of what is below it, where that is a number:
+        without a largest number the program subtracts infinities, or adds one."""
+        end, value = ("inf", "inf") if self.is_guarded else ("-inf", "nan")
+        return f'tl.where({most} == float("{end}"), float("{value}"), {total})'
+
+
+def running_sums(region: Region) -> dict[Fold, Running]:
+    """Sums over rows, and what each waits for; not the same maximum for two of them."""
+    found: dict[Fold, Running] = {}
     for fold in region.folds:
-        most = _maximum_of(fold)
-        if most is not None and most not in found.values():
-            found[fold] = most
+        running = _running(fold)
+        if running is not None and all(running.most != other.most for other in found.values()):
+            found[fold] = running
     return found
 
 
@@ -34,8 +50,7 @@ def exponential(fold: Fold) -> Apply:
     return value
 
 
-def _maximum_of(fold: Fold) -> Fold | None:
-    """The maximum m where ``fold`` is a sum of exp(x - m), and m that of all x."""
+def _running(fold: Fold) -> Running | None:
     value = unconverted(fold.value)
     if fold.combine is not Opcode.ADD or fold.element_type not in _HELD_AS_F32:
         return None
@@ -44,10 +59,22 @@ def _maximum_of(fold: Fold) -> Fold | None:
     (operand,) = value.operands
     if not isinstance(operand, Apply) or operand.opcode is not Opcode.SUBTRACT:
         return None
-    x, most = operand.operands[0], _as_fold(operand.operands[1])
+    x, subtracted = operand.operands
+    guarded = _guarded(subtracted)
+    most = _as_fold(guarded or subtracted)
     if most is None or most.combine is not Opcode.MAXIMUM or most.dims != fold.dims or not starts_neutral(most):
         return None
-    return most if unconverted(most.value) == unconverted(x) else None
+    return Running(most, guarded is not None) if unconverted(most.value) == unconverted(x) else None
+
+
+def _guarded(expression: Expression) -> Expression | None:
+    """What ``expression`` is where that is finite, if it is 0 elsewhere."""
+    expression = unconverted(expression)
+    if not isinstance(expression, Apply) or expression.opcode is not Opcode.SELECT:
+        return None
+    condition, value, other = expression.operands
+    is_guard = isinstance(condition, Apply) and condition.opcode is Opcode.IS_FINITE and condition.operands[0] == value
+    return value if is_guard and isinstance(other, Literal) and number_of(other) == 0 else None
 
 
 def _as_fold(expression: Expression) -> Fold | None:

@@ -326,6 +326,8 @@ class _Row:
 
     def step(self, target: Target, rows: int) -> tuple[int, int]:
         """How much of a row is read at a time where ``rows`` are walked, and how many such steps are one."""
+        if not self.stored:  # mostly walked once
+            return _ROW_STEP, _ROW_UNROLL
         once = target.multiprocessors * self.size * sum(self.loaded)
         read_at_once = min(rows * self.size * sum(self.loaded), 2 * once)
         if read_at_once > _OF_CACHE * target.cache_bytes and once <= target.cache_bytes:

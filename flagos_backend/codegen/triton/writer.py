@@ -85,6 +85,7 @@ class _Writer:
         walks_rows = tiling.loop is Loop.SECOND and tiling.parts == 1 and tiling.axes[0].block == 1
         # Sums that go along with the maximum that they wait for.
         self.running = running_sums(region) if walks_rows and tiling.axes[1].block > GROUP else {}
+        self.maxima = {running.most for running in self.running.values()}
         self.wide = self._needs_wide_positions()
 
     def write(self) -> Written:
@@ -301,7 +302,7 @@ class _Writer:
             self._compute(inside)
             for store in stores:
                 self._store(store.target, store.value, store.index)
-            return {fold: self._block(self.running.get(fold, fold)) for fold in folds}
+            return {f: self._block(self.running[f].most if f in self.running else f) for f in folds}
 
     def _early_first(self, needed: Sequence[Expression]) -> list[Expression]:
         """``needed``, operands first, with what a row shares as early as it can be: what has a value for each element
@@ -350,7 +351,7 @@ class _Writer:
 
     def _folded(self, fold: Fold) -> Expression:
         """What a loop has to know to go on with ``fold``."""
-        return self.running[fold].value if fold in self.running else fold.value
+        return self.running[fold].most.value if fold in self.running else fold.value
 
     def _start_of(self, fold: Fold) -> tuple[Expression, ...]:
         """The fold's initial value, where it matters to this kernel."""
@@ -441,12 +442,11 @@ class _Writer:
 
     def _accumulate(self, accumulators: dict[Fold, str]) -> None:
         """What a turn of the loop adds to ``accumulators``."""
-        for total, most in self.running.items():
+        for total, running in self.running.items():
             if total in accumulators:
-                self._accumulate_running(total, accumulators[total], most, accumulators[most])
-        running = {*self.running, *self.running.values()}
+                self._accumulate_running(total, accumulators[total], running.most, accumulators[running.most])
         for fold, accumulator in accumulators.items():
-            if fold not in running:
+            if fold not in self.running and fold not in self.maxima:
                 self._line(f"{accumulator} = {self._accumulated(fold, accumulator)}")
 
     def _accumulate_running(self, total: Fold, sums: str, most: Fold, maxima: str) -> None:
@@ -492,7 +492,7 @@ class _Writer:
 
     def _start(self, fold: Fold) -> str:
         shape, kind = self._accumulator_shape(fold), scalars.accumulated(fold.element_type)
-        if fold in self.running or fold in self.running.values():
+        if fold in self.running or fold in self.maxima:
             shape = f"[1, {self._folded_axis(fold).block // GROUP}, 1]"
         return self._let(f"tl.full({shape}, {scalars.identity(fold)}, {kind})")
 
@@ -506,19 +506,19 @@ class _Writer:
         axis = self.tiling.axes.index(self._folded_axis(fold))
         accumulator = accumulators[fold]
         if fold in self.running:
-            most = self.running[fold]
+            most = self.running[fold].most
             below = self._let(f"fm.shift({self.values[most]})")
             scale = self._exponential(fold, f"{self._flat(accumulators[most])} - {below}")
             accumulator = self._let(f"{self._flat(accumulator)} * {scale}")
             ends = None if ends is None else self._exponential(fold, f"{ends} - {below}")
-        elif fold in self.running.values():
+        elif fold in self.maxima:
             accumulator = self._flat(accumulator)
         result = self._let(scalars.reduce(fold, accumulator, axis, self.dialect))
         if ends is not None:
             added = self._let(scalars.reduce(fold, ends, axis, self.dialect))
             result = self._let(scalars.combine(fold, result, added, self.dialect))
-        if fold in self.running:  # where there is no largest number, the program subtracts infinities
-            result = self._let(f"tl.where({self.values[most]} == float('-inf'), float('nan'), {result})")
+        if fold in self.running:
+            result = self._let(self.running[fold].total(self.values[most], result))
         partial = self.partials.get(fold)
         if partial is None:
             self.values[fold] = self._with_initial(fold, result)

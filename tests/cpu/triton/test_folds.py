@@ -140,15 +140,20 @@ def test_a_row_longer_than_a_block_is_walked_once_for_each_fold_that_waits_for_a
     assert not kernel.may_overwrite(output, source), "a later walk would read what an earlier one wrote"
 
 
-@pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize("size", [1000, 1001])
-def test_a_sum_below_a_maximum_goes_along_with_it(size: int, rng: np.random.Generator) -> None:
+def of_all_kinds(size: int, rng: np.random.Generator) -> np.ndarray:
     """Rows whose maximum comes first, last, and again and again; without a largest number; of numbers far apart."""
     x = rng.standard_normal((14, size)).astype(np.float32)
     x[0, 0], x[1, -1], x[2], x[3] = 60, 60, np.sort(x[2] * 30), -np.sort(x[3] * 30)
     x[4], x[5, :700], x[6, 3:], x[7, ::2] = -np.inf, -np.inf, -np.inf, -np.inf
     x[8, 400], x[9, 900], x[10, 0], x[11] = np.inf, np.nan, np.nan, x[11] * 1e30
     x[12], x[13, 5:9] = -3e38, np.inf
+    return x
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("size", [1000, 1001])
+def test_a_sum_below_a_maximum_goes_along_with_it(size: int, rng: np.random.Generator) -> None:
+    x = of_all_kinds(size, rng)
     for element_type in (E.F32, E.F16, E.BF16):
         y = x.clip(-6e4, 6e4) if element_type is E.F16 else x
 
@@ -159,6 +164,25 @@ def test_a_sum_below_a_maximum_goes_along_with_it(size: int, rng: np.random.Gene
             y = np.where(np.isfinite(x), y, x).astype(NUMPY_DTYPE[element_type])
         (kernel,) = check(build, [(element_type, y)], 16)
         assert kernel.source.count("for start in tl.range") == 2
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("size", [1000, 1001])
+def test_a_guarded_sum_below_a_maximum(size: int, rng: np.random.Generator) -> None:
+    """As jax.nn.logsumexp has it: 0 is subtracted where there is no largest number."""
+
+    def build(builder: Builder, x: Instruction) -> Instruction:
+        zero, low = builder.scalar(0, E.F32), builder.scalar(-np.inf, E.F32)
+        rows = DimensionsAttributes((1,))
+        top = builder.add(O.REDUCE, [x, low], rows, called=[reducer(O.MAXIMUM, E.F32)])
+        nothing = builder.broadcast(zero, top.shape.dims)
+        top = builder.add(O.SELECT, [builder.add(O.IS_FINITE, [top]), top, nothing])
+        power = builder.add(O.EXP, [builder.add(O.SUBTRACT, [x, builder.broadcast(top, x.shape.dims, (0,))])])
+        total = builder.add(O.REDUCE, [power, zero], rows, called=[reducer(O.ADD, E.F32)])
+        return builder.add(O.ADD, [builder.add(O.LOG, [total]), top])
+
+    (kernel,) = check(build, [(E.F32, of_all_kinds(size, rng))], 16)
+    assert kernel.source.count("for start in tl.range") == 1
 
 
 def test_a_long_row_of_wide_elements_is_one_block(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

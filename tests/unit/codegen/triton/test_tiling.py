@@ -55,6 +55,7 @@ def rms_norm_of_sum(x: jax.Array, y: jax.Array, gain: jax.Array) -> tuple[jax.Ar
         pytest.param(lambda x: jax.nn.softmax(x, -1), [bf16(4096, 128256)], 16384, id="two do not fit the cache"),
         pytest.param(lambda x: jax.nn.softmax(x, -1), [f32(4096, 128256)], 8192, id="one does not fit the cache"),
         pytest.param(lambda x: jax.nn.logsumexp(x, -1), [bf16(8192, 32000)], 8192, id="narrow, nothing stored"),
+        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [bf16(4096, 128256)], 8192, id="two of nothing stored"),
         pytest.param(rms_norm, [bf16(8192, 32000), bf16(32000)], 8192, id="narrow, an array for all rows"),
         pytest.param(softmax_gradient, [bf16(8192, 32000), bf16(8192, 32000)], 8192, id="narrow, two loaded"),
         pytest.param(jax.grad(cross_entropy_of_labels), [bf16(8192, 32000), s32(8192)], AHEAD, id="narrow, labels"),
