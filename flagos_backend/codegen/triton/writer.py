@@ -389,7 +389,9 @@ class _Writer:
             held = ElementType.S64 if self.wide else ElementType.S32
             return self._let(scalars.convert(text, held, expression.element_type, self.dialect))
         if isinstance(expression, Load):
-            mask = self._mask(self._axes_of(expression.index))
+            # Along an axis of no positions there may be nothing to load.
+            empty = [axis.name for axis in self.tiling.axes if axis.size == 0]
+            mask = self._mask([*self._axes_of(expression.index), *empty])
             address = f"{self.names[expression.source]} + ({self._address(expression.index)})"
             text = f"tl.load({address}{', ' + mask if mask else ''})"
             return self._let(scalars.from_memory(text, expression.element_type, self.dialect))

@@ -17,6 +17,7 @@ from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.importer import import_module
 from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
+from support.against_xla import hlo_of_text
 
 BF16 = ml_dtypes.bfloat16
 
@@ -184,6 +185,21 @@ def test_odd_shapes(shape: tuple[int, ...], rng: np.random.Generator) -> None:
 def test_types_that_are_only_moved(dtype: Any, rng: np.random.Generator) -> None:
     x = rng.standard_normal((24, 36)).astype(dtype)
     check(lambda x: (x.T, x[::2, 3:], jnp.concatenate([x, x], 1)), x)
+
+
+def test_nothing_is_read_of_empty_arrays(rng: np.random.Generator) -> None:
+    """They lie nowhere: reading one element of them ends a process, or a device's context."""
+    text = """ENTRY main {
+      x = f32[2,1,0] parameter(0)
+      y = f32[] parameter(1)
+      t = f32[1,0,2] transpose(x), dimensions={1,2,0}
+      r = f32[1,0] reshape(t)
+      ROOT p = f32[1,3] pad(r, y), padding=0_0_0x0_3_3
+    }"""
+    computation = optimize(import_module(hlo_of_text(text))).entry
+    ours, _, (_, copied) = run_both(computation, [f32(rng, 2, 1, 0), np.asarray(np.float32(3))])
+    np.testing.assert_array_equal(ours[0], np.full((1, 3), 3, np.float32))
+    assert "tl.load(in0 + (tl.full([1], 0, tl.int32)), x_in)" in copied.source
 
 
 def test_a_chain_of_random_operations_on_a_shared_value(rng: np.random.Generator) -> None:
