@@ -1,0 +1,72 @@
+"""Which exponentials are known to be of what lies below a maximum, and which sums of them go along with it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from flagos_backend.codegen.triton import prepare, schedule
+from flagos_backend.fusion.flat import flatten
+from flagos_backend.fusion.region import Region
+from flagos_backend.importer import import_module
+from flagos_backend.passes.pipeline import optimize
+from programs import hlo_bytes
+from unit.codegen.triton.test_sources import H100, NO_DEVICE_LIBRARY, bf16, f32
+
+LONG = (4096, 50000)
+
+
+def top(x: jax.Array) -> jax.Array:
+    return x.max(-1, keepdims=True)
+
+
+def sources(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], target: Any = H100) -> str:
+    items = schedule(flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry), target).items
+    return "\n".join(prepare(item, target).source for item in items if isinstance(item, Region))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        pytest.param(lambda x: jax.nn.softmax(x, -1), [f32(4096, 1000)], id="softmax"),
+        pytest.param(lambda x: jnp.exp(x.astype(jnp.float32) - top(x)).sum(-1), [bf16(4096, 1000)], id="converted"),
+        pytest.param(lambda x: jnp.exp(x - jnp.maximum(top(x), 3)).sum(-1), [f32(4096, 1000)], id="more"),
+        pytest.param(lambda x: jnp.exp(x * 2 - top(x * 2)).sum(-1), [f32(4096, 1000)], id="computed"),
+    ],
+)
+def test_below_a_maximum(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> None:
+    source = sources(function, shapes)
+    assert "nv.exp_below(" in source and "libdevice.exp(" not in source
+    assert "exp_below" not in sources(function, shapes, NO_DEVICE_LIBRARY)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        pytest.param(lambda x: jnp.exp(x - x.min(-1, keepdims=True)).sum(-1), [f32(4096, 1000)], id="a minimum"),
+        pytest.param(lambda x: jnp.exp(x - jnp.minimum(top(x), 3)).sum(-1), [f32(4096, 1000)], id="less"),
+        pytest.param(lambda x: jnp.exp(x * 2 - top(x)).sum(-1), [f32(4096, 1000)], id="of something else"),
+        pytest.param(lambda x: jnp.exp(top(x) - x).sum(-1), [f32(4096, 1000)], id="above"),
+        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [f32(4096, 1000)], id="nothing where it is infinite"),
+    ],
+)
+def test_not_below_a_maximum(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> None:
+    source = sources(function, shapes)
+    assert "nv.exp_below(" not in source and "libdevice.exp(" in source
+
+
+@pytest.mark.parametrize(
+    ("function", "walks"),
+    [
+        pytest.param(lambda x: jax.nn.logsumexp(x, -1), 1, id="logsumexp"),
+        pytest.param(lambda x: jax.nn.softmax(x, -1), 2, id="softmax"),
+        pytest.param(lambda x: jnp.exp(x * 2 - top(x)).sum(-1), 2, id="of something else"),
+        pytest.param(lambda x: jnp.exp(x - jnp.maximum(top(x), 3)).sum(-1), 2, id="of more than the maximum"),
+        pytest.param(lambda x: (x * jnp.exp(x - top(x))).sum(-1), 2, id="a sum of products"),
+    ],
+)
+@pytest.mark.parametrize("target", [H100, NO_DEVICE_LIBRARY], ids=["library", "plain"])
+def test_a_row_is_walked(function: Callable[..., Any], walks: int, target: Any) -> None:
+    assert sources(function, [f32(*LONG)], target).count("for start in tl.range") == walks
