@@ -18,7 +18,7 @@ from flagos_backend.fusion.literals import starts_neutral
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
-from flagos_backend.ir.types import ElementType
+from flagos_backend.ir.types import ElementType, leaves
 
 # Past this many elements positions need 64 bits.
 _WIDE = 2**31 - 1
@@ -389,8 +389,9 @@ class _Writer:
             held = ElementType.S64 if self.wide else ElementType.S32
             return self._let(scalars.convert(text, held, expression.element_type, self.dialect))
         if isinstance(expression, Load):
-            # Along an axis of no positions there may be nothing to load.
-            empty = [axis.name for axis in self.tiling.axes if axis.size == 0]
+            # An array without elements is read at no position of an axis that has none.
+            is_empty = any(0 in shape.dims for shape in leaves(expression.source.shape))
+            empty = [axis.name for axis in self.tiling.axes if is_empty and axis.size == 0]
             mask = self._mask([*self._axes_of(expression.index), *empty])
             address = f"{self.names[expression.source]} + ({self._address(expression.index)})"
             text = f"tl.load({address}{', ' + mask if mask else ''})"
