@@ -5,6 +5,8 @@ Until then a program that does not use the device finds PyTorch as it would be w
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from typing import Any, Final
 
@@ -119,6 +121,25 @@ def _open() -> None:
     for name, kernel in autocast.registrations():
         aten.m.impl(name, autocast.KEY, kernel)
     _dispatch.opened = kernels.Fallback()
+    atexit.register(_await_autograd, os.getpid())
+
+
+def _await_autograd(opener: int) -> None:
+    """Has the device's autograd thread drop what it holds of Python while the interpreter still works.
+
+    The thread drops its part of a backward pass after the program has gone on from it. Where that was the last
+    reference to a Python object, such as a mode, and the interpreter was being finalized, CPython ended the thread and
+    C++ the process. The thread takes up a pass when it is done with the one before. This one is empty.
+    """
+    if os.getpid() != opener:
+        return  # the engine's threads are not those of a forked process, which PyTorch refuses to let have its own
+    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+        leaf = torch.empty(0, device=DEVICE_TYPE, requires_grad=True)
+        gradient = torch.empty(0, device=DEVICE_TYPE)
+        # What Tensor.backward calls. Itself it would import what only traced programs need.
+        torch.autograd.Variable._execution_engine.run_backward(
+            (leaf,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 def _library(namespace: str) -> Any:
