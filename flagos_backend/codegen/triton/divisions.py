@@ -9,6 +9,7 @@ import math
 import struct
 from math import prod
 
+from flagos_backend.codegen.triton.elements import HELD_AS_F32
 from flagos_backend.fusion.literals import number_of
 from flagos_backend.fusion.region import Apply, Expression, Literal, Region
 from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
@@ -22,7 +23,6 @@ SCALE = "scale"
 CORRECTED = "corrected"
 #: The ``detail`` of a DIVIDE of two operands that goes through wider floats instead of branches.
 STRAIGHT = "straight"
-_HELD_AS_F32 = frozenset({E.F32, E.F16, E.BF16})
 # Numbers to a divisor from which on its reciprocal pays.
 _LEAST_SHARING = 16
 
@@ -81,7 +81,7 @@ def without_branches(region: Region) -> Region:
 
 
 def _is_plain_quotient(expression: Apply) -> bool:
-    return expression.opcode is Opcode.DIVIDE and expression.element_type in _HELD_AS_F32 and not expression.detail
+    return expression.opcode is Opcode.DIVIDE and expression.element_type in HELD_AS_F32 and not expression.detail
 
 
 def _is_shared(expression: Apply, region: Region) -> bool:

@@ -3,21 +3,19 @@ down for an accelerator that has the function."""
 
 from __future__ import annotations
 
+from flagos_backend.codegen.triton.elements import HELD_AS_F32, unconverted
 from flagos_backend.fusion.region import Apply, Expression, Fold, Region
 from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ElementType
 
-E = ElementType
 #: The ``detail`` of an EXP whose operand is known to be 0, below, or NaN.
 BELOW = "below"
-_HELD_AS_F32 = frozenset({E.F32, E.F16, E.BF16})
 
 
 def below_maximum(region: Region) -> Region:
     """``region`` itself where there is no such exponential."""
     expressions = region.expressions()
-    found = {e for e in expressions if isinstance(e, Apply) and _is_below(e)}
+    found = {e for e in expressions if _is_below(e)}
     if not found:
         return region
     pool = Pool()
@@ -26,32 +24,32 @@ def below_maximum(region: Region) -> Region:
     def replace(expression: Expression) -> Expression | None:
         if expression not in found:
             return None
+        assert isinstance(expression, Apply)
         return pool.apply(Apply(expression.element_type, Opcode.EXP, (), BELOW), (moved[expression.operands[0]],))
 
     rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
     return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
 
 
-def _is_below(expression: Apply) -> bool:
-    """Whether it is exp(x - m), m being the maximum of what x is one of, or more."""
-    if expression.opcode is not Opcode.EXP or expression.element_type not in _HELD_AS_F32 or expression.detail:
-        return False
+def difference(expression: Expression) -> tuple[Expression, Expression] | None:
+    """x and y, where ``expression`` is exp(x - y)."""
+    if not isinstance(expression, Apply) or expression.opcode is not Opcode.EXP:
+        return None
     (operand,) = expression.operands
     if not isinstance(operand, Apply) or operand.opcode is not Opcode.SUBTRACT:
+        return None
+    x, y = operand.operands
+    return x, y
+
+
+def _is_below(expression: Expression) -> bool:
+    """Whether it is exp(x - m), m being the maximum of what x is one of, or more."""
+    parts = difference(expression)
+    if parts is None or expression.element_type not in HELD_AS_F32:
         return False
-    x, most = operand.operands
+    x, most = parts
     known = {x, unconverted(x)}
     return any(fold.value in known or unconverted(fold.value) in known for fold in _maxima(most))
-
-
-def unconverted(expression: Expression) -> Expression:
-    """What ``expression`` is converted from without a rounding."""
-    while isinstance(expression, Apply) and expression.opcode is Opcode.CONVERT:
-        (narrow,) = expression.operands
-        if narrow.element_type not in _HELD_AS_F32 or expression.element_type is not E.F32:
-            break
-        expression = narrow
-    return expression
 
 
 def _maxima(expression: Expression) -> list[Fold]:

@@ -12,9 +12,9 @@ import torch
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.triton import sources
 from flagos_backend.codegen.triton.divisions import with_reciprocals, without_branches
+from flagos_backend.codegen.triton.elements import Dialect
 from flagos_backend.codegen.triton.exponentials import below_maximum
 from flagos_backend.codegen.triton.packed_sums import without_packed_sums
-from flagos_backend.codegen.triton.scalars import Dialect
 from flagos_backend.codegen.triton.split import Split, partial_size, split
 from flagos_backend.codegen.triton.tiling import Tiling, choose
 from flagos_backend.codegen.triton.writer import Partial, write_kernel

@@ -7,15 +7,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flagos_backend.codegen.triton.exponentials import unconverted
+from flagos_backend.codegen.triton.elements import HELD_AS_F32, unconverted
+from flagos_backend.codegen.triton.exponentials import difference
 from flagos_backend.fusion.literals import number_of, starts_neutral
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal, Region
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ElementType
 
 #: How many elements that follow one another share a maximum and a sum: what a lane loads at once.
 GROUP = 8
-_HELD_AS_F32 = frozenset({ElementType.F32, ElementType.F16, ElementType.BF16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +45,24 @@ def running_sums(region: Region) -> dict[Fold, Running]:
 def exponential(fold: Fold) -> Apply:
     """What the terms of a running sum are, before they are converted to its type."""
     value = unconverted(fold.value)
-    assert isinstance(value, Apply) and value.opcode is Opcode.EXP
+    assert isinstance(value, Apply) and difference(value)
     return value
 
 
 def _running(fold: Fold) -> Running | None:
     value = unconverted(fold.value)
-    if fold.combine is not Opcode.ADD or fold.element_type not in _HELD_AS_F32:
+    parts = difference(value)
+    if fold.combine is not Opcode.ADD or not {fold.element_type, value.element_type} <= HELD_AS_F32 or parts is None:
         return None
-    if not isinstance(value, Apply) or value.opcode is not Opcode.EXP or value.element_type not in _HELD_AS_F32:
-        return None
-    (operand,) = value.operands
-    if not isinstance(operand, Apply) or operand.opcode is not Opcode.SUBTRACT:
-        return None
-    x, subtracted = operand.operands
-    guarded = _guarded(subtracted)
-    most = _as_fold(guarded or subtracted)
+    x, shift = parts
+    guarded = _without_guard(shift)
+    most = _as_fold(guarded or shift)
     if most is None or most.combine is not Opcode.MAXIMUM or most.dims != fold.dims or not starts_neutral(most):
         return None
     return Running(most, guarded is not None) if unconverted(most.value) == unconverted(x) else None
 
 
-def _guarded(expression: Expression) -> Expression | None:
+def _without_guard(expression: Expression) -> Expression | None:
     """What ``expression`` is where that is finite, if it is 0 elsewhere."""
     expression = unconverted(expression)
     if not isinstance(expression, Apply) or expression.opcode is not Opcode.SELECT:

@@ -1,18 +1,14 @@
-"""Scalar operations as Triton expressions: element types, literals, and a text for each opcode. Used by writer.py.
-
-16-bit floats are held as float32, and rounded where they leave the kernel, where the program converts to them, and
-where a result jumps (comparisons, whole numbers): between operations they keep what float32 holds, as elsewhere.
-"""
+"""Scalar operations as Triton expressions: literals, and a text for each opcode. Used by writer.py."""
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from flagos_backend.codegen.logarithms import BASE_TWO
 from flagos_backend.codegen.triton.divisions import CORRECTED, SCALE, STRAIGHT
-from flagos_backend.codegen.triton.exponentials import BELOW
+from flagos_backend.codegen.triton.elements import HALF, HELD, Dialect, from_memory, rounded, to_memory
+from flagos_backend.codegen.triton.exponentials import BELOW, difference
 from flagos_backend.codegen.triton.packed_sums import ALONE
 from flagos_backend.fusion.literals import identity_of, number_of
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
@@ -23,53 +19,6 @@ E = ElementType
 O = Opcode  # noqa: E741
 
 Text = Callable[..., str]
-
-
-class Dialect(enum.Enum):
-    """Where elementary functions come from."""
-
-    LIBDEVICE = enum.auto()  # the device library that Triton binds for the vendor
-    PLAIN = enum.auto()  # the language and formulas.py alone
-
-
-# What a value is inside a kernel. Types that regions only move keep the storage type of their buffer.
-HELD: dict[ElementType, str] = {
-    E.PRED: "tl.int1",
-    **{t: f"tl.int{t.bits}" for t in (E.S8, E.S16, E.S32, E.S64)},
-    **{t: f"tl.uint{t.bits}" for t in (E.U8, E.U16, E.U32, E.U64)},
-    E.F16: "tl.float32",
-    E.BF16: "tl.float32",
-    E.F32: "tl.float32",
-    E.F64: "tl.float64",
-}
-_ROUND = {
-    Dialect.LIBDEVICE: {E.F16: "fm.as_f16", E.BF16: "fm.as_bf16"},
-    Dialect.PLAIN: {E.F16: "fm.as_f16", E.BF16: "fm.as_bf16_by_bits"},
-}
-_HALF = {E.F16: "tl.float16", E.BF16: "tl.bfloat16"}
-_AS_STORED = {E.U16: "tl.int16", E.U32: "tl.int32", E.U64: "tl.int64"}
-
-
-def from_memory(text: str, element_type: ElementType, dialect: Dialect) -> str:
-    """The loaded ``text`` as the type is held."""
-    if element_type is E.BF16 and dialect is Dialect.PLAIN:
-        return f"fm.bf16_bits_as_f32({text}.to(tl.uint16, bitcast=True))"
-    if element_type in _HALF:
-        return f"{text}.to(tl.float32)"
-    if element_type in _AS_STORED:
-        return f"{text}.to({HELD[element_type]}, bitcast=True)"
-    return text
-
-
-def to_memory(text: str, element_type: ElementType, dialect: Dialect) -> str:
-    """The inverse of from_memory."""
-    if element_type is E.BF16 and dialect is Dialect.PLAIN:
-        return f"fm.f32_as_bf16_bits({text}).to(tl.bfloat16, bitcast=True)"
-    if element_type in _HALF:
-        return f"{text}.to({_HALF[element_type]})"
-    if element_type in _AS_STORED:
-        return f"{text}.to({_AS_STORED[element_type]}, bitcast=True)"
-    return text
 
 
 def literal(expression: Literal, shape: str) -> str:
@@ -352,7 +301,7 @@ def _is_coefficient(expression: Expression) -> bool:
 
 def _is_rounded(expression: Expression) -> bool:
     """Whether its type is known to hold what stands for it in a kernel."""
-    if expression.element_type not in _HALF or not isinstance(expression, Apply):
+    if expression.element_type not in HALF or not isinstance(expression, Apply):
         return True
     return expression.opcode in _JUMPS or expression.opcode in (O.CONVERT, O.BITCAST_CONVERT)
 
@@ -364,15 +313,9 @@ def rounded_first(expressions: Sequence[Expression]) -> set[Expression]:
     for e in expressions:
         if isinstance(e, Fold) and e.combine in (O.MAXIMUM, O.MINIMUM):
             sensitive.append(e.value)
-        elif isinstance(e, Apply) and e.opcode is O.EXP:
-            (x,) = e.operands
-            sensitive += x.operands if isinstance(x, Apply) and x.opcode is O.SUBTRACT else ()
+        else:
+            sensitive += difference(e) or ()
     return {e for e in sensitive if not _is_rounded(e)}
-
-
-def rounded(text: str, element_type: ElementType, dialect: Dialect) -> str:
-    """A float32 rounded to what ``element_type`` holds."""
-    return f"{_ROUND[dialect][element_type]}({text})" if element_type in _HALF else text
 
 
 def _compare(expression: Apply, operands: list[str], source: ElementType) -> str:
@@ -407,9 +350,9 @@ def _bitcast(text: str, source: ElementType, target: ElementType, dialect: Diale
     if source is target:
         return text
     stored = {E.F16: "tl.float16", E.BF16: "tl.bfloat16"}.get(target, HELD[target])
-    bits = to_memory(text, source, dialect) if source in _HALF else text
+    bits = to_memory(text, source, dialect) if source in HALF else text
     cast = f"{bits}.to({stored}, bitcast=True)"
-    return from_memory(cast, target, dialect) if target in _HALF else cast
+    return from_memory(cast, target, dialect) if target in HALF else cast
 
 
 # ---- Folds

@@ -10,9 +10,9 @@ from collections import ChainMap
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
-from flagos_backend.codegen.triton import scalars
+from flagos_backend.codegen.triton import elements, scalars
+from flagos_backend.codegen.triton.elements import Dialect
 from flagos_backend.codegen.triton.running import GROUP, exponential, running_sums
-from flagos_backend.codegen.triton.scalars import Dialect
 from flagos_backend.codegen.triton.tiling import Axis, Loop, Tiling
 from flagos_backend.fusion.literals import starts_neutral
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store
@@ -395,7 +395,7 @@ class _Writer:
             mask = self._mask([*self._axes_of(expression.index), *empty])
             address = f"{self.names[expression.source]} + ({self._address(expression.index)})"
             text = f"tl.load({address}{', ' + mask if mask else ''})"
-            return self._let(scalars.from_memory(text, expression.element_type, self.dialect))
+            return self._let(elements.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):
             return self._whole_fold(expression)
         if (term := scalars.fused_term(expression, self.dialect)) is not None:
@@ -405,7 +405,7 @@ class _Writer:
         operands = [self.values[operand] for operand in expression.operands]
         text = scalars.apply(expression, operands, self.dialect)
         if expression in self.rounded:
-            text = scalars.rounded(self._let(text), expression.element_type, self.dialect)
+            text = elements.rounded(self._let(text), expression.element_type, self.dialect)
         return self._let(text)
 
     def _comparison_in_loop(self, expression: Apply) -> str | None:
@@ -431,7 +431,7 @@ class _Writer:
     def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
         axes = self._axes_of(index)
         mask = self._mask(axes)
-        text = scalars.to_memory(self.values[value], value.element_type, self.dialect)
+        text = elements.to_memory(self.values[value], value.element_type, self.dialect)
         varying = [axis for axis in self.tiling.axes if axis.name in axes]
         if len(varying) > len(self.depends[value]):
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"
@@ -546,7 +546,7 @@ class _Writer:
             result = self._let(scalars.combine(fold, start, result, self.dialect))
         if element_type is ElementType.PRED:
             return self._let(f"{result} != 0")
-        rounded = scalars.rounded(result, element_type, self.dialect)
+        rounded = elements.rounded(result, element_type, self.dialect)
         return result if rounded == result else self._let(rounded)
 
 

@@ -114,13 +114,6 @@ def softmax_of_rows(builder: Builder, x: Instruction) -> Instruction:
     return builder.add(O.DIVIDE, [power, builder.broadcast(total, x.shape.dims, (0,))])
 
 
-@pytest.fixture
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of more than 256 elements are walked."""
-    for limit in ("MAX_ROW", "MAX_LONG_ROW", "_TILE", "_ROW_STEP", "_ONE_ROW_STEP"):
-        monkeypatch.setattr(tiling, limit, 256)
-
-
 @pytest.mark.usefixtures("short_blocks")
 def test_a_row_longer_than_a_block_is_walked_once_for_each_fold_that_waits_for_another(
     rng: np.random.Generator,

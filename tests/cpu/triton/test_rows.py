@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cpu.triton.harness import run_both
-from flagos_backend.codegen.triton import RegionKernel, tiling
+from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import ElementType
 from flagos_backend.passes.pipeline import optimize
@@ -19,16 +19,10 @@ from programs import hlo_bytes
 from support.numbers import NUMPY_DTYPE, distance, random_values
 
 E = ElementType
+pytestmark = pytest.mark.usefixtures("short_blocks")
 _TYPES = [E.F32, E.F64, E.BF16, E.F16, E.S8, E.U16, E.S32, E.S64, E.PRED]
 # Of a row, and of what comes between it and the next one.
 _SIZES = [(1001, 0), (607, 3), (600, 1), (516, 16)]
-
-
-@pytest.fixture(autouse=True)
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of more than 256 elements are walked."""
-    for limit in ("MAX_ROW", "MAX_LONG_ROW", "_TILE", "_ROW_STEP", "_ONE_ROW_STEP"):
-        monkeypatch.setattr(tiling, limit, 256)
 
 
 def compare(function: Callable[..., Any], *arguments: np.ndarray, ulp: float) -> RegionKernel:
