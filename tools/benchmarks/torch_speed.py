@@ -1,5 +1,5 @@
-"""PyTorch programs on an accelerator: torch.compile(backend="flagos") against eager and Inductor's modes, in one
-process and taking turns."""
+"""PyTorch programs on an accelerator, or on the host: torch.compile(backend="flagos") against eager and Inductor's
+modes, in one process and taking turns."""
 
 from __future__ import annotations
 
@@ -11,31 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from benchmarks import report
-from benchmarks.torch_models import Gpt2, LlamaBlock, resnet18
+from benchmarks.programs import Scale
+from benchmarks.torch_programs import Program, Step, programs
 from flagos_backend.torch.compile.backend import flagos
 
 EAGER, OURS = "eager", "flagos"
+# Seconds after which it is another contender's turn; a step on an accelerator takes hundredths of it.
+_TURN = 0.2
 MODES = ("default", "reduce-overhead", "max-autotune")
-
-# Runs once; what it returns is compared with eager's.
-Step = Callable[[], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Program:
-    """``make`` builds the program on a device around a compiler of functions and modules, random inputs included.
-    ``bytes_moved``, ``flops``: the least there is to do. ``precision``: largest difference from eager's result,
-    relative to its largest magnitude."""
-
-    name: str
-    make: Callable[[torch.device, Callable[..., Callable[..., torch.Tensor]]], Step]
-    bytes_moved: float = 0.0
-    flops: float = 0.0
-    precision: float = 2e-2
 
 
 @dataclass(frozen=True)
@@ -53,103 +38,6 @@ class Measured:
         """The time of Inductor's best mode over ours: above 1 is faster."""
         peers = [self.seconds[mode] for mode in MODES if mode in self.seconds]
         return min(peers) / self.seconds[OURS] if peers and OURS in self.seconds else None
-
-
-def _rows(name: str, function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], backward: bool) -> Program:
-    """A function of bfloat16 arrays; with ``backward`` its gradients, for a random one of its result."""
-
-    def make(device: torch.device, compiler: Callable[..., Callable[..., torch.Tensor]]) -> Step:
-        torch.manual_seed(0)
-        arrays = [torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=backward) for shape in shapes]
-        gradient, run = torch.randn(shapes[0], device=device, dtype=torch.bfloat16), compiler(function)
-        if not backward:
-            return lambda: run(*arrays)
-        return lambda: torch.autograd.grad(run(*arrays), arrays, gradient)[0]
-
-    whole, rest = math.prod(shapes[0]), sum(map(math.prod, shapes[1:]))
-    # Backward as well: the array is read again, with the gradient of the result, and a gradient is written.
-    return Program(f"{name} {shapes[0][0]}x{shapes[0][1]}", make, 2.0 * ((5 if backward else 2) * whole + rest))
-
-
-def _cross_entropy(rows: int, vocabulary: int) -> Program:
-    def make(device: torch.device, compiler: Callable[..., Callable[..., torch.Tensor]]) -> Step:
-        torch.manual_seed(0)
-        logits = torch.randn(rows, vocabulary, device=device, dtype=torch.bfloat16, requires_grad=True)
-        labels = torch.randint(vocabulary, (rows,), device=device)
-        run = compiler(lambda x, y: functional.cross_entropy(x.float(), y))
-        return lambda: torch.autograd.grad(run(logits, labels), [logits])[0]
-
-    return Program(f"cross-entropy and gradient {rows}x{vocabulary}", make, 2.0 * 3 * rows * vocabulary)
-
-
-def _inference(name: str, model: Callable[[], nn.Module], shape: tuple[int, ...], flops: float) -> Program:
-    def make(device: torch.device, compiler: Callable[..., Callable[..., torch.Tensor]]) -> Step:
-        torch.manual_seed(0)
-        module = model().to(device, torch.bfloat16).eval()
-        x, run = torch.randn(shape, device=device, dtype=torch.bfloat16), compiler(module)
-
-        def step() -> torch.Tensor:
-            with torch.no_grad():
-                return run(x)
-
-        return step
-
-    return Program(name, make, flops=flops)
-
-
-def _training(name: str, layers: int, batch: int, length: int, width: int, vocabulary: int) -> Program:
-    """GPT-2 in bfloat16 with fused AdamW, which runs eagerly for everyone."""
-
-    def make(device: torch.device, compiler: Callable[..., Callable[..., torch.Tensor]]) -> Step:
-        torch.manual_seed(0)
-        model = Gpt2(layers, width, width // 64, vocabulary).to(device, torch.bfloat16)
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-        tokens, run = torch.randint(vocabulary, (batch, length), device=device), compiler(model)
-
-        def step() -> torch.Tensor:
-            loss = run(tokens)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return step
-
-    weights = 12.0 * layers * width**2 + vocabulary * width
-    flops = 6.0 * batch * length * (weights + layers * length * width)
-    return Program(f"{name} {batch}x{length}", make, flops=flops)
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return functional.layer_norm(x, x.shape[-1:], weight, bias)
-
-
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return functional.rms_norm(x, x.shape[-1:], weight)
-
-
-def llama_flops(width: int, hidden: int) -> float:
-    """Operations of a Llama block's products for one position, attention's scores left out."""
-    return 2.0 * (4 * width**2 + 3 * width * hidden)
-
-
-def programs() -> list[Program]:
-    """Kernels, then models."""
-    big, width = (16384, 8192), (8192,)
-    block = llama_flops(2048, 5632)
-    return [
-        _rows("gelu times", lambda x, y: functional.gelu(x) * y, big, big, backward=False),
-        _rows("softmax", lambda x: x.softmax(-1), big, backward=False),
-        _rows("softmax, gradient", lambda x: x.softmax(-1), big, backward=True),
-        _rows("layer norm", _norm, big, width, width, backward=False),
-        _rows("layer norm, gradient", _norm, big, width, width, backward=True),
-        _rows("RMS norm", _rms_norm, big, width, backward=False),
-        _cross_entropy(8192, 32000),
-        _inference("Llama block prefill 4x2048", lambda: LlamaBlock(2048, 16, 5632), (4, 2048, 2048), 8192 * block),
-        _inference("Llama block 1x128", lambda: LlamaBlock(2048, 16, 5632), (1, 128, 2048), 128 * block),
-        _training("GPT-2 768 x12 training", 12, 8, 1024, 768, 50304),
-        _inference("ResNet-18 inference 64", resnet18, (64, 3, 224, 224), 64 * 3.6e9),
-    ]
 
 
 def _compilers(modes: Sequence[str]) -> dict[str, Callable[..., Callable[..., torch.Tensor]]]:
@@ -194,29 +82,35 @@ def measure(program: Program, device: torch.device, modes: Sequence[str], peak: 
 
 
 def _take_turns(steps: dict[str, Step], synchronize: Callable[[], None]) -> dict[str, float]:
-    """Median seconds of a step, of ten launched one after the other."""
+    """Median seconds of a step, of up to ten launched one after the other."""
+
+    def seconds(step: Step, calls: int) -> float:
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            step()
+        synchronize()
+        return (time.perf_counter() - began) / calls
+
+    calls = {name: max(1, min(10, int(_TURN / seconds(step, 1)))) for name, step in steps.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(10):
         for name, step in steps.items():
-            synchronize()
-            began = time.perf_counter()
-            for _ in range(10):
-                step()
-            synchronize()
-            times[name].append((time.perf_counter() - began) / 10)
+            times[name].append(seconds(step, calls[name]))
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def peak_of(device: torch.device) -> tuple[float, float]:
-    """Bytes and operations in a second: of a copy, and of a product of bfloat16."""
-    x = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+def peak_of(device: torch.device, scale: Scale) -> tuple[float, float]:
+    """Bytes and operations in a second: of a copy, and of a product of the programs' type."""
+    side, dtype = (8192, torch.bfloat16) if scale is Scale.ACCELERATOR else (1024, torch.float32)
+    x = torch.randn(side, side, device=device, dtype=dtype)
     big, product = x.repeat(4, 1), torch.empty_like(x)
     target = torch.empty_like(big)
     module = torch.get_device_module(device)
     times = _take_turns(
         {"copy": lambda: target.copy_(big), "product": lambda: torch.mm(x, x, out=product)}, module.synchronize
     )
-    return 2.0 * big.nbytes / times["copy"], 2.0 * 8192**3 / times["product"]
+    return 2.0 * big.nbytes / times["copy"], 2.0 * side**3 / times["product"]
 
 
 def _lines(row: Measured, modes: Sequence[str]) -> list[str]:
@@ -252,16 +146,18 @@ def main() -> int:
     options = parser.parse_args()
     device = torch.device(options.device)
     modes = [mode for mode in options.modes.split(",") if mode]
-    peak = peak_of(device)
+    scale = Scale.HOST if device.type == "cpu" else Scale.ACCELERATOR
+    peak = peak_of(device, scale)
     rows = []
-    source = report.origin("torch_speed", torch.get_device_module(device).get_device_name())
-    for program in programs():
+    name = "" if scale is Scale.HOST else torch.get_device_module(device).get_device_name()
+    source = report.origin("torch_speed", name)
+    for program in programs(scale):
         if fnmatch.fnmatch(program.name, options.only):
             rows.append(measure(program, device, modes, peak))
             print(*_lines(rows[-1], modes), sep="\n", flush=True)
             if options.save:  # compiling takes Inductor minutes: a run that is cut short leaves what it has
                 content = asdict(source) | {"rows": [asdict(row) for row in rows]}
-                report.keep("torch_speed", render(rows, modes, source), content)
+                report.keep(f"torch_speed_{scale.value}", render(rows, modes, source), content)
     print(render(rows, modes, source), end="")
     return 0
 
