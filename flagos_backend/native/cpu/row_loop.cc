@@ -35,6 +35,13 @@ class RowLane {
     for (const Loop::Input& input : loop.inputs) {
       if (input.invariant) Gather(tiles_.home[Index(input.reg)], Address(input), 0, loop.tile, Bytes(input.reg));
     }
+    int64_t bytes = 0;  // of all arrays, at a point
+    for (const Loop::Input& input : loop.inputs) bytes += Bytes(input.reg);
+    for (const RowLoop::Phase& phase : loop.phases) {
+      for (const Loop::Output& output : phase.outputs) bytes += Bytes(output.reg);
+    }
+    looks_ahead_ =
+        loop.num_folded == 1 && loop.dims.size() > 1 && Product(loop.dims, 0, loop.dims.size()) * bytes >= Ahead::kFar;
   }
 
   void Run(int64_t begin, int64_t end) {
@@ -46,7 +53,7 @@ class RowLane {
         std::memcpy(tiles_.home[Index(input.reg)], Address(input), static_cast<size_t>(Bytes(input.reg)));
       }
       for (const int64_t i : loop_.row_iotas) ComputeIota(loop_.iotas[Index(i)], 1);
-      LookAhead();
+      if (looks_ahead_) LookAhead();
       for (const RowLoop::Phase& phase : loop_.phases) RunPhase(phase);
     }
     if (loop_.streams) FlushStreams();
@@ -67,7 +74,6 @@ class RowLane {
   // What the next row reads and writes, as far as it is contiguous.
   void LookAhead() {
     const size_t rank = loop_.dims.size();
-    if (loop_.num_folded != 1 || rank < 2) return;
     const auto add = [&](const auto& access) {
       if (access.strides[rank - 1] != 1 || access.strides[rank - 2] == 0) return;
       const int64_t bytes = Bytes(access.reg);
@@ -196,6 +202,7 @@ class RowLane {
   char* const* slots_;
   Tiles tiles_;
   Ahead ahead_;
+  bool looks_ahead_;
   Accumulator* accumulators_;  // of each reduction of a phase
 };
 

@@ -33,11 +33,12 @@ class Lane {
     for (const Loop::Input& input : loop.inputs) {
       if (input.invariant) LoadTile(input, loop.tile);
     }
-    int64_t points = 1;
-    for (const int64_t size : loop.dims) points *= size;
-    const auto arrays = static_cast<int64_t>(loop.inputs.size() + loop.outputs.size());
+    int64_t bytes = 0;  // of all arrays, at a point
+    for (const Loop::Input& input : loop.inputs) bytes += Bytes(input.reg);
+    for (const Loop::Output& output : loop.outputs) bytes += Bytes(output.reg);
     const int64_t run = loop.dims.empty() ? 1 : std::min(loop.tile, loop.dims.back());
-    looks_ahead_ = !loop.steps.empty() && run >= kLongRun && points * arrays >= kFarPoints;
+    looks_ahead_ =
+        !loop.steps.empty() && run >= kLongRun && Product(loop.dims, 0, loop.dims.size()) * bytes >= Ahead::kFar;
   }
 
   void RunMap(int64_t begin, int64_t end) {
@@ -102,8 +103,8 @@ class Lane {
   }
 
  private:
-  // Looking ahead pays where tiles are long and arrays larger than what caches may hold of them.
-  static constexpr int64_t kLongRun = 256, kFarPoints = 1 << 16;  // elements
+  // Looking ahead pays where tiles are long.
+  static constexpr int64_t kLongRun = 256;  // elements
 
   static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
   int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }

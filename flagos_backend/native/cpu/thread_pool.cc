@@ -5,9 +5,40 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace flagos::cpu {
 namespace {
+
+// Parts of ThreadPool::loop_, from the low bits up: threads inside, open or not, number.
+constexpr uint64_t kInside = 1, kOpen = uint64_t{1} << 16, kNumber = uint64_t{1} << 17;
+uint64_t NumberOf(uint64_t loop) { return loop / kNumber; }
+bool IsEmpty(uint64_t loop) { return loop % kOpen == 0; }
+
+// How long a thread looks for what it waits for before it sleeps: waking it takes about as long, and the loops of a
+// program follow one another sooner.
+constexpr std::chrono::microseconds kPatience{50};
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Whether ``condition`` came true in time.
+template <class Condition>
+bool ComesSoon(const Condition& condition) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (condition()) return true;
+      Pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
 
 int NumProcessors() {
   cpu_set_t set;
@@ -71,17 +102,54 @@ void ThreadPool::TakeChunks() {
 }
 
 void ThreadPool::Work() {
-  uint64_t seen = 0;
-  for (;;) {
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      start_.wait(lock, [&] { return generation_ != seen; });
-      seen = generation_;
-    }
+  for (uint64_t seen = 0;;) {
+    seen = AwaitLoopAfter(seen);
+    if (!Enter(seen)) continue;
     TakeChunks();
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (--active_ == 0) done_.notify_one();
+    Leave();
   }
+}
+
+uint64_t ThreadPool::AwaitLoopAfter(uint64_t number) {
+  const auto is_there = [&] { return NumberOf(loop_.load()) != number; };
+  if (!ComesSoon(is_there)) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++asleep_;  // before the look at the loop, as OpenLoop looks at this after it
+    start_.wait(lock, is_there);
+    --asleep_;
+  }
+  return NumberOf(loop_.load());
+}
+
+bool ThreadPool::Enter(uint64_t number) {
+  uint64_t loop = loop_.load();
+  while ((loop & kOpen) != 0 && NumberOf(loop) == number) {
+    if (loop_.compare_exchange_weak(loop, loop + kInside)) return true;
+  }
+  return false;
+}
+
+void ThreadPool::Leave() {
+  if (!IsEmpty(loop_.fetch_sub(kInside) - kInside) || !caller_waits_.load()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  done_.notify_one();
+}
+
+void ThreadPool::OpenLoop() {
+  loop_.store((NumberOf(loop_.load()) + 1) * kNumber + kOpen);
+  if (asleep_.load() == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  start_.notify_all();
+}
+
+void ThreadPool::CloseLoop() {
+  loop_.fetch_and(~kOpen);
+  const auto is_empty = [&] { return IsEmpty(loop_.load()); };
+  if (ComesSoon(is_empty)) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  caller_waits_.store(true);  // before the look at the loop, as Leave looks at this after it
+  done_.wait(lock, is_empty);
+  caller_waits_.store(false);
 }
 
 void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body body, void* user) {
@@ -91,29 +159,20 @@ void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body body, void* user
     body(user, 0, count);
     return;
   }
-  const ParallelRegion open_mp = t_open_mp ? FindOpenMp() : nullptr;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    body_ = body;
-    user_ = user;
-    count_ = count;
-    // Four chunks a thread: enough to even out, few enough to cost nothing.
-    chunk_ = std::max(grain, (count + num_threads_ * 4 - 1) / (num_threads_ * 4));
-    next_.store(0, std::memory_order_relaxed);
-    if (open_mp == nullptr) {
-      active_ = num_threads_ - 1;
-      ++generation_;
-    }
-  }
-  if (open_mp != nullptr) {
+  body_ = body;
+  user_ = user;
+  count_ = count;
+  // Four chunks a thread: enough to even out, few enough to cost nothing.
+  chunk_ = std::max(grain, (count + num_threads_ * 4 - 1) / (num_threads_ * 4));
+  next_.store(0, std::memory_order_relaxed);
+  if (const ParallelRegion open_mp = t_open_mp ? FindOpenMp() : nullptr; open_mp != nullptr) {
     // As many threads as torch's operators take: a team of another size would be made anew at each change between them.
     open_mp([](void* pool) { static_cast<ThreadPool*>(pool)->TakeChunks(); }, this, /*num_threads=*/0, 0);
     return;
   }
-  start_.notify_all();
+  OpenLoop();
   TakeChunks();
-  std::unique_lock<std::mutex> lock(mutex_);
-  done_.wait(lock, [&] { return active_ == 0; });
+  CloseLoop();
 }
 
 OpenMpScope::OpenMpScope(bool wanted) : before_(t_open_mp) { t_open_mp = before_ || wanted; }

@@ -27,15 +27,24 @@ class ThreadPool {
  private:
   explicit ThreadPool(int num_threads);
   void Work();
+  uint64_t AwaitLoopAfter(uint64_t number);
+  bool Enter(uint64_t number);
+  void Leave();
   void TakeChunks();
+  void OpenLoop();
+  void CloseLoop();
 
   const int num_threads_;
   std::vector<std::thread> threads_;
   std::mutex busy_;  // held by the one loop in progress
+  // The number of the last loop, whether it takes more threads, and how many of the pool's are in it: kNumber, kOpen and
+  // kInside of thread_pool.cc. A thread that comes late finds it closed, and nobody waits for that.
+  std::atomic<uint64_t> loop_{0};
+  std::atomic<int> asleep_{0};
+  std::atomic<bool> caller_waits_{false};
   std::mutex mutex_;
   std::condition_variable start_, done_;
-  uint64_t generation_ = 0;
-  int active_ = 0;
+  // What the threads in the loop do; changes while it is closed and none is in it.
   Body body_ = nullptr;
   void* user_ = nullptr;
   int64_t count_ = 0, chunk_ = 0;

@@ -39,6 +39,10 @@ class Tiles {
 // each step, because a processor waits for few at a time. Addresses may lie outside any buffer: nothing is read there.
 class Ahead {
  public:
+  // Bytes of arrays that caches may not hold: from here on looking ahead pays, on some processors. What they do hold is
+  // there as soon without.
+  static constexpr int64_t kFar = int64_t{16} << 20;
+
   void Clear() { count_ = 0, lines_ = 0; }
   void Add(const char* begin, int64_t bytes) {
     if (count_ == kMax) return;
