@@ -57,8 +57,8 @@ def measure(program: Program, device: torch.device, modes: Sequence[str], peak: 
     first: dict[str, float] = {}
     results: dict[str, torch.Tensor] = {}
     errors: dict[str, str] = {}
+    torch.compiler.reset()  # not between contenders: it drops what those before have compiled
     for name, compiler in _compilers(modes).items():
-        torch.compiler.reset()
         try:
             step = program.make(device, compiler)
             module.synchronize()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from flagos_backend.torch.compile.attention import compute_weights_again
@@ -47,14 +47,12 @@ def flagos(
 
 
 def _partition(on_host: bool, joint: GraphModule, *arguments: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
-    """The graphs of the forward and the backward pass. On accelerators what fuses with its users is computed again
-    rather than saved: they wait for memory. The host saves what eager saves, as its operators fuse less. What the user
-    marks with torch.utils.checkpoint is computed again all the same."""
+    """The graphs of the forward and the backward pass. What fuses with its users is computed again rather than saved:
+    programs wait for memory. What the user marks with torch.utils.checkpoint is computed again all the same."""
     correct_graph(joint)
-    if on_host:
-        return default_partition(joint, *arguments, **options)
     _drop_detached(joint)
-    compute_weights_again(joint, options["num_fwd_outputs"])
+    if not on_host:
+        compute_weights_again(joint, options["num_fwd_outputs"])
     forward, backward = min_cut_rematerialization_partition(joint, *arguments, **options)
     keep_channels_last(forward, backward, options["num_fwd_outputs"])
     return forward, backward

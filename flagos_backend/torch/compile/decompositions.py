@@ -1,6 +1,6 @@
 """What AOTAutograd takes apart: the operators that generated code computes at least as fast, fused with what is around
-them. On the host, where ATen's kernels are mostly what runs best, few: the fewer calls of the library, the more of a
-program is native code. For backend.py."""
+them. On the host in the types that its loops compute in; of the others, and of indices, ATen's kernels run best there.
+For backend.py."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _APART = (
     aten.silu,
     aten.silu_backward,
     aten.tanh_backward,
-    aten.tril,
-    aten.triu,
 )
+# Positions that are compared, which on the host ATen need not do.
+_TRIANGLES = (aten.tril, aten.triu)
 # Of later versions of PyTorch.
 _APART_IF_THERE = ("_fused_rms_norm", "_fused_rms_norm_backward")
 
@@ -167,34 +167,44 @@ def _nll_loss_backward(
     return torch.where(_is_class(x, target, ignore_index), each, 0).to(x.dtype)
 
 
-def _by_tanh(taken_apart: Callable[..., Any]) -> Callable[..., Any]:
-    """gelu or its gradient; by erf, ATen's is the faster."""
+def _in_wide_types(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule for operands in types that generated code of the host computes with."""
 
-    def decomposition(*operands: torch.Tensor, approximate: str = "none") -> Any:
-        if approximate != "tanh" or operands[0].dtype not in _WIDE:
-            return NotImplemented
-        return taken_apart(*operands, approximate=approximate)
+    def decomposition(*operands: Any, **keywords: Any) -> Any:
+        tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+        numbers = [tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+        return rule(*operands, **keywords) if set(numbers) <= set(_WIDE) else NotImplemented
 
     return decomposition
 
 
 @functools.cache
 def _of_host() -> Mapping[Any, Callable[..., Any]]:
-    gelu = {overload: _by_tanh(rule) for overload, rule in get_decompositions([aten.gelu, aten.gelu_backward]).items()}
+    wide = {
+        **_of_both(),
+        # Not the forward pass: ATen's looks for targets that are no class.
+        aten.nll_loss_backward.default: _nll_loss_backward,
+        aten.nll_loss2d_backward.default: _nll_loss_backward,
+    }
     return {
-        **gelu,
+        **{overload: _in_wide_types(rule) for overload, rule in wide.items()},
         aten.addmm.default: _product_and_sum,
         aten._native_batch_norm_legit_no_training.default: _batch_norm,
     }
 
 
-@functools.cache
-def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
+def _of_both() -> Mapping[Any, Callable[..., Any]]:
     later = tuple(getattr(aten, name) for name in _APART_IF_THERE if hasattr(aten, name))
     found: Mapping[Any, Callable[..., Any]] = get_decompositions([*_APART, *later])
+    return {**found, aten.native_layer_norm.default: _layer_norm}
+
+
+@functools.cache
+def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
+    triangles: Mapping[Any, Callable[..., Any]] = get_decompositions(_TRIANGLES)
     return {
-        **found,
-        aten.native_layer_norm.default: _layer_norm,
+        **_of_both(),
+        **triangles,
         aten._native_batch_norm_legit_no_training.default: _batch_norm_of_accelerators,
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss_forward.default: _nll_loss,

@@ -40,10 +40,11 @@ def test_an_operator_left_whole_leaves_the_others_lowered() -> None:
 @pytest.mark.parametrize("approximate", ["tanh", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_gelu(dtype: torch.dtype, approximate: str) -> None:
-    x = torch.cat([torch.randn(100), torch.tensor([0.0, -0.0, 1e-30, 9.0, -9.0, 80.0, -80.0, torch.inf, torch.nan])])
+    x = torch.cat([torch.randn(100), torch.tensor([0.0, -0.0, 1e-30, 9.0, -9.0, 80.0, -80.0, torch.nan])])
     check_function(lambda x: functional.gelu(x, approximate=approximate), x.to(dtype))
-    whole = {"aten.gelu.default"} if approximate == "none" or dtype is torch.bfloat16 else set()
-    assert set(report.reports()[-1].whole) == whole
+    assert set(report.reports()[-1].whole) == ({"aten.gelu.default"} if dtype is torch.bfloat16 else set())
+    if dtype is not torch.bfloat16:  # of an infinity ATen's loop over vectors makes NaN
+        assert compiled(functional.gelu)(torch.full((9,), torch.inf, dtype=dtype)).isposinf().all()
     gradients = []
     for run in (functional.gelu, compiled(functional.gelu)):
         leaf = x.to(dtype).requires_grad_()
