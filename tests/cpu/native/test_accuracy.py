@@ -94,6 +94,7 @@ _FUNCTIONS = {
     "exponential": np.exp,
     "logistic": lambda x: np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x))),
     "tanh": np.tanh,
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
     "rsqrt": lambda x: 1 / np.sqrt(x),
 }
 
@@ -104,7 +105,8 @@ def test_elementary_functions_of_floats(name: str, context: Context, rng: np.ran
     bits = rng.integers(0, 1 << 32, 200_000, np.uint32).view(np.float32)
     ordinary = rng.uniform(-20, 20, 200_000).astype(np.float32)
     small = rng.uniform(-104, -86, 20_000).astype(np.float32)
-    x = np.concatenate([bits, ordinary, small, np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 88.72284, 88.7229])])
+    near = rng.uniform(-4.5, 4.5, 200_000).astype(np.float32)
+    x = np.concatenate([bits, ordinary, near, small, np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 88.72284, 88.7229])])
     text = f"ENTRY main {{\n  x = f32[{x.size}] parameter(0)\n  ROOT y = f32[{x.size}] {name}(x)\n}}"
     with compile(context, text) as executable:
         ours = get(run(executable, put(context.devices[0].default_memory, x))[0])
