@@ -1,7 +1,7 @@
-"""Images with their channels last, as matrix units read them: convolutions take and make them so, and what is between
-convolutions follows, until a program begins or ends or moves elements otherwise.
+"""Images with their channels last, as matrix units and oneDNN read them: convolutions take and make them so, and what
+is between convolutions follows, until a program begins or ends or moves elements otherwise.
 
-After match/, before lay_out_convolutions.py, where the target is an accelerator.
+After the passes of pipeline.py; where the target is an accelerator after match/, before lay_out_convolutions.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flagos_backend.ir.rules.elementwise import RULES as ELEMENTWISE
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
 from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
 
-# cuDNN has no channels-last convolutions of f64.
+# Of f64 neither cuDNN nor oneDNN has channels-last convolutions.
 _TYPES = frozenset({ElementType.F16, ElementType.BF16, ElementType.F32})
 _RANKS = (4, 5)
 # Operators of PyTorch all of whose arrays of those ranks are images, or weights beside them, and which take and give

@@ -206,6 +206,7 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
         module = module if laid_out is module else eliminate_dead_code(hoist_invariants(laid_out))
         notes = matched.notes
     else:
+        module = channels_last(module)
         with torch.inference_mode():
             native, not_native = native_part(module, _argument_aliases(module))
     cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
