@@ -322,7 +322,7 @@ def _bias_gradient_blocks(
         logits_gradient = weights * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - dots[:, None])
         if (EDGE or HAS_MASK) and not ADDED:
             logits_gradient = tl.where(hidden, 0.0, logits_gradient)
-        if EDGE:  # of queries past the end nothing may be left in a sum over queries
+        if EDGE:  # queries past the end, times a key that is infinite, are not zero in a sum over queries
             logits_gradient = tl.where((t < T)[:, None], logits_gradient, 0.0)
         total += logits_gradient
     return total

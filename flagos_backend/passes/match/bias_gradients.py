@@ -27,11 +27,11 @@ def note_gradients_of_biases(computation: Computation, recognizer: Recognizer, u
         if of not in parts:
             parts[of] = {*of.members, *_results(of)}
         asking = [user for user in users.get(instruction, ()) if user not in parts[of]]
-        is_result = instruction is computation.root
-        scale = scale_of_bias_gradient(symbol) if asking or is_result else None
+        if instruction is computation.root:
+            asking.append(instruction)
+        scale = scale_of_bias_gradient(symbol) if asking else None
         if scale is not None:
-            whole = BiasGradient(instruction, symbol.labels, scale)
-            of.bias_gradients += [whole] if is_result else _asked_for(whole, asking, of, users)
+            of.bias_gradients += _asked_for(BiasGradient(instruction, symbol.labels, scale), asking, of, users)
 
 
 def _results(of: Candidate) -> Iterator[Instruction]:
@@ -45,9 +45,9 @@ def _results(of: Candidate) -> Iterator[Instruction]:
 
 
 def _asked_for(whole: BiasGradient, asking: list[Instruction], of: Candidate, users: Users) -> Iterator[BiasGradient]:
-    """The sums of it, or itself where anything else asks for it: a bias's that nothing shares, or the array is no more
-    than what a program without calls has. No call gives what is summed over keys."""
-    if any(user.opcode is not Opcode.REDUCE for user in asking):
+    """The sums of it; or itself where anything else asks for it and a bias has all of its dimensions, as otherwise the
+    calls would make an array that they are to spare. No call gives what is summed over keys."""
+    if any(user.opcode is not Opcode.REDUCE or user is whole.instruction for user in asking):
         every = set(whole.labels)
         if of.logits is not None and any(every <= {None, *bias.labels} for bias in of.logits.biases):
             yield whole

@@ -45,10 +45,8 @@ def note_gradient_of_factor(reduce: Instruction, symbol: Polynomial, labels: Lab
 
 def scale_of_bias_gradient(symbol: Polynomial) -> float | None:
     """How many times the gradient of what is added to the logits it is; None where it is another array."""
-    of, scale = symbol.of, symbol.scale_outside_cap()
-    if scale is None or of.axis not in symbol.labels or set(symbol.labels) - {None, *of.labels}:
-        return None
-    return scale if _is_zero_where_hidden(symbol) else None
+    scale = symbol.scale_outside_cap()
+    return scale if scale is not None and _is_zero_where_hidden(symbol) else None
 
 
 def _is_gradient(symbol: Polynomial, product: int = 0) -> bool:

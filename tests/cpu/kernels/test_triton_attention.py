@@ -64,9 +64,10 @@ def test_gradients_of_biases(name, rng):
 
 @pytest.mark.parametrize("name", ["mask, window", "added mask, window", "of keys, mask"])
 def test_gradients_of_biases_of_rows_that_see_no_key(name, rng):
+    """Where what hides was added also of keys far outside of the band."""
     attention, dims = BIAS_GRADIENTS[name]
-    p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, hide_all=True, of_bias=dims)
-    check(p, E.F32)
+    sizes = {**SIZES, "b": 2, "s": 100}
+    check(problem(attention, E.F32, int(rng.integers(1 << 30)), sizes=sizes, hide_all=True, of_bias=dims), E.F32)
 
 
 @pytest.mark.parametrize("name", BIAS_GRADIENTS)
@@ -94,6 +95,18 @@ def test_biases_that_hide(rng):
         assert exact.isfinite().all()
         assert_close(gradient, exact, E.F32)
     assert found[3][hidden.all(0, keepdim=True)].eq(0).all()
+
+
+def test_gradients_of_biases_beside_an_infinite_key(rng):
+    """Its logits are -infinity; queries that fill up a block are no numbers beside it."""
+    attention, dims = BIAS_GRADIENTS["of keys"]
+    p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, of_bias=dims)
+    p.operands[0][..., 0].abs_().neg_()
+    p.operands[1][:, 3, :, 0] = torch.inf
+    (output, _), gradients = oracle(p)
+    assert output.isfinite().all() and gradients[3].isfinite().all() and gradients[3][3] == 0
+    forward, backward = kernels(p)
+    assert_close(p.backward(backward, *p.forward(forward))[3], gradients[3], E.F32)
 
 
 @pytest.mark.parametrize(
