@@ -59,6 +59,8 @@ _BACKWARD: dict[int, tuple[Blocks, ...]] = {
 _WIDE_FORWARD = (Blocks(64, 32, 4, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2))
 _WIDE_BACKWARD = (Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1))
 _TINY = (Blocks(16, 16, 4, 1),)
+# Programs for each multiprocessor that the gradient of a bias is divided among: many batches may share a small one.
+_BIAS_PROGRAMS = 4
 
 
 def unsupported(instruction: Instruction, attention: Attention) -> str:
@@ -220,6 +222,32 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks, targ
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """How programs divide the gradient of a bias: ``kept`` and ``summed`` are sizes of dimensions of batches and heads,
+    as the kernel takes them."""
+
+    grid: tuple[int, int, int]
+    kept: tuple[int, int]
+    summed: tuple[int, int, int]
+    sums_queries: bool
+
+    @property
+    def parts(self) -> int:
+        """Of each sum, which are added after the kernel."""
+        return self.grid[2]
+
+
+def _divided(views: Views, dims: str, blocks: Blocks, target: Target) -> _Division:
+    size = views.sizes
+    r0, k0, r1, k1, r2 = (*views.shared(dims), 1, 1, 1, 1)[:5]
+    sums_queries = size.T > 1 and "t" not in dims
+    of_queries, of_keys = -(-size.T // blocks.queries), -(-size.S // blocks.keys)
+    programs, terms = (of_keys, of_queries) if sums_queries else (of_queries * of_keys, 1)
+    parts = min(r0 * r1 * r2 * terms, -(-_BIAS_PROGRAMS * target.multiprocessors // (programs * k0 * k1)))
+    return _Division((programs, k0 * k1, parts), (k0, k1), (r0, r1, r2), sums_queries)
+
+
 def backward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionBackwardCall.of(instruction)
     found = _blocks(instruction, call.attention, _BACKWARD, _WIDE_BACKWARD)
@@ -290,14 +318,17 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
             results["value"] = _placed(views.finish_key(dv_whole, dv, dv_dims, "e"), dv_whole)
         if "bias" in wanted:
             whole, dims = place("bias", wanted["bias"], q)
-            dbias, sums_queries = views.bias(whole, dims), size.T > 1 and "t" not in dims
-            r0, k0, r1, k1, r2 = (*views.shared(dims), 1, 1, 1, 1)[:5]
-            of_queries = 1 if sums_queries else -(-size.T // blocks.queries)
+            dbias, division = views.bias(whole, dims), _divided(views, dims, blocks, target)
+            partial = dbias[None]
+            if division.parts > 1:
+                partial = torch.empty((division.parts, *dbias.shape), dtype=torch.float32, device=q.device)
             launching.launch(
-                kernels.attention_bias_gradient, (of_queries * -(-size.S // blocks.keys), k0 * k1),
-                *arrays, dbias, *strides, *dbias.stride(), *launch.counts, *launch.scalars, k0, k1, r0, r1, r2,
-                SUMS_QUERIES=sums_queries, **flags,
+                kernels.attention_bias_gradient, division.grid,
+                *arrays, partial, *strides, *partial.stride(), *launch.counts, *launch.scalars, *division.kept,
+                *division.summed, SUMS_QUERIES=division.sums_queries, **flags,
             )  # fmt: skip
+            if division.parts > 1:
+                dbias.copy_(partial.sum(0))
             results["bias"] = _placed(views.finish_bias(whole, dbias, dims), whole)
         return tuple(results[name] for name in wanted)
 

@@ -332,14 +332,15 @@ def _bias_gradient_blocks(
 def attention_bias_gradient(
     query, key, value, bias, mask, gradient, statistics, delta, bias_gradient, query_b, query_h, query_t, query_d,
     key_b, key_h, key_s, key_d, value_b, value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h,
-    mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, db_h, db_t, db_s, H, G, T, S, D, E, scale, fill,
-    upper, lower, K0, K1, R0, R1, R2, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, db_b, db_h, db_t, db_s, H, G, T, S, D, E, scale,
+    fill, upper, lower, K0, K1, R0, R1, R2, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
     HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, SUMS_QUERIES: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of keys times those of queries, K0·K1). ``bias_gradient`` [K0·K1, T or with SUMS_QUERIES 1, S]: the
-    B·H batches and heads are [R0, K0, R1, K1, R2], and what is summed over R0, R1 and R2 is one program's alone."""
+    """Grid (blocks of keys times those of queries, K0·K1, parts). ``bias_gradient`` [parts, K0·K1, T or with
+    SUMS_QUERIES 1, S]: the B·H batches and heads are [R0, K0, R1, K1, R2], and each program sums a part of those of R0,
+    R1 and R2, one after the other."""
     key_blocks = tl.cdiv(S, BLOCK_N)
     first_block, key_block = tl.program_id(0) // key_blocks, tl.program_id(0) % key_blocks
     kept = tl.program_id(1)
@@ -360,23 +361,27 @@ def attention_bias_gradient(
             last_block = tl.minimum(last_block, tl.cdiv(tl.maximum(0, s_start + BLOCK_N + lower), BLOCK_M))
         blocks = tl.maximum(0, last_block - first_block)
     count = R0 * R1 * R2 * blocks
+    part = tl.cdiv(count, tl.num_programs(2))
+    first = tl.minimum(count, tl.program_id(2) * part)
+    last = tl.minimum(count, first + part)
+    edge = tl.where(full, last, first)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if not SUMS_QUERIES:
         total = _bias_gradient_blocks(
-            total, query, key, value, bias, mask, gradient, statistics, delta, kept, s, first_block, blocks, 0,
-            tl.where(full, count, 0), query_b, query_h, query_t, query_d, key_b, key_h, key_s, key_d, value_b, value_h,
-            value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h,
-            gradient_t, gradient_e, H, G, T, S, D, E, scale, fill, upper, lower, K0, K1, R1, R2, BLOCK_M, BLOCK_D,
-            BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
+            total, query, key, value, bias, mask, gradient, statistics, delta, kept, s, first_block, blocks, first,
+            edge, query_b, query_h, query_t, query_d, key_b, key_h, key_s, key_d, value_b,
+            value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, gradient_b,
+            gradient_h, gradient_t, gradient_e, H, G, T, S, D, E, scale, fill, upper, lower, K0, K1, R1, R2, BLOCK_M,
+            BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
         )
     total = _bias_gradient_blocks(
-        total, query, key, value, bias, mask, gradient, statistics, delta, kept, s, first_block, blocks, 0,
-        tl.where(full, 0, count), query_b, query_h, query_t, query_d, key_b, key_h, key_s, key_d, value_b, value_h,
-        value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h,
-        gradient_t, gradient_e, H, G, T, S, D, E, scale, fill, upper, lower, K0, K1, R1, R2, BLOCK_M, BLOCK_D,
-        BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
+        total, query, key, value, bias, mask, gradient, statistics, delta, kept, s, first_block, blocks, edge, last,
+        query_b, query_h, query_t, query_d, key_b, key_h, key_s, key_d, value_b, value_h, value_s,
+        value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t,
+        gradient_e, H, G, T, S, D, E, scale, fill, upper, lower, K0, K1, R1, R2, BLOCK_M, BLOCK_D, BLOCK_E, True, CAP,
+        HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
     )
-    place = bias_gradient + kept.to(tl.int64) * db_h + s.to(tl.int64) * db_s
+    place = bias_gradient + tl.program_id(2).to(tl.int64) * db_b + kept.to(tl.int64) * db_h + s.to(tl.int64) * db_s
     if SUMS_QUERIES:
         tl.store(place, tl.sum(total, 0).to(bias_gradient.dtype.element_ty), mask=s < S)
     else:

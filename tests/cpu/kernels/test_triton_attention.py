@@ -28,19 +28,19 @@ SIMULATED = Target("cpu", "simulated")
 SIZES = {"b": 1, "c": 2, "h": 1, "g": 2, "t": 40, "s": 52, "d": 16, "e": 24}
 
 
-def kernels(p):
+def kernels(p, target=SIMULATED):
     """The Triton kernels of both calls."""
     found = []
     for operation, call in zip((FORWARD, BACKWARD), p.calls, strict=True):
         (triton,) = (i for i in implementations_of(operation) if i.provider is Provider.TRITON)
-        assert not triton.unsupported(call, SIMULATED)
-        found.append(triton.variants(call, SIMULATED)[0].kernel)
+        assert not triton.unsupported(call, target)
+        found.append(triton.variants(call, target)[0].kernel)
     return found
 
 
-def check(p, element):
+def check(p, element, target=SIMULATED):
     (output, statistics), gradients = oracle(p)
-    forward, backward = kernels(p)
+    forward, backward = kernels(p, target)
     ours = p.forward(forward)
     assert_close(ours[0], output, element)
     assert_close(ours[1], statistics.clamp_min(-1e30), E.F32)
@@ -68,6 +68,16 @@ def test_gradients_of_biases_of_rows_that_see_no_key(name, rng):
     attention, dims = BIAS_GRADIENTS[name]
     sizes = {**SIZES, "b": 2, "s": 100}
     check(problem(attention, E.F32, int(rng.integers(1 << 30)), sizes=sizes, hide_all=True, of_bias=dims), E.F32)
+
+
+@pytest.mark.parametrize("multiprocessors", [2, 7, 1000])
+@pytest.mark.parametrize("name", ["shared by all", "shared by heads of a group", "of keys, window", "window", "cap"])
+def test_gradients_of_biases_divided_among_programs(name, multiprocessors, rng):
+    """Each program sums a part of what shares a bias, some of them nothing."""
+    attention, dims = BIAS_GRADIENTS[name]
+    target = Target("cpu", "simulated", multiprocessors=multiprocessors)
+    p = problem(attention, E.F16, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 3, "h": 2}, of_bias=dims)
+    check(p, E.F16, target)
 
 
 @pytest.mark.parametrize("name", BIAS_GRADIENTS)
