@@ -4,7 +4,7 @@ attention_gradient_kernels.py)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,11 +238,11 @@ class _Division:
         return self.grid[2]
 
 
-def _divided(views: Views, dims: str, blocks: Blocks, target: Target) -> _Division:
+def _divided(views: Views, dims: str, flags: Mapping[str, Any], target: Target) -> _Division:
     size = views.sizes
     r0, k0, r1, k1, r2 = (*views.shared(dims), 1, 1, 1, 1)[:5]
     sums_queries = size.T > 1 and "t" not in dims
-    of_queries, of_keys = -(-size.T // blocks.queries), -(-size.S // blocks.keys)
+    of_queries, of_keys = -(-size.T // flags["BLOCK_M"]), -(-size.S // flags["BLOCK_N"])
     programs, terms = (of_keys, of_queries) if sums_queries else (of_queries * of_keys, 1)
     parts = min(r0 * r1 * r2 * terms, -(-_BIAS_PROGRAMS * target.multiprocessors // (programs * k0 * k1)))
     return _Division((programs, k0 * k1, parts), (k0, k1), (r0, r1, r2), sums_queries)
@@ -262,6 +262,8 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
     # The gradient of the query holds queries still and walks along the keys: its blocks are the others turned around.
     flags = {**launch.flags, "ADDED": a.added and launch.flags["HAS_MASK"]}
     turned = {**flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
+    # That of a bias holds both still. Matrix units of NVIDIA's chips take 64 rows at once, if there are as many.
+    upright = flags if blocks.queries >= blocks.keys else turned
     size, views, wanted = launch.sizes, launch.views, call.wanted()
     types = {name: dtype_of(leaf.element_type) for name, leaf in zip(wanted, leaves(instruction.shape), strict=True)}
     heads = size.B * size.H
@@ -318,14 +320,14 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
             results["value"] = _placed(views.finish_key(dv_whole, dv, dv_dims, "e"), dv_whole)
         if "bias" in wanted:
             whole, dims = place("bias", wanted["bias"], q)
-            dbias, division = views.bias(whole, dims), _divided(views, dims, blocks, target)
+            dbias, division = views.bias(whole, dims), _divided(views, dims, upright, target)
             partial = dbias[None]
             if division.parts > 1:
                 partial = torch.empty((division.parts, *dbias.shape), dtype=torch.float32, device=q.device)
             launching.launch(
                 kernels.attention_bias_gradient, division.grid,
                 *arrays, partial, *strides, *partial.stride(), *launch.counts, *launch.scalars, *division.kept,
-                *division.summed, SUMS_QUERIES=division.sums_queries, **flags,
+                *division.summed, SUMS_QUERIES=division.sums_queries, **upright,
             )  # fmt: skip
             if division.parts > 1:
                 dbias.copy_(partial.sum(0))

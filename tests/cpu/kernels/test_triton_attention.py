@@ -80,6 +80,21 @@ def test_gradients_of_biases_divided_among_programs(name, multiprocessors, rng):
     check(p, E.F16, target)
 
 
+@pytest.mark.parametrize("channels", [16, 200])
+@pytest.mark.parametrize("name", ["window", "of keys, window"])
+def test_gradients_of_biases_in_every_size_of_blocks(name, channels, rng):
+    attention, dims = BIAS_GRADIENTS[name]
+    sizes = {**SIZES, "t": 70, "s": 100, "d": channels}
+    p = problem(attention, E.F16, int(rng.integers(1 << 30)), sizes=sizes, of_bias=dims)
+    _, gradients = oracle(p)
+    ours = p.forward(kernels(p)[0])
+    (triton,) = (i for i in implementations_of(BACKWARD) if i.provider is Provider.TRITON)
+    variants = triton.variants(p.calls[1], SIMULATED)
+    assert len({variant.name for variant in variants}) == 3
+    for variant in variants:
+        assert_close(p.backward(variant.kernel, *ours)[-1], gradients[-1], E.F16, variant.name)
+
+
 @pytest.mark.parametrize("name", BIAS_GRADIENTS)
 def test_gradients_of_biases_of_short_sequences(name, rng):
     """Fewer positions than a block has, and a prime number of them."""
