@@ -1,9 +1,8 @@
-"""The gradient of what is added to an attention's logits is a result of its backward call, summed over what shares it;
-what only looks like it leaves the program as it is. Float64 is the oracle."""
+"""The gradient of what is added to an attention's logits is a result of its backward call, summed over what shares it.
+Float64 is the oracle."""
 
 from __future__ import annotations
 
-import json
 import math
 
 import jax
@@ -11,49 +10,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType, leaves
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
-from support.matching import (
-    TOKENS,
-    assert_as_close_as_the_program,
-    assert_near_miss,
-    errors,
-    exact,
-    gradient,
-    matched,
-    run,
-    targets,
+from support.biases import (
+    EVERY,
+    OF_HEADS,
+    B,
+    D,
+    H,
+    K,
+    T,
+    added,
+    arguments,
+    attend,
+    backward_of,
+    clipped,
+    doubled,
+    lower,
+    of_bias,
+    product,
+    repeated,
+    weigh,
 )
+from support.matching import assert_as_close_as_the_program, errors, exact, gradient, matched, run, targets
 
-B, T, H, K, D = 2, TOKENS, 4, 2, 8
 dpa = jax.nn.dot_product_attention
-EVERY = (0, 1, 2, 3)
-
-
-def lower():
-    return jnp.tril(jnp.ones((T, T), bool))
-
-
-def product(q, k):
-    return jnp.einsum("bthd,bshd->bhts", q, k) / 3
-
-
-def weigh(logits, v):
-    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits).astype(v.dtype), v)
-
-
-def added(q, k, v, bias):
-    return weigh(product(q, k) + bias, v)
-
-
-def attend(change):
-    return lambda q, k, v, bias: weigh(change(product(q, k), bias), v)
-
-
-def repeated(q, k, v, bias):
-    return added(q, jnp.repeat(k, H // K, axis=2), jnp.repeat(v, H // K, axis=2), bias)
 
 
 def grouped(q, k, v, bias):
@@ -109,16 +91,7 @@ def layers(q, k, v, bias):
     return added(*(jnp.roll(first, n, 1) for n in range(3)), bias)
 
 
-@jax.custom_vjp
-def doubled(x):
-    return x
-
-
-doubled.defvjp(lambda x: (x, None), lambda _, g: (2 * g,))
-
-
 CAUSAL = attend(lambda x, b: jnp.where(lower(), x + b, -1e30))
-OF_HEADS = (H, T, T)
 #: What computes it, the bias's dimensions, those of its gradient in the call, and heads of keys.
 SPELLINGS = {
     "of every head": (added, OF_HEADS, "hts", H),
@@ -160,25 +133,6 @@ SPELLINGS = {
     "T5": (t5, (16, H), "tsh", H),
     "AlphaFold": (alphafold, (T, T, 5), "hts", H),
 }
-
-
-def arguments(rng, bias, heads=H, dtype=jnp.float32):
-    dims = ((B, T, H, D), (B, T, heads, D), (B, T, heads, D), bias)
-    return [jnp.asarray(rng.standard_normal(d), dtype) for d in dims]
-
-
-def backward_of(module):
-    (call,) = (
-        i
-        for computation in module.computations()
-        for i in computation.instructions
-        if isinstance(i.attributes, CustomCallAttributes) and i.attributes.target == BACKWARD
-    )
-    return call
-
-
-def of_bias(call) -> str:
-    return json.loads(call.attributes.backend_config)["bias_gradient"]
 
 
 def of_every_row(module) -> list[str]:
@@ -388,14 +342,6 @@ def test_of_two_biases_one_has_a_gradient(rng):
     assert max(errors(run(result.module, args), exact(function, args))) < 1e-5
 
 
-@jax.custom_vjp
-def clipped(x):
-    return x
-
-
-clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
-
-
 def test_a_gradient_that_is_used_as_it_is(rng):
     """Nothing is summed."""
     args = arguments(rng, (B, H, T, T))
@@ -481,65 +427,3 @@ def test_windows_of_images(rng):
     assert targets(result.module) == [FORWARD, BACKWARD], result.notes
     assert len(of_bias(backward_of(result.module))) == 3
     assert max(errors(run(result.module, args), exact(function, args))) < 1e-5
-
-
-def hidden_before(q, k, v, bias):
-    """In a row that sees no key the bias's gradient is NaN, where a call's is zero."""
-    return weigh(jnp.where(lower(), product(q, k), -jnp.inf) + bias, v)
-
-
-def with_weights(q, k, v, bias):
-    weights = jax.nn.softmax(product(q, k) + bias)
-    return jnp.einsum("bhts,bshd->bthd", weights, v) + weights.sum() / T
-
-
-def of_the_logits(q, k, v, bias):
-    logits = product(q, k)
-    return weigh(logits + bias * jnp.tanh(logits), v)
-
-
-NEAR_MISSES = {
-    "for all keys": (added, (B, 1, T, 1), "reduce .* needs .* call does not give"),
-    "for all keys of a row": (added, (B, H, T, 1), "tuple .* needs .* call does not give"),
-    "for all rows": (added, (H, 1, 1), "reduce .* needs .* call does not give"),
-    "a number": (added, (), "reduce .* needs .* call does not give"),
-    "hidden before": (hidden_before, OF_HEADS, "call does not give"),
-    "the weights are wanted": (with_weights, OF_HEADS, "no values are weighted|call does not give"),
-    "clipped before it is summed": (
-        attend(lambda x, b: x + clipped(jnp.broadcast_to(b, x.shape))),
-        OF_HEADS,
-        "call does not give",
-    ),
-    "doubled after the bias": (attend(lambda x, b: doubled(x + b)), OF_HEADS, "call does not give"),
-    "made of the logits": (of_the_logits, OF_HEADS, "changes the logits|call does not give|no softmax"),
-}
-
-
-@jax.custom_vjp
-def beside(x, other):
-    """With the gradient of ``x``, summed over batches, for ``other`` as well."""
-    return x
-
-
-beside.defvjp(lambda x, other: (x, None), lambda _, g: (g, g.sum(0)))
-
-
-def test_a_sum_with_that_of_a_sink_is_not_the_calls(rng):
-    args = arguments(rng, (H, T, T + 1))
-
-    def function(q, k, v, bias):
-        logits = product(q, k) + jnp.cos(jnp.arange(T))
-        both = beside(jnp.concatenate([logits, jnp.zeros((B, H, T, 1))], -1), bias)
-        return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(both)[..., :-1], v)
-
-    assert_near_miss(gradient(function, EVERY), args, "call does not give")
-
-
-@pytest.mark.parametrize("name", NEAR_MISSES)
-def test_near_misses(rng, name):
-    function, bias, reason = NEAR_MISSES[name]
-    args = arguments(rng, bias)
-    function = gradient(function, EVERY)
-    assert_near_miss(function, args, reason)
-    module, _ = matched(function, *args)
-    assert max(errors(run(module, args), exact(function, args))) < 2e-5
