@@ -136,9 +136,9 @@ class AttentionCall:
 @dataclass(frozen=True, slots=True)
 class AttentionBackwardCall:
     """A backward call: operands query, key, value, output, statistics, output gradient[, bias][, mask][, sink]; results
-    the gradients of query, key, value and each row's sink (over batch, groups and t) whose dimensions are given, a
-    tuple in that order. With a fill of -infinity a row that sees no key has weights of zero if its statistics are a
-    number."""
+    the gradients of query, key, value, each row's sink (over batch, groups and t) and of what is added to the logits
+    (over s and any of batch, groups and t, summed over the others) whose dimensions are given, a tuple in that order.
+    With a fill of -infinity a row that sees no key has weights of zero if its statistics are a number."""
 
     attention: Attention
     output_gradient: str
@@ -146,6 +146,7 @@ class AttentionBackwardCall:
     key_gradient: str | None
     value_gradient: str | None
     sink_gradient: str | None = None
+    bias_gradient: str | None = None
 
     @classmethod
     def of(cls, instruction: Instruction) -> Self:
@@ -157,13 +158,15 @@ class AttentionBackwardCall:
         own = {name: getattr(self, name) for name in _BACKWARD_DIMS if getattr(self, name) is not None}
         return json.dumps({**self.attention.to_config(), **own}, allow_nan=False).encode()
 
-    def wanted(self) -> tuple[str, ...]:
-        """Dimensions of the results, in order."""
-        every = (self.query_gradient, self.key_gradient, self.value_gradient, self.sink_gradient)
-        return tuple(dims for dims in every if dims is not None)
+    def wanted(self) -> dict[str, str]:
+        """Dimensions of the results by what they are the gradients of, in order."""
+        every = {name: getattr(self, f"{name}_gradient") for name in GRADIENTS}
+        return {name: dims for name, dims in every.items() if dims is not None}
 
 
-_BACKWARD_DIMS = ("output_gradient", "query_gradient", "key_gradient", "value_gradient", "sink_gradient")
+#: What a backward call may give the gradients of, in the order of its results.
+GRADIENTS = ("query", "key", "value", "sink", "bias")
+_BACKWARD_DIMS = ("output_gradient", *(f"{name}_gradient" for name in GRADIENTS))
 
 
 def _config_of(instruction: Instruction) -> dict[str, Any]:
@@ -265,9 +268,28 @@ class Views:
         """[B, H, T]"""
         return self._merged(tensor, dims, (self._outer, self._heads, "t"))
 
+    def bias(self, tensor: torch.Tensor, dims: str) -> torch.Tensor:
+        """[batches and heads, T, S] of those that ``dims`` has: where it has no query positions, [.., 1, S]."""
+        present = "".join(letter for letter in self._outer + self._heads if letter in dims)
+        return self._merged(tensor, dims, (present, "t" if "t" in dims else "", "s"))
+
+    def shared(self, dims: str) -> list[int]:
+        """Batches and heads, [B, H], as sizes of dimensions that ``dims`` lacks and that it has in turn, those that
+        stand side by side merged; the first is of such that it lacks."""
+        sizes = [1]
+        for letter in self._outer + self._heads:
+            if (letter in dims) is bool(len(sizes) % 2):
+                sizes.append(1)
+            sizes[-1] *= self.letters[letter]
+        return sizes
+
     def like_rows(self, tensor: torch.Tensor, dims: str) -> torch.Tensor:
         """A contiguous [B,H,T] laid out as ``dims``; a view where it can be."""
         return self._spread(tensor, dims, self._outer + self._heads + "t")
+
+    def like_bias(self, tensor: torch.Tensor, dims: str) -> torch.Tensor:
+        """A contiguous [batches and heads, T, S], of those that ``dims`` has, laid out as ``dims``."""
+        return self._spread(tensor, dims, self._outer + self._heads + "ts")
 
     def like_query(self, tensor: torch.Tensor, dims: str, channel: str) -> torch.Tensor:
         """A contiguous [B,H,T,channel] laid out as ``dims``; a view where it can be."""
@@ -292,6 +314,10 @@ class Views:
     def finish_rows(self, whole: torch.Tensor, written: torch.Tensor, dims: str) -> torch.Tensor:
         """An array laid out as ``dims`` after a kernel filled ``written``, which ``rows`` found in it."""
         return whole if _share_storage(whole, written) else self.like_rows(written, dims)
+
+    def finish_bias(self, whole: torch.Tensor, written: torch.Tensor, dims: str) -> torch.Tensor:
+        """An array laid out as ``dims`` after a kernel filled ``written``, which ``bias`` found in it."""
+        return whole if _share_storage(whole, written) else self.like_bias(written, dims)
 
     def _spread(self, tensor: torch.Tensor, dims: str, order: str) -> torch.Tensor:
         present = [letter for letter in order if letter in dims]

@@ -49,6 +49,38 @@ CASES = {
     "one query": Attention("b1hgd", "bshd", "bshe", "bhge", mask="bs"),
 }
 
+_BIASED = {**_GROUPED, "bias": "bhgts"}
+_TWO_BATCHES = {"query": "bchtgd", "key": "bchsd", "value": "bchse", "output": "bchtge", "scale": 0.3, "bias": "bchgts"}
+#: Gradients of biases: over which dimensions, the others of which are summed. One with what meets them in a kernel.
+BIAS_GRADIENTS = {
+    "of every batch and head": (Attention(**_BIASED), "bhgts"),
+    "shared by batches": (Attention(**_BIASED), "1hgts"),
+    "shared by heads": (Attention(**_BIASED), "bts"),
+    "shared by all": (Attention(**_BIASED), "11ts"),
+    "shared by groups": (Attention(**_BIASED), "bhts"),
+    "shared by heads of a group": (Attention(**_BIASED), "gts"),
+    "shared by heads between": (Attention(**_BIASED), "bgts"),
+    "in another order": (Attention(**_BIASED), "sgth"),
+    "of no query": (Attention(**_BIASED), "bh1s"),
+    "of keys": (Attention(**_BIASED), "s"),
+    "of keys, window": (Attention(**_BIASED, upper=2, lower=9), "hs"),
+    "of keys, mask": (Attention(**_BIASED, mask="bts", upper=3, lower=6, fill=-1e9, added=True), "hs"),
+    "two batches, one shared": (Attention(**_TWO_BATCHES), "bhts"),
+    "two batches, the other shared": (Attention(**_TWO_BATCHES), "cgts"),
+    "causal": (Attention(**_BIASED, upper=0), "hgts"),
+    "window": (Attention(**_BIASED, upper=2, lower=9), "hgts"),
+    "lower band": (Attention(**_BIASED, lower=3), "hgts"),
+    "mask": (Attention(**_BIASED, mask="bs"), "hgts"),
+    "mask, window": (Attention(**_BIASED, mask="bs", upper=1, lower=6, fill=-1e9), "hgts"),
+    "added mask, window": (Attention(**_BIASED, mask="bts", upper=3, lower=6, fill=-1e9, added=True), "hgts"),
+    "cap": (Attention(**_BIASED, cap=1.5, upper=0), "hgts"),
+    "sink": (Attention(**_BIASED, sink="hg", upper=0), "hgts"),
+    "without a bias": (Attention(**_GROUPED, upper=0), "hgts"),
+    "other layouts": (Attention("hbtd", "bhds", "sbhe", "bhet", 0.3, bias="hst"), "hst"),
+    "one head": (Attention("td", "sd", "se", "te", bias="ts"), "ts"),
+    "one query": (Attention("b1hgd", "bshd", "bshe", "bhge", bias="hgs"), "hg1s"),
+}
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -67,8 +99,11 @@ class Problem:
         return kernel(Run(device=self.gradient.device), *qkv, output, statistics, self.gradient, *rest)
 
 
-def calls_of(attention: Attention, element: ElementType, sizes: dict[str, int]) -> tuple[Instruction, Instruction]:
-    """The forward call with statistics, and the backward call that asks for every gradient, the sink's of each row."""
+def calls_of(
+    attention: Attention, element: ElementType, sizes: dict[str, int], of_bias: str | None = None
+) -> tuple[Instruction, Instruction]:
+    """The forward call with statistics, and the backward call that asks for every gradient, the sink's of each row and
+    the bias's over the dimensions ``of_bias``, if not its own."""
     builder = Builder("attention")
 
     def shape(dims: str, of: ElementType = element) -> ArrayShape:
@@ -88,10 +123,12 @@ def calls_of(attention: Attention, element: ElementType, sizes: dict[str, int]) 
     )
     gradient = builder.parameter(shape(attention.output))
     rows = None if attention.sink is None else "t" + attention.heads_of_query + attention.outer_batch
-    config = AttentionBackwardCall(attention, attention.output, *dims, rows).config()
+    of_bias = of_bias or attention.bias
+    config = AttentionBackwardCall(attention, attention.output, *dims, rows, of_bias).config()
     arguments = [*qkv, builder.element(forward, 0), builder.element(forward, 1), gradient, *rest]
-    of_sink = () if rows is None else (shape(rows, E.F32),)
-    results = TupleShape((*(p.shape for p in qkv), *of_sink))
+    others = [] if rows is None else [shape(rows, E.F32)]
+    others += [] if of_bias is None else [shape(of_bias)]
+    results = TupleShape((*(p.shape for p in qkv), *others))
     backward = builder.add(
         Opcode.CUSTOM_CALL, arguments, CustomCallAttributes(BACKWARD, config), shape=results, name="backward"
     )
@@ -105,10 +142,12 @@ def problem(
     device: str = "cpu",
     sizes: dict[str, int] | None = None,
     hide_all: bool = False,
+    of_bias: str | None = None,
 ) -> Problem:
-    """Random operands. ``hide_all``: the first of the mask's outermost dimension sees no key."""
+    """Random operands. ``hide_all``: the first of the mask's outermost dimension sees no key. ``of_bias``: the
+    dimensions of the bias's gradient, if not its own."""
     generator = torch.Generator().manual_seed(seed)
-    calls = calls_of(attention, element, sizes or SIZES)
+    calls = calls_of(attention, element, sizes or SIZES, of_bias)
 
     def draw(shape: ArrayShape) -> Tensor:
         if shape.element_type is E.PRED:
@@ -125,8 +164,8 @@ def problem(
 
 
 def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
-    """Output and statistics, then the gradients of query, key, value and sink: float64, on the host."""
-    a = p.attention
+    """Output and statistics, then the gradients of query, key, value, sink and bias: float64, on the host."""
+    a, of_bias = p.attention, AttentionBackwardCall.of(p.calls[1]).bias_gradient
     qkv = [x.detach().cpu().double().requires_grad_() for x in p.operands[:3]]
     rest = list(p.operands[3:])
     query, key, value = (
@@ -138,6 +177,8 @@ def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     logits = torch.einsum(f"{q},{k}->{whole}", query, key) * a.scale
     if a.cap is not None:
         logits = a.cap * torch.tanh(logits / a.cap)
+    change = torch.zeros_like(logits, requires_grad=True)  # whose gradient is the bias's, before it is summed
+    logits = logits + change
     if a.bias is not None:
         logits = logits + _placed(rest.pop(0).cpu().double(), a.bias, whole)
     visible = torch.ones_like(logits, dtype=torch.bool)
@@ -159,11 +200,15 @@ def oracle(p: Problem) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         logits = torch.cat([logits, sink], -1)
     output = torch.einsum(f"{whole},{v}->{out}", torch.softmax(logits, -1)[..., :keys], value)
     output = output.reshape(p.gradient.shape)
-    inputs = qkv if sink is None else [*qkv, sink]
-    gradients = torch.autograd.grad(output, inputs, p.gradient.cpu().double())
+    inputs = [*qkv, change] if sink is None else [*qkv, change, sink]
+    found = torch.autograd.grad(output, inputs, p.gradient.cpu().double())
+    gradients = found[:3]
     if a.sink is not None:
         rows = "t" + a.heads_of_query + a.outer_batch
-        gradients = (*gradients[:3], gradients[3][..., 0].permute([whole.index(letter) for letter in rows]))
+        gradients = (*gradients, found[4][..., 0].permute([whole.index(letter) for letter in rows]))
+    if of_bias is not None:
+        summed = torch.einsum(f"{whole}->{of_bias.replace('1', '')}", found[3])
+        gradients = (*gradients, summed.reshape(p.calls[1].shape.elements[-1].dims))
     statistics = torch.logsumexp(logits, -1).reshape(p.calls[0].shape.elements[1].dims)
     return (output.detach(), statistics.detach()), gradients
 
@@ -208,6 +253,7 @@ def assert_close(ours: Tensor, exact: Tensor, element: ElementType, who: str = "
 
 
 __all__ = [
+    "BIAS_GRADIENTS",
     "CASES",
     "SIZES",
     "Problem",

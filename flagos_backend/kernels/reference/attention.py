@@ -136,6 +136,28 @@ def _optional(a: Attention, rest: tuple[Tensor, ...]) -> tuple[Tensor | None, ..
     return tuple(None if dims is None else next(given) for dims in (a.bias, a.mask, a.sink))
 
 
+class _BiasGradient:
+    """The gradient of logits, summed over the dimensions that ``dims`` lacks, in the type to compute in."""
+
+    def __init__(self, views: Views, dims: str, like: Tensor) -> None:
+        size = views.sizes
+        shared = views.shared(dims)
+        self._sizes, self._summed = shared, tuple(range(0, len(shared), 2))
+        self._over_queries, self._over_keys = "t" not in dims, "s" not in dims
+        rows, keys = 1 if self._over_queries else size.T, 1 if self._over_keys else size.S
+        self.total = like.new_zeros((*shared[1::2], rows, keys))
+
+    def add(self, of_logits: Tensor, block: slice) -> None:
+        """``of_logits`` [B, K, G, rows, S]"""
+        found = of_logits.reshape(*self._sizes, *of_logits.shape[-2:]).sum(self._summed)
+        if self._over_keys:
+            found = found.sum(-1, keepdim=True)
+        if self._over_queries:
+            self.total += found.sum(-2, keepdim=True)
+        else:
+            self.total[..., block, :] += found
+
+
 @custom_call(FORWARD, reads_config=False, storage=Storage.FRESH)
 def prepare_attention(instruction: Instruction, config: Config) -> Kernel:
     call = AttentionCall.of(instruction)
@@ -180,6 +202,7 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
         dk = k.new_zeros((size.B, size.K, size.S, size.D))
         dv = v.new_zeros((size.B, size.K, size.S, size.E))
         dsink = q.new_empty((size.B, size.K, size.group, size.T))
+        dbias = None if call.bias_gradient is None else _BiasGradient(views, call.bias_gradient, q)
         for rows in logits_of.blocks(q, k, rest):
             weights = rows.softmax()
             if rows.hidden is not None and math.isinf(a.fill):
@@ -195,6 +218,8 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
                 dsink[..., rows.block] = -(torch.exp(rows.sink - rows.statistics()[..., None]) * row_dot)[..., 0]
             if rows.hidden is not None and not a.added:
                 ds = ds.masked_fill(rows.hidden, 0.0)
+            if dbias is not None:
+                dbias.add(ds, rows.block)
             if rows.slope is not None:
                 ds = ds * rows.slope
             dq[..., rows.block, :] = torch.matmul(ds, k) * a.scale
@@ -208,6 +233,8 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
             laid_out.append(views.like_key(dv.to(results[len(laid_out)]), call.value_gradient, "e"))
         if call.sink_gradient is not None:
             laid_out.append(views.like_rows(dsink.to(results[len(laid_out)]), call.sink_gradient))
+        if dbias is not None and call.bias_gradient is not None:
+            laid_out.append(views.like_bias(dbias.total.to(results[len(laid_out)]), call.bias_gradient))
         return tuple(laid_out)
 
     return run

@@ -1,9 +1,10 @@
-"""flagos.attention and flagos.attention_backward as launches of our Triton kernels (attention_kernels.py)."""
+"""flagos.attention and flagos.attention_backward as launches of our Triton kernels (attention_kernels.py,
+attention_gradient_kernels.py)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,8 @@ _BACKWARD: dict[int, tuple[Blocks, ...]] = {
 _WIDE_FORWARD = (Blocks(64, 32, 4, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2))
 _WIDE_BACKWARD = (Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1))
 _TINY = (Blocks(16, 16, 4, 1),)
+# Programs for each multiprocessor that the gradient of a bias is divided among: many batches may share a small one.
+_BIAS_PROGRAMS = 4
 
 
 def unsupported(instruction: Instruction, attention: Attention) -> str:
@@ -76,6 +79,18 @@ def unsupported(instruction: Instruction, attention: Attention) -> str:
         return f"hidden logits are {attention.fill:g}, above {_HIGHEST_FILL:g}"
     if attention.mask is None and attention.hides() and not _rows_see_keys(attention, size.T, size.S):
         return "the band leaves a query no key"
+    return ""
+
+
+def unsupported_backward(instruction: Instruction, call: AttentionBackwardCall) -> str:
+    """As ``unsupported``, of a backward call."""
+    reason = unsupported(instruction, call.attention)
+    if reason or call.bias_gradient is None:
+        return reason
+    if "s" not in call.bias_gradient:
+        return "the gradient of the bias is summed over keys"
+    if len(views_of(instruction, call.attention).shared(call.bias_gradient)) > 5:
+        return f"the gradient of the bias is summed over every other dimension of {call.attention}"
     return ""
 
 
@@ -207,6 +222,32 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks, targ
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """How programs divide the gradient of a bias: ``kept`` and ``summed`` are sizes of dimensions of batches and heads,
+    as the kernel takes them."""
+
+    grid: tuple[int, int, int]
+    kept: tuple[int, int]
+    summed: tuple[int, int, int]
+    sums_queries: bool
+
+    @property
+    def parts(self) -> int:
+        """Of each sum, which are added after the kernel."""
+        return self.grid[2]
+
+
+def _divided(views: Views, dims: str, flags: Mapping[str, Any], target: Target) -> _Division:
+    size = views.sizes
+    r0, k0, r1, k1, r2 = (*views.shared(dims), 1, 1, 1, 1)[:5]
+    sums_queries = size.T > 1 and "t" not in dims
+    of_queries, of_keys = -(-size.T // flags["BLOCK_M"]), -(-size.S // flags["BLOCK_N"])
+    programs, terms = (of_keys, of_queries) if sums_queries else (of_queries * of_keys, 1)
+    parts = min(r0 * r1 * r2 * terms, -(-_BIAS_PROGRAMS * target.multiprocessors // (programs * k0 * k1)))
+    return _Division((programs, k0 * k1, parts), (k0, k1), (r0, r1, r2), sums_queries)
+
+
 def backward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionBackwardCall.of(instruction)
     found = _blocks(instruction, call.attention, _BACKWARD, _WIDE_BACKWARD)
@@ -214,76 +255,83 @@ def backward_variants(instruction: Instruction, target: Target) -> tuple[Variant
 
 
 def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blocks, target: Target) -> Kernel:
-    from flagos_backend.kernels.triton import attention_kernels as kernels
+    from flagos_backend.kernels.triton import attention_gradient_kernels as kernels
 
     a = call.attention
     launch = _Launcher(instruction, a, blocks, target)
     # The gradient of the query holds queries still and walks along the keys: its blocks are the others turned around.
     flags = {**launch.flags, "ADDED": a.added and launch.flags["HAS_MASK"]}
     turned = {**flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
-    size, views = launch.sizes, launch.views
-    types = iter([dtype_of(leaf.element_type) for leaf in leaves(instruction.shape)])
-    dq_type = next(types) if call.query_gradient is not None else None
-    dk_type = next(types) if call.key_gradient is not None else None
-    dv_type = next(types) if call.value_gradient is not None else None
-    dsink_type = next(types) if call.sink_gradient is not None else None
+    # That of a bias holds both still. Matrix units of NVIDIA's chips take 64 rows at once, if there are as many.
+    upright = flags if blocks.queries >= blocks.keys else turned
+    size, views, wanted = launch.sizes, launch.views, call.wanted()
+    types = {name: dtype_of(leaf.element_type) for name, leaf in zip(wanted, leaves(instruction.shape), strict=True)}
     heads = size.B * size.H
 
     def run(
         _: Run, outputs: Sequence[Tensor | None], query: Tensor, key: Tensor, value: Tensor, output: Tensor,
         statistics: Tensor, gradient: Tensor, *rest: Tensor,
     ) -> Value:  # fmt: skip
-        given = iter(outputs)
+        given = dict(zip(wanted, outputs, strict=True))
 
-        def place(dims: str | None, other: str, dtype: torch.dtype) -> Tensor:
+        def place(name: str, other: str, like: Tensor) -> tuple[Tensor, str]:
             """One that nobody asked for comes out of the same kernel all the same, laid out as its operand."""
-            found = None if dims is None else next(given)
-            return views.new(dims or other, dtype, query.device) if found is None else found
+            dims, found = wanted.get(name, other), given.get(name)
+            return (views.new(dims, types.get(name, like.dtype), like.device) if found is None else found), dims
 
         q, k, v = launch.operands(query, key, value)
         o, g = views.query(output, a.output, "e"), views.query(gradient, call.output_gradient, "e")
         g = g if g.dtype == v.dtype else g.to(v.dtype)
         bias, mask, sink = launch.optional(rest, q)
         delta = torch.empty((size.B, size.H, size.T), dtype=torch.float32, device=q.device)
-        of_sink, dsink = None, delta
-        if call.sink_gradient is not None and dsink_type is not None:
-            of_sink = outputs[-1] if outputs[-1] is not None else views.new(call.sink_gradient, dsink_type, q.device)
-            dsink = views.rows(of_sink, call.sink_gradient)
+        results: dict[str, Tensor] = {}
+        dsink = delta
+        if "sink" in wanted:
+            of_sink, dims = place("sink", wanted["sink"], q)
+            dsink = views.rows(of_sink, dims)
         launching.launch(
             kernels.attention_delta, (-(-size.T // 64), heads),
             o, g, statistics, sink, delta, dsink, *o.stride(), *g.stride(), *sink.stride(), *dsink.stride(),
-            size.H, size.T, size.E, BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"], HAS_SINK=of_sink is not None,
+            size.H, size.T, size.E, BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"], HAS_SINK="sink" in wanted,
             PRECISION=launch.flags["PRECISION"],
         )  # fmt: skip
+        if "sink" in wanted:
+            results["sink"] = _placed(views.finish_rows(of_sink, dsink, dims), of_sink)
+        arrays = (q, k, v, bias, mask, g, statistics, delta)
         strides = (*q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *g.stride())
-        results = []
-        if dq_type is not None and call.query_gradient is not None:
-            whole = place(call.query_gradient, a.query, dq_type)
-            dq = views.query(whole, call.query_gradient)
+        if "query" in wanted:
+            whole, dims = place("query", a.query, q)
+            dq = views.query(whole, dims)
             launching.launch(
                 kernels.attention_query_gradient, (-(-size.T // blocks.keys), heads),
-                q, k, v, bias, mask, g, statistics, delta, dq, *strides, *dq.stride(),
-                *launch.counts, *launch.scalars, launch.scale, **turned,
+                *arrays, dq, *strides, *dq.stride(), *launch.counts, *launch.scalars, launch.scale, **turned,
             )  # fmt: skip
-            results.append(_placed(views.finish_query(whole, dq, call.query_gradient, "d"), whole))
-        if dk_type is not None or dv_type is not None:
-            dk_whole = place(call.key_gradient, a.key, dk_type or k.dtype)
-            dv_whole = place(call.value_gradient, a.value, dv_type or v.dtype)
-            dk, dv = (
-                views.key(dk_whole, call.key_gradient or a.key),
-                views.key(dv_whole, call.value_gradient or a.value, "e"),
-            )
+            results["query"] = _placed(views.finish_query(whole, dq, dims, "d"), whole)
+        if "key" in wanted or "value" in wanted:
+            dk_whole, dk_dims = place("key", a.key, k)
+            dv_whole, dv_dims = place("value", a.value, v)
+            dk, dv = views.key(dk_whole, dk_dims), views.key(dv_whole, dv_dims, "e")
             launching.launch(
                 kernels.attention_key_gradient, (-(-size.S // blocks.keys), size.B * size.K),
-                q, k, v, bias, mask, g, statistics, delta, dk, dv, *strides, *dk.stride(), *dv.stride(),
-                *launch.counts, *launch.scalars, launch.scale, **flags,
+                *arrays, dk, dv, *strides, *dk.stride(), *dv.stride(), *launch.counts, *launch.scalars, launch.scale,
+                **flags,
             )  # fmt: skip
-            if call.key_gradient is not None:
-                results.append(_placed(views.finish_key(dk_whole, dk, call.key_gradient, "d"), dk_whole))
-            if call.value_gradient is not None:
-                results.append(_placed(views.finish_key(dv_whole, dv, call.value_gradient, "e"), dv_whole))
-        if of_sink is not None and call.sink_gradient is not None:
-            results.append(_placed(views.finish_rows(of_sink, dsink, call.sink_gradient), of_sink))
-        return tuple(results)
+            results["key"] = _placed(views.finish_key(dk_whole, dk, dk_dims, "d"), dk_whole)
+            results["value"] = _placed(views.finish_key(dv_whole, dv, dv_dims, "e"), dv_whole)
+        if "bias" in wanted:
+            whole, dims = place("bias", wanted["bias"], q)
+            dbias, division = views.bias(whole, dims), _divided(views, dims, upright, target)
+            partial = dbias[None]
+            if division.parts > 1:
+                partial = torch.empty((division.parts, *dbias.shape), dtype=torch.float32, device=q.device)
+            launching.launch(
+                kernels.attention_bias_gradient, division.grid,
+                *arrays, partial, *strides, *partial.stride(), *launch.counts, *launch.scalars, *division.kept,
+                *division.summed, SUMS_QUERIES=division.sums_queries, **upright,
+            )  # fmt: skip
+            if division.parts > 1:
+                dbias.copy_(partial.sum(0))
+            results["bias"] = _placed(views.finish_bias(whole, dbias, dims), whole)
+        return tuple(results[name] for name in wanted)
 
     return run

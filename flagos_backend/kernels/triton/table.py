@@ -13,7 +13,7 @@ from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import leaves
-from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall
+from flagos_backend.kernels.attention import BACKWARD, FORWARD, AttentionBackwardCall, AttentionCall
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
@@ -29,16 +29,13 @@ def _no_triton(target: Target) -> str:
 
 
 def _unsupported(instruction: Instruction, target: Target) -> str:
-    return _no_attention(instruction, AttentionCall.of(instruction).attention, target)
+    reason = _no_triton(target) or interpreter.refuses(instruction, target)
+    return reason or attention.unsupported(instruction, AttentionCall.of(instruction).attention)
 
 
 def _unsupported_backward(instruction: Instruction, target: Target) -> str:
-    return _no_attention(instruction, AttentionBackwardCall.of(instruction).attention, target)
-
-
-def _no_attention(instruction: Instruction, described: Attention, target: Target) -> str:
     reason = _no_triton(target) or interpreter.refuses(instruction, target)
-    return reason or attention.unsupported(instruction, described)
+    return reason or attention.unsupported_backward(instruction, AttentionBackwardCall.of(instruction))
 
 
 def _unsupported_fold(instruction: Instruction, target: Target) -> str:

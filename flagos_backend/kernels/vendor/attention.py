@@ -26,7 +26,9 @@ def unsupported(instruction: Instruction, target: Target) -> str:
 
 
 def unsupported_backward(instruction: Instruction, target: Target) -> str:
-    return _unsupported(instruction, target, AttentionBackwardCall.of(instruction).attention)
+    call = AttentionBackwardCall.of(instruction)
+    reason = _unsupported(instruction, target, call.attention)
+    return reason or ("it gives no gradient of a bias" if call.bias_gradient is not None else "")
 
 
 def _unsupported(instruction: Instruction, target: Target, a: Attention) -> str:

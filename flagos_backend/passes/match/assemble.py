@@ -25,6 +25,7 @@ from flagos_backend.passes.match.labels import (
     scalar_of,
 )
 from flagos_backend.passes.match.symbols import (
+    BiasGradient,
     Candidate,
     Contraction,
     Factor,
@@ -363,12 +364,13 @@ class MatchedGradients:
     wanted: dict[str, Result]
     sink: Result | None
     factors: tuple[FactorGradient, ...]
+    biases: tuple[BiasGradient, ...]
 
 
 def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     """What the backward call gives; None when the program asks for none. Raises NearMissError."""
     of = matched.of
-    if not of.gradients and of.sink_gradient is None and not of.factor_gradients:
+    if not (of.gradients or of.sink_gradient or of.factor_gradients or of.bias_gradients):
         return None
     value = of.gradients.get("value")
     if of.product_gradient is not None:
@@ -396,7 +398,7 @@ def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     }
     sink = of.sink_gradient
     of_sink = None if sink is None else Result(sink.instruction, sink.labels)
-    return MatchedGradients(source, labels, wanted, of_sink, tuple(of.factor_gradients))
+    return MatchedGradients(source, labels, wanted, of_sink, tuple(of.factor_gradients), tuple(of.bias_gradients))
 
 
 def _labels_of_side(of: Candidate, operand: Instruction) -> Labels:

@@ -20,11 +20,19 @@ from flagos_backend.ir.constants import scalar_bytes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
-from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall, Views
+from flagos_backend.kernels.attention import (
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    Attention,
+    AttentionBackwardCall,
+    AttentionCall,
+    Views,
+)
 from flagos_backend.passes.match.assemble import Matched, MatchedGradients, Result
 from flagos_backend.passes.match.groups import Operand, Repetition
 from flagos_backend.passes.match.labels import dims_of, element_type_of
-from flagos_backend.passes.match.symbols import Factor, FactorGradient, Term
+from flagos_backend.passes.match.symbols import BiasGradient, Factor, FactorGradient, Term
 
 Replacements = dict[Instruction, Instruction]
 
@@ -85,11 +93,11 @@ class CallBuilder:
             dims = {"query": attention.query} | dims
         if matched.factors:  # and what it is multiplied with is rounded after that
             elements["query"] = ElementType.F64 if wide else ElementType.F32
-        backward = AttentionBackwardCall(
-            attention, upstream.dims, *(dims.get(name) for name in ("query", "key", "value", "sink"))
-        )
+        if gradients.biases:
+            dims["bias"], elements["bias"] = self._of_biases(gradients.biases, attention, wide)
+        backward = AttentionBackwardCall(attention, upstream.dims, *(dims.get(name) for name in GRADIENTS))
         arguments = [*inputs[:3], output, of_rows, upstream.instruction, *inputs[3:]]
-        names = [name for name in ("query", "key", "value", "sink") if name in dims]
+        names = list(backward.wanted())
         shape = TupleShape(tuple(ArrayShape(elements[name], _sizes(operands, dims[name])) for name in names))
         gradient = self._call(BACKWARD, shape, arguments, backward.config())
         made: dict[str, Operand] = {
@@ -98,6 +106,8 @@ class CallBuilder:
         replaced = {} if matched.is_only_backward else {self._result: self._shaped(output, self._result)}
         for factor in gradients.factors:
             replaced[factor.instruction] = self._gradient_of_factor(factor, made["query"], operands)
+        for bias in gradients.biases:
+            replaced[bias.instruction] = self._gradient_of_bias(bias, made["bias"], operands)
         if matched.factors and "query" in results:
             element = element_type_of(results["query"].instruction)
             made["query"] = self._times_factors(made["query"], matched.factors, element, operands)
@@ -252,6 +262,31 @@ class CallBuilder:
             self._times_factors(Operand(ordered, kept), around, element, operands).instruction,
             wanted.instruction,
         )
+
+    # ---- biases ----
+
+    def _of_biases(self, wanted: Sequence[BiasGradient], attention: Attention, wide: bool) -> tuple[str, ElementType]:
+        """Dimensions and type of the one gradient that all are made of: as the program has it, if it is that itself."""
+        dims = [self._split_dims(self._matched.dims(bias.labels)) for bias in wanted]
+        if len(wanted) == 1 and wanted[0].scale == 1.0:
+            return dims[0], element_type_of(wanted[0].instruction)
+        every = attention.batch + attention.groups + "ts"
+        union = "".join(letter for letter in every if any(letter in each for each in dims))
+        return union, ElementType.F64 if wide else ElementType.F32
+
+    def _gradient_of_bias(self, wanted: BiasGradient, gradient: Operand, operands: Sequence[Operand]) -> Instruction:
+        kept = self._split_dims(self._matched.dims(wanted.labels))
+        array = gradient.instruction
+        if (kept, wanted.scale) != (gradient.dims, 1.0):
+            summed = [letter for letter in gradient.dims if letter not in kept]
+            total = self._folded(Opcode.ADD, gradient, summed) if summed else gradient
+            letters = kept.replace("1", "")
+            shape = ArrayShape(element_type_of(array), _sizes(operands, letters))
+            array = self._broadcast(total, letters, shape)
+            if wanted.scale != 1.0:
+                array = self._emit(Opcode.MULTIPLY, shape, (array, self._filled(shape, wanted.scale)))
+            array = self._converted(array, element_type_of(wanted.instruction))
+        return self._shaped(array, wanted.instruction)
 
     # ---- rows that see no key ----
 

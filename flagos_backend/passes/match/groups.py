@@ -15,7 +15,7 @@ from flagos_backend.passes.match.recognize import folded_with
 
 Users = Mapping[Instruction, Sequence[Instruction]]
 
-_ARRANGEMENTS = frozenset({Opcode.TRANSPOSE, Opcode.RESHAPE, Opcode.CONVERT})
+ARRANGEMENTS = frozenset({Opcode.TRANSPOSE, Opcode.RESHAPE, Opcode.CONVERT})
 # The letter and the label of a group that was merged with the heads.
 _NEW_GROUP, _NEW_LABEL = "y", -2
 
@@ -49,7 +49,7 @@ def arranged(result: Result, users: Users) -> Result:
     """``result`` after the rearrangements and the rounding that alone use it: the kernel writes it like that."""
     while len(users[result.instruction]) == 1:
         user = users[result.instruction][0]
-        labels = moved(user, result.labels) if user.opcode in _ARRANGEMENTS else None
+        labels = moved(user, result.labels) if user.opcode in ARRANGEMENTS else None
         if labels is None or not element_type_of(user).is_float:
             break
         result = Result(user, labels)
@@ -129,14 +129,14 @@ def _summed(result: Result, repetition: Repetition, label: int, users: Users) ->
         instruction, labels = result.instruction, result.labels
         (user,) = users[instruction]
         if user.opcode is Opcode.REDUCE:
-            left = _labels_of_sum(user, labels)
+            left = labels_of_sum(user, labels)
             group = _NEW_LABEL if _NEW_LABEL in labels else label
             if left is None or set(labels) - set(left) - {None} != {group}:
                 return None
             if dims_of(instruction)[labels.index(group)] != repetition.times:
                 return None
             return arranged(Result(user, left), users)
-        found = moved(user, labels) if user.opcode in _ARRANGEMENTS else None
+        found = moved(user, labels) if user.opcode in ARRANGEMENTS else None
         if found is None and user.opcode is Opcode.RESHAPE and label in labels:
             found = _taken_apart(user, labels, label, repetition.times)
         if found is None or not element_type_of(user).is_float:
@@ -153,7 +153,8 @@ def _taken_apart(reshape: Instruction, labels: Labels, label: int, times: int) -
     return (*labels[: place + 1], _NEW_LABEL, *labels[place + 1 :])
 
 
-def _labels_of_sum(reduce: Instruction, labels: Labels) -> Labels | None:
+def labels_of_sum(reduce: Instruction, labels: Labels) -> Labels | None:
+    """Of a reduce's result, if it adds; from those of its operand."""
     if len(reduce.operands) != 2 or folded_with(reduce) is not Opcode.ADD or scalar_of(reduce.operands[1]) != 0:
         return None
     folded = reduce.attributes_as(DimensionsAttributes).dimensions

@@ -22,6 +22,7 @@ from flagos_backend.passes.match.assemble import (
     assemble,
     assemble_gradients,
 )
+from flagos_backend.passes.match.bias_gradients import note_gradients_of_biases
 from flagos_backend.passes.match.calls import CallBuilder, Replacements
 from flagos_backend.passes.match.groups import arranged, repetition_of, summed
 from flagos_backend.passes.match.labels import untransposed
@@ -79,12 +80,15 @@ class _Attempt:
             f", queries {'over' if factor.divides else 'times'} %{factor.term.instruction.name}"
             for factor in self.matched.factors
         )
-        return f"{what} at %{self.of.dot.name}: {self.attention}{factors}{rows}"
+        biases = () if self.gradients is None else self.gradients.biases
+        over = "".join(f", that of a bias over {self.matched.dims(found.labels)}" for found in biases)
+        return f"{what} at %{self.of.dot.name}: {self.attention}{factors}{rows}{over}"
 
 
 def _match_computation(computation: Computation, effects: Effects, notes: list[str]) -> Computation:
     recognizer = Recognizer(computation)
     users = _users(computation)
+    note_gradients_of_biases(computation, recognizer, users)
     attempts = []
     for candidate in recognizer.candidates:
         if candidate.axis is None:

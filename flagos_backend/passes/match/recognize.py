@@ -63,18 +63,18 @@ from flagos_backend.passes.match.symbols import (
 
 
 class Recognizer:
-    """The symbols of one computation. ``candidates``: in order; ``broken``: where logits met something unknown."""
+    """The ``symbols`` of one computation. ``candidates``: in order; ``broken``: where logits met something unknown."""
 
     def __init__(self, computation: Computation) -> None:
         self.candidates: list[Candidate] = []
         self.broken: dict[Instruction, str] = {}
-        self._symbols: dict[Instruction, Symbol] = {}
+        self.symbols: dict[Instruction, Symbol] = {}
         self._labels = itertools.count()
-        self._quotients = Quotients(self._symbols)
+        self._quotients = Quotients(self.symbols)
         for instruction in computation.instructions:
             symbol = self._symbol(instruction)
             if symbol is not None:
-                self._symbols[instruction] = symbol
+                self.symbols[instruction] = symbol
                 symbol.of.members[instruction] = None
             else:
                 self._note_break(instruction)
@@ -89,7 +89,7 @@ class Recognizer:
         for operand in instruction.operands:
             if operand in self.broken and instruction.opcode is not Opcode.DOT:
                 self.broken.setdefault(instruction, self.broken[operand])
-            elif isinstance(self._symbols.get(operand), Logits) and (
+            elif isinstance(self.symbols.get(operand), Logits) and (
                 instruction.opcode in _JOINS or dims_of(instruction) == dims_of(operand)
             ):
                 self.broken[instruction] = f"{instruction.opcode} %{instruction.name} {_harm(instruction)}"
@@ -97,7 +97,7 @@ class Recognizer:
     # ---- data movement ----
 
     def move(self, instruction: Instruction) -> Symbol | None:
-        symbol = self._symbols.get(instruction.operands[0])
+        symbol = self.symbols.get(instruction.operands[0])
         if symbol is None or not element_type_of(instruction).is_float:
             return None
         labels = moved(instruction, symbol.labels)
@@ -105,7 +105,7 @@ class Recognizer:
 
     def broadcast(self, instruction: Instruction) -> Symbol | None:
         """A row's value repeated along the row again: the one label that is missing."""
-        symbol = self._symbols.get(instruction.operands[0])
+        symbol = self.symbols.get(instruction.operands[0])
         if not isinstance(symbol, RowMaximum | LogRowSum | Polynomial):
             return None
         dims = dims_of(instruction)
@@ -127,7 +127,7 @@ class Recognizer:
         """The maxima of PyTorch's max along a dimension, which gives their places too."""
         call = instruction.operands[0]
         dimension = maximum_of(call) if instruction.attributes_as(TupleIndexAttributes).index == 0 else None
-        symbol = self._symbols.get(call.operands[0]) if dimension is not None else None
+        symbol = self.symbols.get(call.operands[0]) if dimension is not None else None
         if not isinstance(symbol, Logits) or dimension is None:
             return None
         keeps = len(dims_of(instruction)) == len(symbol.labels)
@@ -139,13 +139,13 @@ class Recognizer:
 
     def concatenate(self, instruction: Instruction) -> Symbol | None:
         for place, operand in enumerate(instruction.operands):
-            symbol = self._symbols.get(operand)
+            symbol = self.symbols.get(operand)
             if isinstance(symbol, Logits):
                 return appended(instruction, symbol, place, next(self._labels))
         return None
 
     def slice(self, instruction: Instruction) -> Symbol | None:
-        symbol = self._symbols.get(instruction.operands[0])
+        symbol = self.symbols.get(instruction.operands[0])
         sink = symbol.of.logits.sink if isinstance(symbol, Polynomial) and symbol.of.logits is not None else None
         labels = without_sink(instruction, symbol.labels, sink) if symbol is not None and sink is not None else None
         if not isinstance(symbol, Polynomial) or sink is None or labels is None:
@@ -159,7 +159,7 @@ class Recognizer:
     # ---- reductions and contractions ----
 
     def reduce(self, instruction: Instruction) -> Symbol | None:
-        symbol = self._symbols.get(instruction.operands[0]) if len(instruction.operands) == 2 else None
+        symbol = self.symbols.get(instruction.operands[0]) if len(instruction.operands) == 2 else None
         opcode = folded_with(instruction)
         if symbol is None or opcode is None:
             return self._quotients.row_dot(instruction) if opcode is Opcode.ADD else None
@@ -216,7 +216,7 @@ class Recognizer:
 
     def dot(self, instruction: Instruction) -> Symbol | None:
         for side, operand in enumerate(instruction.operands):
-            symbol = self._symbols.get(operand)
+            symbol = self.symbols.get(operand)
             if isinstance(symbol, Polynomial) and self._contract(instruction, side, symbol):
                 return None
         return self._quotients.gradient(instruction) or self._start_candidate(instruction)
@@ -271,32 +271,32 @@ class Recognizer:
     # ---- elementwise ----
 
     def exponential(self, instruction: Instruction) -> Symbol | None:
-        symbol = self._symbols.get(instruction.operands[0])
+        symbol = self.symbols.get(instruction.operands[0])
         if not isinstance(symbol, Shifted):
             return None
         return polynomial(symbol.of, symbol.labels, {WEIGHTS if symbol.less_log_sum else EXPONENTIALS: 1.0})
 
     def logarithm(self, instruction: Instruction) -> Symbol | None:
-        symbol = self._symbols.get(instruction.operands[0])
+        symbol = self.symbols.get(instruction.operands[0])
         is_sum = isinstance(symbol, Polynomial) and symbol.is_row_sum
         return LogRowSum(symbol.of, symbol.labels) if symbol is not None and is_sum else None
 
     def tanh(self, instruction: Instruction) -> Symbol | None:
         """A soft cap, before anything is added or hidden."""
-        symbol = self._symbols.get(instruction.operands[0])
+        symbol = self.symbols.get(instruction.operands[0])
         if not isinstance(symbol, Logits) or symbol.cap is not None or not symbol.is_product:
             return None
         return replace(symbol, cap=1.0)
 
     def negate(self, instruction: Instruction) -> Symbol | None:
-        symbol = self._symbols.get(instruction.operands[0])
+        symbol = self.symbols.get(instruction.operands[0])
         if isinstance(symbol, Logits):
             return scaled_logits(symbol, -1.0)
         return scaled(symbol, -1.0) if isinstance(symbol, Polynomial) else None
 
     def maximum(self, instruction: Instruction) -> Symbol | None:
         for operand, other in _both_ways(instruction):
-            symbol = self._symbols.get(operand)
+            symbol = self.symbols.get(operand)
             if isinstance(symbol, RowMaximum) and scalar_of(other) == float("-inf"):
                 return symbol
         return None
@@ -306,13 +306,13 @@ class Recognizer:
         if found is not None:
             return found
         for operand, other in _both_ways(instruction):
-            symbol = self._symbols.get(operand)
+            symbol = self.symbols.get(operand)
             if isinstance(symbol, Logits) and self._symbol_of_same(symbol, other) is None:
                 return self._with_bias(symbol, other)
         return None
 
     def subtract(self, instruction: Instruction) -> Symbol | None:
-        a, b = (self._symbols.get(operand) for operand in instruction.operands)
+        a, b = (self.symbols.get(operand) for operand in instruction.operands)
         if isinstance(a, Polynomial) or isinstance(b, Polynomial):
             return self._sum(instruction, -1.0)
         capped = as_polynomial(b)
@@ -332,7 +332,7 @@ class Recognizer:
     def _sum(self, instruction: Instruction, sign: float) -> Polynomial | None:
         """Sum or difference of polynomials; one side may be the gradient of the weights, a number or capped logits."""
         left, right = instruction.operands
-        a, b = self._symbols.get(left), self._symbols.get(right)
+        a, b = self.symbols.get(left), self.symbols.get(right)
         if isinstance(b, Polynomial):
             a = as_polynomial(a) or number(b, left) or self._gradient(b, left)
         elif isinstance(a, Polynomial):
@@ -340,7 +340,7 @@ class Recognizer:
         return added(a, b, sign) if isinstance(a, Polynomial) and isinstance(b, Polynomial) else None
 
     def multiply(self, instruction: Instruction) -> Symbol | None:
-        a, b = (self._symbols.get(operand) for operand in instruction.operands)
+        a, b = (self.symbols.get(operand) for operand in instruction.operands)
         left, right = as_polynomial(a), as_polynomial(b)
         if left is not None and right is not None:
             return multiplied(left, right)
@@ -348,8 +348,8 @@ class Recognizer:
             if isinstance(symbol, Polynomial) and symbol.is_zero:
                 return zero_times_anything(symbol)
         for operand, other in _both_ways(instruction):
-            symbol, scalar = self._symbols.get(operand), scalar_of(other)
-            beside = self._symbols.get(other)
+            symbol, scalar = self.symbols.get(operand), scalar_of(other)
+            beside = self.symbols.get(other)
             if isinstance(symbol, Polynomial) and isinstance(beside, Logits) and beside.of is symbol.of:
                 return times_product(symbol, beside)
             if isinstance(symbol, Polynomial) and scalar is None:
@@ -359,14 +359,14 @@ class Recognizer:
             if isinstance(symbol, Logits) and scalar is not None:
                 return scaled_logits(symbol, scalar)
         for operand, other in _both_ways(instruction):
-            symbol = self._symbols.get(operand)
-            if isinstance(symbol, Logits) and other not in self._symbols:
+            symbol = self.symbols.get(operand)
+            if isinstance(symbol, Logits) and other not in self.symbols:
                 return with_factor(symbol, other, divides=False)
         return None
 
     def divide(self, instruction: Instruction) -> Symbol | None:
         above, below = instruction.operands
-        a, b = self._symbols.get(above), self._symbols.get(below)
+        a, b = self.symbols.get(above), self.symbols.get(below)
         scalar = scalar_of(below)
         if isinstance(a, Polynomial) and a.is_zero:
             return zero_times_anything(a)
@@ -390,7 +390,7 @@ class Recognizer:
         if dims_of(predicate) != dims_of(instruction):
             return None
         for kept, filled, visible in ((on_true, on_false, True), (on_false, on_true, False)):
-            symbol, fill = self._symbols.get(kept), scalar_of(filled)
+            symbol, fill = self.symbols.get(kept), scalar_of(filled)
             if symbol is None or fill is None:
                 continue
             term = Term(*peel(predicate, symbol.labels, exact=True, broadcasts=True))
@@ -402,7 +402,7 @@ class Recognizer:
         return None
 
     def _symbol_of_same(self, symbol: Symbol, other: Instruction) -> Symbol | None:
-        found = self._symbols.get(other)
+        found = self.symbols.get(other)
         return found if found is not None and found.of is symbol.of else None
 
     @staticmethod

@@ -43,14 +43,25 @@ def note_gradient_of_factor(reduce: Instruction, symbol: Polynomial, labels: Lab
         of.factor_gradients.append(FactorGradient(reduce, labels, symbol.factors))
 
 
+def scale_of_bias_gradient(symbol: Polynomial) -> float | None:
+    """How many times the gradient of what is added to the logits it is; None where it is another array."""
+    scale = symbol.scale_outside_cap()
+    return scale if scale is not None and _is_zero_where_hidden(symbol) else None
+
+
 def _is_gradient(symbol: Polynomial, product: int = 0) -> bool:
     """Whether it is that of the logits, zero where a key is hidden."""
     of, scale = symbol.of, symbol.gradient_scale(product)
     if scale is None or of.logits is None or abs(scale - of.logits.slope) > 1e-6 * abs(of.logits.slope):
         return False
-    if symbol.zeroed | symbol.partly != _hides(of):
+    return _is_zero_where_hidden(symbol)
+
+
+def _is_zero_where_hidden(symbol: Polynomial) -> bool:
+    """Whether the program sets it to zero there, or its weights; which of the two is noted."""
+    if symbol.zeroed | symbol.partly != _hides(symbol.of):
         return False
-    of.zeroes_weights |= bool(symbol.partly)
+    symbol.of.zeroes_weights |= bool(symbol.partly)
     _note_rows(symbol)
     return True
 

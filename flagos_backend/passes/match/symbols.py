@@ -71,6 +71,16 @@ class FactorGradient:
     factors: tuple[Factor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BiasGradient:
+    """``scale`` times the gradient of the logits outside of their soft cap, summed over the dimensions that ``labels``
+    lacks."""
+
+    instruction: Instruction
+    labels: Labels
+    scale: float
+
+
 @dataclass(slots=True, eq=False)
 class Candidate:
     """An attention in the making: everything that was recognized around one product of queries and keys."""
@@ -89,6 +99,7 @@ class Candidate:
     gradients: dict[str, Contraction] = field(default_factory=dict)
     sink_gradient: Term | None = None  # of each row's sink
     factor_gradients: list[FactorGradient] = field(default_factory=list)
+    bias_gradients: list[BiasGradient] = field(default_factory=list)
     zeroes_weights: bool = False  # weights of hidden keys are set to zero, also those of a row that sees no key
     keeps_weights: bool = False  # of some product they are not, or only those of a row that sees a key
     weighs_exponentials: bool = False  # values are weighted with e, and divided by its sum only then, if at all
@@ -219,10 +230,15 @@ class Polynomial:
             wanted |= {powers.times(Powers(tanh=2)): -factor for powers, factor in wanted.items()}
         return c if found == wanted else None
 
+    def scale_outside_cap(self) -> float | None:
+        """c, when this is c·(e/l)(g - r): the gradient of logits before the derivative of their cap."""
+        c = dict(self.terms).get(_WEIGHTED_GRADIENT)
+        wanted = {} if c is None else {_WEIGHTED_GRADIENT: c, _WEIGHTED_ROW_DOT: -c}
+        return c if dict(self.terms) == wanted and not self.factors else None
+
     def gradient_of_sink(self) -> bool:
         """Whether this is (e/l)(g - r), before the cap of the keys' logits and what hid them."""
-        plain = not (self.zeroed or self.partly or self.factors)
-        return plain and dict(self.terms) == {_WEIGHTED_GRADIENT: 1.0, _WEIGHTED_ROW_DOT: -1.0}
+        return not (self.zeroed or self.partly) and self.scale_outside_cap() == 1.0
 
 
 @dataclass(frozen=True, slots=True)

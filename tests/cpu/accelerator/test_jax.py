@@ -85,9 +85,35 @@ def tempered(x: jax.Array) -> jax.Array:
     return jnp.concatenate([gradients[0].ravel(), gradients[1]])
 
 
+def biased(x: jax.Array) -> jax.Array:
+    """Gradients of attention with biases from a table, by distance, for all heads alike; one sequence hides keys."""
+
+    def loss(x: jax.Array, table: jax.Array) -> jax.Array:
+        heads = jnp.stack([x.reshape(6, 2, 4), jnp.cos(x).reshape(6, 2, 4)])
+        bias = table[jnp.arange(6)[:, None] - jnp.arange(6) + 5]
+        logits = jnp.einsum("bthd,bshd->bhts", heads, heads[::-1]) / 3 + bias
+        logits = jnp.where(jnp.arange(6) < jnp.array([4, 6])[:, None, None, None], logits, -1e9)
+        return jnp.mean(jnp.sin(jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits), heads)))
+
+    gradients = jax.grad(loss, (0, 1))(x, x.ravel()[:11])
+    return jnp.concatenate([gradients[0].ravel(), gradients[1]])
+
+
 @pytest.mark.parametrize(
     "function",
-    [softmax_gradient, normalised, joined, random, counted, until_large, scanned, called_back, hidden, tempered],
+    [
+        softmax_gradient,
+        normalised,
+        joined,
+        random,
+        counted,
+        until_large,
+        scanned,
+        called_back,
+        hidden,
+        tempered,
+        biased,
+    ],
     ids=lambda function: function.__name__,
 )
 def test_as_on_the_cpu(

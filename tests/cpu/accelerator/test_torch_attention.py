@@ -153,6 +153,22 @@ def test_training_of_other_spellings(function: Callable[..., torch.Tensor], made
     assert f",{T},{T}]" not in forward + backward, forward + backward
 
 
+def biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    scores = (q @ k.transpose(-2, -1)) / D**0.5 + bias
+    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [(H, T, T), (1, H, T, T), (B, 1, T, T)], ids=str)
+def test_training_of_a_bias(dims: tuple[int, ...], dtype: torch.dtype, made: list[Executable]) -> None:
+    args = [*(torch.randn(B, H, T, D).to(dtype) for _ in range(3)), torch.randn(dims).to(dtype)]
+    exact = gradients(biased, [x.double() for x in args], torch.device("cpu"))
+    assert_near(gradients(compiled(biased), args, FLAGOS), exact, dtype)
+    _, backward = explanations(made)
+    assert "that of a bias over" in backward and "triton.attention_backward" in backward, backward
+    assert f",{H},{T},{T}]" not in backward.replace(f"[1,{H},{T},{T}]", ""), backward
+
+
 def test_weights_that_the_program_returns_are_saved(made: list[Executable]) -> None:
     def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         weights = (q @ k.transpose(-2, -1)).softmax(-1)
@@ -174,6 +190,36 @@ def test_few_weights_are_saved(made: list[Executable]) -> None:
     exact = gradients(function, [x.double() for x in args], torch.device("cpu"))
     assert_near(gradients(compiled(function), args, FLAGOS), exact, torch.float32)
     assert "attention" not in explanations(made)[1]
+
+
+def t5() -> tuple[torch.nn.Module, torch.Tensor]:
+    """One table of biases for all layers."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": H, "vocab_size": 100}
+    config = transformers.T5Config(**sizes, attn_implementation="eager")
+    return transformers.T5EncoderModel(config), torch.randint(0, 100, (B, T))
+
+
+def swin() -> tuple[torch.nn.Module, torch.Tensor]:
+    """A table of each layer, for all windows; those of the second are shifted, and what is apart in them hidden."""
+    sizes = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 8}
+    config = transformers.SwinConfig(**sizes, attn_implementation="eager")
+    return transformers.SwinModel(config), torch.randn(B, 3, 32, 32)
+
+
+@pytest.mark.parametrize("make", [t5, swin], ids=lambda make: make.__name__)
+def test_biases_of_a_model_train_as_in_eager_mode(make: Callable[[], Any], made: list[Executable]) -> None:
+    """They are gathered from a table by distance."""
+    model, x = make()
+    model.eval()  # without dropout
+    exact = copy.deepcopy(model).double()
+    exact(x.double() if x.is_floating_point() else x).last_hidden_state.square().sum().backward()
+    model.to(FLAGOS)
+    torch.compile(model, backend=flagos)(x.to(FLAGOS)).last_hidden_state.square().sum().backward()
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        assert (ours.grad is None) is (theirs.grad is None)
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad.cpu().double(), theirs.grad, rtol=1e-3, atol=1e-3)
+    assert sum(each.count("that of a bias over") for each in explanations(made)) == 2, explanations(made)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma2"])

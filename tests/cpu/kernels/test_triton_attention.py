@@ -9,11 +9,18 @@ import triton.language as tl
 
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.types import ElementType
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.triton import attention_kernels
-from support.attention import CASES, assert_close, assert_rows_without_a_key_are_zero, oracle, problem
+from support.attention import (
+    BIAS_GRADIENTS,
+    CASES,
+    assert_close,
+    assert_rows_without_a_key_are_zero,
+    oracle,
+    problem,
+)
 
 E = ElementType
 SIMULATED = Target("cpu", "simulated")
@@ -21,19 +28,19 @@ SIMULATED = Target("cpu", "simulated")
 SIZES = {"b": 1, "c": 2, "h": 1, "g": 2, "t": 40, "s": 52, "d": 16, "e": 24}
 
 
-def kernels(p):
+def kernels(p, target=SIMULATED):
     """The Triton kernels of both calls."""
     found = []
     for operation, call in zip((FORWARD, BACKWARD), p.calls, strict=True):
         (triton,) = (i for i in implementations_of(operation) if i.provider is Provider.TRITON)
-        assert not triton.unsupported(call, SIMULATED)
-        found.append(triton.variants(call, SIMULATED)[0].kernel)
+        assert not triton.unsupported(call, target)
+        found.append(triton.variants(call, target)[0].kernel)
     return found
 
 
-def check(p, element):
+def check(p, element, target=SIMULATED):
     (output, statistics), gradients = oracle(p)
-    forward, backward = kernels(p)
+    forward, backward = kernels(p, target)
     ours = p.forward(forward)
     assert_close(ours[0], output, element)
     assert_close(ours[1], statistics.clamp_min(-1e30), E.F32)
@@ -47,6 +54,97 @@ def test_cases(name, rng):
     check(problem(CASES[name], element, int(rng.integers(1 << 30)), sizes=SIZES), element)
 
 
+@pytest.mark.parametrize("name", BIAS_GRADIENTS)
+def test_gradients_of_biases(name, rng):
+    attention, dims = BIAS_GRADIENTS[name]
+    element = E.F16 if len(name) % 2 else E.F32
+    sizes = {**SIZES, "b": 2, "h": 2} if "c" not in attention.key else {**SIZES, "b": 2}
+    check(problem(attention, element, int(rng.integers(1 << 30)), sizes=sizes, of_bias=dims), element)
+
+
+@pytest.mark.parametrize("name", ["mask, window", "added mask, window", "of keys, mask"])
+def test_gradients_of_biases_of_rows_that_see_no_key(name, rng):
+    """Where what hides was added also of keys far outside of the band."""
+    attention, dims = BIAS_GRADIENTS[name]
+    sizes = {**SIZES, "b": 2, "s": 100}
+    check(problem(attention, E.F32, int(rng.integers(1 << 30)), sizes=sizes, hide_all=True, of_bias=dims), E.F32)
+
+
+@pytest.mark.parametrize("multiprocessors", [2, 7, 1000])
+@pytest.mark.parametrize("name", ["shared by all", "shared by heads of a group", "of keys, window", "window", "cap"])
+def test_gradients_of_biases_divided_among_programs(name, multiprocessors, rng):
+    """Each program sums a part of what shares a bias, some of them nothing."""
+    attention, dims = BIAS_GRADIENTS[name]
+    target = Target("cpu", "simulated", multiprocessors=multiprocessors)
+    p = problem(attention, E.F16, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 3, "h": 2}, of_bias=dims)
+    check(p, E.F16, target)
+
+
+@pytest.mark.parametrize("channels", [16, 200])
+@pytest.mark.parametrize("name", ["window", "of keys, window"])
+def test_gradients_of_biases_in_every_size_of_blocks(name, channels, rng):
+    attention, dims = BIAS_GRADIENTS[name]
+    sizes = {**SIZES, "t": 70, "s": 100, "d": channels}
+    p = problem(attention, E.F16, int(rng.integers(1 << 30)), sizes=sizes, of_bias=dims)
+    _, gradients = oracle(p)
+    ours = p.forward(kernels(p)[0])
+    (triton,) = (i for i in implementations_of(BACKWARD) if i.provider is Provider.TRITON)
+    variants = triton.variants(p.calls[1], SIMULATED)
+    assert len({variant.name for variant in variants}) == 3
+    for variant in variants:
+        assert_close(p.backward(variant.kernel, *ours)[-1], gradients[-1], E.F16, variant.name)
+
+
+@pytest.mark.parametrize("name", BIAS_GRADIENTS)
+def test_gradients_of_biases_of_short_sequences(name, rng):
+    """Fewer positions than a block has, and a prime number of them."""
+    attention, dims = BIAS_GRADIENTS[name]
+    sizes = {**SIZES, "b": 2, "t": 13, "s": 11}
+    check(problem(attention, E.F32, int(rng.integers(1 << 30)), sizes=sizes, of_bias=dims), E.F32)
+
+
+def test_biases_that_hide(rng):
+    """Entries of -infinity have no gradient, though the row has."""
+    attention, dims = BIAS_GRADIENTS["shared by batches"]
+    p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, of_bias=dims)
+    hidden = torch.rand(p.operands[3].shape, generator=torch.Generator().manual_seed(int(rng.integers(1 << 30)))) < 0.5
+    hidden[..., 0] = False
+    p.operands[3][hidden] = -torch.inf
+    (output, statistics), gradients = oracle(p)
+    forward, backward = kernels(p)
+    ours = p.forward(forward)
+    assert_close(ours[0], output, E.F32)
+    assert_close(ours[1], statistics, E.F32)
+    found = p.backward(backward, *ours)
+    for gradient, exact in zip(found, gradients, strict=True):
+        assert exact.isfinite().all()
+        assert_close(gradient, exact, E.F32)
+    assert found[3][hidden.all(0, keepdim=True)].eq(0).all()
+
+
+def test_gradients_of_biases_beside_an_infinite_key(rng):
+    """Its logits are -infinity; queries that fill up a block are no numbers beside it."""
+    attention, dims = BIAS_GRADIENTS["of keys"]
+    p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, of_bias=dims)
+    p.operands[0][..., 0].abs_().neg_()
+    p.operands[1][:, 3, :, 0] = torch.inf
+    (output, _), gradients = oracle(p)
+    assert output.isfinite().all() and gradients[3].isfinite().all() and gradients[3][3] == 0
+    forward, backward = kernels(p)
+    assert_close(p.backward(backward, *p.forward(forward))[3], gradients[3], E.F32)
+
+
+@pytest.mark.parametrize(
+    ("dims", "reason"), [("ht", "summed over keys"), ("achits", ""), ("bhjts", "every other dimension")]
+)
+def test_gradients_of_biases_that_the_kernels_do_not_give(dims, reason):
+    attention = Attention("abchijtd", "abchijsd", "abchijse", "abchijte")
+    p = problem(attention, E.F32, 0, sizes=dict.fromkeys("abchijtsde", 2), of_bias=dims)
+    (triton,) = (i for i in implementations_of(BACKWARD) if i.provider is Provider.TRITON)
+    found = triton.unsupported(p.calls[1], SIMULATED)
+    assert reason in found and bool(found) is bool(reason)
+
+
 @pytest.mark.parametrize("name", ["mask, finite", "mask, window", "added mask", "added mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes=SIZES, hide_all=True), E.F32)
@@ -54,7 +152,9 @@ def test_rows_that_see_no_key(name, rng):
 
 @pytest.mark.parametrize("name", ["mask", "bias, mask, causal"])
 def test_rows_that_see_no_key_and_have_weights_of_zero(name, rng):
-    p = problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, hide_all=True)
+    of_bias = "bhgts" if CASES[name].bias is not None else None  # the first batch's shall be zero
+    sizes = {**SIZES, "b": 2}
+    p = problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes=sizes, hide_all=True, of_bias=of_bias)
     assert_rows_without_a_key_are_zero(p, kernels(p), E.F32)
 
 
@@ -121,15 +221,15 @@ def test_rows_that_a_bias_hides_weigh_their_keys_alike(low, band, rng):
     """As float32 has it, where nothing that is added to such a bias is seen."""
     p = problem(replace(CASES["bias"], **band), E.F32, int(rng.integers(1 << 30)), sizes=SIZES)
     q, k, v = (x.clone().requires_grad_() for x in p.operands[:3])
-    bias = p.operands[3]
-    bias[0, 3] = low
-    bias[0, 7, 5:] = low
+    p.operands[3][0, 3] = low
+    p.operands[3][0, 7, 5:] = low
+    bias = p.operands[3].clone().requires_grad_()
     t, s = torch.arange(bias.shape[1])[:, None], torch.arange(bias.shape[2])[None, :]
     hidden = (s > t + band.get("upper", s.max())) | (s < t - band.get("lower", t.max()))
     logits = torch.einsum("bthgd,bshd->bhgts", q, k) * p.attention.scale + bias[:, None]
     weights = torch.softmax(logits.masked_fill(hidden, -torch.inf), -1)
     exact = torch.einsum("bhgts,bshe->bthge", weights, v)
-    gradients = torch.autograd.grad(exact, (q, k, v), p.gradient)
+    gradients = torch.autograd.grad(exact, (q, k, v, bias), p.gradient)
     forward, backward = kernels(p)
     ours = p.forward(forward)
     assert_close(ours[0], exact.detach(), E.F32)

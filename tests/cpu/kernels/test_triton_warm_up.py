@@ -24,7 +24,7 @@ from support.attention import CASES, SIZES, calls_of
 
 E = ElementType
 CHIP = Target("cpu", "simulated", multiprocessors=4, warp_size=4)
-KERNELS = ("attention", "sort", "top_k", "windows")
+KERNELS = ("attention", "attention_gradient", "sort", "top_k", "windows")
 SORT = """
 less { a = f32[] parameter(0) b = f32[] parameter(1) c = s32[] parameter(2) d = s32[] parameter(3)
   ROOT r = pred[] compare(a, b), direction=LT }
@@ -83,7 +83,7 @@ def _top_k() -> Instruction:
 
 INSTRUCTIONS = {
     **{f"attention, {name}": calls_of(CASES[name], E.F16, SIZES)[0] for name in ("causal", "bias, mask, causal")},
-    **{f"gradients, {name}": calls_of(CASES[name], E.F32, SIZES)[1] for name in ("plain", "mask, finite")},
+    **{f"gradients, {name}": calls_of(CASES[name], E.F32, SIZES)[1] for name in ("plain", "mask, finite", "bias")},
     "sort": _from_text(SORT, Opcode.SORT),
     "top-k": _top_k(),
     "fold of windows": _from_text(FOLD, Opcode.REDUCE_WINDOW),

@@ -10,7 +10,7 @@ from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
-from support.attention import CASES, SIZES, assert_close, oracle, problem
+from support.attention import BIAS_GRADIENTS, CASES, SIZES, assert_close, oracle, problem
 
 E = ElementType
 DEVICE = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -58,6 +58,37 @@ def test_small(name, target, rng):
 @pytest.mark.parametrize("name", ["plain", "causal", "mask, window", "bias, mask, causal"])
 def test_longer(name, target, rng):
     p = problem(CASES[name], E.F16, int(rng.integers(1 << 30)), DEVICE.type, LONGER)
+    assert Provider.TRITON in check(p, target, E.F16)
+
+
+@pytest.mark.parametrize("element", [*HALF, E.F32], ids=lambda e: e.name)
+@pytest.mark.parametrize("name", BIAS_GRADIENTS)
+def test_gradients_of_biases(name, element, target, rng):
+    attention, dims = BIAS_GRADIENTS[name]
+    p = problem(attention, element, int(rng.integers(1 << 30)), DEVICE.type, of_bias=dims)
+    assert Provider.TRITON in check(p, target, element)
+
+
+@pytest.mark.parametrize(
+    "name", ["shared by batches", "shared by all", "causal", "window", "added mask, window", "of keys"]
+)
+def test_longer_gradients_of_biases(name, target, rng):
+    """In every size of blocks, and the same in every run."""
+    attention, dims = BIAS_GRADIENTS[name]
+    p = problem(attention, E.BF16, int(rng.integers(1 << 30)), DEVICE.type, LONGER, of_bias=dims)
+    _, gradients = oracle(p)
+    (forward,) = (i for i in implementations_of(FORWARD) if i.provider is Provider.TRITON)
+    (backward,) = (i for i in implementations_of(BACKWARD) if i.provider is Provider.TRITON)
+    ours = p.forward(forward.variants(p.calls[0], target)[0].kernel)
+    for variant in backward.variants(p.calls[1], target):
+        first, second = (p.backward(variant.kernel, *ours)[-1] for _ in range(2))
+        assert_close(first, gradients[-1], E.BF16, variant.name)
+        assert torch.equal(first, second)
+
+
+def test_gradients_of_biases_of_rows_that_see_no_key(target, rng):
+    attention, dims = BIAS_GRADIENTS["added mask, window"]
+    p = problem(attention, E.F16, int(rng.integers(1 << 30)), DEVICE.type, LONGER, hide_all=True, of_bias=dims)
     assert Provider.TRITON in check(p, target, E.F16)
 
 

@@ -14,6 +14,7 @@ from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference import attention, registry
 from support.attention import (
+    BIAS_GRADIENTS,
     CASES,
     assert_close,
     assert_rows_without_a_key_are_zero,
@@ -40,6 +41,19 @@ def test_cases(name, element, rng):
     check(problem(CASES[name], element, int(rng.integers(1 << 30))), element)
 
 
+@pytest.mark.parametrize("element", [E.F32, E.F64, E.F16, E.BF16], ids=lambda e: e.name)
+@pytest.mark.parametrize("name", BIAS_GRADIENTS)
+def test_gradients_of_biases(name, element, rng):
+    attention, dims = BIAS_GRADIENTS[name]
+    check(problem(attention, element, int(rng.integers(1 << 30)), of_bias=dims), element)
+
+
+def test_a_gradient_of_a_bias_that_is_summed_over_keys(rng):
+    """It is zero, but beside a sink."""
+    attention, _ = BIAS_GRADIENTS["sink"]
+    check(problem(attention, E.F64, int(rng.integers(1 << 30)), of_bias="ht"), E.F64)
+
+
 @pytest.mark.parametrize("name", ["mask, finite", "mask, causal", "mask, window", "added mask", "added mask, window"])
 def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), hide_all=True), E.F32)
@@ -48,14 +62,16 @@ def test_rows_that_see_no_key(name, rng):
 @pytest.mark.parametrize("element", [E.F32, E.F64, E.F16, E.BF16], ids=lambda e: e.name)
 @pytest.mark.parametrize("name", ["mask", "bias, mask, causal"])
 def test_rows_that_see_no_key_and_have_weights_of_zero(name, element, rng):
-    p = problem(CASES[name], element, int(rng.integers(1 << 30)), hide_all=True)
+    of_bias = "bhgts" if CASES[name].bias is not None else None  # the first batch's shall be zero
+    p = problem(CASES[name], element, int(rng.integers(1 << 30)), hide_all=True, of_bias=of_bias)
     assert_rows_without_a_key_are_zero(p, tuple(map(registry.prepare, p.calls)), element)
 
 
 def test_blocks_of_queries(monkeypatch, rng):
     """More logits than are held at once."""
     monkeypatch.setattr(attention, "_BLOCK_ELEMENTS", 2000)
-    check(problem(CASES["bias, mask, causal"], E.F64, int(rng.integers(1 << 30))), E.F64)
+    for of_bias in ("gts", "bs"):
+        check(problem(CASES["bias, mask, causal"], E.F64, int(rng.integers(1 << 30)), of_bias=of_bias), E.F64)
 
 
 def test_arguments_of_other_strides(rng):
@@ -108,3 +124,11 @@ def test_what_the_vendors_kernels_lack(changes, reason):
         (vendor,) = (i for i in implementations_of(operation) if i.provider is Provider.VENDOR)
         found = vendor.unsupported(call, Target("cuda", vendor="nvidia"))
         assert reason in found and bool(found) is bool(reason)
+
+
+def test_vendors_kernels_give_no_gradient_of_a_bias():
+    """Also where the bias itself has become a band."""
+    described, sizes = Attention("bthgd", "bshd", "bshe", "bthge"), {"b": 1, "h": 2, "g": 2, "t": 64, "s": 64}
+    _, call = calls_of(described, E.BF16, {**sizes, "d": 32, "e": 32}, "hgts")
+    (vendor,) = (i for i in implementations_of(BACKWARD) if i.provider is Provider.VENDOR)
+    assert "no gradient of a bias" in vendor.unsupported(call, Target("cuda", vendor="nvidia"))

@@ -170,17 +170,6 @@ def test_gradients_alone_arrange_the_output_as_their_argument(draw):
     assert next(leaves(forward.shape)).dims == (B, T, N, 1, D)
 
 
-def test_a_bias_alone_needs_no_output(draw):
-    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(1, N, T, S), draw(B, T, N, D)]
-
-    def function(q, k, v, bias, g):
-        return jax.vjp(lambda bias: dpa(q, k, v, bias), bias)[1](g)
-
-    module, result = matched(function, *args)
-    assert result.module is module
-    assert result.notes and "no use for its output" in result.notes[0]
-
-
 @pytest.mark.parametrize("differentiate", [False, True])
 def test_bias_and_masks(draw, rng, differentiate):
     args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(1, N, T, S), rng.random((B, 1, 1, S)) < 0.7]
@@ -439,10 +428,3 @@ def test_without_a_maximum_is_no_softmax(draw):
     args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)]
     module, result = matched(no_maximum, *args)
     assert result == MatchResult(module, ())
-
-
-def test_gradient_of_a_bias(draw):
-    args = [draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D), draw(1, N, T, S)]
-    module, result = matched(gradient(lambda q, k, v, bias: dpa(q, k, v, bias), (0, 3)), *args)
-    assert result.module is module
-    assert "call does not give" in result.notes[0]

@@ -130,6 +130,7 @@ ATTENTION = {
     "attention_query_gradient": (64, 64, 4, 2),
     "attention_key_gradient": (64, 64, 4, 2),
     "attention_delta": (64, 64, 4, 3),
+    "attention_bias_gradient": (64, 64, 4, 2),
 }
 FLOATS, NUMBERS = ("scale", "fill", "factor"), ("upper", "lower")
 #: What a program of an H100 may have of shared memory.
@@ -138,9 +139,10 @@ SHARED_MEMORY = 227 * 1024
 
 def attention_ptx(name: str, channels: int, **changes: object) -> str:
     """bf16, causal, with the blocks that run where nothing is measured; checks that the device has room."""
-    function = getattr(importlib.import_module("flagos_backend.kernels.triton.attention_kernels"), name)
+    module = "attention_kernels" if name == "attention_forward" else "attention_gradient_kernels"
+    function = getattr(importlib.import_module(f"flagos_backend.kernels.triton.{module}"), name)
     rows, keys, warps, stages = ATTENTION[name]
-    flags = ("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL", "ADDED")
+    flags = ("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL", "ADDED", "SUMS_QUERIES")
     constants: dict[str, object] = {
         **dict.fromkeys(flags, False), "HAS_UPPER": True, "EVEN": True, "PRECISION": "ieee", "CAP": 0.0,
         "BLOCK_M": rows, "BLOCK_N": keys, "BLOCK_D": channels, "BLOCK_E": channels,
@@ -184,3 +186,8 @@ def test_attention_with_everything(name: str) -> None:
         ("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL", "ADDED"), True
     )
     assert ".entry" in attention_ptx(name, 64, **everything, EVEN=False, CAP=72.0)
+
+
+def test_a_gradient_of_a_bias_without_queries() -> None:
+    ptx = attention_ptx("attention_bias_gradient", 128, HAS_BIAS=True, SUMS_QUERIES=True)
+    assert "wgmma" in ptx and "atom" not in ptx  # sums are one program's, and the same in every run
