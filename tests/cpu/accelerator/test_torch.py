@@ -153,7 +153,9 @@ def test_sums_over_nothing_read_nothing(dtype: torch.dtype, made: list[Executabl
     assert all("[0," in line.partition(" reduce(")[0] for line in sums), sums
 
 
-def test_norms_and_activations_are_taken_apart_there_only() -> None:
+def test_norms_and_activations_are_taken_apart() -> None:
+    """All but the host's of 16 bits, in which its loops do not compute."""
+
     def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return functional.silu(functional.gelu(functional.layer_norm(x, (6,), weight, bias)).log_softmax(-1))
 
@@ -171,7 +173,7 @@ def test_norms_and_activations_are_taken_apart_there_only() -> None:
             result = torch.compile(function, backend=flagos)(*arguments)
             result.backward(gradient.to(device))
             whole = set().union(*(each.whole for each in report.reports()))
-            assert bool(whole) is (device.type == "cpu"), whole
+            assert bool(whole) is (device.type == "cpu" and dtype is torch.bfloat16), whole
             torch.testing.assert_close(result.cpu().double(), exact, rtol=precision, atol=precision)
             for ours, theirs in zip(arguments, expected, strict=True):
                 torch.testing.assert_close(
