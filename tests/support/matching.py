@@ -4,6 +4,8 @@ close they are to the truth."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import zip_longest
 
 import jax
 import jax.numpy as jnp
@@ -85,9 +87,10 @@ def exact(function, args) -> list[np.ndarray]:
         return [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*wide))]
 
 
-def errors(ours, true) -> list[float]:
-    """Relative to the greatest magnitude of each array."""
-    scales = [max(1.0, float(np.abs(y).max())) for y in true]
+def errors(ours, true, least: Sequence[float] = ()) -> list[float]:
+    """Relative to the greatest magnitude of each array, to one, or to ``least`` of it, whichever is the greatest."""
+    least = least[: len(true)]
+    scales = [max(1.0, float(np.abs(y).max()), size) for y, size in zip_longest(true, least, fillvalue=0.0)]
     return [
         float(np.abs(x.astype(np.float64) - y).max()) / scale for x, y, scale in zip(ours, true, scales, strict=True)
     ]
