@@ -257,7 +257,11 @@ class _Fuser:
     def _is_repeated(self, instruction: Instruction) -> bool:
         """Whether ``instruction`` is computed again in each region that reads it; all of them spread it over more."""
         elements, regions = prod(dims_of(instruction)), {key for key, _ in self.demands[instruction]}
-        if elements > self.policy.repeated_elements or len(regions) > _MAX_REPEATED:
+        most = _MAX_REPEATED
+        if elements > self.policy.repeated_elements:
+            # Many elements are still read in less time narrow, and widened again, than wide.
+            most = 1 if self.policy.repeated_elements and _widens(instruction) else 0
+        if len(regions) > _MAX_REPEATED:
             return False
         for key in regions:
             if prod(self.loops[key]) <= elements or self.sizes[key] + _MAX_REPEATED > self.policy.max_operations:
@@ -269,7 +273,7 @@ class _Fuser:
                 continue
             moves = value.opcode is Opcode.RESHAPE or movement_of(value) is not None
             count += not moves
-            if value in self.wanted or count > _MAX_REPEATED or not (moves or value.opcode in _REPEATED):
+            if value in self.wanted or count > most or not (moves or value.opcode in _REPEATED):
                 return False
             waiting.extend(self._operands(value))
         return True
@@ -521,6 +525,13 @@ def _is_regular(instruction: Instruction) -> bool:
 def _unresolved(starts: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
     """Starts that tell indices apart, before it is known where they are computed."""
     return lambda d, limit: Load(typed(starts[d]), starts[d], Affine(0, ()))
+
+
+def _widens(instruction: Instruction) -> bool:
+    if instruction.opcode is not Opcode.CONVERT:
+        return False
+    narrow, wide = element_type(instruction.operands[0]), element_type(instruction)
+    return narrow is not None and wide is not None and narrow.bytes < wide.bytes
 
 
 def _has_side_effect(instruction: Instruction) -> bool:

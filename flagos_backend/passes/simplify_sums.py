@@ -3,147 +3,29 @@ cross-entropy has them: all numbers but one are zeros, so that the sum is that o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from flagos_backend.ir.attributes import (
-    NONE,
-    Attributes,
-    CompareAttributes,
-    ConstantAttributes,
-    DimensionAttributes,
-    DimensionsAttributes,
-)
-from flagos_backend.ir.constants import is_splat_of, scalar_bytes
-from flagos_backend.ir.hlo import Computation, Instruction
-from flagos_backend.ir.opcode import Comparison, Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.attributes import DimensionsAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.passes.one_hot import ADDABLE, Rows, adds
 from flagos_backend.passes.rewrite import Emitter, Rule, array_shape
-
-_ADDABLE = frozenset({ElementType.F16, ElementType.BF16, ElementType.F32, ElementType.F64})
-_POSITIONS = frozenset({ElementType.S32, ElementType.S64})
 
 
 def _reduce(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     """A sum of multiples of a one-hot row is one multiple, and one more of what all the others are: a zero, or the NaN
     that a number which is not finite makes of it."""
     dims = instruction.attributes_as(DimensionsAttributes).dimensions
-    if len(dims) != 1 or len(instruction.operands) != 2 or not _adds(instruction.called[0]):
+    if len(dims) != 1 or len(instruction.operands) != 2 or not adds(instruction.called[0]):
         return None
     value, initial = instruction.operands
     shape = array_shape(value)
-    row = _Row(dims[0], shape.dims, emitter, instruction)
-    if shape.element_type not in _ADDABLE or row.size < 2 or not row.is_multiple(value):
+    row = Rows(dims[0], shape.dims, emitter, instruction)
+    if shape.element_type not in ADDABLE or row.size < 2 or not row.is_multiple(value):
         return None
     total = emitter.emit(Opcode.BROADCAST, instruction.shape, (initial,), DimensionsAttributes(()), like=instruction)
     for hit in (True, False):
         part = row.sole(value, hit=hit)
         total = emitter.emit(Opcode.ADD, instruction.shape, (total, part), like=instruction)
     return total
-
-
-def _adds(computation: Computation) -> bool:
-    """Whether a combiner is a sum of its two parameters."""
-    root = computation.root
-    return (
-        root.opcode is Opcode.ADD
-        and root.operands[0] is not root.operands[1]
-        and all(operand.opcode is Opcode.PARAMETER for operand in root.operands)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Rows along ``dim`` of arrays of ``dims``."""
-
-    dim: int
-    dims: tuple[int, ...]
-    emitter: Emitter
-    like: Instruction
-
-    @property
-    def size(self) -> int:
-        return self.dims[self.dim]
-
-    def is_multiple(self, value: Instruction) -> bool:
-        """Whether ``value`` is made of a one-hot row by what leaves zeros zeros."""
-        if array_shape(value).element_type not in (*_ADDABLE, ElementType.PRED):
-            return False
-        if value.opcode in (Opcode.CONVERT, Opcode.NEGATE):
-            return self.is_multiple(value.operands[0])
-        if value.opcode is Opcode.MULTIPLY:
-            a, b = value.operands
-            return (self._is_even(a) and self.is_multiple(b)) or (self._is_even(b) and self.is_multiple(a))
-        if value.opcode is Opcode.SELECT:
-            hit, chosen, other = value.operands
-            return self._labels(hit) is not None and self._is_even(chosen) and self._is_zero(other)
-        return self._labels(value) is not None
-
-    def sole(self, value: Instruction, *, hit: bool) -> Instruction:
-        """``value`` where the position is the label, if that is a position (``hit``), or elsewhere; without ``dim``."""
-        if (labels := self._labels(value)) is not None:
-            return self._hits(labels) if hit else self._constant(0, ElementType.PRED)
-        if value.opcode in (Opcode.MULTIPLY, Opcode.SELECT):
-            operands = [self._without(o) if self._is_even(o) else self.sole(o, hit=hit) for o in value.operands]
-        else:
-            operands = [self.sole(value.operands[0], hit=hit)]
-        return self._emit(value.opcode, array_shape(value).element_type, operands)
-
-    def _is_even(self, value: Instruction) -> bool:
-        """Whether ``value`` does not vary along the row, to be seen at once."""
-        return value.opcode is Opcode.BROADCAST and self.dim not in _dims(value)
-
-    def _is_zero(self, value: Instruction) -> bool:
-        """Whether ``value`` is the zero of a scalar, repeated."""
-        zero = scalar_bytes(0, array_shape(value).element_type)
-        return value.opcode is Opcode.BROADCAST and is_splat_of(value.operands[0], zero)
-
-    def _labels(self, value: Instruction) -> Instruction | None:
-        """What is compared with the position: the label of each row, repeated along it."""
-        if value.opcode is not Opcode.COMPARE or value.attributes_as(CompareAttributes).direction is not Comparison.EQ:
-            return None
-        for labels, positions in (value.operands, value.operands[::-1]):
-            if self._is_even(labels) and self._is_position(positions):
-                return labels
-        return None
-
-    def _is_position(self, value: Instruction) -> bool:
-        if array_shape(value).element_type not in _POSITIONS:
-            return False
-        along = self.dim
-        if value.opcode is Opcode.BROADCAST:
-            if along not in _dims(value):
-                return False
-            along, value = _dims(value).index(along), value.operands[0]
-        return value.opcode is Opcode.IOTA and value.attributes_as(DimensionAttributes).dimension == along
-
-    # ---- Without the dimension of the row
-
-    def _emit(
-        self, opcode: Opcode, element_type: ElementType, operands: list[Instruction], attributes: Attributes = NONE
-    ) -> Instruction:
-        dims = self.dims[: self.dim] + self.dims[self.dim + 1 :]
-        return self.emitter.emit(opcode, ArrayShape(element_type, dims), operands, attributes, like=self.like)
-
-    def _without(self, value: Instruction) -> Instruction:
-        dims = DimensionsAttributes(tuple(d - (d > self.dim) for d in _dims(value)))
-        return self._emit(Opcode.BROADCAST, array_shape(value).element_type, [value.operands[0]], dims)
-
-    def _hits(self, labels: Instruction) -> Instruction:
-        element_type = array_shape(labels).element_type
-        label = self._without(labels)
-        first, end = (self._constant(number, element_type) for number in (0, self.size))
-        begun = self._emit(Opcode.COMPARE, ElementType.PRED, [label, first], CompareAttributes(Comparison.GE))
-        ended = self._emit(Opcode.COMPARE, ElementType.PRED, [label, end], CompareAttributes(Comparison.LT))
-        return self._emit(Opcode.AND, ElementType.PRED, [begun, ended])
-
-    def _constant(self, number: int, element_type: ElementType) -> Instruction:
-        data = ConstantAttributes(scalar_bytes(number, element_type))
-        scalar = self.emitter.emit(Opcode.CONSTANT, ArrayShape(element_type), (), data, like=self.like)
-        return self._emit(Opcode.BROADCAST, element_type, [scalar], DimensionsAttributes(()))
-
-
-def _dims(broadcast: Instruction) -> tuple[int, ...]:
-    return broadcast.attributes_as(DimensionsAttributes).dimensions
 
 
 RULES: dict[Opcode, Rule] = {Opcode.REDUCE: _reduce}

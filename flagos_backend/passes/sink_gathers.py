@@ -1,16 +1,19 @@
 """A gather of single elements goes before the elementwise operations that make its array, where that is much larger.
 
 They are computed again, of the chosen elements alone; else the whole array, such as the logarithms of all probabilities
-for one label a row, would be written only for the gather to read.
+for one label a row, would be written only for the gather to read. A sum of rows of which all is zero but the element at
+a label, as ``where(positions == label, x, 0)`` has them, is such a gather, too.
 """
 
 from __future__ import annotations
 
 from flagos_backend.fusion.support import is_elementwise
 from flagos_backend.ir.attributes import Attributes, DimensionsAttributes, GatherAttributes
+from flagos_backend.ir.constants import is_splat_of, scalar_bytes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
+from flagos_backend.passes.one_hot import ADDABLE, Rows, adds
 from flagos_backend.passes.rewrite import Emitter, Substitution, array_shape, rewrite_computations
 
 # How many elements the array has for each that is chosen.
@@ -18,6 +21,8 @@ _LEAST_SHARE = 8
 # What is computed again, and how many arrays are gathered from instead of one.
 _MOST_OPERATIONS = 32
 _MOST_ARRAYS = 3
+# Rows that are shorter are added up in less time than a gather takes to start where it is a kernel of its own.
+_LEAST_ROW = 1024
 
 _KERNELS = frozenset({Opcode.DOT, Opcode.CONVOLUTION})
 _IN_MEMORY = _KERNELS | {Opcode.PARAMETER, Opcode.CONSTANT, Opcode.GET_TUPLE_ELEMENT}
@@ -30,14 +35,17 @@ def sink_gathers(module: Module) -> Module:
 def _transform(computation: Computation, replaced: dict[int, Computation]) -> Computation:
     emitter, substitution = Emitter(), Substitution(replaced)
     written: set[int] | None = None
+    kept: list[Instruction] = []  # ids are unique only among living objects
     for instruction in computation.instructions:
-        if _chooses_few(instruction):
+        choose = _sunk if _chooses_few(instruction) else _chosen_of_sum if _may_choose(instruction) else None
+        if choose is not None:
             written = _written(computation) if written is None else written
-            sunk = _Sunk(instruction, written, substitution).array()
-            if sunk is not None:
-                value, made = sunk
-                emitter.instructions.extend(made)
-                substitution.record(instruction, value)
+            if (found := choose(instruction, written)) is not None:
+                value, made = found
+                kept += made
+                for new in made:
+                    substitution.record(new, emitter.put(substitution.apply(new)))
+                substitution.record(instruction, substitution.value(value))
                 continue
         substitution.record(instruction, emitter.put(substitution.apply(instruction)))
     if not substitution.values:
@@ -52,6 +60,44 @@ def _chooses_few(instruction: Instruction) -> bool:
     single = not attributes.offset_dims and all(size == 1 for size in attributes.slice_sizes)
     share = array_shape(source).num_elements >= _LEAST_SHARE * max(array_shape(instruction).num_elements, 1)
     return single and share and is_elementwise(source)
+
+
+def _sunk(gather: Instruction, written: set[int]) -> tuple[Instruction, list[Instruction]] | None:
+    return _Sunk(gather, written).array()
+
+
+def _may_choose(instruction: Instruction) -> bool:
+    return instruction.opcode is Opcode.REDUCE and len(instruction.operands) == 2
+
+
+def _chosen_of_sum(reduce: Instruction, written: set[int]) -> tuple[Instruction, list[Instruction]] | None:
+    """What replaces a sum of rows that are zero but at a label, and the instructions that make it."""
+    value, initial = reduce.operands
+    dims, shape = reduce.attributes_as(DimensionsAttributes).dimensions, array_shape(value)
+    if len(dims) != 1 or shape.element_type not in ADDABLE or not adds(reduce.called[0]):
+        return None
+    emitter = Emitter()
+    rows = Rows(dims[0], shape.dims, emitter, reduce)
+    if rows.size < _LEAST_ROW or value.opcode is not Opcode.SELECT:
+        return None
+    hit, source, other = value.operands
+    if not (rows.is_one_hot(hit) and rows.is_zero(other) and is_elementwise(source)):
+        return None
+    gather = rows.gather(source, rows.labels(hit))
+    found = _Sunk(gather, written).array()
+    if found is None:
+        return None
+    chosen, made = found
+    emitter.instructions += made
+    result = array_shape(reduce)
+    zero = rows.without(other)
+    part = emitter.emit(Opcode.SELECT, result, (rows.sole(hit, hit=True), chosen, zero), like=reduce)
+    total = emitter.emit(Opcode.BROADCAST, result, (initial,), DimensionsAttributes(()), like=reduce)
+    # Zeros take the sign from a zero: one that the sum begins with, or those of the row.
+    begins_so = is_splat_of(initial, scalar_bytes(0, shape.element_type))
+    for added in (part,) if begins_so else (part, zero):
+        total = emitter.emit(Opcode.ADD, result, (total, added), like=reduce)
+    return total, emitter.instructions
 
 
 def _written(computation: Computation) -> set[int]:
@@ -74,10 +120,10 @@ def _written(computation: Computation) -> set[int]:
 
 
 class _Sunk:
-    """What replaces a gather. Values of the computation as it was are walked; those that stay are then substituted."""
+    """What replaces a gather."""
 
-    def __init__(self, gather: Instruction, written: set[int], substitution: Substitution) -> None:
-        self._gather, self._written, self._substitution = gather, written, substitution
+    def __init__(self, gather: Instruction, written: set[int]) -> None:
+        self._gather, self._written = gather, written
         self._attributes = gather.attributes_as(GatherAttributes)
         self._dims = array_shape(gather).dims
         self._emitter = Emitter()
@@ -104,16 +150,14 @@ class _Sunk:
     def _choose(self, value: Instruction) -> Instruction | None:
         if id(value) in self._written or _lies_in_memory(value):
             self._arrays += 1
-            operands = [self._substitution.value(v) for v in (value, self._gather.operands[1])]
-            return self._emit(Opcode.GATHER, value, operands, self._attributes)
+            return self._emit(Opcode.GATHER, value, [value, self._gather.operands[1]], self._attributes)
         if value.opcode is Opcode.BROADCAST:
             return self._broadcast(value)
         if not is_elementwise(value) or len(self._known) > _MOST_OPERATIONS:
             return None
         operands = []
         for operand in value.operands:
-            scalar = not array_shape(operand).dims
-            chosen = self._substitution.value(operand) if scalar else self._chosen(operand)
+            chosen = self._chosen(operand) if array_shape(operand).dims else operand
             if chosen is None:
                 return None
             operands.append(chosen)
@@ -131,8 +175,8 @@ class _Sunk:
         dims = value.attributes_as(DimensionsAttributes).dimensions
         if not place.keys() >= set(dims):
             return None
-        source = self._substitution.value(value.operands[0])
-        return self._emit(Opcode.BROADCAST, value, [source], DimensionsAttributes(tuple(place[d] for d in dims)))
+        attributes_of = DimensionsAttributes(tuple(place[d] for d in dims))
+        return self._emit(Opcode.BROADCAST, value, [value.operands[0]], attributes_of)
 
     def _emit(
         self, opcode: Opcode, like: Instruction, operands: list[Instruction], attributes: Attributes

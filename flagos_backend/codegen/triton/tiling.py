@@ -16,6 +16,9 @@ from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index,
 
 # Elements of a block: enough bytes in flight for the memory, few enough values for the registers.
 _FLAT_BLOCK = 1024
+# Points of a lane: twice as many are faster where their operations are few, and take too many registers elsewhere.
+_POINTS_PER_LANE = 8
+_FEW_OPERATIONS = 12
 _LEAST_BLOCK = 128
 _TILE = 4096
 # What a program reads of a long row at a time, and how many such steps are unrolled into one.
@@ -24,6 +27,11 @@ _ROW_UNROLL = 2
 # The same of rows so long that two for each multiprocessor take so much of the cache, but one fits it.
 _ONE_ROW_STEP = 16384
 _OF_CACHE = 0.9
+# The same of many rows that are folded and no more, each by few warps.
+_FOLD_STEP = 4096
+# Points of rows: how long a row is at least, and how much longer with the part of its last block that is past its end.
+_LEAST_ROW_OF_POINTS = 512
+_MOST_PAST_END = 1.08
 _SQUARE = 64
 # A row up to this long is one block, whose values stay in registers for every fold over it.
 MAX_ROW = 16384
@@ -35,6 +43,12 @@ _WIDE_BYTES = 4
 _HELD = 40960
 _ELEMENTS_PER_LANE = 16
 _LONG_ROW_PER_LANE = 64
+# Of many rows a lane has more, so that one of a thousand elements is one warp's: its folds wait for no other.
+_ROW_PER_LANE = 32
+_WARP_ROW = 32 * _ROW_PER_LANE
+# How many warps of a multiprocessor walk rows and add up columns, in registers; and for how many blocks each at least.
+_WALKING_WARPS = 8
+_LEAST_WALK = 16
 _WARPS = (1, 2, 4, 8, 16, 32)
 # What a column fold reads of one row at a time: one transfer of the memory.
 _COLUMN_BYTES = 128
@@ -182,16 +196,53 @@ def _pointwise(region: Region, target: Target) -> Tiling:
     size = prod(region.dims)
     cut = _transposed_at(region, real)
     if cut is None:
+        if (rows := _rows_of_points(region, target, real)) is not None:
+            return rows
         block = min(_FLAT_BLOCK, power_of_two(size))
         # What is small, as a step of a loop, is done the sooner the more of the device shares it.
         while block > _LEAST_BLOCK and size // block < 2 * target.multiprocessors:
             block //= 2
-        return Tiling((_axis(region, "x", real, block),), _warps(block, 8))
+        return Tiling((_axis(region, "x", real, block),), _warps(block, _points_per_lane(region)))
     outer, inner = real[: cut + 1], real[cut + 1 :]
     blocks = [min(_SQUARE, power_of_two(prod(region.dims[d] for d in dims))) for dims in (outer, inner)]
     return Tiling(
         (_axis(region, "y", outer, blocks[0]), _axis(region, "x", inner, blocks[1])), _warps(prod(blocks), 16)
     )
+
+
+def _rows_of_points(region: Region, target: Target, real: Sequence[int]) -> Tiling | None:
+    """Blocks within rows, so that what a row shares is loaded once for it, and nothing is divided to find the row. None
+    where rows share nothing, where their ends would be much of a block, or where they begin between units of memory."""
+    shared = [d for d in (_last_of_shared(region, index, real) for index, _ in indices(region)) if d is not None]
+    if not shared:
+        return None
+    cut = max(shared)
+    outer, inner = real[: cut + 1], real[cut + 1 :]
+    width = prod(region.dims[d] for d in inner)
+    unit = _VECTOR_BYTES // min(size for _, size in indices(region))
+    few = prod(region.dims) < 2 * target.multiprocessors * _FLAT_BLOCK
+    if few or width < _LEAST_ROW_OF_POINTS or width % max(unit, 1):
+        return None
+    block = _FLAT_BLOCK
+    while -(-width // block) * block > _MOST_PAST_END * width:
+        block //= 2
+    if block < _SQUARE:
+        return None
+    height = _FLAT_BLOCK // block
+    axes = _axis(region, "y", outer, height), _axis(region, "x", inner, block)
+    return Tiling(axes, _warps(_FLAT_BLOCK, _points_per_lane(region)))
+
+
+def _points_per_lane(region: Region) -> int:
+    operations = sum(isinstance(e, Apply) for e in region.expressions())
+    return _POINTS_PER_LANE * (2 if operations <= _FEW_OPERATIONS else 1)
+
+
+def _last_of_shared(region: Region, index: Affine, real: Sequence[int]) -> int | None:
+    """The position in ``real`` of the last dimension that ``index`` varies along; None where it is the last of all, or
+    it varies along none."""
+    along = [position for position, d in enumerate(real) if d in region.along(index)]
+    return along[-1] if along and along[-1] != len(real) - 1 else None
 
 
 def _transposed_at(region: Region, real: Sequence[int]) -> int | None:
@@ -265,21 +316,22 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
         return Tiling(axes, warps, Loop.FIRST, target.multiprocessors, stages=_ROW_STAGES)
     fits = block <= MAX_ROW or (block <= MAX_LONG_ROW and row.is_wide and row.fits_registers)
     if fits and (rows >= programs_wanted or size <= _TILE or not can_split):
-        together = min(max(_TILE // 2 // block, 1), power_of_two(rows))
+        together = min(max(_WARP_ROW // block, 1), power_of_two(rows))
         # Few rows are spread over the device rather than taken together.
         while together > 1 and rows // together < programs_wanted:
             together //= 2
         axes = _axis(region, "x", kept, together), _axis(region, "r", folded, block)
-        # Many warps wait for one another at each fold; with as many registers each, fewer of their programs fit.
-        per_lane = 2 * _ELEMENTS_PER_LANE if block >= _TILE else _ELEMENTS_PER_LANE
-        return Tiling(axes, _warps(together * block, per_lane))
-    step, unroll = row.step(target, rows)
+        # Warps wait for one another at each fold, unless a row is one warp's. Few rows are done sooner by more of them.
+        few = rows // together < programs_wanted and block < _TILE
+        return Tiling(axes, _warps(together * block, _ELEMENTS_PER_LANE if few else _ROW_PER_LANE))
+    step, per_lane = row.step(target, rows)
     axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
+    warps = _warps(axes[1].block, per_lane)
     if parts > 1 or axes[1].blocks == 1:
-        return Tiling(axes, _warps(axes[1].block), Loop.SECOND, parts)
+        return Tiling(axes, warps, Loop.SECOND, parts)
     alignment = Alignment.of(region, kept, folded)
-    return Tiling(axes, _warps(axes[1].block), Loop.SECOND, unroll=unroll, alignment=alignment)
+    return Tiling(axes, warps, Loop.SECOND, unroll=_ROW_UNROLL, alignment=alignment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,14 +377,14 @@ class _Row:
         return has_room and bool(self.stored) and not self.is_wide and not self.shares and self.fits_registers
 
     def step(self, target: Target, rows: int) -> tuple[int, int]:
-        """How much of a row is read at a time where ``rows`` are walked, and how many such steps are one."""
+        """How much of a row is read at a time where ``rows`` are walked, and how much of that by each lane."""
         if not self.stored:  # mostly walked once
-            return _ROW_STEP, _ROW_UNROLL
+            many = rows >= 2 * target.multiprocessors
+            return (_FOLD_STEP, _ROW_PER_LANE) if many else (_ROW_STEP, _ELEMENTS_PER_LANE)
         once = target.multiprocessors * self.size * sum(self.loaded)
         read_at_once = min(rows * self.size * sum(self.loaded), 2 * once)
-        if read_at_once > _OF_CACHE * target.cache_bytes and once <= target.cache_bytes:
-            return _ONE_ROW_STEP, _ROW_UNROLL
-        return _ROW_STEP, _ROW_UNROLL
+        fits_alone = read_at_once > _OF_CACHE * target.cache_bytes and once <= target.cache_bytes
+        return _ONE_ROW_STEP if fits_alone else _ROW_STEP, _ELEMENTS_PER_LANE
 
 
 def _held_through(region: Region, folded: Sequence[int]) -> int:
@@ -373,14 +425,18 @@ def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int
     """Rows as whole blocks, walked by each program; folds over the rows leave partial results."""
     columns, rows = groups
     width = power_of_two(prod(region.dims[d] for d in rows))
-    height = min(max(_TILE // 2 // width, 1), power_of_two(prod(region.dims[d] for d in columns)))
+    height = min(max(_WARP_ROW // width, 1), power_of_two(prod(region.dims[d] for d in columns)))
     axes = _axis(region, "x", columns, height), _axis(region, "r", rows, width)
-    parts = min(2 * target.multiprocessors, axes[0].blocks)
-    loads = {e for e in region.expressions() if isinstance(e, Load) and not region.reach[e].isdisjoint(columns)}
-    step = sum(e.element_type.bytes * width * height for e in loads)
-    # Two programs share a multiprocessor's memory.
-    stages = min(_ROW_STAGES, target.shared_memory_bytes // 2 // max(step, 1))
-    return Tiling(axes, _warps(width * height, 2 * _ELEMENTS_PER_LANE), Loop.FIRST, parts, stages=max(stages, 1))
+    warps = _warps(width * height, _ROW_PER_LANE)
+    # What a lane adds up, and the rows it holds meanwhile, leave registers for so many warps.
+    programs = max(_WALKING_WARPS // warps, 1)
+    # Each leaves a partial result; of few rows, fewer programs do.
+    enough = max(axes[0].blocks // _LEAST_WALK, 2 * target.multiprocessors)
+    parts = min(programs * target.multiprocessors, enough, axes[0].blocks)
+    row = _Row.of(region, columns, rows)
+    step = sum(row.loaded) * width * height
+    stages = min(_ROW_STAGES, target.shared_memory_bytes // programs // max(step, 1))
+    return Tiling(axes, warps, Loop.FIRST, parts, stages=max(stages, 1))
 
 
 def supports(region: Region) -> bool:

@@ -76,6 +76,17 @@ def test_what_is_not_repeated(function: Callable[..., Any], regions: int, rng: n
     assert len(check(function, x, v, policy=ACCELERATOR)) == regions
 
 
+@pytest.mark.parametrize(("policy", "regions"), [(HOST, 2), (ACCELERATOR, 1)])
+def test_many_narrow_factors_are_widened_where_they_are_read(
+    policy: Policy, regions: int, rng: np.random.Generator
+) -> None:
+    size = ACCELERATOR.repeated_elements + 5
+    x, factors = rng.random((2, size)).astype(np.float32), rng.random(size).astype(np.float16)
+    assert len(check(lambda x, f: x * f.astype(x.dtype), x, factors, policy=policy)) == regions
+    assert len(check(lambda x, f: x * lax.sqrt(f.astype(x.dtype)), x, factors, policy=policy)) == 2
+    assert len(check(lambda x, f: x.astype(np.float16) * f.astype(np.float16), x, x[0], policy=policy)) == 2
+
+
 @pytest.mark.parametrize(
     "move",
     [

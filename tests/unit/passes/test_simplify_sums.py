@@ -77,6 +77,20 @@ def test_a_choice_where_the_label_is() -> None:
     assert sums(lambda i, f: jnp.where(i[:, None] == jnp.arange(7), 0.0, f[:, None]).sum(1), LABELS, FACTORS) == 1
 
 
+def test_a_choice_in_some_of_the_rows() -> None:
+    some = np.arange(8) % 3 != 0
+
+    def chosen(i: jax.Array, f: jax.Array, some: jax.Array) -> jax.Array:
+        hit = (i[:, None] == jnp.arange(7)) & some[:, None]
+        return jnp.where(hit, f[:, None], 0.0).sum(1), (hit * f[:, None]).sum(1)
+
+    assert sums(chosen, LABELS, FACTORS, some) == 0
+    assert (
+        sums(lambda i, f, s: jnp.where(s & (i[:, None] == jnp.arange(7)), 2.0, 0).sum(1), LABELS, FACTORS, some[:7])
+        == 1
+    )
+
+
 def test_rows_in_the_middle() -> None:
     labels = np.stack([LABELS, LABELS[::-1], LABELS * 0 + 2])
     assert sums(lambda i, f: (one_hot(i, 1) * f[:, None, None]).sum(1), labels, FACTORS[:3]) == 0

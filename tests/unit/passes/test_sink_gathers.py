@@ -117,3 +117,73 @@ def test_what_is_gathered_from_twice(rng: np.random.Generator) -> None:
         return jnp.take_along_axis(x * 7 - 1, second, -1)
 
     assert sources(gathers(function, x, rng.integers(0, 50, 6).astype(np.int32))) == [Opcode.PARAMETER] * 2
+
+
+CLASSES = 1500
+
+
+def chosen_by_sum(x: jax.Array, labels: jax.Array) -> jax.Array:
+    return jnp.where(labels[..., None] == jnp.arange(x.shape[-1]), x, 0).sum(-1)
+
+
+def loss_by_sum(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return -chosen_by_sum(jax.nn.log_softmax(logits, -1), labels).mean()
+
+
+@pytest.mark.parametrize("rows", [(7,), (3, 5), ()])
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_a_sum_that_chooses_one(rows: tuple[int, ...], with_gradient: bool, rng: np.random.Generator) -> None:
+    function = jax.value_and_grad(loss_by_sum) if with_gradient else loss_by_sum
+    assert sources(gathers(function, *problem(rng, *rows, classes=CLASSES))) == [Opcode.PARAMETER]
+
+
+def test_a_sum_that_chooses_one_of_each_column(rng: np.random.Generator) -> None:
+    logits, labels = problem(rng, 6, classes=CLASSES)
+
+    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(y == jnp.arange(CLASSES)[:, None], jnp.exp(x), 0).sum(0)
+
+    assert sources(gathers(function, logits.T.copy(), labels)) == [Opcode.PARAMETER]
+
+
+def test_sums_that_choose_none(rng: np.random.Generator) -> None:
+    """Labels that are no position, rows that are left out, and what is not finite beside what is chosen."""
+    logits, labels = problem(rng, 9, classes=CLASSES)
+    labels[:4] = [-1, CLASSES, -(2**31), 2**31 - 1]
+    logits[5, (labels[5] + 1) % CLASSES], logits[6, labels[6]], logits[7, labels[7]] = np.nan, np.inf, -0.0
+
+    def function(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        hit = y[:, None] == jnp.arange(CLASSES)
+        some = hit & (y % 2 == 0)[:, None]
+        add = jax.lax.add
+        found = jnp.where(hit, jnp.tanh(x), 0)
+        both = jnp.where(some, x * 2, 0).sum(1), found.sum(1)
+        return (
+            *both,
+            jax.lax.reduce(found, np.float32(-0.0), add, (1,)),
+            jax.lax.reduce(found, np.float32(2), add, (1,)),
+        )
+
+    assert sources(gathers(function, logits, labels)) == [Opcode.PARAMETER]
+    hlo = hlo_bytes(function, logits, labels)
+    module = optimize(import_module(hlo))
+    assert not any(i.opcode is Opcode.REDUCE for i in module.entry.instructions)
+    with torch.inference_mode():
+        results = Plan.build(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in (logits, labels)])
+    for ours, theirs in zip(results, run_on_xla(hlo, (logits, labels)), strict=True):
+        np.testing.assert_array_equal(np.signbit(ours.numpy()), np.signbit(theirs))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: jnp.where(y[:, None] == jnp.arange(CLASSES), jnp.exp(x), 1).sum(1),
+        lambda x, y: jnp.where(y[:, None] < jnp.arange(CLASSES), jnp.exp(x), 0).sum(1),
+        lambda x, y: jnp.where(y[:, None] == jnp.arange(CLASSES), jnp.exp(x), 0).max(1),
+        lambda x, y: jnp.where(y[:, None] == jnp.arange(CLASSES), jnp.exp(x), 0).sum(0),
+        lambda x, y: jnp.where(y[:, None] == jnp.arange(CLASSES), jnp.cumsum(x, 1) + 1, 0).sum(1),  # would be made
+        lambda x, y: chosen_by_sum(jnp.exp(x[:, :1000]), y),  # short
+    ],
+)
+def test_sums_that_stay(function: Callable[..., jax.Array], rng: np.random.Generator) -> None:
+    assert not gathers(function, *problem(rng, 6, classes=CLASSES), tolerance=1e-4)

@@ -45,6 +45,9 @@ def _scalar_tensor(emitter: Emitter, result: torch.Tensor, value: complex, **_: 
     return _filled(emitter, result, value)
 
 
+_COUNTED = frozenset({ElementType.S32, ElementType.S64})
+
+
 @lowering(aten.arange.default)
 def _arange_to(emitter: Emitter, result: torch.Tensor, end: float, **_: Any) -> Instruction:
     return _counted(emitter, result, 0, 1)
@@ -64,8 +67,8 @@ def _arange_by(emitter: Emitter, result: torch.Tensor, start: float, *args: Any,
 
 def _counted(emitter: Emitter, result: torch.Tensor, start: float, step: float) -> Instruction:
     kind = element_type(result)
-    if kind is not ElementType.S64 or not isinstance(start, int) or not isinstance(step, int):
-        raise NoLoweringError("other types than int64 are rounded by ATen's rule")
+    if kind not in _COUNTED or not isinstance(start, int) or not isinstance(step, int):
+        raise NoLoweringError("other types than int32 and int64 are rounded by ATen's rule")
     shape = ArrayShape(kind, tuple(result.shape))
     counted = emitter.builder.add(Opcode.IOTA, (), DimensionAttributes(0), shape=shape)
     if step != 1:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flagos_backend.codegen.triton import prepare, schedule
+from flagos_backend.codegen.triton import RegionKernel, prepare, schedule
 from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
@@ -54,8 +54,9 @@ def rms_norm_of_sum(x: jax.Array, y: jax.Array, gain: jax.Array) -> tuple[jax.Ar
         pytest.param(lambda x: jax.nn.softmax(x, -1), [f32(8192, 50257)], 16384, id="wide, longer, odd"),
         pytest.param(lambda x: jax.nn.softmax(x, -1), [bf16(4096, 128256)], 16384, id="two do not fit the cache"),
         pytest.param(lambda x: jax.nn.softmax(x, -1), [f32(4096, 128256)], 8192, id="one does not fit the cache"),
-        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [bf16(8192, 32000)], 8192, id="narrow, nothing stored"),
-        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [bf16(4096, 128256)], 8192, id="two of nothing stored"),
+        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [bf16(8192, 32000)], 4096, id="narrow, nothing stored"),
+        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [bf16(4096, 128256)], 4096, id="two of nothing stored"),
+        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [bf16(200, 32000)], 8192, id="few, nothing stored"),
         pytest.param(rms_norm, [bf16(8192, 32000), bf16(32000)], 8192, id="narrow, an array for all rows"),
         pytest.param(softmax_gradient, [bf16(8192, 32000), bf16(8192, 32000)], 8192, id="narrow, two loaded"),
         pytest.param(jax.grad(cross_entropy_of_labels), [bf16(8192, 32000), s32(8192)], AHEAD, id="narrow, labels"),
@@ -66,13 +67,85 @@ def rms_norm_of_sum(x: jax.Array, y: jax.Array, gain: jax.Array) -> tuple[jax.Ar
         pytest.param(softmax_gradient, [f32(8192, 20480), f32(8192, 20480)], 32768, id="two values held"),
         pytest.param(softmax_gradient, [f32(8192, 24000), f32(8192, 24000)], 16384, id="two values held, too long"),
         pytest.param(jax.value_and_grad(cross_entropy), [f32(8192, 32000), s32(8192)], 8192, id="cross-entropy"),
-        pytest.param(lambda x: x.sum(-1), [f32(8192, 32000)], 8192, id="nothing held"),
+        pytest.param(lambda x: x.sum(-1), [f32(8192, 32000)], 4096, id="nothing held"),
         pytest.param(lambda x: x.sum(-1), [f32(3, 70000)], "8192, 2 parts", id="few, which fit the cache"),
     ],
 )
 def test_rows(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], block: int | str) -> None:
+    kernel = kernel_of(function, shapes)
+    assert f" in blocks of 1x{block}:" in kernel.text, kernel.text
+
+
+def kernel_of(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> RegionKernel:
+    """That of the only region that folds rows, or of the only one."""
     flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
     regions = [item for item in schedule(flat, H100).items if isinstance(item, Region)]
-    (region,) = (region for region in regions if region.folds and region.rank == 2)
-    kernel = prepare(region, H100)
-    assert f" in blocks of 1x{block}:" in kernel.text, kernel.text
+    (region,) = [r for r in regions if r.folds and r.rank == 2] or regions
+    return prepare(region, H100)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "together", "warps"),
+    [
+        pytest.param(100_000, 64, 16, 1, id="several for a warp"),
+        pytest.param(8192, 768, 1, 1, id="one for a warp"),
+        pytest.param(300, 64, 1, 1, id="few small ones"),
+        pytest.param(32, 1024, 1, 2, id="few"),
+        pytest.param(32, 2048, 1, 4, id="few larger ones"),
+        pytest.param(8192, 2048, 1, 2, id="one for two warps"),
+        pytest.param(8192, 8192, 1, 8, id="one for eight warps"),
+    ],
+)
+def test_warps_of_rows(rows: int, size: int, together: int, warps: int) -> None:
+    kernel = kernel_of(rms_norm, [bf16(rows, size), bf16(size)])
+    assert f" in blocks of {together}x" in kernel.text, kernel.text
+    assert kernel.launches[0].warps == warps
+
+
+def gradient_by_statistics(x: jax.Array, gain: jax.Array, scale: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+    wide = g.astype(jnp.float32) * gain.astype(jnp.float32)
+    found = scale * (wide - x.astype(jnp.float32) * (wide * x.astype(jnp.float32)).mean(-1, keepdims=True))
+    return found.astype(x.dtype), (g.astype(jnp.float32) * x.astype(jnp.float32) * scale).sum(0).astype(gain.dtype)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "parts", "warps"),
+    [
+        pytest.param(100_000, 64, 390, 1, id="sixteen blocks each"),
+        pytest.param(1_000_000, 64, 1056, 1, id="several for a warp"),
+        pytest.param(8192, 768, 512, 1, id="few"),
+        pytest.param(65536, 768, 1056, 1, id="one for a warp"),
+        pytest.param(65536, 2048, 528, 2, id="one for two warps"),
+        pytest.param(16384, 8192, 132, 8, id="one for eight warps"),
+    ],
+)
+def test_rows_that_are_loaded_ahead_while_columns_add_up(rows: int, size: int, parts: int, warps: int) -> None:
+    """What a row shares takes no part of the memory that rows ahead are loaded to."""
+    shapes = [bf16(rows, size), bf16(size), f32(rows, 1), bf16(rows, size)]
+    kernel = kernel_of(gradient_by_statistics, shapes)
+    assert f", {parts} parts:" in kernel.text, kernel.text
+    assert kernel.launches[0].warps == warps
+    assert "num_stages=3" in kernel.source
+
+
+def of_rows(x: jax.Array, shared: jax.Array) -> jax.Array:
+    return x * shared
+
+
+@pytest.mark.parametrize(
+    ("shapes", "blocks"),
+    [
+        pytest.param([bf16(8192, 32000), bf16(8192, 1)], "1x1024", id="rows"),
+        pytest.param([bf16(8192, 768), bf16(8192, 1)], "4x256", id="a multiple of less"),
+        pytest.param([f32(64, 256, 56, 56), f32(256, 1, 1)], "4x256", id="channels"),
+        pytest.param([bf16(8192, 768), bf16(768)], "1024", id="nothing that rows share"),
+        pytest.param([bf16(8192, 32001), bf16(8192, 1)], "1024", id="between units of memory"),
+        pytest.param([f32(64, 256, 7, 7), f32(256, 1, 1)], "1024", id="short rows"),
+        pytest.param([f32(256, 560), f32(256, 1)], "512", id="few"),
+        pytest.param([f32(10_000, 516), f32(10_000, 1)], "1024", id="a multiple of little"),
+    ],
+)
+def test_points_of_rows(shapes: list[jax.ShapeDtypeStruct], blocks: str) -> None:
+    kernel = kernel_of(of_rows, shapes)
+    assert f" in blocks of {blocks}:" in kernel.text, kernel.text
+    assert ("//" in kernel.source.split("program // ")[0]) is ("x" not in blocks and shapes[1].shape[-1] == 1)
