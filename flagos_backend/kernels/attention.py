@@ -138,7 +138,8 @@ class AttentionBackwardCall:
     """A backward call: operands query, key, value, output, statistics, output gradient[, bias][, mask][, sink]; results
     the gradients of query, key, value, each row's sink (over batch, groups and t) and of what is added to the logits
     (over s and any of batch, groups and t, summed over the others) whose dimensions are given, a tuple in that order.
-    With a fill of -infinity a row that sees no key has weights of zero if its statistics are a number."""
+    A row of which every logit is -infinity, as its statistics are, has weights of zero if these are given as a number.
+    """
 
     attention: Attention
     output_gradient: str

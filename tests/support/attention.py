@@ -228,6 +228,23 @@ def assert_rows_without_a_key_are_zero(p: Problem, kernels: tuple[Kernel, Kernel
         assert_close(gradient[1:], exact[1:], element)
 
 
+def assert_rows_of_infinities_are_zero(p: Problem, kernels: tuple[Kernel, Kernel], element: ElementType) -> None:
+    """The same of rows (the first batch's) of which a bias makes every logit -infinity, as their statistics are: with
+    zeros as output and statistics they have no gradients, whatever the upstream."""
+    p.operands[3][0] = -torch.inf
+    (output, statistics), gradients = oracle(p)
+    ours = p.forward(kernels[0])
+    assert output[0].isnan().all() and ours[0][0].isnan().all()
+    assert ours[1][0].isneginf().all()
+    for array in ours:
+        array[0] = 0
+    assert_close(ours[0][1:], output[1:], element)
+    assert_close(ours[1][1:], statistics[1:], E.F64 if element is E.F64 else E.F32)
+    for gradient, exact in zip(p.backward(kernels[1], *ours), gradients, strict=True):
+        assert gradient[0].eq(0).all()
+        assert_close(gradient[1:], exact[1:], element)
+
+
 def _placed(tensor: Tensor, dims: str, whole: str) -> Tensor:
     """``tensor`` with its dimensions where ``whole`` has them, size one elsewhere."""
     tensor = tensor.squeeze([i for i, letter in enumerate(dims) if letter == "1"])
@@ -258,6 +275,7 @@ __all__ = [
     "SIZES",
     "Problem",
     "assert_close",
+    "assert_rows_of_infinities_are_zero",
     "assert_rows_without_a_key_are_zero",
     "calls_of",
     "oracle",

@@ -205,10 +205,9 @@ def prepare_attention_backward(instruction: Instruction, config: Config) -> Kern
         dbias = None if call.bias_gradient is None else _BiasGradient(views, call.bias_gradient, q)
         for rows in logits_of.blocks(q, k, rest):
             weights = rows.softmax()
-            if rows.hidden is not None and math.isinf(a.fill):
-                # Without a key there is no softmax; given a number as its statistics, such a row has weights of zero.
-                known = _grouped(stats, size)[..., rows.block, None] > -math.inf
-                weights = weights.masked_fill(rows.hidden & known, 0.0)
+            # Of logits of -infinity alone there is no softmax; given a number as their statistics, it is zero.
+            known = _grouped(stats, size)[..., rows.block, None].isfinite()
+            weights = weights.masked_fill(known & (rows.logits == -math.inf), 0.0)
             do_rows = do[..., rows.block, :]
             dv += torch.matmul(weights.transpose(-1, -2), do_rows).sum(2)
             dp = torch.matmul(do_rows, v.transpose(-1, -2))

@@ -109,7 +109,9 @@ class _Launcher:
         self.sizes = self.views.sizes
         has_mask = attention.mask is not None
         self.finite = math.isfinite(attention.fill) or not has_mask
-        fill = max(attention.fill, _LOWEST_FILL) if self.finite else -math.inf
+        # Beside a bias of -infinity what a band hides may be no more than that, if it is what the program hides with.
+        wholly = not math.isfinite(attention.fill) and (has_mask or attention.bias is not None)
+        fill = -math.inf if wholly else max(attention.fill, _LOWEST_FILL)
         channels, value_channels = _power_of_two(self.sizes.D), _power_of_two(self.sizes.E)
         wide = shapes_of(instruction)[0].element_type is E.F32
         # The interpreter multiplies all of a float32.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +17,19 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.kernels.vendor import placing
 
 _TYPES = frozenset({ElementType.F16, ElementType.BF16})
 _MAX_CHANNELS, _CHANNEL_MULTIPLE = 256, 8
 aten = torch.ops.aten
+# What the operators below call, in some of torch's versions: there their results are allocated.
+_INNER = (
+    "_cudnn_attention_forward",
+    "_cudnn_attention_backward",
+    "_flash_attention_forward",
+    "_flash_attention_backward",
+)
+_THROUGH = frozenset(getattr(aten, name).default for name in _INNER if hasattr(aten, name))
 
 
 def unsupported(instruction: Instruction, target: Target) -> str:
@@ -55,19 +66,29 @@ def _unsupported(instruction: Instruction, target: Target, a: Attention) -> str:
 
 def forward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionCall.of(instruction)
-    return tuple(Variant(name, _forward(instruction, call, run)) for name, run in _FORWARD.items())
+    return tuple(_variant(name, _forward(instruction, call, run), instruction) for name, run in _FORWARD.items())
 
 
-def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    output, statistics, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
-    return output, statistics
+def _variant(name: str, into: Kernel, instruction: Instruction) -> Variant:
+    nowhere = [None for _ in leaves(instruction.shape)]
+    return Variant(name, lambda run, *operands: into(run, nowhere, *operands), into)
 
 
-def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    output, statistics, *_ = aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, True, 0.0, causal, False, scale=scale
-    )
-    return output, statistics
+_call_into = functools.partial(placing.call_into, through=_THROUGH)
+# Where results are wanted, as the operator lays them out: [B,H,T,E] and [B,H,T], or like query, key and value.
+_Places = Sequence[Tensor | None]
+
+
+def _flash_forward(places: _Places, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> list[Any]:
+    operator = aten._scaled_dot_product_flash_attention.default
+    return _call_into(operator, places, q, k, v, 0.0, causal, False, scale=scale)[:2]
+
+
+def _cudnn_forward(places: _Places, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> list[Any]:
+    operator = aten._scaled_dot_product_cudnn_attention.default
+    output, statistics = places
+    statistics = None if statistics is None else statistics.unsqueeze(-1)
+    return _call_into(operator, (output, statistics), q, k, v, None, True, 0.0, causal, False, scale=scale)[:2]
 
 
 _FORWARD = {"cudnn": _cudnn_forward, "flash": _flash_forward}
@@ -78,11 +99,15 @@ def _forward(instruction: Instruction, call: AttentionCall, compute: Any) -> Ker
     views = views_of(instruction, a)
     dtype, size = dtype_of(next(leaves(instruction.shape)).element_type), views.sizes
 
-    def run(_: Run, query: Tensor, key: Tensor, value: Tensor) -> Value:
+    def run(_: Run, outputs: Sequence[Tensor | None], query: Tensor, key: Tensor, value: Tensor) -> Value:
         q, k, v = _operands(views, a, query, key, value)
-        output, statistics = compute(q, k, v, a.upper is not None, a.scale)
-        result = views.like_query(output.to(dtype), a.output, "e")
-        return (result, statistics.reshape(size.B, size.H, size.T)) if call.statistics else result
+        wanted, statistics = outputs[0], outputs[1] if call.statistics else None
+        place = None if wanted is None else views.query(wanted, a.output, "e")
+        output, found = compute((place, statistics), q, k, v, a.upper is not None, a.scale)
+        result = _finished(wanted, views.like_query(output.to(dtype), a.output, "e"))
+        if not call.statistics:
+            return result
+        return result, found.reshape(size.B, size.H, size.T) if statistics is None else statistics
 
     return run
 
@@ -91,27 +116,36 @@ def _operands(views: Views, a: Attention, query: Tensor, key: Tensor, value: Ten
     return views.query(query, a.query), views.key(key, a.key), views.key(value, a.value, "e")
 
 
+def _finished(wanted: Tensor | None, result: Tensor) -> Tensor:
+    """``result`` where it is wanted, if anywhere: there already, unless no view of that is laid out for an operator."""
+    if wanted is None:
+        return result
+    return wanted if result.data_ptr() == wanted.data_ptr() else wanted.copy_(result)
+
+
 def backward_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     call = AttentionBackwardCall.of(instruction)
-    return tuple(Variant(name, _backward(instruction, call, run)) for name, run in _BACKWARD.items())
+    return tuple(_variant(name, _backward(instruction, call, run), instruction) for name, run in _BACKWARD.items())
 
 
 def _flash_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, causal: bool, scale: float
-) -> Any:
+    places: _Places, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, causal: bool, scale: float
+) -> list[Any]:
     state = torch.empty(2, dtype=torch.uint64, device="cpu"), torch.empty((), dtype=torch.uint64, device="cpu")
-    return aten._scaled_dot_product_flash_attention_backward(
-        g, q, k, v, o, stats, None, None, q.shape[2], k.shape[2], 0.0, causal, *state, scale=scale
+    operator = aten._scaled_dot_product_flash_attention_backward.default
+    return _call_into(
+        operator, places, g, q, k, v, o, stats, None, None, q.shape[2], k.shape[2], 0.0, causal, *state, scale=scale
     )
 
 
 def _cudnn_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, causal: bool, scale: float
-) -> Any:
+    places: _Places, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, causal: bool, scale: float
+) -> list[Any]:
     state = torch.empty((), dtype=torch.int64, device=g.device)
-    return aten._scaled_dot_product_cudnn_attention_backward(
-        g, q, k, v, o, stats.unsqueeze(-1), state, state, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
-        scale=scale,
+    operator = aten._scaled_dot_product_cudnn_attention_backward.default
+    return _call_into(
+        operator, places, g, q, k, v, o, stats.unsqueeze(-1), state, state, None, None, None, q.shape[2], k.shape[2],
+        0.0, causal, scale=scale,
     )  # fmt: skip
 
 
@@ -121,21 +155,28 @@ _BACKWARD = {"cudnn": _cudnn_backward, "flash": _flash_backward}
 def _backward(instruction: Instruction, call: AttentionBackwardCall, compute: Any) -> Kernel:
     a = call.attention
     views = views_of(instruction, a)
-    types = [dtype_of(leaf.element_type) for leaf in leaves(instruction.shape)]
+    wanted = call.wanted()
+    types = {name: dtype_of(leaf.element_type) for name, leaf in zip(wanted, leaves(instruction.shape), strict=True)}
+    # Of each gradient that the operators give: what it is called, and how it lies in the array that is wanted.
+    seen = {
+        "query": (functools.partial(views.query, channel="d"), functools.partial(views.like_query, channel="d")),
+        "key": (functools.partial(views.key, channel="d"), functools.partial(views.like_key, channel="d")),
+        "value": (functools.partial(views.key, channel="e"), functools.partial(views.like_key, channel="e")),
+    }
 
     def run(
-        _: Run, query: Tensor, key: Tensor, value: Tensor, output: Tensor, statistics: Tensor, gradient: Tensor
-    ) -> Value:
+        _: Run, outputs: Sequence[Tensor | None], query: Tensor, key: Tensor, value: Tensor, output: Tensor,
+        statistics: Tensor, gradient: Tensor,
+    ) -> Value:  # fmt: skip
         q, k, v = _operands(views, a, query, key, value)
         o, g = views.query(output, a.output, "e"), views.query(gradient, call.output_gradient, "e")
-        dq, dk, dv = compute(g.to(q.dtype), q, k, v, o.to(q.dtype), statistics, a.upper is not None, a.scale)
-        given: list[Tensor] = []
-        if call.query_gradient is not None:
-            given.append(views.like_query(dq.to(types[len(given)]), call.query_gradient, "d"))
-        if call.key_gradient is not None:
-            given.append(views.like_key(dk.to(types[len(given)]), call.key_gradient, "d"))
-        if call.value_gradient is not None:
-            given.append(views.like_key(dv.to(types[len(given)]), call.value_gradient, "e"))
-        return tuple(given)
+        given = {name: found for name, found in zip(wanted, outputs, strict=True) if found is not None}
+        places = [see(given[name], wanted[name]) if name in given else None for name, (see, _) in seen.items()]
+        found = compute(places, g.to(q.dtype), q, k, v, o.to(q.dtype), statistics, a.upper is not None, a.scale)
+        gradients = dict(zip(seen, found, strict=True))
+        return tuple(
+            _finished(given.get(name), seen[name][1](gradients[name].to(types[name]), dims))
+            for name, dims in wanted.items()
+        )
 
     return run

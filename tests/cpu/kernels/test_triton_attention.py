@@ -1,5 +1,6 @@
 """Our Triton attention in the interpreter against dense float64 einsums."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from support.attention import (
     BIAS_GRADIENTS,
     CASES,
     assert_close,
+    assert_rows_of_infinities_are_zero,
     assert_rows_without_a_key_are_zero,
     oracle,
     problem,
@@ -158,6 +160,13 @@ def test_rows_that_see_no_key_and_have_weights_of_zero(name, rng):
     assert_rows_without_a_key_are_zero(p, kernels(p), E.F32)
 
 
+@pytest.mark.parametrize("name", ["of every batch and head", "causal", "window", "mask", "mask, window", "cap"])
+def test_rows_of_infinities_that_have_weights_of_zero(name, rng):
+    attention = replace(BIAS_GRADIENTS[name][0], fill=-math.inf)
+    p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, of_bias="bhgts")
+    assert_rows_of_infinities_are_zero(p, kernels(p), E.F32)
+
+
 def test_no_bfloat16_in_the_interpreter(rng):
     """It multiplies the bits; compiled kernels multiply the numbers."""
     p = problem(CASES["causal"], E.BF16, int(rng.integers(1 << 30)), sizes=SIZES)
@@ -194,6 +203,19 @@ def test_a_cap_of_infinite_products(rng):
     ours = p.forward(kernels(p)[0])
     assert_close(ours[0], output, E.F32)
     assert_close(ours[1], statistics, E.F32)
+
+
+@pytest.mark.parametrize("name", ["plain", "bias"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 1], ids=["query", "key"])
+def test_statistics_tell_weights_that_are_nan(place, number, name, rng):
+    """They are finite in all other rows: programs set weights that are NaN to zero by them."""
+    p = problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2})
+    p.operands[place].view(-1)[int(rng.integers(p.operands[place].numel()))] = number
+    (output, _), _ = oracle(p)
+    _, statistics = p.forward(kernels(p)[0])
+    assert output.isnan().any() and not output.isnan().all()
+    assert statistics.isfinite().sum() * SIZES["e"] == output.isfinite().sum()
 
 
 def test_sinks_that_are_no_numbers(rng):

@@ -1,16 +1,27 @@
 """Every provider's attention on the accelerator against dense float64 einsums."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flagos_backend.devices.accelerator import TorchAccelerator
-from flagos_backend.ir.types import ElementType
+from flagos_backend.ir.types import ElementType, leaves
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
-from support.attention import BIAS_GRADIENTS, CASES, SIZES, assert_close, oracle, problem
+from flagos_backend.kernels.reference.storage import dtype_of
+from support.attention import (
+    BIAS_GRADIENTS,
+    CASES,
+    SIZES,
+    assert_close,
+    assert_rows_of_infinities_are_zero,
+    oracle,
+    problem,
+)
 
 E = ElementType
 DEVICE = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -118,6 +129,98 @@ def test_square(name, element, target, rng):
     assert {Provider.TRITON, Provider.VENDOR} <= check(p, target, element)
 
 
+def filled(shape):
+    return [
+        torch.full(leaf.dims, torch.nan, dtype=dtype_of(leaf.element_type), device=DEVICE) for leaf in leaves(shape)
+    ]
+
+
+@pytest.mark.parametrize("name", ["plain", "causal"])
+def test_results_are_made_where_they_are_wanted(name, target, rng):
+    """By the chip maker's kernels too, whose operators take no arrays for them."""
+    p = problem(CASES[name], E.BF16, int(rng.integers(1 << 30)), DEVICE.type, SQUARE)
+    (output, statistics), gradients = oracle(p)
+    ran = []
+    for implementation in implementations_of(FORWARD):
+        if not implementation.unsupported(p.calls[0], target):
+            for variant in implementation.variants(p.calls[0], target):
+                if variant.into is None:
+                    continue
+                places = filled(p.calls[0].shape)
+                with torch.inference_mode():
+                    made = p.forward(lambda run, *operands: variant.into(run, places, *operands))  # noqa: B023
+                assert all(one is place for one, place in zip(made, places, strict=True))
+                assert_close(places[0], output, E.BF16, variant.name)
+                assert_close(places[1], statistics.clamp_min(-1e30), E.F32, variant.name)
+                ran.append((variant.name, [place.clone() for place in places]))
+    forward = dict(ran)["cudnn"]
+    for implementation in implementations_of(BACKWARD):
+        if not implementation.unsupported(p.calls[1], target):
+            for variant in implementation.variants(p.calls[1], target):
+                if variant.into is None:
+                    continue
+                places = filled(p.calls[1].shape)
+                with torch.inference_mode():
+                    made = p.backward(lambda run, *operands: variant.into(run, places, *operands), *forward)  # noqa: B023
+                assert all(one is place for one, place in zip(made, places, strict=True))
+                for place, exact in zip(places, gradients, strict=True):
+                    assert_close(place, exact, E.BF16, variant.name)
+
+
+class _Copies(TorchDispatchMode):
+    """How often an array is copied into another while it is entered."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.copy_.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["plain", "causal"])
+def test_no_result_of_cudnn_is_copied(name, target, rng):
+    p = problem(CASES[name], E.BF16, int(rng.integers(1 << 30)), DEVICE.type, SQUARE)
+    forward, backward = (
+        next(v for i in implementations_of(o) if i.provider is Provider.VENDOR for v in i.variants(call, target))
+        for o, call in zip((FORWARD, BACKWARD), p.calls, strict=True)
+    )
+    assert (forward.name, backward.name) == ("cudnn", "cudnn")
+    with torch.inference_mode(), _Copies() as copies:
+        made = p.forward(lambda run, *operands: forward.into(run, filled(p.calls[0].shape), *operands))
+        p.backward(lambda run, *operands: backward.into(run, filled(p.calls[1].shape), *operands), *made)
+    assert not copies.count
+
+
 def test_rows_that_see_no_key(target, rng):
     p = problem(CASES["mask, causal"], E.F16, int(rng.integers(1 << 30)), DEVICE.type, LONGER, hide_all=True)
     assert Provider.TRITON in check(p, target, E.F16)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 1], ids=["query", "key"])
+def test_statistics_tell_weights_that_are_nan(place, number, target, rng):
+    """Of every provider: programs set weights that are NaN to zero by them."""
+    p = problem(CASES["plain"], E.BF16, int(rng.integers(1 << 30)), DEVICE.type, SQUARE)
+    p.operands[place].view(-1)[int(rng.integers(p.operands[place].numel()))] = number
+    (output, _), _ = oracle(p)
+    ran = set()
+    for implementation in implementations_of(FORWARD):
+        if implementation.unsupported(p.calls[0], target):
+            continue
+        for variant in implementation.variants(p.calls[0], target):
+            with torch.inference_mode():
+                _, statistics = p.forward(variant.kernel)
+            assert statistics.isfinite().sum() * SQUARE["e"] == output.isfinite().sum(), variant.name
+            ran.add(implementation.provider)
+    assert {Provider.TRITON, Provider.VENDOR} <= ran
+
+
+@pytest.mark.parametrize("element", [*HALF, E.F32], ids=lambda e: e.name)
+@pytest.mark.parametrize("name", ["of every batch and head", "window", "mask", "mask, window", "cap"])
+def test_rows_of_infinities_that_have_weights_of_zero(name, element, target, rng):
+    attention = replace(BIAS_GRADIENTS[name][0], fill=-math.inf)
+    p = problem(attention, element, int(rng.integers(1 << 30)), DEVICE.type, LONGER, of_bias="bhgts")
+    (forward,) = (i for i in implementations_of(FORWARD) if i.provider is Provider.TRITON)
+    (backward,) = (i for i in implementations_of(BACKWARD) if i.provider is Provider.TRITON)
+    pair = (forward.variants(p.calls[0], target)[0].kernel, backward.variants(p.calls[1], target)[0].kernel)
+    assert_rows_of_infinities_are_zero(p, pair, element)

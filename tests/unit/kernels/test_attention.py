@@ -17,6 +17,7 @@ from support.attention import (
     BIAS_GRADIENTS,
     CASES,
     assert_close,
+    assert_rows_of_infinities_are_zero,
     assert_rows_without_a_key_are_zero,
     calls_of,
     oracle,
@@ -65,6 +66,12 @@ def test_rows_that_see_no_key_and_have_weights_of_zero(name, element, rng):
     of_bias = "bhgts" if CASES[name].bias is not None else None  # the first batch's shall be zero
     p = problem(CASES[name], element, int(rng.integers(1 << 30)), hide_all=True, of_bias=of_bias)
     assert_rows_without_a_key_are_zero(p, tuple(map(registry.prepare, p.calls)), element)
+
+
+@pytest.mark.parametrize("name", ["of every batch and head", "window", "mask", "cap"])
+def test_rows_of_infinities_that_have_weights_of_zero(name, rng):
+    p = problem(BIAS_GRADIENTS[name][0], E.F64, int(rng.integers(1 << 30)), of_bias="bhgts")
+    assert_rows_of_infinities_are_zero(p, tuple(map(registry.prepare, p.calls)), E.F64)
 
 
 def test_blocks_of_queries(monkeypatch, rng):
