@@ -18,6 +18,9 @@ from flagos_backend.passes.match.symbols import (
     terms_of,
 )
 
+# Below it a number of f32 may be flushed to zero, or its inverse be infinite.
+_LEAST_NORMAL = 2.0**-126
+
 
 def alike(a: Logits, b: Logits | Shifted) -> bool:
     """The same logits, in whatever arrangement."""
@@ -31,7 +34,8 @@ def with_labels(symbol: Symbol, labels: Labels) -> Symbol:
 def as_polynomial(symbol: Symbol | None) -> Polynomial | None:
     """Capped logits, which tanh's derivative is made of, are a polynomial, too."""
     if isinstance(symbol, Logits) and symbol.cap is not None and symbol.is_product:
-        return polynomial(symbol.of, symbol.labels, {Powers(tanh=1): symbol.cap}, finite=True)
+        tanh = polynomial(symbol.of, symbol.labels, {Powers(tanh=1): symbol.cap}, finite=True)
+        return replace(tanh, blind_zero=True)
     return symbol if isinstance(symbol, Polynomial) else None
 
 
@@ -40,7 +44,20 @@ def number(beside: Polynomial, other: Instruction) -> Polynomial | None:
     value = scalar_of(other)
     if value is None or any(powers != Powers(tanh=powers.tanh) for powers, _ in beside.terms):
         return None
-    return polynomial(beside.of, beside.labels, {Powers(): value}, finite=True)
+    return replace(polynomial(beside.of, beside.labels, {Powers(): value}, finite=True), blind_zero=True)
+
+
+def inverse(symbol: Polynomial) -> Polynomial | None:
+    """One divided by it; None where that is no monomial."""
+    if len(symbol.terms) != 1 or symbol.zeroed or symbol.partly or symbol.factors or symbol.nan_zero:
+        return None
+    powers, coefficient = symbol.terms[0]
+    # What never vanishes is divided by as any number is.
+    is_number = powers == Powers(row_sum=powers.row_sum) and symbol.least > 0
+    found = polynomial(
+        symbol.of, symbol.labels, {powers.inverse(): 1.0 / coefficient}, finite=symbol.finite and is_number
+    )
+    return replace(found, blind_zero=symbol.blind_zero and is_number)
 
 
 def scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
@@ -62,7 +79,7 @@ def scaled_logits(symbol: Logits, factor: float) -> Logits | None:
 def added(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
     if a.of is not b.of or a.labels != b.labels or not (a.factors == b.factors or a.is_zero or b.is_zero):
         return None
-    if not _same_upstream(a, b):
+    if not _same_upstream(a, b) or a.nan_zero or b.nan_zero:
         return None
     terms = dict(a.terms)
     for powers, coefficient in b.terms:
@@ -74,7 +91,10 @@ def added(a: Polynomial, b: Polynomial, sign: float) -> Polynomial | None:
 
 
 def multiplied(a: Polynomial, b: Polynomial) -> Polynomial | None:
-    if a.of is not b.of or a.labels != b.labels or not _same_upstream(a, b):
+    if a.of is not b.of or a.labels != b.labels or not _same_upstream(a, b) or a.nan_zero or b.nan_zero:
+        return None
+    least = a.least * b.least
+    if 0 < least < _LEAST_NORMAL:
         return None
     terms: dict[Powers, float] = {}
     for left, x in a.terms:
@@ -83,7 +103,8 @@ def multiplied(a: Polynomial, b: Polynomial) -> Polynomial | None:
             terms[powers] = terms.get(powers, 0.0) + x * y
     # Zero times what may be infinite is not zero.
     zeroed = (a.zeroed if b.finite else frozenset()) | (b.zeroed if a.finite else frozenset())
-    return _combined(a, b, terms, zeroed, a.partly | b.partly | a.zeroed | b.zeroed, a.factors + b.factors)
+    found = _combined(a, b, terms, zeroed, a.partly | b.partly | a.zeroed | b.zeroed, a.factors + b.factors)
+    return None if found is None else replace(found, least=least)
 
 
 def _same_upstream(a: Polynomial, b: Polynomial) -> bool:
@@ -103,4 +124,5 @@ def _combined(
     if partly and 0.0 in terms.values():
         return None
     upstream = a.upstream or b.upstream
-    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, a.finite and b.finite, factors, upstream)
+    finite, blind_zero = a.finite and b.finite, a.blind_zero and b.blind_zero
+    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, finite, factors, upstream, blind_zero)

@@ -26,14 +26,17 @@ from flagos_backend.passes.match.labels import (
 )
 from flagos_backend.passes.match.symbols import (
     BiasGradient,
+    Cancelled,
     Candidate,
     Contraction,
     Factor,
     FactorGradient,
+    Guard,
     Hide,
     Logits,
     Term,
 )
+from flagos_backend.passes.match.values_gradients import output_of_no_values
 
 _BATCH_LETTERS, _GROUP_LETTERS = "bhcijkln", "gfuvw"
 # A fill this low gives a weight of exactly zero beside any logit that a program can mean.
@@ -73,6 +76,8 @@ class Matched:
     letters: dict[int, str]
     output: Contraction
     zeroes_rows: bool  # of which no key is seen
+    zeroes_blind: bool  # rows of which every logit is -infinity
+    zeroes_nan: bool  # rows whose weights are NaN
     factors: tuple[Factor, ...]  # of the queries
 
     @property
@@ -98,7 +103,7 @@ def assemble(candidate: Candidate) -> Matched:
     of = replace(candidate, logits=_with_hides_for_biases(candidate, candidate.logits))
     assert of.axis is not None and of.logits is not None
     if of.output is None and of.weighs_exponentials:
-        raise NearMissError("values are weighted before the weights are divided by their sum")
+        raise NearMissError(_hinted(of, "values are weighted before the weights are divided by their sum"))
     output = of.output or _output_of_gradient(of)
     side = 0 if of.axis in of.sides[0] else 1
     key, query = of.sides[side], of.sides[1 - side]
@@ -116,10 +121,14 @@ def assemble(candidate: Candidate) -> Matched:
     letters.update(zip(groups, _GROUP_LETTERS, strict=False))
     band, masks, fill = _hidden(of, position)
     factors = _factors_of_queries(of, query, of.dot, of.dot.operands[1 - side])
-    zeroes_rows = of.zeroes_weights and bool(masks)
+    # A row that sees no key is one of -infinity alone, where that is what hides.
+    is_blind = of.zeroes_blind and fill == -math.inf
+    zeroes_rows = of.zeroes_weights and bool(masks) and not is_blind
     if zeroes_rows:
         fill = _fill_of_zero_rows(of, fill)
     band, biases = _bias_bands(of, position, band, masks)
+    if of.adds_maximum and ((masks and math.isfinite(fill)) or any(_may_hide(of, term) for term in biases)):
+        raise NearMissError("logsumexp of a row that sees no key has lost the sum beside what hides its keys")
     cap = None if of.logits.cap is None else abs(of.logits.cap)
     if not math.isfinite(of.logits.slope) or (cap is not None and not math.isfinite(cap)):
         raise NearMissError(f"its scale is {of.logits.slope:g}")
@@ -138,7 +147,12 @@ def assemble(candidate: Candidate) -> Matched:
     )
     operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
     sink = _sink(of, batch + groups)
-    return Matched(of, attention, *operands, biases, sink, masks, letters, output, zeroes_rows, factors)
+    if of.zeroes_blind:
+        _check_blind_rows(of, zeroes_rows)
+    if of.zeroes_nan and of.logits.sink is not None:
+        raise NearMissError("weights that are NaN are set to zero, beside a sink")
+    zeroes = (zeroes_rows, of.zeroes_blind, of.zeroes_nan)
+    return Matched(of, attention, *operands, biases, sink, masks, letters, output, *zeroes, factors)
 
 
 def _factors_of_queries(of: Candidate, query: Labels, dot: Instruction, operand: Instruction) -> tuple[Factor, ...]:
@@ -169,6 +183,21 @@ def _fill_of_zero_rows(of: Candidate, fill: float) -> float:
     return -math.inf
 
 
+def _check_blind_rows(of: Candidate, zeroes_rows: bool) -> None:
+    assert of.logits is not None
+    what = "weights are set to zero where every logit is -infinity"
+    if of.keeps_blind:
+        raise NearMissError(f"{what} in one place and not in another")
+    if of.logits.sink is not None:
+        raise NearMissError(f"{what}, beside a sink")
+    if zeroes_rows:
+        raise NearMissError(f"{what}, and where a mask hides")
+
+
+def _hinted(of: Candidate, reason: str) -> str:
+    return reason if of.hint is None else f"{reason}: {of.hint}"
+
+
 def _sink(of: Candidate, heads: list[int]) -> Term | None:
     sink = of.logits.sink if of.logits is not None else None
     if sink is None:
@@ -188,8 +217,10 @@ def _may_round(dot: Instruction) -> bool:
 def _output_of_gradient(of: Candidate) -> Contraction:
     """The output, as the gradient's statistics need it, of a program that computes only the gradients (its forward
     pass is elsewhere): the values are the side of the weights' gradient that has key positions."""
+    if of.product_gradient is None and "value" in of.gradients:
+        return output_of_no_values(of, of.gradients["value"])
     if of.product_gradient is None:
-        raise NearMissError("no values are weighted by the softmax")
+        raise NearMissError(_hinted(of, "no values are weighted by the softmax"))
     dot, labels = of.product_gradient.instruction, of.product_gradient.labels
     channel = _UNSEEN
     sides = dot_operand_labels(dot, labels, _contracted(dot, channel))
@@ -365,13 +396,23 @@ class MatchedGradients:
     sink: Result | None
     factors: tuple[FactorGradient, ...]
     biases: tuple[BiasGradient, ...]
+    cancelled: tuple[Cancelled, ...]
 
 
 def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     """What the backward call gives; None when the program asks for none. Raises NearMissError."""
     of = matched.of
-    if not (of.gradients or of.sink_gradient or of.factor_gradients or of.bias_gradients):
+    if not (of.gradients or of.sink_gradient or of.factor_gradients or of.bias_gradients or of.cancelled):
         return None
+    if of.zeroes_nan:
+        raise NearMissError("weights that are NaN are set to zero, but not where its gradients need them")
+    if of.guard is Guard.INFINITE and "value" in of.gradients and not _is_bounded(of.logits):
+        raise NearMissError(
+            "its maximum is set to a number where it is infinite, so that weights beside an infinite logit are zero, "
+            "which those of the values' gradient are not"
+        )
+    if any(found.seen_alone for found in of.cancelled):
+        _check_that_seen_keys_cancel(of)
     value = of.gradients.get("value")
     if of.product_gradient is not None:
         source, labels = _output_gradient(matched, of.product_gradient)
@@ -398,7 +439,31 @@ def assemble_gradients(matched: Matched) -> MatchedGradients | None:
     }
     sink = of.sink_gradient
     of_sink = None if sink is None else Result(sink.instruction, sink.labels)
-    return MatchedGradients(source, labels, wanted, of_sink, tuple(of.factor_gradients), tuple(of.bias_gradients))
+    return MatchedGradients(
+        source,
+        labels,
+        wanted,
+        of_sink,
+        tuple(of.factor_gradients),
+        tuple(of.bias_gradients),
+        tuple(of.cancelled),
+    )
+
+
+def _is_bounded(logits: Logits | None) -> bool:
+    """Whether no logit is +infinity."""
+    return logits is not None and logits.cap is not None and not logits.biases and logits.sink is None
+
+
+def _check_that_seen_keys_cancel(of: Candidate) -> None:
+    """The sum of the gradient of logits over the keys that a row sees is zero only if the others have no weight."""
+    assert of.logits is not None
+    fill = max((hide.fill for hide in of.logits.hides), default=-math.inf)
+    what = "the gradient of its logits is summed over the keys that a row sees"
+    if fill > _highest_fill(of):
+        raise NearMissError(f"{what}, though hidden logits are {fill:g} and have weights")
+    if math.isfinite(fill) and any(_may_hide(of, term) for term in of.logits.biases):
+        raise NearMissError(f"{what}, and a bias may hide as much as the mask")
 
 
 def _labels_of_side(of: Candidate, operand: Instruction) -> Labels:

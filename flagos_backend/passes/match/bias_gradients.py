@@ -1,5 +1,9 @@
 """Gradients of what is added to logits: those of the logits, summed over what shares it. Who asks for one is seen only
 when a whole computation was recognized: what reads a gradient of logits and is no part of its attention. For match.py.
+
+What is the same for all keys has none: with weights w and their gradient g a row of the gradient of the logits is
+w (g - sum w g), whose sum is sum w g - sum w g, as weights add up to one. A program computes that as a number about as
+large as its rounding errors.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from flagos_backend.passes.match.groups import ARRANGEMENTS, Users, labels_of_su
 from flagos_backend.passes.match.labels import element_type_of, moved
 from flagos_backend.passes.match.recognize import Recognizer
 from flagos_backend.passes.match.roles import scale_of_bias_gradient
-from flagos_backend.passes.match.symbols import BiasGradient, Candidate, Polynomial
+from flagos_backend.passes.match.symbols import BiasGradient, Cancelled, Candidate, Polynomial
 
 
 def note_gradients_of_biases(computation: Computation, recognizer: Recognizer, users: Users) -> None:
@@ -29,6 +33,9 @@ def note_gradients_of_biases(computation: Computation, recognizer: Recognizer, u
         asking = [user for user in users.get(instruction, ()) if user not in parts[of]]
         if instruction is computation.root:
             asking.append(instruction)
+        if asking and symbol.is_zero and not {of.axis, of.row} & set(symbol.labels):
+            of.cancelled.append(Cancelled(instruction, symbol.labels, seen_alone=False))
+        of.cancelled += _summed_over_keys(symbol, asking)
         scale = scale_of_bias_gradient(symbol) if asking else None
         if scale is not None:
             of.bias_gradients += _asked_for(BiasGradient(instruction, symbol.labels, scale), asking, of, users)
@@ -44,9 +51,22 @@ def _results(of: Candidate) -> Iterator[Instruction]:
         yield of.sink_gradient.instruction
 
 
+def _summed_over_keys(symbol: Polynomial, asking: list[Instruction]) -> Iterator[Cancelled]:
+    """Sums of the gradient of logits that the recognizer has no meaning for: of all keys, or of those that are seen."""
+    of, sets_to_zero = symbol.of, bool(symbol.zeroed | symbol.partly)
+    if symbol.scale_outside_cap() is None or of.axis not in symbol.labels or of.row != of.axis:
+        return  # beside a sink keys have what it lacks
+    for reduce in asking:
+        labels = labels_of_sum(reduce, symbol.labels) if reduce.opcode is Opcode.REDUCE else None
+        if labels is None or of.axis in labels:
+            continue
+        if not sets_to_zero or scale_of_bias_gradient(symbol) is not None:
+            yield Cancelled(reduce, labels, seen_alone=sets_to_zero)
+
+
 def _asked_for(whole: BiasGradient, asking: list[Instruction], of: Candidate, users: Users) -> Iterator[BiasGradient]:
     """The sums of it; or itself where anything else asks for it and a bias has all of its dimensions, as otherwise the
-    calls would make an array that they are to spare. No call gives what is summed over keys."""
+    calls would make an array that they are to spare."""
     if any(user.opcode is not Opcode.REDUCE or user is whole.instruction for user in asking):
         every = set(whole.labels)
         if of.logits is not None and any(every <= {None, *bias.labels} for bias in of.logits.biases):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -32,7 +33,7 @@ from flagos_backend.kernels.attention import (
 from flagos_backend.passes.match.assemble import Matched, MatchedGradients, Result
 from flagos_backend.passes.match.groups import Operand, Repetition
 from flagos_backend.passes.match.labels import dims_of, element_type_of
-from flagos_backend.passes.match.symbols import BiasGradient, Factor, FactorGradient, Term
+from flagos_backend.passes.match.symbols import BiasGradient, Cancelled, Factor, FactorGradient, Term
 
 Replacements = dict[Instruction, Instruction]
 
@@ -52,6 +53,9 @@ class CallBuilder:
         """What replaces the output of an attention without gradients."""
         operands = self._operands()
         attention = self._attention(operands, self._result_dims)
+        if self._matched.zeroes_blind or self._matched.zeroes_nan:
+            made, _ = self._with_statistics(attention, operands)
+            return attention, {self._result: self._shaped(made, self._result)}
         shape = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
         call = AttentionCall(attention, statistics=False)
         made = self._call(FORWARD, shape, [o.instruction for o in operands], call.config())
@@ -64,22 +68,15 @@ class CallBuilder:
         matched = self._matched
         operands = self._operands()
         attention = self._attention(operands, self._result_dims)
-        views = Views(attention, {o.dims: dims_of(o.instruction) for o in operands})
         wide = any(element_type_of(o.instruction) is ElementType.F64 for o in operands[:3])
-        size = views.sizes
-        statistics = ArrayShape(ElementType.F64 if wide else ElementType.F32, (size.B, size.H, size.T))
         inputs = [o.instruction for o in operands]
-        of_output = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
-        both = TupleShape((of_output, statistics))
-        call = self._call(FORWARD, both, inputs, AttentionCall(attention, statistics=True).config())
-        output, of_rows = self._element(call, 0), self._element(call, 1)
+        output, of_rows = self._with_statistics(attention, operands)
         upstream = Operand(gradients.output_gradient, matched.dims(gradients.output_gradient_labels))
         upstream = self._split(upstream)
         if matched.zeroes_rows:  # the call's own output and statistics of such a row are NaN
             seeing = self._rows_that_see(attention, operands)
-            rows = attention.outer_batch + attention.heads_of_query + ("t" if "t" in attention.query else "")
             output = self._zeroed(output, self._result_dims, operands, seeing)
-            of_rows = self._zeroed(of_rows, rows, operands, seeing)
+            of_rows = self._zeroed(of_rows, _rows(attention), operands, seeing)
             upstream = replace(
                 upstream, instruction=self._zeroed(upstream.instruction, upstream.dims, operands, seeing)
             )
@@ -98,22 +95,56 @@ class CallBuilder:
         backward = AttentionBackwardCall(attention, upstream.dims, *(dims.get(name) for name in GRADIENTS))
         arguments = [*inputs[:3], output, of_rows, upstream.instruction, *inputs[3:]]
         names = list(backward.wanted())
-        shape = TupleShape(tuple(ArrayShape(elements[name], _sizes(operands, dims[name])) for name in names))
-        gradient = self._call(BACKWARD, shape, arguments, backward.config())
-        made: dict[str, Operand] = {
-            name: Operand(self._element(gradient, i), dims[name]) for i, name in enumerate(names)
-        }
+        made: dict[str, Operand] = {}
+        if names:
+            shape = TupleShape(tuple(ArrayShape(elements[name], _sizes(operands, dims[name])) for name in names))
+            gradient = self._call(BACKWARD, shape, arguments, backward.config())
+            made = {name: Operand(self._element(gradient, i), dims[name]) for i, name in enumerate(names)}
         replaced = {} if matched.is_only_backward else {self._result: self._shaped(output, self._result)}
         for factor in gradients.factors:
             replaced[factor.instruction] = self._gradient_of_factor(factor, made["query"], operands)
         for bias in gradients.biases:
             replaced[bias.instruction] = self._gradient_of_bias(bias, made["bias"], operands)
+        if gradients.cancelled:
+            arrays = (Operand(output, self._result_dims), upstream)
+            replaced |= self._cancelled(gradients.cancelled, arrays, attention, operands)
         if matched.factors and "query" in results:
             element = element_type_of(results["query"].instruction)
             made["query"] = self._times_factors(made["query"], matched.factors, element, operands)
         for name, result in results.items():
             replaced[result.instruction] = self._shaped(made[name].instruction, result.instruction)
         return attention, replaced
+
+    def _with_statistics(self, attention: Attention, operands: Sequence[Operand]) -> tuple[Instruction, Instruction]:
+        """Output and statistics. With a number in the place of their -infinity weights of such a row are zero, also in
+        the backward call."""
+        views = Views(attention, {o.dims: dims_of(o.instruction) for o in operands})
+        wide, size = any(element_type_of(o.instruction) is ElementType.F64 for o in operands[:3]), views.sizes
+        statistics = ArrayShape(ElementType.F64 if wide else ElementType.F32, (size.B, size.H, size.T))
+        of_output = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
+        config = AttentionCall(attention, statistics=True).config()
+        call = self._call(FORWARD, TupleShape((of_output, statistics)), [o.instruction for o in operands], config)
+        output, of_rows = self._element(call, 0), self._element(call, 1)
+        if not (self._matched.zeroes_blind or self._matched.zeroes_nan):
+            return output, of_rows
+        letters = _rows(attention)
+        seen = replace(statistics, element_type=ElementType.PRED)
+        if self._matched.zeroes_nan:
+            seeing = self._emit(Opcode.IS_FINITE, seen, (of_rows,))
+        else:
+            nothing = self._filled(statistics, -math.inf)
+            seeing = self._emit(Opcode.COMPARE, seen, (of_rows, nothing), CompareAttributes(Comparison.NE))
+        sizes = _sizes(operands, letters)
+        if sizes != seen.dims:
+            seeing = self._emit(Opcode.RESHAPE, replace(seen, dims=sizes), (seeing,))
+        rows = Operand(seeing, letters)
+        output = self._zeroed(output, self._result_dims, operands, rows, self._nothing_of_values(operands))
+        return output, self._zeroed(of_rows, letters, operands, rows)
+
+    def _nothing_of_values(self, operands: Sequence[Operand]) -> Operand:
+        """What weights of zero make of the values: zero, or NaN where one of them is no number."""
+        nothing = replace(operands[2], instruction=self._times_zero(operands[2].instruction))
+        return self._folded(Opcode.ADD, nothing, "s") if "s" in nothing.dims else nothing
 
     # ---- operands ----
 
@@ -178,12 +209,13 @@ class CallBuilder:
         if len(operands) == 1:
             return operands[0]
         sizes = {letter: size for o in operands for letter, size in zip(o.dims, dims_of(o.instruction), strict=True)}
-        sizes.pop("1", None)
-        union = "".join(sizes)
+        # The kernels' order, keys side by side.
+        every = (self._matched.attention.batch, self._matched.attention.groups, "ts")
+        union = "".join(letter for letter in "".join(every) if letter in sizes)
         kind = element_type_of(self._matched.of.dot) if opcode is Opcode.ADD else ElementType.PRED
         if opcode is Opcode.ADD and any(element_type_of(o.instruction) is ElementType.F32 for o in operands):
             kind = ElementType.F64 if kind is ElementType.F64 else ElementType.F32
-        shape = ArrayShape(kind, tuple(sizes.values()))
+        shape = ArrayShape(kind, tuple(sizes[letter] for letter in union))
         arrays = [self._broadcast(operand, union, shape) for operand in operands]
         total = arrays[0]
         for array in arrays[1:]:
@@ -288,6 +320,38 @@ class CallBuilder:
             array = self._converted(array, element_type_of(wanted.instruction))
         return self._shaped(array, wanted.instruction)
 
+    def _cancelled(
+        self, wanted: Sequence[Cancelled], arrays: Sequence[Operand], attention: Attention, operands: Sequence[Operand]
+    ) -> Replacements:
+        """Zero, or NaN where a row of ``arrays``, output and gradient of it, has an infinity or a NaN: weights, values
+        or gradients of weights have one then. Where seen keys alone count, zero in a row that sees none."""
+        nothing = [replace(array, instruction=self._times_zero(array.instruction)) for array in arrays]
+        of_seen = nothing
+        if self._matched.masks and not (self._matched.zeroes_rows or attention.added):
+            seeing = self._rows_that_see(attention, operands)
+            of_seen = [
+                replace(array, instruction=self._zeroed(array.instruction, array.dims, operands, seeing))
+                for array in nothing
+            ]
+        return {
+            found.instruction: self._sum_of(found, of_seen if found.seen_alone else nothing, operands)
+            for found in wanted
+        }
+
+    def _times_zero(self, array: Instruction) -> Instruction:
+        shape = ArrayShape(element_type_of(array), dims_of(array))
+        return self._emit(Opcode.MULTIPLY, shape, (array, self._filled(shape, 0.0)))
+
+    def _sum_of(self, wanted: Cancelled, arrays: Sequence[Operand], operands: Sequence[Operand]) -> Instruction:
+        letters = self._split_dims(self._matched.dims(wanted.labels)).replace("1", "")
+        shape = ArrayShape(element_type_of(wanted.instruction), _sizes(operands, letters))
+        terms = []
+        for array in arrays:
+            summed = [letter for letter in array.dims.replace("1", "") if letter not in letters]
+            total = self._folded(Opcode.ADD, array, summed) if summed else array
+            terms.append(self._broadcast(total, letters, shape))
+        return self._shaped(self._emit(Opcode.ADD, shape, terms), wanted.instruction)
+
     # ---- rows that see no key ----
 
     def _rows_that_see(self, attention: Attention, operands: Sequence[Operand]) -> Operand:
@@ -314,14 +378,26 @@ class CallBuilder:
             visible = Operand(both, letters)
         return self._folded(Opcode.OR, visible, "s") if "s" in visible.dims else visible
 
-    def _zeroed(self, array: Instruction, letters: str, operands: Sequence[Operand], seeing: Operand) -> Instruction:
-        """``array``, whose dimensions are ``letters`` or some of them merged, zero in rows that see no key."""
+    def _zeroed(
+        self,
+        array: Instruction,
+        letters: str,
+        operands: Sequence[Operand],
+        seeing: Operand,
+        instead: Operand | None = None,
+    ) -> Instruction:
+        """``array``, whose dimensions are ``letters`` or some of them merged, zero, or ``instead``, in rows that see no
+        key."""
         letters, sizes = letters.replace("1", ""), dims_of(array)
         found = self._broadcast(seeing, letters, ArrayShape(ElementType.PRED, _sizes(operands, letters)))
         if dims_of(found) != sizes:
             found = self._emit(Opcode.RESHAPE, ArrayShape(ElementType.PRED, sizes), (found,))
-        zeros = self._filled(ArrayShape(element_type_of(array), sizes), 0.0)
-        return self._emit(Opcode.SELECT, array.shape, (found, array, zeros))
+        shape = ArrayShape(element_type_of(array), sizes)
+        if instead is None:
+            return self._emit(Opcode.SELECT, shape, (found, array, self._filled(shape, 0.0)))
+        other = self._broadcast(instead, letters, replace(shape, dims=_sizes(operands, letters)))
+        other = other if dims_of(other) == sizes else self._emit(Opcode.RESHAPE, shape, (other,))
+        return self._emit(Opcode.SELECT, shape, (found, array, other))
 
     # ---- instructions ----
 
@@ -369,6 +445,11 @@ class CallBuilder:
         assert isinstance(call.shape, TupleShape)
         shape = call.shape.elements[index]
         return self._emit(Opcode.GET_TUPLE_ELEMENT, shape, (call,), TupleIndexAttributes(index))
+
+
+def _rows(attention: Attention) -> str:
+    """The dimensions of statistics, some of which are merged there."""
+    return attention.outer_batch + attention.heads_of_query + ("t" if "t" in attention.query else "")
 
 
 def _sizes(operands: Sequence[Operand], dims: str) -> tuple[int, ...]:

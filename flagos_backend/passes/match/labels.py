@@ -87,15 +87,15 @@ def untransposed(instruction: Instruction, labels: Labels) -> tuple[Instruction,
     return instruction, labels
 
 
-_SIGNIFICAND = {ElementType.BF16: 8, ElementType.F16: 11, ElementType.F32: 24, ElementType.F64: 53}
+SIGNIFICAND = {ElementType.BF16: 8, ElementType.F16: 11, ElementType.F32: 24, ElementType.F64: 53}
 _EXPONENT = {ElementType.BF16: 8, ElementType.F16: 5, ElementType.F32: 8, ElementType.F64: 11}
 
 
 def _keeps_values(operand: Instruction, result: Instruction, *, exact: bool) -> bool:
     old, new = element_type_of(operand), element_type_of(result)
-    if old not in _SIGNIFICAND or new not in _SIGNIFICAND:
+    if old not in SIGNIFICAND or new not in SIGNIFICAND:
         return False
-    return not exact or (_SIGNIFICAND[old] <= _SIGNIFICAND[new] and _EXPONENT[old] <= _EXPONENT[new])
+    return not exact or (SIGNIFICAND[old] <= SIGNIFICAND[new] and _EXPONENT[old] <= _EXPONENT[new])
 
 
 def same_value(a: Instruction, a_labels: Labels, b: Instruction, b_labels: Labels) -> bool:

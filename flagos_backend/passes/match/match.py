@@ -25,6 +25,7 @@ from flagos_backend.passes.match.assemble import (
 from flagos_backend.passes.match.bias_gradients import note_gradients_of_biases
 from flagos_backend.passes.match.calls import CallBuilder, Replacements
 from flagos_backend.passes.match.groups import arranged, repetition_of, summed
+from flagos_backend.passes.match.join_choices import join_choices
 from flagos_backend.passes.match.labels import untransposed
 from flagos_backend.passes.match.recognize import Recognizer
 from flagos_backend.passes.match.sink_invariants import sink_invariants
@@ -59,7 +60,7 @@ def match(module: Module) -> MatchResult:
             return matched
         return Computation(matched.name, tuple(instructions), substitution.value(matched.root))
 
-    prepared = eliminate_dead_code(split_batches(sink_invariants(module)))
+    prepared = eliminate_dead_code(join_choices(split_batches(sink_invariants(module))))
     result = rewrite_computations(prepared, transform)
     return MatchResult(module if result is prepared else eliminate_dead_code(result), tuple(notes))
 
@@ -76,12 +77,16 @@ class _Attempt:
     def note(self) -> str:
         what = "attention" if self.gradients is None else "attention and its gradients"
         rows = ", zero where a row sees no key" if self.matched.zeroes_rows else ""
+        rows += ", zero where every logit is -infinity" if self.matched.zeroes_blind else ""
+        rows += ", zero where weights are NaN" if self.matched.zeroes_nan else ""
         factors = "".join(
             f", queries {'over' if factor.divides else 'times'} %{factor.term.instruction.name}"
             for factor in self.matched.factors
         )
         biases = () if self.gradients is None else self.gradients.biases
         over = "".join(f", that of a bias over {self.matched.dims(found.labels)}" for found in biases)
+        if self.gradients is not None and self.gradients.cancelled:
+            over += ", that of a bias for all keys zero"
         return f"{what} at %{self.of.dot.name}: {self.attention}{factors}{rows}{over}"
 
 

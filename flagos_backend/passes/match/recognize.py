@@ -15,14 +15,16 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.operator_call import maximum_of
 from flagos_backend.passes.match.algebra import (
     added,
-    alike,
     as_polynomial,
+    inverse,
     multiplied,
     number,
     scaled,
     scaled_logits,
     with_labels,
 )
+from flagos_backend.passes.match.blind_rows import of_whole_row
+from flagos_backend.passes.match.breaks import note_break
 from flagos_backend.passes.match.labels import (
     Labels,
     dims_of,
@@ -33,22 +35,33 @@ from flagos_backend.passes.match.labels import (
     relabel,
     scalar_of,
 )
-from flagos_backend.passes.match.quotients import Quotients, upstream_of
+from flagos_backend.passes.match.logarithms import (
+    infinite_where_hidden,
+    less_log_sum,
+    shifted,
+    with_maximum,
+    zeroed_weights,
+)
+from flagos_backend.passes.match.quotients import Quotients
 from flagos_backend.passes.match.roles import (
+    gradient_of_weights,
     note_gradient_of_factor,
     role,
     times_product,
     with_factor,
-    without_zeroes,
     zero_times_anything,
     zero_where_hidden,
 )
-from flagos_backend.passes.match.sinks import appended, unpadded, without_sink
+from flagos_backend.passes.match.row_tests import bounded, chosen, is_finite, tested, with_epsilon
+from flagos_backend.passes.match.sinks import appended, without_sink
 from flagos_backend.passes.match.symbols import (
     EXPONENTIALS,
-    WEIGHTS,
+    AbsoluteMaximum,
+    Blind,
     Candidate,
     Contraction,
+    FiniteMaximum,
+    Guard,
     Hide,
     Logits,
     LogRowSum,
@@ -58,6 +71,7 @@ from flagos_backend.passes.match.symbols import (
     Shifted,
     Symbol,
     Term,
+    Tested,
     polynomial,
 )
 
@@ -77,28 +91,18 @@ class Recognizer:
                 self.symbols[instruction] = symbol
                 symbol.of.members[instruction] = None
             else:
-                self._note_break(instruction)
+                note_break(self.broken, self.symbols, instruction)
             self._quotients.note(instruction)
 
     def _symbol(self, instruction: Instruction) -> Symbol | None:
         rule = _RULES.get(instruction.opcode)
         return rule(self, instruction) if rule else None
 
-    def _note_break(self, instruction: Instruction) -> None:
-        """Remembers what stands between a product and a softmax: the first instruction that is none of a softmax's."""
-        for operand in instruction.operands:
-            if operand in self.broken and instruction.opcode is not Opcode.DOT:
-                self.broken.setdefault(instruction, self.broken[operand])
-            elif isinstance(self.symbols.get(operand), Logits) and (
-                instruction.opcode in _JOINS or dims_of(instruction) == dims_of(operand)
-            ):
-                self.broken[instruction] = f"{instruction.opcode} %{instruction.name} {_harm(instruction)}"
-
     # ---- data movement ----
 
     def move(self, instruction: Instruction) -> Symbol | None:
         symbol = self.symbols.get(instruction.operands[0])
-        if symbol is None or not element_type_of(instruction).is_float:
+        if symbol is None or element_type_of(instruction).is_float is isinstance(symbol, _PREDICATES):
             return None
         labels = moved(instruction, symbol.labels)
         return None if labels is None else with_labels(symbol, labels)
@@ -106,7 +110,7 @@ class Recognizer:
     def broadcast(self, instruction: Instruction) -> Symbol | None:
         """A row's value repeated along the row again: the one label that is missing."""
         symbol = self.symbols.get(instruction.operands[0])
-        if not isinstance(symbol, RowMaximum | LogRowSum | Polynomial):
+        if not isinstance(symbol, RowMaximum | LogRowSum | Blind | Polynomial):
             return None
         dims = dims_of(instruction)
         of, dimensions = symbol.of, instruction.attributes_as(DimensionsAttributes).dimensions
@@ -167,6 +171,8 @@ class Recognizer:
         labels = tuple(label for d, label in enumerate(symbol.labels) if d not in folded)
         axes = [symbol.labels[d] for d in folded if symbol.labels[d] is not None]
         initial = scalar_of(instruction.operands[1])
+        if isinstance(symbol, Blind):
+            return of_whole_row(opcode, initial, symbol, labels, axes)
         if opcode is Opcode.MAXIMUM and initial == float("-inf") and len(axes) == 1:
             if isinstance(symbol, Logits) and symbol.sink is not None and axes != [symbol.sink.both]:
                 joined = instruction.operands[0]
@@ -200,8 +206,10 @@ class Recognizer:
     def _row_sum(symbol: Polynomial, labels: Labels, axes: list[int | None]) -> Symbol | None:
         if not axes:
             return with_labels(symbol, labels)
-        if axes != [symbol.of.row]:
+        if axes != [symbol.of.row] or symbol.nan_zero:
             return None
+        if symbol.zeroed and not symbol.partly and symbol.scale_outside_cap() is not None:
+            return None  # zero only if hidden keys have no weight: bias_gradients.py
         if symbol.zeroed or symbol.partly:
             symbol.of.zeroes_weights = True
         terms: dict[Powers, float] = {}
@@ -211,8 +219,9 @@ class Recognizer:
             # sum of e is l; sum of g·e is l·r
             row = Powers(0, powers.row_sum + 1, 0, powers.row_dot + powers.gradient)
             terms[row] = terms.get(row, 0.0) + coefficient
-        row_sum = polynomial(symbol.of, labels, terms, finite=symbol.finite)
-        return replace(row_sum, factors=symbol.factors, upstream=symbol.upstream)
+        least = 0.0 if symbol.finite or symbol.zeroed or symbol.partly else 1.0
+        row_sum = replace(polynomial(symbol.of, labels, terms, finite=symbol.finite), least=least)
+        return replace(row_sum, factors=symbol.factors, upstream=symbol.upstream, blind_zero=symbol.blind_zero)
 
     def dot(self, instruction: Instruction) -> Symbol | None:
         for side, operand in enumerate(instruction.operands):
@@ -274,12 +283,25 @@ class Recognizer:
         symbol = self.symbols.get(instruction.operands[0])
         if not isinstance(symbol, Shifted):
             return None
-        return polynomial(symbol.of, symbol.labels, {WEIGHTS if symbol.less_log_sum else EXPONENTIALS: 1.0})
+        if symbol.less_log_sum:
+            return zeroed_weights(symbol)
+        found = polynomial(symbol.of, symbol.labels, {EXPONENTIALS: 1.0})
+        guarded = symbol.of.guard is not Guard.NONE
+        return replace(found, finite=guarded, blind_zero=guarded)
+
+    def absolute(self, instruction: Instruction) -> Symbol | None:
+        symbol = self.symbols.get(instruction.operands[0])
+        if isinstance(symbol, RowMaximum):
+            return AbsoluteMaximum(symbol.of, symbol.labels)
+        return symbol if isinstance(symbol, Polynomial) and symbol.is_row_sum else None
 
     def logarithm(self, instruction: Instruction) -> Symbol | None:
         symbol = self.symbols.get(instruction.operands[0])
         is_sum = isinstance(symbol, Polynomial) and symbol.is_row_sum
         return LogRowSum(symbol.of, symbol.labels) if symbol is not None and is_sum else None
+
+    def finite(self, instruction: Instruction) -> Symbol | None:
+        return is_finite(self.symbols.get(instruction.operands[0]))
 
     def tanh(self, instruction: Instruction) -> Symbol | None:
         """A soft cap, before anything is added or hidden."""
@@ -297,8 +319,11 @@ class Recognizer:
     def maximum(self, instruction: Instruction) -> Symbol | None:
         for operand, other in _both_ways(instruction):
             symbol = self.symbols.get(operand)
-            if isinstance(symbol, RowMaximum) and scalar_of(other) == float("-inf"):
+            number = scalar_of(other)
+            if isinstance(symbol, RowMaximum) and number == float("-inf"):
                 return symbol
+            if isinstance(symbol, Polynomial) and number is not None:
+                return bounded(symbol, number, instruction)
         return None
 
     def add(self, instruction: Instruction) -> Symbol | None:
@@ -306,9 +331,13 @@ class Recognizer:
         if found is not None:
             return found
         for operand, other in _both_ways(instruction):
-            symbol = self.symbols.get(operand)
-            if isinstance(symbol, Logits) and self._symbol_of_same(symbol, other) is None:
+            symbol, beside = self.symbols.get(operand), self.symbols.get(other)
+            if isinstance(symbol, Logits) and (beside is None or beside.of is not symbol.of):
                 return self._with_bias(symbol, other)
+            if isinstance(symbol, Polynomial) and (number_beside := scalar_of(other)) is not None:
+                return with_epsilon(symbol, number_beside, instruction)
+            if isinstance(symbol, LogRowSum) and isinstance(beside, RowMaximum):
+                return with_maximum(symbol, beside)
         return None
 
     def subtract(self, instruction: Instruction) -> Symbol | None:
@@ -319,12 +348,11 @@ class Recognizer:
         if capped is not None and (one := number(capped, instruction.operands[0])) is not None:
             return added(one, capped, -1.0)
         if isinstance(a, Logits) and isinstance(b, RowMaximum):
-            same = b.logits.of is a.of and a.labels == b.labels and alike(a, b.logits)
-            return Shifted(a.of, a.labels) if same else None
+            return shifted(a, b)
         if isinstance(a, Shifted) and isinstance(b, RowMaximum) and isinstance(b.logits, Shifted):
             return a if a.of is b.of and a.labels == b.labels else None  # it is zero, or NaN as they are
-        if isinstance(a, Shifted) and isinstance(b, LogRowSum):
-            return replace(a, less_log_sum=True) if a == Shifted(b.of, b.labels) else None
+        if isinstance(a, Shifted | Logits) and isinstance(b, LogRowSum) and b.of is a.of:
+            return less_log_sum(a, b)
         if isinstance(a, Logits) and (b is None or b.of is not a.of):
             return self._with_bias(a, instruction.operands[1], -1.0)
         return None
@@ -334,9 +362,9 @@ class Recognizer:
         left, right = instruction.operands
         a, b = self.symbols.get(left), self.symbols.get(right)
         if isinstance(b, Polynomial):
-            a = as_polynomial(a) or number(b, left) or self._gradient(b, left)
+            a = as_polynomial(a) or number(b, left) or gradient_of_weights(b, left)
         elif isinstance(a, Polynomial):
-            b = as_polynomial(b) or number(a, right) or self._gradient(a, right)
+            b = as_polynomial(b) or number(a, right) or gradient_of_weights(a, right)
         return added(a, b, sign) if isinstance(a, Polynomial) and isinstance(b, Polynomial) else None
 
     def multiply(self, instruction: Instruction) -> Symbol | None:
@@ -376,19 +404,20 @@ class Recognizer:
             return scaled_logits(a, 1.0 / scalar)
         if isinstance(a, Logits | Polynomial) and b is None and scalar is None:
             return with_factor(a, below, divides=True)
-        if not isinstance(b, Polynomial) or len(b.terms) != 1 or b.zeroed or b.partly or b.factors:
+        inverted = inverse(b) if isinstance(b, Polynomial) else None
+        if inverted is None:
             return None
-        powers, coefficient = b.terms[0]
-        inverse = polynomial(b.of, b.labels, {powers.inverse(): 1.0 / coefficient})
         if isinstance(a, Polynomial):
-            return multiplied(a, inverse)
+            return multiplied(a, inverted)
         one = scalar_of(above)
-        return self._with_gradient(inverse, above) if one is None else scaled(inverse, one)
+        return self._with_gradient(inverted, above) if one is None else scaled(inverted, one)
 
     def select(self, instruction: Instruction) -> Symbol | None:
         predicate, on_true, on_false = instruction.operands
         if dims_of(predicate) != dims_of(instruction):
             return None
+        if isinstance(self.symbols.get(predicate), _PREDICATES):
+            return chosen(instruction, self.symbols)
         for kept, filled, visible in ((on_true, on_false, True), (on_false, on_true, False)):
             symbol, fill = self.symbols.get(kept), scalar_of(filled)
             if symbol is None or fill is None:
@@ -399,11 +428,12 @@ class Recognizer:
                 return replace(symbol, hides=(*symbol.hides, hide))
             if isinstance(symbol, Polynomial) and fill == 0:
                 return zero_where_hidden(symbol, term, visible)
+            if isinstance(symbol, Shifted) and symbol.less_log_sum and fill == float("-inf"):
+                return infinite_where_hidden(symbol, term, visible)
         return None
 
-    def _symbol_of_same(self, symbol: Symbol, other: Instruction) -> Symbol | None:
-        found = self.symbols.get(other)
-        return found if found is not None and found.of is symbol.of else None
+    def compare(self, instruction: Instruction) -> Symbol | None:
+        return tested(instruction, self.symbols)
 
     @staticmethod
     def _with_bias(symbol: Logits, other: Instruction, factor: float = 1.0) -> Logits | None:
@@ -414,26 +444,8 @@ class Recognizer:
         term = Term(*peel(other, symbol.labels, exact=True, broadcasts=True), factor)
         return replace(symbol, biases=(*symbol.biases, term))
 
-    @staticmethod
-    def _gradient(symbol: Polynomial, other: Instruction) -> Polynomial | None:
-        """``other``, beside ``symbol``, as the gradient of the weights: a product, and the only such one."""
-        of = symbol.of
-        term = unpadded(of, Term(*peel(other, symbol.labels, exact=False)))
-        if of.row != of.axis and of.row in term.labels:
-            return None
-        term, zeroed = without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
-        if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
-            return None
-        if of.weighted is not None:
-            of.upstream = of.upstream or upstream_of(of, term)
-            if of.upstream is None:
-                return None
-        of.product_gradient = term
-        gradient = polynomial(of, symbol.labels, {Powers(gradient=1): 1.0}, finite=True)
-        return replace(gradient, zeroed=zeroed, upstream=of.upstream)
-
     def _with_gradient(self, symbol: Polynomial, other: Instruction) -> Polynomial | None:
-        gradient = self._gradient(symbol, other)
+        gradient = gradient_of_weights(symbol, other)
         return None if gradient is None else multiplied(symbol, gradient)
 
 
@@ -453,24 +465,19 @@ def _present(labels: Labels) -> list[int]:
     return sorted(label for label in labels if label is not None)
 
 
-def _harm(instruction: Instruction) -> str:
-    """What it does to logits."""
-    if instruction.opcode is Opcode.TANH:
-        return "caps logits that have a mask, a bias or a cap already"
-    return "changes the logits"
-
-
-# What makes other rows of logits than the product's.
-_JOINS = frozenset({Opcode.CONCATENATE, Opcode.PAD})
+_PREDICATES = Blind | FiniteMaximum | Tested
 _RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
+    Opcode.ABS: Recognizer.absolute,
     Opcode.ADD: Recognizer.add,
     Opcode.BROADCAST: Recognizer.broadcast,
+    Opcode.COMPARE: Recognizer.compare,
     Opcode.CONCATENATE: Recognizer.concatenate,
     Opcode.CONVERT: Recognizer.move,
     Opcode.COPY: Recognizer.move,
     Opcode.DIVIDE: Recognizer.divide,
     Opcode.DOT: Recognizer.dot,
     Opcode.EXP: Recognizer.exponential,
+    Opcode.IS_FINITE: Recognizer.finite,
     Opcode.GET_TUPLE_ELEMENT: Recognizer.element,
     Opcode.LOG: Recognizer.logarithm,
     Opcode.MAXIMUM: Recognizer.maximum,

@@ -9,6 +9,8 @@ from dataclasses import replace
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.passes.match.labels import Labels, dims_of, peel, scalar_of
+from flagos_backend.passes.match.quotients import upstream_of
+from flagos_backend.passes.match.sinks import unpadded
 from flagos_backend.passes.match.symbols import (
     EXPONENTIALS,
     Candidate,
@@ -17,7 +19,9 @@ from flagos_backend.passes.match.symbols import (
     Hide,
     Logits,
     Polynomial,
+    Powers,
     Term,
+    polynomial,
 )
 
 
@@ -26,6 +30,7 @@ def role(symbol: Polynomial, summed: frozenset[int]) -> str | None:
     over_keys = summed == {symbol.of.axis}
     if symbol.coefficient() == 1.0:
         symbol.of.zeroes_weights |= bool(symbol.zeroed | symbol.partly)
+        symbol.of.zeroes_nan |= symbol.nan_zero
         _note_rows(symbol)
         return "output" if over_keys else "value"
     is_exponentials = [powers for powers, _ in symbol.terms] == [EXPONENTIALS] and not symbol.factors
@@ -59,7 +64,7 @@ def _is_gradient(symbol: Polynomial, product: int = 0) -> bool:
 
 def _is_zero_where_hidden(symbol: Polynomial) -> bool:
     """Whether the program sets it to zero there, or its weights; which of the two is noted."""
-    if symbol.zeroed | symbol.partly != _hides(symbol.of):
+    if symbol.zeroed | symbol.partly != hides_of(symbol.of):
         return False
     symbol.of.zeroes_weights |= bool(symbol.partly)
     _note_rows(symbol)
@@ -67,11 +72,36 @@ def _is_zero_where_hidden(symbol: Polynomial) -> bool:
 
 
 def _note_rows(symbol: Polynomial) -> None:
-    symbol.of.keeps_weights |= symbol.zeroed != _hides(symbol.of)
+    symbol.of.keeps_weights |= symbol.zeroed != hides_of(symbol.of)
+    symbol.of.zeroes_blind |= symbol.blind_zero
+    symbol.of.keeps_blind |= not symbol.blind_zero
 
 
-def _hides(of: Candidate) -> frozenset[Hide]:
+def hides_of(of: Candidate) -> frozenset[Hide]:
     return frozenset(of.logits.hides if of.logits else ())
+
+
+# ---- the gradient of weights ----
+
+
+def gradient_of_weights(symbol: Polynomial, other: Instruction) -> Polynomial | None:
+    """``other``, beside ``symbol``, as the gradient of the weights: a product, and the only such one."""
+    of, sign = symbol.of, 1.0
+    while other.opcode is Opcode.NEGATE:
+        other, sign = other.operands[0], -sign
+    term = unpadded(of, Term(*peel(other, symbol.labels, exact=False)))
+    if of.row != of.axis and of.row in term.labels:
+        return None
+    term, zeroed = without_zeroes(of, Term(*peel(term.instruction, term.labels, exact=False)))
+    if term.instruction.opcode is not Opcode.DOT or (of.product_gradient or term) != term:
+        return None
+    if of.weighted is not None:
+        of.upstream = of.upstream or upstream_of(of, term)
+        if of.upstream is None:
+            return None
+    of.product_gradient = term
+    gradient = polynomial(of, symbol.labels, {Powers(gradient=1): sign}, finite=True)
+    return replace(gradient, zeroed=zeroed, upstream=of.upstream, blind_zero=True)
 
 
 # ---- factors ----
@@ -102,11 +132,11 @@ def times_product(symbol: Polynomial, logits: Logits) -> Polynomial | None:
 
 def zero_where_hidden(symbol: Polynomial, term: Term, visible: bool) -> Polynomial | None:
     """A select of the backward pass, hidden logits have no gradient; or of the weights."""
-    hide = _hide_of(symbol.of, term, visible)
+    hide = hide_of(symbol.of, term, visible)
     if hide is None:
         return None
     zeroed = symbol.zeroed | {hide}
-    finite = symbol.finite or zeroed == _hides(symbol.of)
+    finite = symbol.finite or zeroed == hides_of(symbol.of)
     return replace(symbol, zeroed=zeroed, partly=symbol.partly - zeroed, finite=finite)
 
 
@@ -118,7 +148,7 @@ def without_zeroes(of: Candidate, term: Term) -> tuple[Term, frozenset[Hide]]:
     predicate, on_true, on_false = term.instruction.operands
     for kept, other, visible in ((on_true, on_false, True), (on_false, on_true, False)):
         if scalar_of(other) == 0 and dims_of(predicate) == dims_of(kept):
-            hide = _hide_of(of, Term(*peel(predicate, term.labels, exact=True, broadcasts=True)), visible)
+            hide = hide_of(of, Term(*peel(predicate, term.labels, exact=True, broadcasts=True)), visible)
             if hide is not None:
                 of.zeroes_weights = True
                 source, zeroed = without_zeroes(of, Term(*peel(kept, term.labels, exact=False)))
@@ -131,6 +161,6 @@ def zero_times_anything(zero: Polynomial) -> Polynomial:
     return replace(zero, zeroed=frozenset(), finite=False)
 
 
-def _hide_of(of: Candidate, term: Term, visible: bool) -> Hide | None:
+def hide_of(of: Candidate, term: Term, visible: bool) -> Hide | None:
     hides = of.logits.hides if of.logits else ()
     return next((hide for hide in hides if hide.predicate == term and hide.visible is visible), None)

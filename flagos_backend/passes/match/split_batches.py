@@ -2,55 +2,117 @@
 
 A reshape that takes such a dimension of a product's result apart moves up to the product's operands, where it mostly
 meets the reshape that had put the dimension together; one that meets none moves down behind the product. What is left
-looks as einsums do.
+looks as einsums do. So is what is apart only to be changed, as logits are while the masks of shifted windows are added
+to them. A sum over such a dimension is one over those that it was made of.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flagos_backend.fusion.support import ELEMENTWISE
 from flagos_backend.ir.attributes import NONE, Attributes, DimensionsAttributes, DotAttributes
-from flagos_backend.ir.hlo import Instruction, Module
+from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.passes.cse import eliminate_common_subexpressions
 from flagos_backend.passes.match.labels import dims_of, element_type_of
-from flagos_backend.passes.rewrite import Emitter, apply_rule
+from flagos_backend.passes.rewrite import Emitter, Substitution, rewrite_computations
 
 _MOVES = frozenset({*ELEMENTWISE, Opcode.COPY})
 # Instructions between a reshape and the product that it takes apart.
 _MAX_DEPTH = 12
+# And between one and the reshape that puts together again what it took apart.
+_MAX_USERS = 64
 
 Dims = tuple[int, ...]
 
 
 def split_batches(module: Module) -> Module:
-    split = apply_rule(module, _rule)
+    split = rewrite_computations(module, _split_computation)
     # What two reshapes moved up to the same instructions is there twice.
     return module if split is module else eliminate_common_subexpressions(split)
 
 
-def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+def _split_computation(computation: Computation, replaced: dict[int, Computation]) -> Computation:
+    emitter, substitution = Emitter(), Substitution(replaced)
+    users: dict[Instruction, list[Instruction]] = {}
+    for instruction in computation.instructions:
+        for operand in instruction.operands:
+            users.setdefault(operand, []).append(instruction)
+    for instruction in computation.instructions:
+        better = substitution.apply(instruction)
+        found = _rule(better, emitter, apart_for_a_while=_is_apart_for_a_while(instruction, users))
+        substitution.record(instruction, emitter.put(better) if found is None else found)
+    if not substitution.values:
+        return computation
+    return Computation(computation.name, tuple(emitter.instructions), substitution.value(computation.root))
+
+
+def _rule(instruction: Instruction, emitter: Emitter, *, apart_for_a_while: bool) -> Instruction | None:
     if instruction.opcode is Opcode.DOT:
         return _merged_after(instruction, emitter)
+    if instruction.opcode is Opcode.REDUCE and len(instruction.operands) == 2:
+        return _folded_apart(instruction, emitter)
     if instruction.opcode is not Opcode.RESHAPE:
         return None
     (merged,) = instruction.operands
     split = _Split.between(dims_of(merged), dims_of(instruction))
-    if split is not None and _meets_product(merged, split, split.dimension, _MAX_DEPTH):
+    if split is not None and _meets_product(merged, split, split.dimension, _MAX_DEPTH, never_apart=apart_for_a_while):
         return _Rewriting(emitter, split.sizes).value(merged, split.dimension)
     if merged.opcode is Opcode.RESHAPE and merged.operands[0].opcode is Opcode.DOT:
         return _reshaped(merged.operands[0], instruction, emitter)
     return None
 
 
+def _is_apart_for_a_while(reshape: Instruction, users: Mapping[Instruction, Sequence[Instruction]]) -> bool:
+    """Whether what a reshape takes apart is put together again after elementwise instructions."""
+    if reshape.opcode is not Opcode.RESHAPE:
+        return False
+    split = _Split.between(dims_of(reshape.operands[0]), dims_of(reshape))
+    seen, stack = {reshape}, [reshape] if split is not None else []
+    while stack and len(seen) <= _MAX_USERS:
+        value = stack.pop()
+        for user in users.get(value, ()):
+            if user.opcode is Opcode.RESHAPE and _Split.between(dims_of(user), dims_of(value)) == split:
+                return True
+            if user.opcode in _MOVES and dims_of(user) == dims_of(value) and user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return False
+
+
 def _merged_after(dot: Instruction, emitter: Emitter) -> Instruction | None:
-    """A product of operands one of which merged a batch: merged after it."""
+    """A product of operands that merged batches: merged after it."""
+    apart, found = dot, _split_once(dot, emitter)
+    while found is not None:
+        apart, found = found, _split_once(found, emitter)
+    return None if apart is dot else _reshaped(apart, dot, emitter)
+
+
+def _split_once(dot: Instruction, emitter: Emitter) -> Instruction | None:
     for dimension in range(len(dot.attributes_as(DotAttributes).lhs_batch)):
         sizes = _sizes_of_operands(dot, dimension, _MAX_DEPTH)
         if sizes:
-            return _reshaped(_Rewriting(emitter, sizes).value(dot, dimension), dot, emitter)
+            return _Rewriting(emitter, sizes).value(dot, dimension)
+    return None
+
+
+def _folded_apart(reduce: Instruction, emitter: Emitter) -> Instruction | None:
+    """A fold over a dimension that was merged after a product: over the dimensions that were merged."""
+    merged, initial = reduce.operands
+    folded = reduce.attributes_as(DimensionsAttributes).dimensions
+    for dimension in folded:
+        sizes = _merged_sizes(merged, dimension, _MAX_DEPTH)
+        if sizes and _meets_product(merged, _Split(dimension, sizes), dimension, _MAX_DEPTH):
+            apart = _Rewriting(emitter, sizes).value(merged, dimension)
+            attributes = DimensionsAttributes(_spread(folded, dimension, len(sizes)))
+            made = Instruction(
+                Opcode.REDUCE, reduce.shape, (apart, initial), attributes, reduce.called, reduce.name, reduce.metadata
+            )
+            emitter.instructions.append(made)
+            return made
     return None
 
 
@@ -93,19 +155,25 @@ def _without_ones(reshape: Instruction, dimension: int) -> int | None:
     return old[new.index(dimension)] if same and dimension in new else None
 
 
-def _meets_product(value: Instruction, split: _Split, dimension: int, depth: int) -> bool:
-    """Whether ``dimension`` is the batch of a product of operands that merged it so, or came to the program merged."""
+def _meets_product(value: Instruction, split: _Split, dimension: int, depth: int, *, never_apart: bool = False) -> bool:
+    """Whether ``dimension`` is the batch of a product whose operands merged it so, or came to the program merged.
+    With ``never_apart`` any operands will do that did not merge it otherwise."""
     if value.opcode is Opcode.DOT:
         a = value.attributes_as(DotAttributes)
         if dimension >= len(a.lhs_batch):
             return False
         sizes = _sizes_of_operands(value, dimension, depth)
-        return sizes == split.sizes or (not sizes and all(_is_given(operand) for operand in value.operands))
-    if value.opcode is Opcode.RESHAPE and value.operands[0].opcode is Opcode.DOT:
+        given = never_apart or all(_is_given(operand) for operand in value.operands)
+        return sizes == split.sizes or (not sizes and given)
+    if value.opcode is Opcode.RESHAPE:
         merged = _Split.between(dims_of(value), dims_of(value.operands[0]))
         if merged is not None:
-            return merged.dimension == dimension and merged.sizes == split.sizes
-    return any(_meets_product(operand, split, d, depth - 1) for operand, d in _sources(value, dimension, depth))
+            same = merged.dimension == dimension and merged.sizes == split.sizes
+            return same and _are_batches(value.operands[0], dimension, len(split.sizes), depth)
+    return any(
+        _meets_product(operand, split, d, depth - 1, never_apart=never_apart)
+        for operand, d in _sources(value, dimension, depth)
+    )
 
 
 def _is_given(value: Instruction) -> bool:
@@ -113,6 +181,15 @@ def _is_given(value: Instruction) -> bool:
     while value.opcode in (Opcode.TRANSPOSE, Opcode.CONVERT, Opcode.COPY):
         value = value.operands[0]
     return value.opcode is Opcode.PARAMETER
+
+
+def _are_batches(value: Instruction, first: int, count: int, depth: int) -> bool:
+    """Whether ``count`` dimensions from ``first`` on are batches of a product that ``value`` is made of."""
+    if value.opcode is Opcode.DOT:
+        return first + count <= len(value.attributes_as(DotAttributes).lhs_batch)
+    if depth == 0 or value.opcode not in _MOVES:
+        return False
+    return any(_are_batches(o, first, count, depth - 1) for o in value.operands if dims_of(o) == dims_of(value))
 
 
 def _sizes_of_operands(dot: Instruction, dimension: int, depth: int) -> Dims:

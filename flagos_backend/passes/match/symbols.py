@@ -7,6 +7,7 @@ write a softmax and its derivative have one normal form.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from flagos_backend.ir.hlo import Instruction
@@ -81,6 +82,25 @@ class BiasGradient:
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The gradient of the logits, summed over keys: of a softmax zero, or NaN in a row that has such a number.
+    ``seen_alone``: hidden keys are zero in it, all of them in a row that sees no key."""
+
+    instruction: Instruction
+    labels: Labels
+    seen_alone: bool
+
+
+class Guard(Enum):
+    """Which maxima of rows a number stands for, so that e is zero in a row of -infinity alone: none, those of
+    -infinity, or all that are not finite."""
+
+    NONE = "none"
+    BLIND = "blind"
+    INFINITE = "infinite"
+
+
 @dataclass(slots=True, eq=False)
 class Candidate:
     """An attention in the making: everything that was recognized around one product of queries and keys."""
@@ -100,9 +120,16 @@ class Candidate:
     sink_gradient: Term | None = None  # of each row's sink
     factor_gradients: list[FactorGradient] = field(default_factory=list)
     bias_gradients: list[BiasGradient] = field(default_factory=list)
+    cancelled: list[Cancelled] = field(default_factory=list)
     zeroes_weights: bool = False  # weights of hidden keys are set to zero, also those of a row that sees no key
     keeps_weights: bool = False  # of some product they are not, or only those of a row that sees a key
+    zeroes_blind: bool = False  # weights of a row of which every logit is -infinity are set to zero
+    keeps_blind: bool = False  # of some product they are NaN
+    zeroes_nan: bool = False  # weights that are NaN are set to zero
     weighs_exponentials: bool = False  # values are weighted with e, and divided by its sum only then, if at all
+    guard: Guard | None = None  # of the maximum that e is made with
+    adds_maximum: bool = False  # the logarithm of l is added to the maximum, and the sum taken off logits
+    hint: str | None = None  # what was seen that no attention has
     members: dict[Instruction, None] = field(default_factory=dict)  # instructions that only this attention needs
 
     @property
@@ -143,11 +170,13 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """Logits less the maximum of their row, and ``less_log_sum``: logarithms of weights."""
+    """Logits less the maximum of their row, and ``less_log_sum``: logarithms of weights, which are -infinity where
+    ``zeroed`` hides."""
 
     of: Candidate
     labels: Labels
     less_log_sum: bool = False
+    zeroed: frozenset[Hide] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +184,56 @@ class RowMaximum:
     of: Candidate
     labels: Labels
     logits: Logits | Shifted
+    guard: Guard = Guard.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class LogRowSum:
-    """The logarithm of l."""
+    """The logarithm of l, and ``with_maximum`` the row's maximum: logsumexp of the logits."""
 
     of: Candidate
     labels: Labels
+    with_maximum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """Whether logits are -infinity, or, unless it ``holds``, are not; all of a row along ``row``, if there is one."""
+
+    of: Candidate
+    labels: Labels
+    logits: Logits
+    holds: bool
+    row: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AbsoluteMaximum:
+    """The magnitude of a row's maximum."""
+
+    of: Candidate
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteMaximum:
+    """Whether a row's maximum is finite, or, unless it ``holds``, is not; NaN may count as either."""
+
+    of: Candidate
+    labels: Labels
+    holds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A comparison of l, or of weights: what it is where l is one or more, where it is zero, and where it is NaN."""
+
+    of: Candidate
+    labels: Labels
+    holds: bool
+    at_zero: bool
+    at_nan: bool
+    weights: Polynomial | None = None
 
 
 class Powers(NamedTuple):
@@ -189,7 +260,9 @@ class Polynomial:
     there in all others. ``zeroed``: the hides at whose hidden keys it is zero, whatever the row sees. ``partly``: those
     at whose hidden keys the same monomials have other coefficients. ``finite``: no infinity and no NaN, whatever the
     row sees. ``factors``: of all of it. ``upstream``: the gradient of the output that r was made of, if it was made of
-    that and not of g."""
+    that and not of g. ``blind_zero``: in a row of which every logit is -infinity e/l is zero in it and not NaN.
+    ``nan_zero``: weights of which those that are NaN were set to zero. ``least``: of l and its powers, no row has less,
+    though it may be NaN; also of the numbers that a choice by l is between."""
 
     of: Candidate
     labels: Labels
@@ -199,6 +272,9 @@ class Polynomial:
     finite: bool = False
     factors: tuple[Factor, ...] = ()
     upstream: Term | None = None
+    blind_zero: bool = False
+    nan_zero: bool = False
+    least: float = 1.0
 
     @property
     def is_zero(self) -> bool:
@@ -257,7 +333,8 @@ class Weighted:
 EXPONENTIALS, WEIGHTS = Powers(1), Powers(1, -1)
 _WEIGHTED_GRADIENT, _WEIGHTED_ROW_DOT = Powers(1, -1, 1, 0), Powers(1, -1, 0, 1)
 
-Symbol = Logits | RowMaximum | Shifted | LogRowSum | Polynomial
+_Comparison = Blind | FiniteMaximum | Tested
+Symbol = Logits | RowMaximum | AbsoluteMaximum | Shifted | LogRowSum | Polynomial | _Comparison
 
 
 def polynomial(of: Candidate, labels: Labels, terms: dict[Powers, float], *, finite: bool = False) -> Polynomial:

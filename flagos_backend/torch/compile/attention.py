@@ -28,9 +28,11 @@ _ARRANGEMENTS = _VIEWS | {aten._to_copy.default, aten.slice.Tensor, prims.conver
 # What else stands between scores and the quotient that a softmax ends with.
 _OF_SCORES = _ARRANGEMENTS | {
     aten.add.Tensor,
+    aten.all.dim,
     aten.amax.default,
     aten.cat.default,
     aten.div.Tensor,
+    aten.eq.Scalar,
     aten.exp.default,
     aten.masked_fill.Scalar,
     aten.mul.Tensor,
@@ -39,6 +41,7 @@ _OF_SCORES = _ARRANGEMENTS | {
     aten.sum.dim_IntList,
     aten.tanh.default,
     aten.where.self,
+    aten.zeros_like.default,
 }
 
 
@@ -70,7 +73,7 @@ def _ancestors(values: Iterable[Node]) -> Iterator[Node]:
 
 def _weights_of(product: Node, forward: set[Node]) -> list[Node]:
     """The scores of an attention whose output ``product`` is, and all between; empty where it is none."""
-    quotient = _quotient_of(product) or _behind_arrangements(product.args[0])
+    quotient = _quotient_of(product) or _behind_a_choice(_behind_arrangements(product.args[0]))
     if quotient.target is not aten.div.Tensor:
         return []
     scores = [node for node in _sources(quotient) if node.target is aten.bmm.default and node is not product]
@@ -104,6 +107,13 @@ def _behind_arrangements(value: object) -> Node:
     while value.target in _ARRANGEMENTS:
         value = value.all_input_nodes[0]
     return value
+
+
+def _behind_a_choice(weights: Node) -> Node:
+    """The weights that ``_safe_softmax`` sets to zero in rows of which every score is -infinity."""
+    if weights.target is aten.where.self and isinstance(weights.args[2], Node):
+        return _behind_arrangements(weights.args[2])
+    return weights
 
 
 def _sources(value: Node) -> Iterator[Node]:

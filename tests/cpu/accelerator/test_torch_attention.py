@@ -143,7 +143,48 @@ def divided_late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
     return (exponentials @ v) / exponentials.sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("function", [merged, masked, divided_late], ids=lambda function: function.__name__)
+def scores_of(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (q @ k.transpose(-2, -1)) / D**0.5
+
+
+def without_nan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The first query sees no key."""
+    hidden = torch.ones(T, T, dtype=torch.bool, device=q.device).triu()
+    return scores_of(q, k).masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num() @ v
+
+
+def by_logsumexp(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = scores_of(q, k)
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+def by_a_bounded_sum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = scores_of(q, k)
+    exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (exponentials / exponentials.sum(-1, keepdim=True).clamp_min(1e-6)) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("function", [without_nan, by_logsumexp, by_a_bounded_sum], ids=lambda f: f.__name__)
+def test_other_weights(function: Callable[..., torch.Tensor], dtype: torch.dtype, made: list[Executable]) -> None:
+    args = [torch.randn(B, H, T, D).to(dtype) for _ in range(3)]
+    with torch.no_grad():
+        ours = compiled(function)(*(x.to(FLAGOS) for x in args)).cpu()
+    assert_near([ours.double()], [function(*(x.double() for x in args))], dtype)
+    (explanation,) = explanations(made)
+    assert "  attention at %dot.1" in explanation and "triton.attention" in explanation, explanation
+
+
+def with_an_epsilon(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Which float32 rounds away."""
+    scores = scores_of(q, k)
+    exponentials = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+    return (exponentials / (exponentials.sum(-1, keepdim=True) + 1e-9)) @ v
+
+
+@pytest.mark.parametrize(
+    "function", [merged, masked, divided_late, with_an_epsilon], ids=lambda function: function.__name__
+)
 def test_training_of_other_spellings(function: Callable[..., torch.Tensor], made: list[Executable]) -> None:
     args = [torch.randn(B, H, T, D) for _ in range(3)]
     exact = gradients(function, [x.double() for x in args], torch.device("cpu"))
@@ -167,6 +208,29 @@ def test_training_of_a_bias(dims: tuple[int, ...], dtype: torch.dtype, made: lis
     _, backward = explanations(made)
     assert "that of a bias over" in backward and "triton.attention_backward" in backward, backward
     assert f",{H},{T},{T}]" not in backward.replace(f"[1,{H},{T},{T}]", ""), backward
+
+
+def scaled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [(T, T), (1, H, T, T), (B, 1, T, T), (B, H, T, T)], ids=str)
+def test_training_of_a_mask_of_scaled_dot_product_attention(
+    dims: tuple[int, ...], dtype: torch.dtype, made: list[Executable]
+) -> None:
+    """It gives rows of -infinity, of which every score is that, weights of zero."""
+    bias = torch.randn(dims).masked_fill(torch.rand(dims) < 0.3, -torch.inf)
+    bias[..., 3, :] = -torch.inf
+    args = [*(torch.randn(B, H, T, D).to(dtype) for _ in range(3)), bias.to(dtype)]
+    exact = gradients(scaled, [x.double() for x in args], torch.device("cpu"))
+    assert not exact[0][:, :, 3].any()
+    assert_near(gradients(compiled(scaled), args, FLAGOS), exact, dtype)
+    forward, backward = explanations(made)
+    assert "zero where every logit is -infinity" in forward and "triton.attention" in forward, forward
+    assert "that of a bias over" in backward and "triton.attention_backward" in backward, backward
+    if dims != (B, H, T, T):
+        assert f"[{B},{H},{T},{T}]" not in forward + backward, forward + backward
 
 
 def test_weights_that_the_program_returns_are_saved(made: list[Executable]) -> None:

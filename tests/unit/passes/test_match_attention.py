@@ -399,10 +399,6 @@ NEAR_MISSES = {
     "logarithms to another base": (base_of_two, "no values are weighted"),
     "one more key that has no value": (with_a_sink, "pad"),
     "logits of another function": (einsums(lambda x: 50 * jnp.sin(x / 50)), "sine"),
-    "softmax over the queries": (
-        lambda q, k, v: jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k), axis=2), v),
-        "changes the logits|weighted|call does not give",
-    ),
     "dropout": (einsums(change_weights=lambda p: p * (jnp.cos(p) > 0.5)), "no values are weighted"),
     "the weights are wanted": (returns_weights, "call does not give"),
     "a finite fill below a bias": (

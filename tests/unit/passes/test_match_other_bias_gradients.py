@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from support.biases import EVERY, OF_HEADS, B, H, T, added, arguments, attend, clipped, doubled, lower, product, weigh
+from support.biases import EVERY, OF_HEADS, B, H, T, arguments, attend, clipped, doubled, lower, product, weigh
 from support.matching import assert_near_miss, errors, exact, gradient, matched, run
 
 
@@ -27,10 +27,6 @@ def of_the_logits(q, k, v, bias):
 
 
 NEAR_MISSES = {
-    "for all keys": (added, (B, 1, T, 1), "reduce .* needs .* call does not give"),
-    "for all keys of a row": (added, (B, H, T, 1), "tuple .* needs .* call does not give"),
-    "for all rows": (added, (H, 1, 1), "reduce .* needs .* call does not give"),
-    "a number": (added, (), "reduce .* needs .* call does not give"),
     "hidden before": (hidden_before, OF_HEADS, "call does not give"),
     "the weights are wanted": (with_weights, OF_HEADS, "no values are weighted|call does not give"),
     "clipped before it is summed": (

@@ -113,11 +113,22 @@ def one_side(a, b):
     return apart(jax.lax.batch_matmul(merged(a), b))
 
 
+def apart_for_a_while(a, b, bias):
+    """No operand was ever apart, or is an argument."""
+    return jnp.sin(merged(apart(jax.lax.batch_matmul(jnp.cos(a), jnp.cos(b))) + bias))
+
+
+def summed_while_merged(a, b, bias):
+    return jnp.sin(merged(matmul(a, b) * bias)).sum(0)
+
+
 PRODUCTS = {
     "rounded": (rounded, [(B, N, T, D), (B, N, D, T)]),
     "a merged bias": (with_a_merged_bias, [(B, N, T, D), (B, N, D, T), (B * N, T)]),
     "transposed": (transposed, [(B, N, D, T), (B, N, D, D)]),
     "one side was never apart": (one_side, [(B, N, T, D), (B * N, D, T)]),
+    "apart for a while": (apart_for_a_while, [(B * N, T, D), (B * N, D, T), (B, 1, T, T)]),
+    "summed while merged": (summed_while_merged, [(B, N, T, D), (B, N, D, T), (N, T, T)]),
 }
 
 
