@@ -18,8 +18,9 @@ from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.aten import argument_of, arguments_of
 
 E = ElementType
-# Kernels that compute in f32 whatever they are given lose f64's digits, so f64 goes to the few that do not.
-_EXACT_IN_F64 = frozenset({"add", "cat", "gather", "index_select", "mm", "mul", "sub", "where"})
+# Kernels that compute in f32 whatever they are given lose f64's digits, so f64 goes to the few that do not. mm does on
+# Hopper, where its sums are f32, to which Triton refuses to add f64 products.
+_EXACT_IN_F64 = frozenset({"add", "cat", "gather", "index_select", "mul", "sub", "where"})
 _NEVER = frozenset({E.C64, E.C128, E.U16, E.U32, E.U64, *(t for t in E if t.name.startswith("F8"))})
 _HALVES = frozenset({E.F16, E.BF16})
 # Integers that f32 does not hold.
@@ -46,6 +47,10 @@ def _types(instruction: Instruction) -> set[ElementType]:
 def _all_types(instruction: Instruction) -> set[ElementType]:
     """Of its operands and results."""
     return _types(instruction) | {leaf.element_type for leaf in leaves(instruction.shape)}
+
+
+def _takes_floats(instruction: Instruction) -> bool:
+    return any(t.is_float for t in _types(instruction))
 
 
 def _is_negative(value: Any) -> bool:
@@ -112,6 +117,9 @@ _GUARDS = (
         lambda _: True,
         "orders equal elements, zeros and NaN in another way",
     ),
+    # What is not finite, which no call tells.
+    _guard("hypot logaddexp", lambda _: True, "is NaN where both operands are infinite"),
+    _guard("aminmax angle clamp clamp_min clip hardsigmoid std threshold", _takes_floats, "loses NaN"),
     # ---- types ----
     # tl.dot has no integers, and no 64-bit floats either on some chips.
     _guard(

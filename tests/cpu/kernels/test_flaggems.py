@@ -55,7 +55,6 @@ UNARY = {
     "_softmax": (1, False),
     "_log_softmax": (1, False),
     "triu": (1,),
-    "clamp": (-0.5, 0.5),
     "constant_pad_nd": ([1, 2, 0, 1], 0.5),
     "repeat": ([2, 1],),
 }

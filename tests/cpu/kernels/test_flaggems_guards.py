@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from flagos_backend.devices.target import HOST, Target
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.types import ElementType
+from flagos_backend.kernels.flaggems import loading
 from support.flaggems import aten_call, check, dot, refusal
 
 E = ElementType
@@ -18,6 +20,8 @@ def test_types_and_sizes_that_it_lacks(flag_gems, draw, index):
     refused = {
         "computes f64 in f32": [
             aten_call("exp", draw(4, dtype=torch.float64))[0],
+            aten_call("mm", *(draw(4, 4, dtype=torch.float64) for _ in range(2)))[0],
+            dot(E.F64),
             dot(E.F64, dims=((2, 3, 4), (2, 4, 5)), attributes=DotAttributes((2,), (1,), (0,), (0,))),
         ],
         "multiplies no integers": [
@@ -44,6 +48,43 @@ def test_orders_of_equal_elements(flag_gems, draw):
     calls = (["topk", 2], ["sort"], ["argmin", 1], ["argmax", 1], ["max.dim", 0], ["min.dim", 0])
     for name, *more in (*calls, ["cummax", 0], ["cummin", 1], ["unique_consecutive"], ["_unique2"]):
         assert "orders equal elements" in refusal(aten_call(name, draw(4, 5), *more)[0]), name
+
+
+@pytest.mark.parametrize(("name", "expected"), [("logaddexp", -torch.inf), ("hypot", torch.inf)])
+def test_two_infinities(flag_gems, name, expected):
+    """As of what masked.logaddexp hides on both sides."""
+    infinite = torch.full((4,), -torch.inf)
+    call, operands = aten_call(name, infinite, infinite)
+    assert "is NaN where both operands are infinite" in refusal(call)
+    assert loading.function(name)(*operands).isnan().all(), "the guard is not needed any more"
+    assert (getattr(torch, name)(*operands) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "more"),
+    [
+        ("aminmax", torch.aminmax, []),
+        ("angle", torch.angle, []),
+        ("clamp", torch.clamp, [-0.5, 0.5]),
+        ("clamp_min", torch.clamp_min, [0.5]),
+        ("clip", torch.clip, [-0.5, 0.5]),
+        ("hardsigmoid", torch.nn.functional.hardsigmoid, []),
+        ("std.correction", torch.std, []),
+        ("threshold", torch.threshold, [0.5, 1.5]),
+    ],
+)
+def test_what_is_not_a_number(flag_gems, draw, name, function, more):
+    x = draw(8)
+    x[3] = torch.nan
+    assert "loses NaN" in refusal(aten_call(name, x, *more)[0])
+    found, expected = loading.function(name)(x, *more), function(x, *more)
+    assert any(t.isnan().any() for t in tree_leaves(expected))
+    assert not any(t.isnan().any() for t in tree_leaves(found)), "the guard is not needed any more"
+
+
+def test_integers_are_numbers(flag_gems, index):
+    for name, *more in (["aminmax"], ["clamp", 1, 3], ["threshold", 1, 2]):
+        check(*aten_call(name, index(5, 3, 4).to(torch.int16), *more))
 
 
 def test_integers_in_floats(flag_gems, draw, index):
