@@ -12,7 +12,6 @@ from flagos_backend.errors import AtenCallFailed
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
-from flagos_backend.kernels.reference import batch_statistics
 from flagos_backend.kernels.reference.custom_calls import (
     REQUIRED,
     Config,
@@ -69,18 +68,7 @@ def _prepare_aten(instruction: Instruction, config: Config) -> Kernel:
     operator = _operator(instruction)
     if operator.overloadpacket in _READ_SEEDS:
         operator = _with_seeds_on_host(operator)
-    elif operator.overloadpacket in batch_statistics.BACKWARD:
-        operator = batch_statistics.as_parameters(operator)
-    elif operator.overloadpacket in batch_statistics.FORWARD and _has_statistics(instruction, config):
-        operator = batch_statistics.handing_on(operator)
     return _prepare(instruction, config, operator)
-
-
-def _has_statistics(instruction: Instruction, config: Config) -> bool:
-    """Whether a batch norm was traced to return them, not empty ones in their place."""
-    kept = config["results"] if isinstance(config["results"], list) else []
-    shapes = zip(kept, leaves(instruction.shape), strict=False)
-    return any(number in batch_statistics.STATISTICS and shape.dims != (0,) for number, shape in shapes)
 
 
 def prepare_operator(instruction: Instruction, operator: Callable[..., Any]) -> Kernel:

@@ -1,38 +1,69 @@
-"""Corrects what PyTorch traces otherwise than its CPU returns: dtypes and sizes of what is saved for a derivative, on
-which that then insists. Before backend.py partitions a graph."""
+"""Corrects what PyTorch traces otherwise than the CPU's kernels return: dtypes and sizes of what is saved for a
+derivative, on which that then insists. Before backend.py partitions a graph."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch.fx import GraphModule
-from torch.utils._pytree import tree_map_only
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flagos_backend.torch.compile.placement import computes_on_host
 from flagos_backend.torch.compile.sites import HOST
+from flagos_backend.torch.norms import BATCH_NORMS
 
 aten = torch.ops.aten
 
 # Takes an operator's traced arguments and result.
 _Correction = Callable[[Sequence[Any], Any], Any]
+#: Tensors of a norm whose dtype its statistics have: of the first that is given, else of the input.
+_PARAMETERS: Final = ("weight", "bias", "running_mean", "running_var")
 
 
-def _norm(weight: int) -> _Correction:
-    """Statistics of halves with float32 weights are float32. ``weight``: its position among the arguments."""
+def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
+    """What the CPU's norms of ``x`` save statistics in, which PyTorch traces in the dtype of ``x``."""
+    given = next((parameter for parameter in parameters if parameter is not None), x)
+    return given.dtype
+
+
+def _norm(target: Any, *, anywhere: bool = False) -> _Correction:
+    """Statistics are the results 1 and 2. ``anywhere``: on accelerators as on the host; of other norms PyTorch traces
+    what accelerators return, and also for the device flagos, over whatever memory that is."""
+    places = _places(target)
+    parameters = [places[name] for name in _PARAMETERS if name in places]
 
     def correct(args: Sequence[Any], result: Any) -> Any:
-        if args[0].dtype not in (torch.bfloat16, torch.float16) or not isinstance(args[weight], torch.Tensor):
+        if not anywhere and not computes_on_host(args[0].device):
             return result
-        if args[weight].dtype is not torch.float32:
-            return result
-        output, *statistics = result
-        return (output, *(tensor.to(torch.float32) for tensor in statistics))
+        output, mean, scale, *rest = result
+        dtype = statistics_dtype(args[0], *(args[place] for place in parameters))
+        return (output, mean.to(dtype), scale.to(dtype), *rest)
 
     return correct
+
+
+def _batch_norm(target: Any) -> _Correction:
+    """Where the statistics are known, the CPU hands on none of them."""
+    places, correct_dtypes = _places(target), _norm(target)
+    always = "no_training" not in str(target) and "no_update" not in str(target)
+
+    def correct(args: Sequence[Any], result: Any) -> Any:
+        output, mean, scale, *rest = correct_dtypes(args, result)
+        is_training = args[places["training"]] if "training" in places else always
+        if not is_training and computes_on_host(args[0].device):
+            mean, scale = mean.new_empty(0), scale.new_empty(0)
+        return (output, mean, scale, *rest)
+
+    return correct
+
+
+def _places(target: Any) -> dict[str, int]:
+    return {argument.name: number for number, argument in enumerate(target._schema.arguments)}
 
 
 _SUM = 0
@@ -65,8 +96,9 @@ def _placed(traced: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 _CORRECTIONS: Mapping[Any, _Correction] = {
-    aten.native_layer_norm.default: _norm(weight=2),
-    aten.native_group_norm.default: _norm(weight=1),
+    **{target: _batch_norm(target) for target in BATCH_NORMS},
+    aten.native_layer_norm.default: _norm(aten.native_layer_norm.default),
+    aten.native_group_norm.default: _norm(aten.native_group_norm.default, anywhere=True),
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,
 }
@@ -79,12 +111,30 @@ def corrected(target: Any, args: Sequence[Any], result: Any) -> Any:
 
 
 def correct_graph(graph: GraphModule) -> None:
-    """Corrects the traced values of a graph's nodes in place."""
+    """Corrects the traced values of a graph's nodes in place, and of what is computed from them."""
+    changed: set[Node] = set()
     for node in graph.graph.nodes:
-        if node.target not in _CORRECTIONS:
+        follows = any(operand in changed for operand in node.all_input_nodes)
+        if node.op != "call_function" or (not follows and node.target not in _CORRECTIONS):
             continue
-        args = torch.fx.map_arg(node.args, lambda n: n.meta["val"])
-        node.meta["val"] = values = corrected(node.target, args, node.meta["val"])
-        for user in node.users:
-            if user.target is operator.getitem:
-                user.meta["val"] = values[user.args[1]]
+        before = node.meta["val"]
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        after = _traced(node.target, args, kwargs) if follows else before
+        node.meta["val"] = after = corrected(node.target, args, after)
+        if _form(after) != _form(before):
+            changed.add(node)
+
+
+def _traced(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if target is operator.getitem:
+        return target(*args)
+    mode = detect_fake_mode(tree_leaves((args, kwargs)))
+    assert mode is not None, "graphs are traced on tensors without data"
+    with mode, enable_python_dispatcher(), torch.no_grad():
+        return target(*args, **kwargs)
+
+
+def _form(value: Any) -> list[Any]:
+    """What is known of a traced value that others depend on."""
+    leaves = tree_leaves(value)
+    return [(x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in leaves]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from flagos_backend.torch.compile.corrections import statistics_dtype
+from flagos_backend.torch.compile.placement import computes_on_host
 from flagos_backend.torch.compile.sites import site_of
 
 aten = torch.ops.aten
@@ -100,31 +102,55 @@ def _batch_norm_of_accelerators(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same where few operations on a channel's parameters are repeated for each element, and no kernel makes them
-    beforehand. Halves are computed in float32 and rounded once, as by ATen's kernel."""
+    beforehand. Halves are computed in float32 and rounded once, as by ATen's kernel, which hands the statistics on."""
     sizes = [-1, *(1 for _ in range(x.dim() - 2))]
 
     def wide(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(torch.float32) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
-    factor = torch.rsqrt(wide(variance) + eps)
-    if weight is not None:
-        factor = factor * wide(weight)
+    inverse = torch.rsqrt(wide(variance) + eps)
+    factor = inverse if weight is None else inverse * wide(weight)
     result = (wide(x) - wide(mean).view(sizes)) * factor.view(sizes)
     if bias is not None:
         result = result + wide(bias).view(sizes)
-    unused = x.new_empty(0)
-    return result.to(x.dtype), unused, unused
+    if computes_on_host(x.device):  # where an accelerator is simulated
+        mean = inverse = x.new_empty(0, dtype=statistics_dtype(x, weight, bias, mean))
+    else:
+        mean = mean.to(inverse.dtype, copy=True)
+    return result.to(x.dtype), mean, inverse
+
+
+def _nan_to_num(
+    x: torch.Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Any:
+    """By comparisons, which fuse, and which tell weights of an attention from other numbers (passes/match)."""
+    if not x.is_floating_point():
+        return NotImplemented
+    found = torch.where(x != x, 0.0 if nan is None else nan, x)
+    limits = torch.finfo(x.dtype)
+    found = torch.where(x == torch.inf, limits.max if posinf is None else posinf, found)
+    return torch.where(x == -torch.inf, limits.min if neginf is None else neginf, found)
+
+
+def _lower_bound(x: torch.Tensor, least: float) -> Any:
+    """clamp_min of numbers, also of NaN."""
+    if not x.is_floating_point() or isinstance(least, torch.SymFloat):
+        return NotImplemented
+    return torch.maximum(x, torch.full([], least, dtype=x.dtype, device=x.device))
 
 
 _MEAN, _SUM = 1, 2
 
 
 def _is_class(x: torch.Tensor, target: torch.Tensor, ignored: int) -> torch.Tensor:
-    """Where an element of ``x`` [N, C, ...] or [C] is of the class ``target`` [N, ...], [] or [1], if that counts."""
+    """Where an element of ``x`` [N, C, ...] or [C] is of the class ``target`` [N, ...], [] or [1], if that counts.
+    Numbers are compared in 32 bits, which are one instruction on accelerators."""
     dim = min(x.dim() - 1, 1)
-    classes = torch.arange(x.shape[dim], device=x.device).view([-1, *(1 for _ in range(x.dim() - dim - 1))])
     target = target.reshape([*target.shape[:dim], 1, *target.shape[dim:]] if x.dim() > 1 else [1])
-    return (classes == target) & (target != ignored)
+    counts = (target != ignored) & (target >= 0) & (target < x.shape[dim])
+    classes = torch.arange(x.shape[dim], device=x.device, dtype=torch.int32)
+    shape = [-1, *(1 for _ in range(x.dim() - dim - 1))]
+    return classes.view(shape) == torch.where(counts, target, -1).to(torch.int32)
 
 
 def _of_classes(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -201,10 +227,12 @@ def _of_both() -> Mapping[Any, Callable[..., Any]]:
 
 @functools.cache
 def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
-    triangles: Mapping[Any, Callable[..., Any]] = get_decompositions(_TRIANGLES)
+    more: Mapping[Any, Callable[..., Any]] = get_decompositions([*_TRIANGLES, aten.logsumexp])
     return {
         **_of_both(),
-        **triangles,
+        **more,
+        aten.clamp_min.default: _lower_bound,
+        aten.nan_to_num.default: _nan_to_num,
         aten._native_batch_norm_legit_no_training.default: _batch_norm_of_accelerators,
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss_forward.default: _nll_loss,

@@ -53,6 +53,9 @@ _SPECIAL: Final[Mapping[str, Callable[..., Any]]] = {
     "set_": views.set_to_nothing,
 }
 
+#: Native kernels, and what stands around them.
+_AROUND: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {"zeros_like": factories.zeros_like}
+
 #: Their operands may be on other devices, as on CUDA: indices, and lengths that the host reads.
 _ANY_DEVICE: Final = frozenset(
     {
@@ -73,7 +76,8 @@ _CONJUGATES: Final = frozenset({"linalg_lu_solve", "vdot"})
 #: Results that the host reads, and that stay there.
 _AS_IS: Final[Mapping[str, frozenset[int]]] = {"_pack_padded_sequence": frozenset({1})}
 
-#: Left to what they are made of: those look at the storage of their arguments, or at devices.
+#: Left to what they are made of: those look at the storage of their arguments, or at devices; narrow_copy refuses in
+#: other words on the host than on any accelerator.
 _COMPOSED: Final = frozenset(
     {
         "_has_same_storage_numel",
@@ -88,6 +92,7 @@ _COMPOSED: Final = frozenset(
         "is_pinned",
         "lift",
         "lift_fresh_copy",
+        "narrow_copy",
         "resize_as_",
     }
 )
@@ -144,7 +149,8 @@ def _host_kernel(full: str, name: str) -> Callable[..., Any] | None:
     flags = KernelFlag.ANY_DEVICE if name in _ANY_DEVICE else KernelFlag.NONE
     if name in _CONJUGATES or _has_kernel(full, "Conjugate") or _has_kernel(full, "Negative"):
         flags |= KernelFlag.SEES_LAZY
-    return native_kernel(op, plan_kernel(op, flags, _AS_IS.get(name, frozenset())))
+    kernel = native_kernel(op, plan_kernel(op, flags, _AS_IS.get(name, frozenset())))
+    return _AROUND[name](kernel) if name in _AROUND else kernel
 
 
 def _draws_unasked(op: OpOverload) -> bool:

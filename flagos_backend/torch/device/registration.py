@@ -15,7 +15,7 @@ from torch._C import _acc
 from torch._ops import OpOverload
 from torch.utils import backend_registration
 
-from flagos_backend.torch.device import _native, neutrality, patches
+from flagos_backend.torch.device import _native, neutrality, patches, traced
 from flagos_backend.torch.device.memory import DEVICE_TYPE
 from flagos_backend.torch.tracing import leave_alone
 
@@ -84,6 +84,7 @@ def register() -> None:
         _acc.register_python_privateuseone_hook(_Hooks())
         _library("_").fallback(_dispatch, "PrivateUse1")
         patches.install()
+        traced.install()
 
 
 def open_device() -> None:

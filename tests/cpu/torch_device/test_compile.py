@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
+from torch.utils._mode_utils import no_dispatch
 
 from flagos_backend.torch.compile.backend import flagos
 from flagos_backend.torch.compile.placement import drawing_on_flagos
@@ -128,3 +132,31 @@ def test_histograms_of_integers(device: torch.device, bins: int, low: float, hig
     expected = torch.histc(values.double(), bins, int(low), int(high)) * 2
     assert_close(count(values.int().to(device)).cpu(), expected.int())
     assert_close(count(torch.empty(0, dtype=torch.int64, device=device)).cpu(), torch.zeros(bins, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("backend", [flagos, "aot_eager"], ids=["flagos", "aot_eager"])
+@pytest.mark.parametrize("size", [(5, 5), (2, 3, 0)])
+def test_operators_that_pytorch_traces_by_running_them(
+    device: torch.device, backend: Callable[..., object], size: tuple[int, ...]
+) -> None:
+    """On zeros, made in the form of tensors that have no memory."""
+    x = torch.randn(size)
+    factor = torch.compile(lambda x: torch.geqrf(x.mT), backend=backend, fullgraph=True)
+    for ours, theirs in zip(factor(x.to(device)), torch.geqrf(x.mT), strict=True):
+        assert ours.device == device
+        assert_close(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": torch.float64}, {"device": "cpu"}, {"memory_format": torch.contiguous_format}], ids=str
+)
+def test_zeros_in_the_form_of_what_has_no_memory(device: torch.device, options: dict[str, Any]) -> None:
+    x = torch.randn(2, 3, device=device).t()
+    with FakeTensorMode() as mode:
+        traced = mode.from_tensor(x)
+    with no_dispatch():  # as PyTorch makes operands to run an operator on
+        zeros = torch.zeros_like(traced, **options)
+    expected = torch.zeros_like(x, **options)
+    assert type(zeros) is Tensor and zeros.device == expected.device
+    assert zeros.stride() == expected.stride()
+    assert_close(zeros.cpu(), expected.cpu(), rtol=0, atol=0)

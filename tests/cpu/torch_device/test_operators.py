@@ -142,6 +142,65 @@ def test_several_outputs(device: torch.device) -> None:
     same(indices, x.max(1).indices)
 
 
+def _cat_into_an_operand(x: Tensor) -> Tensor:
+    nothing = x.new_empty(0)
+    return torch.cat((nothing, x), out=nothing)
+
+
+def _gather_into_indices(indices: Tensor) -> Tensor:
+    return torch.gather(indices.clone(), 0, indices[1:], out=indices[:1])
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize(
+    "call",
+    [
+        _cat_into_an_operand,
+        lambda x: torch.cat((x, x[2:]), out=x[:1]),
+        lambda x: _gather_into_indices(torch.arange(3, device=x.device)),
+    ],
+)
+def test_outputs_that_meet_an_operand_when_they_have_grown(
+    device: torch.device, call: Callable[[Tensor], Tensor]
+) -> None:
+    x = torch.randn(4, 6)
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        call(x.clone())
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        call(x.to(device))
+
+
+@pytest.mark.parametrize("output", [slice(7, 7), slice(0, 0), slice(8, 9)], ids=str)
+def test_outputs_that_grow_in_an_operand_s_storage(device: torch.device, output: slice) -> None:
+    """Where PyTorch does not refuse it, the host may read what it has just written."""
+    x = torch.randn(10, dtype=torch.complex64)
+    there = x.to(device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same(torch.mul(there[:3].conj(), there[1:4], out=there[output]), x[:3].conj() * x[1:4])
+        same(torch.sum(there[:6], 0, keepdim=True, out=there[output]), x[:6].sum(0, keepdim=True))
+    assert any("was resized" in str(w.message) for w in caught) == (output.stop > output.start)
+
+
+@pytest.mark.parametrize("of_caller", [False, True])
+def test_outputs_that_do_not_fit_are_drawn_by_the_device_s_generator(device: torch.device, of_caller: bool) -> None:
+    shares, host = torch.rand(9), torch.get_rng_state()
+    generator = torch.Generator(device).manual_seed(7) if of_caller else None
+    torch.flagos.manual_seed(8 if of_caller else 7)
+    out = torch.empty(0, dtype=torch.int64, device=device)
+    torch.multinomial(shares.to(device), 6, generator=generator, out=out)
+    same(out, torch.multinomial(shares, 6, generator=torch.Generator().manual_seed(7)))
+    assert torch.equal(host, torch.get_rng_state())
+
+
+def test_what_a_copy_of_a_part_refuses(device: torch.device) -> None:
+    """In the words of PyTorch's accelerators."""
+    x = torch.arange(12.0).view(3, 4)
+    same(torch.narrow_copy(x.to(device), 1, 1, 2), x[:, 1:3].contiguous())
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        torch.narrow_copy(x.to(device), 2, 0, 0)
+
+
 def test_lists_of_outputs_that_do_not_fit(device: torch.device) -> None:
     x = torch.randn(5, 2)
     outputs = [torch.empty(0, device=device) for _ in range(2)]

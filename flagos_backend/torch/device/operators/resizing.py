@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from flagos_backend.torch.device.memory import DEVICE_TYPE, unwrap, wrap
 from flagos_backend.torch.device.operators.views import adopt
+from flagos_backend.torch.device.plan import KernelFlag
+from flagos_backend.torch.device.runtime import runtime
 
 aten = torch.ops.aten
 #: What PyTorch says where memory that it did not allocate is too small.
@@ -111,6 +113,7 @@ def call_resizing(kernel: Any, schema: torch.FunctionSchema, args: Sequence[Any]
     """
     arguments = enumerate(schema.arguments)
     written = [(-1 if a.kwarg_only else position, a.name) for position, a in arguments if a.is_out]
+    _refuse_operands_as_outputs(kernel, written, args, kwargs)
     inner_args = [_unwrapped(value) for value in args]
     inner_kwargs = {name: _unwrapped(value) for name, value in kwargs.items()}
     outputs: list[tuple[Tensor, Tensor]] = []
@@ -119,6 +122,8 @@ def call_resizing(kernel: Any, schema: torch.FunctionSchema, args: Sequence[Any]
         key: Any = position if holder is inner_args else name
         outer = args[position] if holder is inner_args else kwargs.get(name)
         holder[key] = _emptied(outer, outputs)
+    if kernel.flags & KernelFlag.RANDOM:
+        _name_generator(schema, inner_args, inner_kwargs)
     kernel.inner(*inner_args, **inner_kwargs)
     for outer, inner in outputs:
         if outer.shape == inner.shape:
@@ -130,6 +135,64 @@ def call_resizing(kernel: Any, schema: torch.FunctionSchema, args: Sequence[Any]
         return None
     results = [args[position] if 0 <= position < len(args) else kwargs[name] for position, name in written]
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _name_generator(schema: torch.FunctionSchema, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Has an operator draw from the device's generator where the caller gave none."""
+    position = next(number for number, argument in enumerate(schema.arguments) if argument.name == "generator")
+    if position >= len(args):
+        kwargs["generator"] = kwargs.get("generator") or runtime().generator
+    elif args[position] is None:
+        args[position] = runtime().generator
+
+
+def _refuse_operands_as_outputs(
+    kernel: Any, written: Sequence[tuple[int, str]], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raises what PyTorch does where an output, once it has grown, meets an operand in its storage: calls the operator
+    on copies whose storages can be made larger. Not one that draws random numbers, which it would do twice."""
+    if kernel.flags & KernelFlag.RANDOM:
+        return
+    results = [args[position] if 0 <= position < len(args) else kwargs.get(name) for position, name in written]
+    outputs, every = list(_tensors(results)), list(_tensors([*args, *kwargs.values()]))
+    places = {output.untyped_storage()._cdata for output in outputs}
+    if sum(tensor.untyped_storage()._cdata in places for tensor in every) == len(outputs):
+        return
+    copies = _copies(every)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come with the call itself
+        kernel.inner(*_copied(args, copies), **dict(zip(kwargs, _copied(list(kwargs.values()), copies), strict=True)))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Those of the device in a structure of arguments."""
+    if isinstance(value, Tensor) and value.device.type == DEVICE_TYPE:
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _copies(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Inner tensors for each, in copies of their storages, which are PyTorch's own; what is one tensor stays one."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    copies: dict[int, Tensor] = {}
+    for outer in tensors:
+        storage = outer.untyped_storage()
+        if storage._cdata not in storages:
+            whole = torch.empty(0, dtype=torch.uint8, device=outer.device).set_(storage)
+            storages[storage._cdata] = unwrap(whole).clone().untyped_storage()
+        inner = torch.empty(0, dtype=outer.dtype, device=unwrap(outer).device)
+        inner.set_(storages[storage._cdata], outer.storage_offset(), outer.shape, outer.stride())
+        inner = aten._conj.default(inner) if outer.is_conj() else inner
+        copies[id(outer)] = aten._neg_view.default(inner) if outer.is_neg() else inner
+    return copies
+
+
+def _copied(value: Any, copies: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, list | tuple):
+        return [_copied(one, copies) for one in value]
+    return copies.get(id(value), value)
 
 
 def _emptied(outer: Any, outputs: list[tuple[Tensor, Tensor]]) -> Any:

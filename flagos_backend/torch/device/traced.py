@@ -1,0 +1,42 @@
+"""What PyTorch traces for tensors on the device: it takes any device but its cpu for an accelerator, whose norms return
+other statistics than the host's. Where the host computes for the device, tracing says what the host returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_impls import op_implementations_dict
+
+from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.norms import BATCH_NORMS
+
+aten = torch.ops.aten
+
+
+def install() -> None:
+    """Once, when the device is registered. Nothing changes for tensors of other devices."""
+    for target in (*BATCH_NORMS, aten.native_layer_norm.default):
+        if target in decomposition_table:
+            decomposition_table[target] = _corrected(target, decomposition_table[target])
+        if target in op_implementations_dict:  # takes the mode and the operator first
+            op_implementations_dict[target] = _corrected(target, op_implementations_dict[target], first=2)
+
+
+def _corrected(target: Any, original: Callable[..., Any], first: int = 0) -> Callable[..., Any]:
+    """A rule of PyTorch's for tensors without data, the input being its argument number ``first``."""
+
+    @functools.wraps(original)  # PyTorch goes by its name
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if args[first].device.type != DEVICE_TYPE:
+            return result
+        # Imported where there is such a tensor: it takes the backend, and much of PyTorch that not every program needs.
+        from flagos_backend.torch.compile.corrections import corrected
+
+        return corrected(target, args[first:], result)
+
+    return rule
