@@ -45,13 +45,16 @@ def main() -> None:
     of_flaggems.add_argument("--operators", default="", help="of PyTorch's database: those whose name contains this")
     published = commands.add_parser("publish")
     published.add_argument("files", type=Path, nargs="+", help="result files; parts of one suite are joined")
+    renewing = "keep what is published, and take only the tests that had not passed"
+    published.add_argument("--renew", action="store_true", help=renewing)
     published.add_argument("--folder", type=Path, default=_HERE / "results")
     published.add_argument("--readme", type=Path, default=_HERE.parents[1] / "README.md", help="gets the figures")
     arguments = parser.parse_args()
     if arguments.command == "opinfo" and arguments.mode is opinfo.Mode.DEVICE and arguments.device != HOST.kind:
         parser.error("--mode device is of the device flagos; FLAGOS_DEVICE says what it computes on")
     if arguments.command == "publish":
-        print("\n".join(map(str, report.publish(arguments.files, arguments.folder))))
+        write = report.renew if arguments.renew else report.publish
+        print("\n".join(map(str, write(arguments.files, arguments.folder))))
         readme.update(arguments.readme, arguments.folder)
         return
     common = {"only": arguments.only, "resume": arguments.resume, "timeout": arguments.timeout}

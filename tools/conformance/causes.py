@@ -53,24 +53,22 @@ CAUSES: Final[tuple[Cause, ...]] = (
         message="not available on device 'flagos'",
     ),
     Cause(
-        "as_strided_scatter of a view writes to the memory around it, which a program does not hold; refused by name.",
-        message="reads the memory around a view",
-    ),
-    Cause(
         "Indices that are of the wrong type and on the wrong device: the test asks for the type to be refused first.",
         name="test_errors_nn_Embedding",
     ),
     Cause(
-        "An output that is too small gets memory of its own, and so no longer overlaps an operand when it has grown.",
-        name="test_errors_(cat|gather)_flagos",
-    ),
-    Cause(
-        "The words of this error are those of the host kernel, which computes here; the test wants other ones.",
-        name="test_errors_narrow_copy_flagos",
-    ),
-    Cause(
         "PyTorch makes GroupNorm's gradients channels last on the host only; its other devices skip this test.",
         name="test_memory_format_nn_GroupNorm",
+    ),
+    Cause(
+        "PyTorch traces seeds of attention with dropout on the device, where programs leave them; its kernel does not.",
+        name="_efficient_attention_forward",
+        message=r"^sample \d+: result [23] is on \S+ instead of cpu$",
+    ),
+    Cause(
+        "Numbers divided by their own norm have no gradient: of halves both sides give roundings of what cancels.",
+        name=r"^nn\.functional\.normalize b?float16 backward$",
+        message="^sample 2: result 1: Tensor-likes are not close",
     ),
 )
 

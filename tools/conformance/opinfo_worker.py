@@ -251,10 +251,14 @@ class _Oracle:
             return results.text
         are_values_known = self.trial.op.name not in _UNINITIALIZED
         ours, reference = tree_map(_hosted, results), tree_map(_hosted, self.reference)
-        return tensors.compare(ours, reference, self._truth, values=are_values_known)
+        return tensors.compare(ours, reference, self._truth, values=are_values_known, operands=self._operands)
 
     def _truth(self) -> Any:
         return tree_map(_hosted, self.trial.truth(self.device))
+
+    def _operands(self) -> Any:
+        sample = self.trial.sample
+        return tree_map(_hosted, (sample.input, sample.args, sample.kwargs))
 
 
 def _displaced(results: Any, eager: Any) -> str:

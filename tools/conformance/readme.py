@@ -6,21 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tools import marked
 from tools.conformance.results import HOST
 
-BEGIN, END = "<!-- conformance: written by tools.conformance publish -->", "<!-- end of conformance -->"
+BEGIN, END = marked.marks("conformance", "tools.conformance publish")
 
 
 def update(readme: Path, folder: Path) -> None:
     """Writes a row for each suite in ``folder`` (beside ``readme`` or below). ValueError without the marks."""
-    text = readme.read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(
-            f"{readme} has no place for the figures; put the lines {BEGIN!r} and {END!r} where they belong"
-        )
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n{block(folder, folder.relative_to(readme.parent).as_posix())}{END}{after}")
+    marked.replace(readme, BEGIN, END, block(folder, folder.relative_to(readme.parent).as_posix()))
 
 
 def block(folder: Path, link: str) -> str:

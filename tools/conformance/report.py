@@ -23,7 +23,8 @@ def rate(records: Sequence[Record]) -> tuple[int, int]:
 def summary(path: Path) -> str:
     """One line for a result file."""
     header, records = load(path)
-    return f"{title(header)}: {_share(*rate(records))}; {_others(records)}"
+    others = _others(Counter(record.status for record in records))
+    return f"{title(header)}: {_share(*rate(records))}; {others}"
 
 
 def missing(path: Path) -> list[str]:
@@ -42,9 +43,8 @@ def publish(paths: Sequence[Path], folder: Path) -> list[Path]:
     ``paths`` has parts; later ones win."""
     parts: defaultdict[str, list[Path]] = defaultdict(list)
     for path in paths:
-        header = load(path)[0]
-        words = header["suite"].split() + ([header["device"]] if header["device"] != HOST.kind else [])
-        parts["_".join(words)].append(path)
+        header, _ = load(path)
+        parts[_file_name(header)].append(path)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, members in sorted(parts.items()):
@@ -54,6 +54,57 @@ def publish(paths: Sequence[Path], folder: Path) -> list[Path]:
         target.with_suffix(".md").write_text(table(kept))
         written += [target.with_suffix(".json"), target.with_suffix(".md")]
     return written
+
+
+def renew(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """As publish, but keeps what is in ``folder`` and takes from ``paths`` only the tests that had not passed there: of
+    the others no more than their number is kept. Raises ValueError where one of those counts and has not passed now."""
+    written = []
+    for path in paths:
+        header, records = load(path)
+        target = (folder / _file_name(header)).with_suffix(".json")
+        kept = _renewed(json.loads(target.read_text()), header, records)
+        target.write_text(json.dumps(kept, indent=1) + "\n")
+        target.with_suffix(".md").write_text(table(kept))
+        written += [target, target.with_suffix(".md")]
+    return written
+
+
+def _file_name(header: Mapping[str, str]) -> str:
+    return "_".join(header["suite"].split() + ([header["device"]] if header["device"] != HOST.kind else []))
+
+
+def _renewed(kept: dict[str, Any], header: Mapping[str, str], records: Sequence[Record]) -> dict[str, Any]:
+    before = {fields["name"]: fields["status"] for fields in kept["not passed"]}
+    now = {record.name: record for record in records if record.name in before}
+    lost = [r.name for r in records if r.name not in before and r.counts and r.status is not Status.PASSED]
+    if lost or kept["platform"] != header["platform"]:
+        raise ValueError(f"they are of another platform, or had passed where they count: publish all of {lost}")
+    groups = {group: Counter(counts) for group, counts in kept["groups"].items()}
+    for name, record in now.items():
+        groups[record.group].subtract([before[name]])
+        groups[record.group].update([record.status])
+    totals = sum(groups.values(), Counter[str]())
+    failures = [now[f["name"]] if f["name"] in now else _record(f) for f in kept["not passed"]]
+    not_applicable = Counter(_first_line(r.message) for r in now.values() if r.status is Status.NOT_APPLICABLE)
+    return {
+        **kept,
+        "passed": totals[Status.PASSED],
+        "counted": sum(count for status, count in totals.items() if Status(status).counts),
+        "others": _others(totals),
+        "runs": [*kept["runs"], {**header, "command": _without_folders(header["command"])}],
+        "groups": {group: {s: n for s, n in counts.items() if n} for group, counts in groups.items()},
+        "not passed": [_kept(r) for r in failures if r.counts and r.status is not Status.PASSED],
+        "not applicable": dict((Counter(kept["not applicable"]) + not_applicable).most_common()),
+    }
+
+
+def _record(fields: Mapping[str, Any]) -> Record:
+    return Record(**{**fields, "status": Status(fields["status"])})
+
+
+def _kept(record: Record) -> dict[str, Any]:
+    return dataclasses.asdict(dataclasses.replace(record, message=_without_folders(record.message)))
 
 
 def condense(paths: Sequence[Path]) -> dict[str, Any]:
@@ -83,7 +134,7 @@ def condense(paths: Sequence[Path]) -> dict[str, Any]:
         "peer": headers[0]["peer"],
         "passed": passed,
         "counted": counted,
-        "others": _others(records),
+        "others": _others(Counter(record.status for record in records)),
         "runs": headers,
         "groups": {group: dict(counts) for group, counts in sorted(groups.items())},
         "not passed": [dataclasses.asdict(r) for r in records if r.counts and r.status is not Status.PASSED],
@@ -115,7 +166,7 @@ def table(kept: dict[str, Any]) -> str:
     if kept.get("refused"):
         lines += ["", "| refused | tests |", "|---|---|"]
         lines += [f"| {_cell(reason)} | {count} |" for reason, count in kept["refused"].items()]
-    failures = [Record(**{**fields, "status": Status(fields["status"])}) for fields in kept["not passed"]]
+    failures = [_record(fields) for fields in kept["not passed"]]
     causes = Counter(cause_of(record) for record in failures)
     lines += ["", "| cause | tests |", "|---|---|"]
     lines += [f"| {_cell(cause)} | {count} |" for cause, count in causes.most_common()]
@@ -128,10 +179,9 @@ def _share(passed: int, counted: int) -> str:
     return f"{passed} of {counted} ({100 * passed / counted if counted else 0:.2f} %)"
 
 
-def _others(records: Sequence[Record]) -> str:
-    counts = Counter(record.status for record in records)
-    told = [s for s in Status if s is not Status.PASSED and (counts[s] or s is not Status.REFUSED)]
-    return ", ".join(f"{counts[status]} {status}" for status in told)
+def _others(counts: Mapping[str, int]) -> str:
+    told = [s for s in Status if s is not Status.PASSED and (counts.get(s) or s is not Status.REFUSED)]
+    return ", ".join(f"{counts.get(status, 0)} {status}" for status in told)
 
 
 def _without_folders(text: str) -> str:

@@ -218,6 +218,27 @@ def test_what_is_published_hides_no_failure_and_joins_parts(tmp_path: Path) -> N
     assert "| b | failed | one \\| two |" in written[1].read_text()
 
 
+def test_what_had_not_passed_is_renewed(tmp_path: Path) -> None:
+    passed, failed, folder = Status.PASSED, Status.FAILED, tmp_path / "results"
+    before = [Record("a", "g", passed), *(Record(name, "g", failed, "why") for name in "bcd")]
+    report.publish([_written(tmp_path / "1", before)], folder)
+    after = [
+        *(Record("a", "g", passed), Record("b", "g", passed), Record("new", "h", passed)),
+        *(Record("c", "g", Status.NOT_APPLICABLE, "refused"), Record("d", "g", Status.CRASHED, "/opt/of/theirs/x.py")),
+    ]
+    written = report.renew([_written(tmp_path / "2", after)], folder)
+    assert [p.name for p in written] == ["some_tests.json", "some_tests.md"]
+    kept = json.loads(written[0].read_text())
+    assert (kept["passed"], kept["counted"], len(kept["runs"])) == (2, 3, 2)
+    assert kept["groups"] == {"g": {"passed": 2, "not applicable": 1, "crashed": 1}}
+    assert [(r["name"], r["status"], r["message"]) for r in kept["not passed"]] == [("d", "crashed", "x.py")]
+    assert kept["not applicable"] == {"refused": 1}
+    assert kept["others"] == "0 failed, 1 crashed, 0 hung, 1 not applicable, 0 skipped"
+    assert written[1].read_text().startswith("# some tests on flagos: 2 of 3 (66.67 %)")
+    with pytest.raises(ValueError, match=r"publish all of \['a'\]"):
+        report.renew([_written(tmp_path / "3", [Record("a", "g", failed)])], folder)
+
+
 def test_what_is_refused_does_not_count_and_is_told_with_its_reason(tmp_path: Path) -> None:
     refused = [Record(name, "g", Status.REFUSED, "wrong of | integers\nof two kinds") for name in "bc"]
     path = _written(tmp_path / "1", [Record("a", "g", Status.PASSED), *refused])

@@ -58,12 +58,66 @@ def test_the_truth_decides_between_two_roundings() -> None:
     assert compare(torch.tensor([1.0, math.inf]), reference, lambda: exact)
 
 
+def test_the_truth_does_not_decide_between_layouts() -> None:
+    exact = torch.ones(2, dtype=torch.float64)
+    assert compare(exact.float().to_sparse(), exact.float(), lambda: exact)
+
+
 def test_what_is_zero_but_for_roundings_is_judged_by_what_it_was_computed_from() -> None:
     zero = torch.zeros(2, dtype=torch.float64)
     reference, ours = zero.float() + 2e-4, zero.float() - 3e-4
     assert compare(ours, reference, lambda: zero)
     assert compare(ours, reference, lambda: zero, scale=10.0) == ""
     assert compare(ours * 9, reference, lambda: zero, scale=10.0)
+
+
+def test_of_what_cancels_the_truth_decides_who_is_nearer() -> None:
+    """Results that are zero but for roundings of operands up to 9."""
+    zero = torch.zeros(2, dtype=torch.float64)
+    reference = zero.float() + 3e-5
+
+    def judged(ours: torch.Tensor, reference: torch.Tensor = reference, largest: float = 9.0) -> str:
+        return compare(ours, reference, lambda: zero, operands=lambda: [torch.tensor([-largest, math.inf]), 1])
+
+    assert compare(zero.float(), reference, lambda: zero), "nothing says what cancels"
+    assert judged(zero.float()) == ""
+    assert judged(-reference) == ""
+    assert judged(-1.1 * reference), "ours is the worse one"
+    assert judged(reference, zero.float()), "ours is the only wrong one"
+    assert judged(zero.float(), reference * 100), "no rounding of such operands"
+    assert judged(zero.float(), largest=0.1), "no rounding of such operands"
+    halves = zero.bfloat16()
+    assert judged(halves, halves + 0.02), "a rounding of bfloat16, but a share of the operands that is no noise"
+
+
+def test_where_halves_overflowed_the_truth_decides() -> None:
+    """Of two elements the reference has lost the first one on its way."""
+
+    def judged(ours: list[float], reference: list[float], exact: list[float], dtype: torch.dtype) -> str:
+        truth = torch.tensor(exact, dtype=torch.float64)
+        return compare(torch.tensor(ours, dtype=dtype), torch.tensor(reference, dtype=dtype), lambda: truth)
+
+    inf, nan, half = math.inf, math.nan, torch.float16
+    assert judged([99.1875, 1], [inf, 1], [99.2, 1], half) == ""
+    assert judged([99.1875, 1], [nan, 1], [99.2, 1], half) == "", "infinity less infinity"
+    assert judged([-inf, 1], [nan, 1], [-7e5, 1], half) == "", "the truth itself is beyond the type"
+    assert judged([-65504, 1], [-inf, 1], [-65530, 1], half) == "", "beyond it by less than a rounding"
+    assert judged([99.2, 1], [inf, 1], [99.2, 1], torch.bfloat16) == ""
+    assert judged([98.7, 1], [inf, 1], [99.2, 1], half), "ours is not the truth"
+    assert judged([inf, 1], [nan, 1], [-7e5, 1], half), "ours is infinite on the other side"
+    assert judged([nan, 1], [inf, 1], [99.2, 1], half)
+    assert judged([65504, 1], [inf, 1], [7e5, 1], half), "the truth is beyond the type and ours is not"
+    assert judged([99.2, 1.1], [inf, 1], [99.2, 1], half), "the other one is wrong"
+    assert judged([inf, 1], [99.2, 1], [99.2, 1], half), "ours is what overflowed"
+    assert judged([99.2, 1], [inf, 1], [inf, 1], half), "the truth is infinite"
+    assert judged([99.2, 1], [inf, 1], [99.2, 1], torch.float32), "no half"
+    scalars = torch.tensor(99.1875, dtype=half), torch.tensor(inf, dtype=half)
+    assert compare(*scalars, lambda: torch.tensor(99.2, dtype=torch.float64)) == ""
+
+
+def test_rows_of_one_element_have_no_gradient() -> None:
+    """Of what layer norm subtracts from itself eager leaves roundings, and ours nothing."""
+    assert opinfo_worker._Runner(Mode.COMPILE, 100, "cpu")("native_layer_norm float32 backward") == (Status.PASSED, "")
 
 
 def test_each_operator_has_both_directions_where_it_has_derivatives() -> None:
