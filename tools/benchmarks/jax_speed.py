@@ -61,14 +61,16 @@ class Measured:
 
 
 class Side:
-    """A program on one device, with its arguments there. ``results``, on the host: of the first call, and of the one
-    after which it runs as it does from then on; ``trees``: for each array of them, which part of the results it belongs
-    to. ``first_seconds``: what the first took to trace, compile and run."""
+    """A program as ``function`` on one device, with its arguments there. ``results``, on the host: of the first call,
+    and of the one after which it runs as it does from then on; ``trees``: for each array of them, which part of the
+    results it belongs to. ``first_seconds``: what the first took to trace, compile and run."""
 
-    def __init__(self, program: Program, device: jax.Device, arguments: Sequence[Any]) -> None:
+    def __init__(
+        self, program: Program, function: Callable[..., Any], device: jax.Device, arguments: Sequence[Any]
+    ) -> None:
         self._donated = program.donated
         self._arguments = list(jax.device_put(tuple(arguments), device))
-        self._call = jax.jit(program.function, donate_argnums=program.donated)
+        self._call = jax.jit(function, donate_argnums=program.donated)
         began = time.perf_counter()
         result = jax.block_until_ready(self._call(*self._arguments))
         self.first_seconds = time.perf_counter() - began
@@ -216,15 +218,23 @@ def _compare(ours: np.ndarray, theirs: np.ndarray) -> tuple[bool, float, float]:
     return same, float(np.nanmax(apart, initial=0.0)), float(scale)
 
 
-def measure(program: Program, devices: Sequence[jax.Device], peak: Peak, seconds: float) -> Measured:
-    """``devices``: ours and the peer's; about ``seconds`` are spent on each. One program that fails on either side, or
-    gives other results than the peer, is one row that says so."""
-    arguments = program.arguments(np.random.default_rng(0))
+def measure(
+    program: Program,
+    arguments: Sequence[Any],
+    devices: Sequence[jax.Device],
+    peak: Peak,
+    seconds: float,
+    *,
+    asking: bool = False,
+) -> Measured:
+    """``devices``: ours and the peer's; about ``seconds`` are spent on each. With ``asking`` the peer's program asks
+    for its kernel. One that fails on either side, or gives other results than the peer, is one row that says so."""
     floor = max(program.traffic(arguments) / peak.bytes, program.flops / peak.flops)
+    functions = program.function, (program.asking if asking else None) or program.function
     sides = []
-    for device in devices:
+    for device, function in zip(devices, functions, strict=True):
         try:
-            sides.append(Side(program, device, arguments))
+            sides.append(Side(program, function, device, arguments))
         except Exception as error:
             return Measured(program.name, floor, error=f"{device.platform}: {type(error).__name__}: {str(error)[:200]}")
     ours, peer = sides
@@ -271,16 +281,23 @@ def line(row: Measured) -> str:
     return f"{row.name:44}{figures}{row.ours_first:14.3g}{row.peer_first:12.3g}"
 
 
-def render(rows: Sequence[Measured], peak: Peak, source: report.Origin, peer: str) -> str:
-    """The table, the geometric mean of the speedups, and where the figures come from."""
+def _mean(rows: Sequence[Measured]) -> list[str]:
+    speedups = [row.speedup for row in rows if row.speedup]
+    if not speedups:
+        return []
+    mean = math.exp(statistics.fmean(map(math.log, speedups)))
+    return [f"geometric mean of {len(speedups)} speedups: {mean:.2f}, smallest {min(speedups):.2f}"]
+
+
+def render(rows: Sequence[Measured], asking: Sequence[Measured], peak: Peak, source: report.Origin, peer: str) -> str:
+    """The table, the geometric mean of the speedups, the same of the programs that ask the peer for a kernel, and where
+    the figures come from."""
     head = (
         f"{'':44}{'floor ms':>10}{'ours ms':>10}{peer + ' ms':>13}{'speedup':>9}{'first call s':>14}{peer + ' s':>12}"
     )
-    lines = [head, *map(line, rows)]
-    speedups = [row.speedup for row in rows if row.speedup]
-    if speedups:
-        mean = math.exp(statistics.fmean(map(math.log, speedups)))
-        lines.append(f"geometric mean of {len(speedups)} speedups: {mean:.2f}, smallest {min(speedups):.2f}")
+    lines = [head, *map(line, rows), *_mean(rows)]
+    if asking:
+        lines += ["where the peer's program asks for its kernel:", *map(line, asking), *_mean(asking)]
     lines.append(f"measured peaks: {peak.bytes / 1e9:.4g} GB/s, {peak.flops / 1e12:.4g} TFLOP/s")
     lines.append(", ".join(f"{name} {version}" for name, version in source.versions.items()))
     lines.append(f"{source.hardware}; {source.date}; {source.command}")
@@ -303,23 +320,30 @@ def main() -> int:
     scale = options.scale or (Scale.HOST if options.peer == "cpu" else Scale.ACCELERATOR)
     devices = [jax.devices(platform)[0] for platform in (options.device, options.peer)]
     peak = peak_of(devices[1], scale)
-    rows = []
+    chosen = [program for program in programs(scale) if fnmatch.fnmatch(program.name, options.only)]
     deadline = time.monotonic() + options.limit
-    for program in programs(scale):
-        if fnmatch.fnmatch(program.name, options.only):
-            late = time.monotonic() > deadline
-            rows.append(
-                Measured(program.name, math.nan, error="not measured: the time was up")
-                if late
-                else measure(program, devices, peak, options.seconds)
-            )
-            print(line(rows[-1]), flush=True)
-            _drop_programs()
+
+    rows, asked = [], []
+    for program in chosen:
+        if time.monotonic() > deadline:
+            rows.append(Measured(program.name, math.nan, error="not measured: the time was up"))
+            continue
+        arguments = program.arguments(np.random.default_rng(0))
+        rows.append(measure(program, arguments, devices, peak, options.seconds))
+        print(line(rows[-1]), flush=True)
+        if program.asking:
+            asked.append(measure(program, arguments, devices, peak, options.seconds, asking=True))
+            print(line(asked[-1]), "where it asks for its kernel", flush=True)
+        _drop_programs()
     source = report.origin("jax_speed", "" if scale is Scale.HOST else devices[1].device_kind)
-    text = render(rows, peak, source, f"XLA {options.peer}")
+    text = render(rows, asked, peak, source, f"XLA {options.peer}")
     print(text, end="")
     if options.save:
-        report.keep(f"jax_speed_{scale.value}", text, asdict(source) | {"rows": [asdict(row) for row in rows]})
+        report.keep(
+            f"jax_speed_{scale.value}",
+            text,
+            asdict(source) | {"rows": [asdict(r) for r in rows], "asking": [asdict(r) for r in asked]},
+        )
     return 0
 
 

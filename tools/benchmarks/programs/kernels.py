@@ -87,6 +87,11 @@ def attention(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array) -> jax.Ar
     return jnp.einsum("BNTS,BSNH->BTNH", weights, v_BSNH)
 
 
+def cudnn_attention(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array) -> jax.Array:
+    """The same as one call, which asks XLA for cuDNN."""
+    return jax.nn.dot_product_attention(q_BTNH, k_BSKH, v_BSKH, is_causal=True, implementation="cudnn")
+
+
 def loop(x: jax.Array) -> jax.Array:
     """Ten thousand short iterations, each depending on the one before."""
     return jax.lax.fori_loop(0, 10_000, lambda _, y: y * 0.999 + 0.001 * jnp.sin(y), x)
@@ -130,10 +135,10 @@ def _attention(batch: int, length: int, heads: int, kv_heads: int, width: int, d
     forward, backward = normals(query, key, key, dtype=dtype), normals(query, key, key, query, dtype=dtype)
     flops = 2.0 * batch * heads * length * length * width  # two products, half of it masked
     size = f"{batch}x{length}x{heads}x{width}" + (f" on {kv_heads}" if kv_heads < heads else "")
-    both = gradient(attention)
+    both, cudnn = gradient(attention), cudnn_attention if dtype == BF16 else None
     return [
-        Program(f"attention {size}", attention, forward, flops),
-        Program(f"attention gradient {size}", both, backward, 3.5 * flops),
+        Program(f"attention {size}", attention, forward, flops, asking=cudnn),
+        Program(f"attention gradient {size}", both, backward, 3.5 * flops, asking=gradient(cudnn) if cudnn else None),
     ]
 
 

@@ -28,6 +28,7 @@ class Program:
     only, inputs read once, results written once unless the program ``updates_in_place``. They give the floor.
     ``precision``: largest error allowed between two implementations, relative to the largest magnitude of the array.
     ``donated``: arguments whose storage the program may use up.
+    ``asking``: the same program as who knows the peer writes it, with the kernel asked for that the peer has for it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Program:
     precision: float = 2e-2
     donated: tuple[int, ...] = ()
     updates_in_place: bool = False
+    asking: Callable[..., Any] | None = None
 
     def traffic(self, arguments: Arguments) -> float:
         """Bytes read and written."""
