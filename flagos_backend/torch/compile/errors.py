@@ -45,3 +45,7 @@ class BackendUnavailable(FlagosBackendError):
     number = 655
     code = StatusCode.UNAVAILABLE
     template = "torch.compile found no backend: {reason} At torch.compile. See `flagos doctor`."
+
+
+class NoLoweringError(Exception):
+    """This case of an operator has no HLO form: it runs as itself, and no user meets this."""

@@ -24,7 +24,7 @@ from flagos_backend.ir.types import ArrayShape
 from flagos_backend.torch.compile import placement, sites
 from flagos_backend.torch.compile.callbacks import Callback
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
-from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode, UnsupportedTensor
+from flagos_backend.torch.compile.errors import FallbackRefused, NoLoweringError, UnsupportedNode, UnsupportedTensor
 from flagos_backend.torch.compile.images import BORDER
 from flagos_backend.torch.compile.layout import Layout, Strided, input_layout_of, layout_of
 from flagos_backend.torch.compile.lowering.aten_call import (
@@ -36,7 +36,7 @@ from flagos_backend.torch.compile.lowering.aten_call import (
     unpack,
 )
 from flagos_backend.torch.compile.lowering.emitter import Emitter
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload, rule_of
+from flagos_backend.torch.compile.lowering.table import Overload, rule_of
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
 from flagos_backend.torch.compile.outputs import WITH_EFFECTS, OutputPlan, is_token, plan_outputs
 from flagos_backend.torch.compile.report import GraphReport

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 from flagos_backend.torch.device.plan import overload
 
 KEY: Final = "AutocastPrivateUse1"

@@ -1,7 +1,4 @@
-"""torch.Generator for the device: a generator of the inner device, which is where random numbers are drawn.
-
-PyTorch lets no device of Python make generators, so torch.Generator stands for both kinds once it is registered.
-"""
+"""The device's generators: generators of the inner device, which is where random numbers are drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 
 #: The seed that PyTorch's generators begin with.
 DEFAULT_SEED: Final = 67280421310721
@@ -85,35 +82,3 @@ def _restore(seed: int, state: torch.Tensor) -> torch.Generator:
     generator.manual_seed(seed)
     generator.set_state(state)
     return generator
-
-
-class _AnyGenerator(type(_HostGenerator)):  # type: ignore[misc]
-    """Of torch.Generator: PyTorch's generators are its instances, and it equals PyTorch's class."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, _HostGenerator)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, _HostGenerator)
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is _HostGenerator
-
-    def __hash__(cls) -> int:
-        return hash(_HostGenerator)
-
-
-class Generator(_HostGenerator, metaclass=_AnyGenerator):
-    """torch.Generator with one more device; what it makes for the others is PyTorch's."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:
-        if cls is not Generator:
-            return _HostGenerator.__new__(cls, device)  # type: ignore[call-arg]
-        if torch.device(device).type != DEVICE_TYPE:
-            return _HostGenerator(device)
-        from flagos_backend.torch.device.api.devices import opened
-
-        return new_generator(opened(device).inner)
-
-
-Generator.__module__, Generator.__qualname__ = "torch", "Generator"

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from flagos_backend.torch.device import _native
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 from flagos_backend.torch.device.operators import (
     attention,
     copies,

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 
 from flagos_backend.torch.device import _native
-
-#: The name of the device's type, as PyTorch's users write it.
-DEVICE_TYPE = "flagos"
+from flagos_backend.torch.device.opening import DEVICE_TYPE, open_device
 
 
 def wrap(inner: torch.Tensor, *, counted: bool = True) -> torch.Tensor:
@@ -18,9 +16,7 @@ def wrap(inner: torch.Tensor, *, counted: bool = True) -> torch.Tensor:
     ``counted``: whether the memory counts as allocated on the device.
     """
     if not _native.is_open():
-        from flagos_backend.torch.device import registration
-
-        registration.open_device()
+        open_device()
     return _native.wrap(inner.resolve_conj().resolve_neg(), counted)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 
 #: PyTorch's own: settings of CUDA's allocator; the stream, which compiled programs ask for before each run, and
 #: which Dynamo would compile in turn.

@@ -10,8 +10,9 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from flagos_backend.torch.device.generator import Generator
-from flagos_backend.torch.device.memory import DEVICE_TYPE, unwrap
+from flagos_backend.torch.device.any_generator import Generator
+from flagos_backend.torch.device.memory import unwrap
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 
 
 def install() -> None:

@@ -15,8 +15,8 @@ from torch._C import _acc
 from torch._ops import OpOverload
 from torch.utils import backend_registration
 
-from flagos_backend.torch.device import _native, neutrality, patches, traced
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device import _native, api, neutrality, patches, traced
+from flagos_backend.torch.device.opening import DEVICE_TYPE, is_open, is_registered, open_device, opens_by
 from flagos_backend.torch.tracing import leave_alone
 
 _lock = threading.RLock()
@@ -57,23 +57,11 @@ class _Dispatch:
 _dispatch: Final = _Dispatch()
 
 
-def is_registered() -> bool:
-    """Whether PyTorch knows the device's name."""
-    return torch._C._get_privateuse1_backend_name() == DEVICE_TYPE
-
-
-def is_open() -> bool:
-    """Whether the device has been used."""
-    return _dispatch.opened is not None
-
-
 def register() -> None:
     """Has PyTorch know the device's name; a second call does nothing."""
     with _lock:
         if is_registered():
             return
-        from flagos_backend.torch.device import api
-
         _acc.register_python_privateuseone_device_guard(_Guard())
         _native.install_guard()  # first: where it fails, PyTorch stays as it was
         leave_alone()
@@ -82,22 +70,10 @@ def register() -> None:
         backend_registration.generate_methods_for_privateuse1_backend()
         torch._register_device_module(DEVICE_TYPE, api)  # type: ignore[no-untyped-call]
         _acc.register_python_privateuseone_hook(_Hooks())
+        opens_by(_open)
         _library("_").fallback(_dispatch, "PrivateUse1")
         patches.install()
         traced.install()
-
-
-def open_device() -> None:
-    """Loads the backend and registers the device's operators; a second call does nothing.
-
-    Raises DeviceUnavailable with the loader's reason.
-    """
-    with _lock:
-        if is_open():
-            return
-        # Registering must see the dispatcher as a plain program does, whatever called for the device.
-        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
-            _open()
 
 
 def _open() -> None:

@@ -16,7 +16,7 @@ from flagos_backend.devices.attributes import TORCH_DEVICE
 from flagos_backend.torch.device import _native
 from flagos_backend.torch.device.errors import DeviceUnavailable, NoInnerDevice
 from flagos_backend.torch.device.generator import default_generator
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 from plugin_abi import frameworks, loader
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Context, Device

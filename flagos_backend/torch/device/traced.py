@@ -11,7 +11,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict
 
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 from flagos_backend.torch.norms import BATCH_NORMS
 
 aten = torch.ops.aten

@@ -17,9 +17,10 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, Shape, TupleShape
 from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE, STORED_TYPE
+from flagos_backend.torch.compile.errors import NoLoweringError
 from flagos_backend.torch.compile.layout import layout_of
 from flagos_backend.torch.compile.lowering.emitter import Emitter
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload
+from flagos_backend.torch.compile.lowering.table import Overload
 from flagos_backend.torch.compile.placement import is_supported
 
 aten = torch.ops.aten

@@ -14,8 +14,9 @@ from flagos_backend.ir.attributes import CollectiveAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType, TupleShape
+from flagos_backend.torch.compile.errors import NoLoweringError
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, lowering
+from flagos_backend.torch.compile.lowering.table import lowering
 
 c10d = torch.ops._c10d_functional
 

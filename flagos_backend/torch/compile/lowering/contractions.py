@@ -9,8 +9,9 @@ from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode, Precision
 from flagos_backend.ir.types import ArrayShape
+from flagos_backend.torch.compile.errors import NoLoweringError
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, lowering
+from flagos_backend.torch.compile.lowering.table import lowering
 
 aten = torch.ops.aten
 

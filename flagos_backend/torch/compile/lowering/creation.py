@@ -10,8 +10,9 @@ from flagos_backend.ir.attributes import DimensionAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.torch.compile.errors import NoLoweringError
 from flagos_backend.torch.compile.lowering.emitter import Emitter, element_type
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, lowering
+from flagos_backend.torch.compile.lowering.table import lowering
 
 aten = torch.ops.aten
 

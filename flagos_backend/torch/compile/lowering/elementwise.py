@@ -13,8 +13,9 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE, TORCH_DTYPE
+from flagos_backend.torch.compile.errors import NoLoweringError
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, Overload, Rule, lowering
+from flagos_backend.torch.compile.lowering.table import Overload, Rule, lowering
 
 aten = torch.ops.aten
 E = ElementType

@@ -12,7 +12,7 @@ from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE
-from flagos_backend.torch.compile.lowering.table import NoLoweringError
+from flagos_backend.torch.compile.errors import NoLoweringError
 
 
 def array(instruction: Instruction) -> ArrayShape:

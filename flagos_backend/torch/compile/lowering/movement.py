@@ -10,8 +10,9 @@ import torch
 from flagos_backend.ir.attributes import DimensionAttributes, DimensionsAttributes, PadAttributes, SliceAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.torch.compile.errors import NoLoweringError
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, lowering
+from flagos_backend.torch.compile.lowering.table import lowering
 
 aten = torch.ops.aten
 

@@ -19,8 +19,9 @@ from flagos_backend.ir.attributes import (
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.torch.compile.errors import NoLoweringError
 from flagos_backend.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.torch.compile.lowering.table import NoLoweringError, Rule, lowering
+from flagos_backend.torch.compile.lowering.table import Rule, lowering
 
 aten = torch.ops.aten
 E = ElementType

@@ -25,10 +25,6 @@ class Rule(Protocol):
     def __call__(self, emitter: Emitter, result: Any, *args: Any, **kwargs: Any) -> Any: ...
 
 
-class NoLoweringError(Exception):
-    """This case of an operator has no HLO form."""
-
-
 R = TypeVar("R", bound=Rule)
 
 _RULES: dict[Overload, Rule] = {}

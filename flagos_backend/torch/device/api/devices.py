@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flagos_backend.torch.device import registration
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE, is_open, is_registered, open_device
 
 if TYPE_CHECKING:
     from flagos_backend.torch.device.runtime import Runtime
@@ -22,17 +21,17 @@ DeviceLike = torch.device | str | int | None
 
 def init() -> None:
     """Opens the device, which its first use does too. Raises DeviceUnavailable with the loader's reason."""
-    registration.open_device()
+    open_device()
 
 
 def is_initialized() -> bool:
     """Whether the device has been used."""
-    return registration.is_open()
+    return is_open()
 
 
 def is_available() -> bool:
     """Whether the loader has accepted a backend: only then is this module torch.flagos."""
-    return registration.is_registered()
+    return is_registered()
 
 
 def device_count() -> int:

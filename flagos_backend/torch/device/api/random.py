@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flagos_backend.torch.device import generator, registration
+from flagos_backend.torch.device import generator
 from flagos_backend.torch.device.api.devices import DeviceLike, device_count, opened
+from flagos_backend.torch.device.opening import is_open
 
 
 def _generator(device: DeviceLike = None) -> torch.Generator:
@@ -43,7 +44,7 @@ def set_rng_state_all(new_states: Sequence[Tensor]) -> None:
 
 def manual_seed(seed: int) -> None:
     """Seeds the current device's default generator."""
-    if registration.is_open():
+    if is_open():
         _generator().manual_seed(int(seed))
     else:
         generator.seed_first(int(seed))
@@ -67,7 +68,7 @@ def initial_seed() -> int:
 
 def _is_in_bad_fork() -> bool:
     """Whether this is a forked process that cannot use the device: where the inner device cannot be used in one."""
-    if not registration.is_open():
+    if not is_open():
         return False
     check = getattr(opened().inner_module, "_is_in_bad_fork", None)
     return bool(check()) if check is not None else False

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from flagos_backend.torch.device import registration
 from flagos_backend.torch.device.api.devices import DeviceLike, index_of, opened
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE, is_open
 
 
 def synchronize(device: DeviceLike = None) -> None:
     """Waits until all work of a device is done."""
     index_of(device)
-    if registration.is_open():
+    if is_open():
         found = opened()
         found.inner_module.synchronize()
         found.device.synchronize()

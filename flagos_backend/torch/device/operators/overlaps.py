@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flagos_backend.torch.device.memory import DEVICE_TYPE, unwrap
+from flagos_backend.torch.device.memory import unwrap
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flagos_backend.torch.device.generator import is_of_device
-from flagos_backend.torch.device.memory import DEVICE_TYPE
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 
 
 def refuse_layout(layout: str) -> Callable[..., NoReturn]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flagos_backend.torch.device.memory import DEVICE_TYPE, unwrap, wrap
+from flagos_backend.torch.device.memory import unwrap, wrap
+from flagos_backend.torch.device.opening import DEVICE_TYPE
 from flagos_backend.torch.device.operators.views import adopt
 from flagos_backend.torch.device.plan import KernelFlag
 from flagos_backend.torch.device.runtime import runtime
