@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-PLATFORM = "flagos"
-
 
 def initialize() -> None:
     """Called by JAX when it looks for devices for the first time. Never raises for a missing or refused backend."""

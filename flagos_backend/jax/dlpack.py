@@ -12,7 +12,8 @@ from typing import Any, Final
 import jax
 
 from flagos_backend.devices.attributes import DLPACK_DEVICE
-from flagos_backend.jax import PLATFORM, jax_internals
+from flagos_backend.jax import jax_internals
+from plugin_abi.loader import DEFAULT_PLATFORM
 
 #: DLDeviceType and number of ordinary host memory.
 _HOST: Final = (1, 0)
@@ -35,7 +36,7 @@ def enable(adapter: str) -> None:
 
 
 def _is_ours(device: Any) -> bool:
-    return getattr(device, "platform", None) == PLATFORM
+    return getattr(device, "platform", None) == DEFAULT_PLATFORM
 
 
 def _place_of(device: Any) -> tuple[int, int] | None:

@@ -9,12 +9,12 @@ import importlib.resources
 import logging
 from typing import Final
 
-from flagos_backend.jax import PLATFORM, jax_internals
+from flagos_backend.jax import jax_internals
 from plugin_abi import frameworks, loader
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host.api import Api
 from plugin_abi.host.context import Context
-from plugin_abi.loader import Backend
+from plugin_abi.loader import DEFAULT_PLATFORM, Backend
 
 logger = logging.getLogger("flagos.jax")
 
@@ -30,19 +30,19 @@ def register() -> None:
     """Registers the platform with JAX: in full; by name only when no backend is accepted, so that naming it gives the
     reason; not at all when JAX_PLATFORMS leaves it out."""
     requested = jax_internals.requested_platforms()
-    if requested and PLATFORM not in requested:
-        logger.debug("JAX_PLATFORMS=%s leaves %s out", ",".join(requested), PLATFORM)
+    if requested and DEFAULT_PLATFORM not in requested:
+        logger.debug("JAX_PLATFORMS=%s leaves %s out", ",".join(requested), DEFAULT_PLATFORM)
         return
-    if jax_internals.is_registered(PLATFORM):
+    if jax_internals.is_registered(DEFAULT_PLATFORM):
         return
-    result = loader.load(PLATFORM, frameworks=running_frameworks())
+    result = loader.load(DEFAULT_PLATFORM, frameworks=running_frameworks())
     if result.accepted is None:
-        _register_unavailable(loader.no_such_device_message(PLATFORM))
+        _register_unavailable(loader.no_such_device_message(DEFAULT_PLATFORM))
         return
     try:
         priority = HOST_PRIORITY if _is_host(result.accepted) else ACCELERATOR_PRIORITY
     except (FlagosStatusError, LookupError) as error:
-        _register_unavailable(f"no such device: {PLATFORM}. {result.accepted.place} offers none: {error}")
+        _register_unavailable(f"no such device: {DEFAULT_PLATFORM}. {result.accepted.place} offers none: {error}")
         return
     _register_backend(result.accepted, priority)
 
@@ -64,20 +64,20 @@ def _is_host(backend: Backend) -> bool:
 
 def _register_unavailable(reason: str) -> None:
     # The loader has said why, line by line; this says what it means for JAX.
-    logger.info("JAX starts without the platform %s", PLATFORM)
-    message = reason.replace(f"no such device: {PLATFORM}", f"no such device {PLATFORM}", 1)
-    jax_internals.register_unavailable(PLATFORM, HOST_PRIORITY, lambda: message)
+    logger.info("JAX starts without the platform %s", DEFAULT_PLATFORM)
+    message = reason.replace(f"no such device: {DEFAULT_PLATFORM}", f"no such device {DEFAULT_PLATFORM}", 1)
+    jax_internals.register_unavailable(DEFAULT_PLATFORM, HOST_PRIORITY, lambda: message)
 
 
 def _register_backend(backend: Backend, priority: int) -> None:
     from flagos_backend.jax import callbacks, dlpack, lowering
 
     adapter = importlib.resources.files("plugin_abi").joinpath(_ADAPTER)
-    jax_internals.register_plugin(PLATFORM, str(adapter), priority, lambda: client_options(backend))
+    jax_internals.register_plugin(DEFAULT_PLATFORM, str(adapter), priority, lambda: client_options(backend))
     lowering.register_rules()
-    jax_internals.enable_donation(PLATFORM)
-    jax_internals.enable_compilation_cache(PLATFORM)
-    jax_internals.enable_python_callbacks(PLATFORM, callbacks.emit_python_callback)
+    jax_internals.enable_donation(DEFAULT_PLATFORM)
+    jax_internals.enable_compilation_cache(DEFAULT_PLATFORM)
+    jax_internals.enable_python_callbacks(DEFAULT_PLATFORM, callbacks.emit_python_callback)
     dlpack.enable(str(adapter))
 
 

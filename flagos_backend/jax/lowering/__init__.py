@@ -5,7 +5,7 @@ One module per family of primitives; each is a table from a primitive's place in
 
 from __future__ import annotations
 
-from flagos_backend.jax import PLATFORM, jax_internals
+from flagos_backend.jax import jax_internals
 from flagos_backend.jax.lowering import (
     callbacks,
     collectives,
@@ -16,6 +16,7 @@ from flagos_backend.jax.lowering import (
     tridiagonal,
 )
 from flagos_backend.jax.lowering.rule import LoweringRule
+from plugin_abi.loader import DEFAULT_PLATFORM
 
 RULES: tuple[LoweringRule, ...] = (
     *callbacks.RULES,
@@ -33,7 +34,7 @@ def register_rules() -> None:
     for rule in RULES:
         primitive = jax_internals.primitive(rule.module, rule.primitive)
         if primitive is not None:
-            jax_internals.register_lowering(primitive, rule.function, PLATFORM)
+            jax_internals.register_lowering(primitive, rule.function, DEFAULT_PLATFORM)
     for target in linear_algebra.TARGETS:
         jax_internals.register_batch_partitionable(target)
     # kernels/reference/CUSTOM_CALLS.md is what they mean, for good.
