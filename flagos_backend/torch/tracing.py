@@ -1,46 +1,67 @@
-"""Keeps Dynamo out of this package: PyTorch calls it while Dynamo watches, and none of it is a program to compile."""
+"""What Dynamo is told when it is loaded: above all to keep out of this package, which PyTorch calls while Dynamo
+watches, and none of which is a program to compile."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 _PACKAGE: Final = "flagos_backend"
 _RULES: Final = "torch._dynamo.trace_rules"
 
+#: Takes a module that has been loaded.
+_Action = Callable[[Any], None]
+
 
 def leave_alone() -> None:
-    """Has Dynamo run this package as it is: now, or as soon as it is loaded, which takes too long for every program."""
-    rules = sys.modules.get(_RULES)
-    if rules is not None:
-        rules.add(_PACKAGE)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    """Has Dynamo run this package as it is."""
+    when_loaded(_RULES, _leave_alone)
+
+
+def _leave_alone(rules: Any) -> None:
+    rules.add(_PACKAGE)
+
+
+def when_loaded(name: str, action: _Action) -> None:
+    """Calls ``action`` with a module of PyTorch: now, or as soon as it is loaded, which takes too long for every
+    program. An action that waits already does so once."""
+    finder = next((found for found in sys.meta_path if isinstance(found, _Finder) and found.name == name), None)
+    module = sys.modules.get(name)
+    if finder is not None:
+        if action not in finder.actions:
+            finder.actions.append(action)
+    elif module is not None:
+        action(module)
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
 
 
 class _Finder(MetaPathFinder):
-    """Finds Dynamo's rules once, as without it, and adds to them when they are loaded."""
+    """Finds one module once, as without it, and has actions taken when it is loaded."""
+
+    def __init__(self, name: str, action: _Action) -> None:
+        self.name, self.actions = name, [action]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _RULES:
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self.actions)
         return spec
 
 
 class _Loader(Loader):
-    def __init__(self, original: Loader) -> None:
-        self._original = original
+    def __init__(self, original: Loader, actions: Sequence[_Action]) -> None:
+        self._original, self._actions = original, actions
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._original.create_module(spec)
@@ -50,4 +71,5 @@ class _Loader(Loader):
         assert spec is not None
         module.__loader__ = spec.loader = self._original
         self._original.exec_module(module)
-        module.add(_PACKAGE)
+        for action in self._actions:
+            action(module)

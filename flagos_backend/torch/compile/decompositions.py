@@ -14,6 +14,7 @@ from torch._decomp import get_decompositions
 from flagos_backend.torch.compile.corrections import statistics_dtype
 from flagos_backend.torch.compile.placement import computes_on_host
 from flagos_backend.torch.compile.sites import site_of
+from flagos_backend.torch.recurrent import CELLS
 
 aten = torch.ops.aten
 
@@ -214,6 +215,7 @@ def _of_host() -> Mapping[Any, Callable[..., Any]]:
     }
     return {
         **{overload: _in_wide_types(rule) for overload, rule in wide.items()},
+        **CELLS,  # in any type: for tensors of the device flagos PyTorch traces them, and the host has none
         aten.addmm.default: _product_and_sum,
         aten._native_batch_norm_legit_no_training.default: _batch_norm,
     }
@@ -231,6 +233,7 @@ def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
     return {
         **_of_both(),
         **more,
+        **CELLS,
         aten.clamp_min.default: _lower_bound,
         aten.nan_to_num.default: _nan_to_num,
         aten._native_batch_norm_legit_no_training.default: _batch_norm_of_accelerators,

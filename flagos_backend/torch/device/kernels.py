@@ -29,6 +29,7 @@ from flagos_backend.torch.device.operators import (
 )
 from flagos_backend.torch.device.plan import KernelFlag, KernelPlan, name_of, overload, plan_kernel, returns_view
 from flagos_backend.torch.device.runtime import Runtime
+from flagos_backend.torch.recurrent import CELLS
 
 KEY: Final = "PrivateUse1"
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -41,16 +42,13 @@ _SPECIAL: Final[Mapping[str, Callable[..., Any]]] = {
     "_copy_from_and_resize": resizing.copy_from_and_resize,
     "_foreach_copy_": copies.foreach_copy_,
     "_resize_output_": resizing.resize_output_,
-    "_thnn_fused_gru_cell": recurrent.gru_cell,
-    "_thnn_fused_gru_cell_backward": recurrent.gru_cell_backward,
-    "_thnn_fused_lstm_cell": recurrent.lstm_cell,
-    "_thnn_fused_lstm_cell_backward_impl": recurrent.lstm_cell_backward,
     "copy_": copies.copy_,
     "histc": counting.histc,
     "native_dropout": dropout.native_dropout,
     "record_stream": copies.record_stream,
     "resize_": resizing.resize_,
     "set_": views.set_to_nothing,
+    **{name_of(cell).removeprefix("aten::"): recurrent.on_device(function) for cell, function in CELLS.items()},
 }
 
 #: Native kernels, and what stands around them.

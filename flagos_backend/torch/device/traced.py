@@ -11,8 +11,11 @@ import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict
 
+from flagos_backend.torch.device.generator import DeviceGenerator
 from flagos_backend.torch.device.opening import DEVICE_TYPE
 from flagos_backend.torch.norms import BATCH_NORMS
+from flagos_backend.torch.recurrent import CELLS
+from flagos_backend.torch.tracing import when_loaded
 
 aten = torch.ops.aten
 
@@ -24,6 +27,9 @@ def install() -> None:
             decomposition_table[target] = _corrected(target, decomposition_table[target])
         if target in op_implementations_dict:  # takes the mode and the operator first
             op_implementations_dict[target] = _corrected(target, op_implementations_dict[target], first=2)
+    for target, cell in CELLS.items():
+        op_implementations_dict.setdefault(target, _of_parts(cell))
+    when_loaded("torch._dynamo.variables.builder", _break_at_generators)
 
 
 def _corrected(target: Any, original: Callable[..., Any], first: int = 0) -> Callable[..., Any]:
@@ -40,3 +46,25 @@ def _corrected(target: Any, original: Callable[..., Any], first: int = 0) -> Cal
         return corrected(target, args[first:], result)
 
     return rule
+
+
+def _of_parts(cell: Callable[..., Any]) -> Callable[..., Any]:
+    """A cell for tensors of the device without data; PyTorch's own rules know no cell without biases, nor GRU's."""
+
+    def rule(mode: Any, _operator: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        if not tensors or tensors[0].device.type != DEVICE_TYPE:
+            return NotImplemented
+        with mode:
+            return cell(*args, **kwargs)
+
+    return rule
+
+
+def _break_at_generators(builder: Any) -> None:
+    """Has Dynamo leave what draws from a generator of the device to eager mode, as for PyTorch's generators. Those it
+    knows by their type alone; another one it would trace without what it is."""
+    rule = builder.VariableBuilder.wrap_user_defined
+    for with_numpy in (True, False):  # a table for each
+        with builder.config.patch(trace_numpy=with_numpy):
+            builder.VariableBuilder._type_dispatch()[DeviceGenerator] = rule

@@ -125,6 +125,41 @@ def test_autocast(device: torch.device) -> None:
     assert_close(y, step(x))
 
 
+@pytest.mark.parametrize("backend", [flagos, "aot_eager"], ids=["flagos", "aot_eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "no biases"])
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
+def test_recurrent_cells(
+    device: torch.device, cell: type[nn.Module], bias: bool, dtype: torch.dtype, backend: Callable[..., object]
+) -> None:
+    """For which PyTorch has operators that are not the host's, and not all of them rules to trace by."""
+    host = cell(3, 5, bias=bias)
+    there = copy.deepcopy(host).to(device, dtype)
+    compiled = torch.compile(there, backend=backend, fullgraph=True)
+    x = torch.randn(2, 3)
+    for module, given in ((host, x), (compiled, x.to(device, dtype))):
+        state = module(given)
+        parts = state if isinstance(state, tuple) else (state,)
+        state = module(given, state)
+        sum(part.square().sum() for part in (*parts, *(state if isinstance(state, tuple) else (state,)))).backward()
+    tolerance = {"rtol": 0.05, "atol": 0.05} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    for a, b in zip(there.parameters(), host.parameters(), strict=True):
+        assert a.grad is not None
+        assert_close(a.grad.cpu().float(), b.grad, **tolerance)
+
+
+@pytest.mark.parametrize("backend", [flagos, "aot_eager"], ids=["flagos", "aot_eager"])
+def test_a_generator_of_the_device(device: torch.device, backend: Callable[..., object]) -> None:
+    def draw(x: Tensor, generator: torch.Generator) -> Tensor:
+        noisy = x * 2 + torch.randn(4, generator=generator, device=x.device)
+        generator.manual_seed(3)
+        return noisy + torch.rand(4, generator=generator, device=x.device)
+
+    x = torch.randn(4, device=device)
+    expected = draw(x, torch.Generator(device).manual_seed(7))
+    assert_close(torch.compile(draw, backend=backend)(x, torch.Generator(device).manual_seed(7)), expected)
+
+
 @pytest.mark.parametrize(("bins", "low", "high"), [(4, 0, 3), (5, -2, 7), (3, 0.5, 8.5)])
 def test_histograms_of_integers(device: torch.device, bins: int, low: float, high: float) -> None:
     values = torch.randint(0, 9, (2, 30))
