@@ -43,6 +43,7 @@ _SPECIAL: Final[Mapping[str, Callable[..., Any]]] = {
     "_foreach_copy_": copies.foreach_copy_,
     "_resize_output_": resizing.resize_output_,
     "copy_": copies.copy_,
+    "_nested_tensor_from_mask_left_aligned": refusals.no_nested_tensor,
     "histc": counting.histc,
     "native_dropout": dropout.native_dropout,
     "record_stream": copies.record_stream,
@@ -112,6 +113,13 @@ _FOREIGN_LAYOUTS: Final = (
     "to_mkldnn",
     "to_sparse",
 )
+#: Makers of tensors in compressed sparse layouts, which PyTorch has for any device.
+_MAKE_COMPRESSED: Final = (
+    "_sparse_compressed_tensor_unsafe",
+    "_sparse_compressed_tensor_with_dims",
+    "sparse_compressed_tensor.comp_plain_value",
+    "sparse_compressed_tensor.comp_plain_value_size",
+)
 _SPARSE: Final = "sparse, nested, quantized and MKLDNN tensors are not on it. Move the tensor to the cpu first."
 
 
@@ -143,7 +151,8 @@ def _host_kernel(full: str, name: str) -> Callable[..., Any] | None:
     if torch.Tag.inplace_view in op.tags or (_draws_unasked(op) and not on_host):
         return None
     if name.startswith(_FOREIGN_LAYOUTS):
-        return refusals.refuse_operator(full, _SPARSE) if on_host else None
+        # Of strided tensors PyTorch itself would make nested ones, and ends the process where those need a gradient.
+        return refusals.refuse_operator(full, _SPARSE) if on_host or name.startswith("_nested") else None
     flags = KernelFlag.ANY_DEVICE if name in _ANY_DEVICE else KernelFlag.NONE
     if name in _CONJUGATES or _has_kernel(full, "Conjugate") or _has_kernel(full, "Negative"):
         flags |= KernelFlag.SEES_LAZY
@@ -176,6 +185,12 @@ def above_autograd() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Names, dispatch keys and functions of operators that PyTorch would take apart before autograd."""
     for key in (KEY, f"Autograd{KEY}"):
         yield "scaled_dot_product_attention", key, attention.scaled_dot_product_attention
+
+
+def of_other_layouts() -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Names, dispatch keys and refusals of operators that would make what the fallbacks then refuse."""
+    for name in _MAKE_COMPRESSED:
+        yield name, f"SparseCsr{KEY}", refusals.refuse_operator(f"aten::{name}", _SPARSE)
 
 
 def of_compiled_programs() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -86,7 +86,7 @@ def _open() -> None:
         aten.m.impl(name, "PrivateUse1", kernel)
     for name, function in kernels.of_the_host():
         aten.m.impl(name, "CPU", function)
-    for name, key, function in kernels.above_autograd():
+    for name, key, function in (*kernels.above_autograd(), *kernels.of_other_layouts()):
         aten.m.impl(name, key, function)
     inductor = _library("inductor")
     for name, function in kernels.of_compiled_programs():

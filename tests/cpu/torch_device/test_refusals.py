@@ -45,6 +45,14 @@ LAYOUTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: torch.ones(3).to_sparse().to(D), "sparse"),
     (lambda: torch.ones(3, 3, device=D).to_mkldnn(), "to_mkldnn"),
     (lambda: torch.quantize_per_tensor(torch.ones(3, device=D), 0.1, 0, torch.qint8), "quantize_per_tensor"),
+    (lambda: torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1), device=D), "sparse_compressed_tensor"),
+    (lambda: torch.eye(2).to_sparse_csr().to(D), "_sparse_compressed_tensor"),
+    (lambda: torch.nested.nested_tensor([torch.ones(2, device=D)]), "_nested_tensor_from_tensor_list"),
+    # PyTorch would end the process.
+    (
+        lambda: torch.nested.as_nested_tensor([torch.ones(2, device=D, requires_grad=True)]),
+        "_nested_tensor_from_tensor_list",
+    ),
 ]
 
 

@@ -200,6 +200,23 @@ def test_attention_stays_whole(device: torch.device, options: dict[str, Any]) ->
         assert_close(a.grad.cpu(), b.grad)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_encoder_of_padded_rows(device: torch.device, compiled: bool, gradients: bool) -> None:
+    """Which PyTorch would compute as nested tensors where it can: the values of what is not padding are the same."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    host = nn.TransformerEncoder(layer, 2).eval()
+    there: Any = copy.deepcopy(host).to(device)
+    if compiled:
+        torch._dynamo.reset()
+        there = torch.compile(there, backend="flagos")
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 5])
+    with torch.set_grad_enabled(gradients):
+        expected = host(x, src_key_padding_mask=padding)
+        actual = there(x.to(device), src_key_padding_mask=padding.to(device))
+    assert_close(actual.detach().cpu()[~padding], expected.detach()[~padding])
+
+
 def test_attention_with_dropout_is_repeatable(device: torch.device) -> None:
     q = torch.randn(1, 4, 3, 8, device=device)
     torch.manual_seed(1)

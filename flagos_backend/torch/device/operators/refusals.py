@@ -33,6 +33,12 @@ def refuse_operator(name: str, reason: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+def no_nested_tensor(_tensor: Tensor, _mask: Tensor) -> bool:
+    """aten::_nested_tensor_from_mask_left_aligned: no mask is one that a nested tensor can be made by on the device.
+    Encoders ask, and compute with padded rows then."""
+    return False
+
+
 def refuse_devices(
     name: str, argument_names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> NoReturn:
