@@ -43,7 +43,8 @@ def _layer_norm(
     x: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """native_layer_norm in operators that fuse; PyTorch's own decomposition is one of its primitives. Halves are
-    computed in float32, which their statistics stay in."""
+    computed in float32, which their statistics stay in. Results are row-major, however the input lies: a graph may
+    view them so."""
     dims = list(range(x.dim() - len(sizes), x.dim()))
     wide = x.to(torch.float32) if x.dtype in (torch.bfloat16, torch.float16) else x
     mean = wide.mean(dims, keepdim=True)
@@ -54,7 +55,7 @@ def _layer_norm(
         result = result * weight
     if bias is not None:
         result = result + bias
-    return result.to(x.dtype), mean, scale
+    return result.to(x.dtype).contiguous(), mean.contiguous(), scale.contiguous()
 
 
 # What generated code of the host computes with.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -263,6 +264,16 @@ def test_a_singular_matrix_is_refused_as_by_eager() -> None:
             run(zeros)
     else:
         pytest.skip("this PyTorch (2.11) drops the check while it traces, whatever compiles")
+
+
+@pytest.mark.parametrize("extreme", [torch.max, torch.min])
+def test_extremes_of_nothing_are_refused_as_by_eager(extreme: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    run = torch.compile(extreme, backend=flagos, dynamic=True)
+    x = torch.randn(2, 3)
+    assert_same(run(x), extreme(x))
+    for module in (extreme, run):
+        with pytest.raises(RuntimeError, match="Expected reduction dim to be specified"):
+            module(torch.empty(0, 3))
 
 
 def test_training_steps_do_not_keep_memory() -> None:

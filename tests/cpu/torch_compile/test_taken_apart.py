@@ -25,6 +25,10 @@ CASES: dict[str, Case] = {
     "layer norm of two dimensions": (lambda x, w: functional.layer_norm(x, (7, 33), w), [_X, (7, 33)]),
     "layer norm without parameters": (lambda x: functional.layer_norm(x, (33,), eps=0.1), [_X]),
     "layer norm of no rows": (lambda x, w, b: functional.layer_norm(x, (33,), w, b), [(0, 33), (33,), (33,)]),
+    "layer norm of columns in another view": (
+        lambda x, w: functional.layer_norm(x.permute(2, 0, 1), (7,), w).view(-1),
+        [_X, (7,)],
+    ),
     "RMS norm": (lambda x, w: functional.rms_norm(x, (33,), w), [_X, (33,)]),
     "gelu": (lambda x: functional.gelu(x), [_X]),
     "gelu by tanh": (lambda x: functional.gelu(x, approximate="tanh"), [_X]),

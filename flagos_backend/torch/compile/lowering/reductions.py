@@ -81,6 +81,8 @@ def _extreme(opcode: Opcode, largest: bool) -> Rule:
     def rule(
         emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = None, keep: bool = False
     ) -> Instruction:
+        if any(array(x).dims[d] == 0 for d in _dimensions(x, dims)):
+            raise NoLoweringError("ATen refuses extremes of nothing")
         kind = array(x).element_type
         if kind.is_float and kind.bits >= 16:
             initial: float = float("-inf") if largest else float("inf")
