@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flagos_backend.ir.types import ElementType
+from flagos_backend.torch.compile.drawing import drawing_as_outside
 from flagos_backend.torch.compile.dtypes import TORCH_DTYPE
 from plugin_abi.host import HostArray
 
@@ -60,7 +61,7 @@ def host_callback(identifier: int, arguments: Sequence[HostArray], results: Sequ
     """The context's HostCallback."""
     try:
         # The program runs in inference mode; user code must not see that.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), drawing_as_outside():
             outcome = _functions[identifier]([_tensor(array) for array in arguments])
             for array, value in zip(results, outcome, strict=True):
                 target = _tensor(array)

@@ -14,6 +14,7 @@ import torch
 
 from flagos_backend.torch.compile import _launcher, placement
 from flagos_backend.torch.compile.callbacks import Callback, failures
+from flagos_backend.torch.compile.drawing import drawing_on_flagos
 from flagos_backend.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.torch.compile.layout import Strided
 from flagos_backend.torch.compile.program import BuiltProgram, InputSpec, ResultSpec
@@ -57,7 +58,7 @@ def launcher_of(program: BuiltProgram) -> Launch:
 
 def _drawing_on_flagos(launch: Launch) -> Launch:
     def run(inputs: list[Any]) -> list[torch.Tensor]:
-        with placement.drawing_on_flagos():
+        with drawing_on_flagos():
             return launch(inputs)
 
     return run

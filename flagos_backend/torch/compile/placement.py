@@ -6,17 +6,9 @@ executable.py.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from flagos_backend.torch.compile.sites import FLAGOS, HOST, Site, find
-
-# Held again where a launch calls back what launches another program.
-_drawing = threading.RLock()
-_draws_already = False
 
 
 def is_supported(device: torch.device) -> bool:
@@ -53,38 +45,3 @@ def move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     from flagos_backend.torch.device.runtime import runtime
 
     return wrap(tensor.to(runtime().inner))
-
-
-@contextmanager
-def drawing_on_flagos() -> Iterator[None]:
-    """Has random numbers of the inner device drawn from the generator of the device flagos.
-
-    PyTorch's operators that draw without being given a generator take the inner device's own, whose state is put aside
-    meanwhile: what other threads draw from it then is not what they would have drawn.
-    """
-    global _draws_already
-    from flagos_backend.torch.device.api import random
-    from flagos_backend.torch.device.runtime import runtime
-
-    (generator,) = random.default_generators()
-    inner = _default_generator(runtime().inner)
-    with _drawing:
-        if _draws_already:
-            yield
-            return
-        kept = inner.get_state()
-        inner.set_state(generator.get_state())
-        _draws_already = True
-        try:
-            yield
-        finally:
-            _draws_already = False
-            generator.set_state(inner.get_state())
-            inner.set_state(kept)
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    if device.type == HOST:
-        return torch.default_generator
-    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
-    return generator

@@ -11,6 +11,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict
 
+from flagos_backend.torch.device import checkpoints
 from flagos_backend.torch.device.generator import DeviceGenerator
 from flagos_backend.torch.device.opening import DEVICE_TYPE
 from flagos_backend.torch.norms import BATCH_NORMS
@@ -30,6 +31,7 @@ def install() -> None:
     for target, cell in CELLS.items():
         op_implementations_dict.setdefault(target, _of_parts(cell))
     when_loaded("torch._dynamo.variables.builder", _break_at_generators)
+    when_loaded("torch._prims.rng_prims", checkpoints.install)
 
 
 def _corrected(target: Any, original: Callable[..., Any], first: int = 0) -> Callable[..., Any]:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from torch.utils._mode_utils import no_dispatch
+from torch.utils.checkpoint import checkpoint
 
 from flagos_backend.torch.compile.backend import flagos
-from flagos_backend.torch.compile.placement import drawing_on_flagos
+from flagos_backend.torch.compile.drawing import drawing_on_flagos
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +101,44 @@ def test_random_numbers_are_the_device_s(device: torch.device) -> None:
     assert not torch.equal(first, compiled(x))
     torch.flagos.set_rng_state(state)
     assert torch.equal(first, compiled(x))
+
+
+@pytest.mark.parametrize("backend", [flagos, "aot_eager"], ids=["flagos", "aot_eager"])
+def test_a_checkpoint_draws_its_random_numbers_again(device: torch.device, backend: Callable[..., object]) -> None:
+    """And other ones than the operators around it, which a program draws itself."""
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        before = nn.functional.dropout(x, 0.5)
+        again = checkpoint(lambda x: nn.functional.dropout(x.sin(), 0.5) * torch.rand_like(x), x, use_reentrant=False)
+        return before, again, nn.functional.dropout(x, 0.5)
+
+    results = []
+    for run in (step, torch.compile(step, backend=backend)):
+        x = torch.linspace(0.5, 2, 64, device=device, requires_grad=True)
+        torch.flagos.manual_seed(11)
+        drawn = run(x)
+        assert not torch.equal(drawn[0], drawn[2])
+        drawn[1].sum().backward()
+        results.append([*drawn, x.grad, torch.rand(2, device=device)])
+    assert_close(results[1], results[0])
+
+
+def test_what_is_called_back_draws_the_device_s_random_numbers_in_turn(device: torch.device) -> None:
+    @torch.library.custom_op("flagos_tests::noise", mutates_args=())
+    def noise(x: Tensor) -> Tensor:
+        return torch.rand_like(x) + torch.rand(x.shape).to(x.device)
+
+    noise.register_fake(torch.empty_like)
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        return nn.functional.dropout(x, 0.5), noise(x), nn.functional.dropout(x, 0.5), noise(x)
+
+    results = []
+    for run in (step, torch.compile(step, backend=flagos)):
+        torch.manual_seed(11)  # all devices
+        torch.flagos.manual_seed(12)
+        results.append([*run(torch.ones(64, device=device)), torch.rand(2, device=device), torch.rand(2)])
+    assert_close(results[1], results[0])
 
 
 def test_attention_is_one_operator(device: torch.device) -> None:
