@@ -42,9 +42,9 @@ _WITHOUT_DEVICES: Final[dict[str, Any]] = {
     "_accelerator_isAllocatorInitialized": False,
 }
 
-#: Modules that hold torch._utils._get_available_device_type, by which DataParallel finds the devices that it spreads a
-#: batch over. Of this one there is never more than one.
-_ASK_FOR_DEVICES: Final = ("torch._utils", "torch.nn.parallel.data_parallel")
+#: Where torch._utils._get_available_device_type finds the devices to spread a batch over; of this one there is never
+#: more than one. Others that ask (distributed checkpoints) have seen torch.flagos already, and want its name.
+_SPREADS: Final = "torch.nn.parallel.data_parallel"
 
 
 def install(in_use: Callable[[], bool]) -> None:
@@ -58,9 +58,8 @@ def install(in_use: Callable[[], bool]) -> None:
     for name in _QUESTIONS:
         setattr(torch._C, name, _answer(name, getattr(torch._C, name), in_use, before))
     torch._C._get_accelerator = _unless_used(torch._C._get_accelerator, in_use, torch._C._get_accelerator())
-    for module in _ASK_FOR_DEVICES:
-        name = "_get_available_device_type"
-        setattr(sys.modules[module], name, _hiding_this(getattr(sys.modules[module], name)))
+    spreading: Any = sys.modules[_SPREADS]
+    spreading._get_available_device_type = _hiding_this(spreading._get_available_device_type)
 
 
 def _hiding_this(question: Callable[[], str | None]) -> Callable[[], str | None]:

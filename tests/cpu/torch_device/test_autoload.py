@@ -100,6 +100,16 @@ PROBE = """
         except RuntimeError:
             return "RuntimeError"
 
+    def saved():
+        import tempfile
+        import torch.distributed.checkpoint as checkpoint
+        state = {"x": torch.arange(3.0)}
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint.save(state, checkpoint_id=folder, no_dist=True)
+            state["x"].zero_()
+            checkpoint.load(state, checkpoint_id=folder, no_dist=True)
+        return state["x"].tolist()
+
     accelerator = torch.accelerator
     questions = [
         accelerator.current_accelerator, accelerator.is_available, accelerator.device_count, accelerator.synchronize,
@@ -111,7 +121,7 @@ PROBE = """
         lambda: torch.Generator().device, lambda: torch.ones(2).__dlpack_device__(), lambda: type(torch.Generator()),
         lambda: torch.nn.Linear(2, 2).to(torch.float64).weight.dtype, lambda: torch.UntypedStorage(3).nbytes(),
         lambda: torch.utils.checkpoint.checkpoint(torch.sin, torch.ones(1), use_reentrant=False).shape,
-        lambda: torch.manual_seed(3).initial_seed(), lambda: torch.rand(2).tolist(),
+        lambda: torch.manual_seed(3).initial_seed(), lambda: torch.rand(2).tolist(), saved,
     ]
     for question in questions:
         print(outcome(question))

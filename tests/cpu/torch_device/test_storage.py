@@ -6,10 +6,12 @@ import copy
 import gc
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as checkpoint
 from torch.testing import assert_close
 
 from flagos_backend.torch.device.operators import resizing
@@ -43,6 +45,15 @@ def test_save_and_load_of_a_model(device: torch.device) -> None:
     there = torch.nn.Linear(3, 2, device="flagos")
     there.load_state_dict(other.state_dict())
     assert_close(there.weight, model.weight)
+
+
+def test_save_and_load_of_a_distributed_checkpoint(device: torch.device, tmp_path: Path) -> None:
+    layer, other = (torch.nn.Linear(3, 2).to(device) for _ in range(2))
+    checkpoint.save({"layer": layer.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"layer": other.state_dict()}
+    checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
+    other.load_state_dict(state["layer"])
+    assert_close(other.weight, layer.weight, rtol=0, atol=0)
 
 
 def test_lazily_conjugated_tensors_are_saved(device: torch.device) -> None:
