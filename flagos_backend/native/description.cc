@@ -97,6 +97,7 @@ ProgramInfo ReadInfo(Reader& reader) {
     info.costs.emplace_back(std::move(name), pair.Double());
   }
   info.is_small = reader.Integer() != 0;
+  info.only_copies = reader.Integer() != 0;
   CheckInfo(info);
   return info;
 }

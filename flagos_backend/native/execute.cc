@@ -1,6 +1,7 @@
 // Running an executable: checks, donation, then at once in the caller's thread or in the queues of the devices.
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 
 #include "accelerator.h"
 #include "api.h"
@@ -248,14 +249,45 @@ void Dispatch(const std::shared_ptr<Launch>& launch) {
   });
 }
 
+// Whether it lies in memory that the host may write on when nobody needs it any more.
+bool IsForeign(const Argument& argument) {
+  const Contents& contents = *argument.contents;
+  if (!contents.ready->ready() || !contents.ready->status().ok() || contents.block().writable()) return false;
+  const Memory* memory = contents.block().memory();
+  return memory != nullptr && memory->accelerator == nullptr;
+}
+
+// A copy of what is the host's own memory, as an array of NumPy that jnp.array was given, is one once the call returns:
+// the caller may write there then. Where the device is busy the copy is made of what is kept here.
+bool CopiesForeign(const Launch& launch) {
+  if (!launch.executable->info().only_copies) return false;
+  for (const Share& share : launch.shares) {
+    if (std::any_of(share.arguments.begin(), share.arguments.end(), IsForeign)) return true;
+  }
+  return false;
+}
+
+void KeepForeign(Launch& launch) {
+  for (Share& share : launch.shares) {
+    for (Argument& argument : share.arguments) {
+      if (!IsForeign(argument)) continue;
+      const Block& theirs = argument.contents->block();
+      Ref<Block> ours = Block::Allocate(theirs.memory(), theirs.bytes());
+      std::memcpy(ours->data(), theirs.data(), theirs.bytes());
+      argument.contents = Make<Contents>(share.place.device->context, Event::Ready(), std::move(ours));
+    }
+  }
+}
+
 // Short work whose inputs are there, on an idle device, costs less here than handing it to another thread; a host that
 // waits for each launch has all its work done here.
-bool RunInline(Launch& launch) {
+bool RunInline(Launch& launch, bool copies_foreign) {
   if (launch.shares.size() != 1) return false;
   // What may wait for other processes keeps their order.
   if (launch.executable->spans() && !launch.executable->info().is_small) return false;
   Share& share = launch.shares[0];
-  const bool wanted = launch.executable->info().is_small || launch.executable->context->inline_launches ||
+  const bool wanted = copies_foreign || launch.executable->info().is_small ||
+                      launch.executable->context->inline_launches ||
                       launch.executable->program->Immediate(*share.place.device);
   if (!wanted) return false;
   for (const Argument& argument : share.arguments) {
@@ -359,7 +391,9 @@ FlagosError* execute(FlagosExecuteArgs* host) {
     std::vector<std::vector<std::unique_ptr<Buffer>>> made(launch->shares.size());
     if (executable.info().device_assignment.size() > 1) launch->state = executable.program->Begin();
     TakeArguments(executable, args.arguments, donated, launch->shares);
-    if (!RunInline(*launch)) {
+    const bool copies_foreign = CopiesForeign(*launch);
+    if (!RunInline(*launch, copies_foreign)) {
+      if (copies_foreign) KeepForeign(*launch);
       for (Share& share : launch->shares) Promise(share, outputs);
       // The outputs' handles first: Dispatch may run in other threads and clear the shares.
       for (size_t d = 0; d < launch->shares.size(); ++d) {

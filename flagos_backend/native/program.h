@@ -31,6 +31,8 @@ struct ProgramInfo {
   std::vector<std::pair<std::string, double>> costs;
   // Short enough to run in the caller's thread, and calls nobody who may wait.
   bool is_small = false;
+  // Its results are its arguments, at most of another type or shape.
+  bool only_copies = false;
 };
 
 struct Argument {

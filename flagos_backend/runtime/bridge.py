@@ -178,6 +178,7 @@ def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
         compiled.peak_bytes,
         compiled.cost.properties(),
         int(compiled.is_small),
+        int(compiled.only_copies),
         _native(compiled),
     )
 

@@ -35,6 +35,7 @@ from flagos_backend.runtime.plan import Plan
 logger = logging.getLogger("flagos_backend")
 
 _HOST_CALLBACK = "flagos.host_callback"
+_COPIES = frozenset({Opcode.PARAMETER, Opcode.TUPLE, Opcode.COPY, Opcode.CONVERT, Opcode.RESHAPE})
 _MAY_WAIT = frozenset(
     {
         Opcode.ALL_GATHER,
@@ -103,6 +104,11 @@ class CompiledProgram:
             return False
         waits = any(_may_wait(i) for computation in self.module.computations() for i in computation.instructions)
         return not waits and self.cost.steps <= _SMALL_STEPS and self.cost.seconds <= _SMALL_SECONDS
+
+    @functools.cached_property
+    def only_copies(self) -> bool:
+        """Whether its results are its arguments, at most of another type or shape: it is how jnp.array copies."""
+        return all(instruction.opcode in _COPIES for instruction in self.module.entry.instructions)
 
     @property
     def peak_bytes(self) -> int:

@@ -214,6 +214,8 @@ def _query_gradient_blocks(
         if CAP > 0:
             slope *= 1.0 - capped * capped
         logits_gradient = weights * slope
+        if EDGE:  # nor have keys past the end a gradient, also where a row that sees no key makes the slope NaN
+            hidden = hidden | (s >= S)[None, :]
         if (EDGE or HAS_MASK) and not ADDED:
             logits_gradient = tl.where(hidden, 0.0, logits_gradient)
         query_gradient = tl.dot(logits_gradient.to(k.dtype), k, query_gradient, input_precision=PRECISION)

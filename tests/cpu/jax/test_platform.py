@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -201,6 +202,30 @@ def test_programs_compile_and_run_in_several_threads() -> None:
         thread.join()
     for n in range(8):
         np.testing.assert_array_equal(results[n], np.cumsum(np.arange(16.0)) * n)
+
+
+@pytest.mark.skipif(os.environ["FLAGOS_DEVICE"] != "cpu", reason="uploads read the caller's array after the call")
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(
+    "copied",
+    [jnp.array, lambda a: jnp.array(a, jnp.bfloat16), lambda a: jnp.array(a, ndmin=4)],
+    ids=["alike", "converted", "reshaped"],
+)
+def test_a_copy_does_not_follow_the_array_it_is_of(
+    copied: Callable[[Array], jax.Array], busy: bool, device: jax.Device, rng: np.random.Generator
+) -> None:
+    """Callers fill the array anew as soon as they have the copy, also while the device is at work."""
+    square = jax.device_put(rng.standard_normal((400, 400)).astype(np.float32), device)
+    work = jax.jit(lambda x: jax.lax.fori_loop(0, 30, lambda _, y: jnp.tanh(y @ y), x))
+    work(square).block_until_ready()
+    for _ in range(5):
+        array = rng.standard_normal((1500, 1001)).astype(np.float32)
+        wanted = np.asarray(copied(array.copy()))
+        if busy:
+            work(square)
+        copy = copied(array)
+        array[:] = 0
+        np.testing.assert_array_equal(np.asarray(copy), wanted)
 
 
 def test_compiling_leaves_no_reference_cycles() -> None:

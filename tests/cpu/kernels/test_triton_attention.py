@@ -152,6 +152,22 @@ def test_rows_that_see_no_key(name, rng):
     check(problem(CASES[name], E.F32, int(rng.integers(1 << 30)), sizes=SIZES, hide_all=True), E.F32)
 
 
+@pytest.mark.parametrize("keys", [11, 32, 41])
+@pytest.mark.parametrize("name", ["mask", "bias, mask, causal", "cap, bias, mask, window", "added mask"])
+def test_rows_that_see_no_key_below_infinity(name, keys, rng):
+    """They are NaN; the gradients of what is hidden are zero all the same, of queries too."""
+    attention = replace(CASES[name], fill=-math.inf)
+    p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2, "s": keys}, hide_all=True)
+    (output, _), gradients = oracle(p)
+    assert output[0].isnan().all()
+    assert gradients[0][0].isnan().all() if attention.added else gradients[0][0].eq(0).all()
+    forward, backward = kernels(p)
+    ours = p.forward(forward)
+    assert_close(ours[0], output, E.F32)
+    for gradient, exact in zip(p.backward(backward, *ours), gradients, strict=True):
+        assert_close(gradient, exact, E.F32)
+
+
 @pytest.mark.parametrize("name", ["mask", "bias, mask, causal"])
 def test_rows_that_see_no_key_and_have_weights_of_zero(name, rng):
     of_bias = "bhgts" if CASES[name].bias is not None else None  # the first batch's shall be zero
