@@ -20,7 +20,7 @@ from plugin_abi.frameworks import RunningFramework
 from plugin_abi.libraries import current_linker
 from plugin_abi.log import logger
 from plugin_abi.manifest import Manifest, OptionValue, read_manifest
-from plugin_abi.negotiation import PluginInfo, call_entry, judge, judge_table
+from plugin_abi.negotiation import PluginInfo, call_entry, judge
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
 from plugin_abi.search import FoundManifest, SearchEnvironment, SearchResult, find_manifests
 from plugin_abi.trial import Trial, trial_mode, trial_timeout
@@ -122,7 +122,7 @@ def _negotiate(entry: Any, manifest: Manifest | None, priority: int, place: str)
     """Call an entry and judge what it answers."""
     ffi = cabi.ffi()
     answer, api = call_entry(ffi, entry, HOST_ABI, _log_callback(), _backend_log_level())
-    refusal = judge(answer, manifest, HOST_ABI, place) or judge_table(ffi, api, answer.version, place)
+    refusal = judge(answer, manifest, HOST_ABI, place)
     if refusal is not None:
         return refusal
     # An interpreter that has ended can take no more lines; a second negotiation without a callback says so.

@@ -20,7 +20,7 @@ import pytest
 from plugin_abi import cabi, loader
 from plugin_abi.errors import FlagosStatusError, StatusCode
 from plugin_abi.host import Api, Buffer, Context, ElementType, Executable, HostBufferSemantics, Memory
-from plugin_abi.negotiation import EntryAnswer, call_entry, judge_table
+from plugin_abi.negotiation import EntryAnswer, call_entry, judge
 from plugin_abi.versions import AbiRange, AbiVersion
 
 F32 = ElementType.F32
@@ -49,10 +49,11 @@ def test_the_backend_passes_every_check(backend: loader.Backend) -> None:
 
 
 def test_the_entry_answers_with_the_highest_common_version(backend: loader.Backend) -> None:
-    answer, table = _entry(backend, AbiRange(V1_0, AbiVersion(1, 9)))
+    host = AbiRange(V1_0, AbiVersion(1, 9))
+    answer, _ = _entry(backend, host)
     assert answer.status == 0 and V1_0 <= answer.version <= AbiVersion(1, 9)
     assert answer.version == min(answer.plugin_range.max, AbiVersion(1, 9))
-    assert judge_table(cabi.ffi(), table, answer.version, "the entry") is None
+    assert judge(answer, None, host, "the entry") is None
 
 
 @pytest.mark.parametrize("major", [0, 9])
