@@ -55,14 +55,25 @@ class Backend:
 
 
 @dataclass(frozen=True)
+class Warned:
+    """The line that says of one manifest why it is not used."""
+
+    manifest: str
+    code: int
+    line: str
+
+
+@dataclass(frozen=True)
 class LoadResult:
-    """What a load came to. `standby`: backends of the platform that were outranked and therefore not looked into."""
+    """What a load came to. `standby`: backends of the platform that were outranked and therefore not looked into.
+    `warnings`: what users of this process are told, which is each refusal but those that they chose themselves."""
 
     platform: str
     accepted: Backend | None
     refusals: tuple[Refusal, ...]
     standby: tuple[Manifest, ...] = ()
     searched: SearchResult | None = None
+    warnings: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,8 @@ class _State:
     #: The cffi libraries and the log callback: they must outlive every call.
     libraries: list[Any] = field(default_factory=list)
     log_callback: Any = None
+    #: Manifests and codes that this process has warned of.
+    warned: set[tuple[str, int]] = field(default_factory=set)
 
 
 _state = _State()
@@ -217,18 +230,33 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\n", " ")
 
 
-def _report(refusal: Refusal, manifest: Path) -> None:
-    write = logger.info if refusal.code in CHOSEN_BY_USER else logger.warning
-    write("%s", _printable(f"manifest {manifest} is not used: {refusal}"))
+def warn(warnings: Iterable[Warned]) -> None:
+    """Write the lines of refused manifests, each once in a process, however many front ends load."""
+    for warning in warnings:
+        key = warning.manifest, warning.code
+        write = logger.debug if key in _state.warned else logger.warning
+        _state.warned.add(key)
+        write("%s", warning.line)
+
+
+def _report(refusal: Refusal, manifest: Path) -> tuple[Warned, ...]:
+    line = _printable(f"manifest {manifest} is not used: {refusal}")
+    if refusal.code in CHOSEN_BY_USER:
+        logger.info("%s", line)
+        return ()
+    warned = Warned(str(manifest), int(refusal.code), line)
+    warn((warned,))
+    return (warned,)
 
 
 def _choose(platform: str, candidates: tuple[Candidate, ...], session: _Session, searched: SearchResult) -> LoadResult:
     """The first backend that is accepted, by priority and then by the order of the search."""
     refusals: list[Refusal] = []
+    warnings: list[Warned] = []
 
     def refuse(refusal: Refusal, manifest: Path) -> None:
         refusals.append(refusal)
-        _report(refusal, manifest)
+        warnings.extend(_report(refusal, manifest))
 
     usable: list[tuple[int, Backend | Manifest]] = [
         (backend.priority, backend) for backend in _state.native if backend.platform == platform
@@ -248,10 +276,10 @@ def _choose(platform: str, candidates: tuple[Candidate, ...], session: _Session,
         if isinstance(loaded, Backend):
             logger.info("the platform %s is served by %s (ABI %s)", platform, loaded.place, loaded.version)
             standby = tuple(rest for _, rest in usable[index + 1 :] if isinstance(rest, Manifest))
-            return LoadResult(platform, loaded, tuple(refusals), standby, searched)
+            return LoadResult(platform, loaded, tuple(refusals), standby, searched, tuple(warnings))
         assert isinstance(choice, Manifest)
         refuse(loaded, choice.path)
-    return LoadResult(platform, None, tuple(refusals), (), searched)
+    return LoadResult(platform, None, tuple(refusals), (), searched, tuple(warnings))
 
 
 # ---- What front ends and tools call --------------------------------------------------------------------------------
@@ -268,7 +296,7 @@ def load(
     installed package's files are read. `environment` replaces the process's variables and folders.
 
     Never raises for what manifests and libraries contain: a backend that is not used is a Refusal in the result, with
-    one WARNING line on the logger "flagos.loader". A library that was accepted before is not loaded again.
+    one WARNING line a process on the logger "flagos.loader". A library that was accepted before is not loaded again.
     """
     environment = environment or SearchEnvironment.current()
     with _state.lock:
