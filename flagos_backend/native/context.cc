@@ -222,7 +222,7 @@ void FlagosContext::AddHostFacts(FlagosDevice& device) const {
   device.kind = "cpu";
   device.debug_string =
       Format("flagos:%lld (host CPU, process %d)", static_cast<long long>(device.id), device.process_index);
-  device.attributes = {flagos::IntegerAttribute("num_cores", std::thread::hardware_concurrency()),
+  device.attributes = {flagos::IntegerAttribute("core_count", std::thread::hardware_concurrency()),
                        flagos::IntegerAttribute("memory_bytes", flagos::HostMemoryBytes())};
 }
 

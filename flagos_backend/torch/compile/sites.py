@@ -61,6 +61,11 @@ def _open(options: dict[str, str | int]) -> Context:
 @functools.cache
 def _host() -> Site:
     context = _open({"device": HOST})
+    # A backend that knows no such option gives what it has: a device that cannot read the pointers of these tensors.
+    if not any(device.is_host_memory for device in context.addressable_devices[:1]):
+        context.close()
+        reason = f"{context.platform_version} has no device for tensors of the host; move them to one that it has."
+        raise BackendUnavailable(reason=reason)
     return Site(context, context.addressable_devices[0], torch.device(HOST))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from flagos_backend.devices.attributes import TORCH_DEVICE
+from flagos_backend.devices.attributes import MEMORY_BYTES, TORCH_DEVICE
 from flagos_backend.torch.device import _native
 from flagos_backend.torch.device.errors import DeviceUnavailable, NoInnerDevice
 from flagos_backend.torch.device.generator import default_generator
@@ -40,7 +40,7 @@ class Runtime:
     @property
     def memory_bytes(self) -> int:
         """The size of the device's memory."""
-        return self.count("memory_bytes")
+        return self.count(MEMORY_BYTES)
 
     def count(self, attribute: str) -> int:
         """A number that the backend tells of the device; 0 where it tells none."""

@@ -1,0 +1,72 @@
+"""JAX and PyTorch on a backend that is none of this project's: what it has works, what it has not is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from unit.plugin_abi.plugins import Plugins, Toolchain
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Plugins:
+    (tmp_path / "libraries").mkdir()
+    return Plugins(Toolchain(tmp_path / "libraries"), tmp_path)
+
+
+def _printed(program: str, manifest: Path) -> str:
+    variables = {"FLAGOS_DRIVER_FILES": str(manifest), "XDG_CACHE_HOME": str(manifest.parents[1])}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_jax_keeps_arrays_there_and_tells_what_it_does_not_compile(plugins: Plugins) -> None:
+    program = """
+        import flagos_backend.jax, jax, numpy
+        flagos_backend.jax.initialize()
+        device = jax.devices("flagos")[0]
+        print(device.device_kind, numpy.asarray(jax.device_put(numpy.arange(3), device)).tolist())
+        try:
+            jax.jit(lambda x: x + 1, device=device)(41)
+        except RuntimeError as error:
+            print(error)
+    """
+    first, refusal = _printed(program, plugins.add()).splitlines()
+    assert first == "minimal [0, 1, 2]"
+    assert "scale" in refusal
+
+
+def test_pytorch_computes_in_its_memory_and_tells_what_it_does_not_compile(plugins: Plugins) -> None:
+    program = """
+        from flagos_backend.torch.autoload import enable
+        import torch
+        enable()
+        x = torch.arange(3.0, device="flagos")
+        print((x * 2).tolist(), torch.flagos.get_device_properties().kind)
+        try:
+            torch.compile(lambda x: x * 2, backend="flagos")(x)
+        except Exception as error:
+            print(str(error).splitlines()[1])
+    """
+    first, refusal = _printed(program, plugins.add()).splitlines()
+    assert first == "[0.0, 2.0, 4.0] minimal"
+    assert "scale" in refusal
+
+
+def test_tensors_of_the_host_do_not_go_to_a_device_with_other_memory(plugins: Plugins) -> None:
+    program = """
+        import flagos_backend.torch, torch
+        try:
+            torch.compile(lambda x: x * 2, backend="flagos")(torch.ones(2))
+        except Exception as error:
+            print(str(error).splitlines()[1])
+    """
+    library = plugins.toolchain.build(is_host_memory=0)
+    assert "minimal 0.1.0 has no device for tensors of the host" in _printed(program, plugins.add(library=library))
