@@ -1,4 +1,7 @@
-"""The backend's duties of plugin_abi/CONTRACT.md, asked of the built backend through nothing but the header's calls."""
+"""The backend's duties of plugin_abi/CONTRACT.md, asked through nothing but the header's calls.
+
+Of the backend that is built here, or of the one whose manifest FLAGOS_TEST_DRIVER_FILES names.
+"""
 
 from __future__ import annotations
 
@@ -338,6 +341,8 @@ def test_what_is_destroyed_gives_its_memory_back(context: Context, memory: Memor
     device = context.addressable_devices[0]
     device.synchronize()
     before = device.memory_stats()
+    if before.bytes_in_use < 0:
+        pytest.skip("the device does not know how many bytes are in use")
     with memory.allocate([1 << 20], F32):
         assert device.memory_stats().bytes_in_use >= before.bytes_in_use + (4 << 20)
     for _ in range(50):
