@@ -43,6 +43,24 @@ def test_jax_keeps_arrays_there_and_tells_what_it_does_not_compile(plugins: Plug
     assert "scale" in refusal
 
 
+def test_what_a_device_says_of_dlpack_is_what_jax_gives_and_takes(plugins: Plugins) -> None:
+    program = """
+        import flagos_backend.jax, jax, numpy, torch
+        flagos_backend.jax.initialize()
+        array = jax.device_put(numpy.arange(3), jax.devices("flagos")[0])
+        try:
+            tensor = torch.from_dlpack(array)
+            array.delete()
+            print(tensor.tolist(), jax.dlpack.from_dlpack(tensor, device=jax.devices("flagos")[0]).devices())
+        except BufferError as error:
+            print(error)
+    """
+    assert "not available" in _printed(program, plugins.add())
+    # It gives its options as the attributes of its device.
+    place = {"dlpack_device_type": 1, "dlpack_device_id": 0}
+    assert _printed(program, plugins.add(options=place)) == "[0, 1, 2] {minimal:0}\n"
+
+
 def test_pytorch_computes_in_its_memory_and_tells_what_it_does_not_compile(plugins: Plugins) -> None:
     program = """
         from flagos_backend.torch.autoload import enable
