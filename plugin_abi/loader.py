@@ -22,7 +22,7 @@ from plugin_abi.log import logger
 from plugin_abi.manifest import Manifest, OptionValue, read_manifest
 from plugin_abi.negotiation import PluginInfo, call_entry, judge
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
-from plugin_abi.search import FoundManifest, SearchEnvironment, SearchResult, find_manifests
+from plugin_abi.search import DISABLE_VARIABLE, FoundManifest, SearchEnvironment, SearchResult, find_manifests
 from plugin_abi.trial import Trial, trial_mode, trial_timeout
 from plugin_abi.versions import AbiVersion
 
@@ -364,3 +364,11 @@ def no_such_device_message(platform: str = DEFAULT_PLATFORM) -> str:
         f"no such device {platform}. No manifest for it was found; looked in {looked}. "
         f"Cure: install a backend for {platform}, or name its manifest in FLAGOS_DRIVER_FILES."
     )
+
+
+def no_device_message(backend: Backend, error: object) -> str:
+    """What to tell a program where a backend was accepted and then could not give a device: the fact and the cure."""
+    cure = "correct the cause"
+    if backend.manifest is not None:
+        cure += f", or set {DISABLE_VARIABLE}={backend.manifest.path.name} to use another backend"
+    return f"no such device {backend.platform}. {backend.place} offers none: {str(error).rstrip('.')}. Cure: {cure}."

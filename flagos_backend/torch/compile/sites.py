@@ -17,6 +17,7 @@ from flagos_backend.devices.attributes import TORCH_DEVICE
 from flagos_backend.torch.compile.callbacks import host_callback
 from flagos_backend.torch.compile.errors import BackendUnavailable
 from plugin_abi import loader
+from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Context, Device
 
 HOST, FLAGOS = "cpu", "flagos"
@@ -55,7 +56,10 @@ def _open(options: dict[str, str | int]) -> Context:
     if backend is None:
         raise BackendUnavailable(reason=loader.no_such_device_message())
     # Every launch on the host is waited for, and PyTorch's own threads are those of the thread that calls.
-    return Context(backend, {"inline_launches": 1, **options}, host_callback=host_callback)
+    try:
+        return Context(backend, {"inline_launches": 1, **options}, host_callback=host_callback)
+    except FlagosStatusError as error:
+        raise BackendUnavailable(reason=loader.no_device_message(backend, error)) from error
 
 
 @functools.cache

@@ -67,9 +67,10 @@ def _opened() -> Runtime:
     try:
         devices = Context(result.accepted).addressable_devices
     except FlagosStatusError as error:
-        raise DeviceUnavailable(reason=f"no such device {DEVICE_TYPE}. {error}") from error
+        raise DeviceUnavailable(reason=loader.no_device_message(result.accepted, error)) from error
     if not devices:
-        raise DeviceUnavailable(reason=f"{result.accepted.place} offers no device in this process.")
+        nothing = "it has no device in this process"
+        raise DeviceUnavailable(reason=loader.no_device_message(result.accepted, nothing))
     inner = inner_device(devices[0])
     type_, index = torch.empty(0, device=inner).__dlpack_device__()
     _native.open(torch.Tensor, torch.OutOfMemoryError, (int(type_), index))

@@ -19,10 +19,14 @@ def plugins(tmp_path: Path) -> Plugins:
     return Plugins(Toolchain(tmp_path / "libraries"), tmp_path)
 
 
-def _printed(program: str, manifest: Path) -> str:
+def _run(program: str, manifest: Path) -> subprocess.CompletedProcess[str]:
     variables = {"FLAGOS_DRIVER_FILES": str(manifest), "XDG_CACHE_HOME": str(manifest.parents[1])}
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+
+
+def _printed(program: str, manifest: Path) -> str:
+    done = _run(program, manifest)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -88,3 +92,27 @@ def test_tensors_of_the_host_do_not_go_to_a_device_with_other_memory(plugins: Pl
     """
     library = plugins.toolchain.build(is_host_memory=0)
     assert "minimal 0.1.0 has no device for tensors of the host" in _printed(program, plugins.add(library=library))
+
+
+def test_a_backend_without_its_chip_is_no_device_and_says_why(plugins: Plugins) -> None:
+    program = """
+        import flagos_backend.jax, jax, torch
+        from flagos_backend.torch.autoload import enable
+        flagos_backend.jax.initialize()
+        enable()
+        print(jax.jit(lambda x: x + 1)(41), torch.ones(2).sum().item())
+        def compiled():
+            torch.compile(lambda x: x * 2, backend="flagos")(torch.ones(2))
+        for use in (lambda: jax.devices("flagos"), lambda: torch.ones(2, device="flagos"), compiled):
+            try:
+                use()
+            except Exception as error:
+                print(str(error).replace("\\n", " "))
+    """
+    done = _run(program, plugins.add("none", plugins.toolchain.build(flags=("-DMINIMAL_NO_CHIP",))))
+    assert done.returncode == 0, done.stderr
+    computed, *reasons = done.stdout.splitlines()
+    assert computed == "42 2.0" and len(reasons) == 3
+    for text in (*reasons, done.stderr):
+        assert text.count("offers none: UNAVAILABLE: ") == text.count("no chip is there") == 1
+        assert "FLAGOS_DRIVERS_DISABLE=none.json" in text
