@@ -36,9 +36,11 @@ def variables(facts: dict[str, str | int], library: Path, output: Path) -> dict[
     data = library.read_bytes()
     elf = ElfFile(data)
     version = abi_version(HEADER.read_text(encoding="utf-8"))
+    path = os.path.relpath(library.resolve(), output.resolve().parent)
     return {
         "VERSION": str(facts["version"]),
-        "LIBRARY_PATH": os.path.relpath(library.resolve(), output.resolve().parent),
+        # A bare name would be the dynamic linker's to find.
+        "LIBRARY_PATH": path if "/" in path else f"./{path}",
         "LIBRARY_ARCH": elf.machine,
         "ABI_MIN": version,
         "ABI_MAX": version,

@@ -20,9 +20,9 @@ from plugin_abi.frameworks import RunningFramework
 from plugin_abi.libraries import current_linker
 from plugin_abi.log import logger
 from plugin_abi.manifest import Manifest, OptionValue, read_manifest
-from plugin_abi.negotiation import PluginInfo, call_entry, judge, judge_table
+from plugin_abi.negotiation import PluginInfo, call_entry, judge
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
-from plugin_abi.search import FoundManifest, SearchEnvironment, SearchResult, find_manifests
+from plugin_abi.search import DISABLE_VARIABLE, FoundManifest, SearchEnvironment, SearchResult, find_manifests
 from plugin_abi.trial import Trial, trial_mode, trial_timeout
 from plugin_abi.versions import AbiVersion
 
@@ -55,14 +55,25 @@ class Backend:
 
 
 @dataclass(frozen=True)
+class Warned:
+    """The line that says of one manifest why it is not used."""
+
+    manifest: str
+    code: int
+    line: str
+
+
+@dataclass(frozen=True)
 class LoadResult:
-    """What a load came to. `standby`: backends of the platform that were outranked and therefore not looked into."""
+    """What a load came to. `standby`: backends of the platform that were outranked and therefore not looked into.
+    `warnings`: what users of this process are told, which is each refusal but those that they chose themselves."""
 
     platform: str
     accepted: Backend | None
     refusals: tuple[Refusal, ...]
     standby: tuple[Manifest, ...] = ()
     searched: SearchResult | None = None
+    warnings: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,8 @@ class _State:
     #: The cffi libraries and the log callback: they must outlive every call.
     libraries: list[Any] = field(default_factory=list)
     log_callback: Any = None
+    #: Manifests and codes that this process has warned of.
+    warned: set[tuple[str, int]] = field(default_factory=set)
 
 
 _state = _State()
@@ -122,7 +135,7 @@ def _negotiate(entry: Any, manifest: Manifest | None, priority: int, place: str)
     """Call an entry and judge what it answers."""
     ffi = cabi.ffi()
     answer, api = call_entry(ffi, entry, HOST_ABI, _log_callback(), _backend_log_level())
-    refusal = judge(answer, manifest, HOST_ABI, place) or judge_table(ffi, api, answer.version, place)
+    refusal = judge(answer, manifest, HOST_ABI, place)
     if refusal is not None:
         return refusal
     # An interpreter that has ended can take no more lines; a second negotiation without a callback says so.
@@ -217,18 +230,33 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\n", " ")
 
 
-def _report(refusal: Refusal, manifest: Path) -> None:
-    write = logger.info if refusal.code in CHOSEN_BY_USER else logger.warning
-    write("%s", _printable(f"manifest {manifest} is not used: {refusal}"))
+def warn(warnings: Iterable[Warned]) -> None:
+    """Write the lines of refused manifests, each once in a process, however many front ends load."""
+    for warning in warnings:
+        key = warning.manifest, warning.code
+        write = logger.debug if key in _state.warned else logger.warning
+        _state.warned.add(key)
+        write("%s", warning.line)
+
+
+def _report(refusal: Refusal, manifest: Path) -> tuple[Warned, ...]:
+    line = _printable(f"manifest {manifest} is not used: {refusal}")
+    if refusal.code in CHOSEN_BY_USER:
+        logger.info("%s", line)
+        return ()
+    warned = Warned(str(manifest), int(refusal.code), line)
+    warn((warned,))
+    return (warned,)
 
 
 def _choose(platform: str, candidates: tuple[Candidate, ...], session: _Session, searched: SearchResult) -> LoadResult:
     """The first backend that is accepted, by priority and then by the order of the search."""
     refusals: list[Refusal] = []
+    warnings: list[Warned] = []
 
     def refuse(refusal: Refusal, manifest: Path) -> None:
         refusals.append(refusal)
-        _report(refusal, manifest)
+        warnings.extend(_report(refusal, manifest))
 
     usable: list[tuple[int, Backend | Manifest]] = [
         (backend.priority, backend) for backend in _state.native if backend.platform == platform
@@ -248,10 +276,10 @@ def _choose(platform: str, candidates: tuple[Candidate, ...], session: _Session,
         if isinstance(loaded, Backend):
             logger.info("the platform %s is served by %s (ABI %s)", platform, loaded.place, loaded.version)
             standby = tuple(rest for _, rest in usable[index + 1 :] if isinstance(rest, Manifest))
-            return LoadResult(platform, loaded, tuple(refusals), standby, searched)
+            return LoadResult(platform, loaded, tuple(refusals), standby, searched, tuple(warnings))
         assert isinstance(choice, Manifest)
         refuse(loaded, choice.path)
-    return LoadResult(platform, None, tuple(refusals), (), searched)
+    return LoadResult(platform, None, tuple(refusals), (), searched, tuple(warnings))
 
 
 # ---- What front ends and tools call --------------------------------------------------------------------------------
@@ -268,7 +296,7 @@ def load(
     installed package's files are read. `environment` replaces the process's variables and folders.
 
     Never raises for what manifests and libraries contain: a backend that is not used is a Refusal in the result, with
-    one WARNING line on the logger "flagos.loader". A library that was accepted before is not loaded again.
+    one WARNING line a process on the logger "flagos.loader". A library that was accepted before is not loaded again.
     """
     environment = environment or SearchEnvironment.current()
     with _state.lock:
@@ -336,3 +364,11 @@ def no_such_device_message(platform: str = DEFAULT_PLATFORM) -> str:
         f"no such device {platform}. No manifest for it was found; looked in {looked}. "
         f"Cure: install a backend for {platform}, or name its manifest in FLAGOS_DRIVER_FILES."
     )
+
+
+def no_device_message(backend: Backend, error: object) -> str:
+    """What to tell a program where a backend was accepted and then could not give a device: the fact and the cure."""
+    cure = "correct the cause"
+    if backend.manifest is not None:
+        cure += f", or set {DISABLE_VARIABLE}={backend.manifest.path.name} to use another backend"
+    return f"no such device {backend.platform}. {backend.place} offers none: {str(error).rstrip('.')}. Cure: {cure}."

@@ -456,13 +456,17 @@ def parse_manifest(data: bytes, path: Path) -> Manifest | Refusal:
         return Refusal(invalid.code, invalid.fact, str(path), invalid.cure, exception=invalid)
 
 
+def absence(path: Path) -> str:
+    """What is so of a path at which no file is."""
+    return "is a link that leads to no file" if path.is_symlink() else "does not exist"
+
+
 def read_manifest(path: Path) -> Manifest | Refusal:
     """Read one manifest file; no more than MAX_BYTES of it, and nothing but a regular file."""
     try:
         if not path.exists():
-            return Refusal(
-                RefusalCode.MANIFEST_NOT_FOUND, "the file does not exist", str(path), "correct the path that names it"
-            )
+            fact = f"the file {absence(path)}"
+            return Refusal(RefusalCode.MANIFEST_NOT_FOUND, fact, str(path), "correct the path that names it")
         if not path.is_file():
             return Refusal(
                 RefusalCode.MANIFEST_UNREADABLE, "it is not a regular file", str(path), "put a manifest file there"

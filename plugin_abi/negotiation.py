@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import cffi
 
-from plugin_abi import __version__
+from plugin_abi import __version__, cabi
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.manifest import Manifest, PythonAbi
 from plugin_abi.policy import refuse_abi
@@ -39,13 +39,22 @@ class PluginInfo:
 
 
 @dataclass(frozen=True)
+class TableFacts:
+    """What is seen of a function table. `empty`: slots of this host's header that lie in it and hold no function."""
+
+    size: int
+    version: AbiVersion
+    empty: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class EntryAnswer:
-    """What an entry returned and wrote. A text that was NULL is None."""
+    """What an entry returned and wrote. A text that was NULL is None, and so is a table that nobody may look at."""
 
     status: int
     version: AbiVersion
     plugin_range: AbiRange
-    has_api: bool
+    table: TableFacts | None
     info: dict[str, Any] | None
     message: str
 
@@ -72,9 +81,9 @@ def judge(answer: EntryAnswer, manifest: Manifest | None, host: AbiRange, place:
     if answer.version not in host:
         code = RefusalCode.ABI_TOO_OLD if answer.version < host.min else RefusalCode.ABI_TOO_NEW
         return refuse(code, f"the entry chose ABI {answer.version}, which the host did not offer ({host})", fixed)
-    if not answer.has_api:
+    if answer.table is None:
         return refuse(RefusalCode.TABLE_INVALID, "the entry returned no function table", fixed)
-    return _judge_info(answer, manifest, place)
+    return _judge_info(answer, manifest, place) or _judge_table(answer.table, answer.version, place)
 
 
 def _judge_info(answer: EntryAnswer, manifest: Manifest | None, place: str) -> Refusal | None:
@@ -143,7 +152,7 @@ def call_entry(ffi: cffi.FFI, entry: Any, host: AbiRange, log: Any, log_level: i
         plugin_range=AbiRange(
             AbiVersion.from_number(args.plugin_version_min), AbiVersion.from_number(args.plugin_version_max)
         ),
-        has_api=args.api != ffi.NULL,
+        table=_read_table(ffi, args.api) if status == ENTRY_OK and args.api != ffi.NULL else None,
         info=_read_info(ffi, args.info),
         message=_text(ffi, args.message) or "",
     )
@@ -156,20 +165,25 @@ def slots(ffi: cffi.FFI) -> dict[str, int]:
     return {name: field.offset for name, field in fields if field.type.kind == "function"}
 
 
-def judge_table(ffi: cffi.FFI, api: Any, version: AbiVersion, place: str) -> Refusal | None:
-    """Whether a function table is what its version promises. Reads nothing beyond the table's own struct_size."""
+def _read_table(ffi: cffi.FFI, api: Any) -> TableFacts:
+    """Look at a function table; nothing beyond its own struct_size is read."""
+    pointer, size = ffi.sizeof("void*"), api.struct_size
+    empty = (name for name, at in slots(ffi).items() if at + pointer <= size and getattr(api, name) == ffi.NULL)
+    number = api.version if ffi.offsetof("FlagosApi", "reserved") <= size else 0
+    return TableFacts(size, AbiVersion.from_number(number), tuple(empty))
+
+
+def _judge_table(table: TableFacts, version: AbiVersion, place: str) -> Refusal | None:
+    """Whether a function table is what its version promises."""
 
     def refuse(fact: str) -> Refusal:
         cure = "report the defect to the backend's vendor, or remove its manifest"
         return Refusal(RefusalCode.TABLE_INVALID, fact, place, cure)
 
-    table = slots(ffi)
-    pointer = ffi.sizeof("void*")
-    size = api.struct_size
+    ffi = cabi.ffi()
     last = LAST_SLOT[max(minor for minor in LAST_SLOT if minor <= version.minor)]
-    if size < table[last] + pointer:
-        return refuse(f"its table of ABI {version} ends after {size} bytes, before the slot {last}")
-    if AbiVersion.from_number(api.version) != version:
-        return refuse(f"its table is of ABI {AbiVersion.from_number(api.version)}, the entry chose {version}")
-    empty = [name for name, at in table.items() if at + pointer <= size and getattr(api, name) == ffi.NULL]
-    return refuse(f"its table has no function in {', '.join(empty)}") if empty else None
+    if table.size < slots(ffi)[last] + ffi.sizeof("void*"):
+        return refuse(f"its table of ABI {version} ends after {table.size} bytes, before the slot {last}")
+    if table.version != version:
+        return refuse(f"its table is of ABI {table.version}, the entry chose {version}")
+    return refuse(f"its table has no function in {', '.join(table.empty)}") if table.empty else None

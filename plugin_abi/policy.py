@@ -20,7 +20,7 @@ from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.frameworks import RunningFramework, compilers_of, cxx11_abi_of, detect
 from plugin_abi.initializers import foreign_initializers
 from plugin_abi.libraries import Linker, Resolution, open_elf, resolve
-from plugin_abi.manifest import Binding, FrameworkRequirement, Manifest, PythonAbi
+from plugin_abi.manifest import Binding, FrameworkRequirement, Manifest, PythonAbi, absence
 from plugin_abi.versions import AbiRange, AbiVersion, release_tuple
 
 ENTRY_SYMBOL: Final = "flagos_plugin_entry"
@@ -123,18 +123,20 @@ def locate(manifest: Manifest, linker: Linker) -> Path | Refusal:
         cause = ""
     except OSError as error:
         cause = str(error)
-    fact = f"library_path {declared!r} leads to {path}, which does not exist"
+    fact = f"library_path {declared!r} leads to {path}, which {absence(path)}"
+    cure = "install the backend's library there, or correct library_path"
     if manifest.library_is_bare:
         fact = f"the dynamic linker's folders have no library {declared!r}"
-    cure = "install the backend's library there, or correct library_path"
+        if (manifest.path.parent / declared).exists():
+            cure = f"write library_path as './{declared}' to name the file beside the manifest"
     return Refusal(RefusalCode.LIBRARY_NOT_FOUND, fact, str(manifest.path), cure, cause)
 
 
 def read_library(path: Path, linker: Linker) -> Library | Refusal:
     """Read a library's bytes once, for its hash and its ELF facts."""
 
-    def refuse(code: RefusalCode, fact: str, cure: str, error: Exception | None = None) -> Refusal:
-        return Refusal(code, fact, str(path), cure, str(error or ""), error)
+    def refuse(code: RefusalCode, fact: str, cure: str, cause: str = "", error: Exception | None = None) -> Refusal:
+        return Refusal(code, fact, str(path), cure, cause, error)
 
     try:
         if not path.is_file():
@@ -144,7 +146,7 @@ def read_library(path: Path, linker: Linker) -> Library | Refusal:
         data = path.read_bytes()
     except OSError as error:
         cure = "make the library readable to this user"
-        return refuse(RefusalCode.LIBRARY_UNREADABLE, "the library cannot be read", cure, error)
+        return refuse(RefusalCode.LIBRARY_UNREADABLE, "the library cannot be read", cure, str(error), error)
     try:
         elf = ElfFile(data)
         sha256 = hashlib.sha256(data).hexdigest()
@@ -153,7 +155,7 @@ def read_library(path: Path, linker: Linker) -> Library | Refusal:
         return Library(path, elf, sha256, Resolution({}, ()))
     except ElfError as error:
         cure = "install a complete build of the library for this machine"
-        return refuse(_DEFECTS[error.defect], str(error), cure, error)
+        return refuse(_DEFECTS[error.defect], str(error), cure, error=error)
 
 
 # ---- The library against its manifest ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import hashlib
 import json
 import os
@@ -21,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from plugin_abi import __version__, cabi
+from plugin_abi import cabi, negotiation
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.log import logger
 from plugin_abi.manifest import Manifest
-from plugin_abi.negotiation import HOST_NAME, EntryAnswer, judge
+from plugin_abi.negotiation import ENTRY_OK, HOST_NAME, EntryAnswer, TableFacts, judge, slots
 from plugin_abi.policy import Library
 from plugin_abi.versions import AbiRange, AbiVersion
 
@@ -66,8 +67,15 @@ def trial_timeout(variables: Mapping[str, str]) -> float:
 # ---- Verdicts that are kept ----------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _rules() -> str:
+    """A digest of the code that judges: verdicts of another are not its own."""
+    files = (Path(__file__), _CHILD, Path(negotiation.__file__))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
 def _key(library: Library, manifest: Manifest, host: AbiRange) -> str:
-    """What a verdict depends on: the library, what it is loaded with, who loads it and what it is compared with."""
+    """What a verdict depends on: the library, what it is loaded with, who judges it and what it is compared with."""
     dependencies = []
     for name, path in sorted(library.dependencies.found.items()):
         with contextlib.suppress(OSError):
@@ -75,7 +83,7 @@ def _key(library: Library, manifest: Manifest, host: AbiRange) -> str:
             dependencies.append((name, str(path), status.st_size, status.st_mtime_ns))
     built = manifest.built_with
     facts = (
-        *(library.sha256, str(host), __version__, platform.libc_ver(), dependencies),
+        *(library.sha256, str(host), _rules(), platform.libc_ver(), dependencies),
         *(manifest.name, manifest.platform, manifest.version, repr(built)),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()
@@ -147,6 +155,9 @@ def _request(library: Library, host: AbiRange, timeout: float, result_fd: int) -
             "result_fd": result_fd,
             "args": layout("FlagosEntryArgs"),
             "info": layout("FlagosPluginInfo"),
+            "entry_ok": ENTRY_OK,
+            "table": layout("FlagosApi"),
+            "slots": list(slots(ffi)),
         }
     )
 
@@ -187,14 +198,15 @@ def _run_child(library: Library, host: AbiRange, python: str, timeout: float) ->
 def _answer(result: bytes) -> EntryAnswer:
     """The child's account of the entry's answer. Raises ValueError, KeyError or TypeError where it is damaged."""
     value = json.loads(result)
-    args = value["args"]
+    args, seen = value["args"], value["table"]
+    version = AbiVersion.from_number(seen["version"]) if seen else None
     return EntryAnswer(
         status=int(value["status"]),
         version=AbiVersion.from_number(args["version"]),
         plugin_range=AbiRange(
             AbiVersion.from_number(args["plugin_version_min"]), AbiVersion.from_number(args["plugin_version_max"])
         ),
-        has_api=bool(args["has_api"]),
+        table=TableFacts(seen["size"], version, tuple(seen["empty"])) if version is not None else None,
         info=value["info"],
         message=args["message"] or "",
     )

@@ -43,6 +43,16 @@ def _read_struct(address: int, size: int, layout: dict[str, Any]) -> dict[str, A
     return values
 
 
+def _look_at(address: int, request: dict[str, Any]) -> dict[str, Any] | None:
+    """A function table's size and version, and its slots within that size that hold no function."""
+    if not address:
+        return None
+    size = int.from_bytes(ctypes.string_at(address, 8), sys.byteorder)
+    values = _read_struct(address, size, request["table"])
+    empty = [name for name in request["slots"] if values.get(name) == 0]
+    return {"size": size, "version": values.get("version", 0), "empty": empty}
+
+
 def _main() -> NoReturn:
     request = json.loads(sys.argv[1])
     # Nobody wants a core file of a plugin on trial, nor a plugin that outlives its judge.
@@ -79,8 +89,8 @@ def _main() -> NoReturn:
     if values["info"]:
         info_size = int.from_bytes(ctypes.string_at(values["info"], 8), sys.byteorder)
         info = _read_struct(values["info"], info_size, request["info"])
-    values["has_api"] = bool(values.pop("api"))
-    answer({"status": status, "args": values, "info": info})
+    table = _look_at(values.pop("api"), request) if status == request["entry_ok"] else None
+    answer({"status": status, "args": values, "info": info, "table": table})
     # Neither the library's destructors nor Python's own end are part of the trial.
     os._exit(DONE)
 

@@ -29,6 +29,9 @@ def isolate_environment() -> None:
             del os.environ[name]
     # The host, also where there is an accelerator, unless a run is meant for another device: "cuda", "simulated", ...
     os.environ["FLAGOS_DEVICE"] = os.environ.get("FLAGOS_TEST_DEVICE", "cpu")
+    # Another backend than the one of this tree, named by its manifest.
+    if "FLAGOS_TEST_DRIVER_FILES" in os.environ:
+        os.environ["FLAGOS_DRIVER_FILES"] = os.environ["FLAGOS_TEST_DRIVER_FILES"]
     if "FLAGOS_TEST_SCRATCH" not in os.environ:  # xdist workers share their controller's
         os.environ["FLAGOS_TEST_SCRATCH"] = tempfile.mkdtemp(prefix="flagos-tests-")
         atexit.register(shutil.rmtree, os.environ["FLAGOS_TEST_SCRATCH"], ignore_errors=True)

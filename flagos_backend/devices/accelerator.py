@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from flagos_backend.devices.attributes import DLPACK_DEVICE, TORCH_DEVICE
+from flagos_backend.devices.attributes import CORE_COUNT, DLPACK_DEVICE, MEMORY_BYTES, TORCH_DEVICE
 from flagos_backend.devices.streams import own_stream
 from flagos_backend.devices.target import Target
 from flagos_backend.devices.undisturbed import undisturbed
@@ -59,7 +59,7 @@ def attributes_of(
         ("device_type", target.device_type),
         (TORCH_DEVICE, str(device)),
     )
-    numbers = ("core_count", target.multiprocessors), ("memory_bytes", facts.memory_bytes)
+    numbers = (CORE_COUNT, target.multiprocessors), (MEMORY_BYTES, facts.memory_bytes)
     return texts, (*numbers, *zip(DLPACK_DEVICE, dlpack_device(device), strict=True))
 
 

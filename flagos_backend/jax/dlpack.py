@@ -41,8 +41,6 @@ def _is_ours(device: Any) -> bool:
 
 def _place_of(device: Any) -> tuple[int, int] | None:
     """DLPack's name of a flagos device; None where the backend does not say."""
-    if device.device_kind == "cpu":
-        return _HOST
     kind, number = (getattr(device, name, None) for name in DLPACK_DEVICE)
     return None if kind is None or number is None else (int(kind), int(number))
 

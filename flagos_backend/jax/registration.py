@@ -42,7 +42,9 @@ def register() -> None:
     try:
         priority = HOST_PRIORITY if _is_host(result.accepted) else ACCELERATOR_PRIORITY
     except (FlagosStatusError, LookupError) as error:
-        _register_unavailable(f"no such device: {DEFAULT_PLATFORM}. {result.accepted.place} offers none: {error}")
+        reason = loader.no_device_message(result.accepted, error)
+        logger.warning("%s", reason)
+        _register_unavailable(reason)
         return
     _register_backend(result.accepted, priority)
 
@@ -63,10 +65,9 @@ def _is_host(backend: Backend) -> bool:
 
 
 def _register_unavailable(reason: str) -> None:
-    # The loader has said why, line by line; this says what it means for JAX.
+    # Why was said, line by line; this says what it means for JAX.
     logger.info("JAX starts without the platform %s", DEFAULT_PLATFORM)
-    message = reason.replace(f"no such device: {DEFAULT_PLATFORM}", f"no such device {DEFAULT_PLATFORM}", 1)
-    jax_internals.register_unavailable(DEFAULT_PLATFORM, HOST_PRIORITY, lambda: message)
+    jax_internals.register_unavailable(DEFAULT_PLATFORM, HOST_PRIORITY, lambda: reason)
 
 
 def _register_backend(backend: Backend, priority: int) -> None:

@@ -222,8 +222,10 @@ void FlagosContext::AddHostFacts(FlagosDevice& device) const {
   device.kind = "cpu";
   device.debug_string =
       Format("flagos:%lld (host CPU, process %d)", static_cast<long long>(device.id), device.process_index);
-  device.attributes = {flagos::IntegerAttribute("num_cores", std::thread::hardware_concurrency()),
-                       flagos::IntegerAttribute("memory_bytes", flagos::HostMemoryBytes())};
+  device.attributes = {flagos::IntegerAttribute("core_count", std::thread::hardware_concurrency()),
+                       flagos::IntegerAttribute("memory_bytes", flagos::HostMemoryBytes()),
+                       flagos::IntegerAttribute("dlpack_device_type", 1 /* kDLCPU */),
+                       flagos::IntegerAttribute("dlpack_device_id", 0)};
 }
 
 void FlagosContext::AddDevices(const std::vector<int64_t>& counts, std::vector<flagos::AcceleratorFacts> accelerators) {

@@ -17,6 +17,7 @@ from flagos_backend.devices.attributes import TORCH_DEVICE
 from flagos_backend.torch.compile.callbacks import host_callback
 from flagos_backend.torch.compile.errors import BackendUnavailable
 from plugin_abi import loader
+from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Context, Device
 
 HOST, FLAGOS = "cpu", "flagos"
@@ -55,12 +56,20 @@ def _open(options: dict[str, str | int]) -> Context:
     if backend is None:
         raise BackendUnavailable(reason=loader.no_such_device_message())
     # Every launch on the host is waited for, and PyTorch's own threads are those of the thread that calls.
-    return Context(backend, {"inline_launches": 1, **options}, host_callback=host_callback)
+    try:
+        return Context(backend, {"inline_launches": 1, **options}, host_callback=host_callback)
+    except FlagosStatusError as error:
+        raise BackendUnavailable(reason=loader.no_device_message(backend, error)) from error
 
 
 @functools.cache
 def _host() -> Site:
     context = _open({"device": HOST})
+    # A backend that knows no such option gives what it has: a device that cannot read the pointers of these tensors.
+    if not any(device.is_host_memory for device in context.addressable_devices[:1]):
+        context.close()
+        reason = f"{context.platform_version} has no device for tensors of the host; move them to one that it has."
+        raise BackendUnavailable(reason=reason)
     return Site(context, context.addressable_devices[0], torch.device(HOST))
 
 

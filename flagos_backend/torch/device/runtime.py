@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from flagos_backend.devices.attributes import TORCH_DEVICE
+from flagos_backend.devices.attributes import MEMORY_BYTES, TORCH_DEVICE
 from flagos_backend.torch.device import _native
 from flagos_backend.torch.device.errors import DeviceUnavailable, NoInnerDevice
 from flagos_backend.torch.device.generator import default_generator
@@ -40,7 +40,7 @@ class Runtime:
     @property
     def memory_bytes(self) -> int:
         """The size of the device's memory."""
-        return self.count("memory_bytes")
+        return self.count(MEMORY_BYTES)
 
     def count(self, attribute: str) -> int:
         """A number that the backend tells of the device; 0 where it tells none."""
@@ -67,9 +67,10 @@ def _opened() -> Runtime:
     try:
         devices = Context(result.accepted).addressable_devices
     except FlagosStatusError as error:
-        raise DeviceUnavailable(reason=f"no such device {DEVICE_TYPE}. {error}") from error
+        raise DeviceUnavailable(reason=loader.no_device_message(result.accepted, error)) from error
     if not devices:
-        raise DeviceUnavailable(reason=f"{result.accepted.place} offers no device in this process.")
+        nothing = "it has no device in this process"
+        raise DeviceUnavailable(reason=loader.no_device_message(result.accepted, nothing))
     inner = inner_device(devices[0])
     type_, index = torch.empty(0, device=inner).__dlpack_device__()
     _native.open(torch.Tensor, torch.OutOfMemoryError, (int(type_), index))

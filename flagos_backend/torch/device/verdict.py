@@ -21,7 +21,7 @@ _PREFIXES: Final = ("FLAGOS_", "XDG_", "LD_LIBRARY_PATH", "HOME")
 
 
 def accepted() -> bool:
-    """Whether a backend is there for this PyTorch. A refusal is logged by the loader, in one line."""
+    """Whether a backend is there for this PyTorch. A refusal is logged in the loader's one line, a kept one too."""
     environment = SearchEnvironment.current()
     basis = _basis(environment)
     file = _file(environment, basis)
@@ -42,6 +42,7 @@ def _ask(environment: SearchEnvironment, file: Path | None, basis: list[Any]) ->
             "basis": basis,
             "libraries": [[path, *_stamp(path)] for path in libraries],
             "accepted": result.accepted is not None,
+            "warnings": [[w.manifest, w.code, w.line] for w in result.warnings],
         }
         _write(file, kept)
     return result.accepted is not None
@@ -77,9 +78,15 @@ def _read(file: Path, basis: list[Any]) -> bool | None:
         kept = json.loads(file.read_text("utf-8"))
         if kept["basis"] != basis or any([path, *_stamp(path)] != [path, *rest] for path, *rest in kept["libraries"]):
             return None
-        return bool(kept["accepted"])
+        warnings = [(str(manifest), int(code), str(line)) for manifest, code, line in kept["warnings"]]
+        accepted = bool(kept["accepted"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    if warnings:
+        from plugin_abi import loader
+
+        loader.warn(loader.Warned(*warning) for warning in warnings)
+    return accepted
 
 
 def _write(file: Path, kept: dict[str, Any]) -> None:

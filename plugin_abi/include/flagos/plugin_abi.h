@@ -261,7 +261,7 @@ typedef struct FlagosContextCreateArgs {
 typedef struct FlagosContextDescribeArgs {
   size_t struct_size;
   FlagosContext* context;
-  const char* platform_name;                /* out */
+  const char* platform_name;                /* out: that of FlagosPluginInfo */
   const char* platform_version;             /* out: backend, versions of what it runs on */
   FlagosDevice* const* devices;             /* out: all, ordered by id */
   size_t num_devices;                       /* out */
@@ -282,7 +282,7 @@ typedef struct FlagosDeviceDescribeArgs {
   const char* kind;                   /* out: "cpu", "NVIDIA H200", ... */
   const char* debug_string;           /* out */
   const char* to_string;              /* out */
-  const FlagosNamedValue* attributes; /* out */
+  const FlagosNamedValue* attributes; /* out: CONTRACT.md names those that hosts ask for */
   size_t num_attributes;              /* out */
   FlagosMemory* const* memories;      /* out */
   size_t num_memories;                /* out */

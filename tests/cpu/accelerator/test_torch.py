@@ -36,6 +36,12 @@ def test_each_tensor_has_its_site() -> None:
     assert sites.find(torch.device("cuda:0")) is None
 
 
+def test_its_properties_are_what_the_backend_says() -> None:
+    properties = torch.flagos.get_device_properties()  # type: ignore[attr-defined]
+    assert (properties.kind, properties.multi_processor_count) == ("simulated accelerator", 2)
+    assert properties.total_memory > 0
+
+
 def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.SimpleNamespace(current_device=lambda: 1)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)

@@ -1,4 +1,7 @@
-"""The backend's duties of plugin_abi/CONTRACT.md, asked of the built backend through nothing but the header's calls."""
+"""The backend's duties of plugin_abi/CONTRACT.md, asked through nothing but the header's calls.
+
+Of the backend that is built here, or of the one whose manifest FLAGOS_TEST_DRIVER_FILES names.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import pytest
 from plugin_abi import cabi, loader
 from plugin_abi.errors import FlagosStatusError, StatusCode
 from plugin_abi.host import Api, Buffer, Context, ElementType, Executable, HostBufferSemantics, Memory
-from plugin_abi.negotiation import EntryAnswer, call_entry, judge_table
+from plugin_abi.negotiation import EntryAnswer, call_entry, judge
 from plugin_abi.versions import AbiRange, AbiVersion
 
 F32 = ElementType.F32
@@ -49,10 +52,11 @@ def test_the_backend_passes_every_check(backend: loader.Backend) -> None:
 
 
 def test_the_entry_answers_with_the_highest_common_version(backend: loader.Backend) -> None:
-    answer, table = _entry(backend, AbiRange(V1_0, AbiVersion(1, 9)))
+    host = AbiRange(V1_0, AbiVersion(1, 9))
+    answer, _ = _entry(backend, host)
     assert answer.status == 0 and V1_0 <= answer.version <= AbiVersion(1, 9)
     assert answer.version == min(answer.plugin_range.max, AbiVersion(1, 9))
-    assert judge_table(cabi.ffi(), table, answer.version, "the entry") is None
+    assert judge(answer, None, host, "the entry") is None
 
 
 @pytest.mark.parametrize("major", [0, 9])
@@ -99,7 +103,7 @@ def test_no_field_beyond_struct_size_is_written(backend: loader.Backend, context
     whole[end:] = b"\xaa" * (layout.size - end)
     args.struct_size = end
     api.call("context_describe", args)
-    assert api.read_text(args.platform_name) == "flagos"
+    assert api.read_text(args.platform_name) == backend.platform
     assert bytes(whole)[end:] == b"\xaa" * (layout.size - end)
 
 
@@ -337,6 +341,8 @@ def test_what_is_destroyed_gives_its_memory_back(context: Context, memory: Memor
     device = context.addressable_devices[0]
     device.synchronize()
     before = device.memory_stats()
+    if before.bytes_in_use < 0:
+        pytest.skip("the device does not know how many bytes are in use")
     with memory.allocate([1 << 20], F32):
         assert device.memory_stats().bytes_in_use >= before.bytes_in_use + (4 << 20)
     for _ in range(50):

@@ -58,7 +58,9 @@ def test_a_refused_backend_leaves_torch_alone(tmp_path: Path) -> None:
     manifest.write_text("{")
     code = IMPORT + "    print(torch._C._get_privateuse1_backend_name(), torch.ones(2).sum().item())"
     for _ in range(2):  # found out, and remembered
-        assert printed(code, FLAGOS_DRIVER_FILES=str(manifest)) == "privateuseone 2.0"
+        done = run(code, FLAGOS_DRIVER_FILES=str(manifest))
+        assert (done.returncode, done.stdout.strip()) == (0, "privateuseone 2.0")
+        assert done.stderr.count("is not used: F105 MANIFEST_NOT_JSON") == 1
 
 
 def test_an_exception_of_ours_is_one_warning() -> None:

@@ -30,7 +30,7 @@ def test_devices(device: torch.device) -> None:
         pass
     properties = flagos.get_device_properties()
     assert properties.name == flagos.get_device_name(device)
-    assert properties.total_memory > 0
+    assert properties.total_memory > 0 and properties.multi_processor_count > 0
     assert torch.float32 in flagos.get_device_capability()["supported_dtypes"]
     assert torch.get_device_module("flagos") is flagos
     assert torch.bfloat16 in flagos.get_amp_supported_dtype() and flagos.is_bf16_supported()

@@ -67,6 +67,13 @@ def _unreadable_manifest(plugins: Plugins) -> Path:
     return path
 
 
+def _manifest_of_links(plugins: Plugins) -> Path:
+    path = plugins.add(NAME)
+    path.unlink()
+    path.symlink_to(path.name)
+    return path
+
+
 # ---- Libraries ----
 
 
@@ -88,6 +95,14 @@ def _unreadable_library(plugins: Plugins) -> Path:
     library = path.parent / f"lib-{NAME}.so"
     library.unlink()
     library.symlink_to(UNREADABLE)
+    return path
+
+
+def _library_of_links(plugins: Plugins) -> Path:
+    path = plugins.add(NAME)
+    library = path.parent / f"lib-{NAME}.so"
+    library.unlink()
+    library.symlink_to(library.name)
     return path
 
 
@@ -163,6 +178,9 @@ HANG = "-DBEFORE_NEGOTIATION=for(;;)pause();"
 DEFECTS: dict[str, Defect] = {
     # The manifest.
     "manifest unreadable": Defect(RefusalCode.MANIFEST_UNREADABLE, _unreadable_manifest, ("cannot be read",)),
+    "manifest that is a link to itself": Defect(
+        RefusalCode.MANIFEST_NOT_FOUND, _manifest_of_links, ("a link that leads to no file",)
+    ),
     "manifest empty": Defect(RefusalCode.MANIFEST_EMPTY, _text(""), ("empty",)),
     "manifest of blanks": Defect(RefusalCode.MANIFEST_EMPTY, _text(" \n\t"), ("empty",)),
     "manifest huge": Defect(RefusalCode.MANIFEST_TOO_LARGE, _text(b" " * (64 << 20)), ("262144 bytes",)),
@@ -182,6 +200,14 @@ DEFECTS: dict[str, Defect] = {
     "manifest that is a list": Defect(RefusalCode.MANIFEST_INVALID_FIELD, _text("[]"), ("top level", "array")),
     # The library, read.
     "library missing": Defect(RefusalCode.LIBRARY_NOT_FOUND, _missing_library, (f"lib-{NAME}.so", "does not exist")),
+    "library that is a link to itself": Defect(
+        RefusalCode.LIBRARY_NOT_FOUND, _library_of_links, (f"lib-{NAME}.so", "a link that leads to no file")
+    ),
+    "library beside its manifest by a bare name": Defect(
+        RefusalCode.LIBRARY_NOT_FOUND,
+        _fields(library_path=f"lib-{NAME}.so"),
+        ("the dynamic linker's folders", f"'./lib-{NAME}.so'"),
+    ),
     "library unreadable": Defect(RefusalCode.LIBRARY_UNREADABLE, _unreadable_library, ("cannot be read",)),
     "library empty": Defect(RefusalCode.LIBRARY_NOT_ELF, _library(lambda data: b""), ("ELF magic",)),
     "library not ELF": Defect(RefusalCode.LIBRARY_NOT_ELF, _library(lambda data: b"MZ" + data[2:]), ("ELF magic",)),
@@ -328,6 +354,18 @@ DEFECTS: dict[str, Defect] = {
     ),
     "no table": Defect(
         RefusalCode.TABLE_INVALID, _built("-DBEFORE_RETURN=args->api=NULL;"), ("no function table",), runs_in_child=True
+    ),
+    "table with an empty slot": Defect(
+        RefusalCode.TABLE_INVALID,
+        _built("-DBEFORE_RETURN=table.api.compile=NULL;"),
+        ("no function in compile",),
+        runs_in_child=True,
+    ),
+    "table too short": Defect(
+        RefusalCode.TABLE_INVALID,
+        _built("-DBEFORE_RETURN=table.api.struct_size=64;"),
+        ("ends after 64 bytes",),
+        runs_in_child=True,
     ),
 }
 

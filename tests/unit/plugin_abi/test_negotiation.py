@@ -9,11 +9,11 @@ from typing import Any
 import cffi
 import pytest
 
-from plugin_abi import cabi
+from plugin_abi import cabi, loader
 from plugin_abi.errors import FlagosStatusError, RefusalCode, StatusCode
 from plugin_abi.host import Api
 from plugin_abi.loader import Backend
-from plugin_abi.negotiation import EntryAnswer, call_entry, judge, judge_table
+from plugin_abi.negotiation import EntryAnswer, call_entry, judge
 from plugin_abi.versions import AbiRange, AbiVersion
 from unit.plugin_abi.plugins import Plugins, Toolchain
 
@@ -47,7 +47,6 @@ def test_an_older_host_uses_a_newer_plugin_at_its_own_version(
     assert answer.version == V1_0 and answer.plugin_range == AbiRange(V1_0, V1_1)
     # The table is longer than the host knows; what it knows, it can use.
     assert table.struct_size == ffi.sizeof("FlagosApi") + ffi.sizeof("void*")
-    assert judge_table(ffi, table, answer.version, "a test") is None
     api = _api(ffi, answer, table, monkeypatch)
     assert api.has("profiler_stop") and not api.has("appended")
 
@@ -62,7 +61,6 @@ def test_a_newer_host_uses_an_older_plugin_and_touches_nothing_beyond_its_table(
     assert answer.version == V1_0
     assert table.struct_size == ffi.sizeof("FlagosApi") - ffi.sizeof("void*")
     assert table.appended != ffi.NULL
-    assert judge_table(ffi, table, answer.version, "a test") is None
     api = _api(ffi, answer, table, monkeypatch)
     assert not api.has("appended")
     with pytest.raises(FlagosStatusError, match="appended is not in the table") as caught:
@@ -74,9 +72,10 @@ def test_a_newer_host_and_a_newer_plugin_use_what_was_appended(
     toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = toolchain.build(flags=("-DMINIMAL_NEWER_TABLE",), max_minor=1)
-    ffi, answer, table = _negotiate(NEWER_HEADER, newer, AbiRange(V1_0, V1_4))
+    host = AbiRange(V1_0, V1_4)
+    ffi, answer, table = _negotiate(NEWER_HEADER, newer, host)
+    assert judge(answer, None, host, "a test") is None
     assert answer.version == V1_1
-    assert judge_table(ffi, table, answer.version, "a test") is None
     with pytest.raises(FlagosStatusError, match="the appended function was called"):
         _api(ffi, answer, table, monkeypatch).call("appended", ffi.NULL)
 
@@ -108,24 +107,23 @@ def test_an_entry_may_be_asked_again_with_another_range(toolchain: Toolchain) ->
         assert answer.version == version
 
 
-def _broken_table(plugins: Plugins, change: str, part: str) -> None:
+BROKEN_TABLES = {
+    "an empty slot": ("table.api.buffer_copy=NULL;", "no function in buffer_copy"),
+    "too short": ("table.api.struct_size=64;", "ends after 64 bytes"),
+    "no size": ("table.api.struct_size=0;", "ends after 0 bytes"),
+    "another version": ("table.api.version=7;", "of ABI 0.7, the entry chose 1.0"),
+}
+
+
+@pytest.mark.parametrize(("change", "part"), BROKEN_TABLES.values(), ids=BROKEN_TABLES.keys())
+def test_a_broken_table_is_refused_in_the_process_and_in_a_trial(change: str, part: str, plugins: Plugins) -> None:
     library = plugins.toolchain.build(flags=(f"-DBEFORE_RETURN={change}",))
-    ffi, answer, table = _negotiate(HEADER, library, AbiRange(V1_0, V1_0))
-    refusal = judge_table(ffi, table, answer.version, str(library))
-    assert refusal is not None and refusal.code is RefusalCode.TABLE_INVALID
-    assert part in refusal.fact and refusal.place == str(library)
-
-
-def test_a_table_with_an_empty_slot_is_refused(plugins: Plugins) -> None:
-    _broken_table(plugins, "table.api.buffer_copy=NULL;", "no function in buffer_copy")
-
-
-def test_a_table_that_is_too_short_is_refused(plugins: Plugins) -> None:
-    _broken_table(plugins, "table.api.struct_size=64;", "ends after 64 bytes")
-
-
-def test_a_table_of_another_version_is_refused(plugins: Plugins) -> None:
-    _broken_table(plugins, "table.api.version=7;", "of ABI 0.7, the entry chose 1.0")
+    host = AbiRange(V1_0, V1_0)
+    _, answer, _ = _negotiate(HEADER, library, host)
+    manifest = plugins.add(library=library)
+    for refusal in (judge(answer, None, host, "a test"), loader.check(manifest, environment=plugins.environment())):
+        assert refusal is not None and refusal.code is RefusalCode.TABLE_INVALID
+        assert part in refusal.fact
 
 
 def test_an_entry_sees_a_host_that_gives_its_name_and_its_range(plugins: Plugins) -> None:

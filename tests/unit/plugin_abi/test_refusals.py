@@ -67,6 +67,20 @@ def test_each_refused_manifest_gives_one_warning_and_the_reason_to_who_names_the
     assert message.startswith("no such device flagos.") and str(refusal) in message
 
 
+def test_front_ends_that_load_one_after_the_other_warn_once(
+    plugins: Plugins, warnings_logged: pytest.LogCaptureFixture
+) -> None:
+    # A verdict that is kept has another text the second time.
+    defect = DEFECTS["entry that crashes"]
+    manifest = defect.make(plugins)
+    first, second = _load(plugins, defect), _load(plugins, defect)
+    assert [refusal.code for refusal in second.refusals] == [defect.code]
+    assert len(warnings_logged.records) == len(first.warnings) == len(second.warnings) == 1
+    manifest.write_text("{")
+    _load(plugins, defect)
+    assert "MANIFEST_NOT_JSON" in warnings_logged.records[1].getMessage()
+
+
 @pytest.mark.parametrize("defect", CASES)
 def test_check_finds_the_same(defect: Defect, plugins: Plugins) -> None:
     manifest = defect.make(plugins)

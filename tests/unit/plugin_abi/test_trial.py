@@ -46,6 +46,14 @@ def test_a_changed_manifest_is_tried_again(plugins: Plugins) -> None:
     assert refusal is not None and refusal.code is RefusalCode.INFO_MISMATCH
 
 
+def test_a_verdict_of_other_rules_is_none(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = plugins.add()
+    assert _check(plugins, manifest) is None
+    monkeypatch.setattr(trial, "_rules", lambda: "those of a later version")
+    assert _check(plugins, manifest) is None
+    assert _children(plugins) == 2
+
+
 def test_a_bad_verdict_is_kept_for_a_while(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = plugins.add("crash", plugins.toolchain.build(flags=(CRASH,)))
     first, second = _check(plugins, manifest), _check(plugins, manifest)

@@ -60,6 +60,14 @@ def test_what_it_writes_is_true_and_accepted(plugins: Plugins) -> None:
     assert loader.check(manifest.path, environment=environment) is None
 
 
+def test_a_library_beside_its_manifest_is_found(plugins: Plugins) -> None:
+    library = _library(plugins)
+    library = library.rename(plugins.folder / "libflagos_backend.so")
+    output = plugins.folder / "50_flagos.json"
+    assert _write(plugins.folder, library, _facts(plugins.toolchain), "--output", str(output)).returncode == 0
+    assert loader.check(output, environment=plugins.environment(FLAGOS_DRIVER_FILES=str(output))) is None
+
+
 def test_a_tree_without_a_revision_states_none(plugins: Plugins) -> None:
     assert _write(plugins.folder, _library(plugins), _facts(plugins.toolchain) | {"git_revision": ""}).returncode == 0
     manifest = read_manifest(plugins.folder / "manifests" / "50_flagos.json")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flagos_backend.devices.attributes import CORE_COUNT
 from flagos_backend.torch.device.opening import DEVICE_TYPE, is_open, is_registered, open_device
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class DeviceProperties:
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """What the backend says of a device."""
     found = opened(device)
-    cores = found.count("num_cores")
+    cores = found.count(CORE_COUNT)
     return DeviceProperties(found.device.debug_string, found.memory_bytes, cores, found.device.kind, found.inner)
 
 
