@@ -253,6 +253,7 @@ void Dispatch(const std::shared_ptr<Launch>& launch) {
 bool IsForeign(const Argument& argument) {
   const Contents& contents = *argument.contents;
   if (!contents.ready->ready() || !contents.ready->status().ok() || contents.block().writable()) return false;
+  if (contents.block().bytes() == 0) return false;
   const Memory* memory = contents.block().memory();
   return memory != nullptr && memory->accelerator == nullptr;
 }
