@@ -6,6 +6,7 @@ import atexit
 import os
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -91,8 +92,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reasons[group]))
 
 
+def fresh(name: str) -> np.random.Generator:
+    """Random numbers of `name`, different in each run, repeatable through the seed in the report header."""
+    return np.random.default_rng([int(os.environ[SEED_VARIABLE]), *name.encode()])
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Fresh random numbers, different in each run and each test, repeatable through the seed in the report header."""
-    name = request.node.nodeid.encode()
-    return np.random.default_rng([int(os.environ[SEED_VARIABLE]), *name])
+    return fresh(request.node.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def repeatable_torch(request: pytest.FixtureRequest) -> None:
+    """What PyTorch draws on the host is a test's own too, whatever ran before it; a test may still seed it itself."""
+    if "torch" in sys.modules:
+        draws = sys.modules["torch"].default_generator  # torch.manual_seed would open the devices
+        draws.manual_seed(int(fresh(request.node.nodeid).integers(2**63)))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import fresh
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.errors import CollectiveGroupMismatch
 from flagos_backend.importer import import_module
@@ -113,7 +114,7 @@ sys.stdout.buffer.write(pickle.dumps(results))
 
 @pytest.fixture(scope="module")
 def arguments() -> np.ndarray:
-    return np.random.default_rng().standard_normal((DEVICES, 8, 4)).astype(np.float32)
+    return fresh(__name__).standard_normal((DEVICES, 8, 4)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conftest import fresh
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from support.matching import assert_near_miss, errors, exact, matched, run, targets, weights_like
 
@@ -34,7 +35,7 @@ def ones_column(e, v):
     return both[..., :-1] / both[..., -1:]
 
 
-MASK = np.random.default_rng().random((B, 1, T, T)) < 0.6
+MASK = fresh(__name__).random((B, 1, T, T)) < 0.6
 MASK[0, 0, ::5] = False  # rows that see no key
 LOGITS = {
     "plain": lambda x, bias, temperature: x,
