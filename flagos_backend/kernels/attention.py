@@ -118,19 +118,22 @@ class Attention:
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
     """A forward call: operands query, key, value[, bias][, mask][, sink]; results the output and, if ``statistics``,
-    the logarithm of the sum of exponentials f32[batch, heads, t] (f64 for f64)."""
+    the logarithm of the sum of exponentials f32[batch, heads, t] (f64 for f64), which a kernel may give as a number
+    where weights are NaN, unless ``tells_nan``."""
 
     attention: Attention
     statistics: bool
+    tells_nan: bool = False
 
     @classmethod
     def of(cls, instruction: Instruction) -> Self:
         config = _config_of(instruction)
-        statistics = config.pop("statistics", False)
-        return cls(_decoded(instruction, config, AttentionCall), bool(statistics))
+        own = {name: bool(config.pop(name, False)) for name in ("statistics", "tells_nan")}
+        return cls(_decoded(instruction, config, AttentionCall), **own)
 
     def config(self) -> bytes:
-        return json.dumps({**self.attention.to_config(), "statistics": self.statistics}, allow_nan=False).encode()
+        own = {"statistics": self.statistics, **({"tells_nan": True} if self.tells_nan else {})}
+        return json.dumps({**self.attention.to_config(), **own}, allow_nan=False).encode()
 
 
 @dataclass(frozen=True, slots=True)

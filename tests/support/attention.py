@@ -100,10 +100,14 @@ class Problem:
 
 
 def calls_of(
-    attention: Attention, element: ElementType, sizes: dict[str, int], of_bias: str | None = None
+    attention: Attention,
+    element: ElementType,
+    sizes: dict[str, int],
+    of_bias: str | None = None,
+    tells_nan: bool = False,
 ) -> tuple[Instruction, Instruction]:
-    """The forward call with statistics, and the backward call that asks for every gradient, the sink's of each row and
-    the bias's over the dimensions ``of_bias``, if not its own."""
+    """The forward call with statistics, which tell NaN if asked to, and the backward call that asks for every gradient,
+    the sink's of each row and the bias's over the dimensions ``of_bias``, if not its own."""
     builder = Builder("attention")
 
     def shape(dims: str, of: ElementType = element) -> ArrayShape:
@@ -116,7 +120,7 @@ def calls_of(
     dims = (attention.query, attention.key, attention.value)
     size = Views(attention, {d: p.shape.dims for d, p in zip(dims, qkv, strict=True)}).sizes
     statistics = ArrayShape(E.F64 if element is E.F64 else E.F32, (size.B, size.H, size.T))
-    config = AttentionCall(attention, True).config()
+    config = AttentionCall(attention, True, tells_nan).config()
     results = TupleShape((shape(attention.output), statistics))
     forward = builder.add(
         Opcode.CUSTOM_CALL, [*qkv, *rest], CustomCallAttributes(FORWARD, config), shape=results, name="forward"
@@ -143,11 +147,12 @@ def problem(
     sizes: dict[str, int] | None = None,
     hide_all: bool = False,
     of_bias: str | None = None,
+    tells_nan: bool = False,
 ) -> Problem:
     """Random operands. ``hide_all``: the first of the mask's outermost dimension sees no key. ``of_bias``: the
-    dimensions of the bias's gradient, if not its own."""
+    dimensions of the bias's gradient, if not its own. ``tells_nan``: as of the call."""
     generator = torch.Generator().manual_seed(seed)
-    calls = calls_of(attention, element, sizes or SIZES, of_bias)
+    calls = calls_of(attention, element, sizes or SIZES, of_bias, tells_nan)
 
     def draw(shape: ArrayShape) -> Tensor:
         if shape.element_type is E.PRED:

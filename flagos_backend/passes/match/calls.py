@@ -122,7 +122,7 @@ class CallBuilder:
         wide, size = any(element_type_of(o.instruction) is ElementType.F64 for o in operands[:3]), views.sizes
         statistics = ArrayShape(ElementType.F64 if wide else ElementType.F32, (size.B, size.H, size.T))
         of_output = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
-        config = AttentionCall(attention, statistics=True).config()
+        config = AttentionCall(attention, statistics=True, tells_nan=self._matched.zeroes_nan).config()
         call = self._call(FORWARD, TupleShape((of_output, statistics)), [o.instruction for o in operands], config)
         output, of_rows = self._element(call, 0), self._element(call, 1)
         if not (self._matched.zeroes_blind or self._matched.zeroes_nan):

@@ -200,7 +200,7 @@ def test_rows_that_see_no_key(target, rng):
 @pytest.mark.parametrize("place", [0, 1], ids=["query", "key"])
 def test_statistics_tell_weights_that_are_nan(place, number, target, rng):
     """Of every provider: programs set weights that are NaN to zero by them."""
-    p = problem(CASES["plain"], E.BF16, int(rng.integers(1 << 30)), DEVICE.type, SQUARE)
+    p = problem(CASES["plain"], E.BF16, int(rng.integers(1 << 30)), DEVICE.type, SQUARE, tells_nan=True)
     p.operands[place].view(-1)[int(rng.integers(p.operands[place].numel()))] = number
     (output, _), _ = oracle(p)
     ran = set()

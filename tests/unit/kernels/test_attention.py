@@ -133,6 +133,15 @@ def test_what_the_vendors_kernels_lack(changes, reason):
         assert reason in found and bool(found) is bool(reason)
 
 
+@pytest.mark.parametrize(("tells_nan", "names"), [(False, ["cudnn", "flash"]), (True, ["cudnn"])])
+def test_which_of_the_vendors_kernels_tell_nan(tells_nan, names):
+    sizes = {"b": 1, "h": 2, "g": 2, "t": 64, "s": 64, "d": 32, "e": 32}
+    call, _ = calls_of(Attention("bthgd", "bshd", "bshe", "bthge"), E.BF16, sizes, tells_nan=tells_nan)
+    assert AttentionCall.of(call).tells_nan is tells_nan
+    (vendor,) = (i for i in implementations_of(FORWARD) if i.provider is Provider.VENDOR)
+    assert [variant.name for variant in vendor.variants(call, Target("cuda", vendor="nvidia"))] == names
+
+
 def test_vendors_kernels_give_no_gradient_of_a_bias():
     """Also where the bias itself has become a band."""
     described, sizes = Attention("bthgd", "bshd", "bshe", "bthge"), {"b": 1, "h": 2, "g": 2, "t": 64, "s": 64}

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.kernels.attention import FORWARD
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.kernels.attention import FORWARD, AttentionCall
 from programs import hlo_bytes, run_on_xla
 from support.matching import assert_as_close, assert_near_miss, errors, matched, run, targets, weights_like
 
@@ -75,6 +76,8 @@ def assert_called(function, args):
     module, result = matched(function, *args)
     assert targets(result.module) == [FORWARD], result.notes
     assert "zero where weights are NaN" in result.notes[0]
+    (call,) = (i for c in result.module.computations() for i in c.instructions if i.opcode is Opcode.CUSTOM_CALL)
+    assert AttentionCall.of(call).tells_nan
     return module, result
 
 

@@ -164,7 +164,7 @@ def _mul(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Inst
     return _binary(emitter, result, Opcode.MULTIPLY, x, y)
 
 
-@lowering(aten.div.Tensor, aten.div.Scalar)
+@lowering(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
 def _div(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
     return _binary(emitter, result, Opcode.DIVIDE, x, y)
 
