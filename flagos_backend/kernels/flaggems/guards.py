@@ -196,6 +196,11 @@ _GUARDS = (
         "mixes groups of channels whose number is no power of two",
     ),
     # ---- other arguments ----
+    _guard(
+        "addmm addmv addr baddbmm",
+        lambda i: argument_of(i, "beta") == 0,
+        "multiplies by zero what it is to leave out, which may be NaN",
+    ),
     # ATen may leave them out, and they read or write them nevertheless.
     _guard("rms_norm _fused_rms_norm", _lacks("weight"), "takes a weight that is not given"),
     _guard("native_batch_norm", _lacks("running_mean"), "takes a running_mean that is not given"),

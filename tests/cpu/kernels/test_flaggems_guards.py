@@ -50,6 +50,24 @@ def test_orders_of_equal_elements(flag_gems, draw):
         assert "orders equal elements" in refusal(aten_call(name, draw(4, 5), *more)[0]), name
 
 
+def test_addends_that_are_left_out(flag_gems, draw):
+    a, b, factors = draw(3), draw(4), (draw(2, 3, 5), draw(2, 5, 4))
+    calls = {
+        "addr": ((3, 4), a, b),
+        "addmm": ((3, 4), *(factor[0] for factor in factors)),
+        "addmv": ((3,), draw(3, 4), b),
+        "baddbmm": ((2, 3, 4), *factors),
+    }
+    for name, (dims, *operands) in calls.items():
+        addend = torch.full(dims, torch.nan)
+        assert "what it is to leave out" in refusal(aten_call(name, addend, *operands, beta=0)[0]), name
+        assert "what it is to leave out" in refusal(aten_call(name, addend, *operands, beta=0.0)[0]), name
+        assert not refusal(aten_call(name, addend, *operands, beta=0.5)[0]), name
+    addend = torch.full((3, 4), torch.nan)
+    assert loading.function("addr")(addend, a, b, beta=0).isnan().all(), "the guard is not needed any more"
+    torch.testing.assert_close(torch.addr(addend, a, b, beta=0), torch.outer(a, b))
+
+
 @pytest.mark.parametrize(("name", "expected"), [("logaddexp", -torch.inf), ("hypot", torch.inf)])
 def test_two_infinities(flag_gems, name, expected):
     """As of what masked.logaddexp hides on both sides."""
