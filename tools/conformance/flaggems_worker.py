@@ -155,7 +155,8 @@ def _magnitude(call: Call) -> float:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    """On the host, also where a call names the device of its result."""
+    return [leaf.cpu() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _cause(error: BaseException) -> str:

@@ -143,6 +143,11 @@ _GUARDS = (
         lambda i: not all(t.is_float for t in _types(i)),
         "is wrong of integers",
     ),
+    _guard(
+        "_to_copy",
+        lambda i: _takes_floats(i) and E.PRED in _all_types(i),
+        "makes what is less than one false",
+    ),
     _guard("add native_dropout_backward", lambda i: _operands(i)[0].element_type is E.PRED, "is wrong of truth values"),
     _guard(
         _COMPARISONS,
@@ -226,11 +231,8 @@ _GUARDS = (
         lambda i: any(map(_is_negative, argument_of(i, "padding"))),
         "takes nothing away",
     ),
-    _guard(
-        "_upsample_nearest_exact1d",
-        lambda i: argument_of(i, "scales") is not None,
-        "takes either a size or a scale, and is given both",
-    ),
+    # Its kernel; in Triton's interpreter it calls ATen's.
+    _guard("_upsample_nearest_exact1d", lambda _: True, "takes the element before, where another is nearest"),
 )
 
 

@@ -162,6 +162,12 @@ def test_halves_that_are_rounded_or_summed(flag_gems, draw):
     assert refusal(aten_call("sum.dim_IntList", halves[0], [0])[0]) == ""
 
 
+def test_floats_that_become_truth_values(flag_gems, draw):
+    assert "less than one false" in refusal(aten_call("_to_copy", draw(3, 4), dtype=torch.bool)[0])
+    check(*aten_call("_to_copy", draw(3, 4), dtype=torch.float16))
+    check(*aten_call("_to_copy", draw(3, 4) > 0, dtype=torch.float32))
+
+
 def test_sums_of_integers(flag_gems, index):
     narrow = index(100, 3, 4).to(torch.int8)
     assert "in their own type" in refusal(aten_call("sum", narrow)[0])
@@ -246,8 +252,9 @@ def test_norms_pools_and_borders(flag_gems, draw):
     assert "two numbers" in refusal(aten_call("avg_pool2d", draw(1, 2, 8, 9), [2])[0])
     assert "two numbers" in refusal(aten_call("avg_pool2d", draw(1, 2, 8, 9), [2, 2], [])[0])
     assert "takes nothing away" in refusal(aten_call("reflection_pad2d", draw(1, 2, 4, 4), [-1, 1, 0, 1])[0])
-    both = aten_call("_upsample_nearest_exact1d", draw(1, 2, 4), [6], 1.5)
-    assert "either a size or a scale" in refusal(both[0])
+    for arguments in ([6], 1.5), ([6],):
+        nearest = aten_call("_upsample_nearest_exact1d", draw(1, 2, 4), *arguments)
+        assert "another is nearest" in refusal(nearest[0])
 
 
 def test_never_on_the_host(flag_gems, draw):
