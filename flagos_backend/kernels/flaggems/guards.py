@@ -77,6 +77,11 @@ def _broadcasts_first(instruction: Instruction) -> bool:
     return isinstance(instruction.shape, ArrayShape) and _operands(instruction)[0].dims != instruction.shape.dims
 
 
+def _operands_differ(instruction: Instruction) -> bool:
+    first, *others = _operands(instruction)
+    return any((other.dims, other.element_type) != (first.dims, first.element_type) for other in others)
+
+
 def _sums_narrowly(instruction: Instruction) -> bool:
     """Integers whose sums are of a wider type."""
     (result,), (summed,) = leaves(instruction.shape), _operands(instruction)
@@ -139,7 +144,7 @@ _GUARDS = (
     ),
     # They take integers and truth values for floats, or for patterns of bits, or refuse them.
     _guard(
-        "log erf atan2 logical_not logit nan_to_num",
+        "log erf sqrt special_i0e special_i1 atan2 logical_not logit nan_to_num upsample_bicubic2d",
         lambda i: not all(t.is_float for t in _types(i)),
         "is wrong of integers",
     ),
@@ -186,6 +191,8 @@ _GUARDS = (
     _guard(
         "addcdiv masked_fill masked_scatter", _broadcasts_first, "gives its first argument's size to what is broadcast"
     ),
+    # Hopper's kernel, which reads and writes as many elements of each as the first operand has.
+    _guard("mul", _operands_differ, "takes all operands for such as the first one"),
     _guard("addmm", lambda i: not _operands(i)[0].dims, "takes no scalar"),
     _guard("repeat", _is_empty("repeats"), "takes no scalar"),
     _guard("unfold_backward", _is_empty("input_sizes"), "takes no scalar"),
@@ -230,6 +237,11 @@ _GUARDS = (
         "reflection_pad2d",
         lambda i: any(map(_is_negative, argument_of(i, "padding"))),
         "takes nothing away",
+    ),
+    _guard(
+        "select_backward",
+        lambda i: _is_negative(argument_of(i, "index")),
+        "takes no index that is counted from the last",
     ),
     # Its kernel; in Triton's interpreter it calls ATen's.
     _guard("_upsample_nearest_exact1d", lambda _: True, "takes the element before, where another is nearest"),

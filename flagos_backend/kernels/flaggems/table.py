@@ -174,7 +174,12 @@ def _attention_variants(instruction: Instruction, target: Target) -> tuple[Varia
 
 
 # Their kernels choose among configurations by measuring each, anew for each shape.
-_TUNED = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "convolution", "conv1d", "conv2d", "conv3d"})
+_TUNED = frozenset(
+    {
+        *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv"),
+        *("convolution", "conv1d", "conv2d", "conv3d", "native_layer_norm_backward"),
+    }
+)
 
 
 def _aten_tunes_itself(instruction: Instruction) -> bool:

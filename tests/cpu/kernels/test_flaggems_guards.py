@@ -123,9 +123,13 @@ def test_integers_in_floats(flag_gems, draw, index):
 
 def test_integers_for_floats(flag_gems, draw, index):
     few = index(5, 3, 4)
-    for name, *more in (["log"], ["erf"], ["logical_not"], ["atan2", few], ["logit", 0.1], ["nan_to_num"]):
+    unary = ("log", "erf", "sqrt", "special_i0e", "special_i1", "logical_not", "nan_to_num")
+    for name, *more in (*([name] for name in unary), ["atan2", few], ["logit", 0.1]):
         assert "wrong of integers" in refusal(aten_call(name, few, *more)[0]), name
+    image = index(5, 2, 3, 4, 4).to(torch.uint8)
+    assert "wrong of integers" in refusal(aten_call("upsample_bicubic2d", image, [3, 3], True)[0])
     check(*aten_call("nan_to_num", draw(3, 4)))
+    check(*aten_call("sqrt", draw(3, 4).abs()))
 
 
 def test_truth_values(flag_gems, draw, index):
@@ -200,6 +204,15 @@ def test_arrays_that_are_broadcast(flag_gems, draw, index):
     check(*aten_call("masked_fill.Scalar", square, index(2, 4).bool(), 2.0))
 
 
+def test_products_of_unequal_arrays(flag_gems, draw):
+    square = draw(3, 4)
+    for other in (draw(3, 1), draw(4), square.bool(), square.half(), torch.tensor(2.0)):
+        for operands in ((square, other), (other, square)):
+            assert "for such as the first one" in refusal(aten_call("mul.Tensor", *operands)[0])
+    check(*aten_call("mul.Tensor", square, draw(3, 4)))
+    check(*aten_call("mul.Tensor", square, 2.5))
+
+
 def test_scalars(flag_gems, draw, index):
     one = draw()
     for name, *more in (["_softmax", 0, False], ["cumsum", 0], ["amax", [0]], ["index_select", 0, index(1, 1)]):
@@ -252,6 +265,8 @@ def test_norms_pools_and_borders(flag_gems, draw):
     assert "two numbers" in refusal(aten_call("avg_pool2d", draw(1, 2, 8, 9), [2])[0])
     assert "two numbers" in refusal(aten_call("avg_pool2d", draw(1, 2, 8, 9), [2, 2], [])[0])
     assert "takes nothing away" in refusal(aten_call("reflection_pad2d", draw(1, 2, 4, 4), [-1, 1, 0, 1])[0])
+    assert "counted from the last" in refusal(aten_call("select_backward", draw(5), [5, 2], 1, -1)[0])
+    assert refusal(aten_call("select_backward", draw(5), [5, 2], -1, 1)[0]) == ""
     for arguments in ([6], 1.5), ([6],):
         nearest = aten_call("_upsample_nearest_exact1d", draw(1, 2, 4), *arguments)
         assert "another is nearest" in refusal(nearest[0])
