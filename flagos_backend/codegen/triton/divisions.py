@@ -1,7 +1,7 @@
 """Quotients by what many numbers share: its reciprocal once, then a product and a correction for each number, where a
 correctly rounded division takes thrice the instructions. And quotients that a row shares: without a branch, ahead of
 which compilers would compute, and hold, what follows for each element. Just before a region is written down for an
-accelerator."""
+accelerator. A sum of exponentials below their maximum is one at least, and needs no scale."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import struct
 from math import prod
 
 from flagos_backend.codegen.triton.elements import HELD_AS_F32
+from flagos_backend.codegen.triton.exponentials import is_below
+from flagos_backend.codegen.triton.running import is_at_least_one
 from flagos_backend.fusion.literals import number_of
 from flagos_backend.fusion.region import Apply, Expression, Literal, Region
 from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
@@ -21,6 +23,8 @@ E = ElementType
 SCALE = "scale"
 #: The ``detail`` of a DIVIDE of three operands: dividend, divisor of no sign, its reciprocal.
 CORRECTED = "corrected"
+#: The same of a dividend from 0 to 1 and a divisor from 1 on; either may be NaN.
+BY_SUM = "by sum"
 #: The ``detail`` of a DIVIDE of two operands that goes through wider floats instead of branches.
 STRAIGHT = "straight"
 # Numbers to a divisor from which on its reciprocal pays.
@@ -46,14 +50,17 @@ def with_reciprocals(region: Region) -> Region:
         dividend, divisor = (moved[operand] for operand in expression.operands)
         if (exact := _exact_inverse(divisor)) is not None:
             return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, exact)
-        multiply = Apply(E.F32, Opcode.MULTIPLY, ())
-        scale = apply(Apply(E.F32, Opcode.DIVIDE, (), SCALE), divisor)
-        positive = apply(multiply, divisor, scale)
-        inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), positive)
-        scaled = apply(multiply, dividend, scale)
+        quotient = CORRECTED
+        if is_at_least_one(expression.operands[1]):
+            quotient = BY_SUM if is_below(expression.operands[0]) else CORRECTED
+        else:
+            multiply = Apply(E.F32, Opcode.MULTIPLY, ())
+            scale = apply(Apply(E.F32, Opcode.DIVIDE, (), SCALE), divisor)
+            dividend, divisor = apply(multiply, dividend, scale), apply(multiply, divisor, scale)
+        inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), divisor)
         if expression.element_type is E.BF16:  # whose quotients are 2**-17 of themselves away from a tie, or exact
-            return apply(Apply(E.BF16, Opcode.MULTIPLY, ()), scaled, inverse)
-        return apply(Apply(expression.element_type, Opcode.DIVIDE, (), CORRECTED), scaled, positive, inverse)
+            return apply(Apply(E.BF16, Opcode.MULTIPLY, ()), dividend, inverse)
+        return apply(Apply(expression.element_type, Opcode.DIVIDE, (), quotient), dividend, divisor, inverse)
 
     rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
     return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
@@ -62,9 +69,9 @@ def with_reciprocals(region: Region) -> Region:
 def without_branches(region: Region) -> Region:
     """``region`` with straight quotients where a row shares them."""
     expressions = region.expressions()
-    row = frozenset(region.folded)
+    rows = {frozenset(fold.dims) for fold in region.folds}
     quotients = [e for e in expressions if isinstance(e, Apply) and _is_plain_quotient(e)]
-    narrow = {e for e in quotients if region.folds and not region.reach[e] & row}
+    narrow = {e for e in quotients if any(not region.reach[e] & row for row in rows)}
     if not narrow:
         return region
     pool = Pool()

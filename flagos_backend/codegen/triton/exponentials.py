@@ -15,7 +15,7 @@ BELOW = "below"
 def below_maximum(region: Region) -> Region:
     """``region`` itself where there is no such exponential."""
     expressions = region.expressions()
-    found = {e for e in expressions if _is_below(e)}
+    found = {e for e in expressions if is_below(e)}
     if not found:
         return region
     pool = Pool()
@@ -42,7 +42,7 @@ def difference(expression: Expression) -> tuple[Expression, Expression] | None:
     return x, y
 
 
-def _is_below(expression: Expression) -> bool:
+def is_below(expression: Expression) -> bool:
     """Whether it is exp(x - m), m being the maximum of what x is one of, or more."""
     parts = difference(expression)
     if parts is None or expression.element_type not in HELD_AS_F32:

@@ -90,6 +90,13 @@ def divide_corrected(a, b, inverse):
 
 
 @triton.jit
+def divide_by_sum(a, b, inverse):
+    """As divide_corrected, for ``a`` from 0 to 1 and finite ``b`` from 1 on, or NaN: there always is a rest."""
+    q = a * inverse
+    return tl.fma(negate(tl.fma(q, b, negate(a))), inverse, q)
+
+
+@triton.jit
 def sqrt(x):
     """Correctly rounded."""
     return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
@@ -128,6 +135,12 @@ def maximum_by_comparison(a, b):
 def minimum_by_comparison(a, b):
     """As minimum, for hardware whose own instruction drops NaN."""
     return tl.where((a != a) | (a < b), a, b)
+
+
+@triton.jit
+def is_at(position, other):
+    """Whether two integers are equal. Of positions that follow one another, eight share all of it but one operation."""
+    return ((position >> 3) == (other >> 3)) & ((position & 7) == (other & 7))
 
 
 @triton.jit

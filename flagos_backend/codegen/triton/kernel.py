@@ -16,6 +16,7 @@ from flagos_backend.codegen.triton.elements import Dialect
 from flagos_backend.codegen.triton.exponentials import below_maximum
 from flagos_backend.codegen.triton.packed_sums import without_packed_sums
 from flagos_backend.codegen.triton.split import Split, partial_size, split
+from flagos_backend.codegen.triton.sums import joined
 from flagos_backend.codegen.triton.tiling import Tiling, choose
 from flagos_backend.codegen.triton.writer import Partial, write_kernel
 from flagos_backend.devices.target import Target
@@ -123,7 +124,7 @@ class RegionKernel:
 def prepare(region: Region, target: Target) -> RegionKernel:
     """The kernel of ``region`` on ``target``. Cheap: nothing is compiled yet."""
     dialect = Dialect.LIBDEVICE if target.vendor in _WITH_LIBDEVICE else Dialect.PLAIN
-    region = with_base_two(region)
+    region = joined(with_base_two(region))
     if dialect is Dialect.LIBDEVICE:  # elsewhere nothing says that a product and a sum are rounded once
         region = with_reciprocals(region)
     if target.vendor == "nvidia":

@@ -42,6 +42,13 @@ def running_sums(region: Region) -> dict[Fold, Running]:
     return found
 
 
+def is_at_least_one(expression: Expression) -> bool:
+    """Whether it is a sum of exponentials below their maximum, of which one is that of 0; or NaN."""
+    fold = unconverted(expression)
+    running = _running(fold) if isinstance(fold, Fold) and starts_neutral(fold) else None
+    return running is not None and not running.is_guarded
+
+
 def exponential(fold: Fold) -> Apply:
     """What the terms of a running sum are, before they are converted to its type."""
     value = unconverted(fold.value)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from flagos_backend.codegen.logarithms import BASE_TWO
-from flagos_backend.codegen.triton.divisions import CORRECTED, SCALE, STRAIGHT
+from flagos_backend.codegen.triton.divisions import BY_SUM, CORRECTED, SCALE, STRAIGHT
 from flagos_backend.codegen.triton.elements import HALF, HELD, Dialect, from_memory, rounded, to_memory
 from flagos_backend.codegen.triton.exponentials import BELOW, difference
 from flagos_backend.codegen.triton.packed_sums import ALONE
@@ -141,6 +141,7 @@ _PLAIN = _FLOAT | {
 _DIVISIONS = {
     SCALE: _call("fm.divisor_scale"),
     CORRECTED: _call("fm.divide_corrected"),
+    BY_SUM: _call("fm.divide_by_sum"),
     STRAIGHT: _call("nv.divide_straight"),
 }
 _ALONE = {O.ADD: _call("nv.add_alone"), O.SUBTRACT: _call("nv.subtract_alone")}

@@ -15,7 +15,7 @@ from flagos_backend.codegen.triton.elements import Dialect
 from flagos_backend.codegen.triton.running import GROUP, exponential, running_sums
 from flagos_backend.codegen.triton.tiling import Axis, Loop, Tiling
 from flagos_backend.fusion.literals import starts_neutral
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, below
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType, leaves
@@ -82,11 +82,14 @@ class _Writer:
         self.count = 0
         looped = tiling.looped
         self.accumulated = frozenset(f for f in region.folds if looped is not None and set(f.dims) & set(looped.dims))
-        walks_rows = tiling.loop is Loop.SECOND and tiling.parts == 1 and tiling.axes[0].block == 1
+        self.walks_row = tiling.loop is Loop.SECOND and tiling.parts == 1 and tiling.axes[0].block == 1
         # Sums that go along with the maximum that they wait for.
-        self.running = running_sums(region) if walks_rows and tiling.axes[1].block > GROUP else {}
+        self.running = running_sums(region) if self.walks_row and tiling.axes[1].block > GROUP else {}
         self.maxima = {running.most for running in self.running.values()}
         self.wide = self._needs_wide_positions()
+        # Of a row that is walked several times, the walk that is written, and the last one that loads each part of it.
+        self.walk = 0
+        self.last_walk: dict[Load, int] = {}
 
     def write(self) -> Written:
         self._analyse()
@@ -94,7 +97,11 @@ class _Writer:
         arguments = [*dict.fromkeys(self.names.values()), *(partial.name for partial in self.partials.values())]
         self._write_grid()
         self._write_alignment()
+        loaded = [(load, n) for n in range(self._passes()) for load in self._loaded_in(n)] if self.walks_row else []
+        if len(dict(loaded)) < len(loaded):
+            self.last_walk.update(loaded)
         for number in range(self._passes()):
+            self.walk = number
             self._write_pass(number)
         head = ["@triton.jit", f"def {self.name}({', '.join(arguments)}):"]
         walks = self._passes() + (self.tiling.alignment is not None)
@@ -255,16 +262,34 @@ class _Writer:
 
     # ---- Passes
 
-    def _write_pass(self, number: int) -> None:
-        """Everything known before or in loop ``number``: what does not vary along the loop first, then the loop."""
-        looped = self.tiling.looped
+    def _made_in(self, number: int) -> tuple[list[Store], list[Fold], list[Expression]]:
+        """Stores and folds of pass ``number``, and what they are made of directly."""
         stores = [s for s in self.region.stores if self.level[s.value] == number]
         folds = [f for f in self.expressions if isinstance(f, Fold) and f in self.accumulated]
         folds = [f for f in folds if self.level[f] == number + 1]
         starts = [initial for fold in folds for initial in self._start_of(fold)]
-        needed = self._needed(
-            [*Region(self.region.dims, tuple(stores)).roots(), *(self._folded(f) for f in folds), *starts]
-        )
+        roots = Region(self.region.dims, tuple(stores)).roots()
+        return stores, folds, [*roots, *(self._folded(f) for f in folds), *starts]
+
+    def _loaded_in(self, number: int) -> list[Load]:
+        """What walk ``number`` loads that each row has for itself."""
+        x, r = (axis.name for axis in self.tiling.axes)
+        _, _, roots = self._made_in(number)
+        known = {e for e in self.expressions if r not in self.depends[e]}
+        return [e for e in below(roots, known) if isinstance(e, Load) and self.depends[e] == {x, r}]
+
+    def _kept(self, load: Load) -> str:
+        """How the cache keeps what is loaded: until the last walk, and no longer."""
+        last = None if self.is_at_ends else self.last_walk.get(load)
+        if last is None:
+            return ""
+        return f', eviction_policy="{"evict_last" if self.walk < last else "evict_first"}"'
+
+    def _write_pass(self, number: int) -> None:
+        """Everything known before or in loop ``number``: what does not vary along the loop first, then the loop."""
+        looped = self.tiling.looped
+        stores, folds, roots = self._made_in(number)
+        needed = self._needed(roots)
         if looped is None:
             self._compute(self._early_first(needed))
             for store in stores:
@@ -394,13 +419,13 @@ class _Writer:
             empty = [axis.name for axis in self.tiling.axes if is_empty and axis.size == 0]
             mask = self._mask([*self._axes_of(expression.index), *empty])
             address = f"{self.names[expression.source]} + ({self._address(expression.index)})"
-            text = f"tl.load({address}{', ' + mask if mask else ''})"
+            text = f"tl.load({address}{', ' + mask if mask else ''}{self._kept(expression)})"
             return self._let(elements.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):
             return self._whole_fold(expression)
         if (term := scalars.fused_term(expression, self.dialect)) is not None:
             return self._let(f"tl.fma({', '.join(self.values[factor] for factor in term)})")
-        if (comparison := self._comparison_in_loop(expression)) is not None:
+        if (comparison := self._comparison_along_row(expression)) is not None:
             return self._let(comparison)
         operands = [self.values[operand] for operand in expression.operands]
         text = scalars.apply(expression, operands, self.dialect)
@@ -408,11 +433,12 @@ class _Writer:
             text = elements.rounded(self._let(text), expression.element_type, self.dialect)
         return self._let(text)
 
-    def _comparison_in_loop(self, expression: Apply) -> str | None:
-        """A position along the loop compared with what does not vary along it, as an offset in the block, which is the
+    def _comparison_along_row(self, expression: Apply) -> str | None:
+        """A position along a row compared with what the row shares. In a loop as an offset in the block, which is the
         same in all turns: compilers widen a position that moves to 64 bits, and the comparison with it."""
-        looped = self.tiling.looped
-        if looped is None or self.wide or expression.opcode is not Opcode.COMPARE:
+        row, looped = self.tiling.axes[-1], self.tiling.looped
+        is_row = len(self.tiling.axes) == 2 and (looped is row or self.dialect is Dialect.LIBDEVICE)
+        if not is_row or self.wide or expression.opcode is not Opcode.COMPARE:
             return None
         equal = _EQUAL.get(Comparison(expression.detail))
         if equal is None:
@@ -421,11 +447,16 @@ class _Writer:
             if (
                 isinstance(position, Index)
                 and position.element_type is ElementType.S32
-                and self._position(position.value) == looped.name
-                and looped.name not in self.depends[other]
+                and self._position(position.value) == row.name
+                and row.name not in self.depends[other]
             ):
-                start = "start" if self.tiling.alignment is None else "head - start"
-                return f"({self.values[other]} - {start}) {equal} {self._offsets(looped)}"
+                at, offsets = self.values[other], row.name
+                if looped is row:
+                    start = "start" if self.tiling.alignment is None else "head - start"
+                    at, offsets = f"({at} - {start})", self._offsets(row)
+                if self.dialect is not Dialect.LIBDEVICE:
+                    return f"{at} {equal} {offsets}"
+                return f"fm.is_at({offsets}, {at})" + ("" if equal == "==" else " == 0")
         return None
 
     def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
@@ -435,7 +466,10 @@ class _Writer:
         varying = [axis for axis in self.tiling.axes if axis.name in axes]
         if len(varying) > len(self.depends[value]):
             text = f"tl.broadcast_to({text}, {self._shape(varying)})"
-        self._line(f"tl.store({self.names[target]} + ({self._address(index)}), {text}{', ' + mask if mask else ''})")
+        # What is written leaves the cache to rows that are walked again.
+        kept = ', eviction_policy="evict_first"' if self.last_walk and len(axes) > 1 and not self.is_at_ends else ""
+        address = f"{self.names[target]} + ({self._address(index)})"
+        self._line(f"tl.store({address}, {text}{', ' + mask if mask else ''}{kept})")
 
     def _shape(self, varying: Sequence[Axis]) -> str:
         sizes = [str(axis.block if axis in varying else 1) for axis in self.tiling.axes]

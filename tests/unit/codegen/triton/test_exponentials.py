@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from flagos_backend.codegen.triton import prepare, schedule
@@ -70,3 +71,34 @@ def test_not_below_a_maximum(function: Callable[..., Any], shapes: list[jax.Shap
 @pytest.mark.parametrize("target", [H100, NO_DEVICE_LIBRARY], ids=["library", "plain"])
 def test_a_row_is_walked(function: Callable[..., Any], walks: int, target: Any) -> None:
     assert sources(function, [f32(*LONG)], target).count("for start in tl.range") == walks
+
+
+@pytest.mark.parametrize(
+    ("function", "division"),
+    [
+        pytest.param(lambda x: jax.nn.softmax(x, -1), "divide_by_sum", id="softmax"),
+        pytest.param(lambda x: x / jnp.exp(x - top(x)).sum(-1, keepdims=True), "divide_corrected", id="any dividend"),
+    ],
+)
+def test_a_sum_that_is_one_at_least(function: Callable[..., Any], division: str) -> None:
+    source = sources(function, [f32(4096, 1000)])
+    assert f"fm.{division}(" in source and "divisor_scale" not in source
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        pytest.param(lambda x: jnp.exp(x - jnp.maximum(top(x), 3)).sum(-1, keepdims=True), id="of less than one"),
+        pytest.param(lambda x: jnp.exp(x - top(x)).sum(-1, keepdims=True) - 1, id="less one"),
+        pytest.param(
+            lambda x: jax.lax.reduce(jnp.exp(x - top(x)), np.float32(-1), jax.lax.add, (1,))[:, None],
+            id="from minus one on",
+        ),
+        pytest.param(
+            lambda x: jnp.exp(x - jnp.where(jnp.isfinite(top(x)), top(x), 0)).sum(-1, keepdims=True), id="of no maximum"
+        ),
+    ],
+)
+def test_a_sum_that_may_be_less_than_one(total: Callable[..., Any]) -> None:
+    source = sources(lambda x: x / total(x), [f32(4096, 1000)])
+    assert "fm.divide_corrected(" in source and "divisor_scale" in source
