@@ -43,6 +43,8 @@ _WIDE_BYTES = 4
 _HELD = 40960
 _ELEMENTS_PER_LANE = 16
 _LONG_ROW_PER_LANE = 64
+# A row that is alone, as losses are summed up, waits for what it gathers and for little else.
+_ONLY_ROW_PER_LANE = 8
 # Of many rows a lane has more, so that one of a thousand elements is one warp's: its folds wait for no other.
 _ROW_PER_LANE = 32
 _WARP_ROW = 32 * _ROW_PER_LANE
@@ -323,11 +325,12 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
         axes = _axis(region, "x", kept, together), _axis(region, "r", folded, block)
         # Warps wait for one another at each fold, unless a row is one warp's. Few rows are done sooner by more of them.
         few = rows // together < programs_wanted and block < _TILE
-        return Tiling(axes, _warps(together * block, _ELEMENTS_PER_LANE if few else _ROW_PER_LANE))
+        per_lane = _ONLY_ROW_PER_LANE if rows == 1 else _ELEMENTS_PER_LANE if few else _ROW_PER_LANE
+        return Tiling(axes, _warps(together * block, per_lane))
     step, per_lane = row.step(target, rows)
     axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
-    warps = _warps(axes[1].block, per_lane)
+    warps = _warps(axes[1].block, _ONLY_ROW_PER_LANE if rows == parts == 1 else per_lane)
     if parts > 1 or axes[1].blocks == 1:
         return Tiling(axes, warps, Loop.SECOND, parts)
     alignment = Alignment.of(region, kept, folded)

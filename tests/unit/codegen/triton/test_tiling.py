@@ -91,6 +91,8 @@ def kernel_of(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) 
         pytest.param(8192, 768, 1, 1, id="one for a warp"),
         pytest.param(300, 64, 1, 1, id="few small ones"),
         pytest.param(32, 1024, 1, 2, id="few"),
+        pytest.param(1, 4096, 1, 16, id="only one"),
+        pytest.param(1, 8192, 1, 32, id="only a longer one"),
         pytest.param(32, 2048, 1, 4, id="few larger ones"),
         pytest.param(8192, 2048, 1, 2, id="one for two warps"),
         pytest.param(8192, 8192, 1, 8, id="one for eight warps"),
