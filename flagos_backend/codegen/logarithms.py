@@ -7,7 +7,7 @@ import math
 
 from flagos_backend.fusion.literals import number_of
 from flagos_backend.fusion.region import Apply, Expression, Literal, Region
-from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
+from flagos_backend.fusion.rewriting import Moved, Pool, replaced
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 
@@ -43,17 +43,10 @@ def _argument(expression: Expression) -> Expression | None:
 
 def with_base_two(region: Region) -> Region:
     """``region`` itself where it has no such quotient or product."""
-    expressions = region.expressions()
-    if not any(_argument(expression) is not None for expression in expressions):
-        return region
-    pool = Pool()
-    moved: dict[Expression, Expression] = {}
+    arguments = {e: argument for e in region.expressions() if (argument := _argument(e)) is not None}
 
-    def replace(expression: Expression) -> Expression | None:
-        argument = _argument(expression)
-        if argument is None:
-            return None
+    def logarithm(expression: Expression, moved: Moved, pool: Pool) -> Expression:
+        argument = arguments[expression]
         return pool.apply(Apply(argument.element_type, Opcode.LOG, (), BASE_TWO), (moved[argument],))
 
-    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+    return replaced(region, arguments, logarithm)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Load, Shift, Store
+from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Load, Region, Shift, Store
 
 # Moves what varies of an index, its offset and coefficients, to other dimensions.
 Place = Callable[[Affine], Affine]
+Moved = Mapping[Expression, Expression]
 
 
 class Pool:
@@ -72,6 +73,23 @@ def rewrite(
 def rewrite_store(store: Store, place: Place, moved: Mapping[Expression, Expression]) -> Store:
     """``store`` of what its value became."""
     return Store(store.target, moved[store.value], _placed(store.index, place, moved))
+
+
+def replaced(
+    region: Region, found: Collection[Expression], make: Callable[[Expression, Moved, Pool], Expression]
+) -> Region:
+    """``region`` with those in ``found`` replaced; itself where there are none. ``make`` gives what takes the place of
+    one, from what its operands became."""
+    if not found:
+        return region
+    pool = Pool()
+    moved: dict[Expression, Expression] = {}
+
+    def replace(expression: Expression) -> Expression | None:
+        return make(expression, moved, pool) if expression in found else None
+
+    rewrite(region.expressions(), pool, unmoved, lambda dims: dims, replace, moved)
+    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
 
 
 def _placed(index: Affine, place: Place, moved: Mapping[Expression, Expression]) -> Affine:

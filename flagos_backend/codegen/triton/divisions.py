@@ -14,7 +14,7 @@ from flagos_backend.codegen.triton.exponentials import is_below
 from flagos_backend.codegen.triton.running import is_at_least_one
 from flagos_backend.fusion.literals import number_of
 from flagos_backend.fusion.region import Apply, Expression, Literal, Region
-from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
+from flagos_backend.fusion.rewriting import Moved, Pool, replaced
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 
@@ -33,58 +33,40 @@ _LEAST_SHARING = 16
 
 def with_reciprocals(region: Region) -> Region:
     """``region`` itself where no divisor is shared."""
-    expressions = region.expressions()
-    shared = {e for e in expressions if isinstance(e, Apply) and _is_shared(e, region)}
-    if not shared:
-        return region
-    pool = Pool()
-    moved: dict[Expression, Expression] = {}
+    shared = {e for e in region.expressions() if isinstance(e, Apply) and _is_shared(e, region)}
+    return replaced(region, shared, _by_reciprocal)
 
+
+def _by_reciprocal(expression: Expression, moved: Moved, pool: Pool) -> Expression:
     def apply(like: Apply, *operands: Expression) -> Expression:
         return pool.apply(like, operands)
 
-    def replace(expression: Expression) -> Expression | None:
-        if expression not in shared:
-            return None
-        assert isinstance(expression, Apply)
-        dividend, divisor = (moved[operand] for operand in expression.operands)
-        if (exact := _exact_inverse(divisor)) is not None:
-            return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, exact)
-        quotient = CORRECTED
-        if is_at_least_one(expression.operands[1]):
-            quotient = BY_SUM if is_below(expression.operands[0]) else CORRECTED
-        else:
-            multiply = Apply(E.F32, Opcode.MULTIPLY, ())
-            scale = apply(Apply(E.F32, Opcode.DIVIDE, (), SCALE), divisor)
-            dividend, divisor = apply(multiply, dividend, scale), apply(multiply, divisor, scale)
-        inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), divisor)
-        if expression.element_type is E.BF16:  # whose quotients are 2**-17 of themselves away from a tie, or exact
-            return apply(Apply(E.BF16, Opcode.MULTIPLY, ()), dividend, inverse)
-        return apply(Apply(expression.element_type, Opcode.DIVIDE, (), quotient), dividend, divisor, inverse)
-
-    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+    dividend, divisor = (moved[operand] for operand in expression.operands)
+    if (exact := _exact_inverse(divisor)) is not None:
+        return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, exact)
+    quotient = CORRECTED
+    if is_at_least_one(expression.operands[1]):
+        quotient = BY_SUM if is_below(expression.operands[0]) else CORRECTED
+    else:
+        multiply = Apply(E.F32, Opcode.MULTIPLY, ())
+        scale = apply(Apply(E.F32, Opcode.DIVIDE, (), SCALE), divisor)
+        dividend, divisor = apply(multiply, dividend, scale), apply(multiply, divisor, scale)
+    inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), divisor)
+    if expression.element_type is E.BF16:  # whose quotients are 2**-17 of themselves away from a tie, or exact
+        return apply(Apply(E.BF16, Opcode.MULTIPLY, ()), dividend, inverse)
+    return apply(Apply(expression.element_type, Opcode.DIVIDE, (), quotient), dividend, divisor, inverse)
 
 
 def without_branches(region: Region) -> Region:
     """``region`` with straight quotients where a row shares them."""
-    expressions = region.expressions()
     rows = {frozenset(fold.dims) for fold in region.folds}
-    quotients = [e for e in expressions if isinstance(e, Apply) and _is_plain_quotient(e)]
-    narrow = {e for e in quotients if any(not region.reach[e] & row for row in rows)}
-    if not narrow:
-        return region
-    pool = Pool()
-    moved: dict[Expression, Expression] = {}
+    quotients = [e for e in region.expressions() if isinstance(e, Apply) and _is_plain_quotient(e)]
+    return replaced(region, {e for e in quotients if any(not region.reach[e] & row for row in rows)}, _straight)
 
-    def replace(expression: Expression) -> Expression | None:
-        if expression not in narrow:
-            return None
-        straight = Apply(expression.element_type, Opcode.DIVIDE, (), STRAIGHT)
-        return pool.apply(straight, tuple(moved[operand] for operand in expression.operands))
 
-    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+def _straight(expression: Expression, moved: Moved, pool: Pool) -> Expression:
+    straight = Apply(expression.element_type, Opcode.DIVIDE, (), STRAIGHT)
+    return pool.apply(straight, tuple(moved[operand] for operand in expression.operands))
 
 
 def _is_plain_quotient(expression: Apply) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from flagos_backend.codegen.triton.elements import HELD_AS_F32, unconverted
 from flagos_backend.fusion.region import Apply, Expression, Fold, Region
-from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
+from flagos_backend.fusion.rewriting import Moved, Pool, replaced
 from flagos_backend.ir.opcode import Opcode
 
 #: The ``detail`` of an EXP whose operand is known to be 0, below, or NaN.
@@ -14,21 +14,11 @@ BELOW = "below"
 
 def below_maximum(region: Region) -> Region:
     """``region`` itself where there is no such exponential."""
-    expressions = region.expressions()
-    found = {e for e in expressions if is_below(e)}
-    if not found:
-        return region
-    pool = Pool()
-    moved: dict[Expression, Expression] = {}
 
-    def replace(expression: Expression) -> Expression | None:
-        if expression not in found:
-            return None
-        assert isinstance(expression, Apply)
+    def below(expression: Expression, moved: Moved, pool: Pool) -> Expression:
         return pool.apply(Apply(expression.element_type, Opcode.EXP, (), BELOW), (moved[expression.operands[0]],))
 
-    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+    return replaced(region, {e for e in region.expressions() if is_below(e)}, below)
 
 
 def difference(expression: Expression) -> tuple[Expression, Expression] | None:

@@ -5,7 +5,7 @@ down."""
 from __future__ import annotations
 
 from flagos_backend.fusion.region import Apply, Expression, Fold, Region
-from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
+from flagos_backend.fusion.rewriting import Moved, Pool, replaced
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 
@@ -17,28 +17,20 @@ _PACKED = frozenset({Opcode.ADD, Opcode.SUBTRACT})
 
 def without_packed_sums(region: Region) -> Region:
     """``region`` itself where no 16-bit integers are added. Folds add up in 32 bits, and lose the upper ones after."""
-    expressions = region.expressions()
-    if not any(_opcode(expression) in _PACKED for expression in expressions):
-        return region
-    pool = Pool()
-    moved: dict[Expression, Expression] = {}
+    return replaced(region, {e for e in region.expressions() if _opcode(e) in _PACKED}, _alone)
 
-    def convert(expression: Expression, element_type: ElementType) -> Expression:
-        return pool.apply(Apply(element_type, Opcode.CONVERT, ()), (expression,))
 
-    def replace(expression: Expression) -> Expression | None:
-        if _opcode(expression) not in _PACKED:
-            return None
-        operands = tuple(moved[operand] for operand in expression.operands)
-        if isinstance(expression, Apply):
-            return pool.apply(Apply(expression.element_type, expression.opcode, (), ALONE), operands)
-        assert isinstance(expression, Fold)
-        value, initial = (convert(operand, ElementType.S32) for operand in operands)
-        wide = Fold(ElementType.S32, expression.combine, value, initial, expression.dims)
-        return convert(pool.fold(wide, value, initial, expression.dims), expression.element_type)
+def _alone(expression: Expression, moved: Moved, pool: Pool) -> Expression:
+    def convert(narrow: Expression, element_type: ElementType) -> Expression:
+        return pool.apply(Apply(element_type, Opcode.CONVERT, ()), (narrow,))
 
-    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+    operands = tuple(moved[operand] for operand in expression.operands)
+    if isinstance(expression, Apply):
+        return pool.apply(Apply(expression.element_type, expression.opcode, (), ALONE), operands)
+    assert isinstance(expression, Fold)
+    value, initial = (convert(operand, ElementType.S32) for operand in operands)
+    wide = Fold(ElementType.S32, expression.combine, value, initial, expression.dims)
+    return convert(pool.fold(wide, value, initial, expression.dims), expression.element_type)
 
 
 def _opcode(expression: Expression) -> Opcode | None:

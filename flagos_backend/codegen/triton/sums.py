@@ -7,7 +7,7 @@ from collections import Counter
 
 from flagos_backend.fusion.literals import starts_neutral
 from flagos_backend.fusion.region import Apply, Expression, Fold, Region
-from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
+from flagos_backend.fusion.rewriting import Moved, Pool, replaced
 from flagos_backend.ir.opcode import Opcode
 
 
@@ -16,22 +16,14 @@ def joined(region: Region) -> Region:
     expressions = region.expressions()
     uses = Counter(operand for e in expressions for operand in e.operands)
     uses.update(region.roots())
-    found = {e for e in expressions if _adds_sums(e, uses)}
-    if not found:
-        return region
-    pool = Pool()
-    moved: dict[Expression, Expression] = {}
+    return replaced(region, {e for e in expressions if _adds_sums(e, uses)}, _one_sum)
 
-    def replace(expression: Expression) -> Expression | None:
-        if expression not in found:
-            return None
-        one, other = expression.operands
-        assert isinstance(one, Fold) and isinstance(other, Fold)
-        terms = pool.apply(Apply(one.element_type, Opcode.ADD, ()), (moved[one.value], moved[other.value]))
-        return pool.fold(one, terms, moved[one.initial], one.dims)
 
-    rewrite(expressions, pool, unmoved, lambda dims: dims, replace, moved)
-    return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+def _one_sum(expression: Expression, moved: Moved, pool: Pool) -> Expression:
+    one, other = expression.operands
+    assert isinstance(one, Fold) and isinstance(other, Fold)
+    terms = pool.apply(Apply(one.element_type, Opcode.ADD, ()), (moved[one.value], moved[other.value]))
+    return pool.fold(one, terms, moved[one.initial], one.dims)
 
 
 def _adds_sums(expression: Expression, uses: Counter[Expression]) -> bool:
