@@ -1,6 +1,6 @@
 """Writes one kernel: a region with its tiling in, Triton source out. Between tiling.py and kernel.py.
 
-Sizes and strides stand in the source as numbers; a kernel's arguments are its buffers alone.
+A kernel's arguments are its buffers alone. Where its elements are is positions.py's to say.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flagos_backend.codegen.triton import elements, scalars
 from flagos_backend.codegen.triton.elements import Dialect
+from flagos_backend.codegen.triton.positions import Positions
 from flagos_backend.codegen.triton.running import GROUP, exponential, running_sums
 from flagos_backend.codegen.triton.tiling import Axis, Loop, Tiling
 from flagos_backend.fusion.literals import starts_neutral
@@ -20,8 +21,6 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType, leaves
 
-# Past this many elements positions need 64 bits.
-_WIDE = 2**31 - 1
 _EQUAL = {Comparison.EQ: "==", Comparison.NE: "!="}
 
 
@@ -67,7 +66,7 @@ class _Writer:
         names: dict[Instruction, str],
         partials: dict[Fold, Partial],
     ) -> None:
-        self.name, self.region, self.tiling, self.dialect = name, region, tiling, dialect
+        self.name, self.region, self.dialect = name, region, dialect
         self.names, self.partials = names, partials
         self.expressions = region.expressions()
         self.depends: dict[Expression, frozenset[str]] = {}
@@ -76,7 +75,6 @@ class _Writer:
         self.values: MutableMapping[Expression, str] = {}
         # At the ends of a row that are apart: a block that is held from pass to pass.
         self.ends: dict[Expression, str] = {}
-        self.is_at_ends = False
         self.lines: list[str] = []
         self.indent = "    "
         self.count = 0
@@ -86,17 +84,21 @@ class _Writer:
         # Sums that go along with the maximum that they wait for.
         self.running = running_sums(region) if self.walks_row and tiling.axes[1].block > GROUP else {}
         self.maxima = {running.most for running in self.running.values()}
-        self.wide = self._needs_wide_positions()
+        self.positions = Positions.of_region(region, tiling, [partial.size for partial in self.partials.values()])
         # Of a row that is walked several times, the walk that is written, and the last one that loads each part of it.
         self.walk = 0
         self.last_walk: dict[Load, int] = {}
+
+    @property
+    def tiling(self) -> Tiling:
+        return self.positions.tiling
 
     def write(self) -> Written:
         self._analyse()
         self.rounded = scalars.rounded_first(self.expressions)
         arguments = [*dict.fromkeys(self.names.values()), *(partial.name for partial in self.partials.values())]
-        self._write_grid()
-        self._write_alignment()
+        self._lines(self.positions.grid())
+        self._lines(self.positions.alignment(self.values))
         loaded = [(load, n) for n in range(self._passes()) for load in self._loaded_in(n)] if self.walks_row else []
         if len(dict(loaded)) < len(loaded):
             self.last_walk.update(loaded)
@@ -115,19 +117,14 @@ class _Writer:
             axes = frozenset[str]().union(*(self.depends[o] for o in expression.operands))
             level = max((self.level[o] for o in expression.operands), default=0)
             if isinstance(expression, Load | Index):
-                axes |= frozenset(self._axes_of(expression.index if isinstance(expression, Load) else expression.value))
+                index = expression.index if isinstance(expression, Load) else expression.value
+                axes |= frozenset(self.positions.axes_of(index))
             if isinstance(expression, Fold):
-                axes -= {self._folded_axis(expression).name}
+                axes -= {self.positions.folded_axis(expression).name}
                 level += expression in self.accumulated
                 level -= expression in self.running
             self.depends[expression] = axes
             self.level[expression] = level
-
-    def _folded_axis(self, fold: Fold) -> Axis:
-        for axis in self.tiling.axes:
-            if set(fold.dims) & set(axis.dims):
-                return axis
-        return self.tiling.axes[-1]  # over dimensions of size 1
 
     def _passes(self) -> int:
         if self.partials:
@@ -135,24 +132,14 @@ class _Writer:
         folds = [self.level[fold] - 1 for fold in self.accumulated]
         return 1 + max([*folds, *(self.level[store.value] for store in self.region.stores)], default=0)
 
-    def _needs_wide_positions(self) -> bool:
-        indices = [e.index for e in self.expressions if isinstance(e, Load)]
-        indices += [e.value for e in self.expressions if isinstance(e, Index)]
-        indices += [store.index for store in self.region.stores]
-        reach = [
-            abs(i.offset)
-            + sum(abs(c) * size for c, size in zip(i.coefficients, self.region.dims, strict=True))
-            + sum(abs(shift.factor) * shift.limit for shift in i.shifts)
-            for i in indices
-        ]
-        reach += [axis.blocks * axis.block for axis in self.tiling.axes]
-        reach += [partial.size * self.tiling.parts for partial in self.partials.values()]
-        return max(reach, default=0) > _WIDE
-
-    # ---- Positions
+    # ---- Lines
 
     def _line(self, text: str) -> None:
         self.lines.append(self.indent + text)
+
+    def _lines(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._line(text)
 
     def _let(self, text: str) -> str:
         """A name for what ``text`` computes: itself if it is a name."""
@@ -163,102 +150,13 @@ class _Writer:
         self._line(f"{name} = {text}")
         return name
 
-    def _write_grid(self) -> None:
-        """Positions along the axes that the grid walks; the first of them changes fastest from program to program."""
-        tiling = self.tiling
-        spread = [axis for axis in tiling.axes if axis is not tiling.looped]
-        several = [axis for axis in reversed(spread) if axis.blocks > 1]
-        rest = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
-        if len(several) + (tiling.parts > 1) > 1:
-            self._line(f"program = {rest}")
-            rest = "program"
-        for number, axis in enumerate(several):
-            last = number == len(several) - 1 and tiling.parts == 1
-            block = rest if last else f"({rest} % {axis.blocks})"
-            rest = f"({rest} // {axis.blocks})"
-            self._write_axis(axis, f"{block} * {axis.block} + ")
-        if tiling.parts > 1:
-            self._line(f"part = {rest}")
-        for axis in spread:
-            if axis.blocks == 1:
-                self._write_axis(axis, "")
-
-    def _write_axis(self, axis: Axis, first: str) -> None:
-        self._line(f"{axis.name} = {first}{self._offsets(axis)}")
-        if axis.is_ragged:
-            self._line(f"{axis.name}_in = {axis.name} < {axis.size}")
-
-    def _write_alignment(self) -> None:
-        """Of a row's first elements and its last ones, which the loop leaves out, the positions; and the loop's."""
-        alignment = self.tiling.alignment
-        if alignment is None:
-            return
-        axis, unit = self.tiling.axes[1], alignment.unit
-        self._line(f"head = -({self._position(alignment.first)}) & {unit - 1}")
-        self._line(f"middle = ({axis.size} - head) // {unit} * {unit}")
-        self._line(f"end = {self._offsets(replace(axis, block=2 * unit))}")
-        self._line(f"end_in = tl.where(end < {unit}, end < head, head + middle + end < {axis.size + unit})")
-        self._line(f"end = tl.where(end < {unit}, end, head + middle + end - {unit})")
-
     @contextlib.contextmanager
     def _at_ends(self) -> Iterator[None]:
         """What is written in here is of the ends of a row."""
-        tiling, outer = self.tiling, self.values
-        assert tiling.alignment is not None
-        x, r = tiling.axes
-        self.tiling = replace(tiling, axes=(x, replace(r, block=2 * tiling.alignment.unit)), loop=Loop.NONE)
-        self.values, self.is_at_ends = ChainMap(self.ends, dict(outer)), True
+        positions, values = self.positions, self.values
+        self.positions, self.values = positions.at_ends(), ChainMap(self.ends, dict(values))
         yield
-        self.tiling, self.values, self.is_at_ends = tiling, outer, False
-
-    def _name(self, axis: Axis) -> str:
-        return "end" if self.is_at_ends and axis is self.tiling.axes[1] else axis.name
-
-    def _offsets(self, axis: Axis) -> str:
-        """Positions in a block."""
-        expand = ""
-        if len(self.tiling.axes) == 2:
-            expand = "[:, None]" if axis is self.tiling.axes[0] else "[None, :]"
-        return f"tl.arange(0, {axis.block}){expand}" + (".to(tl.int64)" if self.wide else "")
-
-    def _position(self, index: Affine) -> str:
-        """Text of ``index`` at the block's positions: a block, be it of one element."""
-        kind = f"tl.{'int64' if self.wide else 'int32'}"
-        if not self._axes_of(index) and not index.shifts:
-            return f"tl.full({self._shape([])}, {index.offset}, {kind})"
-        terms = [str(index.offset)] if index.offset else []
-        for shift in index.shifts:
-            start = self.values[shift.start] + ("" if self.wide else f".to({kind})")
-            terms.append(start if shift.factor == 1 else f"{start} * {shift.factor}")
-        for axis in self.tiling.axes:
-            coefficients = [index.coefficients[d] for d in axis.dims]
-            for coefficient, divisor, modulus in _terms(axis.sizes, coefficients):
-                text = name = self._name(axis)
-                if divisor != 1:
-                    text = f"{text} // {divisor}"
-                if modulus:
-                    text = f"{text} % {modulus}"
-                if coefficient != 1:
-                    text = f"({text}) * {coefficient}" if text != name else f"{text} * {coefficient}"
-                terms.append(text)
-        return " + ".join(terms)
-
-    def _address(self, index: Affine) -> str:
-        """``index`` as loads and stores take it, with what is known of it."""
-        alignment, position = self.tiling.alignment, self._position(index)
-        if alignment is None or self.is_at_ends or index not in alignment.indices:
-            return position
-        return f"tl.multiple_of({position}, [1, {alignment.unit}])"
-
-    def _mask(self, axes: Iterable[str]) -> str:
-        wanted = set(axes)
-        return " & ".join(
-            f"{self._name(axis)}_in" for axis in self.tiling.axes if axis.is_ragged and axis.name in wanted
-        )
-
-    def _axes_of(self, index: Affine) -> list[str]:
-        along = self.region.along(index)
-        return [axis.name for axis in self.tiling.axes if not along.isdisjoint(axis.dims)]
+        self.positions, self.values = positions, values
 
     # ---- Passes
 
@@ -280,7 +178,7 @@ class _Writer:
 
     def _kept(self, load: Load) -> str:
         """How the cache keeps what is loaded: until the last walk, and no longer."""
-        last = None if self.is_at_ends else self.last_walk.get(load)
+        last = None if self.positions.is_at_ends else self.last_walk.get(load)
         if last is None:
             return ""
         return f', eviction_policy="{"evict_last" if self.walk < last else "evict_first"}"'
@@ -296,7 +194,7 @@ class _Writer:
                 self._store(store.target, store.value, store.index)
             return
         self._compute([e for e in needed if looped.name not in self.depends[e]])
-        varying = [s for s in stores if looped.name in self._axes_of(s.index)]
+        varying = [s for s in stores if looped.name in self.positions.axes_of(s.index)]
         for store in stores:
             if store not in varying:
                 self._store(store.target, store.value, store.index)
@@ -383,21 +281,9 @@ class _Writer:
         return () if fold in self.partials or starts_neutral(fold) else (fold.initial,)
 
     def _open_loop(self, axis: Axis) -> None:
-        first = ("part" if axis.block == 1 else f"part * {axis.block}") if self.tiling.parts > 1 else "0"
-        bounds = f"{first}, {axis.size}, {axis.block * self.tiling.parts}"
-        if self.tiling.stages > 1:
-            self._line(f"for start in tl.range({bounds}, num_stages={self.tiling.stages}):")
-        elif self.tiling.unroll > 1:
-            self._line(f"for start in tl.range({bounds}, loop_unroll_factor={self.tiling.unroll}):")
-        else:
-            self._line(f"for start in range({bounds}):")
+        self._line(self.positions.loop(axis))
         self.indent = "        "
-        if self.tiling.alignment is None:
-            self._write_axis(axis, "start + ")
-            return
-        self._line(f"{axis.name} = start + {self._offsets(axis)}")
-        self._line(f"{axis.name}_in = {axis.name} < middle")
-        self._line(f"{axis.name} = head + {axis.name}")
+        self._lines(self.positions.turn(axis))
 
     # ---- Values
 
@@ -408,17 +294,17 @@ class _Writer:
 
     def _value(self, expression: Expression) -> str:
         if isinstance(expression, Literal):
-            return self._let(scalars.literal(expression, self._shape([])))
+            return self._let(scalars.literal(expression, self.positions.shape([])))
         if isinstance(expression, Index):
-            text = f"({self._position(expression.value)})"
-            held = ElementType.S64 if self.wide else ElementType.S32
+            text = f"({self.positions.position(expression.value, self.values)})"
+            held = ElementType.S64 if self.positions.are_wide else ElementType.S32
             return self._let(scalars.convert(text, held, expression.element_type, self.dialect))
         if isinstance(expression, Load):
             # An array without elements is read at no position of an axis that has none.
             is_empty = any(0 in shape.dims for shape in leaves(expression.source.shape))
             empty = [axis.name for axis in self.tiling.axes if is_empty and axis.size == 0]
-            mask = self._mask([*self._axes_of(expression.index), *empty])
-            address = f"{self.names[expression.source]} + ({self._address(expression.index)})"
+            mask = self.positions.mask([*self.positions.axes_of(expression.index), *empty])
+            address = f"{self.names[expression.source]} + ({self.positions.address(expression.index, self.values)})"
             text = f"tl.load({address}{', ' + mask if mask else ''}{self._kept(expression)})"
             return self._let(elements.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):
@@ -438,7 +324,7 @@ class _Writer:
         same in all turns: compilers widen a position that moves to 64 bits, and the comparison with it."""
         row, looped = self.tiling.axes[-1], self.tiling.looped
         is_row = len(self.tiling.axes) == 2 and (looped is row or self.dialect is Dialect.LIBDEVICE)
-        if not is_row or self.wide or expression.opcode is not Opcode.COMPARE:
+        if not is_row or self.positions.are_wide or expression.opcode is not Opcode.COMPARE:
             return None
         equal = _EQUAL.get(Comparison(expression.detail))
         if equal is None:
@@ -447,33 +333,30 @@ class _Writer:
             if (
                 isinstance(position, Index)
                 and position.element_type is ElementType.S32
-                and self._position(position.value) == row.name
+                and self.positions.position(position.value, self.values) == row.name
                 and row.name not in self.depends[other]
             ):
                 at, offsets = self.values[other], row.name
                 if looped is row:
                     start = "start" if self.tiling.alignment is None else "head - start"
-                    at, offsets = f"({at} - {start})", self._offsets(row)
+                    at, offsets = f"({at} - {start})", self.positions.offsets(row)
                 if self.dialect is not Dialect.LIBDEVICE:
                     return f"{at} {equal} {offsets}"
                 return f"fm.is_at({offsets}, {at})" + ("" if equal == "==" else " == 0")
         return None
 
     def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
-        axes = self._axes_of(index)
-        mask = self._mask(axes)
+        axes = self.positions.axes_of(index)
+        mask = self.positions.mask(axes)
         text = elements.to_memory(self.values[value], value.element_type, self.dialect)
         varying = [axis for axis in self.tiling.axes if axis.name in axes]
         if len(varying) > len(self.depends[value]):
-            text = f"tl.broadcast_to({text}, {self._shape(varying)})"
+            text = f"tl.broadcast_to({text}, {self.positions.shape(varying)})"
         # What is written leaves the cache to rows that are walked again.
-        kept = ', eviction_policy="evict_first"' if self.last_walk and len(axes) > 1 and not self.is_at_ends else ""
-        address = f"{self.names[target]} + ({self._address(index)})"
+        leaves_cache = self.last_walk and len(axes) > 1 and not self.positions.is_at_ends
+        kept = ', eviction_policy="evict_first"' if leaves_cache else ""
+        address = f"{self.names[target]} + ({self.positions.address(index, self.values)})"
         self._line(f"tl.store({address}, {text}{', ' + mask if mask else ''}{kept})")
-
-    def _shape(self, varying: Sequence[Axis]) -> str:
-        sizes = [str(axis.block if axis in varying else 1) for axis in self.tiling.axes]
-        return f"[{', '.join(sizes)}]"
 
     # ---- Folds
 
@@ -487,7 +370,7 @@ class _Writer:
                 self._line(f"{accumulator} = {self._accumulated(fold, accumulator)}")
 
     def _accumulate_running(self, total: Fold, sums: str, most: Fold, maxima: str) -> None:
-        axis = self._folded_axis(most)
+        axis = self.positions.folded_axis(most)
         x = self._let(f"tl.reshape({self._block(most)}, [1, {axis.block // GROUP}, {GROUP}])")
         largest = self._let(scalars.combine(most, maxima, scalars.reduce(most, x, 2, self.dialect), self.dialect))
         below = self._let(f"fm.shift({largest})")
@@ -502,7 +385,7 @@ class _Writer:
     def _accumulated(self, fold: Fold, accumulator: str) -> str:
         """``accumulator`` with what one turn of the loop adds."""
         factors = scalars.exact_product(fold.value, self.dialect) if fold.combine is Opcode.ADD else None
-        if factors is None or self._folded_axis(fold).name not in self.depends[fold.value]:
+        if factors is None or self.positions.folded_axis(fold).name not in self.depends[fold.value]:
             return scalars.combine(fold, accumulator, self._block(fold), self.dialect)
         exact, other = factors
         return f"tl.fma({self.values[exact]}, {self._block(fold, other)}, {accumulator})"
@@ -512,35 +395,35 @@ class _Writer:
         along, identities past the end."""
         value = value or fold.value
         element_type = fold.element_type
-        axis = self._folded_axis(fold)
+        axis = self.positions.folded_axis(fold)
         varying = [a for a in self.tiling.axes if a is axis or a.name in self.depends[fold.value]]
         text = self.values[value]
         if element_type is ElementType.PRED:
             text = f"{text}.to(tl.int32)"
         if axis.name not in self.depends[value]:
-            text = f"tl.broadcast_to({text}, {self._shape(varying)})"
+            text = f"tl.broadcast_to({text}, {self.positions.shape(varying)})"
         if axis.is_ragged:
-            text = f"tl.where({self._name(axis)}_in, {text}, {scalars.identity(fold)})"
+            text = f"tl.where({self.positions.name(axis)}_in, {text}, {scalars.identity(fold)})"
         return self._let(text) if text != self.values[value] else text
 
     def _accumulator_shape(self, fold: Fold) -> str:
-        axis = self._folded_axis(fold)
-        return self._shape([a for a in self.tiling.axes if a is axis or a.name in self.depends[fold.value]])
+        axis = self.positions.folded_axis(fold)
+        return self.positions.shape([a for a in self.tiling.axes if a is axis or a.name in self.depends[fold.value]])
 
     def _start(self, fold: Fold) -> str:
         shape, kind = self._accumulator_shape(fold), scalars.accumulated(fold.element_type)
         if fold in self.running or fold in self.maxima:
-            shape = f"[1, {self._folded_axis(fold).block // GROUP}, 1]"
+            shape = f"[1, {self.positions.folded_axis(fold).block // GROUP}, 1]"
         return self._let(f"tl.full({shape}, {scalars.identity(fold)}, {kind})")
 
     def _whole_fold(self, fold: Fold) -> str:
         """A fold over an axis that a block holds whole."""
-        axis = self.tiling.axes.index(self._folded_axis(fold))
+        axis = self.tiling.axes.index(self.positions.folded_axis(fold))
         return self._with_initial(fold, self._let(scalars.reduce(fold, self._block(fold), axis, self.dialect)))
 
     def _finish(self, fold: Fold, accumulators: dict[Fold, str], ends: str | None) -> None:
         """The accumulator of ``fold`` after the loop, with what the ``ends`` of the row add, as the fold's value."""
-        axis = self.tiling.axes.index(self._folded_axis(fold))
+        axis = self.tiling.axes.index(self.positions.folded_axis(fold))
         accumulator = accumulators[fold]
         if fold in self.running:
             most = self.running[fold].most
@@ -560,11 +443,11 @@ class _Writer:
         if partial is None:
             self.values[fold] = self._with_initial(fold, result)
             return
-        (other,) = [a for a in self.tiling.axes if a is not self._folded_axis(fold)]
+        (other,) = [a for a in self.tiling.axes if a is not self.positions.folded_axis(fold)]
         part = f"part * {partial.size} + " if self.tiling.parts > 1 else ""
-        mask = self._mask([other.name])
+        mask = self.positions.mask([other.name])
         if other.name not in self.depends[fold]:
-            result = f"tl.broadcast_to({result}, {self._shape([other])})"
+            result = f"tl.broadcast_to({result}, {self.positions.shape([other])})"
         self._line(f"tl.store({partial.name} + ({part}{other.name}), {result}{', ' + mask if mask else ''})")
 
     def _flat(self, accumulator: str) -> str:
@@ -582,20 +465,3 @@ class _Writer:
             return self._let(f"{result} != 0")
         rounded = elements.rounded(result, element_type, self.dialect)
         return result if rounded == result else self._let(rounded)
-
-
-def _terms(sizes: Sequence[int], coefficients: Sequence[int]) -> list[tuple[int, int, int]]:
-    """How an axis position enters an index: (coefficient, divisor, modulus or 0) of each run of dimensions that the
-    index steps through evenly, outermost first."""
-    terms: list[tuple[int, int, int]] = []
-    stride, d = 1, len(sizes) - 1
-    while d >= 0:
-        first, size = d, sizes[d]
-        while first > 0 and coefficients[first - 1] == coefficients[d] * size:
-            first -= 1
-            size *= sizes[first]
-        if coefficients[d]:
-            terms.append((coefficients[d], stride, size if first > 0 else 0))
-        stride *= size
-        d = first - 1
-    return terms[::-1]
