@@ -67,7 +67,7 @@ def test_batch_norm_by_known_statistics(dtype: torch.dtype, affine: bool, sizes:
     if x.numel():
         assert bool(report.reports()[-1].whole) is (dtype is torch.bfloat16)
     gradients = []
-    x = x.abs() + 2  # above every mean: a parameter's gradient adds up numbers of one sign, which f32 knows to a few units
+    x = x.abs() + 2  # above every mean: gradients add up numbers of one sign, which f32 knows to a few units
     for run in (norm, compiled(norm)):
         leaf = x.clone().requires_grad_()
         result = run(leaf)

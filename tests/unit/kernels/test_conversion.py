@@ -34,20 +34,21 @@ def test_convert_to_every_type(source: ElementType, rng: np.random.Generator) ->
     )
     outcomes = zip(targets, run_on_backend(hlo, [values]), run_on_xla(hlo, [values]), strict=True)
     for target, ours, theirs in outcomes:
+        if (source, target) == (E.F64, E.F16):  # XLA rounds twice on CPUs without f16
+            theirs = values.astype(np.float16)
         off = distance(ours, theirs)
         worst = int(np.argmax(off))
-        assert off[worst] == 0, f"{source.name} {values[worst]} to {target.name}: {ours[worst]}, XLA {theirs[worst]}"
+        assert off[worst] == 0, f"{source.name} {values[worst]} to {target.name}: {ours[worst]}, not {theirs[worst]}"
 
 
 def test_convert_rounds_once_right_beside_ties(rng: np.random.Generator) -> None:
-    """f64 to f16, whose ties float32 has no neighbours for that are as near."""
+    """f64 to f16, whose ties float32 has no neighbours for that are as near. XLA rounds twice on CPUs without f16."""
     below = rng.integers(0, 0x7BFF, 2000, dtype=np.uint16).view(np.float16)
     above = (below.view(np.uint16) + np.uint16(1)).view(np.float16)
     ties = (below.astype(np.float64) + above.astype(np.float64)) / 2
     values = ties * rng.choice([-1, 1], len(ties)) * (1 + rng.choice([-1, 0, 1], len(ties)) * 2.0**-40)
     hlo = hlo_of_text(f"ENTRY e {{ x = f64[{len(values)}] parameter(0)\n ROOT r = f16[{len(values)}] convert(x) }}")
-    (ours,), (theirs,) = run_on_backend(hlo, [values]), run_on_xla(hlo, [values])
-    assert_same(ours, theirs, None)
+    (ours,) = run_on_backend(hlo, [values])
     np.testing.assert_array_equal(ours, values.astype(np.float16))
 
 
