@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks import report
-from benchmarks.programs import Program, Scale, programs
+from benchmarks.programs import Program, Scale, everyday, programs
 
 # Calls after which a program runs as it does from then on: accelerators replay what has run a few times.
 _FIRST_CALLS = 5
@@ -210,6 +210,8 @@ def _drop_programs() -> None:
 
 def _compare(ours: np.ndarray, theirs: np.ndarray) -> tuple[bool, float, float]:
     """Whether NaNs are in the same places, the largest difference, the largest finite magnitude."""
+    if ours.dtype.kind == "c":
+        ours, theirs = (np.ascontiguousarray(x).view(x.real.dtype) for x in (ours, theirs))
     wide, expected = ours.astype(np.float64), theirs.astype(np.float64)
     same = np.array_equal(np.isnan(wide), np.isnan(expected))
     with np.errstate(invalid="ignore"):
@@ -311,6 +313,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each program")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further program begins")
     parser.add_argument("--scale", type=Scale, help="host or accelerator; by default what the peer is")
+    parser.add_argument("--everyday", action="store_true", help="the programs that are no models nor their kernels")
     return parser.parse_args()
 
 
@@ -320,7 +323,8 @@ def main() -> int:
     scale = options.scale or (Scale.HOST if options.peer == "cpu" else Scale.ACCELERATOR)
     devices = [jax.devices(platform)[0] for platform in (options.device, options.peer)]
     peak = peak_of(devices[1], scale)
-    chosen = [program for program in programs(scale) if fnmatch.fnmatch(program.name, options.only)]
+    suite = everyday() if options.everyday else programs(scale)
+    chosen = [program for program in suite if fnmatch.fnmatch(program.name, options.only)]
     deadline = time.monotonic() + options.limit
 
     rows, asked = [], []
@@ -340,7 +344,7 @@ def main() -> int:
     print(text, end="")
     if options.save:
         report.keep(
-            f"jax_speed_{scale.value}",
+            f"jax_speed_{'everyday_' if options.everyday else ''}{scale.value}",
             text,
             asdict(source) | {"rows": [asdict(r) for r in rows], "asking": [asdict(r) for r in asked]},
         )
