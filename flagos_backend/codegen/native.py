@@ -13,6 +13,7 @@ from math import prod
 from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
 from flagos_backend.codegen.convolutions import as_patch_product
+from flagos_backend.codegen.extremes import extreme_numbers, with_extremes
 from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.logarithms import with_base_two
@@ -33,6 +34,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
 _TOP_K, _COMPLEX, _GATHER = 9, 10, 11
+_ARG_EXTREME = 16
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
@@ -144,7 +146,7 @@ class _Emitter:
         self.shared = shared
         self.outermost = outermost
         self.indent = indent
-        self.flat: FlatComputation = flatten(computation)
+        self.flat: FlatComputation = with_extremes(flatten(computation))
         for instruction in (*self.flat.parameters, *self.flat.outputs):
             _array(instruction)
         self.schedule: Schedule = schedule(self.flat)
@@ -218,6 +220,7 @@ class _Emitter:
             Opcode.TOP_K: self._lower_top_k,
             **dict.fromkeys(_COMPLEX_OPS, self._lower_complex),
             Opcode.GATHER: self._lower_gather,
+            Opcode.REDUCE: self._lower_reduce,
         }.get(item.opcode, self._lower_call)
         return [lower(item)]
 
@@ -279,6 +282,13 @@ class _Emitter:
         if numbers is None:
             return self._lower_call(item)
         return _Step(_GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
+
+    def _lower_reduce(self, item: Instruction) -> _Step:
+        numbers = extreme_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        text = f"native extremes {item.name} of {_array(self.flat.operands(item)[0])}"
+        return _Step(_ARG_EXTREME, self._buffers(item), self.flat.leaves_of[item], text, numbers)
 
     def _copy_block(
         self,

@@ -57,6 +57,12 @@ using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
 // *result = a[0] b[0] + ... + a[n - 1] b[n - 1].
 using DotFunction = void (*)(void* result, const void* a, const void* b, int64_t n);
 
+// The position of the greatest (or least) of n elements: of a NaN if there is one, of equal ones the first.
+using ExtremeInRowFunction = int64_t (*)(const void* x, int64_t n);
+// The same in each of n columns of `rows` elements that are `stride` elements apart.
+using ExtremesInColumnsFunction = void (*)(int64_t* at, const void* x, int64_t rows, int64_t stride, int64_t n);
+inline constexpr int64_t kExtremeColumns = 256;  // no more than these
+
 struct Pairs;  // cpu/pairs.h
 
 // nullptr: that combination does not exist.
@@ -64,10 +70,12 @@ struct Kernels {
   const char* name;
   const Pairs* pairs;
   TileFunction apply[kNumOps][kNumTypes];
-  TileFunction divide_by_one[kNumTypes];                         // apply[kDivide] where all b[i] are the same: F32
-  TileFunction one_by[kNumTypes];                                // and where all a[i] are 1: F32
-  TileFunction convert[kNumTypes][kNumTypes];                    // [from][to]
-  FoldFunction fold[kNumCombines][kNumTypes];                    // [Combine][type of x]
+  TileFunction divide_by_one[kNumTypes];              // apply[kDivide] where all b[i] are the same: F32
+  TileFunction one_by[kNumTypes];                     // and where all a[i] are 1: F32
+  TileFunction convert[kNumTypes][kNumTypes];         // [from][to]
+  FoldFunction fold[kNumCombines][kNumTypes];         // [Combine][type of x]
+  ExtremeInRowFunction extreme_in_row[2][kNumTypes];  // [whether the greatest counts]
+  ExtremesInColumnsFunction extremes_in_columns[2][kNumTypes];
   DotFunction dot[kNumTypes];                                    // F32, F64
   TileFunction complex[static_cast<int>(ComplexOp::kCount)][2];  // [ComplexOp][parts are double]
   TileFunction iota[kNumTypes];                                  // result[i] = *a (int64) + i * *b (int64)

@@ -79,6 +79,10 @@ class Runner {
     RunTopK(top_k, slots_);
     return true;
   }
+  bool operator()(const ArgExtreme& step) const {
+    RunArgExtreme(step, slots_);
+    return true;
+  }
   bool operator()(const ComplexArithmetic& step) const {
     RunComplexArithmetic(step, slots_);
     return true;

@@ -151,6 +151,16 @@ struct TopK {
   TopKFunction function;
 };
 
+// The positions of the greatest (or least) elements of rows, and these elements. A NaN comes before all numbers; of equal
+// elements it is the first. The elements of a row are `inner` apart.
+struct ArgExtreme {
+  Type type, index_type;
+  int64_t outer, size, inner;
+  int64_t source, values, indices;  // slots
+  ExtremeInRowFunction in_row;
+  ExtremesInColumnsFunction in_columns;
+};
+
 // Products or quotients of complex numbers, element by element; an operand may be one number for all of them.
 inline constexpr int64_t kComplexWork = 8;  // operations for each element
 struct ComplexArithmetic {
@@ -233,8 +243,8 @@ class NativeProgram {
  private:
   friend class Parser;
   friend class Runner;
-  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, ComplexArithmetic, GatherWindows, Call,
-                            BlockCopy, While, Conditional>;
+  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, ArgExtreme, ComplexArithmetic,
+                            GatherWindows, Call, BlockCopy, While, Conditional>;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

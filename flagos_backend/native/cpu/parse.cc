@@ -23,7 +23,8 @@ enum : int64_t {
   kRowLoopItem,
   kTopKItem,
   kComplexItem,
-  kGatherItem
+  kGatherItem,
+  kArgExtremeItem = 16
 };
 
 }  // namespace
@@ -99,6 +100,12 @@ void Parser::ParseStep(NativeProgram& program) {
       const TopK top_k = ParseTopK();
       program.work_ += top_k.rows * top_k.columns;
       program.steps_.emplace_back(top_k);
+      return;
+    }
+    case kArgExtremeItem: {
+      const ArgExtreme step = ParseArgExtreme();
+      program.work_ += step.outer * step.size * step.inner;
+      program.steps_.emplace_back(step);
       return;
     }
     case kComplexItem: {
@@ -308,6 +315,31 @@ TopK Parser::ParseTopK() {
           "a top k has a buffer of another size");
   top_k.function = TopKFunctionOf(type);
   return top_k;
+}
+
+ArgExtreme Parser::ParseArgExtreme() {
+  ArgExtreme step;
+  step.type = ParseType();
+  step.index_type = ParseType();
+  step.outer = Word();
+  step.size = Word();
+  step.inner = Word();
+  const int64_t largest = Word();
+  Require((largest == 0 || largest == 1) && step.size > 0 && step.size <= std::numeric_limits<int32_t>::max(),
+          "an extreme that does not exist");
+  const std::vector<int64_t> sources = ReadableSlots(), targets = WritableSlots();
+  Require(Count() == 0 && sources.size() == 1 && targets.size() == 2, "an extreme has one operand and two results");
+  step.source = sources[0];
+  step.values = targets[0];
+  step.indices = targets[1];
+  const int64_t results = Times(step.outer, step.inner), bytes = TypeBytes(step.type);
+  Require(SlotBytes(step.source) == Times(Times(results, step.size), bytes) &&
+              SlotBytes(step.values) == Times(results, bytes) &&
+              SlotBytes(step.indices) == Times(results, TypeBytes(step.index_type)),
+          "an extreme has a buffer of another size");
+  step.in_row = SelectKernels().extreme_in_row[largest][static_cast<int>(step.type)];
+  step.in_columns = SelectKernels().extremes_in_columns[largest][static_cast<int>(step.type)];
+  return step;
 }
 
 ComplexArithmetic Parser::ParseComplexArithmetic() {

@@ -149,6 +149,7 @@ class Parser {
   Conditional ParseConditional(NativeProgram& parent);
   void CheckScratch(int64_t slot, const NativeProgram& nested) const;
   TopK ParseTopK();
+  ArgExtreme ParseArgExtreme();
   ComplexArithmetic ParseComplexArithmetic();
   GatherWindows ParseGather();
   MatrixProduct ParseProduct();
