@@ -14,6 +14,7 @@ from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
 from flagos_backend.codegen.convolutions import as_patch_product
 from flagos_backend.codegen.extremes import extreme_numbers, with_extremes
+from flagos_backend.codegen.floors import with_floors
 from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.logarithms import with_base_two
@@ -451,7 +452,7 @@ class _Emitter:
         )
         self.shared.operations += _operations(item)
         if isinstance(item, Region):
-            region = with_rotations(with_base_two(item))
+            region = with_rotations(with_floors(with_base_two(item)))
             if row_loop.folds_rows(region, simplify(region)):
                 return row_loop.write(with_pairs(region, row_loop.Phases(region).varies), self.slots)
             return point_loop.write(with_pairs(region, {}), self.slots)

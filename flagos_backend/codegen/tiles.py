@@ -5,6 +5,7 @@ Shared by the writers of loops, point_loop.py and row_loop.py.
 
 from __future__ import annotations
 
+from flagos_backend.codegen.floors import FLOOR
 from flagos_backend.codegen.logarithms import BASE_TWO
 from flagos_backend.codegen.pairs import ROTATE, pair_number
 from flagos_backend.fusion.region import Apply, Expression, Fold
@@ -51,6 +52,7 @@ _OPERATIONS[Opcode.SELECT] = _FIRST_COMPARISON + 2 * len(_COMPARISONS)
 _OPERATIONS[Opcode.CLAMP] = _OPERATIONS[Opcode.SELECT] + 1
 _LOG2 = _OPERATIONS[Opcode.CLAMP] + 1
 _ROTATE_LEFT = _LOG2 + 1
+_FLOORS = {Opcode.DIVIDE: _ROTATE_LEFT + 1, Opcode.REMAINDER: _ROTATE_LEFT + 2}
 
 _COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
 
@@ -113,6 +115,8 @@ def _operation(expression: Apply) -> tuple[int, int, int]:
         return _PAIR, pair, int(expression.element_type)
     if expression.detail == ROTATE:
         return _APPLY, _ROTATE_LEFT, int(expression.element_type)
+    if expression.detail == FLOOR:
+        return _APPLY, _FLOORS[expression.opcode], int(expression.element_type)
     if expression.opcode is Opcode.IS_FINITE:
         return _APPLY, _OPERATIONS[expression.opcode], int(operand_type)
     return _APPLY, _OPERATIONS[expression.opcode], int(tile_type(expression.element_type))

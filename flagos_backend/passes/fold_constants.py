@@ -154,6 +154,7 @@ _FOLDERS: dict[Opcode, Folder] = {
     Opcode.SQRT: _ufunc(np.sqrt, "f"),
     Opcode.NEGATE: _ufunc(np.negative, "iuf"),
     Opcode.ABS: _ufunc(np.absolute, "iuf"),
+    Opcode.SIGN: _ufunc(np.sign, "iu"),
     Opcode.FLOOR: _ufunc(np.floor, "f"),
     Opcode.CEIL: _ufunc(np.ceil, "f"),
     Opcode.MAXIMUM: _ufunc(np.maximum, "iu"),

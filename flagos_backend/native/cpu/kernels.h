@@ -33,7 +33,7 @@ inline constexpr int kNumTypes = 17;  // one past the greatest
   X(Sinh) X(Cosh) X(Erf) X(IsFinite) X(Popcnt) X(Clz) X(Add) X(Subtract) X(Multiply) X(Divide) X(Remainder)        \
   X(Maximum) X(Minimum) X(Power) X(Atan2) X(And) X(Or) X(Xor) X(ShiftLeft) X(ShiftRightArithmetic)                 \
   X(ShiftRightLogical) X(Eq) X(Ne) X(Ge) X(Gt) X(Le) X(Lt) X(EqTotal) X(NeTotal) X(GeTotal) X(GtTotal) X(LeTotal) \
-  X(LtTotal) X(Select) X(Clamp) X(Log2) X(RotateLeft)
+  X(LtTotal) X(Select) X(Clamp) X(Log2) X(RotateLeft) X(FloorDivide) X(FloorRemainder)
 // clang-format on
 
 enum class Op : int64_t {
@@ -70,7 +70,8 @@ struct Kernels {
   const char* name;
   const Pairs* pairs;
   TileFunction apply[kNumOps][kNumTypes];
-  TileFunction divide_by_one[kNumTypes];              // apply[kDivide] where all b[i] are the same: F32
+  TileFunction divide_by_one[kNumTypes];              // apply[kDivide] where all b[i] are the same
+  TileFunction remainder_by_one[kNumTypes];           // apply[kRemainder] where all b[i] are the same
   TileFunction one_by[kNumTypes];                     // and where all a[i] are 1: F32
   TileFunction convert[kNumTypes][kNumTypes];         // [from][to]
   FoldFunction fold[kNumCombines][kNumTypes];         // [Combine][type of x]

@@ -75,18 +75,18 @@ int64_t TileElements(const LoopBase& loop, const std::vector<bool>& has_tile) {
   return std::min(tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
 }
 
-// What divides: not all quotients take a division.
-TileFunction QuotientFunction(const LoopBase& loop, const LoopBase::Step& step, Type type) {
+// What divides: not all quotients and remainders take a division.
+TileFunction QuotientFunction(const LoopBase& loop, const LoopBase::Step& step, Op op, Type type) {
   const Kernels& kernels = SelectKernels();
   const int t = static_cast<int>(type);
+  const TileFunction by_one = op == Op::kDivide ? kernels.divide_by_one[t] : kernels.remainder_by_one[t];
+  if (by_one != nullptr && loop.uniform[static_cast<size_t>(step.b)]) return by_one;
+  if (op != Op::kDivide) return step.function;
   const auto is_one = [&](const LoopBase::Constant& constant) {
     return constant.reg == step.a && type == Type::kF32 && static_cast<uint32_t>(constant.bits) == 0x3f800000;
   };
-  if (kernels.one_by[t] != nullptr && std::any_of(loop.constants.begin(), loop.constants.end(), is_one)) {
-    return kernels.one_by[t];
-  }
-  const bool by_one = kernels.divide_by_one[t] != nullptr && loop.uniform[static_cast<size_t>(step.b)];
-  return by_one ? kernels.divide_by_one[t] : step.function;
+  const bool of_one = std::any_of(loop.constants.begin(), loop.constants.end(), is_one);
+  return of_one && kernels.one_by[t] != nullptr ? kernels.one_by[t] : step.function;
 }
 
 // A step may write its result straight to memory when it alone computes the register, one output takes it, that output
@@ -329,7 +329,10 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     }
     // A source's register may stand for the source's own memory.
     Require(!IsSource(loop, step.result), "a step writes the register of a source");
-    if (kind == kApply && static_cast<Op>(what) == Op::kDivide) step.function = QuotientFunction(loop, step, type);
+    const Op op = static_cast<Op>(what);
+    if (kind == kApply && (op == Op::kDivide || op == Op::kRemainder)) {
+      step.function = QuotientFunction(loop, step, op, type);
+    }
     steps.push_back(step);
   }
   return steps;
