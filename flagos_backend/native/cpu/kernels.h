@@ -57,6 +57,14 @@ using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
 // *result = a[0] b[0] + ... + a[n - 1] b[n - 1].
 using DotFunction = void (*)(void* result, const void* a, const void* b, int64_t n);
 
+// Elements in rows and columns, and how far apart they stand, in elements, where they go and where they are.
+struct Plane {
+  int64_t rows, columns, to_row, to_column, from_row, from_column;
+};
+// to[r * to_row + c * to_column] = from[r * from_row + c * from_column]. What is written is not read, unless it stands
+// where it goes.
+using MoveFunction = void (*)(char* to, const char* from, const Plane& plane);
+
 struct Pairs;  // cpu/pairs.h
 
 // nullptr: that combination does not exist.
@@ -71,7 +79,7 @@ struct Kernels {
   DotFunction dot[kNumTypes];                                    // F32, F64
   TileFunction complex[static_cast<int>(ComplexOp::kCount)][2];  // [ComplexOp][parts are double]
   TileFunction iota[kNumTypes];                                  // result[i] = *a (int64) + i * *b (int64)
-  void (*fill[4])(void* to, const void* from, int64_t n);  // to[i] = *from, by the logarithm of the width in bytes
+  MoveFunction move[4];                                          // by the logarithm of an element's width in bytes
   // Writes around the caches, where the processor can; others see it after `flush` by the same thread.
   void (*stream)(char* to, const char* from, int64_t bytes);
   void (*flush)();
