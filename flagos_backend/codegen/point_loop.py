@@ -1,4 +1,5 @@
-"""Writes a region as a loop over points, which may fold columns: a tile runs along the last dimension.
+"""Writes a region as a loop over points, which may fold columns. Tiles run along the last dimension, or are boxes where
+native/cpu/boxes.cc finds those better.
 
 Between native.py, which plans the program, and native/cpu/parse_loop.cc, which reads the words.
 """

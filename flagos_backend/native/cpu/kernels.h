@@ -62,6 +62,13 @@ using ExtremeInRowFunction = int64_t (*)(const void* x, int64_t n);
 // The same in each of n columns of `rows` elements that are `stride` elements apart.
 using ExtremesInColumnsFunction = void (*)(int64_t* at, const void* x, int64_t rows, int64_t stride, int64_t n);
 inline constexpr int64_t kExtremeColumns = 256;  // no more than these
+// Elements in rows and columns, and how far apart they stand, in elements, where they go and where they are.
+struct Plane {
+  int64_t rows, columns, to_row, to_column, from_row, from_column;
+};
+// to[r * to_row + c * to_column] = from[r * from_row + c * from_column]. What is written is not read, unless it stands
+// where it goes.
+using MoveFunction = void (*)(char* to, const char* from, const Plane& plane);
 
 struct Pairs;  // cpu/pairs.h
 
@@ -80,7 +87,7 @@ struct Kernels {
   DotFunction dot[kNumTypes];                                    // F32, F64
   TileFunction complex[static_cast<int>(ComplexOp::kCount)][2];  // [ComplexOp][parts are double]
   TileFunction iota[kNumTypes];                                  // result[i] = *a (int64) + i * *b (int64)
-  void (*fill[4])(void* to, const void* from, int64_t n);  // to[i] = *from, by the logarithm of the width in bytes
+  MoveFunction move[4];                                          // by the logarithm of an element's width in bytes
   // Writes around the caches, where the processor can; others see it after `flush` by the same thread.
   void (*stream)(char* to, const char* from, int64_t bytes);
   void (*flush)();

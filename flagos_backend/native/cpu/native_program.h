@@ -13,6 +13,8 @@
 
 namespace flagos::cpu {
 
+inline constexpr int64_t kMaxRank = 16;  // of a loop or an array
+
 // How a loop nest ends: every point is stored, or the dimensions just before the last are folded (columns).
 enum class LoopMode : int64_t { kMap = 0, kColumns = 1 };
 
@@ -21,7 +23,8 @@ struct LoopBase {
   struct Input {
     int64_t slot, reg, offset;  // offset and strides in elements
     std::vector<int64_t> strides;
-    bool invariant;  // one element for the whole loop
+    bool invariant;        // one element for the whole loop
+    bool computed = true;  // with; else only stored
   };
   struct Constant {
     int64_t reg, bits;
@@ -48,6 +51,7 @@ struct LoopBase {
     std::vector<int64_t> strides;
     // The step that computes the register writes here directly; or else the tile is written here around the caches.
     bool in_place = false, streamed = false;
+    int64_t moved = -1;  // where tiles are boxes: the number of the input that is stored unchanged
   };
 
   std::vector<int64_t> dims;
@@ -68,6 +72,7 @@ struct Loop : LoopBase {
   std::vector<Step> steps;
   std::vector<Reduction> reductions;  // they begin with constants or invariant inputs
   std::vector<Output> outputs;        // a stride for each dimension that is not folded
+  std::vector<int64_t> box;           // how far a tile reaches along each dimension; empty: along the last one alone
 };
 
 // A loop nest whose trailing dimensions are folded. Phases pass over one row after the other while it is in the cache: a

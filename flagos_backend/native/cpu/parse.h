@@ -26,8 +26,6 @@ inline int64_t Times(int64_t a, int64_t b) {
   return product;
 }
 
-inline constexpr int64_t kMaxRank = 16;
-
 class Parser {
  public:
   using Constants = std::shared_ptr<const std::vector<uint8_t>>;

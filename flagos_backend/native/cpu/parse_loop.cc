@@ -4,6 +4,7 @@
 
 #include "cpu/pairs.h"
 #include "cpu/parse.h"
+#include "cpu/run_loop.h"
 
 namespace flagos::cpu {
 namespace {
@@ -61,9 +62,8 @@ bool IsInvariant(const LoopBase& loop, int64_t reg) {
                      [&](const LoopBase::Constant& constant) { return constant.reg == reg; });
 }
 
-// How long the tiles of the registers that have one are. A tile never crosses the last dimension, and what is longer
-// than that is filled for nothing.
-int64_t TileElements(const LoopBase& loop, const std::vector<bool>& has_tile) {
+// How long the tiles of the registers that have one may be.
+int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile) {
   int64_t bytes = 1, varying_bytes = 1;
   for (size_t i = 0; i < loop.registers.size(); ++i) {
     if (!has_tile[i]) continue;
@@ -71,7 +71,11 @@ int64_t TileElements(const LoopBase& loop, const std::vector<bool>& has_tile) {
     if (!loop.uniform[i]) varying_bytes += TypeBytes(loop.registers[i]);
   }
   const int64_t fitting = std::min(kVaryingBytes / varying_bytes, kAllBytes / bytes);
-  const int64_t tile = std::clamp(fitting / 64 * 64, kMinTile, kMaxTile);
+  return std::clamp(fitting / 64 * 64, kMinTile, kMaxTile);
+}
+
+// A tile along the last dimension never crosses it, and what is longer than that is filled for nothing.
+int64_t WithinLast(const LoopBase& loop, int64_t tile) {
   return std::min(tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
 }
 
@@ -159,7 +163,8 @@ Loop Parser::ParseLoop() {
   for (int64_t i = 0; i < num_registers; ++i) loop.registers.push_back(ParseType());
   ParseSources(loop);
   for (int64_t i = 0; i < num_registers; ++i) loop.uniform.push_back(IsInvariant(loop, i));
-  loop.tile = TileElements(loop, std::vector<bool>(loop.registers.size(), true));
+  const int64_t greatest_tile = GreatestTile(loop, std::vector<bool>(loop.registers.size(), true));
+  loop.tile = WithinLast(loop, greatest_tile);
   loop.steps = ParseSteps(loop);
   loop.reductions = ParseReductions(loop);
   Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
@@ -172,8 +177,13 @@ Loop Parser::ParseLoop() {
   if (!columns) {
     for (Loop::Output& output : loop.outputs) {
       output.streamed = IsStreamed(loop, output, SlotBytes(output.slot));
-      output.in_place = !output.streamed && IsInPlace(loop, loop.steps, loop.outputs, output);
       loop.streams |= output.streamed;
+    }
+    ChooseBox(loop, greatest_tile, loop.streams);
+    loop.streams = loop.streams && loop.box.empty();
+    for (Loop::Output& output : loop.outputs) {
+      output.streamed = output.streamed && loop.box.empty();
+      output.in_place = !output.streamed && IsInPlace(loop, loop.steps, loop.outputs, output);
     }
   }
   loop.lane_bytes = 64 + loop.reductions.size() * static_cast<size_t>(2 * (loop.tile * 8 + 64));
@@ -209,7 +219,7 @@ RowLoop Parser::ParseRowLoop() {
     loop.uniform.push_back(extent == RowLoop::Extent::kScalar || extent == RowLoop::Extent::kSingle);
     has_tile.push_back(extent == RowLoop::Extent::kTile || extent == RowLoop::Extent::kScalar);
   }
-  loop.tile = TileElements(loop, has_tile);
+  loop.tile = WithinLast(loop, GreatestTile(loop, has_tile));
   const auto row_invariant = [&](const std::vector<int64_t>& strides) {
     return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
   };

@@ -205,6 +205,7 @@ class Lane {
 }  // namespace
 
 void RunLoop(const Loop& loop, char* const* slots) {
+  if (!loop.box.empty()) return RunBoxLoop(loop, slots);
   struct Job {
     const Loop* loop;
     char* const* slots;

@@ -7,6 +7,7 @@ namespace flagos::cpu {
 
 // slots: base address of every buffer of the program.
 void RunLoop(const Loop& loop, char* const* slots);
+void RunBoxLoop(const Loop& loop, char* const* slots);
 void RunRowLoop(const RowLoop& loop, char* const* slots);
 void RunScalarLoop(const ScalarLoop& loop, char* const* slots);
 void RunGather(const GatherWindows& gather, char* const* slots);
@@ -14,6 +15,10 @@ void RunArgExtreme(const ArgExtreme& step, char* const* slots);
 void RunTopK(const TopK& top_k, char* const* slots);
 void RunComplexArithmetic(const ComplexArithmetic& step, char* const* slots);
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
+
+// Makes tiles boxes where that is better for a loop over points. elements: what a tile holds at most; streams: some
+// output is written around the caches if they are not.
+void ChooseBox(Loop& loop, int64_t elements, bool streams);
 
 // Whether a loop is one that MakeScalarLoop takes: over a single point, without folds.
 bool IsScalar(const Loop& loop);

@@ -1,7 +1,6 @@
 #include "cpu/tiles.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
@@ -11,19 +10,6 @@ namespace {
 
 constexpr int64_t kParallelWork = 1 << 16;  // element operations below which threads cost more than they bring
 
-template <class T>
-void CopyStrided(void* to, const char* from, int64_t stride, int64_t n) {
-  T* d = static_cast<T*>(to);
-  const T* x = reinterpret_cast<const T*>(from);
-  for (int64_t i = 0; i < n; ++i) d[i] = x[i * stride];
-}
-template <class T>
-void StoreStrided(char* to, const void* from, int64_t stride, int64_t n) {
-  T* d = reinterpret_cast<T*>(to);
-  const T* x = static_cast<const T*>(from);
-  for (int64_t i = 0; i < n; ++i) d[i * stride] = x[i];
-}
-
 struct LaneMemory {
   std::vector<char> tiles;
   std::vector<char*> pointers;
@@ -32,36 +18,17 @@ struct LaneMemory {
 
 }  // namespace
 
-void Gather(void* to, const char* from, int64_t stride, int64_t n, int64_t bytes) {
+void MoveElements(char* to, const char* from, const Plane& plane, int64_t bytes) {
   static const Kernels& kernels = SelectKernels();
-  if (stride == 0) return kernels.fill[__builtin_ctzll(static_cast<uint64_t>(bytes))](to, from, n);
-  switch (bytes) {
-    case 1:
-      return CopyStrided<uint8_t>(to, from, stride, n);
-    case 2:
-      return CopyStrided<uint16_t>(to, from, stride, n);
-    case 4:
-      return CopyStrided<uint32_t>(to, from, stride, n);
-    default:
-      return CopyStrided<uint64_t>(to, from, stride, n);
-  }
+  kernels.move[__builtin_ctzll(static_cast<uint64_t>(bytes))](to, from, plane);
+}
+
+void Gather(void* to, const char* from, int64_t stride, int64_t n, int64_t bytes) {
+  MoveElements(static_cast<char*>(to), from, {1, n, 0, 1, 0, stride}, bytes);
 }
 
 void Scatter(char* to, const void* from, int64_t stride, int64_t n, int64_t bytes) {
-  if (stride == 1) {
-    std::memcpy(to, from, static_cast<size_t>(n * bytes));
-    return;
-  }
-  switch (bytes) {
-    case 1:
-      return StoreStrided<uint8_t>(to, from, stride, n);
-    case 2:
-      return StoreStrided<uint16_t>(to, from, stride, n);
-    case 4:
-      return StoreStrided<uint32_t>(to, from, stride, n);
-    default:
-      return StoreStrided<uint64_t>(to, from, stride, n);
-  }
+  MoveElements(to, static_cast<const char*>(from), {1, n, 0, stride, 0, 1}, bytes);
 }
 
 void Stream(char* to, const void* from, int64_t bytes) {

@@ -10,6 +10,8 @@
 
 namespace flagos::cpu {
 
+// Elements of `bytes` bytes each.
+void MoveElements(char* to, const char* from, const Plane& plane, int64_t bytes);
 // n elements of `bytes` bytes each: to[i] = from[i * stride], and to[i * stride] = from[i].
 void Gather(void* to, const char* from, int64_t stride, int64_t n, int64_t bytes);
 void Scatter(char* to, const void* from, int64_t stride, int64_t n, int64_t bytes);
