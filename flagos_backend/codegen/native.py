@@ -19,6 +19,7 @@ from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.scatters import scatter_numbers
 from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
 from flagos_backend.fusion.flat import FlatComputation, flatten
@@ -32,7 +33,9 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
-_TOP_K, _COMPLEX, _GATHER = 9, 10, 11
+_TOP_K, _COMPLEX, _GATHER, _SCATTER = 9, 10, 11, 12
+# Steps that change an array, and which of their operands it is.
+_OVERWRITABLE = {_UPDATE: 1, _SCATTER: 0}
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
@@ -218,6 +221,7 @@ class _Emitter:
             Opcode.TOP_K: self._lower_top_k,
             **dict.fromkeys(_COMPLEX_OPS, self._lower_complex),
             Opcode.GATHER: self._lower_gather,
+            Opcode.SCATTER: self._lower_scatter,
         }.get(item.opcode, self._lower_call)
         return [lower(item)]
 
@@ -279,6 +283,12 @@ class _Emitter:
         if numbers is None:
             return self._lower_call(item)
         return _Step(_GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
+
+    def _lower_scatter(self, item: Instruction) -> _Step:
+        numbers = scatter_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        return _Step(_SCATTER, self._buffers(item), (item,), f"native scatter {item.name} {item.shape}", numbers)
 
     def _copy_block(
         self,
@@ -488,7 +498,9 @@ def _writes_over(item: _Item, target: Instruction, source: Instruction) -> bool:
         moved = any(s.value in loads for s in item.stores if s is not store)
         same = len(widths) == 1 and all(load.index == store.index for load in loads)
         return not item.folds and not moved and same
-    return isinstance(item, _Step) and item.kind == _UPDATE and item.sources.count(source) == 1
+    if not isinstance(item, _Step) or item.kind not in _OVERWRITABLE or item.sources.count(source) != 1:
+        return False
+    return item.sources[_OVERWRITABLE[item.kind]] is source
 
 
 def _targets(item: _Item) -> Sequence[Instruction]:
