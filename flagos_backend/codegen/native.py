@@ -21,6 +21,7 @@ from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.scatters import scatter_numbers
 from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
 from flagos_backend.fusion.flat import FlatComputation, flatten
@@ -34,8 +35,9 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
-_TOP_K, _COMPLEX, _GATHER = 9, 10, 11
-_ARG_EXTREME = 16
+_TOP_K, _COMPLEX, _GATHER, _SCATTER, _ARG_EXTREME = range(9, 14)
+# Steps that change an array, and which of their operands it is.
+_OVERWRITABLE = {_UPDATE: 1, _SCATTER: 0}
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
@@ -222,6 +224,7 @@ class _Emitter:
             **dict.fromkeys(_COMPLEX_OPS, self._lower_complex),
             Opcode.GATHER: self._lower_gather,
             Opcode.REDUCE: self._lower_reduce,
+            Opcode.SCATTER: self._lower_scatter,
         }.get(item.opcode, self._lower_call)
         return [lower(item)]
 
@@ -290,6 +293,12 @@ class _Emitter:
             return self._lower_call(item)
         text = f"native extremes {item.name} of {_array(self.flat.operands(item)[0])}"
         return _Step(_ARG_EXTREME, self._buffers(item), self.flat.leaves_of[item], text, numbers)
+
+    def _lower_scatter(self, item: Instruction) -> _Step:
+        numbers = scatter_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        return _Step(_SCATTER, self._buffers(item), (item,), f"native scatter {item.name} {item.shape}", numbers)
 
     def _copy_block(
         self,
@@ -499,7 +508,9 @@ def _writes_over(item: _Item, target: Instruction, source: Instruction) -> bool:
         moved = any(s.value in loads for s in item.stores if s is not store)
         same = len(widths) == 1 and all(load.index == store.index for load in loads)
         return not item.folds and not moved and same
-    return isinstance(item, _Step) and item.kind == _UPDATE and item.sources.count(source) == 1
+    if not isinstance(item, _Step) or item.kind not in _OVERWRITABLE or item.sources.count(source) != 1:
+        return False
+    return item.sources[_OVERWRITABLE[item.kind]] is source
 
 
 def _targets(item: _Item) -> Sequence[Instruction]:

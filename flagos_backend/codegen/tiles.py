@@ -54,7 +54,7 @@ _LOG2 = _OPERATIONS[Opcode.CLAMP] + 1
 _ROTATE_LEFT = _LOG2 + 1
 _FLOORS = {Opcode.DIVIDE: _ROTATE_LEFT + 1, Opcode.REMAINDER: _ROTATE_LEFT + 2}
 
-_COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
+COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
 
 # Types that tiles only move are moved as unsigned integers of their width.
 _ARITHMETIC = frozenset(
@@ -82,7 +82,7 @@ def tile_type(element_type: ElementType) -> ElementType:
 
 def combine_number(fold: Fold) -> int:
     """How a fold combines."""
-    return _COMBINES.index(fold.combine)
+    return COMBINES.index(fold.combine)
 
 
 def literal_bits(data: bytes) -> int:

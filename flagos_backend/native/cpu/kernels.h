@@ -69,6 +69,13 @@ struct Plane {
 // to[r * to_row + c * to_column] = from[r * from_row + c * from_column]. What is written is not read, unless it stands
 // where it goes.
 using MoveFunction = void (*)(char* to, const char* from, const Plane& plane);
+// offsets[i] += x[i * stride] * scale, of n numbers of indices. One outside 0 ... limit is clamped (a gather's), or makes
+// the offset negative for good (a scatter's).
+using StartFunction = void (*)(int64_t* offsets, const void* indices, int64_t stride, int64_t limit, int64_t scale,
+                               int64_t n);
+// target[offsets[i] + k] op= updates[i * stride + k] for k < run, one i after the other; without negative offsets.
+using ScatterFunction = void (*)(void* target, const int64_t* offsets, const void* updates, int64_t stride, int64_t run,
+                                 int64_t n);
 
 struct Pairs;  // cpu/pairs.h
 
@@ -91,6 +98,8 @@ struct Kernels {
   // Writes around the caches, where the processor can; others see it after `flush` by the same thread.
   void (*stream)(char* to, const char* from, int64_t bytes);
   void (*flush)();
+  StartFunction clamped_start[kNumTypes], kept_start[kNumTypes];  // integers
+  ScatterFunction scatter[kNumCombines][kNumTypes];
 };
 
 const Kernels& BaselineKernels();

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "cpu/run_loop.h"
 #include "cpu/thread_pool.h"
+#include "cpu/tiles.h"
 
 namespace flagos::cpu {
 namespace {
@@ -16,9 +18,7 @@ void RunBlockCopy(const BlockCopy& copy, char* const* slots) {
   char* const target = slots[copy.target];
   char* array = slots[copy.sources[arrays - 1]];
   if (copy.is_update && array != target) {
-    int64_t bytes = copy.element_bytes;
-    for (int64_t size : copy.dims) bytes *= size;
-    std::memcpy(target, array, static_cast<size_t>(bytes));
+    CopyArray(target, array, copy.element_bytes * Product(copy.dims, 0, rank));
   }
   if (copy.is_update) array = target;
   char* block = copy.is_update ? slots[copy.sources[0]] : target;
@@ -53,6 +53,31 @@ void RunBlockCopy(const BlockCopy& copy, char* const* slots) {
 }
 
 }  // namespace
+
+int64_t ReadIndex(const char* from, Type type) {
+  const auto read = [&](auto value) {
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  };
+  switch (type) {
+    case Type::kS8:
+      return read(int8_t{});
+    case Type::kS16:
+      return read(int16_t{});
+    case Type::kS32:
+      return read(int32_t{});
+    case Type::kU8:
+      return read(uint8_t{});
+    case Type::kU16:
+      return read(uint16_t{});
+    case Type::kU32:
+      return read(uint32_t{});
+    case Type::kU64:
+      return static_cast<int64_t>(std::min<uint64_t>(read(uint64_t{}), std::numeric_limits<int64_t>::max()));
+    default:
+      return read(int64_t{});
+  }
+}
 
 // One run: the addresses of all buffers, and a function for each kind of step.
 class Runner {
@@ -89,6 +114,10 @@ class Runner {
   }
   bool operator()(const GatherWindows& gather) const {
     RunGather(gather, slots_);
+    return true;
+  }
+  bool operator()(const ScatterWindows& scatter) const {
+    RunScatter(scatter, slots_);
     return true;
   }
   bool operator()(const BlockCopy& copy) const {

@@ -125,25 +125,43 @@ struct BlockCopy {
   int64_t target;
 };
 
-// Windows at run-time starts, which are clamped so that each lies inside the array: one for each position of the batch.
-struct GatherWindows {
+// Windows of an array at run-time starts, one for each position of a batch, and where each stands in another array: a
+// gather's result or a scatter's updates. Strides in elements.
+struct IndexedWindows {
   struct Batch {
-    int64_t size, index_stride, array_stride, result_stride;  // strides in elements
+    int64_t size, index_stride, array_stride, other_stride;
   };
   struct Start {
     int64_t limit, array_stride;  // the greatest start, and what a step of it is worth
   };
   struct Window {
-    int64_t size, array_stride, result_stride;
+    int64_t size, array_stride, other_stride;
   };
   int64_t element_bytes;
-  Type index_type;
   std::vector<Batch> batch;
-  int64_t index_vector_stride;  // from one number of a start to the next
+  int64_t index_bytes, index_vector_stride;  // from one number of a start to the next
   std::vector<Start> starts;
-  std::vector<Window> window;      // outermost first
-  int64_t array, indices, target;  // slots
+  StartFunction start;
+  std::vector<Window> outer;  // dimensions of a window, outermost first, but for
+  int64_t run;                // elements that stand side by side in both arrays
   int64_t num_windows, window_elements;
+};
+
+// Starts are clamped so that each window lies inside the array.
+struct GatherWindows : IndexedWindows {
+  int64_t array, indices, target;  // slots
+};
+
+// Windows that do not lie inside the array are left out; one that is met again is updated again, in order.
+struct ScatterWindows : IndexedWindows {
+  // What threads may share, because no two of its positions meet one element of the array.
+  enum class Split : int64_t { kNone = 0, kBatch = 1, kWindow = 2, kRun = 3 };
+  ScatterFunction combine;  // nullptr: what is there is overwritten
+  Split split;
+  size_t split_dimension;
+  bool windows_first;  // each window is updated whole before the next
+  int64_t array_bytes;
+  int64_t array, indices, updates, target;  // slots; array and target may be one
 };
 
 // The k greatest (or least) elements of each row in total order, ties by lower index, and their s32 indices.
@@ -249,7 +267,7 @@ class NativeProgram {
   friend class Parser;
   friend class Runner;
   using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, ArgExtreme, ComplexArithmetic,
-                            GatherWindows, Call, BlockCopy, While, Conditional>;
+                            GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional>;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

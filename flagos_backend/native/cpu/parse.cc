@@ -24,7 +24,8 @@ enum : int64_t {
   kTopKItem,
   kComplexItem,
   kGatherItem,
-  kArgExtremeItem = 16
+  kScatterItem,
+  kArgExtremeItem
 };
 
 }  // namespace
@@ -118,6 +119,12 @@ void Parser::ParseStep(NativeProgram& program) {
       GatherWindows gather = ParseGather();
       program.work_ += Times(gather.num_windows, gather.window_elements);
       program.steps_.emplace_back(std::move(gather));
+      return;
+    }
+    case kScatterItem: {
+      ScatterWindows scatter = ParseScatter();
+      program.work_ += Times(scatter.num_windows, scatter.window_elements);
+      program.steps_.emplace_back(std::move(scatter));
       return;
     }
     case kCallItem:
@@ -367,57 +374,6 @@ ComplexArithmetic Parser::ParseComplexArithmetic() {
           "complex arithmetic has a buffer of another size");
   step.function = SelectKernels().complex[op][is_double];
   return step;
-}
-
-GatherWindows Parser::ParseGather() {
-  GatherWindows gather;
-  gather.element_bytes = Word();
-  Require(gather.element_bytes > 0 && gather.element_bytes <= 16, "bad element size");
-  gather.index_type = ParseType();
-  std::vector<int64_t> array_dims, array_strides, index_dims, index_strides, result_dims, result_strides;
-  const auto add = [](std::vector<int64_t>& dims, std::vector<int64_t>& strides, int64_t size, int64_t stride) {
-    dims.push_back(size);
-    strides.push_back(stride);
-  };
-  gather.num_windows = gather.window_elements = 1;
-  const int64_t batch_rank = Count();
-  for (int64_t d = 0; d < batch_rank; ++d) {
-    const GatherWindows::Batch batch{Word(), Word(), Word(), Word()};
-    Require(batch.size > 0, "a gather of nothing");
-    gather.num_windows = Times(gather.num_windows, batch.size);
-    add(index_dims, index_strides, batch.size, batch.index_stride);
-    add(array_dims, array_strides, batch.size, batch.array_stride);
-    add(result_dims, result_strides, batch.size, batch.result_stride);
-    gather.batch.push_back(batch);
-  }
-  gather.index_vector_stride = Word();
-  const int64_t num_starts = Count();
-  for (int64_t i = 0; i < num_starts; ++i) {
-    const GatherWindows::Start start{Word(), Word()};
-    Require(start.limit >= 0 && start.limit < std::numeric_limits<int64_t>::max(), "a window is larger than its array");
-    add(array_dims, array_strides, start.limit + 1, start.array_stride);
-    gather.starts.push_back(start);
-  }
-  if (num_starts > 0) add(index_dims, index_strides, num_starts, gather.index_vector_stride);
-  const int64_t window_rank = Count();
-  for (int64_t d = 0; d < window_rank; ++d) {
-    const GatherWindows::Window window{Word(), Word(), Word()};
-    Require(window.size > 0, "a gather of nothing");
-    gather.window_elements = Times(gather.window_elements, window.size);
-    add(array_dims, array_strides, window.size, window.array_stride);
-    add(result_dims, result_strides, window.size, window.result_stride);
-    gather.window.push_back(window);
-  }
-  Require(batch_rank <= kMaxRank && num_starts <= kMaxRank && window_rank <= kMaxRank, "too many dimensions");
-  const std::vector<int64_t> sources = ReadableSlots(), targets = WritableSlots();
-  Require(Count() == 0 && sources.size() == 2 && targets.size() == 1, "a gather has two operands and one result");
-  gather.array = sources[0];
-  gather.indices = sources[1];
-  gather.target = targets[0];
-  CheckAccess(gather.array, gather.element_bytes, 0, array_dims, array_strides);
-  CheckAccess(gather.indices, gather.index_type, 0, index_dims, index_strides);
-  CheckAccess(gather.target, gather.element_bytes, 0, result_dims, result_strides);
-  return gather;
 }
 
 MatrixProduct Parser::ParseProduct() {

@@ -149,10 +149,17 @@ class Parser {
   TopK ParseTopK();
   ArgExtreme ParseArgExtreme();
   ComplexArithmetic ParseComplexArithmetic();
-  GatherWindows ParseGather();
   MatrixProduct ParseProduct();
   MatrixProduct::Operand ParseOperand(Type type, const std::vector<int64_t>& batch, int64_t rows, int64_t columns,
                                       bool is_result);
+
+  // parse_windows.cc
+  struct WindowReach;
+  WindowReach ParseWindows(IndexedWindows& windows, bool drops);
+  void CheckWindows(const WindowReach& reach, const IndexedWindows& windows, int64_t array, int64_t indices,
+                    int64_t other) const;
+  GatherWindows ParseGather();
+  ScatterWindows ParseScatter();
 
   // parse_loop.cc
   Loop ParseLoop();

@@ -12,6 +12,7 @@ void RunRowLoop(const RowLoop& loop, char* const* slots);
 void RunScalarLoop(const ScalarLoop& loop, char* const* slots);
 void RunGather(const GatherWindows& gather, char* const* slots);
 void RunArgExtreme(const ArgExtreme& step, char* const* slots);
+void RunScatter(const ScatterWindows& scatter, char* const* slots);
 void RunTopK(const TopK& top_k, char* const* slots);
 void RunComplexArithmetic(const ComplexArithmetic& step, char* const* slots);
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots);

@@ -1,6 +1,7 @@
 #include "cpu/tiles.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
@@ -9,6 +10,7 @@ namespace flagos::cpu {
 namespace {
 
 constexpr int64_t kParallelWork = 1 << 16;  // element operations below which threads cost more than they bring
+constexpr int64_t kCopied = 1 << 16;  // bytes of an array that one thread copies at a time
 
 struct LaneMemory {
   std::vector<char> tiles;
@@ -64,6 +66,21 @@ void RunTasks(int64_t tasks, int64_t work, void (*body)(void* user, int64_t begi
   } else {
     ThreadPool::Shared().ParallelFor(tasks, std::max<int64_t>(1, tasks * (kParallelWork / 4) / work), body, user);
   }
+}
+
+void CopyArray(char* to, const char* from, int64_t bytes) {
+  struct Job {
+    char* to;
+    const char* from;
+    int64_t bytes;
+  } job{to, from, bytes};
+  const auto body = [](void* user, int64_t begin, int64_t end) {
+    const Job& copy = *static_cast<Job*>(user);
+    begin *= kCopied;
+    end = std::min(end * kCopied, copy.bytes);
+    std::memcpy(copy.to + begin, copy.from + begin, static_cast<size_t>(end - begin));
+  };
+  RunTasks((bytes + kCopied - 1) / kCopied, bytes / 8, body, &job);
 }
 
 int64_t Product(const std::vector<int64_t>& dims, size_t begin, size_t end) {

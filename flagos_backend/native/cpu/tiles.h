@@ -79,6 +79,9 @@ class Ahead {
 // Runs body over [0, tasks), on all threads if `work` element operations are worth it.
 void RunTasks(int64_t tasks, int64_t work, void (*body)(void* user, int64_t begin, int64_t end), void* user);
 
+// As memcpy, on all threads if there is enough to copy.
+void CopyArray(char* to, const char* from, int64_t bytes);
+
 // The product of dims[begin] to dims[end - 1].
 int64_t Product(const std::vector<int64_t>& dims, size_t begin, size_t end);
 

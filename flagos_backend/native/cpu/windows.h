@@ -1,0 +1,90 @@
+// Where windows at run-time starts stand, a chunk of them at a time: what gathers and scatters share.
+#ifndef FLAGOS_NATIVE_CPU_WINDOWS_H_
+#define FLAGOS_NATIVE_CPU_WINDOWS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/native_program.h"
+
+namespace flagos::cpu {
+
+// Windows in a row of the batch: window i starts at element offsets[i] of the array, and at other + i * stride.
+struct WindowChunk {
+  const int64_t* offsets;
+  int64_t other, stride, size;
+};
+
+// visit(chunk) for windows [begin, end), in order.
+template <class Visit>
+void VisitWindows(const IndexedWindows& windows, const char* indices, int64_t begin, int64_t end, const Visit& visit) {
+  constexpr int64_t kChunk = 512;
+  int64_t offsets[kChunk];
+  const size_t rank = windows.batch.size();
+  const IndexedWindows::Batch inner = rank == 0 ? IndexedWindows::Batch{1, 0, 0, 0} : windows.batch.back();
+  for (int64_t n = 0; begin < end; begin += n) {
+    const int64_t first = begin % inner.size;
+    n = std::min({kChunk, inner.size - first, end - begin});
+    int64_t index = first * inner.index_stride, array = first * inner.array_stride, other = first * inner.other_stride;
+    int64_t rest = begin / inner.size;
+    for (size_t d = rank; d-- > 1;) {
+      const IndexedWindows::Batch& batch = windows.batch[d - 1];
+      const int64_t i = d == 1 ? rest : rest % batch.size;
+      rest /= batch.size;
+      index += i * batch.index_stride;
+      array += i * batch.array_stride;
+      other += i * batch.other_stride;
+    }
+    for (int64_t i = 0; i < n; ++i) offsets[i] = array + i * inner.array_stride;
+    for (const IndexedWindows::Start& start : windows.starts) {
+      windows.start(offsets, indices + index * windows.index_bytes, inner.index_stride, start.limit, start.array_stride,
+                    n);
+      index += windows.index_vector_stride;
+    }
+    visit(WindowChunk{offsets, other, inner.other_stride, n});
+  }
+}
+
+// visit(array, other) for the offsets of all runs of a window.
+template <class Visit>
+void VisitRuns(const IndexedWindows& windows, const Visit& visit, size_t dimension = 0, int64_t array = 0,
+               int64_t other = 0) {
+  if (dimension == windows.outer.size()) return visit(array, other);
+  const IndexedWindows::Window& outer = windows.outer[dimension];
+  for (int64_t i = 0; i < outer.size; ++i) {
+    VisitRuns(windows, visit, dimension + 1, array + i * outer.array_stride, other + i * outer.other_stride);
+  }
+}
+
+// How many bytes a run has, where the compiler is to know; 0: any number.
+template <int64_t kBytes>
+struct RunBytes {
+  static constexpr int64_t kFixed = kBytes;
+};
+template <class Visit>
+void WithRunBytes(int64_t bytes, const Visit& visit) {
+  switch (bytes) {
+    case 1:
+      return visit(RunBytes<1>{});
+    case 2:
+      return visit(RunBytes<2>{});
+    case 4:
+      return visit(RunBytes<4>{});
+    case 8:
+      return visit(RunBytes<8>{});
+    case 16:
+      return visit(RunBytes<16>{});
+    default:
+      return visit(RunBytes<0>{});
+  }
+}
+// As memcpy; those of known sizes, the usual case, are cheaper without a call.
+template <int64_t kBytes>
+inline void CopyRun(char* to, const char* from, int64_t bytes, RunBytes<kBytes>) {
+  std::memcpy(to, from, static_cast<size_t>(kBytes == 0 ? bytes : kBytes));
+}
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_WINDOWS_H_
