@@ -15,6 +15,7 @@ from flagos_backend.codegen.arena import Interval, plan_arena
 from flagos_backend.codegen.convolutions import as_patch_product
 from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
+from flagos_backend.codegen.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
@@ -32,7 +33,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
-_TOP_K, _COMPLEX, _GATHER = 9, 10, 11
+_TOP_K, _COMPLEX, _GATHER, _LINEAR_ALGEBRA = range(9, 13)
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
@@ -218,6 +219,7 @@ class _Emitter:
             Opcode.TOP_K: self._lower_top_k,
             **dict.fromkeys(_COMPLEX_OPS, self._lower_complex),
             Opcode.GATHER: self._lower_gather,
+            **dict.fromkeys((Opcode.CHOLESKY, Opcode.TRIANGULAR_SOLVE, Opcode.CUSTOM_CALL), self._lower_linear_algebra),
         }.get(item.opcode, self._lower_call)
         return [lower(item)]
 
@@ -279,6 +281,13 @@ class _Emitter:
         if numbers is None:
             return self._lower_call(item)
         return _Step(_GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
+
+    def _lower_linear_algebra(self, item: Instruction) -> _Step:
+        numbers = linear_algebra_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        text = f"native {item.opcode} {item.name} {item.shape}"
+        return _Step(_LINEAR_ALGEBRA, self._buffers(item), self.flat.leaves_of[item], text, numbers)
 
     def _copy_block(
         self,
