@@ -17,6 +17,7 @@ from flagos_backend.codegen.extremes import extreme_numbers, with_extremes
 from flagos_backend.codegen.floors import with_floors
 from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
+from flagos_backend.codegen.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
@@ -35,7 +36,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
 _PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
-_TOP_K, _COMPLEX, _GATHER, _SCATTER, _ARG_EXTREME = range(9, 14)
+_TOP_K, _COMPLEX, _GATHER, _SCATTER, _ARG_EXTREME, _LINEAR_ALGEBRA = range(9, 15)
 # Steps that change an array, and which of their operands it is.
 _OVERWRITABLE = {_UPDATE: 1, _SCATTER: 0}
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
@@ -225,6 +226,7 @@ class _Emitter:
             Opcode.GATHER: self._lower_gather,
             Opcode.REDUCE: self._lower_reduce,
             Opcode.SCATTER: self._lower_scatter,
+            **dict.fromkeys((Opcode.CHOLESKY, Opcode.TRIANGULAR_SOLVE, Opcode.CUSTOM_CALL), self._lower_linear_algebra),
         }.get(item.opcode, self._lower_call)
         return [lower(item)]
 
@@ -299,6 +301,13 @@ class _Emitter:
         if numbers is None:
             return self._lower_call(item)
         return _Step(_SCATTER, self._buffers(item), (item,), f"native scatter {item.name} {item.shape}", numbers)
+
+    def _lower_linear_algebra(self, item: Instruction) -> _Step:
+        numbers = linear_algebra_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        text = f"native {item.opcode} {item.name} {item.shape}"
+        return _Step(_LINEAR_ALGEBRA, self._buffers(item), self.flat.leaves_of[item], text, numbers)
 
     def _copy_block(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from flagos_backend.jax import jax_internals
 from flagos_backend.jax.lowering import (
+    approximate_top_k,
     callbacks,
     collectives,
     linear_algebra,
@@ -19,6 +20,7 @@ from flagos_backend.jax.lowering.rule import LoweringRule
 from plugin_abi.loader import DEFAULT_PLATFORM
 
 RULES: tuple[LoweringRule, ...] = (
+    *approximate_top_k.RULES,
     *callbacks.RULES,
     *collectives.RULES,
     *linear_algebra.RULES,

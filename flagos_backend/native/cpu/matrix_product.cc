@@ -1,54 +1,11 @@
-#include <dlfcn.h>
-
 #include <algorithm>
 
+#include "cpu/blas.h"
 #include "cpu/run_loop.h"
 #include "cpu/thread_pool.h"
 
 namespace flagos::cpu {
 namespace {
-
-using Gemm32 = void (*)(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
-                        const int*, const float*, const int*, const float*, float*, const int*);
-using Gemm64 = void (*)(const char*, const char*, const int*, const int*, const int*, const double*, const double*,
-                        const int*, const double*, const int*, const double*, double*, const int*);
-
-using SetThreads = int (*)(int);
-
-struct Blas {
-  Gemm32 sgemm = nullptr;
-  Gemm64 dgemm = nullptr;
-  SetThreads set_threads = nullptr;  // of the calling thread; returns the former number. Only MKL has it.
-};
-
-// The BLAS inside libtorch_cpu (MKL or OpenBLAS, 32-bit integers), found among the libraries already loaded.
-const Blas& FindBlas() {
-  static const Blas blas = [] {
-    Blas found;
-    void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
-    if (torch == nullptr) return found;
-    found.sgemm = reinterpret_cast<Gemm32>(dlsym(torch, "sgemm_"));
-    found.dgemm = reinterpret_cast<Gemm64>(dlsym(torch, "dgemm_"));
-    found.set_threads = reinterpret_cast<SetThreads>(dlsym(torch, "MKL_Set_Num_Threads_Local"));
-    return found;
-  }();
-  return blas;
-}
-
-// One thread each: our own pool shares the work, because the threads of a BLAS spin while they wait for each other and
-// starve everything else that wants the processors.
-class OneThread {
- public:
-  OneThread() : before_(FindBlas().set_threads == nullptr ? 0 : FindBlas().set_threads(1)) {}
-  ~OneThread() {
-    if (FindBlas().set_threads != nullptr) FindBlas().set_threads(before_);
-  }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  const int before_;
-};
 
 // Two vectors, element after element: a product of matrices would add up in its own order, in a float for floats.
 bool IsDot(const MatrixProduct& p) {
@@ -126,13 +83,13 @@ void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
 
 }  // namespace
 
-bool HaveMatrixProducts() { return FindBlas().sgemm != nullptr && FindBlas().dgemm != nullptr; }
+bool HaveMatrixProducts() { return FindBlas().f32.gemm != nullptr && FindBlas().f64.gemm != nullptr; }
 
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots) {
   if (product.type == Type::kF32) {
-    Multiply<float>(FindBlas().sgemm, product, slots);
+    Multiply<float>(FindBlas().f32.gemm, product, slots);
   } else {
-    Multiply<double>(FindBlas().dgemm, product, slots);
+    Multiply<double>(FindBlas().f64.gemm, product, slots);
   }
 }
 

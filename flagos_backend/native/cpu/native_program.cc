@@ -100,6 +100,10 @@ class Runner {
     RunMatrixProduct(product, slots_);
     return true;
   }
+  bool operator()(const LinearAlgebra& step) const {
+    RunLinearAlgebra(step, slots_);
+    return true;
+  }
   bool operator()(const TopK& top_k) const {
     RunTopK(top_k, slots_);
     return true;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "cpu/linear_algebra.h"
 
 namespace flagos::cpu {
 
@@ -266,8 +267,8 @@ class NativeProgram {
  private:
   friend class Parser;
   friend class Runner;
-  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, TopK, ArgExtreme, ComplexArithmetic,
-                            GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional>;
+  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgExtreme,
+                            ComplexArithmetic, GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional>;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

@@ -25,7 +25,8 @@ enum : int64_t {
   kComplexItem,
   kGatherItem,
   kScatterItem,
-  kArgExtremeItem
+  kArgExtremeItem,
+  kLinearAlgebraItem
 };
 
 }  // namespace
@@ -125,6 +126,12 @@ void Parser::ParseStep(NativeProgram& program) {
       ScatterWindows scatter = ParseScatter();
       program.work_ += Times(scatter.num_windows, scatter.window_elements);
       program.steps_.emplace_back(std::move(scatter));
+      return;
+    }
+    case kLinearAlgebraItem: {
+      LinearAlgebra step = ParseLinearAlgebra();
+      program.work_ += WorkOf(step);
+      program.steps_.emplace_back(std::move(step));
       return;
     }
     case kCallItem:
@@ -373,6 +380,45 @@ ComplexArithmetic Parser::ParseComplexArithmetic() {
               SlotBytes(step.rhs) == (step.rhs_repeats ? step.element_bytes : bytes) && SlotBytes(step.target) == bytes,
           "complex arithmetic has a buffer of another size");
   step.function = SelectKernels().complex[op][is_double];
+  return step;
+}
+
+LinearAlgebra Parser::ParseLinearAlgebra() {
+  using Kind = LinearAlgebra::Kind;
+  LinearAlgebra step;
+  const int64_t kind = Word();
+  step.element_type = Word();
+  Require(kind >= 0 && kind < LinearAlgebra::kNumKinds && step.element_type >= 0 && step.element_type <= 3,
+          "linear algebra that does not exist");
+  Require(HaveLinearAlgebra(), "no LAPACK in this process");
+  step.kind = static_cast<Kind>(kind);
+  for (int64_t* size : {&step.batch, &step.rows, &step.columns}) {
+    *size = Word();
+    Require(*size > 0 && *size <= std::numeric_limits<int32_t>::max() / 64, "a matrix dimension is out of range");
+  }
+  step.reflectors = Word();
+  step.flags = Word();
+  Require(step.flags >= 0 && step.flags <= LinearAlgebra::kAllFlags, "unknown flags");
+  step.sources = ReadableSlots();
+  step.targets = WritableSlots();
+  const int64_t bytes[] = {4, 8, 8, 16}, element = bytes[step.element_type];
+  const int64_t rows = Times(step.batch, step.rows), matrices = Times(rows, Times(step.columns, element));
+  const int64_t diagonals = Times(step.batch, Times(step.rank(), element));
+  const int64_t triangles = Times(step.batch, Times(Times(step.order(), step.order()), element));
+  Times(matrices, step.rank());  // so that their work is a number
+  Require(Count() == 0, "linear algebra has no scratch");
+  std::vector<int64_t> sources{matrices}, targets{matrices};
+  if (step.kind == Kind::kCholesky) Require(step.rows == step.columns, "a Cholesky factor is square");
+  if (step.kind == Kind::kLu) targets = {matrices, Times(step.batch, step.rank() * 4), Times(rows, 4)};
+  if (step.kind == Kind::kTriangularSolve) sources = {triangles, matrices};
+  if (step.kind == Kind::kQr) targets = {matrices, diagonals};
+  if (step.kind == Kind::kReflectors) {
+    Require(step.columns <= step.rows && step.reflectors >= 0 && step.reflectors <= step.columns,
+            "more reflectors than columns");
+    sources = {matrices, Times(step.batch, Times(step.reflectors, element))};
+  }
+  CheckBuffers(step.sources, sources);
+  CheckBuffers(step.targets, targets);
   return step;
 }
 

@@ -149,6 +149,7 @@ class Parser {
   TopK ParseTopK();
   ArgExtreme ParseArgExtreme();
   ComplexArithmetic ParseComplexArithmetic();
+  LinearAlgebra ParseLinearAlgebra();
   MatrixProduct ParseProduct();
   MatrixProduct::Operand ParseOperand(Type type, const std::vector<int64_t>& batch, int64_t rows, int64_t columns,
                                       bool is_result);

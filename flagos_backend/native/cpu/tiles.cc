@@ -10,7 +10,7 @@ namespace flagos::cpu {
 namespace {
 
 constexpr int64_t kParallelWork = 1 << 16;  // element operations below which threads cost more than they bring
-constexpr int64_t kCopied = 1 << 16;  // bytes of an array that one thread copies at a time
+constexpr int64_t kCopied = 1 << 16;        // bytes of an array that one thread copies at a time
 
 struct LaneMemory {
   std::vector<char> tiles;

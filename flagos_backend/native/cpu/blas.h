@@ -1,0 +1,65 @@
+// The BLAS and LAPACK inside libtorch_cpu (MKL or OpenBLAS, 32-bit integers), found among the libraries already loaded.
+#ifndef FLAGOS_NATIVE_CPU_BLAS_H_
+#define FLAGOS_NATIVE_CPU_BLAS_H_
+
+#include <complex>
+
+namespace flagos::cpu {
+
+// The routines for one element type, with the conventions of Fortran: matrices stand column by column. Null: not there.
+template <class T>
+struct Routines {
+  using Gemm = void (*)(const char* transpose_a, const char* transpose_b, const int* m, const int* n, const int* k,
+                        const T* alpha, const T* a, const int* lda, const T* b, const int* ldb, const T* beta, T* c,
+                        const int* ldc);
+  using Trsm = void (*)(const char* side, const char* triangle, const char* transpose_a, const char* diagonal,
+                        const int* m, const int* n, const T* alpha, const T* a, const int* lda, T* b, const int* ldb);
+  using Getrf = void (*)(const int* m, const int* n, T* a, const int* lda, int* pivots, int* info);
+  using Potrf = void (*)(const char* triangle, const int* n, T* a, const int* lda, int* info);
+  using Geqrf = void (*)(const int* m, const int* n, T* a, const int* lda, T* taus, T* work, const int* work_size,
+                         int* info);
+  using Orgqr = void (*)(const int* m, const int* n, const int* k, T* a, const int* lda, const T* taus, T* work,
+                         const int* work_size, int* info);
+  Gemm gemm = nullptr;
+  Trsm trsm = nullptr;
+  Getrf getrf = nullptr;
+  Potrf potrf = nullptr;
+  Geqrf geqrf = nullptr;
+  Orgqr orgqr = nullptr;  // ungqr of complex numbers
+
+  bool Complete() const { return gemm && trsm && getrf && potrf && geqrf && orgqr; }
+};
+
+struct Blas {
+  Routines<float> f32;
+  Routines<double> f64;
+  Routines<std::complex<float>> c64;
+  Routines<std::complex<double>> c128;
+  int (*set_threads)(int) = nullptr;  // of the calling thread; returns the former number. Only MKL has it.
+
+  const Routines<float>& Of(float) const { return f32; }
+  const Routines<double>& Of(double) const { return f64; }
+  const Routines<std::complex<float>>& Of(std::complex<float>) const { return c64; }
+  const Routines<std::complex<double>>& Of(std::complex<double>) const { return c128; }
+};
+
+const Blas& FindBlas();
+
+// One thread each: our own pool shares the work, because the threads of a BLAS spin while they wait for each other and
+// starve everything else that wants the processors.
+class OneThread {
+ public:
+  OneThread() : before_(FindBlas().set_threads == nullptr ? 0 : FindBlas().set_threads(1)) {}
+  ~OneThread() {
+    if (FindBlas().set_threads != nullptr) FindBlas().set_threads(before_);
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  const int before_;
+};
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_BLAS_H_

@@ -1,0 +1,41 @@
+// Factorisations and triangular solves of matrices that stand row by row, each one of a batch.
+#ifndef FLAGOS_NATIVE_CPU_LINEAR_ALGEBRA_H_
+#define FLAGOS_NATIVE_CPU_LINEAR_ALGEBRA_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace flagos::cpu {
+
+struct LinearAlgebra {
+  // Sources and targets of each: a -> its factor; a -> l and u, s32 pivots, s32 permutation of rows; a, b -> x;
+  // a -> r and reflectors, taus; reflectors, taus -> q.
+  enum class Kind : int64_t { kCholesky, kLu, kTriangularSolve, kQr, kReflectors };
+  static constexpr int64_t kNumKinds = 5;
+  enum Flag : int64_t { kLower = 1, kUnitDiagonal = 2, kRightSide = 4, kTranspose = 8, kAdjoint = 16 };
+  static constexpr int64_t kAllFlags = 31;
+
+  Kind kind;
+  int64_t element_type;                   // 0: f32, 1: f64, 2: c64, 3: c128
+  int64_t batch;                          // matrices
+  int64_t rows, columns;                  // of each; of a triangular solve, those of b
+  int64_t reflectors;                     // those that kReflectors multiplies
+  int64_t flags;                          // those of Flag
+  std::vector<int64_t> sources, targets;  // slots
+
+  int64_t rank() const { return rows < columns ? rows : columns; }
+  // The size of the triangular matrix a.
+  int64_t order() const { return (flags & kRightSide) != 0 ? columns : rows; }
+};
+
+// Operations on elements, to decide on threads.
+int64_t WorkOf(const LinearAlgebra& step);
+
+// Whether the library that computes it is in this process.
+bool HaveLinearAlgebra();
+
+void RunLinearAlgebra(const LinearAlgebra& step, char* const* slots);
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_LINEAR_ALGEBRA_H_
