@@ -12,7 +12,7 @@ from math import prod
 
 from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
-from flagos_backend.codegen.convolutions import as_patch_product
+from flagos_backend.codegen.convolution_phases import as_patch_products
 from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
 from flagos_backend.codegen.linear_algebra import linear_algebra_numbers
@@ -208,9 +208,9 @@ class _Emitter:
             if product is not None:
                 return [product]
         if item.opcode is Opcode.CONVOLUTION:
-            patches = as_patch_product(item, *self._buffers(item))
+            patches = as_patch_products(item, *self._buffers(item))
             if patches is not None:
-                return [*patches.copies, patches.product]
+                return patches
         lower = {
             Opcode.DYNAMIC_SLICE: self._lower_dynamic_slice,
             Opcode.DYNAMIC_UPDATE_SLICE: self._lower_dynamic_update_slice,
