@@ -22,6 +22,7 @@ from flagos_backend.codegen.pairs import with_pairs, with_rotations
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
+from flagos_backend.codegen.widened_products import as_widened_product
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import View, dims_of, row_major
@@ -207,6 +208,9 @@ class _Emitter:
             product = as_matrix_product(item, *self._views(item))
             if product is not None:
                 return [product]
+            widened = as_widened_product(item, *self._views(item))
+            if widened is not None:
+                return widened
         if item.opcode is Opcode.CONVOLUTION:
             patches = as_patch_products(item, *self._buffers(item))
             if patches is not None:
