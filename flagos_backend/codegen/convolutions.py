@@ -42,7 +42,7 @@ def as_patch_product(
     if 0 in (*dims, *kernel_dims, *result_dims) or attributes.output_feature != len(result_dims) - 1:
         return None
     rows = [d for d in range(len(result_dims)) if d != attributes.output_feature]
-    columns = [d for d in range(len(kernel_dims)) if d != attributes.kernel_output_feature]
+    columns = _columns(attributes, len(dims))
     m, n = prod(result_dims[d] for d in rows), result_dims[-1]
     k = prod(kernel_dims[d] for d in columns)
     if max(m, n, k) > _MAX_SIZE:
@@ -52,17 +52,27 @@ def as_patch_product(
         row_major(kernel_buffer, kernel_dims), kernel_dims, (), columns, [attributes.kernel_output_feature]
     )
     if kernel is None:
-        order = [*columns, attributes.kernel_output_feature]
+        # Its output features stay where they are, first or last.
+        first = attributes.kernel_output_feature == 0
+        order = [attributes.kernel_output_feature, *columns] if first else [*columns, attributes.kernel_output_feature]
         copies.append(_copy(_load(kernel_buffer, kernel_dims, order), [kernel_dims[d] for d in order], "kernel"))
-        kernel = Operand(copies[-1].stores[0].target, (), n)
+        kernel = Operand(copies[-1].stores[0].target, (), k if first else n, transposed=first)
     patches = _in_place(convolution, input_buffer, rows, columns)
     if patches is None:
         if m * k * element_type.bytes > _MAX_PATCH_BYTES:
             return None
-        padded, padded_dims = _padded(input_buffer, dims, attributes, copies)
+        padded, padded_dims = padded_input(input_buffer, dims, attributes, copies)
         patches = _patches(convolution, padded, padded_dims, rows, columns, copies)
     product = MatrixProduct(element_type, (), m, n, k, patches, kernel, Operand(convolution, (), n))
     return PatchProduct(tuple(copies), product)
+
+
+def _columns(attributes: ConvolutionAttributes, rank: int) -> list[int]:
+    """The kernel's dimensions that are summed over: those of the input last that is so in the input, because copies of
+    runs are faster than what the kernel's own order saves; else in the order of the kernel."""
+    if attributes.input_feature == rank - 1:
+        return [*attributes.kernel_spatial, attributes.kernel_input_feature]
+    return [d for d in range(rank) if d != attributes.kernel_output_feature]
 
 
 def _element_type(convolution: Instruction) -> ElementType | None:
@@ -94,7 +104,7 @@ def _in_place(convolution: Instruction, buffer: Instruction, rows: list[int], co
     )
 
 
-def _padded(
+def padded_input(
     buffer: Instruction, dims: tuple[int, ...], attributes: ConvolutionAttributes, copies: list[Region]
 ) -> tuple[Instruction, tuple[int, ...]]:
     """The input with zeros around and between its elements; itself, if it needs none. Negative padding takes nothing

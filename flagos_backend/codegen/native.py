@@ -12,7 +12,7 @@ from math import prod
 
 from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
-from flagos_backend.codegen.convolutions import as_patch_product
+from flagos_backend.codegen.convolution_phases import as_patch_products
 from flagos_backend.codegen.extremes import extreme_numbers, with_extremes
 from flagos_backend.codegen.floors import with_floors
 from flagos_backend.codegen.gathers import gather_numbers
@@ -25,6 +25,7 @@ from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.scatters import scatter_numbers
 from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
+from flagos_backend.codegen.widened_products import as_widened_product
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import View, dims_of, row_major
@@ -212,10 +213,13 @@ class _Emitter:
             product = as_matrix_product(item, *self._views(item))
             if product is not None:
                 return [product]
+            widened = as_widened_product(item, *self._views(item))
+            if widened is not None:
+                return widened
         if item.opcode is Opcode.CONVOLUTION:
-            patches = as_patch_product(item, *self._buffers(item))
+            patches = as_patch_products(item, *self._buffers(item))
             if patches is not None:
-                return [*patches.copies, patches.product]
+                return patches
         lower = {
             Opcode.DYNAMIC_SLICE: self._lower_dynamic_slice,
             Opcode.DYNAMIC_UPDATE_SLICE: self._lower_dynamic_update_slice,

@@ -101,21 +101,52 @@ def _random_case(rng: np.random.Generator) -> Case:
     )
 
 
-@pytest.mark.parametrize("number", range(_CASES))
-def test_convolution(number: int, context: Context) -> None:
-    rng = np.random.default_rng(number)
-    case = _random_case(rng)
-    text = case.hlo()
+def _check(context: Context, case: Case, rng: np.random.Generator) -> str:
+    """What the explanation says of ``case``, whose result is right."""
     x = rng.standard_normal(
         case.dims(case.input_layout, {"b": 2, "f": 3, "0": case.size[0], "1": case.size[1]}), np.float32
     )
     w = rng.standard_normal(
         case.dims(case.kernel_layout, {"i": 3, "o": 5, "0": case.kernel[0], "1": case.kernel[1]}), np.float32
     )
-    with compile(context, text) as executable:
-        assert "with 0 library calls" in executable.artifact(Artifact.EXPLANATION).decode()
+    with compile(context, case.hlo()) as executable:
+        explanation = executable.artifact(Artifact.EXPLANATION).decode()
+        assert "with 0 library calls" in explanation
         ours = get(run(executable, *(put(context.devices[0].default_memory, a) for a in (x, w)))[0])
     np.testing.assert_allclose(ours, case.exact(x, w), rtol=1e-5, atol=1e-5)
+    return explanation
+
+
+@pytest.mark.parametrize("number", range(_CASES))
+def test_convolution(number: int, context: Context) -> None:
+    rng = np.random.default_rng(number)
+    _check(context, _random_case(rng), rng)
+
+
+@pytest.mark.parametrize("is_reversed", [True, False])
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 5), (4, 3)])
+@pytest.mark.parametrize("low", [(0, 0), (-1, 2), (3, 4)])
+@pytest.mark.parametrize("base", [(2, 1), (2, 2), (1, 3)])
+def test_zeros_between_elements_are_not_multiplied(
+    base: tuple[int, int],
+    low: tuple[int, int],
+    kernel: tuple[int, int],
+    is_reversed: bool,
+    context: Context,
+    rng: np.random.Generator,
+) -> None:
+    layouts = [["b01f", "bf01"], ["01io", "oi01"], ["b01f", "01bf"]]
+    high = (int(rng.integers(-1, 4)), int(rng.integers(-1, 4)))
+    case = Case(
+        *((6, 7), kernel, (1, 1), low, high, (1, 1), base, is_reversed),
+        *(choice[rng.integers(2)] for choice in layouts),
+    )
+    assert ".phase" in _check(context, case, rng)
+
+
+def test_a_phase_that_the_kernel_does_not_reach_is_zero(context: Context, rng: np.random.Generator) -> None:
+    case = Case((4, 1), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), (3, 2), False, "b01f", "01io", "b01f")
+    _check(context, case, rng)
 
 
 def test_gradient_of_the_kernel_of_a_convolution_with_strides(context: Context, rng: np.random.Generator) -> None:

@@ -1,0 +1,83 @@
+"""A dot of 16-bit floats or small integers as a product of wider floats, which BLAS computes: operands are converted
+before it and the result after it. For integers every partial sum is exact.
+
+Between native.py and products.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.fusion.indexing import View, dims_of, row_major
+from flagos_backend.fusion.region import Affine, Apply, Expression, Load, Region, Store, axis, linear
+from flagos_backend.ir.attributes import DotAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+
+E = ElementType
+# The greatest magnitude of an element.
+_MAGNITUDES = {E.S8: 1 << 7, E.U8: (1 << 8) - 1, E.S16: 1 << 15, E.U16: (1 << 16) - 1}
+_INTEGERS = frozenset({E.S8, E.U8, E.S16, E.U16, E.S32, E.U32, E.S64, E.U64})
+_HALF_FLOATS = frozenset({E.F16, E.BF16})
+
+
+def as_widened_product(dot: Instruction, lhs: View, rhs: View) -> tuple[Region | MatrixProduct, ...] | None:
+    """``dot`` of operands that stand where the views say; None for other element types, for what as_matrix_product
+    does not take, and for a product of bf16 to bf16, which the library computes without conversions."""
+    types = _types(dot)
+    if types is None or any(0 in dims_of(operand) for operand in dot.operands):
+        return None
+    computed, between = types
+    converted = [_converted(dot.operands[n], view, computed) for n, view in enumerate((lhs, rhs))]
+    operands = tuple(region.stores[0].target for region in converted)
+    wide = replace(dot, shape=ArrayShape(computed, dims_of(dot)), operands=operands, name=f"{dot.name}.wide")
+    product = as_matrix_product(wide, *(row_major(o, dims_of(o)) for o in operands))
+    if product is None:
+        return None
+    if computed is _type_of(dot):
+        return (*converted, replace(product, result=replace(product.result, buffer=dot)))
+    return (*converted, product, _narrowed(dot, wide, between))
+
+
+def _types(dot: Instruction) -> tuple[ElementType, ElementType] | None:
+    """The type to multiply in, and one that its sums become before they become the result's."""
+    lhs, rhs, result = *map(_type_of, dot.operands), _type_of(dot)
+    if {lhs, rhs} <= _HALF_FLOATS and result in (E.F16, E.F32):
+        return E.F32, result
+    if not {lhs, rhs} <= _MAGNITUDES.keys() or result not in _INTEGERS:
+        return None
+    attributes = dot.attributes_as(DotAttributes)
+    terms = prod(dims_of(dot.operands[0])[d] for d in attributes.lhs_contracting)
+    greatest = terms * _MAGNITUDES[lhs] * _MAGNITUDES[rhs]
+    if greatest > 1 << 53:
+        return None
+    return E.F32 if greatest <= 1 << 24 else E.F64, E.S32 if greatest < 1 << 31 else E.S64
+
+
+def _type_of(value: Instruction) -> ElementType:
+    assert isinstance(value.shape, ArrayShape)
+    return value.shape.element_type
+
+
+def _converted(operand: Instruction, view: View, computed: ElementType) -> Region:
+    dims = dims_of(operand)
+    load = Load(_type_of(operand), view.buffer, Affine(view.offset, view.strides))
+    return _stored(operand, dims, Apply(computed, Opcode.CONVERT, (load,)), f"{operand.name}.wide")
+
+
+def _narrowed(dot: Instruction, wide: Instruction, between: ElementType) -> Region:
+    dims, result = dims_of(dot), _type_of(dot)
+    index = linear(tuple(axis(d, len(dims)) for d in range(len(dims))), dims, len(dims))
+    value: Expression = Apply(between, Opcode.CONVERT, (Load(_type_of(wide), wide, index),))
+    if between is not result:
+        value = Apply(result, Opcode.CONVERT, (value,))
+    return Region(dims, (Store(dot, value, index),))
+
+
+def _stored(source: Instruction, dims: tuple[int, ...], value: Apply, name: str) -> Region:
+    target = Instruction(Opcode.COPY, ArrayShape(value.element_type, dims), (source,), name=name)
+    index = linear(tuple(axis(d, len(dims)) for d in range(len(dims))), dims, len(dims))
+    return Region(dims, (Store(target, value, index),))

@@ -1,0 +1,92 @@
+"""Products of small integers and 16-bit floats: integers exactly as NumPy's, wrapping around; floats rounded once."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cpu.native.harness import compile, get, put, run
+from plugin_abi.host import Artifact, Context
+
+_INTEGERS = {"s8": np.int8, "u8": np.uint8, "s16": np.int16, "u16": np.uint16, "s32": np.int32, "s64": np.int64}
+_FLOATS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
+
+
+def _run(
+    context: Context, types: tuple[str, str, str], a: np.ndarray, b: np.ndarray, attributes: str, result: str
+) -> tuple[np.ndarray, str]:
+    shapes = [f"{t}[{','.join(map(str, x.shape))}]" for t, x in zip(types, (a, b), strict=False)]
+    text = f"""ENTRY main {{
+  a = {shapes[0]} parameter(0)
+  b = {shapes[1]} parameter(1)
+  ROOT c = {types[2]}[{result}] dot(a, b), {attributes}
+}}"""
+    memory = context.devices[0].default_memory
+    with compile(context, text) as executable:
+        return get(run(executable, put(memory, a), put(memory, b))[0]), executable.artifact(
+            Artifact.EXPLANATION
+        ).decode()
+
+
+def _integers(element: str, rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Many of the extremes, whose products add up to the most."""
+    info = np.iinfo(_INTEGERS[element])
+    values = rng.integers(info.min, info.max + 1, shape)
+    return np.where(rng.random(shape) < 0.5, info.min if info.min < 0 else info.max, values).astype(info.dtype)
+
+
+@pytest.mark.parametrize("k", [1, 300, 1024, 1025, 5000])
+@pytest.mark.parametrize(
+    "types",
+    [("s8", "s8", "s32"), ("u8", "s8", "s32"), ("u8", "u8", "s8"), ("s16", "s16", "s32"), ("u16", "s8", "s64")],
+    ids="-".join,
+)
+def test_integers(types: tuple[str, str, str], k: int, context: Context, rng: np.random.Generator) -> None:
+    a, b = _integers(types[0], rng, 7, k), _integers(types[1], rng, k, 9)
+    ours, explanation = _run(context, types, a, b, "lhs_contracting_dims={1}, rhs_contracting_dims={0}", "7,9")
+    assert "(BLAS)" in explanation
+    np.testing.assert_array_equal(ours, (a.astype(np.int64) @ b.astype(np.int64)).astype(_INTEGERS[types[2]]))
+
+
+def test_a_batch_and_transposed_operands(context: Context, rng: np.random.Generator) -> None:
+    a, b = _integers("s8", rng, 3, 20, 40), _integers("s8", rng, 3, 50, 20)
+    attributes = "lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={1}, rhs_contracting_dims={2}"
+    ours, explanation = _run(context, ("s8", "s8", "s32"), a, b, attributes, "3,40,50")
+    assert "(BLAS)" in explanation
+    np.testing.assert_array_equal(ours, np.einsum("bkm,bnk->bmn", a.astype(np.int32), b.astype(np.int32)))
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (5, 70, 9), (0, 3, 4), (3, 0, 4), (64, 256, 300)])
+@pytest.mark.parametrize(
+    "types",
+    [("f16", "f16", "f16"), ("f16", "f16", "f32"), ("bf16", "bf16", "f32"), ("bf16", "f16", "f32")],
+    ids="-".join,
+)
+def test_floats(
+    types: tuple[str, str, str], m: int, k: int, n: int, context: Context, rng: np.random.Generator
+) -> None:
+    a, b = (rng.standard_normal(dims).astype(_FLOATS[t]) for dims, t in zip(((m, k), (k, n)), types, strict=False))
+    attributes = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    ours, _ = _run(context, types, a, b, attributes, f"{m},{n}")
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    tolerance = 1e-3 if types[2] == "f16" else 1e-5
+    np.testing.assert_allclose(ours.astype(np.float64), exact, rtol=tolerance, atol=tolerance * 0.02 * max(k, 1))
+
+
+def test_an_operand_that_is_read_where_it_stands(context: Context, rng: np.random.Generator) -> None:
+    x, y = (rng.standard_normal(shape).astype(np.float16) for shape in ((30, 20), (40, 30)))
+    text = """ENTRY main {
+  x = f16[30,20] parameter(0)
+  y = f16[40,30] parameter(1)
+  n = f16[40,30] negate(y)
+  t = f16[30,40] transpose(n), dimensions={1,0}
+  s = f16[10,20] slice(x), slice={[5:15], [0:20]}
+  u = f16[10,40] slice(t), slice={[5:15], [0:40]}
+  ROOT c = f16[20,40] dot(s, u), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+}"""
+    memory = context.devices[0].default_memory
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(memory, x), put(memory, y))[0])
+    exact = x[5:15].astype(np.float64).T @ -y.T[5:15].astype(np.float64)
+    np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-2)
