@@ -18,6 +18,14 @@ void CopyStrided(void* to, const char* from, int64_t stride, int64_t n) {
   for (int64_t i = 0; i < n; ++i) d[i] = x[i * stride];
 }
 template <class T>
+void CopyShortRows(void* to, const char* from, int64_t rows, int64_t row_stride, int64_t stride, int64_t n) {
+  T* d = static_cast<T*>(to);
+  const T* x = reinterpret_cast<const T*>(from);
+  for (int64_t row = 0; row < rows; ++row, x += row_stride) {
+    for (int64_t i = 0; i < n; ++i) *d++ = x[i * stride];
+  }
+}
+template <class T>
 void StoreStrided(char* to, const void* from, int64_t stride, int64_t n) {
   T* d = reinterpret_cast<T*>(to);
   const T* x = static_cast<const T*>(from);
@@ -44,6 +52,27 @@ void Gather(void* to, const char* from, int64_t stride, int64_t n, int64_t bytes
       return CopyStrided<uint32_t>(to, from, stride, n);
     default:
       return CopyStrided<uint64_t>(to, from, stride, n);
+  }
+}
+
+void GatherRows(void* to, const char* from, int64_t rows, int64_t row_stride, int64_t stride, int64_t n,
+                int64_t bytes) {
+  constexpr int64_t kShort = 16;
+  if (n >= kShort) {
+    for (int64_t row = 0; row < rows; ++row) {
+      Gather(static_cast<char*>(to) + row * n * bytes, from + row * row_stride * bytes, stride, n, bytes);
+    }
+    return;
+  }
+  switch (bytes) {
+    case 1:
+      return CopyShortRows<uint8_t>(to, from, rows, row_stride, stride, n);
+    case 2:
+      return CopyShortRows<uint16_t>(to, from, rows, row_stride, stride, n);
+    case 4:
+      return CopyShortRows<uint32_t>(to, from, rows, row_stride, stride, n);
+    default:
+      return CopyShortRows<uint64_t>(to, from, rows, row_stride, stride, n);
   }
 }
 

@@ -13,6 +13,8 @@ namespace flagos::cpu {
 // n elements of `bytes` bytes each: to[i] = from[i * stride], and to[i * stride] = from[i].
 void Gather(void* to, const char* from, int64_t stride, int64_t n, int64_t bytes);
 void Scatter(char* to, const void* from, int64_t stride, int64_t n, int64_t bytes);
+// The same of `rows` rows of n, row_stride elements apart in `from` and one behind the other in `to`.
+void GatherRows(void* to, const char* from, int64_t rows, int64_t row_stride, int64_t stride, int64_t n, int64_t bytes);
 // Contiguous memory that is too much to stay in a cache is written around it. Others see it after FlushStreams by the
 // same thread.
 void Stream(char* to, const void* from, int64_t bytes);
