@@ -11,12 +11,13 @@ from math import prod
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.products import is_product_operand
 from flagos_backend.codegen.row_loop import Phases, folds_rows
+from flagos_backend.codegen.short_folds import stores_only_folds
 from flagos_backend.codegen.short_rows import LONG, can_lengthen
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import HOST, Schedule, fuse
 from flagos_backend.fusion.indexing import View, dims_of
 from flagos_backend.fusion.merge import merge
-from flagos_backend.fusion.region import Apply, Fold, Literal, Load, Region, below
+from flagos_backend.fusion.region import Apply, Region
 from flagos_backend.fusion.support import element_type
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -60,20 +61,8 @@ def accepts(region: Region) -> bool:
     if not region.folds:
         return not short or len(nest.dims) == 1 or can_lengthen(region)
     if not folds_rows(region, nest):
-        return (not short or can_lengthen(region)) and _folds_columns(region)
+        return (not short or can_lengthen(region)) and stores_only_folds(region)
     rows = prod(nest.dims[: len(nest.dims) - len(nest.folded)])
     if short or (rows < _MIN_ROWS and points > _SMALL):
         return False
     return Phases(region).kept_bytes <= _MAX_KEPT_BYTES
-
-
-def _folds_columns(region: Region) -> bool:
-    """Whether the region stores nothing but folds over the same dimensions, none of which needs another."""
-    stored = {store.value for store in region.stores}
-    inside = below(fold.value for fold in region.folds)
-    return (
-        len({fold.dims for fold in region.folds}) == 1
-        and stored == set(region.folds)
-        and all(isinstance(fold.initial, Load | Literal) for fold in region.folds)
-        and not any(isinstance(expression, Fold) for expression in inside)
-    )

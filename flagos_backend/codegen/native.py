@@ -23,6 +23,7 @@ from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.scatters import scatter_numbers
+from flagos_backend.codegen.short_folds import as_columns
 from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
 from flagos_backend.codegen.widened_products import as_widened_product
@@ -208,7 +209,7 @@ class _Emitter:
 
     def _lower(self, item: Region | Instruction) -> Sequence[_Item]:
         if isinstance(item, Region):
-            return lengthened(item)
+            return [part for region in as_columns(item) for part in lengthened(region)]
         if item.opcode is Opcode.DOT:
             product = as_matrix_product(item, *self._views(item))
             if product is not None:

@@ -75,7 +75,10 @@ class _Writer:
 
     def _steps(self, expressions: Sequence[Expression]) -> list[list[int]]:
         last_use = {o: n for n, e in enumerate(expressions) if isinstance(e, Apply) for o in e.operands}
-        pinned = set(self.tiles.roots())
+        # What is the same in all rows that are folded is computed before them and has to stay.
+        folded = frozenset(self.region.folded)
+        fixed = {e for e in expressions if isinstance(e, Apply) and folded and not self.region.reach[e] & folded}
+        pinned = {*self.tiles.roots(), *fixed}
         free: dict[ElementType, list[int]] = {}
         steps = []
         for number, expression in enumerate(expressions):

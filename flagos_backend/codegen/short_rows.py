@@ -20,6 +20,8 @@ from flagos_backend.ir.types import ArrayShape
 
 # Rows of this many elements are long enough by themselves.
 LONG = 64
+# Of a loop without folds they are joined up to here: a call for each operation of a row still tells.
+_JOINED = 256
 # How long the new rows may get, and how long they must get to be worth the repetition.
 _GREATEST, _LEAST = 1024, 256
 
@@ -111,7 +113,7 @@ def _repetition(load: Load, rows: _Rows) -> Store:
 
 def _rows(region: Region) -> _Rows | None:
     nest = simplify(region)
-    if len(nest.dims) != 2 or not 1 < nest.dims[1] < LONG:
+    if len(nest.dims) != 2 or not 1 < nest.dims[1] < (LONG if region.folds else _JOINED):
         return None
     count, columns = nest.dims
     joined = next((k for k in range(min(_GREATEST // columns, count // 2), 0, -1) if count % k == 0), 1)

@@ -54,6 +54,9 @@ using TileFunction = void (*)(void* result, const void* a, const void* b, const 
 // *accumulator = *accumulator op x[0] op ... op x[n - 1], the accumulator in AccumulatorType.
 using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
 
+// accumulator[i] = accumulator[i] op x[i] op x[i + stride] ... for each of `rows` rows of n, in AccumulatorType.
+using FoldRowsFunction = void (*)(void* accumulator, const void* x, int64_t rows, int64_t stride, int64_t n);
+
 // *result = a[0] b[0] + ... + a[n - 1] b[n - 1].
 using DotFunction = void (*)(void* result, const void* a, const void* b, int64_t n);
 
@@ -84,11 +87,12 @@ struct Kernels {
   const char* name;
   const Pairs* pairs;
   TileFunction apply[kNumOps][kNumTypes];
-  TileFunction divide_by_one[kNumTypes];              // apply[kDivide] where all b[i] are the same
-  TileFunction remainder_by_one[kNumTypes];           // apply[kRemainder] where all b[i] are the same
-  TileFunction one_by[kNumTypes];                     // and where all a[i] are 1: F32
-  TileFunction convert[kNumTypes][kNumTypes];         // [from][to]
-  FoldFunction fold[kNumCombines][kNumTypes];         // [Combine][type of x]
+  TileFunction divide_by_one[kNumTypes];       // apply[kDivide] where all b[i] are the same
+  TileFunction remainder_by_one[kNumTypes];    // apply[kRemainder] where all b[i] are the same
+  TileFunction one_by[kNumTypes];              // and where all a[i] are 1: F32
+  TileFunction convert[kNumTypes][kNumTypes];  // [from][to]
+  FoldFunction fold[kNumCombines][kNumTypes];  // [Combine][type of x]
+  FoldRowsFunction fold_rows[kNumCombines][kNumTypes];
   ExtremeInRowFunction extreme_in_row[2][kNumTypes];  // [whether the greatest counts]
   ExtremesInColumnsFunction extremes_in_columns[2][kNumTypes];
   DotFunction dot[kNumTypes];                                    // F32, F64

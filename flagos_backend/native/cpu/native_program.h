@@ -24,8 +24,10 @@ struct LoopBase {
   struct Input {
     int64_t slot, reg, offset;  // offset and strides in elements
     std::vector<int64_t> strides;
-    bool invariant;        // one element for the whole loop
-    bool computed = true;  // with; else only stored
+    bool invariant;                // one element for the whole loop
+    bool computed = true;          // with; else only stored
+    bool fixed = false;            // the same in all rows that are folded
+    bool folded_in_place = false;  // columns that nothing but reductions reads, where they stand
   };
   struct Constant {
     int64_t reg, bits;
@@ -44,6 +46,8 @@ struct LoopBase {
     Type type;
     int64_t reg, result, initial;  // registers of what is folded, of the fold, and of what it begins with
     FoldFunction fold;
+    FoldRowsFunction fold_rows;
+    int64_t input = -1;        // whose columns are folded in place
     bool compensated = false;  // a sum in its own type, of which rows keep what rounding between tiles loses
     TileFunction widen, combine_wide, narrow;  // to, in and from AccumulatorType; widen and narrow null when it is type
   };
@@ -74,6 +78,10 @@ struct Loop : LoopBase {
   std::vector<Reduction> reductions;  // they begin with constants or invariant inputs
   std::vector<Output> outputs;        // a stride for each dimension that is not folded
   std::vector<int64_t> box;           // how far a tile reaches along each dimension; empty: along the last one alone
+  // Of columns: a tile is a block of `rows` rows, steps of the last folded dimension, of `columns` columns each. The
+  // blocks that are folded into one tile are cut into segments, so that threads have enough to share: by shape alone.
+  int64_t columns = 0, rows = 0, segments = 1;
+  std::vector<Step> fixed_steps;  // of columns: what is the same in all rows, before the others
 };
 
 // A loop nest whose trailing dimensions are folded. Phases pass over one row after the other while it is in the cache: a

@@ -74,9 +74,77 @@ int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile) {
   return std::clamp(fitting / 64 * 64, kMinTile, kMaxTile);
 }
 
-// A tile along the last dimension never crosses it, and what is longer than that is filled for nothing.
-int64_t WithinLast(const LoopBase& loop, int64_t tile) {
-  return std::min(tile, loop.dims.empty() ? 1 : std::max<int64_t>(loop.dims.back(), 1));
+// A tile never crosses what it runs along, and what is longer than that is filled for nothing.
+int64_t Within(int64_t tile, int64_t most) { return std::min(tile, std::max<int64_t>(most, 1)); }
+
+// Columns that only reductions read need no tile: rows of any length and distance are folded where they stand.
+void FoldInPlace(Loop& loop) {
+  const auto is_read = [&](int64_t reg) {
+    const auto reads = [reg](const LoopBase::Step& step) { return step.a == reg || step.b == reg || step.c == reg; };
+    return std::any_of(loop.steps.begin(), loop.steps.end(), reads) ||
+           std::any_of(loop.fixed_steps.begin(), loop.fixed_steps.end(), reads);
+  };
+  for (size_t i = 0; i < loop.inputs.size(); ++i) {
+    LoopBase::Input& input = loop.inputs[i];
+    input.folded_in_place = !input.fixed && input.strides.back() == 1 && !is_read(input.reg);
+    for (LoopBase::Reduction& reduction : loop.reductions) {
+      if (input.folded_in_place && reduction.reg == input.reg) reduction.input = static_cast<int64_t>(i);
+    }
+  }
+}
+
+// Takes the steps that compute the same in all rows out of the others.
+void FixSteps(Loop& loop) {
+  std::vector<bool> fixed(loop.registers.size());
+  std::vector<int> writers(loop.registers.size());
+  for (const LoopBase::Constant& constant : loop.constants) fixed[static_cast<size_t>(constant.reg)] = true;
+  for (LoopBase::Input& input : loop.inputs) {
+    const auto last = input.strides.end() - 1;
+    input.fixed = std::all_of(last - loop.num_folded, last, [](int64_t stride) { return stride == 0; });
+    if (input.fixed) fixed[static_cast<size_t>(input.reg)] = true;
+  }
+  for (const LoopBase::Step& step : loop.steps) ++writers[static_cast<size_t>(step.result)];
+  std::vector<LoopBase::Step> varying;
+  for (const LoopBase::Step& step : loop.steps) {
+    const auto is_fixed = [&](int64_t reg) { return fixed[static_cast<size_t>(reg)]; };
+    const bool is =
+        writers[static_cast<size_t>(step.result)] == 1 && is_fixed(step.a) && is_fixed(step.b) && is_fixed(step.c);
+    if (is) fixed[static_cast<size_t>(step.result)] = true;
+    (is ? loop.fixed_steps : varying).push_back(step);
+  }
+  loop.steps = std::move(varying);
+}
+
+// What the accumulators of a tile of columns take stays in the first-level cache, and a run of columns is long enough.
+constexpr int64_t kMaxColumns = 512, kMaxComputedColumns = 1024;
+// Rows that are folded where they stand, in one block.
+constexpr int64_t kBlockRows = 64;
+// So many tasks are enough for threads, if each has this many points.
+constexpr int64_t kEnoughTasks = 8, kTaskPoints = 1 << 14;
+
+// Cuts a loop that folds columns into blocks and segments.
+void PlanColumns(Loop& loop, int64_t points) {
+  const size_t rank = loop.dims.size();
+  const int64_t inner = loop.dims.back(), rows = loop.dims[rank - 2];
+  FixSteps(loop);
+  FoldInPlace(loop);
+  loop.columns =
+      std::max<int64_t>(1, std::min({inner, loop.tile, loop.steps.empty() ? kMaxColumns : kMaxComputedColumns}));
+  loop.rows = loop.tile / loop.columns;
+  const bool in_place = loop.steps.empty() && loop.iotas.empty() &&
+                        std::all_of(loop.inputs.begin(), loop.inputs.end(),
+                                    [](const LoopBase::Input& input) { return input.fixed || input.folded_in_place; });
+  const bool folds_constants = std::any_of(loop.reductions.begin(), loop.reductions.end(),
+                                           [](const LoopBase::Reduction& reduction) { return reduction.input < 0; });
+  if (in_place && !folds_constants) loop.rows = std::max(loop.rows, kBlockRows);
+  loop.rows = std::max<int64_t>(1, std::min(loop.rows, rows));
+  int64_t tiles = (inner + loop.columns - 1) / loop.columns, blocks = (rows + loop.rows - 1) / loop.rows;
+  for (size_t d = 0; d < rank - 2; ++d) {
+    (d + 1 < rank - static_cast<size_t>(loop.num_folded) ? tiles : blocks) *= loop.dims[d];
+  }
+  if (tiles == 0 || blocks == 0) return;
+  const int64_t wanted = std::min((kEnoughTasks + tiles - 1) / tiles, points / kTaskPoints);
+  loop.segments = std::clamp<int64_t>(wanted, 1, blocks);
 }
 
 // What divides: not all quotients and remainders take a division.
@@ -163,8 +231,11 @@ Loop Parser::ParseLoop() {
   for (int64_t i = 0; i < num_registers; ++i) loop.registers.push_back(ParseType());
   ParseSources(loop);
   for (int64_t i = 0; i < num_registers; ++i) loop.uniform.push_back(IsInvariant(loop, i));
+  const size_t rank = loop.dims.size();
+  int64_t run = rank == 0 ? 1 : loop.dims.back();
+  if (columns) run = Times(run, loop.dims[rank - 2]);
   const int64_t greatest_tile = GreatestTile(loop, std::vector<bool>(loop.registers.size(), true));
-  loop.tile = WithinLast(loop, greatest_tile);
+  loop.tile = Within(greatest_tile, run);
   loop.steps = ParseSteps(loop);
   loop.reductions = ParseReductions(loop);
   Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
@@ -186,7 +257,8 @@ Loop Parser::ParseLoop() {
       output.in_place = !output.streamed && IsInPlace(loop, loop.steps, loop.outputs, output);
     }
   }
-  loop.lane_bytes = 64 + loop.reductions.size() * static_cast<size_t>(2 * (loop.tile * 8 + 64));
+  if (columns) PlanColumns(loop, points);
+  loop.lane_bytes = 64 + loop.reductions.size() * static_cast<size_t>(loop.columns * 8 + 64);
   for (Type type : loop.registers) loop.lane_bytes += static_cast<size_t>(loop.tile * TypeBytes(type) + 64);
   loop.work = Times(points, static_cast<int64_t>(1 + loop.steps.size() + loop.reductions.size()));
   return loop;
@@ -219,7 +291,7 @@ RowLoop Parser::ParseRowLoop() {
     loop.uniform.push_back(extent == RowLoop::Extent::kScalar || extent == RowLoop::Extent::kSingle);
     has_tile.push_back(extent == RowLoop::Extent::kTile || extent == RowLoop::Extent::kScalar);
   }
-  loop.tile = WithinLast(loop, GreatestTile(loop, has_tile));
+  loop.tile = Within(GreatestTile(loop, has_tile), loop.dims.back());
   const auto row_invariant = [&](const std::vector<int64_t>& strides) {
     return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
   };
@@ -369,6 +441,7 @@ std::vector<Loop::Reduction> Parser::ParseReductions(const LoopBase& loop) {
     static_assert(sizeof kOps / sizeof *kOps == kNumCombines);
     reduction.compensated = reduction.combine == Combine::kAdd && reduction.type == Type::kF64;
     reduction.fold = kernels.fold[combine][type];
+    reduction.fold_rows = kernels.fold_rows[combine][type];
     reduction.combine_wide = kernels.apply[static_cast<int>(kOps[combine])][wide];
     reduction.widen = wide == type ? nullptr : kernels.convert[type][wide];
     // Double to a 16-bit float has no single rounding in the table; reductions into those types stay unsupported here.

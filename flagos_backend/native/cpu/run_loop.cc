@@ -13,18 +13,9 @@ namespace {
 class Lane {
  public:
   Lane(const Loop& loop, char* const* slots)
-      : loop_(loop),
-        slots_(slots),
-        tiles_(loop.lane_bytes, loop.registers.size() + 2 * loop.reductions.size(), loop.dims.size()) {
-    const size_t n = loop.registers.size(), num_reductions = loop.reductions.size();
-    accumulators_ = tiles_.home + n;
-    widened_ = accumulators_ + num_reductions;
-    for (size_t i = 0; i < n; ++i) {
+      : loop_(loop), slots_(slots), tiles_(loop.lane_bytes, loop.registers.size(), loop.dims.size()) {
+    for (size_t i = 0; i < loop.registers.size(); ++i) {
       tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
-    }
-    for (size_t i = 0; i < num_reductions; ++i) {
-      accumulators_[i] = tiles_.Take(loop.tile * 8);
-      widened_[i] = tiles_.Take(loop.tile * 8);
     }
     for (const Loop::Constant& constant : loop.constants) {
       const char* const bits = reinterpret_cast<const char*>(&constant.bits);
@@ -72,34 +63,6 @@ class Lane {
       }
     }
     if (loop_.streams) FlushStreams();
-  }
-
-  void RunColumns(int64_t begin, int64_t end) {
-    const size_t rank = loop_.dims.size();
-    const size_t kept = rank - 1 - static_cast<size_t>(loop_.num_folded);
-    const int64_t inner = loop_.dims.back();
-    const int64_t chunks = (inner + loop_.tile - 1) / loop_.tile;
-    const int64_t folded_count = Product(loop_.dims, kept, rank - 1);
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t start = task % chunks * loop_.tile;
-      const int64_t n = std::min(loop_.tile, inner - start);
-      SetIndex(tiles_.index, task / chunks, loop_.dims, 0, kept);
-      for (size_t r = 0; r < loop_.reductions.size(); ++r) Start(r, n);
-      for (int64_t folded = 0; folded < folded_count; ++folded, Advance(tiles_.index, loop_.dims, kept, rank - 1)) {
-        Load(start, n);
-        Compute(n);
-        for (size_t r = 0; r < loop_.reductions.size(); ++r) {
-          const Loop::Reduction& reduction = loop_.reductions[r];
-          const char* value = tiles_.place[Index(reduction.reg)];
-          if (reduction.widen != nullptr) {
-            reduction.widen(widened_[r], value, nullptr, nullptr, n);
-            value = widened_[r];
-          }
-          reduction.combine_wide(accumulators_[r], accumulators_[r], value, nullptr, n);
-        }
-      }
-      Finish(n);
-    }
   }
 
  private:
@@ -159,38 +122,8 @@ class Lane {
 
   char* OutputAddress(const Loop::Output& output) const {
     int64_t offset = output.offset;
-    // In column mode the last stride belongs to the tile dimension, which is the last of the loop.
-    for (size_t d = 0; d < output.strides.size(); ++d) {
-      const size_t dimension =
-          loop_.mode == LoopMode::kColumns && d + 1 == output.strides.size() ? loop_.dims.size() - 1 : d;
-      offset += tiles_.index[dimension] * output.strides[d];
-    }
+    for (size_t d = 0; d < output.strides.size(); ++d) offset += tiles_.index[d] * output.strides[d];
     return slots_[Index(output.slot)] + offset * Bytes(output.reg);
-  }
-
-  void Start(size_t r, int64_t n) {
-    const Loop::Reduction& reduction = loop_.reductions[r];
-    const char* const initial = tiles_.home[Index(reduction.initial)];
-    if (reduction.widen != nullptr) {
-      reduction.widen(accumulators_[r], initial, nullptr, nullptr, n);
-    } else {
-      std::memcpy(accumulators_[r], initial, static_cast<size_t>(n * TypeBytes(reduction.type)));
-    }
-  }
-
-  void Finish(int64_t n) {
-    for (size_t r = 0; r < loop_.reductions.size(); ++r) {
-      const Loop::Reduction& reduction = loop_.reductions[r];
-      char* to = tiles_.home[Index(reduction.result)];
-      if (reduction.narrow != nullptr) {
-        reduction.narrow(to, accumulators_[r], nullptr, nullptr, n);
-      } else {
-        std::memcpy(to, accumulators_[r], static_cast<size_t>(n * TypeBytes(reduction.type)));
-      }
-    }
-    for (const Loop::Output& output : loop_.outputs) {
-      Scatter(OutputAddress(output), tiles_.place[Index(output.reg)], output.strides.back(), n, Bytes(output.reg));
-    }
   }
 
   const Loop& loop_;
@@ -198,30 +131,24 @@ class Lane {
   Tiles tiles_;
   Ahead ahead_;
   bool looks_ahead_;
-  char** accumulators_;  // of each reduction
-  char** widened_;       // of each reduction
 };
 
 }  // namespace
 
 void RunLoop(const Loop& loop, char* const* slots) {
+  if (loop.mode == LoopMode::kColumns) return RunColumnLoop(loop, slots);
   if (!loop.box.empty()) return RunBoxLoop(loop, slots);
   struct Job {
     const Loop* loop;
     char* const* slots;
   } job{&loop, slots};
-  const size_t rank = loop.dims.size();
   int64_t tasks = 1;
-  if (rank > 0) {
-    tasks = Product(loop.dims, 0, rank - 1 - static_cast<size_t>(loop.num_folded)) *
-            ((loop.dims.back() + loop.tile - 1) / loop.tile);
+  if (!loop.dims.empty()) {
+    tasks = Product(loop.dims, 0, loop.dims.size() - 1) * ((loop.dims.back() + loop.tile - 1) / loop.tile);
   }
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const Job& work = *static_cast<Job*>(user);
-    if (begin == end) return;
-    Lane lane(*work.loop, work.slots);
-    if (work.loop->mode == LoopMode::kMap) return lane.RunMap(begin, end);
-    lane.RunColumns(begin, end);
+    if (begin < end) Lane(*work.loop, work.slots).RunMap(begin, end);
   };
   RunTasks(tasks, loop.work, body, &job);
 }

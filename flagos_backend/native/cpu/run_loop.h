@@ -8,6 +8,7 @@ namespace flagos::cpu {
 // slots: base address of every buffer of the program.
 void RunLoop(const Loop& loop, char* const* slots);
 void RunBoxLoop(const Loop& loop, char* const* slots);
+void RunColumnLoop(const Loop& loop, char* const* slots);
 void RunRowLoop(const RowLoop& loop, char* const* slots);
 void RunScalarLoop(const ScalarLoop& loop, char* const* slots);
 void RunGather(const GatherWindows& gather, char* const* slots);

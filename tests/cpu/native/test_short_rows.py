@@ -24,6 +24,8 @@ _SIZES = [
     (700, 3, True),
     (1, 16, False),
 ]
+# Loops without folds join longer rows.
+_LOOP_SIZES = [*_SIZES, (512, 64, True), (60, 200, True), (60, 256, False)]
 
 
 def _is_joined(explanation: str, rows: int, columns: int) -> bool:
@@ -31,7 +33,7 @@ def _is_joined(explanation: str, rows: int, columns: int) -> bool:
 
 
 @pytest.mark.parametrize("element", _DTYPES)
-@pytest.mark.parametrize(("rows", "columns", "joined"), _SIZES)
+@pytest.mark.parametrize(("rows", "columns", "joined"), _LOOP_SIZES)
 def test_what_repeats_in_every_row(
     rows: int, columns: int, joined: bool, element: str, context: Context, rng: np.random.Generator
 ) -> None:
