@@ -13,6 +13,7 @@ from flagos_backend.codegen.products import is_product_operand
 from flagos_backend.codegen.row_loop import Phases, folds_rows
 from flagos_backend.codegen.short_folds import stores_only_folds
 from flagos_backend.codegen.short_rows import LONG, can_lengthen
+from flagos_backend.codegen.tile_dimension import tiled
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import HOST, Schedule, fuse
 from flagos_backend.fusion.indexing import View, dims_of
@@ -54,7 +55,7 @@ def accepts(region: Region) -> bool:
     """Whether a merged region is better than the regions it was made of."""
     if sum(isinstance(e, Apply) for e in region.expressions()) > _MAX_OPERATIONS:
         return False
-    nest = simplify(region)
+    nest = simplify(region) if region.folds else tiled(region)
     points = prod(nest.dims)
     # Short runs of elements cost more in calls of operations than a pass through memory does.
     short = bool(nest.dims) and nest.dims[-1] < LONG

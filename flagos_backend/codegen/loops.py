@@ -13,15 +13,17 @@ class Nest:
     """``dims`` of the simplified loop nest, and for each the dimension of the region whose coefficient it takes.
 
     Merged dimensions step like the innermost one of the run, so one source dimension says it all. ``folded``:
-    positions in ``dims`` that are folded.
+    positions in ``dims`` that are folded. ``factors``: of the coefficients, 1 but where a dimension was divided.
     """
 
     dims: tuple[int, ...]
     sources: tuple[int, ...]
     folded: tuple[int, ...]
+    factors: tuple[int, ...]
 
     def strides(self, index: Affine) -> tuple[int, ...]:
-        return tuple(index.coefficients[source] for source in self.sources)
+        pairs = zip(self.sources, self.factors, strict=True)
+        return tuple(index.coefficients[source] * factor for source, factor in pairs)
 
 
 def simplify(region: Region) -> Nest:
@@ -42,6 +44,7 @@ def simplify(region: Region) -> Nest:
         dims=tuple(prod(region.dims[d] for d in run) for run in runs),
         sources=tuple(run[-1] for run in runs),
         folded=tuple(i for i, run in enumerate(runs) if run[-1] in region.folded),
+        factors=(1,) * len(runs),
     )
 
 

@@ -1,5 +1,5 @@
-"""Writes a region as a loop over points, which may fold columns. Tiles run along the last dimension, or are boxes where
-native/cpu/boxes.cc finds those better.
+"""Writes a region as a loop over points, which may fold columns. Tiles run along the last dimension of the nest, or are
+boxes where native/cpu/boxes.cc finds those better.
 
 Between native.py, which plans the program, and native/cpu/parse_loop.cc, which reads the words.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flagos_backend.codegen.loops import simplify
+from flagos_backend.codegen.tile_dimension import tiled
 from flagos_backend.codegen.tiles import combine_number, literal_bits, step, tile_type
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, below
 from flagos_backend.ir.hlo import Instruction
@@ -29,7 +30,7 @@ class _Writer:
     def __init__(self, region: Region, slots: Mapping[Instruction, int]) -> None:
         self.region = region
         self.slots = slots
-        self.nest = simplify(region)
+        self.nest = simplify(region) if region.folded else tiled(region)
         # What tiles compute: of a fold the value that goes in.
         values = ((s.value.value if isinstance(s.value, Fold) else s.value, s) for s in region.stores)
         self.tiles = Region(region.dims, tuple(Store(s.target, value, s.index) for value, s in values))

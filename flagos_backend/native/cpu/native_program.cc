@@ -12,43 +12,33 @@
 namespace flagos::cpu {
 namespace {
 
+// A single number is what loops over the elements of an array copy.
+void CopyRun(char* to, const char* from, int64_t bytes) {
+  if (bytes == 4) {
+    std::memcpy(to, from, 4);
+  } else {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+}
+
 void RunBlockCopy(const BlockCopy& copy, char* const* slots) {
-  const size_t rank = copy.dims.size();
-  const size_t arrays = copy.is_update ? 2 : 1;
   char* const target = slots[copy.target];
-  char* array = slots[copy.sources[arrays - 1]];
-  if (copy.is_update && array != target) {
-    CopyArray(target, array, copy.element_bytes * Product(copy.dims, 0, rank));
+  if (copy.is_update && slots[copy.array] != target) {
+    CopyArray(target, slots[copy.array], copy.array_bytes);
   }
-  if (copy.is_update) array = target;
-  char* block = copy.is_update ? slots[copy.sources[0]] : target;
-  // Trailing dimensions that the block spans whole are contiguous with the one before them.
-  size_t inner = rank;
-  int64_t run = copy.element_bytes;
-  while (inner > 0) {
-    --inner;
-    run *= copy.block[inner];
-    if (copy.block[inner] != copy.dims[inner]) break;
+  char* array = copy.is_update ? target : slots[copy.array];
+  char* block = slots[copy.block];
+  for (const BlockCopy::Start& start : copy.starts) {
+    array += std::clamp<int64_t>(ReadIndex(slots[start.slot], start.type), 0, start.limit) * start.stride;
   }
-  int64_t offset = 0, stride = copy.element_bytes, rows = 1;
-  std::vector<int64_t> strides(rank);
-  for (size_t d = rank; d-- > 0;) {
-    const int64_t start = ReadIndex(slots[copy.sources[arrays + d]], copy.start_types[d]);
-    offset += std::clamp<int64_t>(start, 0, copy.dims[d] - copy.block[d]) * stride;
-    strides[d] = stride;
-    stride *= copy.dims[d];
-    if (d < inner) rows *= copy.block[d];
-  }
-  if (run == 0) return;
-  for (int64_t row = 0; row < rows; ++row) {
-    int64_t at = offset, rest = row;
-    for (size_t d = inner; d-- > 0;) {
-      at += rest % copy.block[d] * strides[d];
-      rest /= copy.block[d];
+  for (int64_t row = 0; row < copy.rows; ++row, block += copy.run) {
+    char* at = array;
+    int64_t rest = row;
+    for (size_t d = copy.outer.size(); d-- > 0;) {
+      at += rest % copy.outer[d].size * copy.outer[d].stride;
+      rest /= copy.outer[d].size;
     }
-    char* const in_array = array + at;
-    char* const in_block = block + row * run;
-    std::memcpy(copy.is_update ? in_array : in_block, copy.is_update ? in_block : in_array, static_cast<size_t>(run));
+    CopyRun(copy.is_update ? at : block, copy.is_update ? block : at, copy.run);
   }
 }
 
@@ -153,16 +143,25 @@ class Runner {
       if (loop.carries[i] == Carry::kBuffered) next[i] = slots_[loop.seconds[num_seconds++]];
     }
     char* const scratch = slots_[loop.scratch];
-    for (int64_t trip = 0; trip != loop.trip_count; ++trip) {
-      if (loop.trip_count < 0) {
-        uint8_t again = 0;
-        void* result = &again;
-        if (!loop.condition->Run(now.data(), &result, scratch, handler_)) return false;
-        if (again == 0) break;
-      }
-      if (!loop.body->Run(now.data(), next.data(), scratch, handler_)) return false;
+    uint8_t again = 1;
+    void* const result = &again;
+    // Buffers take turns, so that every other trip finds them in the same places.
+    const size_t num_body = loop.body->num_slots(), num_condition = loop.condition->num_slots();
+    std::vector<char*> body(2 * num_body), condition(2 * num_condition);
+    for (const size_t parity : {0U, 1U}) {
+      loop.body->FindSlots(body.data() + parity * num_body, now.data(), next.data(), scratch);
+      loop.condition->FindSlots(condition.data() + parity * num_condition, now.data(), &result, scratch);
       now.swap(next);
     }
+    size_t turn = 0;
+    for (int64_t trip = 0; trip != loop.trip_count; ++trip, turn ^= 1) {
+      if (loop.trip_count < 0) {
+        if (!loop.condition->RunSteps(condition.data() + turn * num_condition, handler_)) return false;
+        if (again == 0) break;
+      }
+      if (!loop.body->RunSteps(body.data() + turn * num_body, handler_)) return false;
+    }
+    if (turn == 1) now.swap(next);
     for (size_t i = 0; i < n; ++i) {
       if (target[i] != nullptr && now[i] != target[i])
         std::memcpy(target[i], now[i], static_cast<size_t>(loop.bytes[i]));
@@ -188,24 +187,32 @@ class Runner {
   const CallHandler& handler_;
 };
 
-bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler) const {
-  constexpr size_t kFew = 64;
-  const size_t num_slots =
-      argument_bytes_.size() + result_bytes_.size() + constant_offsets_.size() + temporary_offsets_.size();
-  char* few[kFew];
-  std::vector<char*> many(num_slots > kFew ? num_slots : 0);
-  char** const slots = num_slots > kFew ? many.data() : few;
-  char** slot = slots;
+size_t NativeProgram::num_slots() const {
+  return argument_bytes_.size() + result_bytes_.size() + constant_offsets_.size() + temporary_offsets_.size();
+}
+
+void NativeProgram::FindSlots(char** slot, void* const* arguments, void* const* results, void* scratch) const {
   for (size_t i = 0; i < argument_bytes_.size(); ++i) *slot++ = static_cast<char*>(arguments[i]);
   for (size_t i = 0; i < result_bytes_.size(); ++i) *slot++ = static_cast<char*>(results[i]);
   // Constants are never written: Parse refuses a step that does.
   char* const constants = reinterpret_cast<char*>(const_cast<uint8_t*>(constants_->data()));
   for (int64_t offset : constant_offsets_) *slot++ = constants + offset;
   for (int64_t offset : temporary_offsets_) *slot++ = offset < 0 ? nullptr : static_cast<char*>(scratch) + offset;
+}
+
+bool NativeProgram::RunSteps(char** slots, const CallHandler& handler) const {
   const OpenMpScope open_mp(has_calls_);
   const Runner runner(slots, handler);
-  if (!std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); }))
-    return false;
+  return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); });
+}
+
+bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler) const {
+  constexpr size_t kFew = 64;
+  char* few[kFew];
+  std::vector<char*> many(num_slots() > kFew ? num_slots() : 0);
+  char** const slots = num_slots() > kFew ? many.data() : few;
+  FindSlots(slots, arguments, results, scratch);
+  if (!RunSteps(slots, handler)) return false;
   for (size_t i = 0; i < result_bytes_.size(); ++i) {
     if (brought_[i]) results[i] = slots[argument_bytes_.size() + i];
   }

@@ -126,12 +126,19 @@ struct Call {
 // A block at run-time starts, which are clamped so that it lies inside: sliced out of an array (sources: array, starts),
 // or written into it (sources: block, array, starts; the array is copied first unless source and target are one slot).
 struct BlockCopy {
+  struct Start {
+    int64_t slot, limit, stride;  // the greatest start, and the bytes that a step of it is worth
+    Type type;
+  };
+  struct Outer {
+    int64_t size, stride;  // stride in bytes, of the array
+  };
   bool is_update;
-  int64_t element_bytes;
-  std::vector<int64_t> dims, block;
-  std::vector<Type> start_types;
-  std::vector<int64_t> sources;
-  int64_t target;
+  std::vector<Start> starts;
+  // The block is runs of contiguous bytes, a run for each position of the outer dimensions.
+  int64_t run, rows;
+  std::vector<Outer> outer;
+  int64_t array, block, target, array_bytes;  // slots; block and target are one where a block is sliced out
 };
 
 // Windows of an array at run-time starts, one for each position of a batch, and where each stands in another array: a
@@ -277,6 +284,12 @@ class NativeProgram {
   friend class Runner;
   using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgExtreme,
                             ComplexArithmetic, GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional>;
+
+  // A run in parts, for loops, which run a program again and again over the same memory: the addresses of all buffers,
+  // then the steps.
+  size_t num_slots() const;
+  void FindSlots(char** slot, void* const* arguments, void* const* results, void* scratch) const;
+  bool RunSteps(char** slots, const CallHandler& handler) const;
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1

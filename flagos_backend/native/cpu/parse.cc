@@ -186,30 +186,48 @@ Call Parser::ParseCall() {
 BlockCopy Parser::ParseBlockCopy(bool is_update) {
   BlockCopy copy;
   copy.is_update = is_update;
-  copy.element_bytes = Word();
-  Require(copy.element_bytes > 0 && copy.element_bytes <= 16, "bad element size");
-  const int64_t rank = Count();
-  Require(rank <= kMaxRank, "too many dimensions");
+  const int64_t element_bytes = Word();
+  Require(element_bytes > 0 && element_bytes <= 16, "bad element size");
+  const size_t rank = static_cast<size_t>(Count());
+  Require(rank <= static_cast<size_t>(kMaxRank), "too many dimensions");
+  std::vector<int64_t> dims, sizes;
+  std::vector<Type> start_types;
   int64_t elements = 1, block_elements = 1;
-  for (int64_t d = 0; d < rank; ++d) elements = Times(elements, copy.dims.emplace_back(Word()));
-  for (int64_t d = 0; d < rank; ++d) {
-    block_elements = Times(block_elements, copy.block.emplace_back(Word()));
-    Require(copy.block.back() <= copy.dims[static_cast<size_t>(d)], "a block is larger than its array");
+  for (size_t d = 0; d < rank; ++d) elements = Times(elements, dims.emplace_back(Word()));
+  for (size_t d = 0; d < rank; ++d) {
+    block_elements = Times(block_elements, sizes.emplace_back(Word()));
+    Require(sizes.back() <= dims[d], "a block is larger than its array");
   }
-  for (int64_t d = 0; d < rank; ++d) copy.start_types.push_back(ParseType());
-  copy.sources = ReadableSlots();
+  for (size_t d = 0; d < rank; ++d) start_types.push_back(ParseType());
+  const std::vector<int64_t> sources = ReadableSlots();
   const std::vector<int64_t> targets = WritableSlots();
   Require(Count() == 0 && targets.size() == 1, "a block copy has one result and no scratch");
   copy.target = targets[0];
   const size_t arrays = is_update ? 2 : 1;
-  Require(copy.sources.size() == arrays + static_cast<size_t>(rank), "a block copy needs one start for each dimension");
-  const int64_t array = copy.sources[arrays - 1], block = is_update ? copy.sources[0] : copy.target;
-  Require(SlotBytes(array) == Times(elements, copy.element_bytes), "an array has the wrong size");
-  Require(SlotBytes(block) == Times(block_elements, copy.element_bytes), "a block has the wrong size");
-  Require(!is_update || SlotBytes(copy.target) == SlotBytes(array), "a result has the wrong size");
-  Require(block != copy.target || !is_update, "a block is written over itself");
-  for (size_t d = 0; d < copy.start_types.size(); ++d) {
-    CheckAccess(copy.sources[arrays + d], copy.start_types[d], 0, {}, {});
+  Require(sources.size() == arrays + rank, "a block copy needs one start for each dimension");
+  copy.array = sources[arrays - 1];
+  copy.block = is_update ? sources[0] : copy.target;
+  copy.array_bytes = Times(elements, element_bytes);
+  Require(SlotBytes(copy.array) == copy.array_bytes, "an array has the wrong size");
+  Require(SlotBytes(copy.block) == Times(block_elements, element_bytes), "a block has the wrong size");
+  Require(!is_update || SlotBytes(copy.target) == copy.array_bytes, "a result has the wrong size");
+  Require(copy.block != copy.target || !is_update, "a block is written over itself");
+  // Trailing dimensions that the block spans whole are contiguous with the one before them.
+  size_t inner = rank;
+  copy.run = element_bytes;
+  while (inner > 0) {
+    --inner;
+    copy.run = Times(copy.run, sizes[inner]);
+    if (sizes[inner] != dims[inner]) break;
+  }
+  copy.rows = copy.run == 0 ? 0 : 1;
+  int64_t stride = element_bytes;
+  for (size_t d = rank; d-- > 0;) {
+    CheckAccess(sources[arrays + d], start_types[d], 0, {}, {});
+    if (sizes[d] < dims[d]) copy.starts.push_back({sources[arrays + d], dims[d] - sizes[d], stride, start_types[d]});
+    if (d < inner) copy.rows = Times(copy.rows, sizes[d]);
+    if (d < inner) copy.outer.insert(copy.outer.begin(), {sizes[d], stride});
+    stride = Times(stride, dims[d]);
   }
   return copy;
 }
