@@ -26,7 +26,6 @@ inline int64_t Times(int64_t a, int64_t b) {
   return product;
 }
 
-
 class Parser {
  public:
   using Constants = std::shared_ptr<const std::vector<uint8_t>>;

@@ -15,7 +15,10 @@ class Lane {
   Lane(const Loop& loop, char* const* slots)
       : loop_(loop),
         slots_(slots),
-        tiles_(loop.lane_bytes, loop.registers.size() + 2 * loop.reductions.size(), loop.dims.size()) {
+        tiles_(loop.lane_bytes, loop.registers.size() + 2 * loop.reductions.size(),
+               loop.dims.size() + 2 * loop.iotas.size()),
+        starts_(tiles_.index + loop.dims.size()),
+        counted_(starts_ + loop.iotas.size()) {
     const size_t n = loop.registers.size(), num_reductions = loop.reductions.size();
     accumulators_ = tiles_.home + n;
     widened_ = accumulators_ + num_reductions;
@@ -114,9 +117,13 @@ class Lane {
     for (const Loop::Input& input : loop_.inputs) {
       if (!input.invariant) LoadTile(input, n);
     }
-    for (const Loop::Iota& iota : loop_.iotas) {
+    for (size_t i = 0; i < loop_.iotas.size(); ++i) {
+      const Loop::Iota& iota = loop_.iotas[i];
       int64_t start = iota.offset;
       for (size_t d = 0; d < loop_.dims.size(); ++d) start += tiles_.index[d] * iota.coefficients[d];
+      if (starts_[i] == start && counted_[i] >= n) continue;
+      starts_[i] = start;
+      counted_[i] = n;
       const int64_t step = loop_.dims.empty() ? 0 : iota.coefficients.back();
       iota.function(tiles_.home[Index(iota.reg)], &start, &step, nullptr, n);
     }
@@ -196,6 +203,8 @@ class Lane {
   const Loop& loop_;
   char* const* slots_;
   Tiles tiles_;
+  int64_t* const starts_;   // of the positions that tiles hold
+  int64_t* const counted_;  // how many of them are there
   Ahead ahead_;
   bool looks_ahead_;
   char** accumulators_;  // of each reduction
