@@ -14,6 +14,7 @@ from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.fold_constants import fold_constants
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.inline_calls import inline_calls
+from flagos_backend.passes.place_windows import place_windows
 from flagos_backend.passes.settle_donors import settle_donors
 from flagos_backend.passes.simplify import simplify
 from flagos_backend.passes.sink_gathers import sink_gathers
@@ -31,6 +32,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("cse", eliminate_common_subexpressions),
     ("trip_count", find_trip_counts),
     ("hoist_invariants", hoist_invariants),
+    ("place_windows", place_windows),
     ("spread_scatter", spread_scatter),
     ("sink_gathers", sink_gathers),
     ("simplify", simplify),

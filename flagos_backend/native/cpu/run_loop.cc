@@ -13,7 +13,11 @@ namespace {
 class Lane {
  public:
   Lane(const Loop& loop, char* const* slots)
-      : loop_(loop), slots_(slots), tiles_(loop.lane_bytes, loop.registers.size(), loop.dims.size()) {
+      : loop_(loop),
+        slots_(slots),
+        tiles_(loop.lane_bytes, loop.registers.size(), loop.dims.size() + 2 * loop.iotas.size()),
+        starts_(tiles_.index + loop.dims.size()),
+        counted_(starts_ + loop.iotas.size()) {
     for (size_t i = 0; i < loop.registers.size(); ++i) {
       tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
     }
@@ -77,9 +81,13 @@ class Lane {
     for (const Loop::Input& input : loop_.inputs) {
       if (!input.invariant) LoadTile(input, n);
     }
-    for (const Loop::Iota& iota : loop_.iotas) {
+    for (size_t i = 0; i < loop_.iotas.size(); ++i) {
+      const Loop::Iota& iota = loop_.iotas[i];
       int64_t start = iota.offset;
       for (size_t d = 0; d < loop_.dims.size(); ++d) start += tiles_.index[d] * iota.coefficients[d];
+      if (starts_[i] == start && counted_[i] >= n) continue;
+      starts_[i] = start;
+      counted_[i] = n;
       const int64_t step = loop_.dims.empty() ? 0 : iota.coefficients.back();
       iota.function(tiles_.home[Index(iota.reg)], &start, &step, nullptr, n);
     }
@@ -129,6 +137,8 @@ class Lane {
   const Loop& loop_;
   char* const* slots_;
   Tiles tiles_;
+  int64_t* const starts_;   // of the positions that tiles hold
+  int64_t* const counted_;  // how many of them are there
   Ahead ahead_;
   bool looks_ahead_;
 };
