@@ -161,6 +161,7 @@ class _Emitter:
         self.lines: list[str] = []
         self.in_place: dict[Instruction, Instruction] = {}  # result -> parameter whose buffer it overwrites
         self.aliases: dict[Instruction, Instruction] = {}  # loop result -> the operand that the loop leaves unchanged
+        self.shared_places: dict[Instruction, Instruction] = {}  # temporary -> what a step makes of it where it stands
         self.brought: set[Instruction] = set()  # results of library calls that bring their memory
         self.released: dict[_Step, list[Instruction]] = {}  # library call -> what nobody reads from then on
 
@@ -171,6 +172,7 @@ class _Emitter:
         pairs (result, parameter).
         """
         self.items = [lowered for item in self.schedule.items for lowered in self._lower(item)]
+        self._find_shared_places()
         if carried:
             self._find_in_place({number: number for number in range(len(self.flat.outputs))})
         results = self._assign_results(carried)
@@ -203,6 +205,12 @@ class _Emitter:
         buffer = self.schedule.buffers.get(value, value)
         while buffer in self.aliases:
             buffer = self.aliases[buffer]
+        return buffer
+
+    def _place_of(self, buffer: Instruction) -> Instruction:
+        """The value whose place ``buffer`` has."""
+        while buffer in self.shared_places:
+            buffer = self.shared_places[buffer]
         return buffer
 
     # ---- library calls ----
@@ -396,12 +404,25 @@ class _Emitter:
             return self.slots[result]
         return _RESULT_BROUGHT if result in self.brought else -1
 
+    def _find_shared_places(self) -> None:
+        """Temporaries that a step changes instead of a copy of them, because nobody reads them from then on."""
+        kept = set(map(self.buffer_of, self.flat.outputs))
+        writer = {target: item for item in self.items for target in _targets(item)}
+        last = {self.buffer_of(s): number for number, item in enumerate(self.items) for s in _sources(item)}
+        for number, item in enumerate(self.items):
+            array = _overwritable(item)
+            if array is None or array in kept or last[array] != number:
+                continue
+            made_by = writer.get(array)
+            if made_by is not None and not (isinstance(made_by, _Step) and made_by.kind == _CALL):
+                (self.shared_places[array],) = _targets(item)
+
     def _find_in_place(self, aliases: Mapping[int, int]) -> None:
         """Results that may be written over a parameter, because nobody reads it from then on."""
         buffers = [self.buffer_of(output) for output in self.flat.outputs]
         for result, number in aliases.items():
             output, parameter = buffers[result], self.flat.parameters[number]
-            writers = [n for n, item in enumerate(self.items) if output in _targets(item)]
+            writers = [n for n, item in enumerate(self.items) if output in map(self._place_of, _targets(item))]
             readers = [n for n, item in enumerate(self.items) if parameter in map(self.buffer_of, _sources(item))]
             once = buffers.count(output) == 1 and parameter not in buffers
             if not writers or not once or _array(output).num_bytes != _array(parameter).num_bytes:
@@ -444,17 +465,18 @@ class _Emitter:
         first: dict[Instruction, int] = {}
         last: dict[Instruction, int] = {}
         for number, item in enumerate(self.items):
-            for target in (*_targets(item), *_scratches(item)):
+            for target in map(self._place_of, (*_targets(item), *_scratches(item))):
                 first.setdefault(target, number)
                 last[target] = number
             for source in map(self.buffer_of, _sources(item)):
-                last[source] = number
+                last[self._place_of(source)] = number
         temporaries = [t for t in first if t not in self.slots]
         planned = [t for t in temporaries if t not in self.brought]
         intervals = [Interval(first[t], last[t], _array(t).num_bytes) for t in planned]
         offsets, total = plan_arena(intervals)
         places = dict(zip(planned, offsets, strict=True))
         self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
+        self.slots.update((shared, self.slots[self._place_of(shared)]) for shared in self.shared_places)
         self.slots.update((alias, self.slots[self.buffer_of(alias)]) for alias in self.aliases)
         self._release([t for t in temporaries if t in self.brought], last)
         return total, [(places.get(t, _BROUGHT), _array(t).num_bytes) for t in temporaries]
@@ -522,9 +544,15 @@ def _writes_over(item: _Item, target: Instruction, source: Instruction) -> bool:
         moved = any(s.value in loads for s in item.stores if s is not store)
         same = len(widths) == 1 and all(load.index == store.index for load in loads)
         return not item.folds and not moved and same
-    if not isinstance(item, _Step) or item.kind not in _OVERWRITABLE or item.sources.count(source) != 1:
-        return False
-    return item.sources[_OVERWRITABLE[item.kind]] is source
+    return _overwritable(item) is source
+
+
+def _overwritable(item: _Item) -> Instruction | None:
+    """The array that a step changes, which may be where its result is."""
+    if not isinstance(item, _Step) or item.kind not in _OVERWRITABLE:
+        return None
+    array = item.sources[_OVERWRITABLE[item.kind]]
+    return array if item.sources.count(array) == 1 else None
 
 
 def _targets(item: _Item) -> Sequence[Instruction]:

@@ -84,23 +84,18 @@ void UpdatePart(const Part& part, char* const* slots) {
   const ScatterWindows& scatter = part.scatter;
   const int64_t bytes = scatter.element_bytes, run_bytes = scatter.run * bytes;
   const char* const indices = slots[scatter.indices] + part.indices * scatter.index_bytes;
-  const char* const source = slots[scatter.updates] + part.updates * bytes;
+  char* const source = slots[scatter.updates] + part.updates * bytes;
   char* const target = slots[scatter.target] + part.array * bytes;
-  if (scatter.combine != nullptr) {
-    return VisitUpdates(
-        scatter, indices, [&](int64_t array, int64_t updates, const int64_t* offsets, int64_t stride, int64_t n) {
-          scatter.combine(target + array * bytes, offsets, source + updates * bytes, stride, scatter.run, n);
-        });
-  }
-  WithRunBytes(run_bytes, [&](auto fixed) {
-    VisitUpdates(
-        scatter, indices, [&](int64_t array, int64_t updates, const int64_t* offsets, int64_t stride, int64_t n) {
-          for (int64_t i = 0; i < n; ++i) {
-            if (offsets[i] < 0) continue;
-            CopyRun(target + (array + offsets[i]) * bytes, source + (updates + i * stride) * bytes, run_bytes, fixed);
-          }
-        });
-  });
+  const auto copy_runs = CopyRunsOf</*kScatters=*/true>(run_bytes);
+  VisitUpdates(scatter, indices,
+               [&](int64_t array, int64_t updates, const int64_t* offsets, int64_t stride, int64_t n) {
+                 char *const to = target + array * bytes, *const from = source + updates * bytes;
+                 if (scatter.combine != nullptr) {
+                   scatter.combine(to, offsets, from, stride, scatter.run, n);
+                 } else {
+                   copy_runs(to, from, offsets, bytes, stride * bytes, run_bytes, n);
+                 }
+               });
 }
 
 }  // namespace

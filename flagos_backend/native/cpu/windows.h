@@ -36,7 +36,7 @@ void VisitWindows(const IndexedWindows& windows, const char* indices, int64_t be
       array += i * batch.array_stride;
       other += i * batch.other_stride;
     }
-    for (int64_t i = 0; i < n; ++i) offsets[i] = array + i * inner.array_stride;
+    for (int64_t i = 0; i < n; ++i, array += inner.array_stride) offsets[i] = array;
     for (const IndexedWindows::Start& start : windows.starts) {
       windows.start(offsets, indices + index * windows.index_bytes, inner.index_stride, start.limit, start.array_stride,
                     n);
@@ -57,32 +57,36 @@ void VisitRuns(const IndexedWindows& windows, const Visit& visit, size_t dimensi
   }
 }
 
-// How many bytes a run has, where the compiler is to know; 0: any number.
-template <int64_t kBytes>
-struct RunBytes {
-  static constexpr int64_t kFixed = kBytes;
-};
-template <class Visit>
-void WithRunBytes(int64_t bytes, const Visit& visit) {
-  switch (bytes) {
-    case 1:
-      return visit(RunBytes<1>{});
-    case 2:
-      return visit(RunBytes<2>{});
-    case 4:
-      return visit(RunBytes<4>{});
-    case 8:
-      return visit(RunBytes<8>{});
-    case 16:
-      return visit(RunBytes<16>{});
-    default:
-      return visit(RunBytes<0>{});
+// Copies the run of each of n windows: from + offsets[i] * bytes to to + i * stride, or the other way round for a scatter,
+// without those of negative offsets. kRunBytes: how many bytes, where the compiler is to know; 0: any number.
+template <int64_t kRunBytes, bool kScatters>
+void CopyRuns(char* array, char* other, const int64_t* offsets, int64_t bytes, int64_t stride, int64_t run_bytes,
+              int64_t n) {
+  const size_t size = static_cast<size_t>(kRunBytes == 0 ? run_bytes : kRunBytes);
+  for (int64_t i = 0; i < n; ++i, other += stride) {
+    if (!kScatters) {
+      std::memcpy(other, array + offsets[i] * bytes, size);
+    } else if (offsets[i] >= 0) {
+      std::memcpy(array + offsets[i] * bytes, other, size);
+    }
   }
 }
-// As memcpy; those of known sizes, the usual case, are cheaper without a call.
-template <int64_t kBytes>
-inline void CopyRun(char* to, const char* from, int64_t bytes, RunBytes<kBytes>) {
-  std::memcpy(to, from, static_cast<size_t>(kBytes == 0 ? bytes : kBytes));
+template <bool kScatters>
+auto CopyRunsOf(int64_t run_bytes) {
+  switch (run_bytes) {
+    case 1:
+      return &CopyRuns<1, kScatters>;
+    case 2:
+      return &CopyRuns<2, kScatters>;
+    case 4:
+      return &CopyRuns<4, kScatters>;
+    case 8:
+      return &CopyRuns<8, kScatters>;
+    case 16:
+      return &CopyRuns<16, kScatters>;
+    default:
+      return &CopyRuns<0, kScatters>;
+  }
 }
 
 }  // namespace flagos::cpu
