@@ -1,4 +1,4 @@
-"""Loops whose tiles are boxes: elements of every width that change places, with and without operations, against NumPy."""
+"""Loops whose tiles are boxes: elements of every width that change places, with and without operations."""
 
 from __future__ import annotations
 
