@@ -17,7 +17,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD, AttentionBackwar
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton import attention, interpreter, sort, top_k, windows
+from flagos_backend.kernels.triton import attention, dot, interpreter, sort, top_k, windows
 
 
 def _no_triton(target: Target) -> str:
@@ -36,6 +36,10 @@ def _unsupported(instruction: Instruction, target: Target) -> str:
 def _unsupported_backward(instruction: Instruction, target: Target) -> str:
     reason = _no_triton(target) or interpreter.refuses(instruction, target)
     return reason or attention.unsupported_backward(instruction, AttentionBackwardCall.of(instruction))
+
+
+def _unsupported_dot(instruction: Instruction, target: Target) -> str:
+    return _no_triton(target) or interpreter.refuses(instruction, target) or dot.unsupported(instruction)
 
 
 def _unsupported_fold(instruction: Instruction, target: Target) -> str:
@@ -80,6 +84,7 @@ def _with_warm_up(variant: Variant, instruction: Instruction) -> Variant:
 IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     (FORWARD, _ours("attention", _unsupported, attention.forward_variants)),
     (BACKWARD, _ours("attention_backward", _unsupported_backward, attention.backward_variants)),
+    (str(Opcode.DOT), _ours("dot", _unsupported_dot, dot.variants)),
     (str(Opcode.REDUCE_WINDOW), _ours("reduce_window", _unsupported_fold, windows.fold_variants)),
     (str(Opcode.SELECT_AND_SCATTER), _ours("select_and_scatter", _unsupported_scatter, windows.scatter_variants)),
     (str(Opcode.SORT), _ours("sort", _unsupported_sort, sort.variants)),

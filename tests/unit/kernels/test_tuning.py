@@ -61,6 +61,7 @@ def chip(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
     monkeypatch.setattr(torch, "device", lambda kind, index=0: SimpleNamespace(type=kind))
+    monkeypatch.setattr(tuning, "_errand", lambda device: lambda: None)
     monkeypatch.setattr(tuning, "_arguments", lambda dot, device: [torch.zeros(o.shape.dims) for o in dot.operands])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return module
