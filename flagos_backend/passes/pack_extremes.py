@@ -31,7 +31,7 @@ E = ElementType
 O = Opcode  # noqa: E741
 
 _LEAST = -(1 << 31)
-# The bits of infinity, at the upper end of 32: greater ones without the sign are those of a NaN.
+# The bits of infinity, at the upper end of 32. What is greater, but for the sign, is a NaN.
 _INFINITY = {E.F16: 0x7C00 << 16, E.BF16: 0x7F80 << 16, E.F32: 0x7F800000}
 
 
@@ -103,15 +103,16 @@ class _Search:
             mask = -(1 << free) if greatest else 0
             mask ^= 0 if source.is_signed else _LEAST
             return self._emit(O.XOR, [bits, self._number(mask, bits)]) if mask else bits
-        narrow = E.S32 if source is E.F32 else E.S16
-        bits = self._upper(self._emit(O.BITCAST_CONVERT, [self._array], narrow))
-        size = self._emit(O.AND, [bits, self._number((1 << 31) - 1, bits)])
+        bits = self._upper(self._emit(O.BITCAST_CONVERT, [self._array], E.S32 if source is E.F32 else E.U16))
         # From sign and size to two's complement, with the other sign where the greatest is looked for.
         sign = self._emit(O.SHIFT_RIGHT_ARITHMETIC, [bits, self._number(31, bits)])
+        size = self._emit(O.AND, [bits, self._number((1 << 31) - 1, bits)])
         flipped = self._emit(O.XOR, [size, sign])
         order = self._emit(O.SUBTRACT, [sign, flipped] if greatest else [flipped, sign])
-        nan = self._compare(Comparison.GT, size, self._number(_INFINITY[source], size))
-        return self._emit(O.SELECT, [nan, self._number(_LEAST, order), order], E.S32)
+        # NaNs are at both ends: what is beyond the upper one comes round to the lower one, and all of them are equal.
+        beyond = _INFINITY[source] + (1 << free)
+        order = self._emit(O.ADD, [order, self._number(-_LEAST - beyond, order)])
+        return self._emit(O.MAXIMUM, [order, self._number(-_LEAST - 2 * beyond, order)])
 
     def _upper(self, value: Instruction) -> Instruction:
         """The bits of ``value`` in the upper ones of 32."""
