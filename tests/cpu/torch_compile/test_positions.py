@@ -1,4 +1,4 @@
-"""Extremes with their positions: as eager gives them on the CPU, which takes the first of equal ones, and a NaN first."""
+"""Extremes with their positions, as eager gives them on the CPU: the first of equal ones, and a NaN before all else."""
 
 from __future__ import annotations
 
