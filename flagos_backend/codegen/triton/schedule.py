@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from math import prod
 
-from flagos_backend.codegen.triton.tiling import choose, supports
+from flagos_backend.codegen.triton.tiling import choose, only_folds, supports
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import ACCELERATOR, Schedule, fuse
@@ -22,7 +22,10 @@ def schedule(computation: FlatComputation, target: Target) -> Schedule:
 
 
 def _accepts(target: Target, region: Region) -> bool:
-    """Whether there is a tiling and it keeps the device busy: folds that other points wait for cannot be split."""
+    """Whether there is a tiling and it keeps the device as busy as its parts would: folds that other points wait for
+    cannot be split."""
     if not supports(region):
         return False
-    return not region.folds or prod(region.dims) <= _SMALL or choose(region, target).grid >= target.multiprocessors
+    if not region.folds or prod(region.dims) <= _SMALL or only_folds(region):
+        return True
+    return choose(region, target).grid >= target.multiprocessors

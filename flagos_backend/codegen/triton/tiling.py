@@ -304,6 +304,13 @@ def _can_split(region: Region) -> bool:
     return not any(all(depends[store.value]) for store in region.stores)
 
 
+def only_folds(region: Region) -> bool:
+    """Whether the region has folds over the same dimensions, and stores no more than what comes of each: it is cut as
+    one of them would be."""
+    folded, groups = set(region.folded), {fold.dims for fold in region.folds}
+    return len(groups) == 1 and _can_split(region) and all(s.index.dims.isdisjoint(folded) for s in region.stores)
+
+
 def _parts(blocks: int, programs: int, target: Target) -> int:
     """Into how many runs ``blocks`` steps of a loop go so that the device is busy, each of at least four steps."""
     wanted = -(-4 * target.multiprocessors // max(programs, 1))

@@ -99,6 +99,18 @@ def biased(x: jax.Array) -> jax.Array:
     return jnp.concatenate([gradients[0].ravel(), gradients[1]])
 
 
+def positions(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Of rows, columns and all; and a path of the greatest sums, step by step."""
+    moves = jnp.sin(jnp.arange(64.0)).reshape(8, 8)
+
+    def step(scores: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums = scores[:, None] + moves
+        return sums.max(0) + row, jnp.argmax(sums, 0)
+
+    places = jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(x.astype(jnp.bfloat16)), x[jnp.arange(6), jnp.argmin(x, 1)]
+    return *places, *jax.lax.scan(step, x[0], x)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -113,6 +125,7 @@ def biased(x: jax.Array) -> jax.Array:
         hidden,
         tempered,
         biased,
+        positions,
     ],
     ids=lambda function: function.__name__,
 )

@@ -101,8 +101,13 @@ def triangles(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.tril(), x.tril(1), x.triu(-2), x[:, None].triu(4).flatten(1), wide.to(x.dtype)])
 
 
+def positions(x: torch.Tensor) -> torch.Tensor:
+    (best, place), least = x.max(1), x.argmin()
+    return torch.cat([best, place.to(x.dtype), x.min(0, keepdim=True).indices[0].to(x.dtype), least.to(x.dtype)[None]])
+
+
 @pytest.mark.parametrize(
-    "function", [softmax, product, views, written, heads, triangles], ids=lambda function: function.__name__
+    "function", [softmax, product, views, written, heads, triangles, positions], ids=lambda function: function.__name__
 )
 def test_as_on_the_cpu(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiled = torch.compile(function, backend=flagos, fullgraph=True)

@@ -26,14 +26,31 @@ def run_both(
     computation: Computation, arguments: Sequence[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[RegionKernel]]:
     """Results of generated kernels and of the reference, and the kernels."""
+    ours, made = run_generated(computation, arguments)
+    with torch.inference_mode():
+        tensors = _tensors(computation, arguments)
+        theirs = Plan.build(computation).run(Run(), [tensor.cpu().clone() for tensor in tensors])
+    return ours, _results(computation, theirs), made
+
+
+def run_generated(
+    computation: Computation, arguments: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], list[RegionKernel]]:
+    """Results of generated kernels, and the kernels."""
     flat = flatten(computation)
     made: list[RegionKernel] = []
-    tensors = [kernels.to_storage(a, p.shape.element_type) for a, p in zip(arguments, flat.parameters, strict=True)]
-    ours = kernels.run(flat, schedule(flat, kernels.target()), tensors, made.append)
-    with torch.inference_mode():
-        theirs = Plan.build(computation).run(Run(), [tensor.cpu().clone() for tensor in tensors])
+    results = kernels.run(flat, schedule(flat, kernels.target()), _tensors(computation, arguments), made.append)
+    return _results(computation, results), made
+
+
+def _tensors(computation: Computation, arguments: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    parameters = flatten(computation).parameters
+    return [kernels.to_storage(a, p.shape.element_type) for a, p in zip(arguments, parameters, strict=True)]
+
+
+def _results(computation: Computation, tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     types = [shape.element_type for shape in leaves(computation.root.shape)]
-    return *([_numpy(t, e) for t, e in zip(side, types, strict=True)] for side in (ours, theirs)), made
+    return [_numpy(t, e) for t, e in zip(tensors, types, strict=True)]
 
 
 def _numpy(tensor: torch.Tensor, element_type: ElementType) -> np.ndarray:

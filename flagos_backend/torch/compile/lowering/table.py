@@ -33,6 +33,7 @@ _FAMILIES = (
     "creation",
     "elementwise",
     "movement",
+    "positions",
     "reductions",
     # Without torch.distributed there are no such operators.
     *(("collectives",) if torch.distributed.is_available() else ()),

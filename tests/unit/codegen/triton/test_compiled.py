@@ -19,6 +19,7 @@ from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.passes.pack_extremes import pack_extremes
 from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
 from unit.codegen.triton.test_sources import CASES, H100
@@ -55,7 +56,7 @@ def pointer(shape: object) -> str:
 
 def regions(name: str) -> list[RegionKernel]:
     target, function, shapes = CASES[name]
-    flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
+    flat = flatten(pack_extremes(optimize(import_module(hlo_bytes(function, *shapes)))).entry)
     return [prepare(item, target) for item in schedule(flat, target).items if isinstance(item, Region)]
 
 

@@ -21,6 +21,7 @@ from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
+from flagos_backend.passes.pack_extremes import pack_extremes
 from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
 
@@ -67,6 +68,9 @@ def scan_step(xs: jax.Array, ys: jax.Array, h: jax.Array, i: jax.Array) -> tuple
 
 
 CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]] = {
+    # Positions beside values in one integer, of 32 bits where both fit.
+    "argmax_of_narrow_rows": (H100, lambda x: jnp.argmax(x, -1), (bf16(8192, 32000),)),
+    "argmax_and_maximum_of_columns": (H100, lambda x: (jnp.argmax(x, 0), x.max(0)), (f32(1024, 1024),)),
     "bfloat16_rounds_where_it_is_stored": (H100, lambda x, y: x * y + y, (bf16(1000, 768), bf16(1000, 768))),
     "broadcast_of_a_row_and_a_column": (H100, lambda x, r, c: x * r + c, (f32(512, 640), f32(640), f32(512, 1))),
     "column_sum_in_parts": (H100, lambda x: x.sum(0), (f32(16384, 4096),)),
@@ -111,7 +115,7 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
 @pytest.mark.parametrize("name", CASES)
 def test_source(name: str) -> None:
     target, function, shapes = CASES[name]
-    flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
+    flat = flatten(pack_extremes(optimize(import_module(hlo_bytes(function, *shapes)))).entry)
     items = schedule(flat, target).items
     sources = [prepare(item, target).source if isinstance(item, Region) else f"# {item}\n" for item in items]
     content = "\n\n".join(sources)
