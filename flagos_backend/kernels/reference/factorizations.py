@@ -21,6 +21,8 @@ from flagos_backend.kernels.reference.schur import NotConverged, schur
 
 _LINALG_ERROR: type[Exception] = getattr(torch.linalg, "LinAlgError")  # noqa: B009 (not in its stubs)
 _TYPES = (ElementType.F32, ElementType.F64, ElementType.C64, ElementType.C128)
+# Each is an order of all rows until they are composed.
+_SWAPS_AT_ONCE = 128
 
 # Factorises [b, m, n], b >= 1, all finite; several results each with the batch in front.
 Factorise = Callable[[Tensor], tuple[Tensor, ...]]
@@ -51,19 +53,20 @@ def _zeros(instruction: Instruction) -> Kernel:
     return run
 
 
-def _guarded(factorise: Factorise, a: Tensor) -> tuple[Tensor, ...]:
+def _guarded(run: Run, factorise: Factorise, a: Tensor) -> tuple[Tensor, ...]:
     """``factorise`` on a [..., m, n]; NaN for the matrices on which it cannot work."""
     batch = a.shape[:-2]
     flat = a.reshape(prod(batch), *a.shape[-2:])
-    finite = flat.isfinite().all(dim=-1).all(dim=-1)
-    all_finite = bool(finite.all())
-    if not all_finite:
+    finite = flat.flatten(1).isfinite().all(dim=1)
+    # Where the host would wait to know, whatever there is is replaced.
+    replaces = run.asynchronous or not bool(finite.all())
+    if replaces:
         flat = torch.where(finite[:, None, None], flat, torch.eye(*flat.shape[1:], dtype=a.dtype, device=a.device))
     try:
         results = factorise(flat)
     except (_LINALG_ERROR, NotConverged):
         results = _one_by_one(factorise, flat)
-    if not all_finite:
+    if replaces:
         results = tuple(_with_nan(result, ~finite) for result in results)
     return tuple(result.reshape(*batch, *result.shape[1:]) for result in results)
 
@@ -90,7 +93,7 @@ def _one_by_one(factorise: Factorise, flat: Tensor) -> tuple[Tensor, ...]:
 def _factorisation(instruction: Instruction, factorise: Factorise) -> Kernel:
     if _matrix(instruction).num_elements == 0:
         return _zeros(instruction)
-    return lambda run, a: _one_or_all(_guarded(factorise, a))
+    return lambda run, a: _one_or_all(_guarded(run, factorise, a))
 
 
 # ---- Eigenvalues
@@ -107,7 +110,7 @@ def _eigh(instruction: Instruction, config: Config) -> Kernel:
 
     def of_triangle(run: Run, a: Tensor) -> tuple[Tensor, ...]:
         # The other triangle is not read: what it holds must not count as a failure.
-        return _guarded(factorise, a.tril() if triangle == "L" else a.triu())
+        return _guarded(run, factorise, a.tril() if triangle == "L" else a.triu())
 
     return _zeros(instruction) if _matrix(instruction).num_elements == 0 else of_triangle
 
@@ -181,8 +184,8 @@ def _svd(instruction: Instruction, config: Config) -> Kernel:
 
     def singular_first(run: Run, a: Tensor) -> Tensor | tuple[Tensor, ...]:
         if not vectors:
-            return _guarded(factorise, a)[0]
-        u, s, vh = _guarded(factorise, a)
+            return _guarded(run, factorise, a)[0]
+        u, s, vh = _guarded(run, factorise, a)
         return s, u, vh
 
     return singular_first
@@ -223,18 +226,34 @@ def _ormqr(instruction: Instruction, config: Config) -> Kernel:
     return run
 
 
-def _permutation(pivots: Tensor, size: int) -> Tensor:
-    """What row swaps i <-> pivots[b, i], in order, make of 0..size-1; s32."""
-    order = torch.arange(size, dtype=torch.int32, device=pivots.device).repeat(len(pivots), 1)
-    rows = torch.arange(len(pivots), device=pivots.device)
-    for i in range(pivots.shape[1]):
-        other = pivots[:, i].long()
-        order[rows, i], order[rows, other] = order[rows, other], order[rows, i]
-    return order
+def _composed(pivots: Tensor, first: int, size: int) -> Tensor:
+    """The order [b, size] that swaps i <-> pivots[b, i], i = ``first`` and on, make of 0..size-1; in pairs, pairs of
+    those and so on, as each swap by itself would be a handful of kernels."""
+    batch, count = pivots.shape
+    swaps = torch.arange(size, device=pivots.device).repeat(batch, count, 1)
+    places = torch.arange(first, first + count, device=pivots.device).expand(batch, count).unsqueeze(2)
+    others = pivots.long().unsqueeze(2)
+    swaps.scatter_(2, places, others)
+    swaps.scatter_(2, others, places)
+    while swaps.shape[1] > 1:
+        pairs = swaps.shape[1] // 2
+        first_of_each, second = swaps[:, : 2 * pairs : 2], swaps[:, 1 : 2 * pairs : 2]
+        swaps = torch.cat((first_of_each.gather(2, second), swaps[:, 2 * pairs :]), dim=1)
+    return swaps[:, 0]
 
 
-@custom_call("flagos.lu")
-def _lu(instruction: Instruction, config: Config) -> Kernel:
+def row_order(pivots: Tensor, size: int) -> Tensor:
+    """pivots s32 [..., k] -> s32 [..., size]: what swaps i <-> pivots[..., i], in order, make of 0..size-1."""
+    batch, count = pivots.shape[:-1], pivots.shape[-1]
+    flat = pivots.reshape(prod(batch), count)
+    order = torch.arange(size, device=pivots.device).repeat(len(flat), 1)
+    for first in range(0, count, _SWAPS_AT_ONCE):
+        order = order.gather(1, _composed(flat[:, first : first + _SWAPS_AT_ONCE], first, size))
+    return order.to(torch.int32).reshape(*batch, size)
+
+
+def prepare_lu(instruction: Instruction, row_order: Callable[[Tensor, int], Tensor] = row_order) -> Kernel:
+    """``row_order``: what finds the order of rows that the swaps of pivots [..., k] make of so many."""
     shape = _matrix(instruction)
     rows, rank = shape.dims[-2], min(shape.dims[-2:])
     batch = shape.dims[:-2]
@@ -245,7 +264,11 @@ def _lu(instruction: Instruction, config: Config) -> Kernel:
             return a, pivots, torch.arange(rows, dtype=torch.int32, device=a.device).expand(*batch, rows)
         lu, pivots, _ = torch.linalg.lu_factor_ex(a)
         pivots = pivots - 1
-        order = _permutation(pivots.reshape(prod(batch), rank), rows)
-        return lu, pivots, order.reshape(*batch, rows)
+        return lu, pivots, row_order(pivots, rows)
 
     return run
+
+
+@custom_call("flagos.lu")
+def _lu(instruction: Instruction, config: Config) -> Kernel:
+    return prepare_lu(instruction)

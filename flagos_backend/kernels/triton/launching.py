@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from flagos_backend.devices.target import Target
 from flagos_backend.kernels.triton.loading import serialize_loading
+
+
+def unavailable(target: Target) -> str:
+    """Why kernels cannot be launched on ``target``, or ""."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if target.is_host or (target.device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1"):
+        return "Triton has no compiler for the host"
+    return ""
 
 
 def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **flags: Any) -> None:

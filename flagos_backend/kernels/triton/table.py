@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,44 +16,37 @@ from flagos_backend.kernels.implementation import Implementation, Provider, Vari
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import attention, dot, interpreter, sort, top_k, windows
-
-
-def _no_triton(target: Target) -> str:
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    if target.is_host or (target.device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1"):
-        return "Triton has no compiler for the host"
-    return ""
+from flagos_backend.kernels.triton.launching import unavailable
 
 
 def _unsupported(instruction: Instruction, target: Target) -> str:
-    reason = _no_triton(target) or interpreter.refuses(instruction, target)
+    reason = unavailable(target) or interpreter.refuses(instruction, target)
     return reason or attention.unsupported(instruction, AttentionCall.of(instruction).attention)
 
 
 def _unsupported_backward(instruction: Instruction, target: Target) -> str:
-    reason = _no_triton(target) or interpreter.refuses(instruction, target)
+    reason = unavailable(target) or interpreter.refuses(instruction, target)
     return reason or attention.unsupported_backward(instruction, AttentionBackwardCall.of(instruction))
 
 
 def _unsupported_dot(instruction: Instruction, target: Target) -> str:
-    return _no_triton(target) or interpreter.refuses(instruction, target) or dot.unsupported(instruction)
+    return unavailable(target) or interpreter.refuses(instruction, target) or dot.unsupported(instruction)
 
 
 def _unsupported_fold(instruction: Instruction, target: Target) -> str:
-    return _no_triton(target) or windows.fold_unsupported(instruction)
+    return unavailable(target) or windows.fold_unsupported(instruction)
 
 
 def _unsupported_scatter(instruction: Instruction, target: Target) -> str:
-    return _no_triton(target) or windows.scatter_unsupported(instruction)
+    return unavailable(target) or windows.scatter_unsupported(instruction)
 
 
 def _unsupported_top_k(instruction: Instruction, target: Target) -> str:
-    return _no_triton(target) or top_k.unsupported(instruction, target)
+    return unavailable(target) or top_k.unsupported(instruction, target)
 
 
 def _unsupported_sort(instruction: Instruction, target: Target) -> str:
-    return _no_triton(target) or sort.unsupported(instruction, target)
+    return unavailable(target) or sort.unsupported(instruction, target)
 
 
 def _ours(

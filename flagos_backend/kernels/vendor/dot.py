@@ -19,6 +19,7 @@ from flagos_backend.kernels.reference.contractions import in_whole_blocks
 from flagos_backend.kernels.reference.conversion import converter
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.kernels.vendor import byte_products
 
 E = ElementType
 _HALVES = frozenset({E.F16, E.BF16})
@@ -53,7 +54,11 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     lhs, rhs, result = _types(instruction)
     contraction = contraction_of(instruction)
     if not lhs.is_float and not lhs.is_complex:
-        return (Variant("", _kernel(contraction, integer_product(lhs, rhs, result))),)
+        floats = _kernel(contraction, integer_product(lhs, rhs, result, contraction.contracted))
+        if byte_products.unsupported(instruction, contraction, target):
+            return (Variant("", floats),)
+        products = byte_products.products(contraction.batch, result)
+        return (*(Variant(name, _kernel(contraction, p)) for name, p in products.items()), Variant("floats", floats))
     if lhs is not result and target.device_type == "cpu":
         return (Variant("", _kernel(contraction, _widened(torch.float32))),)
     out_dtype = dtype_of(result) if lhs is not result else None
@@ -118,8 +123,29 @@ def _rounding(to_tensor_float: bool) -> _Product:
     return product
 
 
-def integer_product(lhs: ElementType, rhs: ElementType, result: ElementType) -> _Product:
-    """Products modulo 2**bits of the result, digit by digit. Digits above those bits cannot be seen in it."""
+def integer_product(lhs: ElementType, rhs: ElementType, result: ElementType, contracted: int | None = None) -> _Product:
+    """Products modulo 2**bits of the result. Where all sums of ``contracted`` are exact in floats they are one product;
+    else digit by digit: digits above those bits cannot be seen in it."""
+    if contracted is not None:
+        greatest = contracted << (_magnitude_bits(lhs) + _magnitude_bits(rhs))
+        for element, exact in ((E.F32, 1 << 24), (E.F64, 1 << 53)):
+            if greatest <= exact:
+                return _exact_product(lhs, rhs, result, element)
+    return _product_of_digits(lhs, rhs, result)
+
+
+def _magnitude_bits(element: ElementType) -> int:
+    """No number of the type is farther from zero than two to this."""
+    return 0 if element is E.PRED else element.bits - element.is_signed
+
+
+def _exact_product(lhs: ElementType, rhs: ElementType, result: ElementType, computed: ElementType) -> _Product:
+    take_lhs, take_rhs = converter(lhs, computed) or _same, converter(rhs, computed) or _same
+    give, multiply = converter(E.S64, result) or _same, _rounding(False)
+    return lambda a, b: give(multiply(take_lhs(a), take_rhs(b)).to(torch.int64))
+
+
+def _product_of_digits(lhs: ElementType, rhs: ElementType, result: ElementType) -> _Product:
     digits = max(1, -(-min(result.bits, 64) // _DIGIT_BITS))
     take_lhs, take_rhs = converter(lhs, E.S64) or _same, converter(rhs, E.S64) or _same
     give = converter(E.S64, result) or _same

@@ -7,10 +7,12 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.implementation import Implementation, Provider
-from flagos_backend.kernels.vendor import attention, convolution, dot
+from flagos_backend.kernels.vendor import attention, byte_products, convolution, dot, lu
 from flagos_backend.kernels.vendor.library import LIBRARY, is_vendor_reference, reference_variants
 
 _VENDOR = Provider.VENDOR
+# What more than the reference kernel makes.
+_VARIANTS = {"flagos.lu": lu.variants}
 
 
 def _on_the_host(instruction: Instruction, target: Target) -> str:
@@ -30,5 +32,12 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
         Implementation("convolution", _VENDOR, convolution.unsupported, convolution.variants, library=True),
     ),
     (str(Opcode.DOT), Implementation("dot", _VENDOR, dot.unsupported, dot.variants, library=True)),
-    *((name, Implementation(name, _VENDOR, _on_the_host, reference_variants, library=True)) for name in LIBRARY),
+    (
+        "aten::_int_mm",
+        Implementation("int_mm", _VENDOR, byte_products.call_unsupported, byte_products.call_variants, library=True),
+    ),
+    *(
+        (name, Implementation(name, _VENDOR, _on_the_host, _VARIANTS.get(name, reference_variants), library=True))
+        for name in LIBRARY
+    ),
 )

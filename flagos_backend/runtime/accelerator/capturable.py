@@ -28,6 +28,8 @@ _RANDOM_CALLS = (
     "poisson",
 )
 _HOST_CALLBACK = "flagos.host_callback"
+# The host looks whether they converged. LU, Cholesky and QR take a known number of steps, and nothing waits.
+_ITERATES = frozenset({"flagos.eig", "flagos.eigh", "flagos.schur", "flagos.svd"})
 NO_CONDITIONALS = "its graphs have no conditional nodes"
 
 
@@ -60,6 +62,8 @@ def _reason_of(instruction: Instruction) -> str:
     if isinstance(attributes, CustomCallAttributes):
         if attributes.target == _HOST_CALLBACK:
             return f"{instruction.opcode} {instruction.name} calls the host"
+        if attributes.target in _ITERATES:
+            return f"{attributes.target} {instruction.name} waits to know whether it converged"
         if attributes.has_side_effect:
             return f"{instruction.opcode} {instruction.name} has a side effect"
     return ""

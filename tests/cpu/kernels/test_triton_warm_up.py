@@ -24,7 +24,7 @@ from support.attention import CASES, SIZES, calls_of
 
 E = ElementType
 CHIP = Target("cpu", "simulated", multiprocessors=4, warp_size=4)
-KERNELS = ("attention", "attention_gradient", "sort", "top_k", "windows")
+KERNELS = ("attention", "attention_gradient", "sort", "swaps", "top_k", "windows")
 SORT = """
 less { a = f32[] parameter(0) b = f32[] parameter(1) c = s32[] parameter(2) d = s32[] parameter(3)
   ROOT r = pred[] compare(a, b), direction=LT }
@@ -41,6 +41,10 @@ select { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = pred[] compare(a
 scatter { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] add(a, b) }
 ENTRY e { x = f32[9] parameter(0) s = f32[3] parameter(1) i = f32[] parameter(2)
   ROOT r = f32[9] select-and-scatter(x, s, i), window={size=3 stride=3}, select=select, scatter=scatter }
+"""
+LU = """
+ENTRY e { x = f32[2,5,3] parameter(0)
+  ROOT r = (f32[2,5,3], s32[2,3], s32[2,5]) custom-call(x), custom_call_target="flagos.lu" }
 """
 
 
@@ -86,6 +90,7 @@ INSTRUCTIONS = {
     **{f"gradients, {name}": calls_of(CASES[name], E.F32, SIZES)[1] for name in ("plain", "mask, finite", "bias")},
     "sort": _from_text(SORT, Opcode.SORT),
     "top-k": _top_k(),
+    "lu": _from_text(LU, Opcode.CUSTOM_CALL),
     "fold of windows": _from_text(FOLD, Opcode.REDUCE_WINDOW),
     "scatter of windows": _from_text(SCATTER, Opcode.SELECT_AND_SCATTER),
 }
@@ -113,6 +118,8 @@ def test_what_is_compiled_is_what_is_launched(name: str, monkeypatch: pytest.Mon
 
 
 def _variants(instruction: Instruction) -> list[Variant]:
-    (ours,) = (i for i in implementations_of(operation_of(instruction)) if i.provider is Provider.TRITON)
+    # Of LU only the order of rows is ours.
+    provider = Provider.VENDOR if operation_of(instruction) == "flagos.lu" else Provider.TRITON
+    (ours,) = (i for i in implementations_of(operation_of(instruction)) if i.provider is provider)
     assert ours.unsupported(instruction, CHIP) == ""
     return [*ours.variants(instruction, CHIP)]

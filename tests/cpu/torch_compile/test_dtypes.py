@@ -54,3 +54,13 @@ def test_embedding_bags(dtype: torch.dtype, mode: str) -> None:
 def test_halves_are_rounded_after_each_operator(dtype: torch.dtype) -> None:
     x, y = torch.randn(2, 64, 257).to(dtype)
     check_function(lambda x, y: ((x * y + x) * y - x * 0.3 + y) / y, x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sizes", [(17, 8, 8), (32, 64, 48), (5, 300, 3), (40, 0, 8)], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_bytes(sizes: tuple[int, int, int], turned: bool) -> None:
+    rows, contracted, columns = sizes
+    x = torch.randint(-128, 128, (rows, contracted), dtype=torch.int8)
+    y = torch.randint(-128, 128, (columns, contracted) if turned else (contracted, columns), dtype=torch.int8)
+    x[:1], y[:1] = -128, -128
+    check_function(lambda x, y: torch._int_mm(x, y.t() if turned else y) * 2, x, y, rtol=0, atol=0)

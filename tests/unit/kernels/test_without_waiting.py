@@ -1,7 +1,9 @@
-"""Gather, scatter and dynamic slices as devices that run behind the host compute them, against how the host does."""
+"""Gather, scatter, dynamic slices and factorisations as devices that run behind the host compute them, against how the
+host does."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import registry
+from flagos_backend.kernels.reference.factorizations import row_order
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from support.against_xla import hlo_of_text
@@ -139,3 +142,57 @@ def test_nothing_valid_changes_nothing() -> None:
     outside = torch.full((12, 1), 9, dtype=torch.int32)
     found = registry.prepare(root)(BEHIND, target, outside, torch.randn(12, 5))
     assert torch.equal(found.view(torch.int32), target.view(torch.int32))
+
+
+def factorisation(target: str, a: str, *results: str) -> str:
+    results_text = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    return f"""ENTRY main {{
+  a = {a} parameter(0)
+  ROOT r = {results_text} custom-call(a), custom_call_target="{target}"
+}}"""
+
+
+FACTORISATIONS = {
+    "Qr": ("f32[3,5,4]", "f32[3,5,4]", "f32[3,4]"),
+    "flagos.geqrf": ("c64[3,4,5]", "c64[3,4,5]", "c64[3,4]"),
+    "flagos.hessenberg": ("f64[3,4,4]", "f64[3,4,4]", "f64[3,3]"),
+    "flagos.tridiagonal": ("c128[3,4,4]", "c128[3,4,4]", "f64[3,4]", "f64[3,3]", "c128[3,3]"),
+    "flagos.lu": ("f32[3,4,6]", "f32[3,4,6]", "s32[3,4]", "s32[3,4]"),
+}
+ITERATIONS = {
+    "flagos.eigh": ("f32[3,4,4]", "f32[3,4,4]", "f32[3,4]"),
+    "flagos.schur": ("f64[3,4,4]", "f64[3,4,4]", "f64[3,4,4]"),
+    "flagos.svd": ("c64[3,5,4]", "f32[3,4]", "c64[3,5,5]", "c64[3,4,4]"),
+}
+
+
+@pytest.mark.parametrize("target", [*FACTORISATIONS, *ITERATIONS])
+@pytest.mark.parametrize("bad", [None, torch.nan, torch.inf])
+def test_factorisation(target: str, bad: float | None, rng: np.random.Generator) -> None:
+    """A matrix that is not finite leaves its neighbours alone, and gives NaN unless rows are only swapped."""
+    root = import_module(hlo_of_text(factorisation(target, *(FACTORISATIONS | ITERATIONS)[target]))).entry.root
+    shape = root.operands[0].shape
+    assert isinstance(shape, ArrayShape)
+    a = value(shape, rng)
+    if bad is not None:
+        a[1, 2, 1] = bad
+    expected = registry.prepare(root)(HOST, a)
+    with NobodyWaits() if target in FACTORISATIONS else contextlib.nullcontext():
+        found = registry.prepare(root)(BEHIND, a)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+        if bad is not None and target != "flagos.lu":
+            assert ours[1].isnan().all() and ours[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize(("batch", "swaps", "rows"), [((), 300, 300), ((3,), 5, 9), ((2, 2), 129, 140), ((2,), 0, 3)])
+def test_order_of_rows(batch: tuple[int, ...], swaps: int, rows: int, rng: np.random.Generator) -> None:
+    pivots = rng.integers(np.arange(swaps), rows, (*batch, swaps), dtype=np.int32)
+    with NobodyWaits():
+        found = row_order(torch.from_numpy(pivots), rows)
+    assert found.dtype is torch.int32
+    for place in np.ndindex(batch):
+        expected = np.arange(rows)
+        for i, other in enumerate(pivots[place]):
+            expected[[i, other]] = expected[[other, i]]
+        np.testing.assert_array_equal(found[place], expected)

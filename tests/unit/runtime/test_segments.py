@@ -66,6 +66,9 @@ def sizes(division: Division) -> list[int | str]:
         ("low = f32[] constant(0)\n top = f32[] constant(1)\n ROOT y = f32[4] rng(low, top), distribution=rng_uniform",
          "draws from a generator"),
         ("ROOT y = f32[4] all-gather(x), replica_groups={{0}}, dimensions={0}", "waits for other devices"),
+        ('m = f32[2,2] reshape(x)\n ROOT y = f32[2] custom-call(m), custom_call_target="flagos.svd",'
+         ' backend_config="{\\"compute_uv\\": false}"', "waits to know whether it converged"),
+        ('m = f32[2,2] reshape(x)\n ROOT y = (f32[2,2], f32[2]) custom-call(m), custom_call_target="Qr"', ""),
         ("ROOT y = f32[4] while(x), condition=small, body=twice", "goes on as data says"),
         ("i = s32[] constant(0)\n ROOT y = f32[4] conditional(i, x, x), branch_computations={twice, twice}",
          "goes on as data says"),
