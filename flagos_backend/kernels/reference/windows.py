@@ -15,16 +15,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flagos_backend.ir.attributes import ConstantAttributes, WindowAttributes, WindowDimension
+from flagos_backend.ir.attributes import WindowAttributes, WindowDimension
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.reference import integers, storage
+from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.combining import prepare_combiner
-from flagos_backend.kernels.reference.computations import ScalarFunction, plain_combiner, scalar_function
-from flagos_backend.kernels.reference.cumulative_sum import cumulative_sum
+from flagos_backend.kernels.reference.computations import ScalarFunction, scalar_function
+from flagos_backend.kernels.reference.cumulative import (
+    combine_of,
+    identity_of,
+    is_prefix,
+    is_suffix,
+    prepare_running,
+    starts_with_identity,
+)
 from flagos_backend.kernels.reference.index_arithmetic import Kept, row_major_strides
-from flagos_backend.kernels.reference.ordering import total_order
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 
 # Folds the windows along one dimension: arrays in, one value for each window out.
@@ -197,21 +202,6 @@ def _prefix_scan(axis: _Axis, reducer: ScalarFunction, size: int, suffix: bool) 
     return fold
 
 
-def _identity_of(opcode: Opcode | None, element_type: ElementType) -> float | int | None:
-    """The storage value that ``opcode`` does not feel, for the types that torch pads as they are."""
-    if not _is_plain_number(element_type) or element_type.is_complex:
-        return None
-    if opcode is Opcode.ADD:
-        return 0
-    if opcode is Opcode.MULTIPLY:
-        return 1
-    if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM):
-        return None
-    if element_type.is_float:
-        return float("-inf" if opcode is Opcode.MAXIMUM else "inf")
-    return integers.least(element_type) if opcode is Opcode.MAXIMUM else integers.greatest(element_type)
-
-
 def _padded_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension, identity: float) -> Fold:
     """Pads one array by the reducer's identity, so that every place of every window holds an element."""
     amounts = [0, 0] * (axis.rank - axis.dimension - 1) + [window.padding_low, window.padding_high]
@@ -225,77 +215,11 @@ def _padded_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: Window
 
 
 def _prepare_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension) -> Fold:
-    if size > 1 and (_is_prefix(size, window) or _is_suffix(size, window)):
-        return _prefix_scan(axis, reducer, size, suffix=_is_suffix(size, window))
+    if size > 1 and (is_prefix(size, window) or is_suffix(size, window)):
+        return _prefix_scan(axis, reducer, size, suffix=is_suffix(size, window))
     if window.size <= _SEQUENTIAL_LIMIT:
         return _sequential_fold(axis, reducer, window_positions(size, window))
     return _doubling_fold(axis, reducer, size, window)
-
-
-def _is_prefix(size: int, window: WindowDimension) -> bool:
-    return window == WindowDimension(window.size, padding_low=window.size - 1) and window.size >= size
-
-
-def _is_suffix(size: int, window: WindowDimension) -> bool:
-    return window == WindowDimension(window.size, padding_high=window.size - 1) and window.size >= size
-
-
-def _is_plain_number(element_type: ElementType) -> bool:
-    return element_type.bits >= 16 or (element_type.is_integer and element_type.bits == 8)
-
-
-def _running(opcode: Opcode, element_type: ElementType, dimension: int) -> Callable[[Tensor], Tensor] | None:
-    """torch's cumulative form of ``opcode`` along ``dimension``, where its result is XLA's."""
-    if element_type is ElementType.PRED:
-        if opcode in (Opcode.ADD, Opcode.OR, Opcode.MAXIMUM):
-            return lambda x: x.to(torch.uint8).cummax(dimension).values.to(torch.bool)
-        if opcode in (Opcode.MULTIPLY, Opcode.AND, Opcode.MINIMUM):
-            return lambda x: x.to(torch.uint8).cummin(dimension).values.to(torch.bool)
-        return None
-    if not _is_plain_number(element_type):
-        return None
-    if opcode is Opcode.ADD:
-        return lambda x: cumulative_sum(x, dimension)
-    if opcode is Opcode.MULTIPLY:
-        return lambda x: x.cumprod(dimension, dtype=x.dtype)
-    if opcode not in (Opcode.MAXIMUM, Opcode.MINIMUM) or element_type.is_complex:
-        return None
-    if element_type.is_unsigned and element_type.bits > 8:
-        # total_order is its own inverse on unsigned integers.
-        if opcode is Opcode.MAXIMUM:
-            return lambda x: total_order(total_order(x, element_type).cummax(dimension).values, element_type)
-        return lambda x: total_order(total_order(x, element_type).cummin(dimension).values, element_type)
-    if opcode is Opcode.MAXIMUM:
-        return lambda x: x.cummax(dimension).values
-    return lambda x: x.cummin(dimension).values
-
-
-def _prepare_cumulative(instruction: Instruction, window: Sequence[WindowDimension], shape: ArrayShape) -> Fold | None:
-    """One operation along one dimension whose windows are all prefixes or all suffixes; None for anything else."""
-    opcode = plain_combiner(instruction.called[0]) if len(instruction.operands) == 2 else None
-    folded = [d for d, w in enumerate(window) if w != _TRIVIAL]
-    if opcode is None or len(folded) != 1:
-        return None
-    dimension = folded[0]
-    size = shape.dims[dimension]
-    prefix, suffix = _is_prefix(size, window[dimension]), _is_suffix(size, window[dimension])
-    running = _running(opcode, shape.element_type, dimension)
-    if running is None or not (prefix or suffix):
-        return None
-    if prefix:
-        return lambda run, arrays: [running(arrays[0])]
-    return lambda run, arrays: [running(arrays[0].flip(dimension)).flip(dimension)]
-
-
-def _starts_with_identity(instruction: Instruction) -> bool:
-    """Whether the initial value is a constant that the reducer does not feel."""
-    initial, opcode = instruction.operands[-1], plain_combiner(instruction.called[0])
-    shape = initial.shape
-    if len(instruction.operands) != 2 or initial.opcode is not Opcode.CONSTANT or not isinstance(shape, ArrayShape):
-        return False
-    identity = _identity_of(opcode, shape.element_type)
-    value = storage.from_bytes(initial.attributes_as(ConstantAttributes).data, shape)
-    return identity is not None and value.item() == identity
 
 
 @kernel(Opcode.REDUCE_WINDOW, storage=Storage.SHARED)
@@ -317,11 +241,11 @@ def prepare_reduce_window(instruction: Instruction) -> Kernel:
         return initial_only
     reducer = scalar_function(instruction.called[0])
     folds: list[Fold] = []
-    cumulative = _prepare_cumulative(instruction, window, shape)
-    if cumulative is not None:
-        folds.append(cumulative)
+    running = prepare_running(instruction)
+    if running is not None:
+        folds.append(lambda run, arrays: [running(arrays[0])])
     else:
-        identity = _identity_of(plain_combiner(instruction.called[0]), shape.element_type) if count == 1 else None
+        identity = identity_of(combine_of(instruction.called[0]), shape.element_type) if count == 1 else None
         for d in reversed(range(shape.rank)):
             axis, size, w = _Axis(d, shape.rank), shape.dims[d], window[d]
             if identity is not None and w.base_dilation == 1 and (w.padding_low or w.padding_high):
@@ -330,7 +254,7 @@ def prepare_reduce_window(instruction: Instruction) -> Kernel:
                 folds.append(_prepare_fold(axis, reducer, size, w))
     empty_masks = [_Axis(d, shape.rank).mask(~flags) for d, flags in enumerate(occupied)]
     masks = [mask for mask in empty_masks if mask is not None]
-    skip_initial = _starts_with_identity(instruction)
+    skip_initial = starts_with_identity(instruction)
 
     def run_windows(run: Run, *operands: Tensor) -> Tensor | tuple[Tensor, ...]:
         arrays, initials = list(operands[:count]), list(operands[count:])

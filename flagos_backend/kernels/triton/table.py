@@ -15,7 +15,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD, AttentionBackwar
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton import attention, dot, interpreter, sort, top_k, windows
+from flagos_backend.kernels.triton import attention, dot, interpreter, scans, sort, top_k, windows
 from flagos_backend.kernels.triton.launching import unavailable
 
 
@@ -34,7 +34,14 @@ def _unsupported_dot(instruction: Instruction, target: Target) -> str:
 
 
 def _unsupported_fold(instruction: Instruction, target: Target) -> str:
-    return unavailable(target) or windows.fold_unsupported(instruction)
+    reason = unavailable(target)
+    if not reason and not scans.unsupported(instruction, target):
+        reason = "it is a scan"
+    return reason or windows.fold_unsupported(instruction)
+
+
+def _unsupported_scan(instruction: Instruction, target: Target) -> str:
+    return unavailable(target) or scans.unsupported(instruction, target)
 
 
 def _unsupported_scatter(instruction: Instruction, target: Target) -> str:
@@ -77,6 +84,7 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     (BACKWARD, _ours("attention_backward", _unsupported_backward, attention.backward_variants)),
     (str(Opcode.DOT), _ours("dot", _unsupported_dot, dot.variants)),
     (str(Opcode.REDUCE_WINDOW), _ours("reduce_window", _unsupported_fold, windows.fold_variants)),
+    *((name, _ours("scan", _unsupported_scan, scans.variants)) for name in (str(Opcode.REDUCE_WINDOW), *scans.ATEN)),
     (str(Opcode.SELECT_AND_SCATTER), _ours("select_and_scatter", _unsupported_scatter, windows.scatter_variants)),
     (str(Opcode.SORT), _ours("sort", _unsupported_sort, sort.variants)),
     (str(Opcode.TOP_K), _ours("top_k", _unsupported_top_k, top_k.variants)),

@@ -100,6 +100,22 @@ def test_cumulative_operations(
     check_hlo(hlo, (x,), TOLERANCE.get(element_type, 1e-12))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_cumulative_logsumexp_of_infinities(dtype: type, reverse: bool, rng: np.random.Generator) -> None:
+    """Against sums of exponentials, in double."""
+    x = (rng.standard_normal((4, 70)) * 3).astype(dtype)
+    x[0, :3], x[1, 30], x[2, 5], x[2, 60], x[3, 40] = -np.inf, np.inf, -np.inf, np.nan, -np.inf
+    with jax.enable_x64(True):
+        hlo = hlo_bytes(lambda x: lax.cumlogsumexp(x, axis=1, reverse=reverse), x)
+    (ours,) = run_on_backend(hlo, [x])
+    order = slice(None, None, -1 if reverse else 1)
+    with np.errstate(all="ignore"):
+        exact = np.log(np.cumsum(np.exp(x[:, order].astype(np.float64)), axis=1))[:, order]
+    precision = 4 * float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(ours.astype(np.float64), exact, rtol=precision, atol=precision * 70)
+
+
 def test_cumulative_logsumexp_and_nan(rng: np.random.Generator) -> None:
     x = rng.standard_normal((2, 50)).astype(np.float32)
     check_function(lambda x: lax.cumlogsumexp(x, axis=1), x, tolerance=1e-5)
