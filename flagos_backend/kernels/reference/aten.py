@@ -91,7 +91,7 @@ def prepare_into(instruction: Instruction) -> Kernel | None:
     as_stored = isinstance(instruction.shape, ArrayShape) and _as_torch(instruction, instruction.shape) is None
     if packet.__name__ not in _FILLS_OUTPUT or operator._overloadname != "default" or not as_stored:
         return None
-    if not _gives_row_major(config):
+    if not _gives_row_major(config, None):
         return None
     elsewhere: Kernel = _prepare(instruction, config, operator)
     there = _caller(instruction, config, packet.out)
@@ -107,13 +107,14 @@ def prepare_into(instruction: Instruction) -> Kernel | None:
     return run
 
 
-def gives_row_major(instruction: Instruction) -> bool:
-    """Whether an ``aten::`` call's result is the operator's one tensor, its dimensions in their order."""
-    return _gives_row_major(read_config(instruction, _CONFIG))
+def gives_row_major(instruction: Instruction, results: list[int] | None) -> bool:
+    """Whether an ``aten::`` call's result is these of the operator's tensors, or its one tensor, their dimensions in
+    order."""
+    return _gives_row_major(read_config(instruction, _CONFIG), results)
 
 
-def _gives_row_major(config: Config) -> bool:
-    return all(config[name] is None for name in ("results", "dtypes", "orders"))
+def _gives_row_major(config: Config, results: list[int] | None) -> bool:
+    return (config["results"], config["dtypes"], config["orders"]) == (results, None, None)
 
 
 def argument_of(instruction: Instruction, name: str) -> Any:

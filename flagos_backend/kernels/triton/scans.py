@@ -14,7 +14,7 @@ from torch import Tensor
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.kernels.implementation import Variant, operation_of
 from flagos_backend.kernels.reference.aten import argument_of, gives_row_major
 from flagos_backend.kernels.reference.cumulative import (
@@ -34,14 +34,16 @@ _SIGNED = frozenset({E.S8, E.S16, E.S32, E.S64})
 _UNSIGNED = frozenset({E.U8, E.U16, E.U32, E.U64})
 # What states are kept in: of integers, of floats.
 _NARROW, _WIDE = (torch.int32, torch.float32), (torch.int64, torch.float64)
-# ATen's operators of one result, along their argument ``dim``. Results of sums and products may be wider.
+# ATen's operators along their argument ``dim``. Results of sums and products may be wider.
 ATEN = {
     "aten::cumsum": Combine.ADD,
     "aten::cumprod": Combine.MULTIPLY,
     "aten::logcumsumexp": Combine.LOG_ADD_EXP,
 }
-# Kernels count elements in 32 bits.
-_MAX_ELEMENTS = (1 << 31) - 1
+# Those that say where it is as well.
+PLACED = {"aten::cummax": Combine.MAXIMUM, "aten::cummin": Combine.MINIMUM}
+# Kernels count elements in 32 bits, and those that there are not up to the end of the last segment.
+_MAX_ELEMENTS = (1 << 31) - (1 << 24)
 # Elements of a tile, and of one that is a part of a row, and those of them that a warp has; less of wide states.
 _TILE, _LONG_TILE, _WARP = 2048, 4096, 512
 # What lanes that are contiguous take of memory, to be read by whole lines.
@@ -78,16 +80,19 @@ class _Tiles:
 
 
 def _array(value: Instruction) -> ArrayShape:
-    assert isinstance(value.shape, ArrayShape)
-    return value.shape
+    """Of several, as of extremes and their places, the first."""
+    shape = value.shape.elements[0] if isinstance(value.shape, TupleShape) else value.shape
+    assert isinstance(shape, ArrayShape)
+    return shape
 
 
 def _cumulative(instruction: Instruction) -> Cumulative | None:
     """None where the kernels do not compute it: it is none, or starts with a value of its own."""
     if instruction.opcode is Opcode.REDUCE_WINDOW:
         return cumulative_of(instruction) if starts_with_identity(instruction) else None
-    combine, dimension = ATEN.get(operation_of(instruction)), argument_of(instruction, "dim")
-    if combine is None or not isinstance(dimension, int) or not gives_row_major(instruction):
+    operation, dimension = operation_of(instruction), argument_of(instruction, "dim")
+    combine, results = ({**ATEN, **PLACED}).get(operation), [0, 1] if operation in PLACED else None
+    if combine is None or not isinstance(dimension, int) or not gives_row_major(instruction, results):
         return None
     if len(instruction.operands) != 1 or argument_of(instruction, "self") not in (
         {"tensor": 0},
@@ -111,12 +116,10 @@ def _is_exact(given: ElementType, result: ElementType) -> bool:
 
 def unsupported(instruction: Instruction, target: Target) -> str:
     """Why not, or "". Cheap: no device is asked."""
-    if not isinstance(instruction.shape, ArrayShape) or not instruction.operands:
-        return "it has several results"
     cumulative = _cumulative(instruction)
-    if cumulative is None or identity_of(cumulative.combine, instruction.shape.element_type) is None:
+    if cumulative is None or identity_of(cumulative.combine, _array(instruction).element_type) is None:
         return "it is no cumulative sum, product, extreme or log-sum-exp"
-    shape, given = instruction.shape, instruction.operands[0].shape
+    shape, given = _array(instruction), instruction.operands[0].shape
     if not isinstance(given, ArrayShape) or not _is_exact(given.element_type, shape.element_type):
         return "our kernels of scans do not convert its type"
     if cumulative.combine is Combine.LOG_ADD_EXP and shape.element_type not in _FLOATS:
@@ -148,7 +151,7 @@ def _tiles(scans: _Scans, itemsize: int, state: int, target: Target) -> _Tiles:
     return _Tiles(lanes, block, warps, count, each, -(-blocks // each))
 
 
-def _flags(combine: Combine, given: ElementType, result: ElementType) -> dict[str, Any]:
+def _flags(combine: Combine, places: bool, given: ElementType, result: ElementType) -> dict[str, Any]:
     """What kernels are compiled for beside sizes. Halves are computed with as f32, short integers as 32 bits."""
     import triton.language as tl
 
@@ -160,10 +163,11 @@ def _flags(combine: Combine, given: ElementType, result: ElementType) -> dict[st
     else:
         accumulated, dtype = (tl.int64, E.S64) if result is E.S64 else (tl.int32, E.S32)
     return {
-        "COMBINE": str(combine),
+        "COMBINE": f"{combine}-place" if places else str(combine),
         "IDENTITY": _identity(combine, dtype),
         "SEEN": seen.get(given),
         "ACC": accumulated,
+        "PART": tl.int32 if places else accumulated if combine is Combine.LOG_ADD_EXP else None,
     }
 
 
@@ -175,15 +179,17 @@ def _identity(combine: Combine, element_type: ElementType) -> float | int:
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    """An array to one of its sizes. Programs fold segments in one order always, so each run has the same results."""
+    """An array to one of its sizes, or to two, the second of which says where the extremes are, s64. Segments are
+    folded in one order always, so that each run has the same results."""
     from flagos_backend.kernels.triton import scans_kernels as kernels
 
     cumulative, shape, given = _cumulative(instruction), _array(instruction), _array(instruction.operands[0])
     assert cumulative is not None
     dims, dimension = shape.dims, cumulative.dimension
     scans = _Scans(prod(dims[:dimension]), dims[dimension], prod(dims[dimension + 1 :]))
-    flags = _flags(cumulative.combine, given.element_type, shape.element_type)
-    wide, pairs = shape.element_type.bits == 64, cumulative.combine is Combine.LOG_ADD_EXP
+    places = isinstance(instruction.shape, TupleShape)
+    flags = _flags(cumulative.combine, places, given.element_type, shape.element_type)
+    wide, pairs = shape.element_type.bits == 64, places or cumulative.combine is Combine.LOG_ADD_EXP
     state = (_WIDE if wide else _NARROW)[shape.element_type in _FLOATS]
     tiles = _tiles(scans, dtype_of(given.element_type).itemsize, (1 + wide) * (1 + pairs), target)
     flags |= {
@@ -197,26 +203,23 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     split = tiles.segments > 1
 
     def into(run: Run, outputs: Sequence[Tensor | None], *operands: Tensor) -> Value:
-        x, (output,) = operands[0].contiguous(), outputs
-        result = torch.empty(dims, dtype=dtype_of(shape.element_type), device=x.device) if output is None else output
-        values = torch.empty((scans.outer, tiles.segments, scans.inner) if split else 1, dtype=state, device=x.device)
-        totals = torch.empty_like(values) if pairs else values
-        if split:  # nobody needs the total of the last one
-            launch(kernels.fold_segments, (tiles.count, tiles.segments - 1), x, values, totals, *sizes, **flags)
-        launch(
-            kernels.scan_segments,
-            (tiles.count, tiles.segments),
-            x,
-            result,
-            values,
-            totals,
-            *sizes,
-            **flags,
-            SPLIT=split,
+        x = operands[0].contiguous()
+        dtypes = (dtype_of(shape.element_type), torch.int64)[: len(outputs)]
+        results = tuple(
+            torch.empty(dims, dtype=dtype, device=x.device) if output is None else output
+            for dtype, output in zip(dtypes, outputs, strict=True)
         )
-        return result
+        values = torch.empty((scans.outer, tiles.segments, scans.inner) if split else 1, dtype=state, device=x.device)
+        part = torch.int32 if places else state
+        parts = torch.empty_like(values, dtype=part) if pairs else values
+        if split:  # nobody needs the total of the last one
+            launch(kernels.fold_segments, (tiles.count, tiles.segments - 1), x, values, parts, *sizes, **flags)
+        own = {"SPLIT": split, "PLACES": places}
+        grid, written = (tiles.count, tiles.segments), (results[0], results[-1])
+        launch(kernels.scan_segments, grid, x, *written, values, parts, *sizes, **flags, **own)
+        return results if places else results[0]
 
     def kernel(run: Run, *operands: Tensor) -> Value:
-        return into(run, (None,), *operands)
+        return into(run, (None, None) if places else (None,), *operands)
 
     return (Variant("", kernel, into),)

@@ -84,7 +84,10 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     (BACKWARD, _ours("attention_backward", _unsupported_backward, attention.backward_variants)),
     (str(Opcode.DOT), _ours("dot", _unsupported_dot, dot.variants)),
     (str(Opcode.REDUCE_WINDOW), _ours("reduce_window", _unsupported_fold, windows.fold_variants)),
-    *((name, _ours("scan", _unsupported_scan, scans.variants)) for name in (str(Opcode.REDUCE_WINDOW), *scans.ATEN)),
+    *(
+        (name, _ours("scan", _unsupported_scan, scans.variants))
+        for name in (str(Opcode.REDUCE_WINDOW), *scans.ATEN, *scans.PLACED)
+    ),
     (str(Opcode.SELECT_AND_SCATTER), _ours("select_and_scatter", _unsupported_scatter, windows.scatter_variants)),
     (str(Opcode.SORT), _ours("sort", _unsupported_sort, sort.variants)),
     (str(Opcode.TOP_K), _ours("top_k", _unsupported_top_k, top_k.variants)),

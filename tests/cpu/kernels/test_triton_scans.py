@@ -174,6 +174,26 @@ def test_operators_of_pytorch(operator: str, given: str, result: str, rng: np.ra
     torch.testing.assert_close(ours.to(exact.dtype), exact, rtol=precision, atol=precision * float(exact.abs().max()))
 
 
+@pytest.mark.parametrize("given", ["f32", "bf16", "f64", "s32", "u8", "s64"])
+@pytest.mark.parametrize("operator", ["cummax", "cummin"])
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_places_of_extremes(operator: str, given: str, dimension: int, rng: np.random.Generator) -> None:
+    """Of equal ones the last, of NaNs too."""
+    result = f"({given}[4,11], s64[4,11])"
+    text = call_text(operator, given, "R", dimension).replace("R[4,11]", result).replace("null", "[0, 1]")
+    module = optimize(import_module(hlo_of_text(text)))
+    built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)
+    assert "triton.scan" in built.explain() and "not triton.scan" not in built.explain(), built.explain()
+    x = torch.from_numpy(rng.integers(0, 5, (4, 11))).to(dtype_of(E[given.upper()]))
+    if x.is_floating_point():
+        x[1, [3, 7]], x[2, [1, 2]], x[3, :] = torch.nan, -torch.inf, torch.inf
+    with torch.inference_mode():
+        ours = built.run(Run(), [x])
+    exact = getattr(torch, operator)(x, dimension)
+    for found, expected in zip(ours, exact, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     "text",
     [
