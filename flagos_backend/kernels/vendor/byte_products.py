@@ -3,7 +3,7 @@ want them. Used by dot.py and table.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.contraction import Contraction
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.conversion import converter
+from flagos_backend.kernels.reference.registry import Kernel
+from flagos_backend.kernels.triton import launching, turning
 
 E = ElementType
 # CUDA's product wants more than 16 rows, and multiples of eight of the other sizes; sixteen are what is loaded at once.
@@ -23,6 +25,8 @@ _MAX_BATCH = 4
 # Sums of more products may not fit 32 bits.
 _MAX_CONTRACTED = 1 << 16
 Product = Callable[[Tensor, Tensor], Tensor]
+# Of a matrix, and the sizes it gets.
+_LayOut = Callable[[Tensor, int, int], Tensor]
 
 
 def unsupported(instruction: Instruction, contraction: Contraction, target: Target) -> str:
@@ -57,42 +61,53 @@ def _has_product(device_type: str) -> bool:
 
 
 def call_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    def variant(name: str, product: Product) -> Variant:
-        return Variant(name, lambda run, a, b: product(a, b))
-
-    return tuple(variant(name, product) for name, product in products(None, E.S32).items())
+    ((contracted, columns),) = (shape.dims for shape in leaves(instruction.operands[1].shape))
+    return variants(lambda product: lambda run, a, b: product(a, b), None, contracted, columns, E.S32, target)
 
 
-def products(batch: int | None, result: ElementType) -> Mapping[str, Product]:
-    """By name, the best guess first. Matrix units of some devices read bytes only with the contracted dimension last:
-    then laying out the second operand so is less than what its product takes as it lies, unless there are few rows."""
+def variants(
+    kernel_of: Callable[[Product], Kernel],
+    batch: int | None,
+    contracted: int,
+    columns: int,
+    result: ElementType,
+    target: Target,
+) -> tuple[Variant, ...]:
+    """The best guess first. Matrix units of some devices read bytes only with the contracted dimension last: then
+    laying out the second operand so is less than what its product takes as it lies, unless there are few rows."""
     give = converter(E.S32, result) or (lambda x: x)
 
-    def of_matrices(a: Tensor, b: Tensor, lay_out: Callable[[Tensor], Tensor]) -> Tensor:
-        rows, columns = a.shape[0], b.shape[1]
-        a, b = _filled(a, b)
-        return torch._int_mm(a.contiguous(), lay_out(b))[:rows, :columns].contiguous()
+    def of_matrices(a: Tensor, b: Tensor, lay_out: _LayOut) -> Tensor:
+        rows, filled = a.shape[0], (_filled(contracted), _filled(columns))
+        a = _padded(a, _FILLED_ROWS if rows < _FEWEST_ROWS else rows, filled[0])
+        return torch._int_mm(a.contiguous(), lay_out(b, *filled))[:rows, :columns].contiguous()
 
-    def product(lay_out: Callable[[Tensor], Tensor]) -> Product:
+    def product(lay_out: _LayOut) -> Product:
         if batch is None:
             return lambda a, b: give(of_matrices(a, b, lay_out))
         return lambda a, b: give(torch.stack([of_matrices(x, y, lay_out) for x, y in zip(a, b, strict=True)]))
 
-    return {"bytes, contracted last": product(_contracted_last), "bytes": product(lambda b: b)}
+    def warm_up() -> None:
+        nowhere = torch.empty((contracted, columns), dtype=torch.int8, device="meta")
+        turning.by_columns(nowhere, _filled(contracted), _filled(columns))
+
+    if launching.unavailable(target):
+        last = Variant("bytes, contracted last", kernel_of(product(_by_columns)))
+    else:
+        last = Variant("bytes, contracted last", kernel_of(product(turning.by_columns)), warm_up=warm_up)
+    return (last, Variant("bytes", kernel_of(product(_padded))))
 
 
-def _contracted_last(b: Tensor) -> Tensor:
-    return b.mT.contiguous().mT
+def _filled(size: int) -> int:
+    """A size that the product takes. Zeros around matrices add nothing to what is kept of it."""
+    return -(-size // _FILLED_MULTIPLE) * _FILLED_MULTIPLE if size % _MULTIPLE else size
 
 
-def _filled(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros around matrices of sizes that the product does not take; they add nothing to what is kept of it."""
-    rows, contracted, columns = a.shape[0], a.shape[1], b.shape[1]
-    more_rows = _FILLED_ROWS - rows if rows < _FEWEST_ROWS else 0
-    more = -contracted % _FILLED_MULTIPLE if contracted % _MULTIPLE else 0
-    more_columns = -columns % _FILLED_MULTIPLE if columns % _MULTIPLE else 0
-    if more_rows or more:
-        a = torch.constant_pad_nd(a, (0, more, 0, more_rows))
-    if more_columns or more:
-        b = torch.constant_pad_nd(b, (0, more_columns, 0, more))
-    return a, b
+def _padded(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    if matrix.shape == (rows, columns):
+        return matrix
+    return torch.constant_pad_nd(matrix, (0, columns - matrix.shape[1], 0, rows - matrix.shape[0]))
+
+
+def _by_columns(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    return _padded(matrix, rows, columns).mT.contiguous().mT

@@ -57,8 +57,9 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
         floats = _kernel(contraction, integer_product(lhs, rhs, result, contraction.contracted))
         if byte_products.unsupported(instruction, contraction, target):
             return (Variant("", floats),)
-        products = byte_products.products(contraction.batch, result)
-        return (*(Variant(name, _kernel(contraction, p)) for name, p in products.items()), Variant("floats", floats))
+        kernel_of = functools.partial(_kernel, contraction)
+        sizes = (contraction.batch, contraction.contracted, contraction.columns)
+        return (*byte_products.variants(kernel_of, *sizes, result, target), Variant("floats", floats))
     if lhs is not result and target.device_type == "cpu":
         return (Variant("", _kernel(contraction, _widened(torch.float32))),)
     out_dtype = dtype_of(result) if lhs is not result else None

@@ -323,3 +323,12 @@ def test_a_tensor_of_a_device_that_nobody_drives_is_refused() -> None:
 
     assert not is_supported(torch.device("meta"))
     assert not is_supported(torch.device("cuda:0"))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_bytes(turned: bool) -> None:
+    x, y = (torch.randint(-128, 128, dims, dtype=torch.int8) for dims in ((20, 48), (40, 48) if turned else (48, 40)))
+    compiled = torch.compile(lambda x, y: torch._int_mm(x, y.t() if turned else y) + 1, backend=flagos)
+    for _ in range(RUNS):
+        found = compiled(x.to(FLAGOS), y.to(FLAGOS)).cpu()
+        assert torch.equal(found, x.int() @ (y.t() if turned else y).int() + 1)

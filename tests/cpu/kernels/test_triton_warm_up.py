@@ -24,7 +24,7 @@ from support.attention import CASES, SIZES, calls_of
 
 E = ElementType
 CHIP = Target("cpu", "simulated", multiprocessors=4, warp_size=4)
-KERNELS = ("attention", "attention_gradient", "dot", "scans", "sort", "swaps", "top_k", "windows")
+KERNELS = ("attention", "attention_gradient", "dot", "scans", "sort", "swaps", "top_k", "turning", "windows")
 SORT = """
 less { a = f32[] parameter(0) b = f32[] parameter(1) c = s32[] parameter(2) d = s32[] parameter(3)
   ROOT r = pred[] compare(a, b), direction=LT }
