@@ -29,9 +29,13 @@ from flagos_backend.runtime.ownership import (
     Ownership,
     Place,
     Summary,
+    after_copy,
     call_results,
     close_loop,
+    fresh_results,
+    hand_over,
     join,
+    kept_arguments,
     loop_results,
     parameter_root,
 )
@@ -413,8 +417,8 @@ class Builder:
             loop = close_loop(turn.summary)
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
-            copied = _hand_over(owner, loop.overwrites, operands, dying)
-            initial = [_after_copy(owner, slot, index in copied) for index, slot in enumerate(operands)]
+            copied = hand_over(owner, loop.overwrites, operands, dying)
+            initial = [after_copy(owner, slot, index in copied) for index, slot in enumerate(operands)]
             for slot, place in zip(flat, loop_results(owner, loop, initial), strict=True):
                 owner.define(slot, place)
             callees = tuple(plan.run for plan in plans)
@@ -462,15 +466,21 @@ class Builder:
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             copied, outcomes = [], []
             for summary, slots in zip(summaries, arguments, strict=True):
-                copied.append(_hand_over(owner, summary.overwrites, slots, dying))
-                places = [_after_copy(owner, slot, index in copied[-1]) for index, slot in enumerate(slots)]
+                copied.append(hand_over(owner, summary.overwrites, slots, dying))
+                places = [after_copy(owner, slot, index in copied[-1]) for index, slot in enumerate(slots)]
                 outcomes.append(call_results(owner, summary, places))
-            for slot, place in zip(flat, join(outcomes), strict=True):
-                owner.define(slot, place)
+            shapes = tuple(leaves(instruction.shape))
+            fresh = fresh_results(outcomes, [owner.places[slot] for slot in slots])
+            for number, (slot, place) in enumerate(zip(flat, join(outcomes), strict=True)):
+                has_home = number in fresh and not self._lifted and shapes[number].element_type is not ElementType.TOKEN
+                owner.define(slot, Place(frozenset({owner.new_root()}), place.distinct) if has_home else place)
+                if has_home:
+                    self.offer_home(owner, slot, shapes[number])
             if self._lifted:
                 return control_flow.lifted_conditional(selector, branches, arguments, flat), True, ""
-            shapes = tuple(leaves(instruction.shape))
-            return control_flow.Conditional(branches, selector, arguments, flat, shapes, tuple(dying), copied), True, ""
+            kept = kept_arguments(summaries, arguments, copied)
+            storage = shapes, kept, tuple(dying), copied
+            return control_flow.Conditional(branches, selector, arguments, flat, *storage), True, ""
 
         slots = (selector, *(slot for branch in arguments for slot in branch))
         self.add(Pending(instruction, slots, flat, finish, plans))
@@ -546,10 +556,13 @@ class Builder:
             taken |= place.roots
             target = self.new_slot(shape)
             owner.define(target, Place(frozenset({owner.new_root()})) if copies else place)
-            kernel: Kernel = control_flow.owned_copy if copies else contiguous
+            kernel: Callable[..., Any] = contiguous
+            if copies:
+                kernel = at_home(control_flow.copied_into, (slot,), (target,))
+                self.offer_home(owner, target, shape)
             frees = () if slot in results[len(final) + 1 :] or slot in self._constants else (slot,)
             text = f"#{target} = {'copy' if copies else 'row major'} of #{slot}"
-            steps.append(Step(kernel, (slot,), (target,), frees, text, enqueues=copies))
+            steps.append(Step(kernel, (slot,), (target,), frees, text, on_slots=copies, enqueues=copies))
             final.append(target)
         return tuple(final)
 
@@ -572,23 +585,6 @@ def _choose_storage(
         distinct = shared.distinct and kind is not Storage.SHARED
         owner.define(result, Place(shared.roots | {owner.new_root()}, distinct))
     return prepared.kernel, ""
-
-
-def _hand_over(
-    owner: Ownership, overwrites: frozenset[int], slots: Sequence[int], dying: frozenset[int]
-) -> tuple[int, ...]:
-    """Gives up the arguments that a callee writes over; returns those that it must be given copies of instead."""
-    copied = []
-    for index in sorted(overwrites):
-        if owner.may_overwrite(slots[index], slots, dying):
-            owner.overwrite(slots[index])
-        else:
-            copied.append(index)
-    return tuple(copied)
-
-
-def _after_copy(owner: Ownership, slot: int, copied: bool) -> Place:
-    return Place(frozenset({owner.new_root()})) if copied else owner.places[slot]
 
 
 def _while_note(loop: LoopSummary, copied: Sequence[int], trip_count: int | None) -> str:

@@ -280,7 +280,7 @@ def test_a_plan_is_recorded_whole_once_all_of_it_has_run(name: str) -> None:
 def test_what_cannot_be_recorded_in_a_body_says_so() -> None:
     call = 'custom-call(a), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"'
     plan = plan_of(SWAPPED.replace("add(a, b)", call))
-    reasons = [reason_against(step, "", all_ran=True) for step in plan.steps]
+    reasons = [reason_against(step, "", rehearsed=True) for step in plan.steps]
     assert any("calls the host" in reason for reason in reasons)
 
 
