@@ -195,7 +195,6 @@ class Conditional(ControlFlow):
         shapes: Sequence[ArrayShape],
         kept: Sequence[int | None],
         dying: Sequence[int],
-        copied_first: Sequence[Sequence[int]],
     ) -> None:
         super().__init__(callees)
         self._kept = kept
@@ -204,7 +203,6 @@ class Conditional(ControlFlow):
         self._results = results
         self._shapes = shapes
         self._dying = dying
-        self._copied_first = copied_first
 
     def __call__(self, run: Run, values: list[Any]) -> None:
         results = self._run(run, values) if run.conditionals is None else self._record(run, run.conditionals, values)
@@ -224,12 +222,7 @@ class Conditional(ControlFlow):
         arguments = [values[slot] for slot in self._operands[index]]
         for slot in self._dying:
             values[slot] = None
-        return self._branch(run, index, arguments)
-
-    def _branch(self, run: Run, index: int, arguments: list[Any], places: Sequence[Any] = ()) -> list[Any]:
-        for leaf in self._copied_first[index]:
-            arguments[leaf] = owned_copy(run, arguments[leaf])
-        return self.callees[index](run, arguments, places)
+        return self.callees[index](run, arguments)
 
     def _record(self, run: Run, conditionals: Conditionals, values: list[Any]) -> list[Any]:
         """Every branch, each of which leaves its results in the same place."""
@@ -240,7 +233,7 @@ class Conditional(ControlFlow):
             values[slot] = None
 
         def body(index: int) -> None:
-            results = self._branch(run, index, arguments[index], places)
+            results = self.callees[index](run, arguments[index], places)
             for place, result in zip(places, results, strict=True):
                 if isinstance(place, torch.Tensor) and not _lies_at(result, place):
                     place.copy_(result)

@@ -147,18 +147,15 @@ def fresh_results(alternatives: Sequence[Sequence[Place]], arguments: Sequence[P
     return frozenset(filter(is_fresh, range(len(joined))))
 
 
-def kept_arguments(
-    alternatives: Sequence[Summary], arguments: Sequence[Sequence[int]], copied: Sequence[Sequence[int]]
-) -> tuple[int | None, ...]:
-    """For each result the slot in whose storage it lies whichever of the plans was called, or None. ``copied``: the
-    arguments that they are given copies of."""
+def kept_arguments(alternatives: Sequence[Summary], arguments: Sequence[Sequence[int]]) -> tuple[int | None, ...]:
+    """For each result the slot in whose storage it lies whichever of the plans was called, or None."""
 
     def kept(number: int) -> int | None:
         found: set[int | None] = set()
-        for summary, slots, copies in zip(alternatives, arguments, copied, strict=True):
+        for summary, slots in zip(alternatives, arguments, strict=True):
             roots = summary.results[number].roots
             parameter = parameter_of(next(iter(roots))) if len(roots) == 1 else None
-            found.add(None if parameter is None or parameter in copies else slots[parameter])
+            found.add(None if parameter is None else slots[parameter])
         return found.pop() if len(found) == 1 else None
 
     return tuple(map(kept, range(len(alternatives[0].results))))

@@ -211,13 +211,14 @@ def _number_of(locals: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A step before it is known what dies at it. ``finish`` decides on storage and defines the results' places."""
+    """A step before it is known what dies at it. ``finish`` decides on storage and defines the results' places, and
+    may add to ``nested``."""
 
     instruction: Instruction
     operands: tuple[int, ...]
     results: tuple[int, ...]
     finish: Callable[[Pending, Ownership, frozenset[int]], tuple[Callable[..., Any], bool, str]]
-    nested: tuple[Plan, ...] = ()
+    nested: Sequence[Plan] = ()
     enqueues: bool = True
 
 
@@ -249,9 +250,13 @@ class Builder:
         self._homes: dict[int, Home] = {}  # by the root of the storage
 
     def build(self, computation: Computation, owned: Collection[int], entry: bool = False) -> Plan:
-        tree = self.inline(computation, self._add_parameters(computation))
+        return self.begin(computation, entry)(owned)
+
+    def begin(self, computation: Computation, entry: bool = False) -> Callable[[Collection[int]], Plan]:
+        """What makes the plan, once it is known which parameters it may write over."""
+        results = tuple(flatten(self.inline(computation, self._add_parameters(computation))))
         shapes = tuple(leaves(computation.root.shape)) if entry else None
-        return self._finish(computation.name, tuple(flatten(tree)), owned, shapes)
+        return lambda owned: self._finish(computation.name, results, owned, shapes)
 
     def build_turn(self, condition: Computation, body: Computation, owned: Collection[int]) -> Plan:
         """A turn of a loop, and whether there is another one: the last result."""
@@ -456,19 +461,18 @@ class Builder:
         results = self._new_slots(instruction.shape)
         flat = tuple(flatten(results))
         builders = [self.nested() for _ in arguments]
-        plans = tuple(
-            builder.build(branch, () if self._lifted else range(len(slots)))
-            for builder, branch, slots in zip(builders, instruction.called, arguments, strict=True)
-        )
-        summaries = [builder.summary for builder in builders]
-        branches = tuple(plan.run for plan in plans)
+        begun = [builder.begin(branch) for builder, branch in zip(builders, instruction.called, strict=True)]
+        plans: list[Plan] = []
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
-            copied, outcomes = [], []
-            for summary, slots in zip(summaries, arguments, strict=True):
-                copied.append(hand_over(owner, summary.overwrites, slots, dying))
-                places = [after_copy(owner, slot, index in copied[-1]) for index, slot in enumerate(slots)]
-                outcomes.append(call_results(owner, summary, places))
+            outcomes = []
+            for builder, complete, slots in zip(builders, begun, arguments, strict=True):
+                owned = [n for n, slot in enumerate(slots) if owner.may_overwrite(slot, slots, dying)]
+                plans.append(complete(() if self._lifted else owned))
+                for number in builder.summary.overwrites:
+                    owner.overwrite(slots[number])
+                outcomes.append(call_results(owner, builder.summary, [owner.places[slot] for slot in slots]))
+            branches = tuple(plan.run for plan in plans)
             shapes = tuple(leaves(instruction.shape))
             fresh = fresh_results(outcomes, [owner.places[slot] for slot in slots])
             for number, (slot, place) in enumerate(zip(flat, join(outcomes), strict=True)):
@@ -478,9 +482,8 @@ class Builder:
                     self.offer_home(owner, slot, shapes[number])
             if self._lifted:
                 return control_flow.lifted_conditional(selector, branches, arguments, flat), True, ""
-            kept = kept_arguments(summaries, arguments, copied)
-            storage = shapes, kept, tuple(dying), copied
-            return control_flow.Conditional(branches, selector, arguments, flat, *storage), True, ""
+            kept = kept_arguments([builder.summary for builder in builders], arguments)
+            return control_flow.Conditional(branches, selector, arguments, flat, shapes, kept, tuple(dying)), True, ""
 
         slots = (selector, *(slot for branch in arguments for slot in branch))
         self.add(Pending(instruction, slots, flat, finish, plans))
@@ -532,7 +535,7 @@ class Builder:
         instruction = pending.instruction
         text = f"{results} = {instruction.name}: {instruction.shape} {instruction.opcode}({operands}){note}"
         slots = pending.operands, pending.results, tuple(frees)
-        return Step(kernel, *slots, text, on_slots, instruction, pending.nested, pending.enqueues)
+        return Step(kernel, *slots, text, on_slots, instruction, tuple(pending.nested), pending.enqueues)
 
     def _own_results(
         self,
