@@ -279,7 +279,8 @@ class Runner:
             self.captured(local_ordinal, outcome)
             return (outcome,)
         with _inference_mode(True), opened.guard():
-            division = divide(compiled.plans(opened.device).donating, record, record.no_conditionals)
+            plan = compiled.plans(opened.device).donating
+            division = divide(plan, record, record.no_conditionals, record.rehearse)
         self._divided[local_ordinal] = division.plan
         self.captured(local_ordinal, division)
         whole = division.whole

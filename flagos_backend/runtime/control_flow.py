@@ -16,8 +16,9 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Conditionals, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 
-# Runs a plan: takes its flat arguments, emptying the list, and returns its flat results.
-Callee = Callable[[Run, list[Any]], list[Any]]
+# Runs a plan: takes its flat arguments, emptying the list, and returns its flat results. A third argument is as of
+# Plan.run: nothing, or an array for each result.
+Callee = Callable[..., list[Any]]
 SlotKernel = Callable[[Run, list[Any]], None]
 
 
@@ -26,9 +27,15 @@ def owned_copy(run: Run, value: torch.Tensor) -> torch.Tensor:
     return value.clone(memory_format=torch.contiguous_format)
 
 
+def copied_into(run: Run, places: Sequence[torch.Tensor | None], value: torch.Tensor) -> torch.Tensor:
+    """``value`` in the one place, or in new storage."""
+    (place,) = places
+    return owned_copy(run, value) if place is None else place.copy_(value)
+
+
 class ControlFlow(abc.ABC):
     """A kernel that runs plans. ``callees``: in the order of the step's nested plans. ``ran``: the numbers of those
-    that ran so far."""
+    that ran so far, in launches or in a rehearsal."""
 
     def __init__(self, callees: tuple[Callee, ...]) -> None:
         self.callees = callees
@@ -176,7 +183,8 @@ class CountedLoop(ControlFlow):
 
 class Conditional(ControlFlow):
     """``callees``: the branches, whose results have ``shapes``. A PRED selector takes the first when true, an integer
-    that one, or out of range the last."""
+    that one, or out of range the last. ``kept``: for each result the slot of the operand in whose storage every branch
+    leaves it, or None."""
 
     def __init__(
         self,
@@ -185,16 +193,16 @@ class Conditional(ControlFlow):
         operands: Sequence[Sequence[int]],
         results: Sequence[int],
         shapes: Sequence[ArrayShape],
+        kept: Sequence[int | None],
         dying: Sequence[int],
-        copied_first: Sequence[Sequence[int]],
     ) -> None:
         super().__init__(callees)
+        self._kept = kept
         self._selector = selector
         self._operands = operands
         self._results = results
         self._shapes = shapes
         self._dying = dying
-        self._copied_first = copied_first
 
     def __call__(self, run: Run, values: list[Any]) -> None:
         results = self._run(run, values) if run.conditionals is None else self._record(run, run.conditionals, values)
@@ -214,34 +222,37 @@ class Conditional(ControlFlow):
         arguments = [values[slot] for slot in self._operands[index]]
         for slot in self._dying:
             values[slot] = None
-        return self._branch(run, index, arguments)
-
-    def _branch(self, run: Run, index: int, arguments: list[Any]) -> list[Any]:
-        for leaf in self._copied_first[index]:
-            arguments[leaf] = owned_copy(run, arguments[leaf])
         return self.callees[index](run, arguments)
 
     def _record(self, run: Run, conditionals: Conditionals, values: list[Any]) -> list[Any]:
         """Every branch, each of which leaves its results in the same place."""
         arguments = [[values[slot] for slot in slots] for slots in self._operands]
         chosen = self._chosen(values[self._selector])
+        places = [self._place(run, values, number) for number in range(len(self._results))]
         for slot in self._dying:
             values[slot] = None
-        places = [
-            ()
-            if shape.element_type is ElementType.TOKEN
-            else torch.empty(shape.dims, dtype=dtype_of(shape.element_type), device=run.device)
-            for shape in self._shapes
-        ]
 
         def body(index: int) -> None:
-            for place, result in zip(places, self._branch(run, index, arguments[index]), strict=True):
-                if isinstance(place, torch.Tensor):
+            results = self.callees[index](run, arguments[index], places)
+            for place, result in zip(places, results, strict=True):
+                if isinstance(place, torch.Tensor) and not _lies_at(result, place):
                     place.copy_(result)
 
         for index, holds in enumerate(chosen):
             conditionals.run_if(holds, functools.partial(body, index))
         return places
+
+    def _place(self, run: Run, values: list[Any], number: int) -> Any:
+        """Where every branch leaves result ``number``: the operand that it lies in, or where the plan wants it."""
+        shape, kept, home = self._shapes[number], self._kept[number], values[self._results[number]]
+        if shape.element_type is ElementType.TOKEN:
+            return ()
+        dtype = dtype_of(shape.element_type)
+        if kept is not None:
+            operand = values[kept]
+            if operand.dtype == dtype and tuple(operand.shape) == shape.dims and _lies_at(operand, operand):
+                return operand
+        return torch.empty(shape.dims, dtype=dtype, device=run.device) if home is None else home
 
     def _chosen(self, selector: torch.Tensor) -> list[torch.Tensor]:
         """For each branch whether it is the one."""

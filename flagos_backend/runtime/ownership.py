@@ -87,6 +87,23 @@ class Ownership:
         return Summary(frozenset(self.overwrites), tuple(self.places[r] for r in results))
 
 
+def hand_over(
+    owner: Ownership, overwrites: frozenset[int], slots: Sequence[int], dying: frozenset[int]
+) -> tuple[int, ...]:
+    """Gives up the arguments that a callee writes over; returns those that it must be given copies of instead."""
+    copied = []
+    for index in sorted(overwrites):
+        if owner.may_overwrite(slots[index], slots, dying):
+            owner.overwrite(slots[index])
+        else:
+            copied.append(index)
+    return tuple(copied)
+
+
+def after_copy(owner: Ownership, slot: int, copied: bool) -> Place:
+    return Place(frozenset({owner.new_root()})) if copied else owner.places[slot]
+
+
 def call_results(ownership: Ownership, summary: Summary, arguments: Sequence[Place]) -> tuple[Place, ...]:
     """Where the results of a called plan lie for the caller, given where its arguments lay."""
     fresh: dict[int, int] = {}
@@ -115,6 +132,33 @@ def join(alternatives: Sequence[Sequence[Place]]) -> tuple[Place, ...]:
         Place(frozenset().union(*(p.roots for p in places)), all(p.distinct for p in places))
         for places in zip(*alternatives, strict=True)
     )
+
+
+def fresh_results(alternatives: Sequence[Sequence[Place]], arguments: Sequence[Place]) -> frozenset[int]:
+    """The numbers of the results that lie in storage of their own, whichever of the calls they come from."""
+    given = frozenset({BORROWED}).union(*(place.roots for place in arguments))
+    joined = join(alternatives)
+
+    def is_fresh(number: int) -> bool:
+        roots = joined[number].roots
+        others = (place.roots for other, place in enumerate(joined) if other != number)
+        return not roots & given and all(map(roots.isdisjoint, others))
+
+    return frozenset(filter(is_fresh, range(len(joined))))
+
+
+def kept_arguments(alternatives: Sequence[Summary], arguments: Sequence[Sequence[int]]) -> tuple[int | None, ...]:
+    """For each result the slot in whose storage it lies whichever of the plans was called, or None."""
+
+    def kept(number: int) -> int | None:
+        found: set[int | None] = set()
+        for summary, slots in zip(alternatives, arguments, strict=True):
+            roots = summary.results[number].roots
+            parameter = parameter_of(next(iter(roots))) if len(roots) == 1 else None
+            found.add(None if parameter is None else slots[parameter])
+        return found.pop() if len(found) == 1 else None
+
+    return tuple(map(kept, range(len(alternatives[0].results))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,13 @@ from flagos_backend.runtime.ownership import (
     Ownership,
     Place,
     Summary,
+    after_copy,
     call_results,
     close_loop,
+    fresh_results,
+    hand_over,
     join,
+    kept_arguments,
     loop_results,
     parameter_root,
 )
@@ -207,13 +211,14 @@ def _number_of(locals: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A step before it is known what dies at it. ``finish`` decides on storage and defines the results' places."""
+    """A step before it is known what dies at it. ``finish`` decides on storage and defines the results' places, and
+    may add to ``nested``."""
 
     instruction: Instruction
     operands: tuple[int, ...]
     results: tuple[int, ...]
     finish: Callable[[Pending, Ownership, frozenset[int]], tuple[Callable[..., Any], bool, str]]
-    nested: tuple[Plan, ...] = ()
+    nested: Sequence[Plan] = ()
     enqueues: bool = True
 
 
@@ -245,9 +250,13 @@ class Builder:
         self._homes: dict[int, Home] = {}  # by the root of the storage
 
     def build(self, computation: Computation, owned: Collection[int], entry: bool = False) -> Plan:
-        tree = self.inline(computation, self._add_parameters(computation))
+        return self.begin(computation, entry)(owned)
+
+    def begin(self, computation: Computation, entry: bool = False) -> Callable[[Collection[int]], Plan]:
+        """What makes the plan, once it is known which parameters it may write over."""
+        results = tuple(flatten(self.inline(computation, self._add_parameters(computation))))
         shapes = tuple(leaves(computation.root.shape)) if entry else None
-        return self._finish(computation.name, tuple(flatten(tree)), owned, shapes)
+        return lambda owned: self._finish(computation.name, results, owned, shapes)
 
     def build_turn(self, condition: Computation, body: Computation, owned: Collection[int]) -> Plan:
         """A turn of a loop, and whether there is another one: the last result."""
@@ -413,8 +422,8 @@ class Builder:
             loop = close_loop(turn.summary)
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
-            copied = _hand_over(owner, loop.overwrites, operands, dying)
-            initial = [_after_copy(owner, slot, index in copied) for index, slot in enumerate(operands)]
+            copied = hand_over(owner, loop.overwrites, operands, dying)
+            initial = [after_copy(owner, slot, index in copied) for index, slot in enumerate(operands)]
             for slot, place in zip(flat, loop_results(owner, loop, initial), strict=True):
                 owner.define(slot, place)
             callees = tuple(plan.run for plan in plans)
@@ -452,25 +461,29 @@ class Builder:
         results = self._new_slots(instruction.shape)
         flat = tuple(flatten(results))
         builders = [self.nested() for _ in arguments]
-        plans = tuple(
-            builder.build(branch, () if self._lifted else range(len(slots)))
-            for builder, branch, slots in zip(builders, instruction.called, arguments, strict=True)
-        )
-        summaries = [builder.summary for builder in builders]
-        branches = tuple(plan.run for plan in plans)
+        begun = [builder.begin(branch) for builder, branch in zip(builders, instruction.called, strict=True)]
+        plans: list[Plan] = []
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
-            copied, outcomes = [], []
-            for summary, slots in zip(summaries, arguments, strict=True):
-                copied.append(_hand_over(owner, summary.overwrites, slots, dying))
-                places = [_after_copy(owner, slot, index in copied[-1]) for index, slot in enumerate(slots)]
-                outcomes.append(call_results(owner, summary, places))
-            for slot, place in zip(flat, join(outcomes), strict=True):
-                owner.define(slot, place)
+            outcomes = []
+            for builder, complete, slots in zip(builders, begun, arguments, strict=True):
+                owned = [n for n, slot in enumerate(slots) if owner.may_overwrite(slot, slots, dying)]
+                plans.append(complete(() if self._lifted else owned))
+                for number in builder.summary.overwrites:
+                    owner.overwrite(slots[number])
+                outcomes.append(call_results(owner, builder.summary, [owner.places[slot] for slot in slots]))
+            branches = tuple(plan.run for plan in plans)
+            shapes = tuple(leaves(instruction.shape))
+            fresh = fresh_results(outcomes, [owner.places[slot] for slot in slots])
+            for number, (slot, place) in enumerate(zip(flat, join(outcomes), strict=True)):
+                has_home = number in fresh and not self._lifted and shapes[number].element_type is not ElementType.TOKEN
+                owner.define(slot, Place(frozenset({owner.new_root()}), place.distinct) if has_home else place)
+                if has_home:
+                    self.offer_home(owner, slot, shapes[number])
             if self._lifted:
                 return control_flow.lifted_conditional(selector, branches, arguments, flat), True, ""
-            shapes = tuple(leaves(instruction.shape))
-            return control_flow.Conditional(branches, selector, arguments, flat, shapes, tuple(dying), copied), True, ""
+            kept = kept_arguments([builder.summary for builder in builders], arguments)
+            return control_flow.Conditional(branches, selector, arguments, flat, shapes, kept, tuple(dying)), True, ""
 
         slots = (selector, *(slot for branch in arguments for slot in branch))
         self.add(Pending(instruction, slots, flat, finish, plans))
@@ -522,7 +535,7 @@ class Builder:
         instruction = pending.instruction
         text = f"{results} = {instruction.name}: {instruction.shape} {instruction.opcode}({operands}){note}"
         slots = pending.operands, pending.results, tuple(frees)
-        return Step(kernel, *slots, text, on_slots, instruction, pending.nested, pending.enqueues)
+        return Step(kernel, *slots, text, on_slots, instruction, tuple(pending.nested), pending.enqueues)
 
     def _own_results(
         self,
@@ -546,10 +559,13 @@ class Builder:
             taken |= place.roots
             target = self.new_slot(shape)
             owner.define(target, Place(frozenset({owner.new_root()})) if copies else place)
-            kernel: Kernel = control_flow.owned_copy if copies else contiguous
+            kernel: Callable[..., Any] = contiguous
+            if copies:
+                kernel = at_home(control_flow.copied_into, (slot,), (target,))
+                self.offer_home(owner, target, shape)
             frees = () if slot in results[len(final) + 1 :] or slot in self._constants else (slot,)
             text = f"#{target} = {'copy' if copies else 'row major'} of #{slot}"
-            steps.append(Step(kernel, (slot,), (target,), frees, text, enqueues=copies))
+            steps.append(Step(kernel, (slot,), (target,), frees, text, on_slots=copies, enqueues=copies))
             final.append(target)
         return tuple(final)
 
@@ -572,23 +588,6 @@ def _choose_storage(
         distinct = shared.distinct and kind is not Storage.SHARED
         owner.define(result, Place(shared.roots | {owner.new_root()}, distinct))
     return prepared.kernel, ""
-
-
-def _hand_over(
-    owner: Ownership, overwrites: frozenset[int], slots: Sequence[int], dying: frozenset[int]
-) -> tuple[int, ...]:
-    """Gives up the arguments that a callee writes over; returns those that it must be given copies of instead."""
-    copied = []
-    for index in sorted(overwrites):
-        if owner.may_overwrite(slots[index], slots, dying):
-            owner.overwrite(slots[index])
-        else:
-            copied.append(index)
-    return tuple(copied)
-
-
-def _after_copy(owner: Ownership, slot: int, copied: bool) -> Place:
-    return Place(frozenset({owner.new_root()})) if copied else owner.places[slot]
 
 
 def _while_note(loop: LoopSummary, copied: Sequence[int], trip_count: int | None) -> str:

@@ -57,14 +57,94 @@ def one_of_two(x: jax.Array) -> jax.Array:
     return jax.lax.switch(index, [lambda y: y @ y.T @ y, lambda y: y * 2 + x], y) + y
 
 
-# Of each program the values of its argument in the first two runs, by which all of it must have run, and in later ones.
-# What is 1,000 or more makes no turn, but in newton.
+def choice(x: jax.Array) -> jax.Array:
+    return x.reshape(-1)[0].astype(jnp.int32)
+
+
+def one_of_five(x: jax.Array) -> jax.Array:
+    branches = [
+        lambda y: y * 2 + x,
+        lambda y: jnp.sort(y, axis=1)[:, ::-1],
+        lambda y: y @ x.T @ x,
+        lambda y: jnp.cumsum(y, axis=0).T.reshape(6, 8),
+        lambda y: x,
+    ]
+    return jax.lax.switch(choice(x), branches, jnp.sort(x, axis=0))
+
+
+def branch_in_a_branch(x: jax.Array) -> jax.Array:
+    def above(y: jax.Array) -> jax.Array:
+        return jax.lax.cond(choice(y) > 20, lambda y: jnp.sort(y, axis=1)[:, ::-1], lambda y: jnp.cumsum(y, axis=1), y)
+
+    return jax.lax.cond(choice(x) > 10, above, lambda y: y + 1, x)
+
+
+def branch_in_counted_turns(x: jax.Array) -> jax.Array:
+    """Branches that a launch takes in one turn, if at all."""
+
+    def turn(i: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.lax.cond(choice(y) % 10 == 9, lambda y: jnp.roll(jnp.sort(y, axis=1), 1, axis=0), lambda y: y + 1, y)
+
+    return jax.lax.fori_loop(0, 5, turn, x)
+
+
+def loop_in_a_branch(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """On zeros it would never end."""
+
+    def grown(y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.while_loop(lambda s: s[0].max() < 1000, lambda s: (s[0] * 2, s[1] + 1), (y, jnp.int32(0)))
+
+    return jax.lax.cond(choice(x) > 10, grown, lambda y: (y, jnp.int32(-1)), x)
+
+
+def branch_in_a_loop(x: jax.Array) -> jax.Array:
+    """Of a loop without turns."""
+
+    def turn(y: jax.Array) -> jax.Array:
+        return jax.lax.cond(choice(y) % 2 == 0, lambda y: y + 7, lambda y: jnp.sort(2 * y, axis=0), y)
+
+    return jax.lax.while_loop(lambda y: choice(y) < 100, turn, x)
+
+
+def no_turn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return fibonacci(x)
+
+
+def no_turn_in_a_turn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return doubled_until(x)
+
+
+State = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def guarded_step(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+    """Training that leaves its state as it is where the gradient is no number."""
+    weights, mean, steps = state
+    gradient = 2 * (weights - x)
+    finite = jnp.isfinite(gradient).all()
+
+    def updated(weights: jax.Array, mean: jax.Array, steps: jax.Array) -> State:
+        mean = 0.5 * mean + gradient
+        return weights - 0.125 * mean, mean, steps + 1
+
+    return jax.lax.cond(finite, updated, lambda *state: state, weights, mean, steps), finite
+
+
+# Of each program the values of its argument in the first two runs, and in later ones, which from one_of_five on take
+# ways that were not taken before. What is 1,000 or more makes no turn, but in newton.
 PROGRAMS: dict[str, tuple[Callable[[jax.Array], object], tuple[int, int], tuple[int, ...]]] = {
     "newton": (newton, (4, 9), (1, 100, 25)),
     "fibonacci": (fibonacci, (1, 2), (1000, 3, 1, 300)),
     "doubled_until": (doubled_until, (1, 2), (100_000, 3, 1, 900)),
     "collatz": (collatz, (6, 3), (1, 7, 27, 2)),
     "one_of_two": (one_of_two, (1, 2), (3, 1, 2, 9)),
+    "one_of_five": (one_of_five, (0, 0), (3, 1, 2, 9, 0)),
+    "branch_in_a_branch": (branch_in_a_branch, (1, 2), (12, 30, 3, 15)),
+    "branch_in_counted_turns": (branch_in_counted_turns, (1, 2), (5, 9, 6, 0)),
+    "loop_in_a_branch": (loop_in_a_branch, (1, 2), (15, 3, 200)),
+    "branch_in_a_loop": (branch_in_a_loop, (1000, 2000), (7, 1000, 40, 3)),
+    "no_turn": (no_turn, (1000, 2000), (3, 1000, 1)),
+    "no_turn_in_a_turn": (no_turn_in_a_turn, (100_000, 200_000), (3, 100_000, 1)),
 }
 
 

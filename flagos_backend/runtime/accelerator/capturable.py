@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator
 
 from flagos_backend.ir.attributes import CustomCallAttributes
-from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.reference.aten import drops_out
 from flagos_backend.passes.effects import COLLECTIVES
-from flagos_backend.runtime.control_flow import Conditional, CountedLoop, While
+from flagos_backend.runtime.control_flow import Conditional, ControlFlow, CountedLoop, While
 from flagos_backend.runtime.plan import Step
 
 # Beyond this a graph takes longer to make than the runs it saves.
@@ -27,15 +27,24 @@ _RANDOM_CALLS = (
     "geometric",
     "poisson",
 )
+# What they call is plans with steps of their own.
+_STRUCTURE = (Opcode.WHILE, Opcode.CONDITIONAL)
 _HOST_CALLBACK = "flagos.host_callback"
 # The host looks whether they converged. LU, Cholesky and QR take a known number of steps, and nothing waits.
 _ITERATES = frozenset({"flagos.eig", "flagos.eigh", "flagos.schur", "flagos.svd"})
 NO_CONDITIONALS = "its graphs have no conditional nodes"
 
 
-def reason_against(step: Step, no_conditionals: str = NO_CONDITIONALS, all_ran: bool = False) -> str:
+def has_run(step: Step) -> bool:
+    """Whether all that ``step`` may run did."""
+    if isinstance(step.kernel, ControlFlow) and len(step.kernel.ran) < len(step.nested):
+        return False
+    return all(map(has_run, _nested_steps(step)))
+
+
+def reason_against(step: Step, no_conditionals: str = NO_CONDITIONALS, rehearsed: bool = False) -> str:
     """Why ``step`` cannot be recorded, or "". ``no_conditionals``: why nothing can in which data decides what runs, or
-    "". ``all_ran``: whether to take it that all of that ran."""
+    "". ``rehearsed``: whether what has not run is run first."""
     instruction, weight = step.instruction, weight_of(step)
     if instruction is None:
         return ""
@@ -43,13 +52,13 @@ def reason_against(step: Step, no_conditionals: str = NO_CONDITIONALS, all_ran: 
         decided = f"{instruction.opcode} {instruction.name} goes on as data says"
         if no_conditionals:
             return f"{decided}: {no_conditionals}"
-        if not all_ran and len(step.kernel.ran) < len(step.nested):
+        if not rehearsed and len(step.kernel.ran) < len(step.nested):
             return f"{decided}, and not all of it has run"
     if weight > MAX_STEPS:
         return f"{instruction.opcode} {instruction.name} is {weight} steps, more than {MAX_STEPS}"
     if reason := _reason_of(instruction):
         return reason
-    reasons = (reason_against(nested, no_conditionals, all_ran) for nested in _nested_steps(step))
+    reasons = (reason_against(nested, no_conditionals, rehearsed) for nested in _nested_steps(step))
     return next(filter(None, reasons), "")
 
 
@@ -66,7 +75,13 @@ def _reason_of(instruction: Instruction) -> str:
             return f"{attributes.target} {instruction.name} waits to know whether it converged"
         if attributes.has_side_effect:
             return f"{instruction.opcode} {instruction.name} has a side effect"
+    if instruction.opcode not in _STRUCTURE and any(map(_loops, instruction.called)):
+        return f"{instruction.opcode} {instruction.name} loops in a scalar function as data says"
     return ""
+
+
+def _loops(computation: Computation) -> bool:
+    return any(i.opcode is Opcode.WHILE or any(map(_loops, i.called)) for i in computation.instructions)
 
 
 def _is_random(instruction: Instruction) -> bool:

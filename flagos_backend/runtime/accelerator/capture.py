@@ -235,10 +235,15 @@ def _place(array: Any) -> Place | None:
 
 
 def _refusal(plan: Plan, error: Exception) -> CaptureRefused:
-    place = plan.place_of(error)
-    refusal = CaptureRefused(reason=_first_line(error) + (f" in {place}" if place else ""))
+    refusal = CaptureRefused(reason=reason_of(plan, error))
     refusal.step = plan.step_of(error)
     return refusal
+
+
+def reason_of(plan: Plan, error: Exception) -> str:
+    """What happened in ``plan``, and in which step."""
+    place = plan.place_of(error)
+    return _first_line(error) + (f" in {place}" if place else "")
 
 
 def _first_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, NativeGraph, Recording, capture
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.accelerator.memory import give_back, shared_memory
+from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.plan import Plan
 
 # (address of the native accelerator, graphs and arrays as Captures has them) -> what they prove. Raises RuntimeError
@@ -71,6 +72,9 @@ class GraphRecorder:
             except RuntimeError as error:
                 reason = str(error)
         raise CaptureRefused(reason=reason)
+
+    def rehearse(self, plan: Plan) -> None:
+        rehearse(plan, self._run)
 
     def _recorded(self, plan: Plan, order: tuple[int, int, int]) -> GraphReplay:
         captures = capture(plan, self._run, self._used_conditionals, order)

@@ -13,7 +13,13 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.runtime.accelerator.capturable import MAX_STEPS, NO_CONDITIONALS, reason_against, weight_of
+from flagos_backend.runtime.accelerator.capturable import (
+    MAX_STEPS,
+    NO_CONDITIONALS,
+    has_run,
+    reason_against,
+    weight_of,
+)
 from flagos_backend.runtime.control_flow import ControlFlow, owned_copy
 from flagos_backend.runtime.plan import Plan, Step
 
@@ -43,7 +49,9 @@ class Replay(Protocol):
 
 
 Record = Callable[[Plan], Replay]
-"""Records a plan that has run before; nothing is computed. Raises CaptureRefused."""
+"""Records a plan all of which has run before; nothing is computed. Raises CaptureRefused."""
+Rehearse = Callable[[Plan], None]
+"""Runs all of a plan, whatever data says, on values of no meaning. Raises CaptureRefused."""
 
 
 class Recorder(Protocol):
@@ -53,6 +61,8 @@ class Recorder(Protocol):
     def no_conditionals(self) -> str: ...
 
     def __call__(self, plan: Plan) -> Replay: ...
+
+    def rehearse(self, plan: Plan) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -144,14 +154,17 @@ class Division:
         return "\n".join([self.summary(), *(f"    {part}" for part in self.parts)])
 
 
-def divide(plan: Plan, record: Record, no_conditionals: str = NO_CONDITIONALS) -> Division:
-    """Has ``plan``, which has run before, recorded whole, or in parts. ``no_conditionals``: as of Recorder."""
-    return _Divider(record, no_conditionals).divide(plan)
+def divide(
+    plan: Plan, record: Record, no_conditionals: str = NO_CONDITIONALS, rehearse: Rehearse | None = None
+) -> Division:
+    """Has ``plan``, which has run before, recorded whole, or in parts. ``no_conditionals``: as of Recorder.
+    ``rehearse``: without it, what has not run stays as it is."""
+    return _Divider(record, no_conditionals, rehearse).divide(plan)
 
 
 def outline(plan: Plan) -> Division:
-    """How ``plan`` would be divided where graphs have conditional nodes, if all of it had run, and nothing broke."""
-    return _Divider(_Unrecorded, "", all_ran=True).divide(plan)
+    """How ``plan`` would be divided where graphs have conditional nodes, if nothing broke."""
+    return _Divider(_Unrecorded, "", lambda plan: None).divide(plan)
 
 
 class _Unrecorded:
@@ -172,16 +185,18 @@ class _Unrecorded:
 class _Divider:
     """Divides one program and counts what breaks."""
 
-    def __init__(self, record: Record, no_conditionals: str, all_ran: bool = False) -> None:
+    def __init__(self, record: Record, no_conditionals: str, rehearse: Rehearse | None) -> None:
         self._record = record
         self._no_conditionals = no_conditionals
-        self._all_ran = all_ran
+        self._rehearse = rehearse
+        self._has_run = True  # the plan that is being divided
         self._refusals = 0
         self._depth = 0
         self._parts: list[Part] = []
 
     def divide(self, plan: Plan) -> Division:
-        if any(map(self._reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS:
+        is_refused = any(map(self._reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS
+        if is_refused or not self._all_has_run(plan):
             return Division(self._divided(plan), tuple(self._parts))
         try:
             return Division(plan, whole=self._record(plan))
@@ -190,18 +205,35 @@ class _Divider:
             return Division(replace(plan, steps=tuple(steps)), tuple(self._parts))
 
     def _reason_against(self, step: Step) -> str:
-        return reason_against(step, self._no_conditionals, self._all_ran)
+        return reason_against(step, self._no_conditionals, self._rehearse is not None)
+
+    def _all_has_run(self, plan: Plan) -> bool:
+        """Whether all of ``plan`` has run, if need be in a rehearsal. After one that broke, as where memory ran out,
+        there is no other: what has not run stays as it is, and the rest is recorded."""
+        if self._has_run and all(map(has_run, plan.steps)):
+            return True
+        try:
+            if self._rehearse is not None:
+                self._rehearse(plan)
+                return True
+        except CaptureRefused as refusal:
+            self._rehearse = None
+            self._parts.append(Part(self._depth, None, refusal.facts["reason"]))
+        return False
 
     def _divided(self, plan: Plan) -> Plan:
+        return replace(plan, steps=tuple(self._parted(plan, range(len(plan.steps)))))
+
+    def _parted(self, plan: Plan, numbers: range) -> list[Step]:
+        """The steps ``numbers``, recorded between those that cannot be."""
         steps: list[Step] = []
-        begin = 0
-        for number, step in enumerate(plan.steps):
-            if reason := self._reason_against(step):
+        begin = numbers.start
+        for number in numbers:
+            if reason := self._reason_against(plan.steps[number]):
                 steps += self._recorded(plan, range(begin, number))
                 steps += self._left(plan, range(number, number + 1), reason)
                 begin = number + 1
-        steps += self._recorded(plan, range(begin, len(plan.steps)))
-        return replace(plan, steps=tuple(steps))
+        return [*steps, *self._recorded(plan, range(begin, numbers.stop))]
 
     def _recorded(self, plan: Plan, numbers: range) -> list[Step]:
         """The steps ``numbers`` of ``plan``, each of which may be recorded."""
@@ -220,6 +252,8 @@ class _Divider:
         if self._refusals >= MAX_REFUSALS:
             return self._left(plan, numbers, f"not tried, as {self._refusals} recordings broke")
         part = _part(plan, numbers)
+        if not self._all_has_run(part):
+            return self._parted(plan, numbers) if self._has_run else self._left(plan, numbers, "")
         try:
             segment = Segment(part, self._record(part))
         except CaptureRefused as refusal:
@@ -257,13 +291,15 @@ class _Divider:
         kernel = step.kernel
         if not isinstance(kernel, ControlFlow):
             return step
-        plans = []
+        plans, around = [], self._has_run
         for number, plan in enumerate(step.nested):
-            if self._all_ran or number in kernel.ran:
+            self._has_run = number in kernel.ran
+            if self._has_run or self._rehearse:
                 plans.append(self._divided(plan))
             else:
                 plans.append(plan)
                 self._parts.append(Part(self._depth, None, f"{plan.name} has not run yet"))
+        self._has_run = around
         return replace(step, kernel=kernel.over([plan.run for plan in plans]), nested=tuple(plans))
 
 

@@ -20,6 +20,7 @@ from cpu.native.harness import compile, get, put, run
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime import bridge
+from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Memory
 from support.against_xla import assert_same
@@ -39,6 +40,9 @@ class Recorder:
 
     def __call__(self, plan: Plan) -> PoisonedReplay:
         return PoisonedReplay(plan, self._run)
+
+    def rehearse(self, plan: Plan) -> None:
+        rehearse(plan, self._run)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Executable, Memory
 from support.against_xla import assert_same
-from support.decided_programs import PROGRAMS, argument
+from support.decided_programs import PROGRAMS, argument, guarded_step
 from support.divided_programs import called_back, chain
 
 if TYPE_CHECKING:
@@ -133,6 +133,25 @@ def test_what_data_decides_is_one_launch(name: str, donated: bool, driver: Drive
         for our, their in zip(ours, theirs, strict=True):
             assert_same(np.asarray(our), np.asarray(their), 1e-5)
         assert driver.graph_launches - before == (1 if number >= FIRST else 0)
+
+
+def test_a_step_that_skips_its_update(driver: Driver, rng: np.random.Generator) -> None:
+    """The first launches skip nothing; what they did not run is captured all the same. The state is donated."""
+    start = rng.standard_normal((6, 8)).astype(np.float32)
+    state = start, np.zeros_like(start), np.array(0, np.int32)
+    compiled = jax.jit(guarded_step, donate_argnums=0)
+    for number in range(RUNS):
+        x = rng.standard_normal(start.shape).astype(np.float32)
+        if number in (3, 4):
+            x[2, 3] = np.nan
+        (*ours, there), (*theirs, here) = zip(*map(on_both, (*state, x)), strict=True)
+        before = driver.graph_launches
+        (ours, finite), (theirs, _) = compiled(tuple(ours), there), compiled(tuple(theirs), here)
+        assert bool(finite) == (number not in (3, 4))
+        assert driver.graph_launches - before == (1 if number >= FIRST else 0)
+        state = tuple(map(np.array, theirs))
+        for our, their in zip(ours, state, strict=True):
+            assert_same(np.asarray(our), their, 1e-5)
 
 
 LOOP_OF_SORTS = """

@@ -15,7 +15,7 @@ import flagos_backend.jax
 from flagos_backend.kernels.reference import combining
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.bridge import Runner
-from support.decided_programs import PROGRAMS, argument
+from support.decided_programs import PROGRAMS, argument, guarded_step
 
 flagos_backend.jax.initialize()
 
@@ -60,6 +60,24 @@ def test_one_graph_does_what_the_data_says(
         compiled = jax.jit(function, donate_argnums=0 if donated else ())
         for value in (*first, *later, *later):
             assert_as_on_the_cpu(function, compiled, argument(value, rng))
+    assert_one_graph(outcomes)
+
+
+def test_a_step_that_skips_its_update(outcomes: list[object], rng: np.random.Generator) -> None:
+    """The first launches skip nothing; the state is donated."""
+    device, cpu = jax.devices("flagos")[0], jax.devices("cpu")[0]
+    start = rng.standard_normal((33, 65)).astype(np.float32)
+    states = [jax.device_put((start, np.zeros_like(start), np.int32(0)), where) for where in (device, cpu)]
+    compiled = jax.jit(guarded_step, donate_argnums=0)
+    for number in range(9):
+        x = rng.standard_normal(start.shape).astype(np.float32)
+        if number in (3, 4, 7):
+            x[5, 7] = np.nan
+        outs = [compiled(state, jax.device_put(x, where)) for state, where in zip(states, (device, cpu), strict=True)]
+        states = [state for state, _ in outs]
+        assert bool(outs[0][1]) == (number not in (3, 4, 7))
+    for ours, theirs in zip(*states, strict=True):
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-4, atol=1e-6)
     assert_one_graph(outcomes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,8 +15,10 @@ import torch
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator import memory as memory_module
 from flagos_backend.runtime.accelerator.capturable import reason_against
+from flagos_backend.runtime.accelerator.capture import run_into
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import BodyMemory
 from flagos_backend.runtime.accelerator.segments import divide
@@ -24,7 +26,7 @@ from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage
 from support.poisoned_replays import PoisonedReplay
-from support.tape import Body, Tape
+from support.tape import Body, Kernel, Tape
 
 
 def plan_of(text: str, donated: tuple[int, ...] = ()) -> Plan:
@@ -240,6 +242,77 @@ def test_the_only_branch_always_runs() -> None:
         assert result.tolist() == [2 * choice + 4.0] * 3
 
 
+# A step of training: on a condition its state is what it was, or written over.
+SKIPPED = """
+    updated { s = (f32[3], f32[3]) parameter(0)
+      p = f32[3] get-tuple-element(s), index=0
+      m = f32[3] get-tuple-element(s), index=1
+      one = s32[] constant(1)
+      a = f32[1] slice(p), slice={[0:1]}
+      b = f32[1] slice(m), slice={[0:1]}
+      c = f32[1] add(a, b)
+      n = f32[3] dynamic-update-slice(m, c, one)
+      q = f32[3] dynamic-update-slice(p, c, one)
+      ROOT r = (f32[3], f32[3]) tuple(q, n) }
+    same { ROOT s = (f32[3], f32[3]) parameter(0) }
+    ENTRY main { k = pred[] parameter(0)
+      p = f32[3] parameter(1)
+      m = f32[3] parameter(2)
+      t = (f32[3], f32[3]) tuple(p, m)
+      ROOT c = (f32[3], f32[3]) conditional(k, t, t), true_computation=updated, false_computation=same }"""
+# Both results of a branch are one array, or change places.
+ALIKE = """
+    doubled { x = f32[3] parameter(0)
+      d = f32[3] add(x, x)
+      ROOT r = (f32[3], f32[3]) tuple(d, d) }
+    apart { x = f32[3] parameter(0)
+      a = f32[3] negate(x)
+      b = f32[3] sine(x)
+      ROOT r = (f32[3], f32[3]) tuple(b, a) }
+    ENTRY main { k = pred[] parameter(0)
+      x = f32[3] parameter(1)
+      c = (f32[3], f32[3]) conditional(k, x, x), true_computation=doubled, false_computation=apart
+      a = f32[3] get-tuple-element(c), index=0
+      b = f32[3] get-tuple-element(c), index=1
+      ROOT r = (f32[3], f32[3]) tuple(b, a) }"""
+INTO = {
+    "either": (EITHER, (), 2),  # into one place, as kernels of the reference make their results where they like
+    "branches": (BRANCHES, (), None),
+    "skipped": (SKIPPED, (), None),
+    "skipped in place": (SKIPPED, (1, 2), 2),  # of the element that each update writes
+    "alike": (ALIKE, (), None),
+}
+
+
+def copies(nodes: Sequence[Kernel | Body]) -> int:
+    return sum(copies(n.nodes) if isinstance(n, Body) else n.name in ("aten::copy_", "aten::clone") for n in nodes)
+
+
+@pytest.mark.parametrize("name", INTO)
+def test_branches_make_results_where_they_are_wanted(name: str, rng: np.random.Generator) -> None:
+    """Outputs of a recording, or arguments that are given away."""
+    text, donated, wanted = INTO[name]
+    plan = plan_of(text, donated)
+    shapes = plan.shapes_of(plan.parameters)
+    arguments = [torch.zeros(shape.dims, dtype=dtype_of(shape.element_type)) for shape in shapes]
+    outputs = [torch.zeros(shape.dims, dtype=dtype_of(shape.element_type)) for shape in plan.result_shapes]
+    with torch.inference_mode(), Tape() as tape:
+        overwritten = run_into(plan, Run(conditionals=tape), [*arguments, *outputs])
+    assert overwritten == (donated or (-1,) * len(outputs))
+    if wanted is not None:
+        assert copies(tape.nodes) == wanted
+    for choice in (0, 1, 0, 2):
+        fresh = [torch.from_numpy(rng.standard_normal(3).astype(np.float32)) for _ in arguments[1:]]
+        values = [torch.tensor(choice).to(arguments[0].dtype), *fresh]
+        for argument, value in zip(arguments, values, strict=True):
+            argument.copy_(value)
+        tape.play()
+        with torch.inference_mode():
+            expected = plan.run(Run(), [value.clone() for value in values])
+        for output, argument, theirs in zip(outputs, overwritten, expected, strict=True):
+            assert torch.equal(output if argument < 0 else arguments[argument], theirs)
+
+
 def test_what_never_changes_is_not_copied() -> None:
     plan = plan_of(VIEWS)
     x = torch.ones(3)
@@ -280,7 +353,7 @@ def test_a_plan_is_recorded_whole_once_all_of_it_has_run(name: str) -> None:
 def test_what_cannot_be_recorded_in_a_body_says_so() -> None:
     call = 'custom-call(a), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"'
     plan = plan_of(SWAPPED.replace("add(a, b)", call))
-    reasons = [reason_against(step, "", all_ran=True) for step in plan.steps]
+    reasons = [reason_against(step, "", rehearsed=True) for step in plan.steps]
     assert any("calls the host" in reason for reason in reasons)
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from flagos_backend.kernels.reference import custom_calls
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.pipeline import optimize
 from flagos_backend.runtime.accelerator import capturable, segments
-from flagos_backend.runtime.accelerator.capturable import reason_against
+from flagos_backend.runtime.accelerator.capturable import has_run, reason_against
+from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.accelerator.segments import Division, divide, outline
 from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
@@ -215,6 +217,96 @@ def test_a_branch_that_has_not_run_is_not_recorded() -> None:
     for choice in (True, False, True):
         k, x = torch.tensor(choice), torch.randn(4)
         assert torch.equal(*run(plan, k, x), *run(division.plan, k, x))
+
+
+NEVER = "s = f32[1] slice(x0), slice={[0:1]}\n f = f32[] reshape(s)\n ROOT k = pred[] compare(f, f), direction=EQ"
+# A branch with a loop that never ends on zeros, and one that is never taken in it.
+UNTRIED = f"""
+    condition {{ p = f32[4] parameter(0)
+      {NEVER.replace("x0", "p")} }}
+    body {{ p = f32[4] parameter(0)
+      a = f32[4] add(p, p)
+      b = f32[4] multiply(a, p)
+      ROOT c = f32[4] subtract(b, a) }}
+    one {{ x0 = f32[4] parameter(0)
+      ROOT r = f32[4] negate(x0) }}
+    two {{ x0 = f32[4] parameter(0)
+      ROOT w = f32[4] while(x0), condition=condition, body=body }}
+    ENTRY main {{ k = pred[] parameter(0)
+      x = f32[4] parameter(1)
+      y = f32[4] sine(x)
+      c = f32[4] conditional(k, y, y), true_computation=one, false_computation=two
+      z = f32[4] cosine(c)
+      ROOT d = f32[4] multiply(z, x) }}"""
+
+
+def rehearsing(plan: Plan) -> None:
+    rehearse(plan, RUN)
+
+
+def test_what_has_not_run_is_rehearsed_before_it_is_recorded() -> None:
+    """Whatever data says; and of a loop there is one turn."""
+    plan = plan_of(UNTRIED)
+    run(plan, torch.tensor(True), torch.randn(4))
+    assert divide(plan, record, "").whole is None
+    rehearsed: list[str] = []
+
+    def noted(plan: Plan) -> None:
+        rehearsed.append(plan.name)
+        rehearsing(plan)
+
+    assert divide(plan, segments._Unrecorded, "", noted).whole is not None
+    assert rehearsed == ["main"] and all(map(has_run, plan.steps))
+    assert divide(plan, segments._Unrecorded, "", noted).whole is not None
+    assert rehearsed == ["main"]  # there is nothing new
+
+
+def test_what_never_ran_is_recorded_in_parts_where_the_host_decides() -> None:
+    plan = plan_of(UNTRIED)
+    run(plan, torch.tensor(True), torch.randn(4))
+    division = divide(plan, record, rehearse=rehearsing)
+    assert re.search("segment: . steps .0 to . of body, condition. as", str(division))
+    k, x = torch.tensor(True), torch.randn(4)
+    assert torch.equal(*run(plan, k, x), *run(division.plan, k, x))
+
+
+def test_a_rehearsal_that_breaks_leaves_what_it_was_for_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where memory runs out, which may be in a step that has run before."""
+    monkeypatch.setattr(segments, "MIN_STEPS", 1)
+    plan = plan_of(UNTRIED)
+    run(plan, torch.tensor(True), torch.randn(4))
+    tries: list[str] = []
+
+    def runs_out(run: Run, *_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("60 GiB")
+
+    def rehearsed(plan: Plan) -> None:
+        tries.append(plan.name)
+        rehearsing(replace(plan, steps=(replace(plan.steps[0], kernel=runs_out), *plan.steps[1:])))
+
+    division = divide(plan, record, "", rehearsed)
+    assert tries == ["main"]
+    assert "broke in a rehearsal: OutOfMemoryError: 60 GiB in #2 = y: f32[4] sine" in str(division)
+    assert "and not all of it has run" in str(division) and "two has not run yet" in str(division)
+    names = [part.segment.plan.name for part in division.parts if part.segment]
+    assert names == ["0 to 0 of main", "0 to 0 of one", f"2 to {len(plan.steps) - 1} of main"]
+    k, x = torch.tensor(True), torch.randn(4)
+    assert torch.equal(*run(plan, k, x), *run(division.plan, k, x))
+
+
+def test_a_scalar_function_that_loops_stays_outside() -> None:
+    """A rehearsal of it might not end."""
+    plan = plan_of("""
+    less { p = f32[] parameter(0)
+      h = f32[] constant(100)
+      ROOT r = pred[] compare(p, h), direction=LT }
+    twice { p = f32[] parameter(0)
+      ROOT r = f32[] add(p, p) }
+    grown { p = f32[] parameter(0)
+      ROOT w = f32[] while(p), condition=less, body=twice }
+    ENTRY main { x = f32[4] parameter(0)
+      ROOT y = f32[4] map(x), dimensions={0}, to_apply=grown }""")
+    assert any("map y loops in a scalar function" in reason_against(step) for step in plan.steps)
 
 
 def test_loops_that_are_too_long_are_recorded_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
