@@ -59,7 +59,9 @@ E = TypeVar("E")
 # Reads (message, place): the place goes into errors.
 Reader = Callable[[Any, object], Attributes]
 
-_COMPARISON_TYPES = ("", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED")
+# Integers have one order, which XLA of jaxlib 0.11 and later calls total. Here one name stands for it.
+_INTEGER_COMPARISONS = ("SIGNED", "UNSIGNED")
+_COMPARISON_TYPES = ("", "FLOAT", "TOTALORDER", *_INTEGER_COMPARISONS)
 # XLA of jaxlib 0.11 and later says it in a field of its own.
 _COMPARISON_ORDERS = {
     "": ComparisonOrder.PARTIAL,
@@ -105,6 +107,8 @@ def _compare(proto: Any, place: object) -> Attributes:
     order = _COMPARISON_ORDERS.get(proto.comparison_order)
     if order is None:
         raise UnsupportedAttribute(attribute="comparison_order", value=proto.comparison_order, place=place)
+    if kind in _INTEGER_COMPARISONS:
+        order = ComparisonOrder.PARTIAL
     return CompareAttributes(direction, ComparisonOrder.TOTAL if kind == "TOTALORDER" else order)
 
 

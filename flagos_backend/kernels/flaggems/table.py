@@ -173,11 +173,13 @@ def _attention_variants(instruction: Instruction, target: Target) -> tuple[Varia
     return _variant(run)
 
 
-# Their kernels choose among configurations by measuring each, anew for each shape.
+# Their kernels choose among a dozen configurations and more by measuring each, anew for each shape: a variance of a matrix
+# took twelve seconds.
 _TUNED = frozenset(
     {
         *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv"),
         *("convolution", "conv1d", "conv2d", "conv3d", "native_layer_norm_backward"),
+        *("argmin", "kron", "masked_select", "nonzero", "var", "var_mean", "vstack"),
     }
 )
 

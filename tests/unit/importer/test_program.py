@@ -3,8 +3,11 @@
 import pytest
 
 from flagos_backend import errors
-from flagos_backend.importer import import_program, schema
+from flagos_backend.importer import import_module, import_program, schema
+from flagos_backend.ir.attributes import CompareAttributes
+from flagos_backend.ir.opcode import ComparisonOrder
 from programs import PROGRAMS
+from support.against_xla import hlo_of_text
 
 
 def envelope(**fields):
@@ -85,3 +88,15 @@ def test_later_schema_version():
 def test_bytes_that_are_no_envelope():
     with pytest.raises(errors.MalformedProgram, match=r"flagos\.Program does not parse"):
         import_program(b"\xff\xff")
+
+
+@pytest.mark.parametrize(("type_name", "order"), [("s32", ComparisonOrder.PARTIAL), ("f32", ComparisonOrder.TOTAL)])
+def test_comparisons_of_integers_have_one_order(type_name, order):
+    """jaxlib 0.11 and later calls it total, as orders of floats are where NaN has a place."""
+    text = f"ENTRY e {{ x = {type_name}[3] parameter(0) ROOT r = pred[3] compare(x, x), direction=LT }}"
+    module = schema.HloModuleProto.FromString(hlo_of_text(text))
+    (compare,) = (i for c in module.computations for i in c.instructions if i.opcode == "compare")
+    compare.comparison_order = "TOTAL"
+    attributes = import_module(module.SerializeToString()).entry.root.attributes
+    assert isinstance(attributes, CompareAttributes)
+    assert attributes.order is order
