@@ -173,8 +173,8 @@ def _attention_variants(instruction: Instruction, target: Target) -> tuple[Varia
     return _variant(run)
 
 
-# Their kernels choose among a dozen configurations and more by measuring each, anew for each shape: a variance of a matrix
-# took twelve seconds.
+# Their kernels choose among a dozen configurations and more by measuring each, anew for each shape: a variance of a
+# matrix took twelve seconds.
 _TUNED = frozenset(
     {
         *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv"),

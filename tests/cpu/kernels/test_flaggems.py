@@ -208,4 +208,4 @@ print(dot.provider, choose(exp, target, Policy(tune_seconds=0)).provider, "flag_
 def test_choosing_does_not_load_it(flag_gems):
     """Importing it takes seconds."""
     done = subprocess.run([sys.executable, "-c", CHOOSES_WITHOUT_LOADING], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["vendor", "flagos", "False"]
+    assert done.stdout.split() == ["triton", "flagos", "False"]
