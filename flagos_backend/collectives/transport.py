@@ -18,6 +18,7 @@ from flagos_backend.ir.opcode import Opcode
 
 # Up to here one round of messages is faster than moving less in two.
 _ONE_ROUND_BYTES: Final = 16384
+_REASON_LENGTH: Final = 400
 
 _REDUCE_OPS: Final = {
     Opcode.ADD: ReduceOp.SUM,
@@ -139,7 +140,7 @@ class Transport:
             work.wait()
         except (RuntimeError, ValueError) as error:
             seconds = time.monotonic() - begin
-            reason = str(error).partition("\n")[0]
+            reason = reason_of(error)
             facts = {
                 "channel": channel,
                 "group": self.name,
@@ -152,6 +153,14 @@ class Transport:
             if "timed out" in reason.lower() or "timeout" in reason.lower():
                 raise CollectiveOverdue(**facts, seconds=f"{seconds:.1f}") from error
             raise CollectiveFailed(**facts) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What torch.distributed says, on one line: some backends name the place on the first and the cause on the next.
+    Without the stack that PyTorch may add."""
+    text = str(error).partition("Exception raised from ")[0]
+    line = "; ".join(part.strip().rstrip(".,;:") for part in text.splitlines() if part.strip())
+    return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 1] + "…"
 
 
 def members_text(kind: str, members: Sequence[int]) -> str:
