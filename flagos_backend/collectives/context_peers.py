@@ -7,10 +7,11 @@ import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
 
@@ -18,7 +19,8 @@ from flagos_backend.collectives.communicator import Meeting
 from flagos_backend.collectives.options import BACKEND_VARIABLE, timeout_seconds, wanted_backend
 from flagos_backend.collectives.spanning import SpanningCommunicator
 from flagos_backend.collectives.transport import Transport, members_text, reason_of
-from flagos_backend.errors import CollectiveAborted, RendezvousFailed, StatusCode
+from flagos_backend.collectives.watch import Watch
+from flagos_backend.errors import CollectiveAborted, CollectiveOverdue, RendezvousFailed, StatusCode
 
 # (key, timeout in ms; 0 does not wait) -> the value or a status code; (key, value) -> a status code.
 KeyValueGet = Callable[[str, int], bytes | int]
@@ -28,6 +30,8 @@ logger = logging.getLogger("flagos_backend")
 
 _PREFIX: Final = "flagos/collectives"
 _FLAGCX: Final = "flagcx"
+# They notice themselves what takes too long.
+_WATCHFUL: Final = frozenset({"gloo", "nccl"})
 
 
 class _HostStore(Store):
@@ -75,6 +79,7 @@ class ContextPeers:
     _stores: list[Store] = field(default_factory=list)
     # Where there is no other process, and the host has no store for this one.
     _own_store: Store = field(default_factory=HashStore)
+    _watches: list[Watch] = field(default_factory=list)
 
     @property
     def spans_processes(self) -> bool:
@@ -112,6 +117,9 @@ class ContextPeers:
         with self._lock:
             self._reason = self._reason or reason
             transports, self._transports = self._transports, {}
+            watches, self._watches = self._watches, []
+        for watch in watches:
+            watch.close()
         for transport in transports.values():
             transport.group.abort()
 
@@ -144,7 +152,25 @@ class ContextPeers:
                 reason=reason_of(error),
             ) from error
         logger.info("devices %s: %s %d meets the others over %s", name, kind, member, backend)
-        return Transport(group, members, rank, f"of the devices {name}", backend, kind)
+        transport = Transport(group, members, rank, f"of the devices {name}", backend, kind)
+        return transport if backend in _WATCHFUL or self.device_type == "cpu" else self._watched(transport, timeout)
+
+    def _watched(self, transport: Transport, timeout: float) -> Transport:
+        watch = Watch(timeout, self.abort)
+        with self._lock:
+            self._watches.append(watch)
+        events = torch.get_device_module(self.device_type)
+        late = f"the device has not come to its end, and {transport.backend} does not give up by itself"
+
+        def begun(channel: object) -> None:
+            event = events.Event()
+            event.record()
+            watch.note(
+                event,
+                lambda: str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}")),
+            )
+
+        return replace(transport, begun=begun)
 
 
 @dataclass(frozen=True, slots=True)

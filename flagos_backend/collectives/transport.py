@@ -54,10 +54,21 @@ class Transport:
     backend: str
     kind: str = "process"
     meet: Callable[[], None] = lambda: None
+    begun: Callable[[object], None] = lambda channel: None
 
     @property
     def size(self) -> int:
         return len(self.members)
+
+    def facts(self, channel: object) -> dict[str, object]:
+        """What errors say of a collective here."""
+        return {
+            "channel": channel,
+            "group": self.name,
+            "backend": self.backend,
+            "members": members_text(self.kind, self.members),
+            "member": f"{self.kind} {self.members[self.rank]}",
+        }
 
     def all_gather(self, channel: object, array: Tensor) -> Tensor:
         """The arrays of all members, equal in shape and dtype: [size, *array.shape]."""
@@ -138,17 +149,11 @@ class Transport:
             work = start()
             self.meet()
             work.wait()
+            self.begun(channel)
         except (RuntimeError, ValueError) as error:
             seconds = time.monotonic() - begin
             reason = reason_of(error)
-            facts = {
-                "channel": channel,
-                "group": self.name,
-                "backend": self.backend,
-                "members": members_text(self.kind, self.members),
-                "member": f"{self.kind} {self.members[self.rank]}",
-                "reason": reason,
-            }
+            facts = {**self.facts(channel), "reason": reason}
             # Transports say it in words only.
             if "timed out" in reason.lower() or "timeout" in reason.lower():
                 raise CollectiveOverdue(**facts, seconds=f"{seconds:.1f}") from error
