@@ -202,12 +202,18 @@ def backend_for(device_type: str) -> str:
     wanted = wanted_backend()
     if wanted in ("", _FLAGCX):
         _load_flagcx()
-    has = dist.Backend.backend_capability
-    if wanted and device_type not in has.get(wanted, ()):
-        raise RuntimeError(f"{BACKEND_VARIABLE} is {wanted}, which torch.distributed does not have for {device_type}")
-    if not wanted and device_type in has.get(_FLAGCX, ()):
+    able, default = dist.Backend.backend_capability, dist.Backend.default_device_backend_map
+    if wanted:
+        if device_type not in able.get(wanted, ()):
+            raise RuntimeError(
+                f"{BACKEND_VARIABLE} is {wanted}, which torch.distributed does not have for {device_type}"
+            )
+        return wanted
+    if device_type in able.get(_FLAGCX, ()):
         return _FLAGCX
-    return wanted or dist.Backend.default_device_backend_map[device_type]
+    if device_type not in default:
+        raise RuntimeError(f"torch.distributed has no backend for {device_type}")
+    return default[device_type]
 
 
 def _load_flagcx() -> None:

@@ -458,3 +458,5 @@ def test_a_flagcx_that_does_not_load_is_an_error(monkeypatch: pytest.MonkeyPatch
 def test_without_flagcx_pytorch_s_own_choice_counts() -> None:
     assert backend_for("cpu") == "gloo"
     assert backend_for("cuda") == "nccl"
+    with pytest.raises(RuntimeError, match=r"torch\.distributed has no backend for toaster"):
+        backend_for("toaster")
