@@ -4,27 +4,34 @@ each set of devices that meets. Gives launches their communicators."""
 from __future__ import annotations
 
 import importlib.util
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
 
 from flagos_backend.collectives.communicator import Meeting
-from flagos_backend.collectives.options import timeout_seconds
+from flagos_backend.collectives.options import BACKEND_VARIABLE, timeout_seconds, wanted_backend
 from flagos_backend.collectives.spanning import SpanningCommunicator
-from flagos_backend.collectives.transport import Transport, members_text
-from flagos_backend.errors import CollectiveAborted, RendezvousFailed, StatusCode
+from flagos_backend.collectives.transport import Transport, members_text, reason_of
+from flagos_backend.collectives.watch import Watch
+from flagos_backend.errors import CollectiveAborted, CollectiveOverdue, RendezvousFailed, StatusCode
 
 # (key, timeout in ms; 0 does not wait) -> the value or a status code; (key, value) -> a status code.
 KeyValueGet = Callable[[str, int], bytes | int]
 KeyValuePut = Callable[[str, bytes], int]
 
+logger = logging.getLogger("flagos_backend")
+
 _PREFIX: Final = "flagos/collectives"
 _FLAGCX: Final = "flagcx"
+# They notice themselves what takes too long.
+_WATCHFUL: Final = frozenset({"gloo", "nccl"})
 
 
 class _HostStore(Store):
@@ -72,6 +79,7 @@ class ContextPeers:
     _stores: list[Store] = field(default_factory=list)
     # Where there is no other process, and the host has no store for this one.
     _own_store: Store = field(default_factory=HashStore)
+    _watches: list[Watch] = field(default_factory=list)
 
     @property
     def spans_processes(self) -> bool:
@@ -109,6 +117,9 @@ class ContextPeers:
         with self._lock:
             self._reason = self._reason or reason
             transports, self._transports = self._transports, {}
+            watches, self._watches = self._watches, []
+        for watch in watches:
+            watch.close()
         for transport in transports.values():
             transport.group.abort()
 
@@ -125,11 +136,12 @@ class ContextPeers:
         kind = "device" if self.accelerated else "process"
         name = ",".join(map(str, devices))
         timeout = timeout_seconds()
-        backend = backend_for(self.device_type)
+        backend = "torch.distributed"
         self._stores.append(_HostStore(self.get, self.put, timeout) if self.spans_processes else self._own_store)
         store = PrefixStore(f"{_PREFIX}/{name}", self._stores[-1])
         rank = members.index(member)
         try:
+            backend = backend_for(self.device_type)
             group = _group(backend, store, rank, len(members), timedelta(seconds=timeout))
         except RuntimeError as error:
             raise RendezvousFailed(
@@ -137,9 +149,28 @@ class ContextPeers:
                 backend=backend,
                 members=members_text(kind, members),
                 member=f"{kind} {member}",
-                reason=str(error).partition("\n")[0],
+                reason=reason_of(error),
             ) from error
-        return Transport(group, members, rank, f"of the devices {name}", backend, kind)
+        logger.info("devices %s: %s %d meets the others over %s", name, kind, member, backend)
+        transport = Transport(group, members, rank, f"of the devices {name}", backend, kind)
+        return transport if backend in _WATCHFUL or self.device_type == "cpu" else self._watched(transport, timeout)
+
+    def _watched(self, transport: Transport, timeout: float) -> Transport:
+        watch = Watch(timeout, self.abort)
+        with self._lock:
+            self._watches.append(watch)
+        events = torch.get_device_module(self.device_type)
+        late = f"the device has not come to its end, and {transport.backend} does not give up by itself"
+
+        def begun(channel: object) -> None:
+            event = events.Event()
+            event.record()
+            watch.note(
+                event,
+                lambda: str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}")),
+            )
+
+        return replace(transport, begun=begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +197,45 @@ class _LaunchPeers:
 
 
 def backend_for(device_type: str) -> str:
-    """The backend of torch.distributed for torch's devices of this type: FlagCX where it is there for them."""
-    if _FLAGCX not in dist.Backend.backend_list and importlib.util.find_spec(_FLAGCX) is not None:
-        importlib.import_module(_FLAGCX)  # registers itself
-    if device_type in dist.Backend.backend_capability.get(_FLAGCX, ()):
+    """The backend of torch.distributed for torch's devices of this type: what the user names, else FlagCX where it is
+    there for them. Raises RuntimeError when there is none or it does not load."""
+    wanted = wanted_backend()
+    if wanted in ("", _FLAGCX):
+        _load_flagcx()
+    able, default = dist.Backend.backend_capability, dist.Backend.default_device_backend_map
+    if wanted:
+        if device_type not in able.get(wanted, ()):
+            raise RuntimeError(
+                f"{BACKEND_VARIABLE} is {wanted}, which torch.distributed does not have for {device_type}"
+            )
+        return wanted
+    if device_type in able.get(_FLAGCX, ()):
         return _FLAGCX
-    return dist.Backend.default_device_backend_map[device_type]
+    if device_type not in default:
+        raise RuntimeError(f"torch.distributed has no backend for {device_type}")
+    return default[device_type]
+
+
+def _load_flagcx() -> None:
+    """FlagCX's module registers its backend itself. One that is installed and broken is no reason to go on without: the
+    other processes may have one that works."""
+    if _FLAGCX in dist.Backend.backend_list or importlib.util.find_spec(_FLAGCX) is None:
+        return
+    try:
+        importlib.import_module(_FLAGCX)
+    except (ImportError, OSError) as error:
+        raise RuntimeError(
+            f"FlagCX is installed but does not load ({reason_of(error)}); with {BACKEND_VARIABLE} another is taken"
+        ) from error
 
 
 def _group(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A backend of torch.distributed without a group of the user's around it."""
     if backend == "gloo":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
+    # The others connect at the first collective, where not all of them give up on who does not come.
+    store.set(f"member/{rank}", "here")
+    store.wait([f"member/{other}" for other in range(size)], timeout)
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout

@@ -9,6 +9,7 @@ from typing import Final
 from flagos_backend.errors import CollectiveTimeoutInvalid
 
 VARIABLE: Final = "FLAGOS_COLLECTIVE_TIMEOUT"
+BACKEND_VARIABLE: Final = "FLAGOS_COLLECTIVE_BACKEND"
 _DEFAULT: Final = 600.0
 
 
@@ -24,3 +25,8 @@ def timeout_seconds() -> float:
     if not 0 < seconds < math.inf:
         raise CollectiveTimeoutInvalid(variable=VARIABLE, value=text)
     return seconds
+
+
+def wanted_backend() -> str:
+    """The backend of torch.distributed to meet over; "": as it comes."""
+    return os.environ.get(BACKEND_VARIABLE, "").strip().lower()

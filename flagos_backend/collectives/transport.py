@@ -18,6 +18,7 @@ from flagos_backend.ir.opcode import Opcode
 
 # Up to here one round of messages is faster than moving less in two.
 _ONE_ROUND_BYTES: Final = 16384
+_REASON_LENGTH: Final = 400
 
 _REDUCE_OPS: Final = {
     Opcode.ADD: ReduceOp.SUM,
@@ -53,10 +54,21 @@ class Transport:
     backend: str
     kind: str = "process"
     meet: Callable[[], None] = lambda: None
+    begun: Callable[[object], None] = lambda channel: None
 
     @property
     def size(self) -> int:
         return len(self.members)
+
+    def facts(self, channel: object) -> dict[str, object]:
+        """What errors say of a collective here."""
+        return {
+            "channel": channel,
+            "group": self.name,
+            "backend": self.backend,
+            "members": members_text(self.kind, self.members),
+            "member": f"{self.kind} {self.members[self.rank]}",
+        }
 
     def all_gather(self, channel: object, array: Tensor) -> Tensor:
         """The arrays of all members, equal in shape and dtype: [size, *array.shape]."""
@@ -137,21 +149,23 @@ class Transport:
             work = start()
             self.meet()
             work.wait()
+            self.begun(channel)
         except (RuntimeError, ValueError) as error:
             seconds = time.monotonic() - begin
-            reason = str(error).partition("\n")[0]
-            facts = {
-                "channel": channel,
-                "group": self.name,
-                "backend": self.backend,
-                "members": members_text(self.kind, self.members),
-                "member": f"{self.kind} {self.members[self.rank]}",
-                "reason": reason,
-            }
+            reason = reason_of(error)
+            facts = {**self.facts(channel), "reason": reason}
             # Transports say it in words only.
             if "timed out" in reason.lower() or "timeout" in reason.lower():
                 raise CollectiveOverdue(**facts, seconds=f"{seconds:.1f}") from error
             raise CollectiveFailed(**facts) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What torch.distributed says, on one line: some backends name the place on the first and the cause on the next.
+    Without the stack that PyTorch may add."""
+    text = str(error).partition("Exception raised from ")[0]
+    line = "; ".join(part.strip().rstrip(".,;:") for part in text.splitlines() if part.strip())
+    return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 1] + "…"
 
 
 def members_text(kind: str, members: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -354,29 +355,108 @@ def test_the_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, tex
 
 
 @pytest.fixture
-def flagcx(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """A backend of that name for the host, as FlagCX's own module registers one; the ranks that it made groups for."""
-    made: list[int] = []
-
-    def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
-        made.append(rank)
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[int]]]:
+    """Registers a backend for the host, as FlagCX's own module does; gives the ranks that it made groups for."""
     for table in ("backend_list", "backend_capability", "backend_type_map", "default_device_backend_map", "_plugins"):
         monkeypatch.setattr(dist.Backend, table, type(getattr(dist.Backend, table))(getattr(dist.Backend, table)))
-    dist.Backend.register_backend("flagcx", create, devices=["cpu"])
-    yield made
-    del dist.Backend.FLAGCX  # type: ignore[attr-defined]
+    names: list[str] = []
+
+    def register(name: str = "flagcx", group: Any = dist.ProcessGroupGloo, *, extended: bool = False) -> list[int]:
+        made: list[int] = []
+
+        def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+            made.append(rank)
+            return group(store, rank, size, timeout)
+
+        def create_extended(facts: Any, _: object) -> Any:
+            return create(facts.store, facts.group_rank, facts.group_size, facts.timeout)
+
+        function = create_extended if extended else create
+        dist.Backend.register_backend(name, function, extended_api=extended, devices=["cpu"])
+        names.append(name)
+        return made
+
+    yield register
+    for name in names:
+        delattr(dist.Backend, name.upper())
 
 
-def test_flagcx_goes_before_all_others(flagcx: list[int]) -> None:
+def sums(peers: list[ContextPeers]) -> list[Any]:
+    return launch(peers, (0, 1), lambda c, m: c.all_reduce(m, [torch.ones(2)], REDUCERS["sum"])[0])
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_flagcx_goes_before_all_others(registered: Callable[..., list[int]], extended: bool) -> None:
+    made = registered(extended=extended)
     assert backend_for("cpu") == "flagcx"
     with processes((0, 1)) as peers:
-        got = results(launch(peers, (0, 1), lambda c, m: c.all_reduce(m, [torch.ones(2)], REDUCERS["sum"])[0]))
-    assert sorted(flagcx) == [0, 1]
-    assert all(array.tolist() == [2, 2] for array in got)
+        assert all(array.tolist() == [2, 2] for array in results(sums(peers)))
+    assert sorted(made) == [0, 1]
+
+
+def test_accelerators_of_one_process_meet_over_flagcx(registered: Callable[..., list[int]]) -> None:
+    made = registered(extended=True)
+    with processes((0, 0), accelerated=True) as peers:
+        assert all(array.tolist() == [2, 2] for array in results(sums(peers)))
+    assert sorted(made) == [0, 1]
+
+
+def test_flagcx_is_not_waited_for_when_somebody_does_not_come(
+    registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It connects at the first collective, and without a limit: who is missing is found before."""
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "1")
+    made = registered(extended=True)
+    meeting = Meeting("%all-gather.7", (0, 1), 0)
+    with processes((0, 1)) as peers, pytest.raises(RendezvousFailed, match=r"did not come together over flagcx"):
+        peers[0].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
+    assert made == []
+
+
+def test_what_a_transport_says_on_several_lines_is_told(registered: Callable[..., list[int]]) -> None:
+    """FlagCX names the place on the first line and the cause below."""
+
+    class Broken:
+        def __init__(self, *_: object) -> None: ...
+
+        def abort(self) -> None: ...
+
+        def allreduce(self, *_: object) -> Any:
+            raise RuntimeError("FLAGCX error in: backend.cpp:805, \nflagcxRemoteError: A call failed.\nLast error:\n")
+
+    registered(group=Broken, extended=True)
+    with processes((0, 1)) as peers:
+        outcomes = sums(peers)
+    for outcome in outcomes:
+        assert isinstance(outcome, CollectiveFailed | CollectiveAborted)
+    failed = next(outcome for outcome in outcomes if isinstance(outcome, CollectiveFailed))
+    assert "(flagcx): FLAGCX error in: backend.cpp:805; flagcxRemoteError: A call failed; Last error. At" in str(failed)
+
+
+def test_the_user_names_the_backend(registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    registered()
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_BACKEND", "gloo")
+    assert backend_for("cpu") == "gloo"
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_BACKEND", "FlagCX")
+    assert backend_for("cpu") == "flagcx"
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_BACKEND", "nccl")
+    with processes((0, 1)) as peers:
+        for outcome in sums(peers):
+            assert isinstance(outcome, RendezvousFailed | CollectiveAborted)
+            assert "FLAGOS_COLLECTIVE_BACKEND is nccl, which torch.distributed does not have for cpu" in str(outcome)
+
+
+def test_a_flagcx_that_does_not_load_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "flagcx.py").write_text("raise ImportError('libflagcx.so: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match=r"does not load \(libflagcx.so: cannot open.*FLAGOS_COLLECTIVE_BACKEND"):
+        backend_for("cpu")
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_BACKEND", "gloo")
+    assert backend_for("cpu") == "gloo"
 
 
 def test_without_flagcx_pytorch_s_own_choice_counts() -> None:
     assert backend_for("cpu") == "gloo"
     assert backend_for("cuda") == "nccl"
+    with pytest.raises(RuntimeError, match=r"torch\.distributed has no backend for toaster"):
+        backend_for("toaster")

@@ -1,0 +1,106 @@
+"""A watch over events that a test ends or not, and over a transport whose collectives never end on their device."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flagos_backend.collectives import Meeting, Reducer
+from flagos_backend.collectives.context_peers import ContextPeers
+from flagos_backend.collectives.watch import Watch
+from flagos_backend.errors import CollectiveAborted
+from flagos_backend.ir.opcode import Opcode
+from support.devices import on_each
+
+
+class Event:
+    def __init__(self, ended: bool) -> None:
+        self.ended = ended
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return self.ended
+
+
+class Lost(Event):
+    def query(self) -> bool:
+        raise RuntimeError("the device is lost")
+
+
+def test_one_that_does_not_end_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+    there = threading.Event()
+    watch = Watch(0.4, lambda text: (told.append(text), there.set()))
+    watch.note(Event(True), lambda: "ended")
+    watch.note(Lost(False), lambda: "failed otherwise")
+    watch.note(Event(False), lambda: "%all-reduce.1 hangs")
+    watch.note(Event(False), lambda: "%all-reduce.2 hangs behind it")
+    assert there.wait(30)
+    watch.note(Event(False), lambda: "later")
+    time.sleep(0.6)
+    assert told == ["%all-reduce.1 hangs"]
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == told
+
+
+def test_one_that_ends_in_time_is_not() -> None:
+    told: list[str] = []
+    watch = Watch(1.0, told.append)
+    events = [Event(False) for _ in range(3)]
+    for event in events:
+        watch.note(event, lambda: "overdue")
+    for event in events:
+        event.ended = True
+    time.sleep(1.5)
+    watch.note(Event(False), lambda: "closed before")
+    watch.close()
+    time.sleep(1.2)
+    assert told == []
+
+
+class Endless:
+    """A group whose operations are begun and have no end on the device."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def allreduce(self, *_: object) -> SimpleNamespace:
+        return SimpleNamespace(wait=lambda: None)
+
+
+def test_a_collective_over_a_backend_without_timeouts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names it, and what comes later does not begin."""
+    monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "0.5")
+    group = Endless()
+    monkeypatch.setattr("flagos_backend.collectives.context_peers.backend_for", lambda _: "flagcx")
+    monkeypatch.setattr("flagos_backend.collectives.context_peers._group", lambda *_: group)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(Event=lambda: Event(False)))
+    peers = ContextPeers((0, 0), lambda *_: 0, lambda *_: 0, "cuda", accelerated=True)
+    communicator = peers.communicator((0, 1))
+
+    def reduce(device: int) -> list[torch.Tensor]:
+        meeting = Meeting("%all-reduce.7", (0, 1), device)
+        return communicator.all_reduce(meeting, [torch.ones(2)], Reducer(torch.add, Opcode.ADD))
+
+    for result in on_each(2, reduce):
+        assert isinstance(result, list)
+    deadline = time.monotonic() + 30
+    while not group.aborted and time.monotonic() < deadline:
+        time.sleep(0.05)
+    said = next(record.message for record in caplog.records if record.levelno == logging.ERROR)
+    assert "FLAGOS-505" in said
+    assert "%all-reduce.7 among the devices [0, 1] gave up after 0.5 s" in said
+    assert "(flagcx)" in said
+    for result in on_each(2, reduce):
+        assert isinstance(result, CollectiveAborted)
+    peers.close()
