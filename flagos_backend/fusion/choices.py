@@ -18,7 +18,7 @@ from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
 
 # Of operations that are computed at all points of a choice, though only some need them.
-_MAX_LIGHT = 8
+MAX_LIGHT = 8
 _CHOOSING = (Opcode.CONCATENATE, Opcode.PAD)
 
 Operands = Callable[[Instruction], Sequence[Instruction]]
@@ -202,7 +202,7 @@ def light_operations(
         if value.opcode is Opcode.IOTA or (not is_movement and stands(value)):
             continue
         if not is_movement:
-            if len(found) == _MAX_LIGHT or (value.opcode not in CHEAP and value.opcode not in _CHOOSING):
+            if len(found) == MAX_LIGHT or (value.opcode not in CHEAP and value.opcode not in _CHOOSING):
                 return None
             found.append(value)
         waiting += operands(value)[:1] if value.opcode is Opcode.DYNAMIC_SLICE else operands(value)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from flagos_backend.fusion.choices import Choices, common_source, light_operations
+from flagos_backend.fusion.choices import MAX_LIGHT, Choices, common_source, light_operations
 from flagos_backend.fusion.expressions import Expressions, typed
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.indexing import (
@@ -20,6 +20,7 @@ from flagos_backend.fusion.indexing import (
     dims_of,
     gathered,
     movement_of,
+    reduction_order,
     reshape_indices,
     shifted,
     view_of_source,
@@ -40,7 +41,6 @@ from flagos_backend.fusion.support import is_arithmetic, is_elementwise, is_regu
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
 from flagos_backend.ir.attributes import (
     DimensionAttributes,
-    DimensionsAttributes,
     PadAttributes,
 )
 from flagos_backend.ir.hlo import Instruction
@@ -107,6 +107,9 @@ _REPEATED = frozenset(
 _MAX_CHOICES = 4
 # In how many places a choice is made instead of read.
 _MAX_CHOOSING = 16
+# A region of no more points, and operations, than these is done sooner than another kernel is started.
+_SMALL_POINTS = 1 << 16
+_MAX_SMALL_OPERATIONS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +225,7 @@ class _Fuser:
             once, fits = once or elements == 1, True
         fits = fits or instruction in self.light
         short = all(self.sizes[k] < self.policy.max_operations for k, _ in uses)
-        if instruction not in self.wanted and self._is_repeated(instruction):
+        if instruction not in self.wanted and (self._is_repeated(instruction) or self._is_chosen_again(instruction)):
             self._fuse_everywhere(instruction)
         elif instruction in self.wanted or not once or not fits or not short:
             self._make_buffer(instruction)
@@ -329,6 +332,19 @@ class _Fuser:
                 return False
             waiting.extend(self._operands(value))
         return True
+
+    def _is_chosen_again(self, instruction: Instruction) -> bool:
+        """Whether the one small region that reads ``instruction``, at several places, computes it at each of them: as
+        a step of an associative scan does with what the step before made."""
+        uses = self.demands[instruction]
+        keys = {key for key, _ in uses}
+        if len(keys) != 1 or len(uses) == 1 or not keys <= self.choices.keys() or instruction.opcode not in CHEAP:
+            return False
+        (key,) = keys
+        # With a choice comes what it chooses from.
+        chooses = any(o.opcode in (Opcode.CONCATENATE, Opcode.PAD) for o in self._operands(instruction))
+        operations = self.sizes[key] + len(uses) * (MAX_LIGHT if chooses else 1)
+        return prod(self.loops[key]) <= _SMALL_POINTS and operations <= _MAX_SMALL_OPERATIONS
 
     def _make_library_call(self, instruction: Instruction) -> None:
         self.library.add(instruction)
@@ -568,19 +584,6 @@ class _Fuser:
         start = Load(typed(initial), self.buffers[initial], Affine(0, (0,) * rank))
         fold = Fold(typed(target), combine, value, start, folded)
         return Region(dims, (Store(target, fold, linear(kept, dims_of(target), rank)),))
-
-
-def reduction_order(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """In which order a reduce walks its operand's dimensions, and which positions of that order are folded.
-
-    The folded ones stand together, and what is contiguous in memory after them stays after them.
-    """
-    rank = len(dims_of(instruction.operands[0]))
-    folded = sorted(instruction.attributes_as(DimensionsAttributes).dimensions)
-    outer = [d for d in range(rank) if d not in folded and d < max(folded)]
-    inner = [d for d in range(rank) if d not in folded and d > max(folded)]
-    order = (*outer, *folded, *inner)
-    return order, tuple(range(len(outer), len(outer) + len(folded)))
 
 
 def _unresolved(starts: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:

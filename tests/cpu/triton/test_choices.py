@@ -158,9 +158,9 @@ def test_scans(rng: np.random.Generator) -> None:
     computation = optimize(import_module(hlo_bytes(lambda a, b: lax.associative_scan(after, (a, b))[1], a, b))).entry
     ours, theirs, made = run_both(computation, [a, b])
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
-    assert len(made) <= 11, "one for each step down, and one for each step up"
+    assert len(made) <= 8, "one for each step down, and one for several steps up"
     x = f32(rng, 100)
-    compare(lambda x: lax.associative_scan(jnp.minimum, x), x, kernels=12, expected=np.minimum.accumulate(x))
+    compare(lambda x: lax.associative_scan(jnp.minimum, x), x, kernels=7, expected=np.minimum.accumulate(x))
 
 
 def test_what_is_not_chosen_leaves_no_trace(rng: np.random.Generator) -> None:
