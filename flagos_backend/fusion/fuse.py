@@ -104,7 +104,7 @@ _REPEATED = frozenset(
     }
 )
 # More operands of a concatenate than this are copied by a kernel that only moves them.
-_MAX_CHOICES = 4
+_MAX_CHOICES = 8
 # In how many places a choice is made instead of read.
 _MAX_CHOOSING = 16
 # A region of no more points, and operations, than these is done sooner than another kernel is started.
@@ -237,18 +237,19 @@ class _Fuser:
         if not self.policy.chooses or not is_regular(instruction) or 0 in dims_of(instruction):
             return False
         is_pad = instruction.opcode is Opcode.PAD
-        moves = not is_pad and common_source(instruction, self._operands) is not None
-        if not moves and not is_arithmetic(instruction):
-            return False
         operands = self._operands(instruction)[:1] if is_pad else self._operands(instruction)
         operands = tuple(operand for operand in operands if 0 not in dims_of(operand))
         if len(operands) > _MAX_CHOICES:
             return False
+        moves = not is_pad and common_source(instruction, self._operands) is not None
+        if not moves and not is_arithmetic(instruction):
+            return False
         light = [moves or self._is_light(operand) for operand in operands]
         if instruction in self.wanted:
-            # Parts of one size are written by one kernel, and each with what is computed for it alone.
-            alike = not is_pad and len({dims_of(operand) for operand in operands}) == 1
-            return moves or (all(light) and not alike) or (is_pad and not is_growing_pad(instruction))
+            # One kernel writes parts of one size, and reads once what they have in common; what is computed for one
+            # part alone is in the kernel that writes it.
+            alike = len({dims_of(operand) for operand in operands}) == 1
+            return (is_pad and not is_growing_pad(instruction)) or (all(light) and (is_pad or not alike))
         uses = self.demands[instruction]
         short = all(self.sizes[key] + _MAX_CHOICES < self.policy.max_operations for key, _ in uses)
         return short and len(uses) <= _MAX_CHOOSING and (is_pad or any(light))
