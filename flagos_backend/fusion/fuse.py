@@ -27,22 +27,10 @@ from flagos_backend.fusion.indexing import (
 )
 from flagos_backend.fusion.pads import borders_of, is_growing_pad
 from flagos_backend.fusion.recompute import CHEAP
-from flagos_backend.fusion.region import (
-    Affine,
-    Expression,
-    Fold,
-    Load,
-    Region,
-    Store,
-    axis,
-    linear,
-)
+from flagos_backend.fusion.region import Affine, Expression, Fold, Load, Region, Store, axis, linear
 from flagos_backend.fusion.support import is_arithmetic, is_elementwise, is_regular, reduction_opcode, widens
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
-from flagos_backend.ir.attributes import (
-    DimensionAttributes,
-    PadAttributes,
-)
+from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.operator_call import takes_strides
@@ -105,8 +93,9 @@ _REPEATED = frozenset(
 )
 # More operands of a concatenate than this are copied by a kernel that only moves them.
 _MAX_CHOICES = 8
-# In how many places a choice is made instead of read.
+# In how many places a choice is made instead of read, and of how many times its elements each region has points.
 _MAX_CHOOSING = 16
+_MAX_SPREAD = 4
 # A region of no more points, and operations, than these is done sooner than another kernel is started.
 _SMALL_POINTS = 1 << 16
 _MAX_SMALL_OPERATIONS = 80
@@ -244,21 +233,25 @@ class _Fuser:
         moves = not is_pad and common_source(instruction, self._operands) is not None
         if not moves and not is_arithmetic(instruction):
             return False
-        light = [moves or self._is_light(operand) for operand in operands]
+        light = [[] if moves else self._light_operations(operand) for operand in operands]
+        elements = prod(dims_of(instruction))
         if instruction in self.wanted:
             # One kernel writes parts of one size, and reads once what they have in common; what is computed for one
-            # part alone is in the kernel that writes it.
+            # part alone is in the kernel that writes it, unless that takes longer to start.
             alike = len({dims_of(operand) for operand in operands}) == 1
-            return (is_pad and not is_growing_pad(instruction)) or (all(light) and (is_pad or not alike))
+            one = all(o is not None if elements <= _SMALL_POINTS else o == [] for o in light) and (is_pad or not alike)
+            return one or (is_pad and not is_growing_pad(instruction))
         uses = self.demands[instruction]
+        most = max(_SMALL_POINTS, _MAX_SPREAD * elements)
+        near = moves or all(prod(self.loops[key]) <= most for key, _ in uses)
         short = all(self.sizes[key] + _MAX_CHOICES < self.policy.max_operations for key, _ in uses)
-        return short and len(uses) <= _MAX_CHOOSING and (is_pad or any(light))
+        return near and short and len(uses) <= _MAX_CHOOSING and (is_pad or any(o is not None for o in light))
 
-    def _is_light(self, value: Instruction) -> bool:
-        """Whether ``value`` takes few cheap operations, which are then no buffers for being chosen."""
+    def _light_operations(self, value: Instruction) -> list[Instruction] | None:
+        """Few cheap ones that ``value`` takes, which are then no buffers for being chosen; None where it takes more."""
         found = light_operations(value, self._operands, lambda v: self._is_memory(v) or v in self.demands)
         self.light.update(found or ())
-        return found is not None
+        return found
 
     def _is_memory(self, value: Instruction) -> bool:
         """Whether ``value`` is a buffer that no region computes, or wanted as one."""
