@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+from flagos_backend.fusion.choices import Choices
 from flagos_backend.fusion.indexing import Indices, dims_of, gathered, movement_of, reshape_indices, shifted
 from flagos_backend.fusion.literals import literal_of, number_of, uniform_literal
 from flagos_backend.fusion.region import Apply, Expression, Index, Literal, Load, linear
@@ -14,60 +15,65 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 
+# Where a value is needed.
+Guard = Expression | None
+
 
 class Expressions:
-    """The expressions of one region of ``rank`` dimensions, each made once.
+    """The expressions of one region, each made once.
 
     ``operands``: the flat ones of an instruction. ``buffers``: what is in memory by then, and in which buffer.
-    ``part_at``: what an instruction is put together of at indices, and where in that they are.
+    ``part_at``: what an instruction is put together of at indices, and where in that they are. A ``guard`` tells where
+    a value is needed, and its indices lie inside; None: everywhere.
     """
 
     def __init__(
         self,
-        rank: int,
+        choices: Choices,
         operands: Callable[[Instruction], tuple[Instruction, ...]],
         buffers: Mapping[Instruction, Instruction],
         part_at: Callable[[Instruction, Indices], tuple[Instruction, Indices]],
     ) -> None:
-        self.rank, self.operands, self.buffers, self.part_at = rank, operands, buffers, part_at
-        self.made: dict[tuple[Instruction, Indices], Expression] = {}
+        self.choices, self.rank = choices, len(choices.dims)
+        self.operands, self.buffers, self.part_at = operands, buffers, part_at
+        self.made: dict[tuple[Instruction, Indices, Guard], Expression] = {}
         self.clamped: dict[tuple[Expression, int], Expression] = {}
 
-    def of(self, instruction: Instruction, indices: Indices) -> Expression:
+    def of(self, instruction: Instruction, indices: Indices, guard: Guard = None) -> Expression:
         """The value of ``instruction`` at ``indices``: a load when it is a buffer, else its computation."""
-        found = self.made.get((instruction, indices))
+        found = self.made.get((instruction, indices, guard))
         if found is None:
             buffer = self.buffers.get(instruction)
             literal = uniform_literal(instruction)
             if literal is not None:
                 found = literal
             elif buffer is not None:
-                dims = dims_of(instruction)
-                found = Load(typed(instruction), buffer, linear(indices, dims, self.rank))
+                found = self._load(instruction, buffer, indices, guard)
             else:
-                found = self.compute(instruction, indices)
-            self.made[instruction, indices] = found
+                found = self.compute(instruction, indices, guard)
+            self.made[instruction, indices, guard] = found
         return found
 
-    def compute(self, instruction: Instruction, indices: Indices) -> Expression:
+    def compute(self, instruction: Instruction, indices: Indices, guard: Guard = None) -> Expression:
         movement = movement_of(instruction)
         if movement is not None:
-            return self.of(self.operands(instruction)[0], movement(instruction, indices))
+            return self.of(self.operands(instruction)[0], movement(instruction, indices), guard)
         if instruction.opcode is Opcode.DYNAMIC_SLICE:
             array, *starts = self.operands(instruction)
-            return self.of(array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts)))
+            return self.of(array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts)), guard)
         if instruction.opcode is Opcode.GATHER:
             array, positions = self.operands(instruction)
-            return self.of(
-                array, gathered(instruction, indices, self.rank, functools.partial(self._part_of, positions))
-            )
+            start = functools.partial(self._part_of, positions, guard)
+            return self.of(array, gathered(instruction, indices, self.rank, start), guard)
         if instruction.opcode is Opcode.RESHAPE:
-            return self._reshape(instruction, indices)
+            return self._reshape(instruction, indices, guard)
+        if instruction.opcode in (Opcode.CONCATENATE, Opcode.PAD):
+            return self._choice(instruction, indices, guard)
         if instruction.opcode is Opcode.IOTA:
             return Index(typed(instruction), indices[instruction.attributes_as(DimensionAttributes).dimension])
         if instruction.opcode is Opcode.CONSTANT:
-            return Load(typed(instruction), instruction, linear(indices, dims_of(instruction), self.rank))
-        operands = tuple(self.of(o, indices if dims_of(o) else ()) for o in self.operands(instruction))
+            return self._load(instruction, instruction, indices, guard)
+        operands = tuple(self.of(o, indices if dims_of(o) else (), guard) for o in self.operands(instruction))
         if instruction.opcode is Opcode.COMPARE:
             compare = instruction.attributes_as(CompareAttributes)
             floating = (element_type(instruction.operands[0]) or ElementType.PRED).is_float
@@ -75,16 +81,29 @@ class Expressions:
             return Apply(ElementType.PRED, Opcode.COMPARE, operands, compare.direction.value, order)
         return Apply(typed(instruction), instruction.opcode, operands)
 
-    def _part_of(self, positions: Instruction, place: Indices, limit: int) -> int | Expression:
-        return self._start(*self.part_at(positions, place), limit)
+    def _load(self, instruction: Instruction, buffer: Instruction, indices: Indices, guard: Guard) -> Load:
+        index = linear(indices, dims_of(instruction), self.rank)
+        return Load(typed(instruction), buffer, index, None if index.is_constant else guard)
+
+    def _choice(self, instruction: Instruction, indices: Indices, guard: Guard) -> Expression:
+        *parts, last = self.choices.of(instruction, indices)
+        value = self.of(last.operand, last.indices, self.choices.both(guard, last.inside))
+        for part in reversed(parts):
+            assert part.chosen is not None
+            own = self.of(part.operand, part.indices, self.choices.both(guard, part.inside))
+            value = Apply(typed(instruction), Opcode.SELECT, (part.chosen, own, value))
+        return value
+
+    def _part_of(self, positions: Instruction, guard: Guard, place: Indices, limit: int) -> int | Expression:
+        return self._start(*self.part_at(positions, place), limit, guard)
 
     def starts(self, instructions: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
         """The starts of a window, as ``shifted`` takes them."""
         return lambda d, limit: self._start(instructions[d], (), limit)
 
-    def _start(self, instruction: Instruction, place: Indices, limit: int) -> int | Expression:
+    def _start(self, instruction: Instruction, place: Indices, limit: int, guard: Guard = None) -> int | Expression:
         """``instruction`` at ``place`` clamped to [0, ``limit``], as HLO clamps starts."""
-        value = self.of(instruction, place)
+        value = self.of(instruction, place, guard)
         if isinstance(value, Literal):
             return min(max(int(number_of(value)), 0), limit)
         found = self.clamped.get((value, limit))
@@ -97,16 +116,16 @@ class Expressions:
             self.clamped[value, limit] = found
         return found
 
-    def _reshape(self, instruction: Instruction, indices: Indices) -> Expression:
+    def _reshape(self, instruction: Instruction, indices: Indices, guard: Guard) -> Expression:
         (operand,) = self.operands(instruction)
         buffer = self.buffers.get(operand)
         if buffer is not None and uniform_literal(operand) is None:
             # A buffer is addressed by element number, which a reshape does not change.
-            return Load(typed(instruction), buffer, linear(indices, dims_of(instruction), self.rank))
+            return self._load(instruction, buffer, indices, guard)
         operand_indices = reshape_indices(indices, dims_of(instruction), dims_of(operand), self.rank)
         if operand_indices is None:
             raise AssertionError(f"{operand.name} should have become a buffer")
-        return self.of(operand, operand_indices)
+        return self.of(operand, operand_indices, guard)
 
 
 def typed(instruction: Instruction) -> ElementType:

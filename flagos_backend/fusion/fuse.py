@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from flagos_backend.fusion.choices import MAX_LIGHT, Choices, common_source, light_operations
 from flagos_backend.fusion.expressions import Expressions, typed
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.indexing import (
@@ -19,33 +20,21 @@ from flagos_backend.fusion.indexing import (
     dims_of,
     gathered,
     movement_of,
+    reduction_order,
     reshape_indices,
     shifted,
     view_of_source,
 )
 from flagos_backend.fusion.pads import borders_of, is_growing_pad
 from flagos_backend.fusion.recompute import CHEAP
-from flagos_backend.fusion.region import (
-    Affine,
-    Expression,
-    Fold,
-    Load,
-    Region,
-    Store,
-    axis,
-    linear,
-)
-from flagos_backend.fusion.support import element_type, is_arithmetic, is_elementwise, reduction_opcode
+from flagos_backend.fusion.region import Affine, Expression, Fold, Load, Region, Store, axis, linear
+from flagos_backend.fusion.support import is_arithmetic, is_elementwise, is_regular, reduction_opcode, widens
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
-from flagos_backend.ir.attributes import (
-    DimensionAttributes,
-    DimensionsAttributes,
-    PadAttributes,
-)
+from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.operator_call import takes_strides
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.types import ArrayShape
 
 # Communicating instructions run even when nobody reads their results: the other participants wait for them.
 _SIDE_EFFECTS = frozenset(
@@ -80,18 +69,20 @@ class Policy:
     ``repeated_elements``: a value of no more than these, a few operations from parameters, is computed again wherever
     it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
     its operand of that number, which only moves elements of another value, where that stands; else the operand is a
-    buffer of its own."""
+    buffer of its own. ``chooses``: loads have guards, so that who reads a concatenate or a pad finds out which operand
+    has an element, and no buffer is put together."""
 
     max_operations: int
     half_sums: bool
     runtime_starts: bool
     parts: bool
     repeated_elements: int = 0
+    chooses: bool = False
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
 
 
 HOST = Policy(MAX_OPERATIONS, half_sums=False, runtime_starts=False, parts=False)
-ACCELERATOR = Policy(128, half_sums=True, runtime_starts=True, parts=True, repeated_elements=4096)
+ACCELERATOR = Policy(128, half_sums=True, runtime_starts=True, parts=True, repeated_elements=4096, chooses=True)
 # Of operations that are repeated; each takes no longer than a square root.
 _MAX_REPEATED = 6
 _REPEATED = frozenset(
@@ -100,6 +91,14 @@ _REPEATED = frozenset(
         *(Opcode.CONVERT, Opcode.SQRT, Opcode.RSQRT),
     }
 )
+# More operands of a concatenate than this are copied by a kernel that only moves them.
+_MAX_CHOICES = 8
+# In how many places a choice is made instead of read, and of how many times its elements each region has points.
+_MAX_CHOOSING = 16
+_MAX_SPREAD = 4
+# A region of no more points, and operations, than these is done sooner than another kernel is started.
+_SMALL_POINTS = 1 << 16
+_MAX_SMALL_OPERATIONS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +144,9 @@ class _Fuser:
         self.views: dict[tuple[Instruction, int], View] = {}
         self.parameters = frozenset(computation.parameters)
         self.starts: set[Instruction] = set()  # and what those are computed from
+        self.chosen: set[Instruction] = set()  # concatenates and pads that are no parts of a buffer
+        self.light: set[Instruction] = set()  # computed wherever they may be chosen
+        self.choices: dict[_Key, Choices] = {}
         self.updated = {
             self._same(self._operands(i)[0]) for i in computation.instructions if self._is_window(i) and is_update(i)
         }
@@ -168,7 +170,7 @@ class _Fuser:
         elif opcode in (Opcode.RESHAPE, Opcode.COPY, Opcode.OPTIMIZATION_BARRIER) and instruction in self.wanted:
             self.wanted.add(self._operands(instruction)[0])
         elif opcode in (Opcode.RESHAPE, Opcode.IOTA) or movement_of(instruction) is not None:
-            if not _is_regular(instruction) or (opcode is Opcode.IOTA and not is_arithmetic(instruction)):
+            if not is_regular(instruction) or (opcode is Opcode.IOTA and not is_arithmetic(instruction)):
                 self._make_library_call(instruction)
             elif instruction in self.wanted:
                 self._make_buffer(instruction)
@@ -176,7 +178,13 @@ class _Fuser:
                 self._fuse_everywhere(instruction)
         elif opcode is Opcode.REDUCE and reduction_opcode(instruction, self.policy.half_sums) is not None:
             self._make_reduction(instruction)
-        elif opcode is Opcode.CONCATENATE and _is_regular(instruction):
+        elif opcode in (Opcode.CONCATENATE, Opcode.PAD) and self._is_choice(instruction):
+            self.chosen.add(instruction)
+            if instruction in self.wanted:
+                self._make_buffer(instruction)
+            else:
+                self._fuse_everywhere(instruction)
+        elif opcode is Opcode.CONCATENATE and is_regular(instruction):
             for part, operand in enumerate(self._operands(instruction)):
                 self._open(_Key(instruction, part), dims_of(operand), (operand,))
         elif opcode is Opcode.PAD and is_growing_pad(instruction):
@@ -204,13 +212,54 @@ class _Fuser:
         if instruction in self.starts and instruction.opcode in CHEAP:
             # A few operations of each program, or for each row, where a kernel of its own would take microseconds.
             once, fits = once or elements == 1, True
+        fits = fits or instruction in self.light
         short = all(self.sizes[k] < self.policy.max_operations for k, _ in uses)
-        if instruction not in self.wanted and self._is_repeated(instruction):
+        if instruction not in self.wanted and (self._is_repeated(instruction) or self._is_chosen_again(instruction)):
             self._fuse_everywhere(instruction)
         elif instruction in self.wanted or not once or not fits or not short:
             self._make_buffer(instruction)
         else:
             self._fuse_everywhere(instruction)
+
+    def _is_choice(self, instruction: Instruction) -> bool:
+        """Whether regions choose between the operands, rather than write each of them where it belongs."""
+        if not self.policy.chooses or not is_regular(instruction) or 0 in dims_of(instruction):
+            return False
+        is_pad = instruction.opcode is Opcode.PAD
+        operands = self._operands(instruction)[:1] if is_pad else self._operands(instruction)
+        operands = tuple(operand for operand in operands if 0 not in dims_of(operand))
+        if len(operands) > _MAX_CHOICES:
+            return False
+        moves = not is_pad and common_source(instruction, self._operands) is not None
+        if not moves and not is_arithmetic(instruction):
+            return False
+        light = [[] if moves else self._light_operations(operand) for operand in operands]
+        elements = prod(dims_of(instruction))
+        if instruction in self.wanted:
+            # One kernel writes parts of one size, and reads once what they have in common; what is computed for one
+            # part alone is in the kernel that writes it, unless that takes longer to start.
+            alike = len({dims_of(operand) for operand in operands}) == 1
+            one = all(o is not None if elements <= _SMALL_POINTS else o == [] for o in light) and (is_pad or not alike)
+            return one or (is_pad and not is_growing_pad(instruction))
+        uses = self.demands[instruction]
+        most = max(_SMALL_POINTS, _MAX_SPREAD * elements)
+        near = moves or all(prod(self.loops[key]) <= most for key, _ in uses)
+        short = all(self.sizes[key] + _MAX_CHOICES < self.policy.max_operations for key, _ in uses)
+        return near and short and len(uses) <= _MAX_CHOOSING and (is_pad or any(o is not None for o in light))
+
+    def _light_operations(self, value: Instruction) -> list[Instruction] | None:
+        """Few cheap ones that ``value`` takes, which are then no buffers for being chosen; None where it takes more."""
+        found = light_operations(value, self._operands, lambda v: self._is_memory(v) or v in self.demands)
+        self.light.update(found or ())
+        return found
+
+    def _is_memory(self, value: Instruction) -> bool:
+        """Whether ``value`` is a buffer that no region computes, or wanted as one."""
+        if value.opcode is Opcode.CONSTANT or value in self.parameters or value in self.wanted:
+            return True
+        computed = is_elementwise(value) or self._is_window(value) or self._is_gather(value)
+        folded = value.opcode is Opcode.REDUCE and reduction_opcode(value, self.policy.half_sums) is not None
+        return not (computed or folded or value.opcode in (Opcode.IOTA, Opcode.CONCATENATE, Opcode.PAD))
 
     def _is_window(self, instruction: Instruction) -> bool:
         """Whether it is a part of an array, or an update of one, that starts where a region can find out."""
@@ -220,7 +269,7 @@ class _Fuser:
         starts = others[1:] if is_update(instruction) else others
         if is_update(instruction) and dims_of(others[0]) == dims_of(array):
             return False  # simplified away before, as a rule
-        return self.policy.runtime_starts and _is_regular(instruction) and all(map(is_arithmetic, starts))
+        return self.policy.runtime_starts and is_regular(instruction) and all(map(is_arithmetic, starts))
 
     def _decide_window(self, instruction: Instruction) -> None:
         if is_update(instruction):
@@ -236,7 +285,7 @@ class _Fuser:
 
     def _is_gather(self, instruction: Instruction) -> bool:
         """Whether a region can find out where each element of it stands."""
-        if instruction.opcode is not Opcode.GATHER or not self.policy.runtime_starts or not _is_regular(instruction):
+        if instruction.opcode is not Opcode.GATHER or not self.policy.runtime_starts or not is_regular(instruction):
             return False
         array, positions = self._operands(instruction)
         return is_arithmetic(positions) and 0 not in (*dims_of(array), *dims_of(instruction))
@@ -260,7 +309,7 @@ class _Fuser:
         most = _MAX_REPEATED
         if elements > self.policy.repeated_elements:
             # Many elements are still read in less time narrow, and widened again, than wide.
-            most = 1 if self.policy.repeated_elements and _widens(instruction) else 0
+            most = 1 if self.policy.repeated_elements and widens(instruction) else 0
         if len(regions) > _MAX_REPEATED:
             return False
         for key in regions:
@@ -277,6 +326,19 @@ class _Fuser:
                 return False
             waiting.extend(self._operands(value))
         return True
+
+    def _is_chosen_again(self, instruction: Instruction) -> bool:
+        """Whether the one small region that reads ``instruction``, at several places, computes it at each of them: as
+        a step of an associative scan does with what the step before made."""
+        uses = self.demands[instruction]
+        keys = {key for key, _ in uses}
+        if len(keys) != 1 or len(uses) == 1 or not keys <= self.choices.keys() or instruction.opcode not in CHEAP:
+            return False
+        (key,) = keys
+        # With a choice comes what it chooses from.
+        chooses = any(o.opcode in (Opcode.CONCATENATE, Opcode.PAD) for o in self._operands(instruction))
+        operations = self.sizes[key] + len(uses) * (MAX_LIGHT if chooses else 1)
+        return prod(self.loops[key]) <= _SMALL_POINTS and operations <= _MAX_SMALL_OPERATIONS
 
     def _make_library_call(self, instruction: Instruction) -> None:
         self.library.add(instruction)
@@ -349,6 +411,9 @@ class _Fuser:
         if instruction.opcode is Opcode.GATHER:
             self._spread_gather(instruction, key, indices)
             return
+        if instruction in self.chosen:
+            self._spread_choice(instruction, key, indices)
+            return
         if instruction.opcode is not Opcode.RESHAPE and movement_of(instruction) is None:
             self.sizes[key] += 1
         if instruction in self.starts:
@@ -359,6 +424,16 @@ class _Fuser:
                 self.wanted.add(operand)
             else:
                 self._want(operand, key, operand_indices)
+
+    def _spread_choice(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
+        if instruction in self.starts:
+            self.starts.update(self._operands(instruction))
+        for part in self._choices_of(key).of(instruction, indices):
+            self.sizes[key] += 1
+            self._want(part.operand, key, part.indices)
+
+    def _choices_of(self, key: _Key) -> Choices:
+        return self.choices.setdefault(key, Choices(self.loops[key], self._operands))
 
     def _spread_gather(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
         array, positions = self._operands(instruction)
@@ -438,10 +513,12 @@ class _Fuser:
     def _build_region(self, key: _Key) -> Region:
         target, dims = key.target, self.loops[key]
         rank = len(dims)
-        expressions = Expressions(rank, self._operands, self.buffers, self.part_at)
+        expressions = Expressions(self._choices_of(key), self._operands, self.buffers, self.part_at)
         here = tuple(axis(d, rank) for d in range(rank))
         if target.opcode is Opcode.REDUCE:
             return self._build_reduction(target, dims, expressions)
+        if target in self.chosen:
+            return Region(dims, (Store(target, expressions.compute(target, here), linear(here, dims, rank)),))
         if target.opcode is Opcode.CONCATENATE:
             dimension = target.attributes_as(DimensionAttributes).dimension
             before = sum(dims_of(operand)[dimension] for operand in target.operands[: key.part])
@@ -503,35 +580,9 @@ class _Fuser:
         return Region(dims, (Store(target, fold, linear(kept, dims_of(target), rank)),))
 
 
-def reduction_order(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """In which order a reduce walks its operand's dimensions, and which positions of that order are folded.
-
-    The folded ones stand together, and what is contiguous in memory after them stays after them.
-    """
-    rank = len(dims_of(instruction.operands[0]))
-    folded = sorted(instruction.attributes_as(DimensionsAttributes).dimensions)
-    outer = [d for d in range(rank) if d not in folded and d < max(folded)]
-    inner = [d for d in range(rank) if d not in folded and d > max(folded)]
-    order = (*outer, *folded, *inner)
-    return order, tuple(range(len(outer), len(outer) + len(folded)))
-
-
-def _is_regular(instruction: Instruction) -> bool:
-    """Whether tiles can hold its elements: up to 8 bytes, no sub-byte or 8-bit float arithmetic involved in moving."""
-    found = element_type(instruction)
-    return found is not None and found.bytes in (1, 2, 4, 8) and found is not ElementType.TOKEN
-
-
 def _unresolved(starts: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
     """Starts that tell indices apart, before it is known where they are computed."""
     return lambda d, limit: Load(typed(starts[d]), starts[d], Affine(0, ()))
-
-
-def _widens(instruction: Instruction) -> bool:
-    if instruction.opcode is not Opcode.CONVERT:
-        return False
-    narrow, wide = element_type(instruction.operands[0]), element_type(instruction)
-    return narrow is not None and wide is not None and narrow.bytes < wide.bytes
 
 
 def _has_side_effect(instruction: Instruction) -> bool:

@@ -134,6 +134,19 @@ def gathered(
     return tuple(found)
 
 
+def reduction_order(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """In which order a reduce walks its operand's dimensions, and which positions of that order are folded.
+
+    The folded ones stand together, and what is contiguous in memory after them stays after them.
+    """
+    rank = len(dims_of(instruction.operands[0]))
+    folded = sorted(instruction.attributes_as(DimensionsAttributes).dimensions)
+    outer = [d for d in range(rank) if d not in folded and d < max(folded)]
+    inner = [d for d in range(rank) if d not in folded and d > max(folded)]
+    order = (*outer, *folded, *inner)
+    return order, tuple(range(len(outer), len(outer) + len(folded)))
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """An array inside a buffer: element i is the buffer's element ``offset + sum(strides[d] * i[d])``."""

@@ -18,7 +18,8 @@ from flagos_backend.ir.types import ElementType
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """``factor * start``. ``start``: an S64 that lies in [0, ``limit``], of no fold. It may differ between points."""
+    """``factor * start``. ``start``: an S64 of no fold that lies in [0, ``limit``], or where the guard of a load fails
+    anywhere near. It may differ between points."""
 
     start: Expression
     limit: int
@@ -76,15 +77,20 @@ def linear(indices: tuple[Affine, ...], dims: tuple[int, ...], rank: int) -> Aff
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Element ``index`` of the buffer that holds ``source``, an instruction outside the region."""
+    """Element ``index`` of the buffer that holds ``source``, an instruction outside the region.
+
+    Where ``guard``, a PRED of no fold, fails, nothing is loaded: ``index`` may lie outside, and nobody needs the value.
+    Only where Policy.chooses allows it are there guards.
+    """
 
     element_type: ElementType
     source: Instruction
     index: Affine
+    guard: Expression | None = None
 
     @property
     def operands(self) -> tuple[Expression, ...]:
-        return self.index.starts
+        return self.index.starts if self.guard is None else (*self.index.starts, self.guard)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ def rewrite(
             moved[expression] = found
         elif isinstance(expression, Load):
             index = _placed(expression.index, place, moved)
-            moved[expression] = Load(expression.element_type, expression.source, index)
+            guard = None if expression.guard is None else moved[expression.guard]
+            moved[expression] = Load(expression.element_type, expression.source, index, guard)
         elif isinstance(expression, Index):
             moved[expression] = Index(expression.element_type, _placed(expression.value, place, moved))
         elif isinstance(expression, Apply):

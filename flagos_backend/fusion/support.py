@@ -145,3 +145,17 @@ def reduction_opcode(instruction: Instruction, half_sums: bool = False) -> Opcod
 def is_computed(instruction: Instruction) -> bool:
     """Whether regions compute with elements of its type."""
     return element_type(instruction) in _ALL
+
+
+def is_regular(instruction: Instruction) -> bool:
+    """Whether tiles can hold its elements: up to 8 bytes, no sub-byte or 8-bit float arithmetic involved in moving."""
+    found = element_type(instruction)
+    return found is not None and found.bytes in (1, 2, 4, 8) and found is not ElementType.TOKEN
+
+
+def widens(instruction: Instruction) -> bool:
+    """Whether it converts to a type of more bytes."""
+    if instruction.opcode is not Opcode.CONVERT:
+        return False
+    narrow, wide = element_type(instruction.operands[0]), element_type(instruction)
+    return narrow is not None and wide is not None and narrow.bytes < wide.bytes

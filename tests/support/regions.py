@@ -32,6 +32,7 @@ _BINARY = {
     Opcode.OR: np.bitwise_or,
     Opcode.XOR: np.bitwise_xor,
     Opcode.POWER: np.power,
+    Opcode.REMAINDER: np.fmod,
 }
 _UNARY = {
     Opcode.NEGATE: np.negative,
@@ -94,12 +95,17 @@ def _buffer(target: Instruction, memory: dict[Instruction, np.ndarray]) -> np.nd
 
 
 def _positions(
-    index: Affine, grid: np.ndarray, dims: tuple[int, ...], values: dict[Expression, np.ndarray]
+    index: Affine,
+    grid: np.ndarray,
+    dims: tuple[int, ...],
+    values: dict[Expression, np.ndarray],
+    guard: np.ndarray | bool = True,
 ) -> np.ndarray:
     total = np.full(dims, index.offset)
     for shift in index.shifts:
         assert shift.start.element_type is ElementType.S64
-        assert np.all((values[shift.start] >= 0) & (values[shift.start] <= shift.limit))
+        inside = (values[shift.start] >= 0) & (values[shift.start] <= shift.limit)
+        assert np.all(inside | np.invert(guard))
         total = total + shift.factor * values[shift.start]
     for coefficient, axis in zip(index.coefficients, grid, strict=True):
         total = total + coefficient * axis
@@ -115,13 +121,15 @@ def _value(
     dims = np.shape(grid)[1:]
     dtype = numpy_dtype(expression.element_type)
     if isinstance(expression, Load):
-        index = expression.index
-        flat = memory[expression.source]
+        index, flat = expression.index, memory[expression.source]
+        if expression.guard is not None:
+            guard = values[expression.guard]
+            return _guarded(flat, _positions(index, grid, dims, values, guard), guard)
         return flat[index.offset] if index.is_constant else flat[_positions(index, grid, dims, values)]
     if isinstance(expression, Literal):
         return np.frombuffer(expression.data, dtype)[0]
     if isinstance(expression, Index):
-        return _positions(expression.value, grid, dims, values).astype(dtype)
+        return _positions(expression.value, grid, dims, values, guard=False).astype(dtype)
     if isinstance(expression, Fold):
         combine = _BINARY[expression.combine]
         value = np.broadcast_to(values[expression.value], dims)
@@ -134,10 +142,21 @@ def _value(
         return np.where(*operands)
     if expression.opcode is Opcode.CLAMP:
         return np.minimum(np.maximum(operands[0], operands[1]), operands[2])
+    if expression.opcode is Opcode.DIVIDE and expression.element_type.is_integer:
+        return np.trunc(np.true_divide(*operands)).astype(dtype)
     if expression.opcode is Opcode.CONVERT:
         return operands[0].astype(dtype)
     table = _UNARY if len(operands) == 1 else _BINARY
     return table[expression.opcode](*operands).astype(dtype)
+
+
+def _guarded(flat: np.ndarray, positions: np.ndarray, guard: np.ndarray) -> np.ndarray:
+    """A load, and what nobody may need where ``guard`` fails."""
+    positions, guard = np.broadcast_arrays(positions, guard)
+    loaded = np.full(guard.shape, 99 if flat.dtype.kind in "biu" else np.nan, flat.dtype)
+    loaded[guard] = flat[positions[guard]]
+    assert np.all(positions[guard] >= 0)
+    return loaded
 
 
 def _run_dot(dot: Instruction, schedule: Schedule, memory: dict[Instruction, np.ndarray]) -> None:

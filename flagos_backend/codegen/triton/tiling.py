@@ -459,8 +459,10 @@ def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int
 
 def supports(region: Region) -> bool:
     """Whether a tiling for ``region`` exists: all folds over the same dimensions, or over two complementary groups of
-    which the inner one fits a block and the outer one's folds only leave results. No index starts where a fold says."""
-    if any(isinstance(e, Fold) for e in below(start for index, _ in indices(region) for start in index.starts)):
+    which the inner one fits a block and the outer one's folds only leave results. No load or store waits for a fold."""
+    places = [o for e in region.expressions() if isinstance(e, Load) for o in e.operands]
+    places += [start for store in region.stores for start in store.index.starts]
+    if any(isinstance(e, Fold) for e in below(places)):
         return False
     real = [d for d, size in enumerate(region.dims) if size != 1]
     groups = sorted({tuple(d for d in fold.dims if d in real) for fold in region.folds}, key=lambda g: (g[-1:], g))

@@ -203,7 +203,7 @@ class _Writer:
         inside = [e for e in needed if looped.name in self.depends[e]]
         if self.tiling.alignment is not None:
             with self._at_ends():  # they come while the loop runs
-                self._compute([e for e in inside if isinstance(e, Load) and not e.index.shifts])
+                self._compute([e for e in inside if isinstance(e, Load) and not e.operands])
         accumulators = {fold: self._start(fold) for fold in folds}
         before = dict(self.values)
         self._open_loop(looped)
@@ -303,8 +303,14 @@ class _Writer:
             # An array without elements is read at no position of an axis that has none.
             is_empty = any(0 in shape.dims for shape in leaves(expression.source.shape))
             empty = [axis.name for axis in self.tiling.axes if is_empty and axis.size == 0]
-            mask = self.positions.mask([*self.positions.axes_of(expression.index), *empty])
-            address = f"{self.names[expression.source]} + ({self.positions.address(expression.index, self.values)})"
+            axes = [*self.positions.axes_of(expression.index), *empty]
+            position = self.positions.address(expression.index, self.values)
+            if expression.guard is not None and not self.depends[expression].issubset(axes):
+                varying = [axis for axis in self.tiling.axes if axis.name in self.depends[expression]]
+                position = f"tl.broadcast_to({position}, {self.positions.shape(varying)})"
+            masks = [self.positions.mask(axes), *([] if expression.guard is None else [self.values[expression.guard]])]
+            mask = " & ".join(filter(None, masks))
+            address = f"{self.names[expression.source]} + ({position})"
             text = f"tl.load({address}{', ' + mask if mask else ''}{self._kept(expression)})"
             return self._let(elements.from_memory(text, expression.element_type, self.dialect))
         if isinstance(expression, Fold):

@@ -89,6 +89,17 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
         lambda table, gain, ids: rms_norm(table[ids], gain),
         (bf16(50000, 768), bf16(768), s32(8, 1024)),
     ),
+    # Of each half the other one is loaded; a roll loads at an index that is chosen.
+    "rotary_embedding": (
+        H100,
+        lambda x, c, s: x * c + jnp.concatenate([-x[..., 64:], x[..., :64]], -1) * s,
+        (bf16(4, 2048, 32, 128), bf16(2048, 1, 128), bf16(2048, 1, 128)),
+    ),
+    "heat_by_rolls": (
+        H100,
+        lambda x: x + 0.1 * (jnp.roll(x, 1, 0) + jnp.roll(x, -1, 1) - 2 * x),
+        (f32(4096, 4096),),
+    ),
     "functions_without_a_device_library": (NO_DEVICE_LIBRARY, lambda x: jnp.tanh(x) + jnp.expm1(x), (f32(5000),)),
     "layer_norm": (H100, layer_norm, (f32(8192, 768), f32(768), f32(768))),
     "layer_norm_backward": (H100, backward(layer_norm), (f32(8192, 768), f32(768), f32(768), f32(8192, 768))),
