@@ -95,6 +95,7 @@ PARTS: Final[dict[str, Callable[[Content], list[str]]]] = {
     "torch_speed_host": _of_torch,
     "fused_kernels": _of_kernels,
     "jax_speed_accelerator": _of_jax,
+    "jax_speed_everyday_accelerator": _of_jax,
     "torch_speed_accelerator": _of_torch,
 }
 

@@ -27,11 +27,8 @@ _ROW_UNROLL = 2
 # The same of rows so long that two for each multiprocessor take so much of the cache, but one fits it.
 _ONE_ROW_STEP = 16384
 _OF_CACHE = 0.9
-# The same of many rows that are folded and no more, each by few warps, and of those walked for more folds than two,
-# which wait less in shorter steps, of which more become one.
+# The same of many rows that are folded and no more, each by few warps.
 _FOLD_STEP = 4096
-_FEW_FOLDS = 2
-_MANY_FOLDS_UNROLL = 4
 # Points of rows: how long a row is at least, and how much longer with the part of its last block that is past its end.
 _LEAST_ROW_OF_POINTS = 512
 _MOST_PAST_END = 1.08
@@ -344,8 +341,7 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
     if parts > 1 or axes[1].blocks == 1:
         return Tiling(axes, warps, Loop.SECOND, parts)
     alignment = Alignment.of(region, kept, folded)
-    unroll = _MANY_FOLDS_UNROLL if row.folds > _FEW_FOLDS else _ROW_UNROLL
-    return Tiling(axes, warps, Loop.SECOND, unroll=unroll, alignment=alignment)
+    return Tiling(axes, warps, Loop.SECOND, unroll=_ROW_UNROLL, alignment=alignment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +355,6 @@ class _Row:
     stored: tuple[int, ...]
     shares: bool
     held: int
-    folds: int
 
     @staticmethod
     def of(region: Region, kept: Sequence[int], folded: Sequence[int]) -> _Row:
@@ -375,7 +370,6 @@ class _Row:
             tuple(stored),
             len(own) < len(loads),
             _held_through(region, folded),
-            len(region.folds),
         )
 
     @property
@@ -397,8 +391,6 @@ class _Row:
         if not self.stored:  # mostly walked once
             many = rows >= 2 * target.multiprocessors
             return (_FOLD_STEP, _ROW_PER_LANE) if many else (_ROW_STEP, _ELEMENTS_PER_LANE)
-        if self.folds > _FEW_FOLDS:
-            return _FOLD_STEP, _ELEMENTS_PER_LANE
         once = target.multiprocessors * self.size * sum(self.loaded)
         read_at_once = min(rows * self.size * sum(self.loaded), 2 * once)
         fits_alone = read_at_once > _OF_CACHE * target.cache_bytes and once <= target.cache_bytes
