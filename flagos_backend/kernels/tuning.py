@@ -235,11 +235,11 @@ def _errand(device: torch.device) -> Callable[[], object]:
         return lambda: None
     start, stop = module.Event(enable_timing=True), module.Event(enable_timing=True)
     start.record()
-    for _ in range(_MAX_RUNS):
+    for _ in range(_MIN_RUNS):
         torch.cumsum(array, 0, out=result)
     stop.record()
     stop.synchronize()
-    one = max(start.elapsed_time(stop) / 1e3 / _MAX_RUNS, 1e-6)
+    one = max(start.elapsed_time(stop) / 1e3 / _MIN_RUNS, 1e-6)
     calls = -(-_ERRAND_SECONDS // one)
 
     def errand() -> None:

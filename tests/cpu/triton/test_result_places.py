@@ -22,12 +22,12 @@ HEAD = "x = f32[4,6] parameter(0)\n  y = f32[6,5] parameter(1)\n  "
         ("ROOT r = f32[4,6] exponential(x)", 1),
         ("e = f32[4,6] exponential(x)\n  ROOT r = f32[24] reshape(e)", 1),
         ("d = f32[4,5] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
-         "  ROOT r = (f32[4,5], f32[4,6]) tuple(d, x)", 1),
+         "  ROOT r = (f32[4,5], f32[4,6]) tuple(d, x)", 2),
         ("d = f32[4,5] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
          "  e = f32[4,5] tanh(d)\n  ROOT r = f32[20] reshape(e)", 1),
         ("e = f32[4,6] exponential(x)\n  s = f32[4,6] sort(e), dimensions={1}, to_apply=less\n"
-         "  ROOT r = (f32[4,6], f32[4,6]) tuple(e, s)", 1),
-        ("e = f32[4,6] exponential(x)\n  ROOT r = (f32[4,6], f32[4,6]) tuple(e, e)", 1),
+         "  ROOT r = (f32[4,6], f32[4,6]) tuple(e, s)", 2),
+        ("e = f32[4,6] exponential(x)\n  ROOT r = (f32[4,6], f32[4,6]) tuple(e, e)", 2),
     ],
 )  # fmt: skip
 def test_results_are_made_in_their_places(body: str, homes: int, rng: np.random.Generator) -> None:
