@@ -433,7 +433,7 @@ class _Fuser:
             self._want(part.operand, key, part.indices)
 
     def _choices_of(self, key: _Key) -> Choices:
-        return self.choices.setdefault(key, Choices(self.loops[key], self._operands))
+        return self.choices.setdefault(key, Choices(self.loops[key], self.computation.operands))
 
     def _spread_gather(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
         array, positions = self._operands(instruction)

@@ -151,14 +151,21 @@ def call_text(operator: str, given: str, result: str, dimension: int, keywords: 
     )
 
 
+SAME_TYPES = [("f32", "f32"), ("f16", "f16"), ("f64", "f64")]
+OTHER_TYPES = [("bf16", "f32"), ("s32", "s64"), ("u8", "s64")]
+
+
 @pytest.mark.parametrize(
-    ("given", "result"),
-    [("f32", "f32"), ("bf16", "f32"), ("f16", "f16"), ("s32", "s64"), ("u8", "s64"), ("f64", "f64")],
+    ("operator", "given", "result"),
+    [
+        *((operator, *types) for operator in ("cumsum", "cumprod") for types in (*SAME_TYPES, *OTHER_TYPES)),
+        *(("logcumsumexp", *types) for types in SAME_TYPES),
+    ],
 )
-@pytest.mark.parametrize("operator", ["cumsum", "cumprod", "logcumsumexp"])
-def test_operators_of_pytorch(operator: str, given: str, result: str, rng: np.random.Generator) -> None:
-    if operator == "logcumsumexp" and given != result:
-        return
+def test_operators_of_pytorch(
+    operator: str, given: str, result: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLAGOS_PREFER", "triton")  # not FlagGems, which another test may have loaded
     element_type = E[given.upper()]
     dimension = int(rng.integers(-2, 2))
     module = optimize(import_module(hlo_of_text(call_text(operator, given, result, dimension))))
@@ -177,7 +184,10 @@ def test_operators_of_pytorch(operator: str, given: str, result: str, rng: np.ra
 @pytest.mark.parametrize("given", ["f32", "bf16", "f64", "s32", "u8", "s64"])
 @pytest.mark.parametrize("operator", ["cummax", "cummin"])
 @pytest.mark.parametrize("dimension", [0, 1])
-def test_places_of_extremes(operator: str, given: str, dimension: int, rng: np.random.Generator) -> None:
+def test_places_of_extremes(
+    operator: str, given: str, dimension: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLAGOS_PREFER", "triton")
     """Of equal ones the last, of NaNs too."""
     result = f"({given}[4,11], s64[4,11])"
     text = call_text(operator, given, "R", dimension).replace("R[4,11]", result).replace("null", "[0, 1]")
