@@ -328,7 +328,7 @@ def _options() -> argparse.Namespace:
 def main() -> int:
     """Command line; see tools/benchmarks/README.md."""
     options = _options()
-    # XLA would take three quarters of the memory before anything runs, and the captures of large programs find too little.
+    # XLA would take three quarters of the memory before anything runs, and captures of large programs find too little.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     scale = options.scale or (Scale.HOST if options.peer == "cpu" else Scale.ACCELERATOR)
     devices = [jax.devices(platform)[0] for platform in (options.device, options.peer)]
