@@ -9,7 +9,6 @@ from typing import Any
 
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.types import ArrayShape
 
 
 def takes_strides(instruction: Instruction, operand: int) -> bool:
@@ -23,21 +22,6 @@ def takes_strides(instruction: Instruction, operand: int) -> bool:
         return False  # whoever prepares the kernel refuses it
     mine = [tensor for tensor in tensors_of(config) if tensor["tensor"] == operand]
     return bool(mine) and all(tensor.get("strided") is True for tensor in mine)
-
-
-def maximum_of(instruction: Instruction) -> int | None:
-    """The dimension of its one operand that max.dim is taken along; None for another instruction."""
-    attributes = instruction.attributes
-    if not isinstance(attributes, CustomCallAttributes) or attributes.target != "aten::max.dim":
-        return None
-    try:
-        tensor, dimension, *_ = json.loads(attributes.backend_config)["arguments"]
-    except (KeyError, TypeError, ValueError):
-        return None  # whoever prepares the kernel refuses it
-    (operand,) = instruction.operands
-    rank = operand.shape.rank if isinstance(operand.shape, ArrayShape) else 0
-    plain = tensor == {"tensor": 0} and isinstance(dimension, int) and -rank <= dimension < rank
-    return dimension % rank if plain else None
 
 
 def tensors_of(value: Any) -> Iterator[dict[str, Any]]:

@@ -9,10 +9,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes, TupleIndexAttributes
+from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.operator_call import maximum_of
 from flagos_backend.passes.match.algebra import (
     added,
     as_polynomial,
@@ -126,18 +125,6 @@ class Recognizer:
         if _present(found) != _present(tuple(row if label == of.axis else label for label in of.labels)):
             return None
         return with_labels(symbol, found)
-
-    def element(self, instruction: Instruction) -> Symbol | None:
-        """The maxima of PyTorch's max along a dimension, which gives their places too."""
-        call = instruction.operands[0]
-        dimension = maximum_of(call) if instruction.attributes_as(TupleIndexAttributes).index == 0 else None
-        symbol = self.symbols.get(call.operands[0]) if dimension is not None else None
-        if not isinstance(symbol, Logits) or dimension is None:
-            return None
-        keeps = len(dims_of(instruction)) == len(symbol.labels)
-        rest = (None,) if keeps else ()
-        labels = (*symbol.labels[:dimension], *rest, *symbol.labels[dimension + 1 :])
-        return self._start_softmax(symbol, labels, symbol.labels[dimension])
 
     # ---- sinks ----
 
@@ -478,7 +465,6 @@ _RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
     Opcode.DOT: Recognizer.dot,
     Opcode.EXP: Recognizer.exponential,
     Opcode.IS_FINITE: Recognizer.finite,
-    Opcode.GET_TUPLE_ELEMENT: Recognizer.element,
     Opcode.LOG: Recognizer.logarithm,
     Opcode.MAXIMUM: Recognizer.maximum,
     Opcode.MULTIPLY: Recognizer.multiply,

@@ -33,13 +33,17 @@ def _found(emitter: Emitter, x: Instruction, dim: int, direction: Comparison) ->
         raise NoLoweringError("positions of this type are ATen's")
     dim %= shape.rank
     places = emitter.builder.add(Opcode.IOTA, (), DimensionAttributes(dim), shape=ArrayShape(E.S64, shape.dims))
+    along = DimensionsAttributes((dim,))
     both = emitter.builder.add(
         Opcode.REDUCE,
         [x, places, emitter.scalar(initial, kind), emitter.scalar(0, E.S64)],
-        DimensionsAttributes((dim,)),
+        along,
         called=[_taken(direction, kind)],
     )
-    return emitter.builder.element(both, 0), emitter.builder.element(both, 1)
+    # A fold of its own: where nobody asks for positions, it is an extreme like others, as that of a softmax.
+    combiner = emitter.combiner(Opcode.MAXIMUM if greatest else Opcode.MINIMUM, kind)
+    value = emitter.builder.add(Opcode.REDUCE, [x, emitter.scalar(initial, kind)], along, called=[combiner])
+    return value, emitter.builder.element(both, 1)
 
 
 def _taken(direction: Comparison, kind: ElementType) -> Computation:
