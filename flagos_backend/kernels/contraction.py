@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.types import ArrayShape
+from flagos_backend.ir.types import ArrayShape, ElementType
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,13 @@ class Contraction:
         """A row-major result as the product that it is finished from."""
         lead = () if self.batch is None else (self.batch,)
         return result.view(*lead, self.rows, self.columns)
+
+
+def element_types(dot: Instruction) -> tuple[ElementType, ElementType, ElementType]:
+    """Those of its operands, and of its result."""
+    shapes = (*(operand.shape for operand in dot.operands), dot.shape)
+    lhs, rhs, result = (shape.element_type for shape in shapes if isinstance(shape, ArrayShape))
+    return lhs, rhs, result
 
 
 def contraction_of(instruction: Instruction) -> Contraction:

@@ -4,7 +4,6 @@ multiprocessors and add up the parts by a second kernel, which takes longer than
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.contraction import Contraction, contraction_of
+from flagos_backend.kernels.contraction import Contraction, contraction_of, element_types
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
@@ -28,15 +27,9 @@ _LEAST, _MOST_FREE, _MOST_CONTRACTED = 16, 64, 128
 _STAGES = 3
 
 
-def _types(instruction: Instruction) -> tuple[ElementType, ElementType, ElementType]:
-    shapes = (*(operand.shape for operand in instruction.operands), instruction.shape)
-    lhs, rhs, result = (shape.element_type for shape in shapes if isinstance(shape, ArrayShape))
-    return lhs, rhs, result
-
-
 def unsupported(instruction: Instruction) -> str:
     """Why the kernel cannot compute this dot, or would not be faster; "" otherwise."""
-    lhs, rhs, result = _types(instruction)
+    lhs, rhs, result = element_types(instruction)
     if lhs is not rhs or not ((lhs in _HALVES and result in (lhs, E.F32)) or (lhs is result is E.F32)):
         return "our products are those of f32, f16 and bf16"
     sizes = contraction_of(instruction)
@@ -109,6 +102,6 @@ def _multiply(
         BN=columns,
         BK=contracted,
         PRECISION=precision,
-        num_warps=max(1, min(4, prod((rows, columns)) // 512)),
+        num_warps=max(1, min(4, rows * columns // 512)),
         num_stages=_STAGES,
     )

@@ -12,8 +12,8 @@ from flagos_backend import tensor_float
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.contraction import Contraction, contraction_of
+from flagos_backend.ir.types import ElementType
+from flagos_backend.kernels.contraction import Contraction, contraction_of, element_types
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.contractions import in_whole_blocks
 from flagos_backend.kernels.reference.conversion import converter
@@ -32,16 +32,10 @@ MAX_CONTRACTED_INTEGERS = 1 << (53 - 2 * _DIGIT_BITS)
 _Product = Callable[..., Tensor]
 
 
-def _types(instruction: Instruction) -> tuple[ElementType, ElementType, ElementType]:
-    shapes = (*(operand.shape for operand in instruction.operands), instruction.shape)
-    lhs, rhs, result = (shape.element_type for shape in shapes if isinstance(shape, ArrayShape))
-    return lhs, rhs, result
-
-
 def unsupported(instruction: Instruction, target: Target) -> str:
     if target.is_host:
         return "the host has no vendor"
-    lhs, rhs, result = _types(instruction)
+    lhs, rhs, result = element_types(instruction)
     if all(t.is_integer or t is E.PRED for t in (lhs, rhs, result)):
         size = contraction_of(instruction).contracted
         return "" if size <= MAX_CONTRACTED_INTEGERS else f"sums of {size} integer products are not exact in f64"
@@ -51,7 +45,7 @@ def unsupported(instruction: Instruction, target: Target) -> str:
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    lhs, rhs, result = _types(instruction)
+    lhs, rhs, result = element_types(instruction)
     contraction = contraction_of(instruction)
     if not lhs.is_float and not lhs.is_complex:
         floats = _kernel(contraction, integer_product(lhs, rhs, result, contraction.contracted))
