@@ -202,7 +202,7 @@ def test_outputs(api: Pjrt, client: Client, two_outputs: Any, rng: np.random.Gen
     x, y = rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=(3, 4)).astype(np.float32)
     arguments = [client.put(x), client.put(y)]
     [[product, positive, empty]] = client.execute(two_outputs, arguments)
-    np.testing.assert_allclose(client.get(product, np.float32), x @ y, rtol=1e-5)
+    np.testing.assert_allclose(client.get(product, np.float32), x @ y, rtol=1e-5, atol=1e-6)
     assert client.get(positive, np.bool_) == (x.sum() > 0)
     assert client.get(empty, np.int8).shape == (0, 2)
     assert api.call("PJRT_Buffer_Memory", buffer=product).memory == client.default_memory()

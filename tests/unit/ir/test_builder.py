@@ -43,7 +43,7 @@ def test_built_program_runs_on_xla(rng):
     verify(module)
     arguments = rng.standard_normal((4, 5), np.float32), rng.standard_normal((5, 3), np.float32)
     shifted_values, totals = run_on_xla(export_module(module), arguments)
-    np.testing.assert_allclose(shifted_values, arguments[0] @ arguments[1] + 0.5, rtol=1e-5)
+    np.testing.assert_allclose(shifted_values, arguments[0] @ arguments[1] + 0.5, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(totals, (arguments[0] @ arguments[1] + 0.5).sum(1), rtol=1e-5, atol=1e-5)
 
 
