@@ -30,11 +30,16 @@ struct Routines {
   bool Complete() const { return gemm && trsm && getrf && potrf && geqrf && orgqr; }
 };
 
+// c = a b, or c += a b, of matrices whose rows stand `lda`, `ldb`, `ldc` elements apart.
+using BlockKernel = void (*)(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add,
+                             const float* a, const float* b, float* c, bool packed_for_dot_products);
+
 struct Blas {
   Routines<float> f32;
   Routines<double> f64;
   Routines<std::complex<float>> c64;
   Routines<std::complex<double>> c128;
+  BlockKernel block = nullptr;        // oneDNN's, where it is the faster one
   int (*set_threads)(int) = nullptr;  // of the calling thread; returns the former number. Only MKL has it.
 
   const Routines<float>& Of(float) const { return f32; }

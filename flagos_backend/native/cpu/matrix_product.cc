@@ -1,6 +1,9 @@
+#include "cpu/matrix_product.h"
+
 #include <algorithm>
 
 #include "cpu/blas.h"
+#include "cpu/kernels.h"
 #include "cpu/run_loop.h"
 #include "cpu/thread_pool.h"
 
@@ -26,13 +29,8 @@ struct Job {
   DotFunction dot;  // of products of two vectors; else nullptr
 
   T* Base(const MatrixProduct::Operand& operand, int64_t batch, int64_t row, int64_t column) const {
-    int64_t offset = operand.offset;
-    offset += operand.transposed ? row + column * operand.leading : row * operand.leading + column;
-    for (size_t d = product.batch.size(); d-- > 0;) {
-      offset += batch % product.batch[d] * operand.batch_strides[d];
-      batch /= product.batch[d];
-    }
-    return reinterpret_cast<T*>(slots[operand.slot]) + offset;
+    const int64_t offset = operand.transposed ? row + column * operand.leading : row * operand.leading + column;
+    return reinterpret_cast<T*>(slots[operand.slot]) + BatchOffset(product, operand, batch) + offset;
   }
 
   // Row-major C[m, n] = A[m, k] B[k, n] is column-major C' = B' A', which is what BLAS computes.
@@ -51,9 +49,7 @@ struct Job {
   }
 };
 
-constexpr int64_t kTaskWork = 1 << 18;  // multiplications below which a task of its own costs more than it brings
-constexpr int64_t kMinBlock = 32;       // fewer rows or columns and a block is no longer a matrix product
-constexpr int64_t kTasksPerThread = 2;  // enough to even out; more and every block packs the other operand again
+constexpr int64_t kMinBlock = 32;  // fewer rows or columns and a block is no longer a matrix product
 
 template <class T, class F>
 void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
@@ -85,7 +81,17 @@ void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
 
 bool HaveMatrixProducts() { return FindBlas().f32.gemm != nullptr && FindBlas().f64.gemm != nullptr; }
 
+int64_t BatchOffset(const MatrixProduct& product, const MatrixProduct::Operand& operand, int64_t index) {
+  int64_t offset = operand.offset;
+  for (size_t d = product.batch.size(); d-- > 0;) {
+    offset += index % product.batch[d] * operand.batch_strides[d];
+    index /= product.batch[d];
+  }
+  return offset;
+}
+
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots) {
+  if (IsForBlocks(product)) return MultiplyByBlocks(product, slots);
   if (product.type == Type::kF32) {
     Multiply<float>(FindBlas().f32.gemm, product, slots);
   } else {
