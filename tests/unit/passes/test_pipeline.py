@@ -87,7 +87,8 @@ def test_calls_are_gone_and_loops_are_counted():
 
 
 def test_time_grows_linearly():
-    """Ten times the program must not take a hundred times as long: a bound no machine's noise reaches."""
+    """Ten times the program must not take a hundred times as long, in this thread's own time at its best of three: a
+    bound no machine's noise reaches."""
 
     def seconds(repeats):
         def function(x):
@@ -96,8 +97,8 @@ def test_time_grows_linearly():
             return x
 
         module = import_module(hlo_bytes(function, np.ones((4, 4), np.float32)))
-        start = time.process_time()
+        start = time.thread_time()
         optimize(module)
-        return time.process_time() - start
+        return time.thread_time() - start
 
-    assert seconds(1000) < 60 * max(seconds(100), 1e-3)
+    assert min(seconds(1000) for _ in range(3)) < 60 * max(min(seconds(100) for _ in range(3)), 1e-3)
