@@ -90,6 +90,7 @@ struct Kernels {
   TileFunction divide_by_one[kNumTypes];       // apply[kDivide] where all b[i] are the same
   TileFunction remainder_by_one[kNumTypes];    // apply[kRemainder] where all b[i] are the same
   TileFunction one_by[kNumTypes];              // and where all a[i] are 1: F32
+  TileFunction select_numbers[kNumTypes];      // apply[kSelect] where all b[i], and all c[i], are the same
   TileFunction convert[kNumTypes][kNumTypes];  // [from][to]
   FoldFunction fold[kNumCombines][kNumTypes];  // [Combine][type of x]
   FoldRowsFunction fold_rows[kNumCombines][kNumTypes];

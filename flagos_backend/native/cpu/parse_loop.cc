@@ -415,6 +415,10 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     if (kind == kApply && (op == Op::kDivide || op == Op::kRemainder)) {
       step.function = QuotientFunction(loop, step, op, type);
     }
+    const auto is_uniform = [&](int64_t reg) { return loop.uniform[static_cast<size_t>(reg)]; };
+    if (kind == kApply && op == Op::kSelect && is_uniform(step.b) && is_uniform(step.c)) {
+      step.function = SelectKernels().select_numbers[static_cast<int>(type)];
+    }
     steps.push_back(step);
   }
   return steps;

@@ -11,7 +11,7 @@ import pytest
 import torch
 from jaxlib import _hlo
 
-from cpu.native.harness import get, put
+from cpu.native.harness import compile, get, put, run
 from flagos_backend.fusion.support import COMBINES, ELEMENTWISE
 from flagos_backend.importer import schema
 from flagos_backend.importer.export import export_module
@@ -258,6 +258,25 @@ def test_select(element_type: E, context: Context, rng: np.random.Generator) -> 
     predicate, x, y = make(E.PRED, rng), make(element_type, rng), np.roll(make(element_type, rng), 3)
     ours, _ = apply(context, Opcode.SELECT, [E.PRED, element_type, element_type], [predicate, x, y])
     assert_same_bits(ours, np.where(predicate, x, y))
+
+
+@pytest.mark.parametrize("element_type", [E.PRED, *_INTEGERS, *_FLOATS], ids=lambda t: t.name)
+@pytest.mark.parametrize("n", [1, 64, 197])
+def test_select_of_numbers(element_type: E, n: int, context: Context, rng: np.random.Generator) -> None:
+    predicate, values = rng.integers(0, 2, n).astype(bool), make(element_type, rng)
+    x, y = (np.asarray(value) for value in rng.choice(values, 2))
+    name = element_type.name.lower()
+    executable = compile(
+        context,
+        f"""ENTRY e {{ p = pred[{n}] parameter(0)
+          x = {name}[] parameter(1)
+          y = {name}[] parameter(2)
+          r = {name}[{n}] broadcast(x), dimensions={{}}
+          s = {name}[{n}] broadcast(y), dimensions={{}}
+          ROOT z = {name}[{n}] select(p, r, s) }}""",
+    )
+    (result,) = run(executable, *(put(context.devices[0].default_memory, a) for a in (predicate, x, y)))
+    assert_same_bits(get(result), np.where(predicate, x, y))
 
 
 def _conversions() -> list[tuple[E, E]]:
