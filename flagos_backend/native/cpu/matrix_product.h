@@ -5,7 +5,8 @@
 
 namespace flagos::cpu {
 
-inline constexpr int64_t kTaskWork = 1 << 18;  // multiplications below which a task of its own costs more than it brings
+inline constexpr int64_t kTaskWork =
+    1 << 18;  // multiplications below which a task of its own costs more than it brings
 inline constexpr int64_t kTasksPerThread = 2;  // enough to even out; more and every block packs the other operand again
 
 // The batch's matrix at an index: how many elements it stands behind the first.

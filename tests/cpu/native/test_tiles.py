@@ -11,7 +11,7 @@ import pytest
 import torch
 from jaxlib import _hlo
 
-from cpu.native.harness import compile, get, put, run
+from cpu.native.harness import compile, get, put
 from flagos_backend.fusion.support import COMBINES, ELEMENTWISE
 from flagos_backend.importer import schema
 from flagos_backend.importer.export import export_module
@@ -275,8 +275,7 @@ def test_select_of_numbers(element_type: E, n: int, context: Context, rng: np.ra
           s = {name}[{n}] broadcast(y), dimensions={{}}
           ROOT z = {name}[{n}] select(p, r, s) }}""",
     )
-    (result,) = run(executable, *(put(context.devices[0].default_memory, a) for a in (predicate, x, y)))
-    assert_same_bits(get(result), np.where(predicate, x, y))
+    assert_same_bits(run(context, executable, [predicate, x, y]), np.where(predicate, x, y))
 
 
 def _conversions() -> list[tuple[E, E]]:
