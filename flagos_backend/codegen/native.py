@@ -277,16 +277,13 @@ class _Emitter:
         return Step(TOP_K, self._buffers(item), (values, indices), text, numbers)
 
     def _lower_complex(self, item: Instruction) -> Step:
-        """Real numbers are multiplied and divided in loop nests; complex ones are no type of theirs."""
+        """Others are multiplied and divided in loop nests, whose elements have no more than 8 bytes."""
         shape = array_of(item)
-        if not shape.element_type.is_complex:
+        if shape.element_type is not ElementType.C128:
             return self._lower_call(item)
         known = self.schedule.views
         repeated = [int((item, number) in known) for number in range(2)]
-        numbers = (
-            *(_COMPLEX_OPS[item.opcode], int(shape.element_type is ElementType.C128), shape.num_elements),
-            *repeated,
-        )
+        numbers = (_COMPLEX_OPS[item.opcode], shape.num_elements, *repeated)
         return Step(COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
 
     def _lower_gather(self, item: Instruction) -> Step:
