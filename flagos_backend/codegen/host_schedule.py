@@ -40,15 +40,15 @@ def schedule(computation: FlatComputation) -> Schedule:
 
 
 def _reads_view(call: Instruction, operand: int, view: View) -> bool:
-    """BLAS takes the strides of a matrix, complex arithmetic one number for all elements."""
+    """BLAS takes the strides of a matrix, arithmetic of two doubles each one number for all elements."""
     if call.opcode in (Opcode.MULTIPLY, Opcode.DIVIDE):
-        return dims_of(view.buffer) == () and element_type(call) in (ElementType.C64, ElementType.C128)
+        return dims_of(view.buffer) == () and element_type(call) is ElementType.C128
     if call.opcode is Opcode.DOT:
         return view.buffer.opcode is not Opcode.CONSTANT and is_product_operand(call, operand, view)
     return HOST.reads_view(call, operand, view)
 
 
-_POLICY = replace(HOST, reads_view=_reads_view)
+_POLICY = replace(HOST, reads_view=_reads_view, complex_numbers=True)
 
 
 def accepts(region: Region) -> bool:

@@ -17,6 +17,34 @@ from flagos_backend.codegen.extremes import extreme_numbers, with_extremes
 from flagos_backend.codegen.floors import with_floors
 from flagos_backend.codegen.gathers import gather_numbers
 from flagos_backend.codegen.host_schedule import schedule
+from flagos_backend.codegen.items import (
+    ARG_EXTREME,
+    CALL,
+    COMPLEX,
+    CONDITIONAL,
+    GATHER,
+    LINEAR_ALGEBRA,
+    PRODUCT,
+    SCATTER,
+    SLICE,
+    TOP_K,
+    UPDATE,
+    WHILE,
+    Item,
+    NotNativeError,
+    Step,
+    array_of,
+    is_empty,
+    movable,
+    operations,
+    overwritable,
+    scratch_of,
+    scratches,
+    sources,
+    targets,
+    text_of,
+    writes_over,
+)
 from flagos_backend.codegen.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.loops import simplify
@@ -25,22 +53,18 @@ from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.scatters import scatter_numbers
 from flagos_backend.codegen.short_folds import as_columns
 from flagos_backend.codegen.short_rows import lengthened
-from flagos_backend.codegen.tiles import is_arithmetic_type, is_movable
+from flagos_backend.codegen.tiles import is_arithmetic_type
 from flagos_backend.codegen.widened_products import as_widened_product
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import View, dims_of, row_major
-from flagos_backend.fusion.region import Apply, Fold, Load, Region, Store, axis
+from flagos_backend.fusion.region import Load, Region, Store, axis
 from flagos_backend.ir.attributes import ConstantAttributes, TopKAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 
 _MAGIC = 0x31504F4F4C534F46
-_PRODUCT, _CALL, _SLICE, _UPDATE, _WHILE, _CONDITIONAL = range(2, 8)  # beside the kinds of loops
-_TOP_K, _COMPLEX, _GATHER, _SCATTER, _ARG_EXTREME, _LINEAR_ALGEBRA = range(9, 15)
-# Steps that change an array, and which of their operands it is.
-_OVERWRITABLE = {_UPDATE: 1, _SCATTER: 0}
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
@@ -49,10 +73,6 @@ _BROUGHT = -1
 _RESULT_BROUGHT = -2  # beside the argument that a result is written over, and -1 for none
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
-
-
-class NotNativeError(Exception):
-    """The computation holds something that a native program cannot express; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,33 +137,6 @@ class _Shared:
         return offset
 
 
-def _array(instruction: Instruction) -> ArrayShape:
-    if not isinstance(instruction.shape, ArrayShape):
-        raise NotNativeError(f"{instruction.opcode} {instruction.name} is a tuple")
-    if instruction.shape.element_type is ElementType.TOKEN:
-        raise NotNativeError(f"{instruction.opcode} {instruction.name} is a token")
-    return instruction.shape
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A library call as the native program runs it: kind, buffers it reads, buffers it fills, numbers in between.
-
-    ``scratch``: buffers that only this step uses.
-    """
-
-    kind: int
-    sources: tuple[Instruction, ...]
-    targets: tuple[Instruction, ...]
-    text: str
-    numbers: tuple[int, ...] = ()
-    scratch: tuple[Instruction, ...] = ()
-    nested: tuple[int, ...] = ()
-
-
-_Item = Region | MatrixProduct | _Step
-
-
 class _Emitter:
     """One computation. ``indent`` sets the lines of nested programs apart in the explanation. ``outermost``: its steps
     run once, so that memory which library calls bring lives as long as it is needed."""
@@ -154,16 +147,16 @@ class _Emitter:
         self.indent = indent
         self.flat: FlatComputation = with_extremes(flatten(computation))
         for instruction in (*self.flat.parameters, *self.flat.outputs):
-            _array(instruction)
+            array_of(instruction)
         self.schedule: Schedule = schedule(self.flat)
-        self.items: list[_Item] = []
+        self.items: list[Item] = []
         self.slots: dict[Instruction, int] = {}
         self.lines: list[str] = []
         self.in_place: dict[Instruction, Instruction] = {}  # result -> parameter whose buffer it overwrites
         self.aliases: dict[Instruction, Instruction] = {}  # loop result -> the operand that the loop leaves unchanged
         self.shared_places: dict[Instruction, Instruction] = {}  # temporary -> what a step makes of it where it stands
         self.brought: set[Instruction] = set()  # results of library calls that bring their memory
-        self.released: dict[_Step, list[Instruction]] = {}  # library call -> what nobody reads from then on
+        self.released: dict[Step, list[Instruction]] = {}  # library call -> what nobody reads from then on
 
     def emit(self, *, carried: bool = False, aliases: Mapping[int, int] | None = None) -> tuple[list[int], int]:
         """The program's words and the bytes of scratch memory it needs.
@@ -189,12 +182,12 @@ class _Emitter:
         constants = self._place_constants(len(self.flat.parameters) + len(results))
         arena_bytes, temporaries = self._place_temporaries(len(self.flat.parameters) + len(results) + len(constants))
         words = [_MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
-        words += [_array(p).num_bytes for p in self.flat.parameters]
-        words += [_array(r).num_bytes for r in results]
+        words += [array_of(p).num_bytes for p in self.flat.parameters]
+        words += [array_of(r).num_bytes for r in results]
         words += [self._written_over(result) for result in results]
         for offset, size in (*constants, *temporaries):
             words += [offset, size]
-        live = [item for item in self.items if not _is_empty(item)]
+        live = [item for item in self.items if not is_empty(item)]
         words.append(len(live))
         for item in live:
             words += self._write(item)
@@ -215,7 +208,7 @@ class _Emitter:
 
     # ---- library calls ----
 
-    def _lower(self, item: Region | Instruction) -> Sequence[_Item]:
+    def _lower(self, item: Region | Instruction) -> Sequence[Item]:
         if isinstance(item, Region):
             return [part for region in as_columns(item) for part in lengthened(region)]
         if item.opcode is Opcode.DOT:
@@ -250,77 +243,74 @@ class _Emitter:
         """Where the operands of a library call stand."""
         known = self.schedule.views
         return tuple(
-            known.get((instruction, number)) or row_major(self.buffer_of(operand), _array(operand).dims)
+            known.get((instruction, number)) or row_major(self.buffer_of(operand), array_of(operand).dims)
             for number, operand in enumerate(self.flat.operands(instruction))
         )
 
-    def _lower_call(self, item: Instruction) -> _Step:
+    def _lower_call(self, item: Instruction) -> Step:
         targets = self.flat.leaves_of[item]
         operands = self.flat.operands(item)
         views = tuple(self.schedule.views.get((item, number)) for number in range(len(operands)))
-        shapes = tuple(_array(v.buffer if v else o) for o, v in zip(operands, views, strict=True))
-        self.shared.calls.append(Call(item, shapes, tuple(_array(t) for t in targets), views))
+        shapes = tuple(array_of(v.buffer if v else o) for o, v in zip(operands, views, strict=True))
+        self.shared.calls.append(Call(item, shapes, tuple(array_of(t) for t in targets), views))
         text = f"call {item.opcode} {item.name}"
-        return _Step(_CALL, self._buffers(item), targets, text, numbers=(len(self.shared.calls) - 1,))
+        return Step(CALL, self._buffers(item), targets, text, numbers=(len(self.shared.calls) - 1,))
 
-    def _lower_dynamic_slice(self, item: Instruction) -> _Step:
+    def _lower_dynamic_slice(self, item: Instruction) -> Step:
         array, *starts = self.flat.operands(item)
         return self._copy_block(item, (array, *starts), dims_of(array), dims_of(item), "native dynamic-slice")
 
-    def _lower_dynamic_update_slice(self, item: Instruction) -> _Step:
+    def _lower_dynamic_update_slice(self, item: Instruction) -> Step:
         array, update, *starts = self.flat.operands(item)
         operands = (update, array, *starts)
         return self._copy_block(item, operands, dims_of(item), dims_of(update), "native dynamic-update-slice")
 
-    def _lower_top_k(self, item: Instruction) -> _Step:
+    def _lower_top_k(self, item: Instruction) -> Step:
         (operand,) = self.flat.operands(item)
         attributes = item.attributes_as(TopKAttributes)
-        element_type, dims = _array(operand).element_type, dims_of(operand)
+        element_type, dims = array_of(operand).element_type, dims_of(operand)
         values, indices = self.flat.leaves_of[item]
         if not is_arithmetic_type(element_type) or not 0 < attributes.k <= _MAX_TOP_K:
             return self._lower_call(item)
         numbers = (int(element_type), prod(dims[:-1]), dims[-1], attributes.k, int(attributes.largest))
-        text = f"native top {attributes.k} {item.name} of {_array(operand)}"
-        return _Step(_TOP_K, self._buffers(item), (values, indices), text, numbers)
+        text = f"native top {attributes.k} {item.name} of {array_of(operand)}"
+        return Step(TOP_K, self._buffers(item), (values, indices), text, numbers)
 
-    def _lower_complex(self, item: Instruction) -> _Step:
-        """Real numbers are multiplied and divided in loop nests; complex ones are no type of theirs."""
-        shape = _array(item)
-        if not shape.element_type.is_complex:
+    def _lower_complex(self, item: Instruction) -> Step:
+        """Others are multiplied and divided in loop nests, whose elements have no more than 8 bytes."""
+        shape = array_of(item)
+        if shape.element_type is not ElementType.C128:
             return self._lower_call(item)
         known = self.schedule.views
         repeated = [int((item, number) in known) for number in range(2)]
-        numbers = (
-            *(_COMPLEX_OPS[item.opcode], int(shape.element_type is ElementType.C128), shape.num_elements),
-            *repeated,
-        )
-        return _Step(_COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
+        numbers = (_COMPLEX_OPS[item.opcode], shape.num_elements, *repeated)
+        return Step(COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
 
-    def _lower_gather(self, item: Instruction) -> _Step:
+    def _lower_gather(self, item: Instruction) -> Step:
         numbers = gather_numbers(item)
         if numbers is None:
             return self._lower_call(item)
-        return _Step(_GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
+        return Step(GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
 
-    def _lower_reduce(self, item: Instruction) -> _Step:
+    def _lower_reduce(self, item: Instruction) -> Step:
         numbers = extreme_numbers(item)
         if numbers is None:
             return self._lower_call(item)
-        text = f"native extremes {item.name} of {_array(self.flat.operands(item)[0])}"
-        return _Step(_ARG_EXTREME, self._buffers(item), self.flat.leaves_of[item], text, numbers)
+        text = f"native extremes {item.name} of {array_of(self.flat.operands(item)[0])}"
+        return Step(ARG_EXTREME, self._buffers(item), self.flat.leaves_of[item], text, numbers)
 
-    def _lower_scatter(self, item: Instruction) -> _Step:
+    def _lower_scatter(self, item: Instruction) -> Step:
         numbers = scatter_numbers(item)
         if numbers is None:
             return self._lower_call(item)
-        return _Step(_SCATTER, self._buffers(item), (item,), f"native scatter {item.name} {item.shape}", numbers)
+        return Step(SCATTER, self._buffers(item), (item,), f"native scatter {item.name} {item.shape}", numbers)
 
-    def _lower_linear_algebra(self, item: Instruction) -> _Step:
+    def _lower_linear_algebra(self, item: Instruction) -> Step:
         numbers = linear_algebra_numbers(item)
         if numbers is None:
             return self._lower_call(item)
         text = f"native {item.opcode} {item.name} {item.shape}"
-        return _Step(_LINEAR_ALGEBRA, self._buffers(item), self.flat.leaves_of[item], text, numbers)
+        return Step(LINEAR_ALGEBRA, self._buffers(item), self.flat.leaves_of[item], text, numbers)
 
     def _copy_block(
         self,
@@ -329,21 +319,21 @@ class _Emitter:
         dims: tuple[int, ...],
         block: tuple[int, ...],
         name: str,
-    ) -> _Step:
+    ) -> Step:
         """A block at run-time starts: sliced out of an array, or written into a copy of one."""
-        kind = _SLICE if item.opcode is Opcode.DYNAMIC_SLICE else _UPDATE
-        starts = operands[1:] if kind == _SLICE else operands[2:]
-        types = [int(_array(start).element_type) for start in starts]
-        numbers = (_array(item).element_type.bytes, len(dims), *dims, *block, *types)
+        kind = SLICE if item.opcode is Opcode.DYNAMIC_SLICE else UPDATE
+        starts = operands[1:] if kind == SLICE else operands[2:]
+        types = [int(array_of(start).element_type) for start in starts]
+        numbers = (array_of(item).element_type.bytes, len(dims), *dims, *block, *types)
         buffers = tuple(self.buffer_of(o) for o in operands)
-        return _Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers)
+        return Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers)
 
     def _nested(self, computation: Computation, *, carried: bool = False) -> tuple[_Emitter, list[int], int]:
         emitter = _Emitter(computation, self.shared, self.indent + "  ")
         words, scratch = emitter.emit(carried=carried)
         return emitter, words, scratch
 
-    def _lower_while(self, item: Instruction) -> _Step:
+    def _lower_while(self, item: Instruction) -> Step:
         try:
             condition, condition_words, condition_scratch = self._nested(item.called[0])
             body, body_words, body_scratch = self._nested(item.called[1], carried=True)
@@ -362,15 +352,15 @@ class _Emitter:
             for t, mode, _ in carried
             if mode == _BUFFERED
         )
-        scratch = _scratch(item, max(condition_scratch, body_scratch))
+        scratch = scratch_of(item, max(condition_scratch, body_scratch))
         trip_count = item.attributes_as(WhileAttributes).trip_count
         numbers = (-1 if trip_count is None else trip_count, len(modes), *modes)
         nested = (len(condition_words), *condition_words, len(body_words), *body_words)
         times = "while" if trip_count is None else f"{trip_count} times"
         text = "\n".join((f"native loop {item.name} {times}", *condition.lines, *body.lines))
-        return _Step(_WHILE, self._buffers(item), targets, text, numbers, (*second, scratch), nested)
+        return Step(WHILE, self._buffers(item), targets, text, numbers, (*second, scratch), nested)
 
-    def _lower_conditional(self, item: Instruction) -> _Step:
+    def _lower_conditional(self, item: Instruction) -> Step:
         index, *operands = (self.flat.leaves_of[operand] for operand in item.operands)
         nested: list[int] = []
         lines: list[str] = []
@@ -383,20 +373,20 @@ class _Emitter:
                 scratch_bytes = max(scratch_bytes, scratch)
         except NotNativeError:
             return self._lower_call(item)
-        is_pred = _array(index[0]).element_type is ElementType.PRED
+        is_pred = array_of(index[0]).element_type is ElementType.PRED
         targets = self.flat.leaves_of[item]
         numbers = (int(is_pred), len(item.called), *(len(leaves) for leaves in operands), len(targets))
         text = "\n".join((f"native conditional {item.name}", *lines))
-        memory = _scratch(item, scratch_bytes)
-        return _Step(_CONDITIONAL, self._buffers(item), targets, text, numbers, (memory,), tuple(nested))
+        memory = scratch_of(item, scratch_bytes)
+        return Step(CONDITIONAL, self._buffers(item), targets, text, numbers, (memory,), tuple(nested))
 
     # ---- places ----
 
     def _find_brought(self) -> None:
         """Arrays that are where the library that makes them puts them: nobody copies them to a place of ours."""
         for item in self.items if self.outermost else ():
-            if isinstance(item, _Step) and item.kind == _CALL:
-                self.brought.update(t for t in item.targets if t not in self.in_place and _array(t).num_bytes)
+            if isinstance(item, Step) and item.kind == CALL:
+                self.brought.update(t for t in item.targets if t not in self.in_place and array_of(t).num_bytes)
 
     def _written_over(self, result: Instruction) -> int:
         """The number of the parameter that a result is written over, or what stands for none."""
@@ -407,28 +397,28 @@ class _Emitter:
     def _find_shared_places(self) -> None:
         """Temporaries that a step changes instead of a copy of them, because nobody reads them from then on."""
         kept = set(map(self.buffer_of, self.flat.outputs))
-        writer = {target: item for item in self.items for target in _targets(item)}
-        last = {self.buffer_of(s): number for number, item in enumerate(self.items) for s in _sources(item)}
+        writer = {target: item for item in self.items for target in targets(item)}
+        last = {self.buffer_of(s): number for number, item in enumerate(self.items) for s in sources(item)}
         for number, item in enumerate(self.items):
-            array = _overwritable(item)
+            array = overwritable(item)
             if array is None or array in kept or last[array] != number:
                 continue
             made_by = writer.get(array)
-            if made_by is not None and not (isinstance(made_by, _Step) and made_by.kind == _CALL):
-                (self.shared_places[array],) = _targets(item)
+            if made_by is not None and not (isinstance(made_by, Step) and made_by.kind == CALL):
+                (self.shared_places[array],) = targets(item)
 
     def _find_in_place(self, aliases: Mapping[int, int]) -> None:
         """Results that may be written over a parameter, because nobody reads it from then on."""
         buffers = [self.buffer_of(output) for output in self.flat.outputs]
         for result, number in aliases.items():
             output, parameter = buffers[result], self.flat.parameters[number]
-            writers = [n for n, item in enumerate(self.items) if output in map(self._place_of, _targets(item))]
-            readers = [n for n, item in enumerate(self.items) if parameter in map(self.buffer_of, _sources(item))]
+            writers = [n for n, item in enumerate(self.items) if output in map(self._place_of, targets(item))]
+            readers = [n for n, item in enumerate(self.items) if parameter in map(self.buffer_of, sources(item))]
             once = buffers.count(output) == 1 and parameter not in buffers
-            if not writers or not once or _array(output).num_bytes != _array(parameter).num_bytes:
+            if not writers or not once or array_of(output).num_bytes != array_of(parameter).num_bytes:
                 continue
             last = max(readers, default=-1)
-            if last < writers[0] or (writers == [last] and _writes_over(self.items[last], output, parameter)):
+            if last < writers[0] or (writers == [last] and writes_over(self.items[last], output, parameter)):
                 self.in_place[output] = parameter
 
     def _assign_results(self, carried: bool) -> list[Instruction]:
@@ -438,14 +428,14 @@ class _Emitter:
         """
         taken: set[Instruction] = set()
         results = []
-        written = {target for item in self.items for target in _targets(item)}
+        written = {target for item in self.items for target in targets(item)}
         for number, output in enumerate(self.flat.outputs):
             buffer = self.buffer_of(output)
             unchanged = carried and buffer is self.flat.parameters[number]
             if not unchanged and (buffer in taken or buffer not in written):
-                dims = (_array(buffer).num_elements,)
+                dims = (array_of(buffer).num_elements,)
                 copy = Instruction(Opcode.COPY, output.shape, (buffer,), name=f"{output.name}.copy")
-                value = Load(_movable(_array(buffer)).element_type, buffer, axis(0, 1))
+                value = Load(movable(array_of(buffer)).element_type, buffer, axis(0, 1))
                 self.items.append(Region(dims, stores=(Store(copy, value, axis(0, 1)),)))
                 buffer = copy
             taken.add(buffer)
@@ -454,7 +444,7 @@ class _Emitter:
 
     def _place_constants(self, first_slot: int) -> list[tuple[int, int]]:
         places: list[tuple[int, int]] = []
-        for source in dict.fromkeys(self.buffer_of(s) for item in self.items for s in _sources(item)):
+        for source in dict.fromkeys(self.buffer_of(s) for item in self.items for s in sources(item)):
             if source.opcode is Opcode.CONSTANT:
                 content = source.attributes_as(ConstantAttributes).data
                 self.slots[source] = first_slot + len(places)
@@ -465,37 +455,37 @@ class _Emitter:
         first: dict[Instruction, int] = {}
         last: dict[Instruction, int] = {}
         for number, item in enumerate(self.items):
-            for target in map(self._place_of, (*_targets(item), *_scratches(item))):
+            for target in map(self._place_of, (*targets(item), *scratches(item))):
                 first.setdefault(target, number)
                 last[target] = number
-            for source in map(self.buffer_of, _sources(item)):
+            for source in map(self.buffer_of, sources(item)):
                 last[self._place_of(source)] = number
         temporaries = [t for t in first if t not in self.slots]
         planned = [t for t in temporaries if t not in self.brought]
-        intervals = [Interval(first[t], last[t], _array(t).num_bytes) for t in planned]
+        intervals = [Interval(first[t], last[t], array_of(t).num_bytes) for t in planned]
         offsets, total = plan_arena(intervals)
         places = dict(zip(planned, offsets, strict=True))
         self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
         self.slots.update((shared, self.slots[self._place_of(shared)]) for shared in self.shared_places)
         self.slots.update((alias, self.slots[self.buffer_of(alias)]) for alias in self.aliases)
         self._release([t for t in temporaries if t in self.brought], last)
-        return total, [(places.get(t, _BROUGHT), _array(t).num_bytes) for t in temporaries]
+        return total, [(places.get(t, _BROUGHT), array_of(t).num_bytes) for t in temporaries]
 
     def _release(self, temporaries: Sequence[Instruction], last: Mapping[Instruction, int]) -> None:
         """Memory that calls brought is given back at the first call after its last use: calls have the interpreter."""
         waiting = list(temporaries)
         for number, item in enumerate(self.items):
-            if isinstance(item, _Step) and item.kind == _CALL:
+            if isinstance(item, Step) and item.kind == CALL:
                 self.released[item] = [t for t in waiting if last[t] < number]
                 waiting = [t for t in waiting if last[t] >= number]
 
     # ---- words ----
 
-    def _write(self, item: _Item) -> list[int]:
+    def _write(self, item: Item) -> list[int]:
         self.lines += (
-            self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(_text(item).split("\n"))
+            self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(text_of(item).split("\n"))
         )
-        self.shared.operations += _operations(item)
+        self.shared.operations += operations(item)
         if isinstance(item, Region):
             region = with_rotations(with_floors(with_base_two(item)))
             if row_loop.folds_rows(region, simplify(region)):
@@ -510,85 +500,8 @@ class _Emitter:
 
     def _write_product(self, product: MatrixProduct) -> list[int]:
         sizes = (product.m, product.n, product.k)
-        words = [_PRODUCT, int(product.element_type), len(product.batch), *product.batch, *sizes]
+        words = [PRODUCT, int(product.element_type), len(product.batch), *product.batch, *sizes]
         for operand in (product.lhs, product.rhs, product.result):
             words += [self.slots[operand.buffer], operand.offset, *operand.batch_strides]
             words += [operand.leading, int(operand.transposed)]
         return words
-
-
-def _scratch(item: Instruction, size: int) -> Instruction:
-    return Instruction(Opcode.COPY, ArrayShape(ElementType.U8, (size,)), (item,), name=f"{item.name}.scratch")
-
-
-def _movable(shape: ArrayShape) -> ArrayShape:
-    if not is_movable(shape.element_type):
-        raise NotNativeError(f"{shape} has elements that tiles cannot move")
-    return shape
-
-
-def _is_empty(item: _Item) -> bool:
-    """A loop that stores nothing. A fold over nothing still stores its initial value."""
-    if not isinstance(item, Region):
-        return False
-    return 0 in [size for d, size in enumerate(item.dims) if d not in item.folded]
-
-
-def _writes_over(item: _Item, target: Instruction, source: Instruction) -> bool:
-    """Whether ``item`` may write ``target`` where it reads ``source``: each element only after its last use."""
-    if isinstance(item, Region):
-        (store,) = (s for s in item.stores if s.target is target)
-        loads = [e for e in item.expressions() if isinstance(e, Load) and e.source is source]
-        widths = {_array(target).element_type.bytes, *(load.element_type.bytes for load in loads)}
-        # Stores come after the operations, so what another store moves must not have been overwritten by then.
-        moved = any(s.value in loads for s in item.stores if s is not store)
-        same = len(widths) == 1 and all(load.index == store.index for load in loads)
-        return not item.folds and not moved and same
-    return _overwritable(item) is source
-
-
-def _overwritable(item: _Item) -> Instruction | None:
-    """The array that a step changes, which may be where its result is."""
-    if not isinstance(item, _Step) or item.kind not in _OVERWRITABLE:
-        return None
-    array = item.sources[_OVERWRITABLE[item.kind]]
-    return array if item.sources.count(array) == 1 else None
-
-
-def _targets(item: _Item) -> Sequence[Instruction]:
-    if isinstance(item, MatrixProduct):
-        return [item.result.buffer]
-    if isinstance(item, _Step):
-        return item.targets
-    return [store.target for store in item.stores]
-
-
-def _sources(item: _Item) -> Sequence[Instruction]:
-    if isinstance(item, MatrixProduct):
-        return [item.lhs.buffer, item.rhs.buffer]
-    if isinstance(item, _Step):
-        return item.sources
-    return [e.source for e in item.expressions() if isinstance(e, Load)]
-
-
-def _scratches(item: _Item) -> Sequence[Instruction]:
-    return item.scratch if isinstance(item, _Step) else ()
-
-
-def _operations(item: _Item) -> int:
-    """How many operations of arrays the item stands for, without those that its host runs."""
-    if isinstance(item, Region):
-        return max(1, sum(isinstance(e, Apply | Fold) for e in item.expressions()))
-    return int(isinstance(item, MatrixProduct) or item.kind != _CALL)
-
-
-def _text(item: _Item) -> str:
-    if isinstance(item, _Step):
-        return item.text
-    if isinstance(item, MatrixProduct):
-        shape = "x".join(map(str, (*item.batch, item.m, item.n, item.k)))
-        return f"native product {item.result.buffer.name} {item.element_type.name.lower()} {shape} (BLAS)"
-    operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
-    kind = f"{len(item.folds)} folds" if len(item.folds) > 1 else "fold" if item.folds else "loop"
-    names = ", ".join(t.name for t in _targets(item))
-    return f"native {kind} {names} over {'x'.join(map(str, item.dims)) or 'scalar'}: {' '.join(operations) or 'copy'}"

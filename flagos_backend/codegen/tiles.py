@@ -13,7 +13,7 @@ from flagos_backend.fusion.support import FUNCTIONS
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 
-_APPLY, _CONVERT, _BITCAST, _PAIR = range(4)
+_APPLY, _CONVERT, _BITCAST, _PAIR, _PART = range(5)
 
 # The order of FLAGOS_CPU_OPS in native/cpu/kernels.h.
 _OPERATIONS: dict[Opcode, int] = {
@@ -54,6 +54,9 @@ _LOG2 = _OPERATIONS[Opcode.CLAMP] + 1
 _ROTATE_LEFT = _LOG2 + 1
 _FLOORS = {Opcode.DIVIDE: _ROTATE_LEFT + 1, Opcode.REMAINDER: _ROTATE_LEFT + 2}
 
+# The order of PartOp there: between complex numbers and real ones.
+_PARTS = {opcode: n for n, opcode in enumerate((Opcode.REAL, Opcode.IMAG, Opcode.ABS, Opcode.COMPLEX))}
+
 COMBINES = (Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR)
 
 # Types that tiles only move are moved as unsigned integers of their width.
@@ -71,13 +74,14 @@ def is_movable(element_type: ElementType) -> bool:
 
 
 def is_arithmetic_type(element_type: ElementType) -> bool:
-    """Whether native code computes in the type, not only moves it."""
+    """Whether native code computes in the type and orders its numbers, not only moves them."""
     return element_type in _ARITHMETIC
 
 
 def tile_type(element_type: ElementType) -> ElementType:
     """As what tiles hold elements of the type."""
-    return element_type if element_type in _ARITHMETIC else _BY_WIDTH[element_type.bytes]
+    own = element_type in _ARITHMETIC or element_type is ElementType.C64
+    return element_type if own else _BY_WIDTH[element_type.bytes]
 
 
 def combine_number(fold: Fold) -> int:
@@ -99,6 +103,8 @@ def step(expression: Apply, registers: dict[Expression, int]) -> list[int]:
 def _operation(expression: Apply) -> tuple[int, int, int]:
     """Kind, number and element type of a step."""
     operand_type = tile_type(expression.operands[-1].element_type)
+    if expression.opcode in _PARTS and ElementType.C64 in (operand_type, expression.element_type):
+        return _PART, _PARTS[expression.opcode], int(ElementType.C64)
     if expression.opcode is Opcode.CONVERT:
         return _CONVERT, int(operand_type), int(expression.element_type)
     if expression.opcode is Opcode.BITCAST_CONVERT:

@@ -28,7 +28,14 @@ from flagos_backend.fusion.indexing import (
 from flagos_backend.fusion.pads import borders_of, is_growing_pad
 from flagos_backend.fusion.recompute import CHEAP
 from flagos_backend.fusion.region import Affine, Expression, Fold, Load, Region, Store, axis, linear
-from flagos_backend.fusion.support import is_arithmetic, is_elementwise, is_regular, reduction_opcode, widens
+from flagos_backend.fusion.support import (
+    is_arithmetic,
+    is_complex_elementwise,
+    is_elementwise,
+    is_regular,
+    reduction_opcode,
+    widens,
+)
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
 from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -70,7 +77,7 @@ class Policy:
     it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
     its operand of that number, which only moves elements of another value, where that stands; else the operand is a
     buffer of its own. ``chooses``: loads have guards, so that who reads a concatenate or a pad finds out which operand
-    has an element, and no buffer is put together."""
+    has an element, and no buffer is put together. ``complex_numbers``: regions compute with those of two floats."""
 
     max_operations: int
     half_sums: bool
@@ -78,6 +85,7 @@ class Policy:
     parts: bool
     repeated_elements: int = 0
     chooses: bool = False
+    complex_numbers: bool = False
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
 
 
@@ -198,7 +206,7 @@ class _Fuser:
             self._decide_window(instruction)
         elif self._is_gather(instruction):
             self._decide_gather(instruction)
-        elif is_elementwise(instruction):
+        elif self._is_elementwise(instruction):
             self._decide_elementwise(instruction)
         else:
             self._make_library_call(instruction)
@@ -257,9 +265,12 @@ class _Fuser:
         """Whether ``value`` is a buffer that no region computes, or wanted as one."""
         if value.opcode is Opcode.CONSTANT or value in self.parameters or value in self.wanted:
             return True
-        computed = is_elementwise(value) or self._is_window(value) or self._is_gather(value)
+        computed = self._is_elementwise(value) or self._is_window(value) or self._is_gather(value)
         folded = value.opcode is Opcode.REDUCE and reduction_opcode(value, self.policy.half_sums) is not None
         return not (computed or folded or value.opcode in (Opcode.IOTA, Opcode.CONCATENATE, Opcode.PAD))
+
+    def _is_elementwise(self, instruction: Instruction) -> bool:
+        return is_elementwise(instruction) or (self.policy.complex_numbers and is_complex_elementwise(instruction))
 
     def _is_window(self, instruction: Instruction) -> bool:
         """Whether it is a part of an array, or an update of one, that starts where a region can find out."""
@@ -369,7 +380,7 @@ class _Fuser:
 
     def _stands(self, value: Instruction) -> bool:
         """Whether ``value`` is a buffer, whoever reads it; else it may be computed just where it is read."""
-        return value in self.wanted or value in self.parameters or not is_elementwise(value)
+        return value in self.wanted or value in self.parameters or not self._is_elementwise(value)
 
     def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
         return self.computation.operands(instruction)

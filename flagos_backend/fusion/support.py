@@ -83,6 +83,14 @@ ELEMENTWISE: dict[Opcode, frozenset[ElementType]] = {
     Opcode.IS_FINITE: _FLOATS,
 } | dict.fromkeys(FUNCTIONS, _FLOATS)
 
+# The same for complex numbers of two floats, where a device's tiles hold them.
+_C64 = frozenset({ElementType.C64})
+_COMPLEX: dict[Opcode, frozenset[ElementType]] = {
+    **dict.fromkeys((Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY, Opcode.DIVIDE, Opcode.NEGATE), _C64),
+    **dict.fromkeys((Opcode.COMPARE, Opcode.SELECT, Opcode.ABS, Opcode.REAL, Opcode.IMAG), _C64),
+    **dict.fromkeys((Opcode.COMPLEX, Opcode.CONVERT), frozenset({ElementType.F32})),
+}
+
 COMBINES = frozenset({Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR})
 
 
@@ -110,6 +118,15 @@ def is_elementwise(instruction: Instruction) -> bool:
     if instruction.opcode is Opcode.BITCAST_CONVERT:
         return source.bytes == result.bytes and ElementType.PRED not in (source, result)
     return True
+
+
+def is_complex_elementwise(instruction: Instruction) -> bool:
+    """Whether a region can compute ``instruction``, which takes or makes complex numbers, point by point."""
+    if not instruction.operands:
+        return False
+    typed = instruction.operands[1 if instruction.opcode is Opcode.SELECT else 0]
+    source, result = element_type(typed), element_type(instruction)
+    return source in _COMPLEX.get(instruction.opcode, ()) and ElementType.C64 in (source, result)
 
 
 def _converts(source: ElementType, result: ElementType) -> bool:

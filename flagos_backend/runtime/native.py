@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flagos_backend.codegen.native import Call, NativeCode, NotNativeError, emit
+from flagos_backend.codegen.items import NotNativeError
+from flagos_backend.codegen.native import Call, NativeCode, emit
 from flagos_backend.ir.attributes import CustomCallAttributes, ParameterAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode

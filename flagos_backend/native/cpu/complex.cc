@@ -1,4 +1,4 @@
-// Runs products and quotients of complex arrays, and computes single quotients that overflow, vanish or are infinite.
+// Runs products and quotients of arrays of two doubles each, and computes single quotients that overflow, vanish or are infinite.
 #include "cpu/complex.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Job {
 void RunRange(void* user, int64_t begin, int64_t end) {
   const Job& job = *static_cast<Job*>(user);
   const ComplexArithmetic& step = *job.step;
-  const int64_t bytes = step.element_bytes;
+  constexpr int64_t bytes = ComplexArithmetic::kElementBytes;
   char* const target = job.slots[step.target];
   const char *const lhs = job.slots[step.lhs], *const rhs = job.slots[step.rhs];
   if (!step.lhs_repeats && !step.rhs_repeats) {
@@ -41,7 +41,7 @@ void RunRange(void* user, int64_t begin, int64_t end) {
     return step.function(target + at, lhs + at, rhs + at, nullptr, end - begin);
   }
   constexpr int64_t kBlock = 256;
-  char same_lhs[kBlock * 16], same_rhs[kBlock * 16];
+  char same_lhs[kBlock * bytes], same_rhs[kBlock * bytes];
   for (int64_t i = 0; i < kBlock; ++i) {
     std::memcpy(same_lhs + i * bytes, lhs, static_cast<size_t>(bytes));
     std::memcpy(same_rhs + i * bytes, rhs, static_cast<size_t>(bytes));

@@ -22,6 +22,7 @@ enum class Type : int64_t {
   kF16 = 10,
   kF32 = 11,
   kF64 = 12,
+  kC64 = 15,
   kBF16 = 16,
 };
 inline constexpr int kNumTypes = 17;  // one past the greatest
@@ -48,6 +49,9 @@ enum class Combine : int64_t { kAdd, kMultiply, kMaximum, kMinimum, kAnd, kOr, k
 inline constexpr int kNumCombines = static_cast<int>(Combine::kCount);
 
 enum class ComplexOp : int64_t { kMultiply, kDivide, kCount };
+// Between complex numbers and real ones: the parts and absolute values of numbers, and numbers of two parts.
+enum class PartOp : int64_t { kReal, kImaginary, kAbs, kComplex, kCount };
+inline constexpr int kNumPartOps = static_cast<int>(PartOp::kCount);
 
 // result[i] = op(a[i], b[i], c[i]); unused operands are ignored. result may be exactly one of the operands.
 using TileFunction = void (*)(void* result, const void* a, const void* b, const void* c, int64_t n);
@@ -97,7 +101,8 @@ struct Kernels {
   ExtremeInRowFunction extreme_in_row[2][kNumTypes];  // [whether the greatest counts]
   ExtremesInColumnsFunction extremes_in_columns[2][kNumTypes];
   DotFunction dot[kNumTypes];                                    // F32, F64
-  TileFunction complex[static_cast<int>(ComplexOp::kCount)][2];  // [ComplexOp][parts are double]
+  TileFunction complex128[static_cast<int>(ComplexOp::kCount)];
+  TileFunction part[kNumPartOps];  // of kC64 and kF32
   TileFunction iota[kNumTypes];                                  // result[i] = *a (int64) + i * *b (int64)
   MoveFunction move[4];                                          // by the logarithm of an element's width in bytes
   // Writes around the caches, where the processor can; others see it after `flush` by the same thread.
@@ -133,6 +138,7 @@ inline int64_t TypeBytes(Type type) {
     case Type::kS64:
     case Type::kU64:
     case Type::kF64:
+    case Type::kC64:
       return 8;
   }
   return 0;

@@ -200,10 +200,11 @@ struct ArgExtreme {
   ExtremesInColumnsFunction in_columns;
 };
 
-// Products or quotients of complex numbers, element by element; an operand may be one number for all of them.
+// Products or quotients of complex numbers of two doubles, element by element; an operand may be one number for all.
 inline constexpr int64_t kComplexWork = 8;  // operations for each element
 struct ComplexArithmetic {
-  int64_t elements, element_bytes;
+  static constexpr int64_t kElementBytes = 16;
+  int64_t elements;
   bool lhs_repeats, rhs_repeats;
   int64_t lhs, rhs, target;  // slots
   TileFunction function;

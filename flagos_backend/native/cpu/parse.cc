@@ -346,6 +346,7 @@ TopK Parser::ParseTopK() {
               SlotBytes(top_k.indices) == Times(results, 4),
           "a top k has a buffer of another size");
   top_k.function = TopKFunctionOf(type);
+  Require(top_k.function != nullptr, "a top k of a type that has no order");
   return top_k;
 }
 
@@ -370,16 +371,15 @@ ArgExtreme Parser::ParseArgExtreme() {
               SlotBytes(step.indices) == Times(results, TypeBytes(step.index_type)),
           "an extreme has a buffer of another size");
   step.in_row = SelectKernels().extreme_in_row[largest][static_cast<int>(step.type)];
+  Require(step.in_row != nullptr, "an extreme of a type that has no order");
   step.in_columns = SelectKernels().extremes_in_columns[largest][static_cast<int>(step.type)];
   return step;
 }
 
 ComplexArithmetic Parser::ParseComplexArithmetic() {
   ComplexArithmetic step;
-  const int64_t op = Word(), is_double = Word();
-  Require(op >= 0 && op < static_cast<int64_t>(ComplexOp::kCount) && (is_double == 0 || is_double == 1),
-          "complex arithmetic that does not exist");
-  step.element_bytes = is_double != 0 ? 16 : 8;
+  const int64_t op = Word();
+  Require(op >= 0 && op < static_cast<int64_t>(ComplexOp::kCount), "complex arithmetic that does not exist");
   step.elements = Word();
   Require(step.elements >= 0, "a negative number of elements");
   const int64_t lhs_repeats = Word(), rhs_repeats = Word();
@@ -393,11 +393,12 @@ ComplexArithmetic Parser::ParseComplexArithmetic() {
   step.lhs = sources[0];
   step.rhs = sources[1];
   step.target = targets[0];
-  const int64_t bytes = Times(step.elements, step.element_bytes);
-  Require(SlotBytes(step.lhs) == (step.lhs_repeats ? step.element_bytes : bytes) &&
-              SlotBytes(step.rhs) == (step.rhs_repeats ? step.element_bytes : bytes) && SlotBytes(step.target) == bytes,
+  constexpr int64_t element = ComplexArithmetic::kElementBytes;
+  const int64_t bytes = Times(step.elements, element);
+  Require(SlotBytes(step.lhs) == (step.lhs_repeats ? element : bytes) &&
+              SlotBytes(step.rhs) == (step.rhs_repeats ? element : bytes) && SlotBytes(step.target) == bytes,
           "complex arithmetic has a buffer of another size");
-  step.function = SelectKernels().complex[op][is_double];
+  step.function = SelectKernels().complex128[op];
   return step;
 }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMaxTile = 1024, kMinTile = 64;
 // The registers of one lane that change from tile to tile, and all of them: they should stay in the first-level cache.
 constexpr int64_t kVaryingBytes = 24 << 10, kAllBytes = 48 << 10;
-enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2, kPair = 3 };
+enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2, kPair = 3, kPart = 4 };
 
 template <int kBytes>
 void CopyTile(void* result, const void* a, const void*, const void*, int64_t n) {
@@ -45,6 +45,13 @@ void CheckStepTypes(const LoopBase& loop, const LoopBase::Step& step, bool is_co
   if (is_convert || op < Op::kAdd) return;
   Require(TypeOf(loop, step.b) == type, "an operand has the wrong type");
   if (op >= Op::kSelect) Require(TypeOf(loop, step.c) == type, "an operand has the wrong type");
+}
+
+void CheckPartTypes(const LoopBase& loop, const LoopBase::Step& step, int64_t what) {
+  const bool joins = static_cast<PartOp>(what) == PartOp::kComplex;
+  const Type operand = joins ? Type::kF32 : Type::kC64, result = joins ? Type::kC64 : Type::kF32;
+  Require(TypeOf(loop, step.result) == result && TypeOf(loop, step.a) == operand && TypeOf(loop, step.b) == operand,
+          "a part of a complex number has the wrong type");
 }
 
 bool IsSource(const LoopBase& loop, int64_t reg) {
@@ -372,6 +379,7 @@ void Parser::ParseSources(LoopBase& loop) {
     const int64_t reg = Register(loop);
     const int64_t offset = Word();
     const TileFunction function = SelectKernels().iota[static_cast<int>(TypeOf(loop, reg))];
+    Require(function != nullptr, "positions of this type do not exist");
     loop.iotas.push_back({reg, offset, ParseStrides(loop.dims.size()), function});
   }
 }
@@ -389,6 +397,9 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
       step.function = kernels.apply[what][static_cast<int>(type)];
     } else if (kind == kPair) {
       step.function = PairFunction(*kernels.pairs, what, type);
+    } else if (kind == kPart) {
+      Require(what >= 0 && what < kNumPartOps, "unknown part of a complex number");
+      step.function = kernels.part[what];
     } else {
       Require(kind == kConvert || kind == kBitcast, "unknown kind of operation");
       Require(what > 0 && what < kNumTypes, "unknown element type");
@@ -406,6 +417,8 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
       for (const int64_t reg : {step.result, step.a, step.b, step.c}) {
         Require(TypeOf(loop, reg) == type, "a register of a pair has the wrong type");
       }
+    } else if (kind == kPart) {
+      CheckPartTypes(loop, step, what);
     } else {
       CheckStepTypes(loop, step, kind != kApply, what, type);
     }

@@ -109,6 +109,8 @@ TopKFunction TopKFunctionOf(Type type) {
       return &RunRows<int32_t, true>;
     case Type::kF64:
       return &RunRows<int64_t, true>;
+    case Type::kC64:
+      break;
   }
   return nullptr;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -157,9 +158,85 @@ def test_one_number_for_all_elements(
     with compile(context, text) as executable:
         explanation = executable.artifact(Artifact.EXPLANATION).decode()
         assert "with 0 library calls" in explanation
-        assert "native loop" not in explanation
+        # No array of the repeated number is written before.
+        assert explanation.count("native loop") == int(element == "c64")
         memory = context.devices[0].default_memory
         ours = get(run(executable, *(put(memory, x) for x in given))[0])
     whole = np.broadcast_to(b, a.shape).copy()
     lhs, rhs = ({"a": a, "repeated": whole}[name] for name in operands.split(", "))
     assert np.array_equal(ours, _computed(context, opcode, lhs, rhs))
+
+
+_SPECIAL = [0.0, -0.0, 1.0, -2.5, 1e-30, 3e38, _INF, -_INF, _NAN]
+
+
+def _special_numbers(rng: np.random.Generator) -> np.ndarray:
+    """All pairs of special parts, then ordinary numbers, no multiple of a vector's width."""
+    parts = np.array([complex(a, b) for a in _SPECIAL for b in _SPECIAL], np.complex64)
+    return np.concatenate([parts, _numbers(rng, np.complex64, 8)])
+
+
+@pytest.mark.parametrize(
+    ("result", "operation", "expected"),
+    [
+        ("f32", "abs(a)", lambda a, b: np.hypot(a.real.astype(float), a.imag.astype(float)).astype(np.float32)),
+        ("f32", "real(a)", lambda a, b: a.real),
+        ("f32", "imag(a)", lambda a, b: a.imag),
+        ("pred", "compare(a, b), direction=EQ", lambda a, b: (a.real == b.real) & (a.imag == b.imag)),
+        ("pred", "compare(a, b), direction=NE", lambda a, b: (a.real != b.real) | (a.imag != b.imag)),
+        ("c64", "negate(a)", lambda a, b: _joined(-a.real, -a.imag)),
+        ("c64", "add(a, b)", lambda a, b: _joined(a.real + b.real, a.imag + b.imag)),
+        ("c64", "subtract(a, b)", lambda a, b: _joined(a.real - b.real, a.imag - b.imag)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_elements_of_two_floats(
+    result: str, operation: str, expected: Callable[..., np.ndarray], context: Context, rng: np.random.Generator
+) -> None:
+    a = _special_numbers(rng)
+    b = np.where(rng.random(a.size) < 0.5, a, rng.permutation(a))
+    text = f"""ENTRY main {{
+  a = c64[{a.size}] parameter(0)
+  b = c64[{a.size}] parameter(1)
+  ROOT c = {result}[{a.size}] {operation}
+}}"""
+    with compile(context, text) as executable:
+        assert "with 0 library calls" in executable.artifact(Artifact.EXPLANATION).decode()
+        memory = context.devices[0].default_memory
+        ours = get(run(executable, put(memory, a), put(memory, b))[0])
+    exact = expected(a, b)
+    if operation == "abs(a)":
+        np.testing.assert_allclose(ours, exact, rtol=1.2e-7)
+    else:
+        np.testing.assert_array_equal(ours, exact)
+        if result != "pred":  # zeros keep their signs
+            parts, exact_parts = ours.view(np.float32), np.ascontiguousarray(exact).view(np.float32)
+            zero = exact_parts == 0
+            np.testing.assert_array_equal(np.signbit(parts[zero]), np.signbit(exact_parts[zero]))
+
+
+def _joined(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
+    return np.stack([real, imaginary], -1).view(np.complex64)[..., 0]
+
+
+def test_a_chain_is_one_loop(context: Context, rng: np.random.Generator) -> None:
+    a, x = _numbers(rng, np.complex64, 2), rng.standard_normal(2000).astype(np.float32)
+    text = """ENTRY main {
+  a = c64[2000] parameter(0)
+  x = f32[2000] parameter(1)
+  wide = c64[2000] convert(x)
+  product = c64[2000] multiply(a, wide)
+  size = f32[2000] abs(product)
+  is_large = pred[2000] compare(size, x), direction=GT
+  joined = c64[2000] complex(size, x)
+  ROOT c = c64[2000] select(is_large, product, joined)
+}"""
+    with compile(context, text) as executable:
+        explanation = executable.artifact(Artifact.EXPLANATION).decode()
+        assert "with 0 library calls" in explanation and explanation.count("native loop") == 1
+        memory = context.devices[0].default_memory
+        ours = get(run(executable, put(memory, a), put(memory, x))[0])
+    product = a.astype(np.complex128) * x
+    exact = np.where(np.abs(product) > x, product, np.abs(product) + 1j * x)
+    near = np.abs(np.abs(product) - x) <= 1e-5 * np.abs(x)  # either side of the comparison
+    np.testing.assert_allclose(ours[~near], exact[~near], rtol=1e-6)

@@ -1,0 +1,130 @@
+"""What a native program is made of, loops, products and steps, and what memory each of them reads and writes.
+
+Used by native.py, which plans where everything stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flagos_backend.codegen.products import MatrixProduct
+from flagos_backend.codegen.tiles import is_movable
+from flagos_backend.fusion.region import Apply, Fold, Load, Region
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+
+# The numbers of native/cpu/parse.cc.
+PRODUCT, CALL, SLICE, UPDATE, WHILE, CONDITIONAL = range(2, 8)  # beside the kinds of loops
+TOP_K, COMPLEX, GATHER, SCATTER, ARG_EXTREME, LINEAR_ALGEBRA = range(9, 15)
+# Steps that change an array, and which of their operands it is.
+_OVERWRITABLE = {UPDATE: 1, SCATTER: 0}
+
+
+class NotNativeError(Exception):
+    """The computation holds something that a native program cannot express; the message names it."""
+
+
+def array_of(instruction: Instruction) -> ArrayShape:
+    if not isinstance(instruction.shape, ArrayShape):
+        raise NotNativeError(f"{instruction.opcode} {instruction.name} is a tuple")
+    if instruction.shape.element_type is ElementType.TOKEN:
+        raise NotNativeError(f"{instruction.opcode} {instruction.name} is a token")
+    return instruction.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A library call as the native program runs it: kind, buffers it reads, buffers it fills, numbers in between.
+
+    ``scratch``: buffers that only this step uses.
+    """
+
+    kind: int
+    sources: tuple[Instruction, ...]
+    targets: tuple[Instruction, ...]
+    text: str
+    numbers: tuple[int, ...] = ()
+    scratch: tuple[Instruction, ...] = ()
+    nested: tuple[int, ...] = ()
+
+
+Item = Region | MatrixProduct | Step
+
+
+def scratch_of(item: Instruction, size: int) -> Instruction:
+    return Instruction(Opcode.COPY, ArrayShape(ElementType.U8, (size,)), (item,), name=f"{item.name}.scratch")
+
+
+def movable(shape: ArrayShape) -> ArrayShape:
+    if not is_movable(shape.element_type):
+        raise NotNativeError(f"{shape} has elements that tiles cannot move")
+    return shape
+
+
+def is_empty(item: Item) -> bool:
+    """A loop that stores nothing. A fold over nothing still stores its initial value."""
+    if not isinstance(item, Region):
+        return False
+    return 0 in [size for d, size in enumerate(item.dims) if d not in item.folded]
+
+
+def writes_over(item: Item, target: Instruction, source: Instruction) -> bool:
+    """Whether ``item`` may write ``target`` where it reads ``source``: each element only after its last use."""
+    if isinstance(item, Region):
+        (store,) = (s for s in item.stores if s.target is target)
+        loads = [e for e in item.expressions() if isinstance(e, Load) and e.source is source]
+        widths = {array_of(target).element_type.bytes, *(load.element_type.bytes for load in loads)}
+        # Stores come after the operations, so what another store moves must not have been overwritten by then.
+        moved = any(s.value in loads for s in item.stores if s is not store)
+        same = len(widths) == 1 and all(load.index == store.index for load in loads)
+        return not item.folds and not moved and same
+    return overwritable(item) is source
+
+
+def overwritable(item: Item) -> Instruction | None:
+    """The array that a step changes, which may be where its result is."""
+    if not isinstance(item, Step) or item.kind not in _OVERWRITABLE:
+        return None
+    array = item.sources[_OVERWRITABLE[item.kind]]
+    return array if item.sources.count(array) == 1 else None
+
+
+def targets(item: Item) -> Sequence[Instruction]:
+    if isinstance(item, MatrixProduct):
+        return [item.result.buffer]
+    if isinstance(item, Step):
+        return item.targets
+    return [store.target for store in item.stores]
+
+
+def sources(item: Item) -> Sequence[Instruction]:
+    if isinstance(item, MatrixProduct):
+        return [item.lhs.buffer, item.rhs.buffer]
+    if isinstance(item, Step):
+        return item.sources
+    return [e.source for e in item.expressions() if isinstance(e, Load)]
+
+
+def scratches(item: Item) -> Sequence[Instruction]:
+    return item.scratch if isinstance(item, Step) else ()
+
+
+def operations(item: Item) -> int:
+    """How many operations of arrays the item stands for, without those that its host runs."""
+    if isinstance(item, Region):
+        return max(1, sum(isinstance(e, Apply | Fold) for e in item.expressions()))
+    return int(isinstance(item, MatrixProduct) or item.kind != CALL)
+
+
+def text_of(item: Item) -> str:
+    if isinstance(item, Step):
+        return item.text
+    if isinstance(item, MatrixProduct):
+        shape = "x".join(map(str, (*item.batch, item.m, item.n, item.k)))
+        return f"native product {item.result.buffer.name} {item.element_type.name.lower()} {shape} (BLAS)"
+    operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
+    kind = f"{len(item.folds)} folds" if len(item.folds) > 1 else "fold" if item.folds else "loop"
+    names = ", ".join(t.name for t in targets(item))
+    return f"native {kind} {names} over {'x'.join(map(str, item.dims)) or 'scalar'}: {' '.join(operations) or 'copy'}"
