@@ -100,11 +100,11 @@ struct Kernels {
   FoldRowsFunction fold_rows[kNumCombines][kNumTypes];
   ExtremeInRowFunction extreme_in_row[2][kNumTypes];  // [whether the greatest counts]
   ExtremesInColumnsFunction extremes_in_columns[2][kNumTypes];
-  DotFunction dot[kNumTypes];                                    // F32, F64
+  DotFunction dot[kNumTypes];  // F32, F64
   TileFunction complex128[static_cast<int>(ComplexOp::kCount)];
   TileFunction part[kNumPartOps];  // of kC64 and kF32
-  TileFunction iota[kNumTypes];                                  // result[i] = *a (int64) + i * *b (int64)
-  MoveFunction move[4];                                          // by the logarithm of an element's width in bytes
+  TileFunction iota[kNumTypes];    // result[i] = *a (int64) + i * *b (int64)
+  MoveFunction move[4];            // by the logarithm of an element's width in bytes
   // Writes around the caches, where the processor can; others see it after `flush` by the same thread.
   void (*stream)(char* to, const char* from, int64_t bytes);
   void (*flush)();

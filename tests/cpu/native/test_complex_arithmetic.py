@@ -215,6 +215,23 @@ def test_elements_of_two_floats(
             np.testing.assert_array_equal(np.signbit(parts[zero]), np.signbit(exact_parts[zero]))
 
 
+def test_choosing_between_two_numbers(context: Context, rng: np.random.Generator) -> None:
+    x, y = rng.permutation(_special_numbers(rng))[:2]
+    chosen = rng.random(197) < 0.5
+    text = """ENTRY main {
+  p = pred[197] parameter(0)
+  x = c64[] parameter(1)
+  y = c64[] parameter(2)
+  a = c64[197] broadcast(x), dimensions={}
+  b = c64[197] broadcast(y), dimensions={}
+  ROOT c = c64[197] select(p, a, b)
+}"""
+    memory = context.devices[0].default_memory
+    with compile(context, text) as executable:
+        ours = get(run(executable, *(put(memory, np.asarray(a)) for a in (chosen, x, y)))[0])
+    np.testing.assert_array_equal(ours, np.where(chosen, x, y))
+
+
 def _joined(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
     return np.stack([real, imaginary], -1).view(np.complex64)[..., 0]
 
