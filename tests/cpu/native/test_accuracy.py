@@ -106,8 +106,9 @@ def test_elementary_functions_of_floats(name: str, context: Context, rng: np.ran
     ordinary = rng.uniform(-20, 20, 200_000).astype(np.float32)
     small = rng.uniform(-104, -86, 20_000).astype(np.float32)
     near = rng.uniform(-4.5, 4.5, 200_000).astype(np.float32)
+    positive = (2.0 ** rng.uniform(-149, 128, 200_000)).astype(np.float32)
     x = np.concatenate(
-        [bits, ordinary, near, small, np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 88.72284, 88.7229])]
+        [bits, ordinary, near, positive, small, np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 88.72284, 88.7229])]
     )
     text = f"ENTRY main {{\n  x = f32[{x.size}] parameter(0)\n  ROOT y = f32[{x.size}] {name}(x)\n}}"
     with compile(context, text) as executable:
