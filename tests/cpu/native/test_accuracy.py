@@ -123,6 +123,25 @@ def test_elementary_functions_of_floats(name: str, context: Context, rng: np.ran
     assert errors.max() <= 1.05
 
 
+def test_a_quotient_that_is_the_logistic_function(context: Context, rng: np.random.Generator) -> None:
+    """As frameworks write it, also where exp(-x) overflows."""
+    x = np.concatenate([rng.uniform(-110, 110, 50_000), rng.standard_normal(50_000), [np.inf, -np.inf]]).astype("f4")
+    text = f"""ENTRY main {{
+  x = f32[{x.size}] parameter(0)
+  one = f32[] constant(1)
+  ones = f32[{x.size}] broadcast(one), dimensions={{}}
+  minus = f32[{x.size}] negate(x)
+  e = f32[{x.size}] exponential(minus)
+  sum = f32[{x.size}] add(ones, e)
+  ROOT y = f32[{x.size}] divide(ones, sum)
+}}"""
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(context.devices[0].default_memory, x))[0])
+    exact = _FUNCTIONS["logistic"](x.astype(np.float64))
+    errors = np.abs(ours - exact) / np.spacing(np.abs(exact.astype(np.float32))).astype(np.float64)
+    assert errors.max() <= 1.05
+
+
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1037])
 def test_elementary_functions_of_any_number_of_elements(count: int, context: Context, rng: np.random.Generator) -> None:
     x = rng.standard_normal(count).astype(np.float32)
