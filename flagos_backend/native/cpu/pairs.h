@@ -29,12 +29,12 @@ inline constexpr int kNumFloatPairs = 0 FLAGOS_CPU_FLOAT_PAIRS(FLAGOS_CPU_COUNT)
 inline constexpr int kNumIntegerPairs = 0 FLAGOS_CPU_INTEGER_PAIRS(FLAGOS_CPU_COUNT);
 #undef FLAGOS_CPU_COUNT
 
-// By the numbers of the pairs; those of integers are of unsigned ones. Those of floats also by the bits of the operands
-// that are the same everywhere, of which only the first elements are read: 1 for a, 2 for b, 4 for c.
+// By the numbers of the pairs, those of integers of unsigned ones, and by the bits of the operands that are the same
+// everywhere, of which only the first elements are read: 1 for a, 2 for b, 4 for c.
 inline constexpr int kNumberSets = 7;
 struct Pairs {
   TileFunction f32[kNumFloatPairs][kNumberSets], f64[kNumFloatPairs][kNumberSets];
-  TileFunction u32[kNumIntegerPairs], u64[kNumIntegerPairs];
+  TileFunction u32[kNumIntegerPairs][kNumberSets], u64[kNumIntegerPairs][kNumberSets];
 };
 
 namespace baseline {
@@ -53,16 +53,16 @@ extern const Pairs kPairs;
 inline TileFunction PairFunction(const Pairs& pairs, int64_t number, Type type, int numbers) {
   const bool is_float = type == Type::kF32 || type == Type::kF64;
   if (number < 0 || number >= (is_float ? kNumFloatPairs : kNumIntegerPairs)) return nullptr;
-  if (numbers >= (is_float ? kNumberSets : 1)) return nullptr;
+  if (numbers >= kNumberSets) return nullptr;
   switch (type) {
     case Type::kF32:
       return pairs.f32[number][numbers];
     case Type::kF64:
       return pairs.f64[number][numbers];
     case Type::kU32:
-      return pairs.u32[number];
+      return pairs.u32[number][numbers];
     case Type::kU64:
-      return pairs.u64[number];
+      return pairs.u64[number][numbers];
     default:
       return nullptr;
   }

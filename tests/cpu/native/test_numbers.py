@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from cpu.native.harness import compile, get, put, run
+from cpu.native.test_pairs import BITS, SHIFTS
+from cpu.native.test_pairs import FUNCTIONS as PAIRED
 from cpu.native.test_tiles import assert_same_bits, compile_module, make
 from cpu.native.test_tiles import run as run_one
 from flagos_backend.ir.attributes import NONE, CompareAttributes, DimensionsAttributes
@@ -21,11 +23,10 @@ from plugin_abi.host import Context
 E = ElementType
 _SIZE = 2603  # several tiles, and no multiple of a vector
 _FUNCTIONS: dict[Opcode, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    Opcode.ADD: np.add,
-    Opcode.SUBTRACT: np.subtract,
-    Opcode.MULTIPLY: np.multiply,
+    **PAIRED,
     Opcode.MAXIMUM: np.maximum,
     Opcode.MINIMUM: np.minimum,
+    Opcode.DIVIDE: np.divide,
 }
 _COMPARISONS = {
     Comparison.EQ: np.equal,
@@ -36,12 +37,19 @@ _COMPARISONS = {
     Comparison.LT: np.less,
 }
 _TYPES = [E.F32, E.F64, E.S32, E.S64, E.U32, E.U64, E.BF16]
+_ARITHMETIC = (Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY)
+_EXTREMES = (Opcode.MAXIMUM, Opcode.MINIMUM)
 # Quotients of integers by one number are in test_pairs.py.
 _OPERATIONS = [
-    *((operation, t) for operation in (*_FUNCTIONS, *_COMPARISONS) for t in _TYPES),
+    *((operation, t) for operation in (*_ARITHMETIC, *_EXTREMES, *_COMPARISONS) for t in _TYPES),
+    *((operation, t) for operation in (Opcode.AND, Opcode.OR, Opcode.XOR) for t in _TYPES if t.is_integer),
+    *((operation, t) for operation in SHIFTS for t in (E.U32, E.U64)),
     *((Opcode.DIVIDE, t) for t in _TYPES if not t.is_integer),
 ]
-_ARITHMETIC = (Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY)
+_PAIRS = [
+    *((t, first, second) for t in (E.F32, E.F64, E.U32) for first in _ARITHMETIC for second in _ARITHMETIC),
+    *((t, first, second) for t in (E.U32, E.U64) for first in (*BITS, *SHIFTS) for second in BITS),
+]
 
 
 def _operands(builder: Builder, element_type: E, numbers: Sequence[bool]) -> list[Instruction]:
@@ -73,26 +81,25 @@ def test_operation(
         function = _COMPARISONS[operation]
     else:
         root = builder.add(operation, operands, NONE)
-        function = {**_FUNCTIONS, Opcode.DIVIDE: np.divide}[operation]
+        function = _FUNCTIONS[operation]
     executable, _ = compile_module(context, builder, root)
     for _ in range(4):
         values = _values(element_type, numbers, rng)
         with np.errstate(all="ignore"):
             expected = np.broadcast_to(function(*values), _SIZE)
         ours = run_one(context, executable, values)
-        if operation in (Opcode.MAXIMUM, Opcode.MINIMUM):  # of two zeros either
+        if operation in _EXTREMES:  # of two zeros either
             np.testing.assert_array_equal(ours.astype(np.float64), expected.astype(np.float64))
         else:
             assert_same_bits(ours, expected)
 
 
 @pytest.mark.parametrize("numbers", list(itertools.product([False, True], repeat=3)), ids=str)
-@pytest.mark.parametrize("element_type", [E.F32, E.F64, E.U32], ids=lambda t: t.name)
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(_ARITHMETIC, _ARITHMETIC)), ids=str)
+@pytest.mark.parametrize(("element_type", "first", "second"), _PAIRS, ids=lambda p: getattr(p, "name", str(p)))
 def test_pair(
+    element_type: E,
     first: Opcode,
     second: Opcode,
-    element_type: E,
     numbers: Sequence[bool],
     context: Context,
     rng: np.random.Generator,
@@ -109,6 +116,30 @@ def test_pair(
             operands = (values[2], between) if swapped else (between, values[2])
             expected = np.broadcast_to(_FUNCTIONS[second](*operands), _SIZE)
         assert_same_bits(run_one(context, executable, values), expected)
+
+
+@pytest.mark.parametrize("numbers", list(itertools.product([False, True], repeat=2)), ids=str)
+@pytest.mark.parametrize("second", [None, *BITS], ids=str)
+@pytest.mark.parametrize("element_type", [E.U32, E.U64], ids=lambda t: t.name)
+def test_rotation(
+    element_type: E, second: Opcode | None, numbers: Sequence[bool], context: Context, rng: np.random.Generator
+) -> None:
+    values = _values(element_type, numbers, rng)
+    builder = Builder("entry")
+    x, y = _operands(builder, element_type, numbers)
+    shifted = []
+    for opcode, amount in zip(SHIFTS, (13, element_type.bits - 13), strict=True):
+        constant = builder.constant(values[0].dtype.type(amount))
+        amounts = builder.add(Opcode.BROADCAST, [constant], DimensionsAttributes(()), shape=x.shape)
+        shifted.append(builder.add(opcode, [x, amounts]))
+    root = builder.add(Opcode.OR, shifted)
+    expected = (values[0] << values[0].dtype.type(13)) | (values[0] >> values[0].dtype.type(element_type.bits - 13))
+    if second is not None:
+        root = builder.add(second, [root, y])
+        with np.errstate(all="ignore"):
+            expected = _FUNCTIONS[second](expected, values[1])
+    executable, _ = compile_module(context, builder, root)
+    np.testing.assert_array_equal(run_one(context, executable, values), np.broadcast_to(expected, _SIZE))
 
 
 @pytest.mark.parametrize("columns", [1, 15, 64, 1000, 5003])
