@@ -91,7 +91,7 @@ struct Kernels {
   const char* name;
   const Pairs* pairs;
   TileFunction apply[kNumOps][kNumTypes];
-  // apply where a (1), b (2) or both (3) are the same everywhere, and only their first elements are read.
+  // apply where a (1) or b (2) is the same everywhere, of which only the first element is read.
   TileFunction with_numbers[kNumOps][kNumTypes][4];
   TileFunction divide_by_one[kNumTypes];       // apply[kDivide] of integers where all b[i] are the same
   TileFunction remainder_by_one[kNumTypes];    // apply[kRemainder] where all b[i] are the same
