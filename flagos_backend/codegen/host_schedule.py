@@ -24,7 +24,9 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 
-# More operations than this and the tiles of one loop no longer stay in the first-level cache.
+# More operations than this and the tiles of one loop no longer stay in the first-level cache. A chain needs few of its
+# values at a time, and no tiles for numbers; what is merged needs more.
+_MAX_CHAINED = 256
 _MAX_OPERATIONS = 64
 # What is kept of a row has to stay in the second-level cache.
 _MAX_KEPT_BYTES = 512 << 10
@@ -48,7 +50,7 @@ def _reads_view(call: Instruction, operand: int, view: View) -> bool:
     return HOST.reads_view(call, operand, view)
 
 
-_POLICY = replace(HOST, reads_view=_reads_view, complex_numbers=True)
+_POLICY = replace(HOST, max_operations=_MAX_CHAINED, reads_view=_reads_view, complex_numbers=True)
 
 
 def accepts(region: Region) -> bool:

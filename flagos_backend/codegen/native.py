@@ -47,6 +47,7 @@ from flagos_backend.codegen.items import (
 )
 from flagos_backend.codegen.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.logarithms import with_base_two
+from flagos_backend.codegen.logistics import with_logistics
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
@@ -487,7 +488,7 @@ class _Emitter:
         )
         self.shared.operations += operations(item)
         if isinstance(item, Region):
-            region = with_rotations(with_floors(with_base_two(item)))
+            region = with_rotations(with_floors(with_logistics(with_base_two(item))))
             if row_loop.folds_rows(region, simplify(region)):
                 return row_loop.write(with_pairs(region, row_loop.Phases(region).varies), self.slots)
             return point_loop.write(with_pairs(region, {}), self.slots)

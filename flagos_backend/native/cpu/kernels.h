@@ -91,7 +91,9 @@ struct Kernels {
   const char* name;
   const Pairs* pairs;
   TileFunction apply[kNumOps][kNumTypes];
-  TileFunction divide_by_one[kNumTypes];       // apply[kDivide] where all b[i] are the same
+  // apply where a (1) or b (2) is the same everywhere, of which only the first element is read.
+  TileFunction with_numbers[kNumOps][kNumTypes][4];
+  TileFunction divide_by_one[kNumTypes];       // apply[kDivide] of integers where all b[i] are the same
   TileFunction remainder_by_one[kNumTypes];    // apply[kRemainder] where all b[i] are the same
   TileFunction one_by[kNumTypes];              // and where all a[i] are 1: F32
   TileFunction select_numbers[kNumTypes];      // apply[kSelect] where all b[i], and all c[i], are the same

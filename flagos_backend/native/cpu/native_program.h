@@ -40,6 +40,7 @@ struct LoopBase {
   struct Step {
     TileFunction function;
     int64_t result, a, b, c;
+    int numbers = 0;  // the bits of operands of which at most the first element is read: 1 for a, 2 for b, 4 for c
   };
   struct Reduction {
     Combine combine;

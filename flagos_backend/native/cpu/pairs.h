@@ -29,10 +29,12 @@ inline constexpr int kNumFloatPairs = 0 FLAGOS_CPU_FLOAT_PAIRS(FLAGOS_CPU_COUNT)
 inline constexpr int kNumIntegerPairs = 0 FLAGOS_CPU_INTEGER_PAIRS(FLAGOS_CPU_COUNT);
 #undef FLAGOS_CPU_COUNT
 
-// By the numbers of the pairs; those of integers are of unsigned ones.
+// By the numbers of the pairs, those of integers of unsigned ones, and by the bits of the operands that are the same
+// everywhere, of which only the first elements are read: 1 for a, 2 for b, 4 for c.
+inline constexpr int kNumberSets = 7;
 struct Pairs {
-  TileFunction f32[kNumFloatPairs], f64[kNumFloatPairs];
-  TileFunction u32[kNumIntegerPairs], u64[kNumIntegerPairs];
+  TileFunction f32[kNumFloatPairs][kNumberSets], f64[kNumFloatPairs][kNumberSets];
+  TileFunction u32[kNumIntegerPairs][kNumberSets], u64[kNumIntegerPairs][kNumberSets];
 };
 
 namespace baseline {
@@ -47,20 +49,20 @@ extern const Pairs kPairs;
 }
 #endif
 
-// nullptr: there is no such pair.
-inline TileFunction PairFunction(const Pairs& pairs, int64_t number, Type type) {
-  const auto of = [&](const TileFunction* functions, int count) {
-    return number >= 0 && number < count ? functions[number] : nullptr;
-  };
+// nullptr: there is no such pair with such numbers.
+inline TileFunction PairFunction(const Pairs& pairs, int64_t number, Type type, int numbers) {
+  const bool is_float = type == Type::kF32 || type == Type::kF64;
+  if (number < 0 || number >= (is_float ? kNumFloatPairs : kNumIntegerPairs)) return nullptr;
+  if (numbers >= kNumberSets) return nullptr;
   switch (type) {
     case Type::kF32:
-      return of(pairs.f32, kNumFloatPairs);
+      return pairs.f32[number][numbers];
     case Type::kF64:
-      return of(pairs.f64, kNumFloatPairs);
+      return pairs.f64[number][numbers];
     case Type::kU32:
-      return of(pairs.u32, kNumIntegerPairs);
+      return pairs.u32[number][numbers];
     case Type::kU64:
-      return of(pairs.u64, kNumIntegerPairs);
+      return pairs.u64[number][numbers];
     default:
       return nullptr;
   }

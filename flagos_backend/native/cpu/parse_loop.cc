@@ -69,7 +69,7 @@ bool IsInvariant(const LoopBase& loop, int64_t reg) {
                      [&](const LoopBase::Constant& constant) { return constant.reg == reg; });
 }
 
-// How long the tiles of the registers that have one may be.
+// How long the tiles of the registers that have one may be. A number is no tile.
 int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile) {
   int64_t bytes = 1, varying_bytes = 1;
   for (size_t i = 0; i < loop.registers.size(); ++i) {
@@ -168,6 +168,39 @@ TileFunction QuotientFunction(const LoopBase& loop, const LoopBase::Step& step, 
   return of_one && kernels.one_by[t] != nullptr ? kernels.one_by[t] : step.function;
 }
 
+// Takes the kernel that reads only the first elements of operands that are the same everywhere, if there is one.
+void ReadNumbers(const LoopBase& loop, int64_t kind, int64_t what, Type type, LoopBase::Step& step) {
+  const Kernels& kernels = SelectKernels();
+  const auto bit = [&](int64_t reg, int value) { return loop.uniform[static_cast<size_t>(reg)] ? value : 0; };
+  int numbers = bit(step.a, 1) | bit(step.b, 2) | bit(step.c, 4);
+  TileFunction function = nullptr;
+  if (kind == kPair) {
+    function = PairFunction(*kernels.pairs, what, type, numbers);
+  } else if (static_cast<Op>(what) == Op::kSelect) {
+    numbers &= 6;
+    if (numbers == 6) function = kernels.select_numbers[static_cast<int>(type)];
+  } else {
+    numbers &= 3;
+    function = kernels.with_numbers[what][static_cast<int>(type)][numbers];
+    numbers |= 4;
+  }
+  if (function == nullptr) return;
+  step.function = function;
+  step.numbers = numbers;
+}
+
+// Marks the registers of which whole tiles are read.
+void MarkTiles(const std::vector<LoopBase::Step>& steps, const std::vector<LoopBase::Output>& outputs,
+               const std::vector<LoopBase::Reduction>& reductions, std::vector<bool>& read) {
+  for (const LoopBase::Step& step : steps) {
+    if ((step.numbers & 1) == 0) read[static_cast<size_t>(step.a)] = true;
+    if ((step.numbers & 2) == 0) read[static_cast<size_t>(step.b)] = true;
+    if ((step.numbers & 4) == 0) read[static_cast<size_t>(step.c)] = true;
+  }
+  for (const LoopBase::Output& output : outputs) read[static_cast<size_t>(output.reg)] = true;
+  for (const LoopBase::Reduction& reduction : reductions) read[static_cast<size_t>(reduction.reg)] = true;
+}
+
 // A step may write its result straight to memory when it alone computes the register, one output takes it, that output
 // is contiguous along the tile, and no later step reads what stood there.
 bool IsInPlace(const LoopBase& loop, const std::vector<LoopBase::Step>& steps,
@@ -241,8 +274,6 @@ Loop Parser::ParseLoop() {
   const size_t rank = loop.dims.size();
   int64_t run = rank == 0 ? 1 : loop.dims.back();
   if (columns) run = Times(run, loop.dims[rank - 2]);
-  const int64_t greatest_tile = GreatestTile(loop, std::vector<bool>(loop.registers.size(), true));
-  loop.tile = Within(greatest_tile, run);
   loop.steps = ParseSteps(loop);
   loop.reductions = ParseReductions(loop);
   Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
@@ -252,6 +283,11 @@ Loop Parser::ParseLoop() {
   std::vector<int64_t> kept(loop.dims.begin(), loop.dims.end() - loop.num_folded);
   if (columns) kept.back() = loop.dims.back();
   loop.outputs = ParseOutputs(loop, kept);
+  std::vector<bool> has_tile(loop.registers.size());
+  for (size_t i = 0; i < has_tile.size(); ++i) has_tile[i] = !loop.uniform[i];
+  MarkTiles(loop.steps, loop.outputs, loop.reductions, has_tile);
+  const int64_t greatest_tile = GreatestTile(loop, has_tile);
+  loop.tile = Within(greatest_tile, run);
   if (!columns) {
     for (Loop::Output& output : loop.outputs) {
       output.streamed = IsStreamed(loop, output, SlotBytes(output.slot));
@@ -296,9 +332,8 @@ RowLoop Parser::ParseRowLoop() {
   std::vector<bool> has_tile;
   for (const RowLoop::Extent extent : loop.extents) {
     loop.uniform.push_back(extent == RowLoop::Extent::kScalar || extent == RowLoop::Extent::kSingle);
-    has_tile.push_back(extent == RowLoop::Extent::kTile || extent == RowLoop::Extent::kScalar);
+    has_tile.push_back(extent == RowLoop::Extent::kTile);
   }
-  loop.tile = Within(GreatestTile(loop, has_tile), loop.dims.back());
   const auto row_invariant = [&](const std::vector<int64_t>& strides) {
     return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
   };
@@ -324,6 +359,13 @@ RowLoop Parser::ParseRowLoop() {
     loop.max_reductions = std::max(loop.max_reductions, phase.reductions.size());
   }
   loop.work = Times(points, operations);
+  for (const RowLoop::Phase& phase : loop.phases) MarkTiles(phase.steps, phase.outputs, phase.reductions, has_tile);
+  for (RowLoop::Phase& phase : loop.phases) {
+    const auto is_number = [&](int64_t reg) { return !has_tile[static_cast<size_t>(reg)]; };
+    phase.broadcasts.erase(std::remove_if(phase.broadcasts.begin(), phase.broadcasts.end(), is_number),
+                           phase.broadcasts.end());
+  }
+  loop.tile = Within(GreatestTile(loop, has_tile), loop.dims.back());
   // Every register and the accumulators are aligned to 64 bytes.
   int64_t lane_bytes = 64 + static_cast<int64_t>(loop.max_reductions) * 64 + 64;
   Require(!__builtin_add_overflow(lane_bytes, row_bytes, &lane_bytes), "a row is too long");
@@ -396,7 +438,7 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
       Require(what >= 0 && what < kNumOps, "unknown operation");
       step.function = kernels.apply[what][static_cast<int>(type)];
     } else if (kind == kPair) {
-      step.function = PairFunction(*kernels.pairs, what, type);
+      step.function = PairFunction(*kernels.pairs, what, type, 0);
     } else if (kind == kPart) {
       Require(what >= 0 && what < kNumPartOps, "unknown part of a complex number");
       step.function = kernels.part[what];
@@ -428,10 +470,7 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     if (kind == kApply && (op == Op::kDivide || op == Op::kRemainder)) {
       step.function = QuotientFunction(loop, step, op, type);
     }
-    const auto is_uniform = [&](int64_t reg) { return loop.uniform[static_cast<size_t>(reg)]; };
-    if (kind == kApply && op == Op::kSelect && is_uniform(step.b) && is_uniform(step.c)) {
-      step.function = SelectKernels().select_numbers[static_cast<int>(type)];
-    }
+    if (kind == kApply || kind == kPair) ReadNumbers(loop, kind, what, type, step);
     steps.push_back(step);
   }
   return steps;

@@ -37,8 +37,8 @@ class Tiles {
   char* cursor_;
 };
 
-// Brings what is read and written next into the second-level cache while a tile or a row is computed: a few lines with
-// each step, because a processor waits for few at a time. Addresses may lie outside any buffer: nothing is read there.
+// Brings what is read and written next into the second-level cache, or the first-level one if it is little, while a tile
+// or a row is computed: a few lines with each step, because a processor waits for few at a time. Addresses may lie outside any buffer: nothing is read there.
 class Ahead {
  public:
   // Bytes of arrays that caches may not hold: from here on looking ahead pays, on some processors. What they do hold is
@@ -59,14 +59,18 @@ class Ahead {
   void Step() {
     for (int64_t left = each_; left > 0 && range_ < count_; --left) {
       Range& range = ranges_[range_];
-      __builtin_prefetch(range.next, /*rw=*/0, /*locality=*/2);
+      if (lines_ <= kLittle) {
+        __builtin_prefetch(range.next, /*rw=*/0, /*locality=*/3);
+      } else {
+        __builtin_prefetch(range.next, /*rw=*/0, /*locality=*/2);
+      }
       range.next += kLine;
       if (range.next >= range.end) ++range_;
     }
   }
 
  private:
-  static constexpr int64_t kLine = 64;
+  static constexpr int64_t kLine = 64, kLittle = 128;  // bytes, lines
   static constexpr int kMax = 8;
   struct Range {
     const char *next, *end;

@@ -106,8 +106,9 @@ def test_elementary_functions_of_floats(name: str, context: Context, rng: np.ran
     ordinary = rng.uniform(-20, 20, 200_000).astype(np.float32)
     small = rng.uniform(-104, -86, 20_000).astype(np.float32)
     near = rng.uniform(-4.5, 4.5, 200_000).astype(np.float32)
+    positive = (2.0 ** rng.uniform(-149, 128, 200_000)).astype(np.float32)
     x = np.concatenate(
-        [bits, ordinary, near, small, np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 88.72284, 88.7229])]
+        [bits, ordinary, near, positive, small, np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 88.72284, 88.7229])]
     )
     text = f"ENTRY main {{\n  x = f32[{x.size}] parameter(0)\n  ROOT y = f32[{x.size}] {name}(x)\n}}"
     with compile(context, text) as executable:
@@ -119,6 +120,25 @@ def test_elementary_functions_of_floats(name: str, context: Context, rng: np.ran
     np.testing.assert_array_equal(ours[~finite], rounded[~finite])
     np.testing.assert_array_equal(np.signbit(ours[exact == 0]), np.signbit(rounded[exact == 0]))
     errors = np.abs(ours[finite] - exact[finite]) / np.spacing(np.abs(rounded[finite])).astype(np.float64)
+    assert errors.max() <= 1.05
+
+
+def test_a_quotient_that_is_the_logistic_function(context: Context, rng: np.random.Generator) -> None:
+    """As frameworks write it, also where exp(-x) overflows."""
+    x = np.concatenate([rng.uniform(-110, 110, 50_000), rng.standard_normal(50_000), [np.inf, -np.inf]]).astype("f4")
+    text = f"""ENTRY main {{
+  x = f32[{x.size}] parameter(0)
+  one = f32[] constant(1)
+  ones = f32[{x.size}] broadcast(one), dimensions={{}}
+  minus = f32[{x.size}] negate(x)
+  e = f32[{x.size}] exponential(minus)
+  sum = f32[{x.size}] add(ones, e)
+  ROOT y = f32[{x.size}] divide(ones, sum)
+}}"""
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(context.devices[0].default_memory, x))[0])
+    exact = _FUNCTIONS["logistic"](x.astype(np.float64))
+    errors = np.abs(ours - exact) / np.spacing(np.abs(exact.astype(np.float32))).astype(np.float64)
     assert errors.max() <= 1.05
 
 

@@ -17,7 +17,7 @@ from plugin_abi.host import Context
 
 E = ElementType
 _SIZE = 2600  # several tiles, and no multiple of a vector
-_FUNCTIONS: dict[Opcode, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+FUNCTIONS: dict[Opcode, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     Opcode.ADD: np.add,
     Opcode.SUBTRACT: np.subtract,
     Opcode.MULTIPLY: np.multiply,
@@ -28,11 +28,11 @@ _FUNCTIONS: dict[Opcode, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     Opcode.SHIFT_RIGHT_LOGICAL: lambda x, y: np.where(y < x.itemsize * 8, x >> np.minimum(y, x.itemsize * 8 - 1), 0),
 }
 _ARITHMETIC = (Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY)
-_BITS = (Opcode.ADD, Opcode.AND, Opcode.OR, Opcode.XOR)
-_SHIFTS = (Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_LOGICAL)
+BITS = (Opcode.ADD, Opcode.AND, Opcode.OR, Opcode.XOR)
+SHIFTS = (Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_LOGICAL)
 _PAIRS = [
     *((t, first, second) for t in (E.F32, E.F64) for first in _ARITHMETIC for second in _ARITHMETIC),
-    *((t, first, second) for t in (E.U32, E.U64) for first in (*_BITS, *_SHIFTS) for second in _BITS),
+    *((t, first, second) for t in (E.U32, E.U64) for first in (*BITS, *SHIFTS) for second in BITS),
 ]
 
 
@@ -47,9 +47,9 @@ def test_pair(
     inner = builder.add(first, [a, b])
     executable, _ = compile_module(context, builder, builder.add(second, [c, inner] if swapped else [inner, c]))
     with np.errstate(all="ignore"):
-        between = _FUNCTIONS[first](arrays[0], arrays[1]).astype(dtype_of(element_type))
+        between = FUNCTIONS[first](arrays[0], arrays[1]).astype(dtype_of(element_type))
         operands = (arrays[2], between) if swapped else (between, arrays[2])
-        expected = _FUNCTIONS[second](*operands)
+        expected = FUNCTIONS[second](*operands)
     assert_same_bits(run(context, executable, arrays), expected)
 
 
@@ -75,7 +75,7 @@ def test_rotation(
     expected = (x << x.dtype.type(amount)) | (x >> x.dtype.type(bits - amount))
     if followed is not None:
         root = builder.add(followed, [other, root])
-        expected = _FUNCTIONS[followed](expected, y)
+        expected = FUNCTIONS[followed](expected, y)
     executable, _ = compile_module(context, builder, root)
     np.testing.assert_array_equal(run(context, executable, [x, y]), expected)
 

@@ -1,0 +1,48 @@
+"""1 / (1 + exp(-x)), as frameworks write the logistic function, becomes one operation, which rounds once and does not
+overflow on the way. Just before a region is written down for the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from flagos_backend.fusion.literals import number_of
+from flagos_backend.fusion.region import Apply, Expression, Fold, Literal, Region
+from flagos_backend.fusion.rewriting import Moved, Pool, replaced
+from flagos_backend.ir.opcode import Opcode
+
+
+def with_logistics(region: Region) -> Region:
+    """``region`` itself where it has no such quotient, or reads its parts elsewhere."""
+    uses = Counter(o for e in region.expressions() if isinstance(e, Apply | Fold) for o in e.operands)
+    uses.update(region.roots())
+    arguments = {e: x for e in region.expressions() if (x := _argument(e, uses)) is not None}
+
+    def logistic(expression: Expression, moved: Moved, pool: Pool) -> Expression:
+        argument = arguments[expression]
+        return pool.apply(Apply(argument.element_type, Opcode.LOGISTIC, ()), (moved[argument],))
+
+    return replaced(region, arguments, logistic)
+
+
+def _argument(expression: Expression, uses: Counter[Expression]) -> Expression | None:
+    """x of a quotient as above; None for anything else."""
+    quotient = _operation(expression, Opcode.DIVIDE)
+    if quotient is None or not quotient.element_type.is_float or not _is_one(quotient.operands[0]):
+        return None
+    divisor = _operation(quotient.operands[1], Opcode.ADD)
+    if divisor is None or uses[divisor] != 1 or not any(_is_one(o) for o in divisor.operands):
+        return None
+    exponential = next((e for o in divisor.operands if (e := _operation(o, Opcode.EXP)) is not None), None)
+    if exponential is None or uses[exponential] != 1:
+        return None
+    negated = _operation(exponential.operands[0], Opcode.NEGATE)
+    return None if negated is None else negated.operands[0]
+
+
+def _operation(expression: Expression, opcode: Opcode) -> Apply | None:
+    is_one = isinstance(expression, Apply) and expression.opcode is opcode and not expression.detail
+    return expression if is_one and isinstance(expression, Apply) else None
+
+
+def _is_one(expression: Expression) -> bool:
+    return isinstance(expression, Literal) and expression.element_type.is_float and number_of(expression) == 1

@@ -1,0 +1,25 @@
+"""How much of a computation one loop of the host takes."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from flagos_backend.codegen.host_schedule import schedule
+from flagos_backend.fusion.flat import flatten
+from flagos_backend.fusion.region import Region
+from flagos_backend.importer import import_module
+from programs import hlo_bytes
+
+
+@pytest.mark.parametrize(("length", "loops"), [(100, 1), (250, 1), (300, 2)])
+def test_chains(length: int, loops: int) -> None:
+    def chain(x: jax.Array) -> jax.Array:
+        for number in range(length):
+            x = x * x if number % 2 else x + np.float32(0.5 + number)
+        return x
+
+    items = schedule(flatten(import_module(hlo_bytes(chain, np.ones(8, np.float32))).entry)).items
+    assert len(items) == loops
+    assert all(isinstance(item, Region) for item in items)
