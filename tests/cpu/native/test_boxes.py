@@ -75,7 +75,7 @@ def test_other_steps_through_memory(
     def function(x: Any, y: Any, np: Any = jnp) -> Any:
         return (
             *(x[..., ::-1], x[::-1], x[::-1, ..., ::-1], x.T[::-1]),
-            *(x[..., ::2], x[..., 1::3], x[::2, ..., 1::2].T),
+            *(x[..., ::2], x[..., 1::3], x[..., 3::4], x[..., -1:0:-5][..., ::-1], x[::2, ..., 1::2].T),
             np.stack([x, y], -1),
             np.stack([x.T, y.T], 0),
             np.roll(x, 3, -1),
