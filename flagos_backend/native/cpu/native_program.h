@@ -241,7 +241,7 @@ struct MatrixProduct {
     int64_t leading;
     bool transposed;
   };
-  Type type;
+  Type type, a_type, b_type;   // of the result and the operands: all F32, all F64, or S32 of integers
   std::vector<int64_t> batch;  // sizes
   int64_t num_matrices, m, n, k;
   Operand a, b, c;
