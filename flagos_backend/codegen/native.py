@@ -56,6 +56,7 @@ from flagos_backend.codegen.short_folds import as_columns
 from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type
 from flagos_backend.codegen.widened_products import as_widened_product
+from flagos_backend.codegen.wrapped_indices import with_wrapped_indices
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import View, dims_of, row_major
@@ -111,7 +112,7 @@ def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
         NotNativeError: a value has no place in memory (a token, or elements wider than 8 bytes where tiles move them).
     """
     shared = _Shared()
-    emitter = _Emitter(with_narrow_products(module).entry, shared, "", outermost=True)
+    emitter = _Emitter(with_wrapped_indices(with_narrow_products(module)).entry, shared, "", outermost=True)
     words, _ = emitter.emit(aliases={output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
         struct.pack(f"<{len(words)}q", *words),
