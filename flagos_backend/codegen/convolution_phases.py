@@ -40,7 +40,11 @@ def as_patch_products(
     attributes = convolution.attributes_as(ConvolutionAttributes)
     dims, kernel_dims, result_dims = map(dims_of, (*convolution.operands, convolution))
     dilated = [w for w in attributes.window if w.base_dilation > 1]
-    if not dilated or any(w.stride > 1 or w.window_dilation > 1 for w in dilated) or 0 in (*dims, *kernel_dims):
+    if (
+        not dilated
+        or any(w.stride > 1 or w.window_dilation > 1 for w in dilated)
+        or 0 in (*dims, *kernel_dims, *result_dims)
+    ):
         patches = as_patch_product(convolution, input_buffer, kernel_buffer)
         return None if patches is None else (*patches.copies, patches.product)
     spatial = zip(attributes.window, attributes.input_spatial, attributes.output_spatial, strict=True)

@@ -63,7 +63,8 @@ def as_patch_product(
             return None
         padded, padded_dims = padded_input(input_buffer, dims, attributes, copies)
         patches = _patches(convolution, padded, padded_dims, rows, columns, copies)
-    product = MatrixProduct(element_type, (), m, n, k, patches, kernel, Operand(convolution, (), n))
+    types, result = (element_type, element_type), Operand(convolution, (), n)
+    product = MatrixProduct(element_type, types, (), m, n, k, patches, kernel, result)
     return PatchProduct(tuple(copies), product)
 
 

@@ -9,7 +9,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from flagos_backend.ir.attributes import GatherAttributes, ScatterAttributes
 from flagos_backend.ir.types import ArrayShape
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of indices. ``dims``: of each array that holds some: one array for all, or one for each number of an
+    index. ``wraps``: of each number, what is added to negative ones."""
+
+    dims: tuple[int, ...]
+    wraps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrappedGather(GatherAttributes):
+    """Operands: the array, then the arrays of numbers."""
+
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrappedScatter(ScatterAttributes):
+    """Operands: the array, the arrays of numbers, the updates."""
+
+    numbers: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +49,12 @@ class Extent:
 @dataclass(frozen=True, slots=True)
 class Windows:
     """``batch``: strides in the indices, the array, and the other array, which is a gather's result or a scatter's
-    updates. ``starts``: of each number of an index the greatest that is valid, and its stride in the array.
-    ``window``: strides in the array and the other one."""
+    updates. ``starts``: of each number of an index the greatest that is valid, its stride in the array, and what is
+    added to negative ones. ``window``: strides in the array and the other one."""
 
     batch: tuple[Extent, ...]
     index_vector_stride: int
-    starts: tuple[tuple[int, int], ...]
+    starts: tuple[tuple[int, int, int], ...]
     window: tuple[Extent, ...]
 
     @property
@@ -50,6 +74,7 @@ def windows(
     other: ArrayShape,
     *,
     index_vector_dim: int,
+    wraps: Sequence[int],
     start_dims: Sequence[int],
     batching_dims: Sequence[tuple[int, int]],
     window_sizes: Sequence[int],
@@ -57,9 +82,9 @@ def windows(
     dropped_dims: Iterable[int],
 ) -> Windows | None:
     """Of arrays that stand row by row; None where native code does not take them: sub-byte elements, and nothing at
-    all. ``start_dims``: which dimension of the array each number of an index is for. ``batching_dims``: pairs of a
-    dimension of the indices and one of the array. ``window_sizes``: by dimensions of the array. ``window_dims``: those
-    of the other array that windows have, but for the array's ``dropped_dims``."""
+    all. ``wraps``: see Numbers. ``start_dims``: which dimension of the array each number of an index is for.
+    ``batching_dims``: pairs of a dimension of the indices and one of the array. ``window_sizes``: by dimensions of the
+    array. ``window_dims``: those of the other array that windows have, but for the array's ``dropped_dims``."""
     if min(array.element_type.bits, indices.element_type.bits) < 8 or 0 in (*array.dims, *other.dims):
         return None
     array_strides, index_strides, other_strides = (_row_major(shape.dims) for shape in (array, indices, other))
@@ -84,7 +109,7 @@ def windows(
     return Windows(
         _merged(batch),
         index_strides[index_vector_dim] if index_vector_dim < len(indices.dims) else 0,
-        tuple((array.dims[d] - window_sizes[d], array_strides[d]) for d in start_dims),
+        tuple((array.dims[d] - window_sizes[d], array_strides[d], w) for d, w in zip(start_dims, wraps, strict=True)),
         _merged(window),
     )
 

@@ -49,6 +49,7 @@ from flagos_backend.codegen.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.logistics import with_logistics
 from flagos_backend.codegen.loops import simplify
+from flagos_backend.codegen.narrow_products import with_narrow_products
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.scatters import scatter_numbers
@@ -56,6 +57,7 @@ from flagos_backend.codegen.short_folds import as_columns
 from flagos_backend.codegen.short_rows import lengthened
 from flagos_backend.codegen.tiles import is_arithmetic_type
 from flagos_backend.codegen.widened_products import as_widened_product
+from flagos_backend.codegen.wrapped_indices import with_wrapped_indices
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import View, dims_of, row_major
@@ -111,7 +113,7 @@ def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
         NotNativeError: a value has no place in memory (a token, or elements wider than 8 bytes where tiles move them).
     """
     shared = _Shared()
-    emitter = _Emitter(module.entry, shared, "", outermost=True)
+    emitter = _Emitter(with_wrapped_indices(with_narrow_products(module)).entry, shared, "", outermost=True)
     words, _ = emitter.emit(aliases={output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
         struct.pack(f"<{len(words)}q", *words),
@@ -501,7 +503,8 @@ class _Emitter:
 
     def _write_product(self, product: MatrixProduct) -> list[int]:
         sizes = (product.m, product.n, product.k)
-        words = [PRODUCT, int(product.element_type), len(product.batch), *product.batch, *sizes]
+        types = (product.element_type, *product.operand_types)
+        words = [PRODUCT, *map(int, types), len(product.batch), *product.batch, *sizes]
         for operand in (product.lhs, product.rhs, product.result):
             words += [self.slots[operand.buffer], operand.offset, *operand.batch_strides]
             words += [operand.leading, int(operand.transposed)]

@@ -1,4 +1,7 @@
-"""Recognises a dot that is a (batched) matrix product on strided operands, as every BLAS takes it."""
+"""Recognises a dot that is a (batched) matrix product on strided operands, as every BLAS takes it.
+
+Floats are BLAS's, integers of at most 32 bits those of native/cpu/integer_product.cc.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
 
+E = ElementType
 _MAX_SIZE = 2**31 - 1  # BLAS takes sizes and leading dimensions as 32-bit integers
+INTEGERS = frozenset({E.S8, E.U8, E.S16, E.U16, E.S32, E.U32})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +33,13 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """result[b..., m, n] = sum over k of lhs[b..., m, k] * rhs[b..., k, n]; ``batch``: the sizes of b..."""
+    """result[b..., m, n] = sum over k of lhs[b..., m, k] * rhs[b..., k, n]; ``batch``: the sizes of b...
+
+    ``element_type``: of the result, S32 (modulo 2^32) of integers; ``operand_types``: the same, or of integers any two.
+    """
 
     element_type: ElementType
+    operand_types: tuple[ElementType, ElementType]
     batch: tuple[int, ...]
     m: int
     n: int
@@ -44,9 +53,11 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
     """``dot`` of operands that stand where the views say as one product, or None: another element type, an empty or
     too large dimension, or dimensions that do not group."""
     attributes = dot.attributes_as(DotAttributes)
-    shapes = [dot.shape, *(o.shape for o in dot.operands)]
-    types = {s.element_type for s in shapes if isinstance(s, ArrayShape)}
-    if len(types) != 1 or not types <= {ElementType.F32, ElementType.F64}:
+    result, *operands = (
+        s.element_type for s in (dot.shape, *(o.shape for o in dot.operands)) if isinstance(s, ArrayShape)
+    )
+    of_integers = INTEGERS.issuperset(operands) and result in (E.S32, E.U32)
+    if not of_integers and (result not in (E.F32, E.F64) or {result}.symmetric_difference(operands)):
         return None
     lhs_dims, rhs_dims = map(dims_of, dot.operands)
     if 0 in lhs_dims or 0 in rhs_dims:
@@ -63,7 +74,8 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
         return None
     batch = tuple(lhs_dims[i] for i in attributes.lhs_batch)
     strides = tuple(prod(batch[d + 1 :]) * m * n for d in range(len(batch)))
-    return MatrixProduct(types.pop(), batch, m, n, k, lhs, rhs, Operand(dot, strides, n))
+    types = (operands[0], operands[1])
+    return MatrixProduct(E.S32 if of_integers else result, types, batch, m, n, k, lhs, rhs, Operand(dot, strides, n))
 
 
 def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int]) -> tuple[int, ...]:

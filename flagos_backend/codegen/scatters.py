@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from flagos_backend.codegen.indexing import Windows, windows
+from flagos_backend.codegen.indexing import Windows, WrappedScatter, windows
 from flagos_backend.codegen.tiles import COMBINES, is_arithmetic_type
 from flagos_backend.ir.attributes import ParameterAttributes, ScatterAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -22,10 +22,14 @@ _ASSIGN = -1  # instead of the number of what combines
 def scatter_numbers(scatter: Instruction) -> tuple[int, ...] | None:
     """The numbers of ``scatter``, whose operands stand row by row; None for one that native code does not take: of
     several arrays, of what is no single operation, and sums of 16-bit floats that would be rounded at each update."""
-    if len(scatter.operands) != 3:
-        return None
-    array, indices, updates = (v.shape for v in scatter.operands if isinstance(v.shape, ArrayShape))
     attributes = scatter.attributes_as(ScatterAttributes)
+    if len(scatter.operands) != 3 and not isinstance(attributes, WrappedScatter):
+        return None
+    operands = (*scatter.operands[:2], scatter.operands[-1])
+    array, indices, updates = (v.shape for v in operands if isinstance(v.shape, ArrayShape))
+    wraps: tuple[int, ...] = (0,) * len(attributes.scatter_dims_to_operand_dims)
+    if isinstance(attributes, WrappedScatter):
+        indices, wraps = ArrayShape(indices.element_type, attributes.numbers.dims), attributes.numbers.wraps
     dropped = (*attributes.inserted_window_dims, *attributes.input_batching_dims)
     sizes = iter(attributes.update_window_dims)
     found = windows(
@@ -33,6 +37,7 @@ def scatter_numbers(scatter: Instruction) -> tuple[int, ...] | None:
         indices,
         updates,
         index_vector_dim=attributes.index_vector_dim,
+        wraps=wraps,
         start_dims=attributes.scatter_dims_to_operand_dims,
         batching_dims=tuple(zip(attributes.scatter_indices_batching_dims, attributes.input_batching_dims, strict=True)),
         window_sizes=[1 if d in dropped else updates.dims[next(sizes)] for d in range(len(array.dims))],

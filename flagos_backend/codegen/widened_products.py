@@ -1,5 +1,5 @@
-"""A dot of 16-bit floats or small integers as a product of wider floats, which BLAS computes: operands are converted
-before it and the result after it. For integers every partial sum is exact.
+"""A dot of 16-bit floats as a product of wider ones, which BLAS computes: operands are converted before it and the
+result after it. The same for integers whose sums may need more than 32 bits: as doubles every partial sum is exact.
 
 Between native.py and products.py.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.products import INTEGERS, MatrixProduct, as_matrix_product
 from flagos_backend.fusion.indexing import View, dims_of, row_major
 from flagos_backend.fusion.region import Affine, Apply, Expression, Load, Region, Store, axis, linear
 from flagos_backend.ir.attributes import DotAttributes
@@ -20,20 +20,25 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 E = ElementType
 # The greatest magnitude of an element.
 _MAGNITUDES = {E.S8: 1 << 7, E.U8: (1 << 8) - 1, E.S16: 1 << 15, E.U16: (1 << 16) - 1}
-_INTEGERS = frozenset({E.S8, E.U8, E.S16, E.U16, E.S32, E.U32, E.S64, E.U64})
+_RESULTS = INTEGERS | {E.S64, E.U64}
 _HALF_FLOATS = frozenset({E.F16, E.BF16})
 
 
 def as_widened_product(dot: Instruction, lhs: View, rhs: View) -> tuple[Region | MatrixProduct, ...] | None:
-    """``dot`` of operands that stand where the views say; None for other element types, for what as_matrix_product
-    does not take, and for a product of bf16 to bf16, which the library computes without conversions."""
+    """``dot`` of operands that stand where the views say, which is no product by itself; None for other element types,
+    for what as_matrix_product does not take, and for a product of bf16 to bf16, which the library computes without
+    conversions."""
     types = _types(dot)
     if types is None or any(0 in dims_of(operand) for operand in dot.operands):
         return None
     computed, between = types
+    wide = replace(dot, shape=ArrayShape(computed, dims_of(dot)), name=f"{dot.name}.wide")
+    if computed is E.S32:
+        product = as_matrix_product(wide, lhs, rhs)
+        return None if product is None else (product, _narrowed(dot, wide, between))
     converted = [_converted(dot.operands[n], view, computed) for n, view in enumerate((lhs, rhs))]
     operands = tuple(region.stores[0].target for region in converted)
-    wide = replace(dot, shape=ArrayShape(computed, dims_of(dot)), operands=operands, name=f"{dot.name}.wide")
+    wide = replace(wide, operands=operands)
     product = as_matrix_product(wide, *(row_major(o, dims_of(o)) for o in operands))
     if product is None:
         return None
@@ -47,14 +52,18 @@ def _types(dot: Instruction) -> tuple[ElementType, ElementType] | None:
     lhs, rhs, result = *map(_type_of, dot.operands), _type_of(dot)
     if {lhs, rhs} <= _HALF_FLOATS and result in (E.F16, E.F32):
         return E.F32, result
-    if not {lhs, rhs} <= _MAGNITUDES.keys() or result not in _INTEGERS:
+    if not {lhs, rhs} <= INTEGERS or result not in _RESULTS:
+        return None
+    if result in INTEGERS:
+        return E.S32, E.S32
+    if not {lhs, rhs} <= _MAGNITUDES.keys():
         return None
     attributes = dot.attributes_as(DotAttributes)
     terms = prod(dims_of(dot.operands[0])[d] for d in attributes.lhs_contracting)
     greatest = terms * _MAGNITUDES[lhs] * _MAGNITUDES[rhs]
-    if greatest > 1 << 53:
-        return None
-    return E.F32 if greatest <= 1 << 24 else E.F64, E.S32 if greatest < 1 << 31 else E.S64
+    if greatest < 1 << 31:
+        return E.S32, E.S32
+    return (E.F64, E.S64) if greatest <= 1 << 53 else None
 
 
 def _type_of(value: Instruction) -> ElementType:
@@ -71,7 +80,9 @@ def _converted(operand: Instruction, view: View, computed: ElementType) -> Regio
 def _narrowed(dot: Instruction, wide: Instruction, between: ElementType) -> Region:
     dims, result = dims_of(dot), _type_of(dot)
     index = linear(tuple(axis(d, len(dims)) for d in range(len(dims))), dims, len(dims))
-    value: Expression = Apply(between, Opcode.CONVERT, (Load(_type_of(wide), wide, index),))
+    value: Expression = Load(_type_of(wide), wide, index)
+    if between is not _type_of(wide):
+        value = Apply(between, Opcode.CONVERT, (value,))
     if between is not result:
         value = Apply(result, Opcode.CONVERT, (value,))
     return Region(dims, (Store(dot, value, index),))

@@ -1,5 +1,7 @@
 #include "cpu/kernels.h"
 
+#include "cpu/integer_kernels.h"
+
 #if defined(__x86_64__)
 #include <sys/platform/x86.h>
 #endif
@@ -30,6 +32,14 @@ const Kernels& SelectKernels() {
   if (HasLevel3()) return Avx2Kernels();
 #endif
   return BaselineKernels();
+}
+
+const IntegerKernels& SelectIntegerKernels() {
+#if defined(__x86_64__)
+  if (HasLevel4()) return CPU_FEATURE_ACTIVE(AVX512_VNNI) ? avx512_vnni::kIntegerKernels : avx512::kIntegerKernels;
+  if (HasLevel3()) return avx2::kIntegerKernels;
+#endif
+  return baseline::kIntegerKernels;
 }
 
 Type AccumulatorType(Combine combine, Type type) {

@@ -76,10 +76,18 @@ struct Plane {
 // to[r * to_row + c * to_column] = from[r * from_row + c * from_column]. What is written is not read, unless it stands
 // where it goes.
 using MoveFunction = void (*)(char* to, const char* from, const Plane& plane);
-// offsets[i] += x[i * stride] * scale, of n numbers of indices. One outside 0 ... limit is clamped (a gather's), or makes
-// the offset negative for good (a scatter's).
-using StartFunction = void (*)(int64_t* offsets, const void* indices, int64_t stride, int64_t limit, int64_t scale,
-                               int64_t n);
+// n numbers of indices, `stride` apart: how far each moves a window. Negative ones are first raised by `wrap`.
+struct Starts {
+  const void* numbers;
+  int64_t stride, limit, scale, wrap;
+};
+// offsets[i] += number i * scale. One outside 0 ... limit is clamped (a gather's), or makes the offset negative for good
+// (a scatter's).
+using StartFunction = void (*)(int64_t* offsets, const Starts& starts, int64_t n);
+// The same modulo 2^32, clamped.
+using ShortStartFunction = void (*)(uint32_t* offsets, const Starts& starts, int64_t n);
+// to[i] = from[offsets[i]] for i < n.
+using TakeFunction = void (*)(char* to, const char* from, const uint32_t* offsets, int64_t n);
 // target[offsets[i] + k] op= updates[i * stride + k] for k < run, one i after the other; without negative offsets.
 using ScatterFunction = void (*)(void* target, const int64_t* offsets, const void* updates, int64_t stride, int64_t run,
                                  int64_t n);
@@ -111,6 +119,8 @@ struct Kernels {
   void (*stream)(char* to, const char* from, int64_t bytes);
   void (*flush)();
   StartFunction clamped_start[kNumTypes], kept_start[kNumTypes];  // integers
+  ShortStartFunction short_start[kNumTypes];
+  TakeFunction take[4];  // by the logarithm of an element's width in bytes
   ScatterFunction scatter[kNumCombines][kNumTypes];
 };
 

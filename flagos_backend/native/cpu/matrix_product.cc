@@ -77,7 +77,35 @@ void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
   pool.ParallelFor(tasks, FindBlas().set_threads == nullptr ? tasks : grain, body, const_cast<Job<T, F>*>(&job));
 }
 
+int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 }  // namespace
+
+ProductBlocks::ProductBlocks(int64_t num_matrices, int64_t m, int64_t n, int64_t depth)
+    : num_matrices_(num_matrices), m_(m), n_(n), depth_(depth) {
+  constexpr int64_t kMinRows = 32;  // fewer, and loading a panel takes longer than multiplying by it
+  const int threads = ThreadPool::Shared().num_threads();
+  const int64_t wanted = threads == 1 ? 1 : kTasksPerThread * threads;
+  row_blocks_ = Ceil(m, kRows), column_blocks_ = Ceil(n, kColumns);
+  while (true) {
+    rows_ = Ceil(Ceil(m, row_blocks_), 8) * 8, columns_ = Ceil(Ceil(n, column_blocks_), kPanel) * kPanel;
+    row_blocks_ = Ceil(m, rows_), column_blocks_ = Ceil(n, columns_);
+    if (tasks() >= wanted || work() < 2 * kTaskWork) return;
+    // Few panels are hard to share out evenly.
+    const bool cuts_rows = rows_ >= 2 * kMinRows, cuts_columns = columns_ >= 2 * kPanel;
+    if (!cuts_rows && !cuts_columns) return;
+    const bool by_columns = cuts_columns && (!cuts_rows || columns_ >= std::max(4 * kPanel, rows_));
+    (by_columns ? column_blocks_ : row_blocks_) *= 2;
+  }
+}
+
+int64_t ProductBlocks::grain() const { return std::max<int64_t>(1, kTaskWork / work()); }
+
+ProductBlocks::Block ProductBlocks::At(int64_t task) const {
+  const int64_t column = task % column_blocks_ * columns_, row = task / column_blocks_ % row_blocks_ * rows_;
+  const int64_t batch = task / column_blocks_ / row_blocks_;
+  return {batch, row, column, std::min(rows_, m_ - row), std::min(columns_, n_ - column)};
+}
 
 bool HaveMatrixProducts() { return FindBlas().f32.gemm != nullptr && FindBlas().f64.gemm != nullptr; }
 
@@ -91,6 +119,7 @@ int64_t BatchOffset(const MatrixProduct& product, const MatrixProduct::Operand& 
 }
 
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots) {
+  if (IsOfIntegers(product)) return MultiplyIntegers(product, slots);
   if (IsForBlocks(product)) return MultiplyByBlocks(product, slots);
   if (product.type == Type::kF32) {
     Multiply<float>(FindBlas().f32.gemm, product, slots);

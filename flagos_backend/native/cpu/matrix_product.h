@@ -12,9 +12,39 @@ inline constexpr int64_t kTasksPerThread = 2;  // enough to even out; more and e
 // The batch's matrix at an index: how many elements it stands behind the first.
 int64_t BatchOffset(const MatrixProduct& product, const MatrixProduct::Operand& operand, int64_t index);
 
+// A batch of products cut into blocks of their results that fit the caches: enough for all threads, and none too small.
+class ProductBlocks {
+ public:
+  static constexpr int64_t kRows = 256, kColumns = 512;  // of a block, at most
+  static constexpr int64_t kPanel = 64;                  // columns at once
+
+  struct Block {
+    int64_t batch, row, column, rows, columns;
+  };
+
+  ProductBlocks() = default;
+  // depth: operations for each element of a result.
+  ProductBlocks(int64_t num_matrices, int64_t m, int64_t n, int64_t depth);
+
+  int64_t tasks() const { return num_matrices_ * row_blocks_ * column_blocks_; }
+  int64_t grain() const;  // tasks that are worth a thread
+  Block At(int64_t task) const;
+
+ private:
+  int64_t work() const { return rows_ * columns_ * depth_; }
+
+  int64_t num_matrices_, m_, n_, depth_;
+  int64_t rows_, columns_;              // of a block
+  int64_t row_blocks_, column_blocks_;  // of a matrix
+};
+
 // Whether a product is one for MultiplyByBlocks, which then needs no BLAS.
 bool IsForBlocks(const MatrixProduct& product);
 void MultiplyByBlocks(const MatrixProduct& product, char* const* slots);
+
+// Products of integers of at most 32 bits, modulo 2^32. They need no BLAS.
+bool IsOfIntegers(const MatrixProduct& product);
+void MultiplyIntegers(const MatrixProduct& product, char* const* slots);
 
 }  // namespace flagos::cpu
 

@@ -149,14 +149,15 @@ struct IndexedWindows {
     int64_t size, index_stride, array_stride, other_stride;
   };
   struct Start {
-    int64_t limit, array_stride;  // the greatest start, and what a step of it is worth
+    int64_t slot, offset;               // where its first number is, in elements
+    int64_t limit, array_stride, wrap;  // as for Starts of kernels.h
   };
   struct Window {
     int64_t size, array_stride, other_stride;
   };
   int64_t element_bytes;
   std::vector<Batch> batch;
-  int64_t index_bytes, index_vector_stride;  // from one number of a start to the next
+  int64_t index_bytes;
   std::vector<Start> starts;
   StartFunction start;
   std::vector<Window> outer;  // dimensions of a window, outermost first, but for
@@ -166,7 +167,9 @@ struct IndexedWindows {
 
 // Starts are clamped so that each window lies inside the array.
 struct GatherWindows : IndexedWindows {
-  int64_t array, indices, target;  // slots
+  int64_t array, target;                     // slots
+  ShortStartFunction short_start = nullptr;  // where windows are single elements that 32 bits tell apart
+  TakeFunction take = nullptr;
 };
 
 // Windows that do not lie inside the array are left out; one that is met again is updated again, in order.
@@ -178,7 +181,7 @@ struct ScatterWindows : IndexedWindows {
   size_t split_dimension;
   bool windows_first;  // each window is updated whole before the next
   int64_t array_bytes;
-  int64_t array, indices, updates, target;  // slots; array and target may be one
+  int64_t array, updates, target;  // slots; array and target may be one
 };
 
 // The k greatest (or least) elements of each row in total order, ties by lower index, and their s32 indices.
@@ -242,7 +245,7 @@ struct MatrixProduct {
     int64_t leading;
     bool transposed;
   };
-  Type type;
+  Type type, a_type, b_type;   // of the result and the operands: all F32, all F64, or S32 of integers
   std::vector<int64_t> batch;  // sizes
   int64_t num_matrices, m, n, k;
   Operand a, b, c;

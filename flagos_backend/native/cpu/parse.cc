@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/matrix_product.h"
 #include "cpu/run_loop.h"
 
 namespace flagos::cpu {
@@ -28,6 +29,14 @@ enum : int64_t {
   kArgExtremeItem,
   kLinearAlgebraItem
 };
+
+void CheckProductTypes(const MatrixProduct& product) {
+  if (IsOfIntegers(product)) return;
+  const bool is_float = product.type == Type::kF32 || product.type == Type::kF64;
+  Require(is_float && product.a_type == product.type && product.b_type == product.type,
+          "a matrix product of these types does not exist");
+  Require(HaveMatrixProducts(), "no BLAS in this process");
+}
 
 }  // namespace
 
@@ -444,8 +453,9 @@ LinearAlgebra Parser::ParseLinearAlgebra() {
 MatrixProduct Parser::ParseProduct() {
   MatrixProduct product;
   product.type = ParseType();
-  Require(product.type == Type::kF32 || product.type == Type::kF64, "a matrix product of this type does not exist");
-  Require(HaveMatrixProducts(), "no BLAS in this process");
+  product.a_type = ParseType();
+  product.b_type = ParseType();
+  CheckProductTypes(product);
   const int64_t rank = Count();
   Require(rank <= kMaxRank, "too many batch dimensions");
   product.num_matrices = 1;
@@ -459,8 +469,8 @@ MatrixProduct Parser::ParseProduct() {
   for (int64_t size : {product.num_matrices, product.m, product.n, product.k}) {
     Require(size > 0 && size <= std::numeric_limits<int32_t>::max(), "a matrix dimension is out of range");
   }
-  product.a = ParseOperand(product.type, product.batch, product.m, product.k, false);
-  product.b = ParseOperand(product.type, product.batch, product.k, product.n, false);
+  product.a = ParseOperand(product.a_type, product.batch, product.m, product.k, false);
+  product.b = ParseOperand(product.b_type, product.batch, product.k, product.n, false);
   product.c = ParseOperand(product.type, product.batch, product.m, product.n, true);
   return product;
 }

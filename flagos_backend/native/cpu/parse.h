@@ -156,9 +156,10 @@ class Parser {
 
   // parse_windows.cc
   struct WindowReach;
-  WindowReach ParseWindows(IndexedWindows& windows, bool drops);
-  void CheckWindows(const WindowReach& reach, const IndexedWindows& windows, int64_t array, int64_t indices,
-                    int64_t other) const;
+  WindowReach ParseWindows(IndexedWindows& windows, Type* index_type, bool drops);
+  void CheckWindows(const WindowReach& reach, IndexedWindows& windows, int64_t array,
+                    const std::vector<int64_t>& indices, int64_t other) const;
+  static void ChooseTake(GatherWindows& gather, Type index_type);
   GatherWindows ParseGather();
   ScatterWindows ParseScatter();
 

@@ -123,7 +123,7 @@ void FixSteps(Loop& loop) {
 }
 
 // What the accumulators of a tile of columns take stays in the first-level cache, and a run of columns is long enough.
-constexpr int64_t kMaxColumns = 512, kMaxComputedColumns = 1024;
+constexpr int64_t kMaxColumns = 512, kMaxComputedColumns = 1024, kFewestColumns = 64;
 // Rows that are folded where they stand, in one block.
 constexpr int64_t kBlockRows = 64;
 // So many tasks are enough for threads, if each has this many points.
@@ -137,6 +137,10 @@ void PlanColumns(Loop& loop, int64_t points) {
   FoldInPlace(loop);
   loop.columns =
       std::max<int64_t>(1, std::min({inner, loop.tile, loop.steps.empty() ? kMaxColumns : kMaxComputedColumns}));
+  // Few rows are folded in one block: their accumulators then never leave the registers.
+  if (!loop.steps.empty() && rows * kFewestColumns <= loop.tile) {
+    loop.columns = std::min(loop.columns, loop.tile / std::max<int64_t>(rows, 1) / kFewestColumns * kFewestColumns);
+  }
   loop.rows = loop.tile / loop.columns;
   const bool in_place = loop.steps.empty() && loop.iotas.empty() &&
                         std::all_of(loop.inputs.begin(), loop.inputs.end(),

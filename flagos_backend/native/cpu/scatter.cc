@@ -64,8 +64,9 @@ Part PartOf(const ScatterWindows& scatter, int64_t number, int64_t parts) {
 }
 
 template <class Update>
-void VisitUpdates(const ScatterWindows& scatter, const char* indices, const Update& update) {
-  VisitWindows(scatter, indices, 0, scatter.num_windows, [&](const WindowChunk& chunk) {
+void VisitUpdates(const Part& part, char* const* slots, const Update& update) {
+  const ScatterWindows& scatter = part.scatter;
+  VisitWindows(scatter, slots, part.indices, 0, scatter.num_windows, [&](const WindowChunk& chunk) {
     if (!scatter.windows_first) {
       VisitRuns(scatter, [&](int64_t array, int64_t updates) {
         update(array, updates + chunk.other, chunk.offsets, chunk.stride, chunk.size);
@@ -83,19 +84,17 @@ void VisitUpdates(const ScatterWindows& scatter, const char* indices, const Upda
 void UpdatePart(const Part& part, char* const* slots) {
   const ScatterWindows& scatter = part.scatter;
   const int64_t bytes = scatter.element_bytes, run_bytes = scatter.run * bytes;
-  const char* const indices = slots[scatter.indices] + part.indices * scatter.index_bytes;
   char* const source = slots[scatter.updates] + part.updates * bytes;
   char* const target = slots[scatter.target] + part.array * bytes;
   const auto copy_runs = CopyRunsOf</*kScatters=*/true>(run_bytes);
-  VisitUpdates(scatter, indices,
-               [&](int64_t array, int64_t updates, const int64_t* offsets, int64_t stride, int64_t n) {
-                 char *const to = target + array * bytes, *const from = source + updates * bytes;
-                 if (scatter.combine != nullptr) {
-                   scatter.combine(to, offsets, from, stride, scatter.run, n);
-                 } else {
-                   copy_runs(to, from, offsets, bytes, stride * bytes, run_bytes, n);
-                 }
-               });
+  VisitUpdates(part, slots, [&](int64_t array, int64_t updates, const int64_t* offsets, int64_t stride, int64_t n) {
+    char *const to = target + array * bytes, *const from = source + updates * bytes;
+    if (scatter.combine != nullptr) {
+      scatter.combine(to, offsets, from, stride, scatter.run, n);
+    } else {
+      copy_runs(to, from, offsets, bytes, stride * bytes, run_bytes, n);
+    }
+  });
 }
 
 }  // namespace

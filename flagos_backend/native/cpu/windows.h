@@ -10,19 +10,24 @@
 
 namespace flagos::cpu {
 
+inline IndexedWindows::Batch Innermost(const IndexedWindows& windows) {
+  return windows.batch.empty() ? IndexedWindows::Batch{1, 0, 0, 0} : windows.batch.back();
+}
+
 // Windows in a row of the batch: window i starts at element offsets[i] of the array, and at other + i * stride.
 struct WindowChunk {
   const int64_t* offsets;
   int64_t other, stride, size;
 };
 
-// visit(chunk) for windows [begin, end), in order.
+constexpr int64_t kChunk = 512;
+
+// visit(index, array, other, n) for windows [begin, end), in order: n neighbours along the last dimension of the batch, and
+// where the first of them has its indices and would be in the arrays if these were 0.
 template <class Visit>
-void VisitWindows(const IndexedWindows& windows, const char* indices, int64_t begin, int64_t end, const Visit& visit) {
-  constexpr int64_t kChunk = 512;
-  int64_t offsets[kChunk];
+void VisitNeighbours(const IndexedWindows& windows, int64_t begin, int64_t end, const Visit& visit) {
   const size_t rank = windows.batch.size();
-  const IndexedWindows::Batch inner = rank == 0 ? IndexedWindows::Batch{1, 0, 0, 0} : windows.batch.back();
+  const IndexedWindows::Batch inner = Innermost(windows);
   for (int64_t n = 0; begin < end; begin += n) {
     const int64_t first = begin % inner.size;
     n = std::min({kChunk, inner.size - first, end - begin});
@@ -36,14 +41,31 @@ void VisitWindows(const IndexedWindows& windows, const char* indices, int64_t be
       array += i * batch.array_stride;
       other += i * batch.other_stride;
     }
-    for (int64_t i = 0; i < n; ++i, array += inner.array_stride) offsets[i] = array;
+    visit(index, array, other, n);
+  }
+}
+
+// The numbers of `start` for windows whose first has its index at `index`.
+inline Starts StartsAt(const IndexedWindows& windows, const IndexedWindows::Start& start, int64_t index,
+                       char* const* slots) {
+  const char* const numbers = slots[start.slot] + (start.offset + index) * windows.index_bytes;
+  return {numbers, Innermost(windows).index_stride, start.limit, start.array_stride, start.wrap};
+}
+
+// visit(chunk) for windows [begin, end), in order. first_index: what is added to where their indices are.
+template <class Visit>
+void VisitWindows(const IndexedWindows& windows, char* const* slots, int64_t first_index, int64_t begin, int64_t end,
+                  const Visit& visit) {
+  int64_t offsets[kChunk];
+  const IndexedWindows::Batch inner = Innermost(windows);
+  VisitNeighbours(windows, begin, end, [&](int64_t index, int64_t array, int64_t other, int64_t n) {
+    std::fill_n(offsets, n, array);
+    for (int64_t i = 1; inner.array_stride != 0 && i < n; ++i) offsets[i] = offsets[i - 1] + inner.array_stride;
     for (const IndexedWindows::Start& start : windows.starts) {
-      windows.start(offsets, indices + index * windows.index_bytes, inner.index_stride, start.limit, start.array_stride,
-                    n);
-      index += windows.index_vector_stride;
+      windows.start(offsets, StartsAt(windows, start, first_index + index, slots), n);
     }
     visit(WindowChunk{offsets, other, inner.other_stride, n});
-  }
+  });
 }
 
 // visit(array, other) for the offsets of all runs of a window.

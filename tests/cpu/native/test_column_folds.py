@@ -126,7 +126,10 @@ ENTRY main {
     assert (np.abs(result - terms.sum((0, 1))) <= size.sum((0, 1)) * 1e-6).all()
 
 
-@pytest.mark.parametrize(("n", "m", "k"), [(256, 256, 32), (100, 65, 3), (64, 70, 2), (5, 5000, 16), (70, 64, 63)])
+@pytest.mark.parametrize(
+    ("n", "m", "k"),
+    [(256, 256, 32), (100, 65, 3), (64, 70, 2), (5, 5000, 16), (70, 64, 63), (7, 129, 9), (30, 1000, 40)],
+)
 def test_distances(n: int, m: int, k: int, context: Context, rng: np.random.Generator) -> None:
     """Rows of differences are folded as columns, of arrays that are transposed first."""
     x, y = rng.standard_normal((n, k)).astype(np.float32), rng.standard_normal((m, k)).astype(np.float32)

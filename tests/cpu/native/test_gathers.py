@@ -100,8 +100,9 @@ def test_gather(kind: str, context: Context, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("index", _INDICES)
 @pytest.mark.parametrize("element", _DTYPES)
-def test_types(element: str, index: str, context: Context, rng: np.random.Generator) -> None:
-    text, (array, indices) = _text("windows of two starts, given the other way round", element, index)
+@pytest.mark.parametrize("kind", ["windows of two starts, given the other way round", "one element of each row"])
+def test_types(kind: str, element: str, index: str, context: Context, rng: np.random.Generator) -> None:
+    text, (array, indices) = _text(kind, element, index)
     x = _array(rng, _DTYPES[element], array)
     with jax.enable_x64(True):
         _check(context, text, x, _indices(rng, _INDICES[index], indices))

@@ -1,4 +1,4 @@
-"""Products of small integers and 16-bit floats: integers exactly as NumPy's, wrapping around; floats rounded once."""
+"""Products of integers and 16-bit floats: integers exactly as NumPy's, wrapping around; floats rounded once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import pytest
 from cpu.native.harness import compile, get, put, run
 from plugin_abi.host import Artifact, Context
 
-_INTEGERS = {"s8": np.int8, "u8": np.uint8, "s16": np.int16, "u16": np.uint16, "s32": np.int32, "s64": np.int64}
+_INTEGERS = {
+    "s8": np.int8,
+    "u8": np.uint8,
+    "s16": np.int16,
+    "u16": np.uint16,
+    "s32": np.int32,
+    "u32": np.uint32,
+    "s64": np.int64,
+}
 _FLOATS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
 
 
@@ -39,22 +47,73 @@ def _integers(element: str, rng: np.random.Generator, *shape: int) -> np.ndarray
 @pytest.mark.parametrize("k", [1, 300, 1024, 1025, 5000])
 @pytest.mark.parametrize(
     "types",
-    [("s8", "s8", "s32"), ("u8", "s8", "s32"), ("u8", "u8", "s8"), ("s16", "s16", "s32"), ("u16", "s8", "s64")],
+    [
+        ("s8", "s8", "s32"),
+        ("u8", "s8", "s32"),
+        ("s8", "u8", "u32"),
+        ("u8", "u8", "s8"),
+        ("s8", "u16", "s32"),
+        ("s16", "s16", "s32"),
+        ("s16", "s8", "s16"),
+        ("u16", "u16", "u32"),
+        ("s32", "s32", "s32"),
+        ("s32", "u8", "s32"),
+        ("s8", "s8", "s64"),
+    ],
     ids="-".join,
 )
 def test_integers(types: tuple[str, str, str], k: int, context: Context, rng: np.random.Generator) -> None:
     a, b = _integers(types[0], rng, 7, k), _integers(types[1], rng, k, 9)
     ours, explanation = _run(context, types, a, b, "lhs_contracting_dims={1}, rhs_contracting_dims={0}", "7,9")
-    assert "(BLAS)" in explanation
+    assert "(integers)" in explanation and "0 library calls" in explanation
     np.testing.assert_array_equal(ours, (a.astype(np.int64) @ b.astype(np.int64)).astype(_INTEGERS[types[2]]))
+
+
+@pytest.mark.parametrize("types", [("s16", "s16", "s64"), ("u16", "s8", "s64")], ids="-".join)
+def test_sums_of_more_than_32_bits(types: tuple[str, str, str], context: Context, rng: np.random.Generator) -> None:
+    a, b = _integers(types[0], rng, 7, 5000), _integers(types[1], rng, 5000, 9)
+    ours, explanation = _run(context, types, a, b, "lhs_contracting_dims={1}, rhs_contracting_dims={0}", "7,9")
+    assert "(BLAS)" in explanation
+    np.testing.assert_array_equal(ours, a.astype(np.int64) @ b.astype(np.int64))
 
 
 def test_a_batch_and_transposed_operands(context: Context, rng: np.random.Generator) -> None:
     a, b = _integers("s8", rng, 3, 20, 40), _integers("s8", rng, 3, 50, 20)
     attributes = "lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={1}, rhs_contracting_dims={2}"
     ours, explanation = _run(context, ("s8", "s8", "s32"), a, b, attributes, "3,40,50")
-    assert "(BLAS)" in explanation
+    assert "(integers)" in explanation
     np.testing.assert_array_equal(ours, np.einsum("bkm,bnk->bmn", a.astype(np.int32), b.astype(np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("before", "to", "result", "read_before"),
+    [
+        ("s8", "s32", "s32", True),
+        ("u8", "s16", "s32", True),
+        ("s8", "u32", "s32", True),  # of negative numbers, the same 32 bits
+        ("s8", "u16", "s32", False),  # of negative numbers, not the same 32 bits
+        ("s8", "u16", "u16", True),
+        ("s32", "s8", "s32", False),
+    ],
+)
+def test_converted_integers(
+    before: str, to: str, result: str, read_before: bool, context: Context, rng: np.random.Generator
+) -> None:
+    a, b = _integers(before, rng, 20, 30), _integers(to, rng, 30, 40)
+    text = f"""ENTRY main {{
+  p = {before}[20,30] parameter(0)
+  b = {to}[30,40] parameter(1)
+  a = {to}[20,30] convert(p)
+  ROOT c = {result}[20,40] dot(a, b), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}"""
+    memory = context.devices[0].default_memory
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(memory, a), put(memory, b))[0])
+        explanation = executable.artifact(Artifact.EXPLANATION).decode()
+    types = f"{before} {to}" if read_before else to
+    assert f"native product c{'.wide' if result == 'u16' else ''} {types} 20x40x30 (integers)" in explanation
+    wide = a.astype(_INTEGERS[to]).astype(np.int64) @ b.astype(np.int64)
+    np.testing.assert_array_equal(ours, wide.astype(_INTEGERS[result]))
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (5, 70, 9), (0, 3, 4), (3, 0, 4), (64, 256, 300)])
