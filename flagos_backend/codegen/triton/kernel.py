@@ -136,14 +136,14 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     names |= {buffer: f"out{n}" for n, buffer in enumerate(outputs)}
     halves = split(region, tiling)
     numbers = {buffer: n for n, buffer in enumerate((*inputs, *outputs, *(halves.buffers.values() if halves else ())))}
-    kernels = _Kernels(dialect, names, numbers)
+    kernels = _Kernels(dialect, names, numbers, ("nv.begin_early()",) if target.launches_early else ())
     if halves is None:
         kernels.add("kernel", region, tiling)
     else:
         kernels.add_halves(region, tiling, halves, target)
     text = describe(region, tiling)
     workspaces = tuple(_array(buffer) for buffer in halves.buffers.values()) if halves else ()
-    options = _WITH_LIBDEVICE.get(target.vendor, {})
+    options = _WITH_LIBDEVICE.get(target.vendor, {}) | ({"launch_pdl": True} if target.launches_early else {})
     functions = "\n\n".join(["", *kernels.functions])
     source = _head(dialect, _work(region), functions) + functions
     launches = tuple(kernels.launches)
@@ -153,8 +153,10 @@ def prepare(region: Region, target: Target) -> RegionKernel:
 class _Kernels:
     """The functions of one source, and how to launch them."""
 
-    def __init__(self, dialect: Dialect, names: dict[Instruction, str], numbers: dict[Instruction, int]) -> None:
-        self.dialect, self.names, self.numbers = dialect, names, numbers
+    def __init__(
+        self, dialect: Dialect, names: dict[Instruction, str], numbers: dict[Instruction, int], first: tuple[str, ...]
+    ) -> None:
+        self.dialect, self.names, self.numbers, self.first = dialect, names, numbers, first
         self.functions: list[str] = []
         self.launches: list[Launch] = []
         self.walks = 0
@@ -164,7 +166,7 @@ class _Kernels:
         buffers += [store.target for store in region.stores]
         used = {buffer: self.names[buffer] for buffer in buffers}
         partials = {f: Partial(b.name, partial_size(b)) for f, b in halves.buffers.items()} if halves else {}
-        written = write_kernel(name, region, tiling, self.dialect, used, partials)
+        written = write_kernel(name, region, tiling, self.dialect, used, partials, self.first)
         self.functions.append(written.source)
         self.walks = max(self.walks, written.walks)
         arguments = [self.numbers[buffer] for buffer in used]

@@ -1,10 +1,20 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Scalar functions in NVIDIA's assembly, which generated kernels for its chips import where they need them."""
+"""What generated kernels for NVIDIA's chips import where they need it: scalar functions in its assembly, and how a kernel
+begins before the one ahead of it has ended."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def begin_early():
+    """First of all, where a launch need not wait for the kernel ahead (programmatic dependent launch): waits here until
+    that one has ended and what it stored can be read, and lets the next one be launched."""
+    gdc_wait()
+    gdc_launch_dependents()
 
 
 @triton.jit
