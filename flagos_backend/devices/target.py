@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from flagos_backend.ir.types import ElementType
 
-# From this one on matrix units read 32-bit operands of a product only with the contracted dimension last, and a kernel can
-# be launched before the one that it waits for has ended.
+# From this one on matrix units read 32-bit operands of a product only with the contracted dimension last, and kernels
+# can start early.
 _HOPPER = 90
 
 

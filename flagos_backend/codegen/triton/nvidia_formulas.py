@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""What generated kernels for NVIDIA's chips import where they need it: scalar functions in its assembly, and how a kernel
-begins before the one ahead of it has ended."""
+"""What generated kernels for NVIDIA's chips import where they need it: scalar functions in its assembly, and how
+kernels start early."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def begin_early():
-    """First of all, where a launch need not wait for the kernel ahead (programmatic dependent launch): waits here until
-    that one has ended and what it stored can be read, and lets the next one be launched."""
+def wait_for_previous():
+    """First of all in a kernel that starts early (programmatic dependent launch): until the kernels ahead have ended,
+    and what they stored can be read."""
     gdc_wait()
+
+
+@triton.jit
+def start_next():
+    """Lets the next kernel start early as soon as all programs are here, not only when they have ended."""
     gdc_launch_dependents()
 
 
