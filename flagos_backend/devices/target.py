@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from flagos_backend.ir.types import ElementType
 
-# From this one on matrix units read 32-bit operands of a product only with the contracted dimension last.
+# From this one on matrix units read 32-bit operands of a product only with the contracted dimension last, and kernels
+# can start early.
 _HOPPER = 90
 
 
@@ -35,9 +36,13 @@ class Target:
 
     def reads_contracted_last(self, element_type: ElementType) -> bool:
         """Whether products of this type, rounded as matrix units want it, are faster of operands that lie so."""
+        return self.launches_early and element_type is ElementType.F32
+
+    @property
+    def launches_early(self) -> bool:
+        """Whether a kernel may start while the one before it ends, and waits by itself for what that one wrote."""
         version = self.architecture.removeprefix("sm_")
-        is_hopper = self.vendor == "nvidia" and version.isdecimal() and int(version) >= _HOPPER
-        return is_hopper and element_type is ElementType.F32
+        return self.vendor == "nvidia" and version.isdecimal() and int(version) >= _HOPPER
 
 
 HOST = Target("cpu")

@@ -120,7 +120,13 @@ def open_peers(context: int, device_processes: tuple[int, ...], accelerated: int
 def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner]:
     """The description that python_program.cc reads, in its order, and the runner. Raises what compiler does."""
     build_id, context, can_call_host, accelerated, peers = facts
-    target = discovery.opened(0).target if accelerated else HOST
+    target = HOST
+    if accelerated:
+        # The host does without.
+        from flagos_backend.runtime.accelerator.early import load_beside
+
+        target = discovery.opened(0).target
+        load_beside(discovery.opened(0))
     compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
     return _describe(compiled), Runner(compiled, build_id, context if can_call_host else None, peers)
 

@@ -36,15 +36,18 @@ def first_call(program: Program, platform: str) -> dict[str, float]:
 
 
 def in_fresh_process(program: Program, platform: str, caches: str, variables: Mapping[str, str]) -> dict[str, float]:
-    """first_call in a process of its own, with all caches below the directory ``caches``."""
+    """first_call in a process of its own, with all caches below the directory ``caches``: bytecode too, which an
+    installed package has beside its sources."""
     places = {
         "CUDA_CACHE_PATH": "driver",
         "JAX_COMPILATION_CACHE_DIR": "jax",
+        "PYTHONPYCACHEPREFIX": "bytecode",
         "TRITON_CACHE_DIR": "triton",
         "XDG_CACHE_HOME": "others",
     }
     environment = os.environ | {name: str(Path(caches, place)) for name, place in places.items()} | variables
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "benchmarks.first_call", "--child", platform, "--only", program.name]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -33,16 +34,26 @@ _WITH_LIBDEVICE: dict[str, dict[str, Any]] = {
     "amd": {"enable_fp_fusion": False},
     "nvidia": {"enable_fp_fusion": False, "enable_reflect_ftz": False},
 }
+# Up to how many points a kernel lets the next one start as soon as all its own programs have. That one waits on the
+# multiprocessors, which costs a longer kernel more than the start of the next one takes.
+_SHORT = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel function of a source. ``arguments``: buffers by number, inputs then outputs then workspaces."""
+    """One kernel function of a source. ``arguments``: buffers by number, inputs then outputs then workspaces.
+    ``starts_early``: it may be launched while the kernel ahead of it ends, for which it waits itself."""
 
     function: str
     grid: int
     warps: int
     arguments: tuple[int, ...]
+    starts_early: bool = False
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """For Triton's launch."""
+        return {"num_warps": self.warps, **({"launch_pdl": True} if self.starts_early else {})}
 
 
 @dataclass(eq=False)
@@ -73,7 +84,7 @@ class RegionKernel:
         try:
             for function, launch in zip(functions, self.launches, strict=True):
                 arguments = [buffers[number] for number in launch.arguments]
-                launching.launch(function, (launch.grid, 1, 1), *arguments, num_warps=launch.warps, **self.options)
+                launching.launch(function, (launch.grid, 1, 1), *arguments, **launch.flags, **self.options)
         except Exception as error:  # the vendor's compiler and driver raise what they like
             raise KernelLaunchFailed(
                 kernel=self.text, source=sources.path_of(self.source), reason=_reason(error)
@@ -88,7 +99,7 @@ class RegionKernel:
         try:
             for function, launch in zip(functions, self.launches, strict=True):
                 arguments = [dtypes[number] for number in launch.arguments]
-                options = {"num_warps": launch.warps, **self.options}
+                options = launch.flags | self.options
                 launching.compile_only(function, (launch.grid, 1, 1), arguments, options)
         except Exception as error:  # the vendor's compiler raises what it likes
             raise self._build_failed(error) from error
@@ -136,11 +147,11 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     names |= {buffer: f"out{n}" for n, buffer in enumerate(outputs)}
     halves = split(region, tiling)
     numbers = {buffer: n for n, buffer in enumerate((*inputs, *outputs, *(halves.buffers.values() if halves else ())))}
-    kernels = _Kernels(dialect, names, numbers)
+    kernels = _Kernels(dialect, names, numbers, target)
     if halves is None:
         kernels.add("kernel", region, tiling)
     else:
-        kernels.add_halves(region, tiling, halves, target)
+        kernels.add_halves(region, tiling, halves)
     text = describe(region, tiling)
     workspaces = tuple(_array(buffer) for buffer in halves.buffers.values()) if halves else ()
     options = _WITH_LIBDEVICE.get(target.vendor, {})
@@ -153,8 +164,10 @@ def prepare(region: Region, target: Target) -> RegionKernel:
 class _Kernels:
     """The functions of one source, and how to launch them."""
 
-    def __init__(self, dialect: Dialect, names: dict[Instruction, str], numbers: dict[Instruction, int]) -> None:
-        self.dialect, self.names, self.numbers = dialect, names, numbers
+    def __init__(
+        self, dialect: Dialect, names: dict[Instruction, str], numbers: dict[Instruction, int], target: Target
+    ) -> None:
+        self.dialect, self.names, self.numbers, self.target = dialect, names, numbers, target
         self.functions: list[str] = []
         self.launches: list[Launch] = []
         self.walks = 0
@@ -164,17 +177,21 @@ class _Kernels:
         buffers += [store.target for store in region.stores]
         used = {buffer: self.names[buffer] for buffer in buffers}
         partials = {f: Partial(b.name, partial_size(b)) for f, b in halves.buffers.items()} if halves else {}
-        written = write_kernel(name, region, tiling, self.dialect, used, partials)
+        early = self.target.launches_early and not tiling.fills_device
+        first = ["nv.wait_for_previous()"] if early else []
+        if early and prod(region.dims) <= _SHORT:
+            first.append("nv.start_next()")
+        written = write_kernel(name, region, tiling, self.dialect, used, partials, first)
         self.functions.append(written.source)
         self.walks = max(self.walks, written.walks)
         arguments = [self.numbers[buffer] for buffer in used]
         arguments += [self.numbers[buffer] for buffer in (halves.buffers.values() if halves else ())]
-        self.launches.append(Launch(name, tiling.grid, tiling.warps, tuple(arguments)))
+        self.launches.append(Launch(name, tiling.grid, tiling.warps, tuple(arguments), early))
 
-    def add_halves(self, region: Region, tiling: Tiling, halves: Split, target: Target) -> None:
+    def add_halves(self, region: Region, tiling: Tiling, halves: Split) -> None:
         self.names |= {buffer: buffer.name for buffer in halves.buffers.values()}
         self.add("kernel", region, tiling, halves)
-        self.add("finish", halves.rest, choose(halves.rest, target, splits=False))
+        self.add("finish", halves.rest, choose(halves.rest, self.target, splits=False))
 
 
 def _array(instruction: Instruction) -> ArrayShape:

@@ -1,10 +1,25 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Scalar functions in NVIDIA's assembly, which generated kernels for its chips import where they need them."""
+"""What generated kernels for NVIDIA's chips import where they need it: scalar functions in its assembly, and how
+kernels start early."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def wait_for_previous():
+    """First of all in a kernel that starts early (programmatic dependent launch): until the kernels ahead have ended,
+    and what they stored can be read."""
+    gdc_wait()
+
+
+@triton.jit
+def start_next():
+    """Lets the next kernel start early as soon as all programs are here, not only when they have ended."""
+    gdc_launch_dependents()
 
 
 @triton.jit

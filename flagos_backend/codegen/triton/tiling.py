@@ -151,6 +151,11 @@ class Tiling:
         return None if self.loop is Loop.NONE else self.axes[0 if self.loop is Loop.FIRST else 1]
 
     @property
+    def fills_device(self) -> bool:
+        """Whether there are as many programs as run at once, each with its share of a loop."""
+        return self.looped is not None and self.parts > 1
+
+    @property
     def grid(self) -> int:
         return self.parts * prod(axis.blocks for axis in self.axes if axis is not self.looped)
 

@@ -48,12 +48,14 @@ def write_kernel(
     dialect: Dialect,
     names: dict[Instruction, str],
     partials: dict[Fold, Partial] | None = None,
+    first: Sequence[str] = (),
 ) -> Written:
-    """The function ``name``. ``names``: the argument of each buffer that the region reads or stores.
+    """The function ``name``. ``names``: the argument of each buffer that the region reads or stores. ``first``: lines
+    that come before all others.
 
     With ``partials`` folds go there part by part, and stores whose values need such a fold are left out.
     """
-    return _Writer(name, region, tiling, dialect, names, partials or {}).write()
+    return _Writer(name, region, tiling, dialect, names, partials or {}).write(first)
 
 
 class _Writer:
@@ -93,7 +95,8 @@ class _Writer:
     def tiling(self) -> Tiling:
         return self.positions.tiling
 
-    def write(self) -> Written:
+    def write(self, first: Sequence[str]) -> Written:
+        self._lines(first)
         self._analyse()
         self.rounded = scalars.rounded_first(self.expressions)
         arguments = [*dict.fromkeys(self.names.values()), *(partial.name for partial in self.partials.values())]

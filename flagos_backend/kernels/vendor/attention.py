@@ -21,6 +21,7 @@ from flagos_backend.kernels.vendor import placing
 
 _TYPES = frozenset({ElementType.F16, ElementType.BF16})
 _MAX_CHANNELS, _CHANNEL_MULTIPLE = 256, 8
+_LOADING_ROWS, _LOADING_CHANNELS = 64, 64
 aten = torch.ops.aten
 # What the operators below call, in some of torch's versions: there their results are allocated.
 _INNER = (
@@ -72,7 +73,16 @@ def forward_variants(instruction: Instruction, target: Target) -> tuple[Variant,
 
 def _variant(name: str, into: Kernel, instruction: Instruction) -> Variant:
     nowhere = [None for _ in leaves(instruction.shape)]
-    return Variant(name, lambda run, *operands: into(run, nowhere, *operands), into)
+    query = shapes_of(instruction)[0]
+    warm_up = functools.partial(_load_library, name, dtype_of(query.element_type))
+    return Variant(name, lambda run, *operands: into(run, nowhere, *operands), into, warm_up)
+
+
+@functools.cache
+def _load_library(name: str, dtype: torch.dtype) -> None:
+    """A process's first call loads the library, which takes a tenth of a second."""
+    rows = torch.zeros((1, 1, _LOADING_ROWS, _LOADING_CHANNELS), dtype=dtype, device="cuda")
+    _FORWARD[name]((None, None), rows, rows, rows, True, 1.0)
 
 
 _call_into = functools.partial(placing.call_into, through=_THROUGH)

@@ -58,12 +58,12 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
         return (Variant("", _kernel(contraction, _widened(torch.float32))),)
     out_dtype = dtype_of(result) if lhs is not result else None
     product = _float_product(instruction, lhs, out_dtype)
-    warm_up = functools.partial(_load_library, target.device_type, dtype_of(lhs))
+    warm_up = functools.partial(load_library, target.device_type, dtype_of(lhs))
     return (Variant("", _kernel(contraction, product), _kernel_into(contraction, product), warm_up),)
 
 
 @functools.cache
-def _load_library(device_type: str, dtype: torch.dtype) -> None:
+def load_library(device_type: str, dtype: torch.dtype) -> None:
     """A process's first product makes the library's handle and loads its kernels, which takes a tenth of a second."""
     matrix = torch.zeros((16, 16), dtype=dtype, device=device_type)
     torch.mm(matrix, matrix)

@@ -1,0 +1,38 @@
+"""Loads what most programs on an accelerator want, the tables of kernels and the maker's BLAS, beside the compilation
+of the first one: that takes two tenths of a second. Called by the bridge."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import torch
+
+from flagos_backend.devices.accelerator import Accelerator
+from flagos_backend.kernels.choice import implementations_of
+
+logger = logging.getLogger("flagos_backend")
+
+_DTYPES = (torch.bfloat16, torch.float32)
+_begun: set[torch.device] = set()
+
+
+def load_beside(accelerator: Accelerator) -> None:
+    """Once for each device. The process ends after the thread, under which what it loads must not go away."""
+    if accelerator.device in _begun:
+        return
+    _begun.add(accelerator.device)
+    threading.Thread(target=_load, args=(accelerator,), name="flagos-load").start()
+
+
+def _load(accelerator: Accelerator) -> None:
+    try:
+        implementations_of("dot")
+        if accelerator.device.type != "cpu":
+            from flagos_backend.kernels.vendor.dot import load_library
+
+            with accelerator.guard():
+                for dtype in _DTYPES:
+                    load_library(accelerator.device.type, dtype)
+    except Exception as error:  # what needs them says what is wrong, whatever that is
+        logger.debug("%s: not loaded ahead: %s", accelerator.device, error)
