@@ -18,7 +18,7 @@ from plugin_abi.cache import cache_folder
 from plugin_abi.errors import CHOSEN_BY_USER, Refusal, RefusalCode
 from plugin_abi.frameworks import RunningFramework
 from plugin_abi.libraries import current_linker
-from plugin_abi.log import logger
+from plugin_abi.log import BACKEND_LEVELS, backend_logger, logger
 from plugin_abi.manifest import Manifest, OptionValue, read_manifest
 from plugin_abi.negotiation import PluginInfo, call_entry, judge
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
@@ -108,13 +108,10 @@ _state = _State()
 
 # ---- Logs of the backend -------------------------------------------------------------------------------------------
 
-#: FLAGOS_LOG_* to logging's levels.
-_LOG_LEVELS: Final = (40, 30, 20, 10, 5)
-
 
 def _on_log(_user_data: Any, level: int, message: Any, size: int) -> None:
     text = bytes(cabi.ffi().buffer(message, size)).decode("utf-8", "replace")
-    logger.log(_LOG_LEVELS[min(max(level, 0), len(_LOG_LEVELS) - 1)], "backend: %s", text)
+    backend_logger.log(BACKEND_LEVELS[min(max(level, 0), len(BACKEND_LEVELS) - 1)], "backend: %s", text)
 
 
 def _log_callback() -> Any:
@@ -125,7 +122,7 @@ def _log_callback() -> Any:
 
 def _backend_log_level() -> int:
     """The most verbose FLAGOS_LOG_* that the logger would show."""
-    return max((n for n, level in enumerate(_LOG_LEVELS) if logger.isEnabledFor(level)), default=0)
+    return max((n for n, level in enumerate(BACKEND_LEVELS) if backend_logger.isEnabledFor(level)), default=0)
 
 
 # ---- Loading one library -------------------------------------------------------------------------------------------

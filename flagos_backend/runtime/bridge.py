@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flagos_backend import logs
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.devices import HOST, discovery
 from flagos_backend.devices.accelerator import Accelerator
@@ -98,6 +100,7 @@ def attach(
 ) -> None:
     """Called once by the native side, before anything else."""
     global _native_host_callback, _native_store, _native_replays, _native_conditionals
+    logs.follow(os.environ.get(logs.VARIABLE, ""))
     _native_host_callback = host_callback
     _native_store = key_value_get, key_value_put
     _native_replays = NativeReplays(compare_captures, make_replay, launch_replay)

@@ -9,8 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 #include "cpu/kernels.h"
+#include "log.h"
 
 namespace flagos::cpu {
 namespace {
@@ -41,10 +43,12 @@ bool IsIntels() {
 // matrices, and twice as slow for a few rows. FLAGOS_CPU_PRODUCTS decides otherwise.
 bool PrefersBlocks() {
 #if defined(__x86_64__)
+  const char* text = std::getenv("FLAGOS_CPU_PRODUCTS");
+  const std::string_view wanted = text == nullptr ? "" : text;
+  const bool known = wanted.empty() || wanted == "mkl" || wanted == "onednn";
+  if (!known) Log(FLAGOS_LOG_WARNING, "FLAGOS_CPU_PRODUCTS is %s, neither mkl nor onednn: not followed", text);
   if (&SelectKernels() != &Avx512Kernels()) return false;
-  const char* wanted = std::getenv("FLAGOS_CPU_PRODUCTS");
-  if (wanted != nullptr && *wanted != '\0') return std::strcmp(wanted, "onednn") == 0;
-  return !IsIntels();
+  return known && !wanted.empty() ? wanted == "onednn" : !IsIntels();
 #else
   return false;
 #endif

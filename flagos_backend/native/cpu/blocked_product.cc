@@ -63,8 +63,10 @@ class Job {
     if (turned_) a = std::exchange(b, a.Transposed()).Transposed();
     const int64_t leading = product_.c.leading;
     float* const c = const_cast<float*>(Find(product_.c, batch).at);
-    if (!turned_)
-      return Multiply(a.From(row, 0), b.From(0, column), rows, columns, c + row * leading + column, leading, &scratch);
+    if (!turned_) {
+      Multiply(a.From(row, 0), b.From(0, column), rows, columns, c + row * leading + column, leading, &scratch);
+      return;
+    }
     Multiply(a.From(row, 0), b.From(0, column), rows, columns, scratch.c.data(), columns, &scratch);
     const Plane plane{columns, rows, leading, 1, 1, columns};
     SelectKernels().move[2](reinterpret_cast<char*>(c + column * leading + row),

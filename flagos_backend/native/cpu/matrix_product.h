@@ -1,3 +1,5 @@
+// What the ways to multiply matrices share: BLAS' calls (matrix_product.cc), blocks (blocked_product.cc), and integers
+// (integer_product.cc).
 #ifndef FLAGOS_NATIVE_CPU_MATRIX_PRODUCT_H_
 #define FLAGOS_NATIVE_CPU_MATRIX_PRODUCT_H_
 

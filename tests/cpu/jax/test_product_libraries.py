@@ -50,6 +50,17 @@ def products(library: str, seed: int, processors: set[int]) -> str:
     return done.stdout
 
 
+def test_another_name_is_not_followed_and_says_so() -> None:
+    program = (
+        "import jax; import flagos_backend.jax as f; f.initialize(); x = jax.numpy.ones((8, 8)); print((x @ x)[0, 0])"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "flagos,cpu", "FLAGOS_CPU_PRODUCTS": "blis"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True)
+    assert done.stdout == "8.0\n"
+    assert done.stderr.count("FLAGOS_CPU_PRODUCTS is blis, neither mkl nor onednn: not followed") == 1
+
+
 @pytest.mark.parametrize("library", ["", "mkl", "onednn"])
 def test_products_by_each_library(library: str, rng: np.random.Generator) -> None:
     assert products(library, int(rng.integers(2**31)), os.sched_getaffinity(0)).startswith("flagos ")

@@ -244,7 +244,18 @@ def test_the_backends_own_log_lines_reach_the_loggers(plugins: Plugins, caplog: 
     caplog.set_level(logging.DEBUG, logger="flagos.loader")
     plugins.add()
     loader.load(environment=plugins.environment())
-    assert ("flagos.loader", logging.DEBUG, "backend: the minimal backend was negotiated with") in caplog.record_tuples
+    line = "flagos.loader.backend", logging.DEBUG, "backend: the minimal backend was negotiated with"
+    assert line in caplog.record_tuples
+
+
+@pytest.mark.parametrize(("level", "shown"), [("", False), ("2", False), ("3", True), ("9", True), ("all", False)])
+def test_a_number_shows_the_backends_lines_up_to_a_level(level: str, shown: bool, plugins: Plugins) -> None:
+    """The minimal backend's is one of level 3. Lines of the loader are another variable's."""
+    plugins.add("50_good")
+    program = "from plugin_abi import loader; loader.load()"
+    variables = {**os.environ, **plugins.environment(FLAGOS_TRIAL_LOAD="0").variables, "FLAGOS_DEBUG": level}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["flagos backend: the minimal backend was negotiated with"] * shown
 
 
 @pytest.mark.parametrize(
