@@ -6,6 +6,8 @@ Used by native.py, on the module that it emits.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flagos_backend.codegen.products import INTEGERS, is_product_operand
 from flagos_backend.fusion.indexing import dims_of, row_major
 from flagos_backend.fusion.support import element_type
@@ -28,7 +30,7 @@ def _rule(dot: Instruction, emitter: Emitter) -> Instruction | None:
     operands = tuple(o.operands[0] if _can_be_read_before(o, result) else o for o in dot.operands)
     if operands == dot.operands or not {*map(element_type, operands)} <= INTEGERS:
         return None
-    narrow = Instruction(dot.opcode, dot.shape, operands, dot.attributes, dot.called, dot.name, dot.metadata)
+    narrow = replace(dot, operands=operands)
     # Library calls take operands of one type.
     if not all(is_product_operand(narrow, n, row_major(o, dims_of(o))) for n, o in enumerate(operands)):
         return None

@@ -6,7 +6,7 @@ Used by native.py, on the module that it emits; gathers.py and scatters.py write
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from flagos_backend.codegen.gathers import gather_numbers
@@ -42,14 +42,14 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         array, indices = instruction.operands
         arrays, numbers = _numbers(indices, attributes.index_vector_dim, len(attributes.start_index_map))
         gather = WrappedGather(**_fields(attributes), numbers=numbers)
-        wrapped = _with(instruction, (array, *arrays), gather)
+        wrapped = replace(instruction, operands=(array, *arrays), attributes=gather)
         supported = gather_numbers(wrapped)
     elif isinstance(attributes, ScatterAttributes) and len(instruction.operands) == 3:
         array, indices, updates = instruction.operands
         count = len(attributes.scatter_dims_to_operand_dims)
         arrays, numbers = _numbers(indices, attributes.index_vector_dim, count)
         scatter = WrappedScatter(**_fields(attributes), numbers=numbers)
-        wrapped = _with(instruction, (array, *arrays, updates), scatter)
+        wrapped = replace(instruction, operands=(array, *arrays, updates), attributes=scatter)
         supported = scatter_numbers(wrapped)
     else:
         return None
@@ -58,12 +58,6 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
 
 def _fields(attributes: GatherAttributes | ScatterAttributes) -> dict[str, Any]:
     return {field.name: getattr(attributes, field.name) for field in fields(attributes)}
-
-
-def _with(
-    old: Instruction, operands: tuple[Instruction, ...], attributes: GatherAttributes | ScatterAttributes
-) -> Instruction:
-    return Instruction(old.opcode, old.shape, operands, attributes, old.called, old.name, old.metadata)
 
 
 def _numbers(indices: Instruction, vector_dim: int, count: int) -> tuple[tuple[Instruction, ...], Numbers]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from flagos_backend.devices.target import HOST, Target
 from flagos_backend.errors import PassFailed, VerificationFailed
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.verifier import verify as verify_module
@@ -15,6 +17,7 @@ from flagos_backend.passes.fold_constants import fold_constants
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.inline_calls import inline_calls
 from flagos_backend.passes.place_windows import place_windows
+from flagos_backend.passes.select_branches import select_branches
 from flagos_backend.passes.settle_donors import settle_donors
 from flagos_backend.passes.simplify import simplify
 from flagos_backend.passes.sink_gathers import sink_gathers
@@ -23,7 +26,8 @@ from flagos_backend.passes.trip_count import find_trip_counts
 
 Pass = Callable[[Module], Module]
 
-# Folding and simplifying feed each other; what the second round does not reach is rare and stays correct.
+# After select_branches, which makes calls. Folding and simplifying feed each other; what the second round does not
+# reach is rare and stays correct.
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("inline_calls", inline_calls),
     ("dce", eliminate_dead_code),
@@ -58,14 +62,18 @@ class PassReport:
         return f"{self.name}: {change}, {self.seconds * 1e3:.1f} ms"
 
 
-def optimize_with_report(module: Module, *, verify: bool) -> tuple[Module, tuple[PassReport, ...]]:
+def optimize_with_report(
+    module: Module, target: Target = HOST, *, verify: bool
+) -> tuple[Module, tuple[PassReport, ...]]:
     """``module`` after all passes, and a report of each. ``verify`` checks every intermediate result.
 
     Raises PassFailed when a pass breaks the graph, which only ``verify`` notices.
     """
     reports = []
     size = _size(module)
-    for name, run in PASSES:
+    branches: Pass = partial(select_branches, operations=target.untaken_operations)
+    passes: tuple[tuple[str, Pass], ...] = (("select_branches", branches), *PASSES)
+    for name, run in passes:
         start = time.perf_counter()
         result = run(module)
         seconds = time.perf_counter() - start
@@ -80,8 +88,8 @@ def optimize_with_report(module: Module, *, verify: bool) -> tuple[Module, tuple
     return module, tuple(reports)
 
 
-def optimize(module: Module, *, verify: bool = False) -> Module:
-    return optimize_with_report(module, verify=verify)[0]
+def optimize(module: Module, target: Target = HOST, *, verify: bool = False) -> Module:
+    return optimize_with_report(module, target, verify=verify)[0]
 
 
 def _size(module: Module) -> int:

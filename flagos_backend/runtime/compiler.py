@@ -201,7 +201,7 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     program = import_program(source)
     if not can_call_host:
         _refuse_host_callbacks(program.module)
-    module, reports = optimize_with_report(program.module, verify=_verifies_passes())
+    module, reports = optimize_with_report(program.module, target, verify=_verifies_passes())
     for report in reports:
         logger.debug("%s: %s", module.name, report)
     native, not_native = None, f"the device is {target.vendor} {target.architecture}"

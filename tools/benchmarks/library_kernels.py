@@ -109,14 +109,15 @@ def best(times: Mapping[str, float]) -> dict[str, tuple[float, str]]:
     return found
 
 
-def xla(length: int, head: int) -> dict[str, dict[str, float]]:
+def xla(length: int, head: int, platform: str) -> dict[str, dict[str, float]]:
     """Median seconds of XLA's own attention on the host's clock: direction -> implementation -> seconds."""
     import jax
     import jax.numpy as jnp
 
     shape = (TOKENS // length, length, CHANNELS // head, head)
-    keys = jax.random.split(jax.random.key(0), 4)
-    q, k, v, g = (jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
+    with jax.default_device(jax.devices(platform)[0]):
+        keys = jax.random.split(jax.random.key(0), 4)
+        q, k, v, g = (jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
     found: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
     for name, implementation in (("xla cudnn", "cudnn"), ("xla", "xla")):
         if implementation == "xla" and length > XLA_DEFAULT_UP_TO:
@@ -139,7 +140,7 @@ def xla(length: int, head: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def attention_rows(target: Target, module: Any, with_xla: bool) -> list[dict[str, Any]]:
+def attention_rows(target: Target, module: Any, peer: str) -> list[dict[str, Any]]:
     rows = []
     device = torch.device(target.device_type, 0)
     for head in (128, 64):
@@ -147,7 +148,7 @@ def attention_rows(target: Target, module: Any, with_xla: bool) -> list[dict[str
             forward, backward, operations = attention_calls(length, head)
             shape = forward.operands[0].shape.dims  # type: ignore[union-attr]
             q, k, v, g = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(4))
-            peers = xla(length, head) if with_xla else {"forward": {}, "backward": {}}
+            peers = xla(length, head, peer) if peer else {"forward": {}, "backward": {}}
             calls = dict(provided(forward, target, [q, k, v]))
             output, statistics_ = next(iter(calls.values()))()  # type: ignore[misc]
             times = best(measure(calls, module)) | {n: (s, "") for n, s in peers["forward"].items()}
@@ -182,13 +183,13 @@ def _row(
 
 def main() -> None:
     parser = report.parser(__doc__)
-    parser.add_argument("--no-xla", action="store_true", help="leave JAX's own attention out")
+    parser.add_argument("--peer", default="cuda", help="XLA's platform of the same accelerator; empty leaves it out")
     options = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     device_type = torch.accelerator.current_accelerator(check_available=True).type  # type: ignore[union-attr]
     accelerator, module = TorchAccelerator(device_type, 0), torch.get_device_module(device_type)
     rows = product_rows(accelerator.target, module)
-    rows += attention_rows(accelerator.target, module, not options.no_xla)
+    rows += attention_rows(accelerator.target, module, options.peer)
     source = replace(report.origin("library_kernels", module.get_device_name()), versions=_versions())
     text = render(rows) + ", ".join(f"{name} {version}" for name, version in source.versions.items())
     text += f"\n{source.hardware}; {source.date}; {source.command}\n"

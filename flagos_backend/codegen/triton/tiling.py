@@ -152,7 +152,7 @@ class Tiling:
 
     @property
     def fills_device(self) -> bool:
-        """Whether there are as many programs as run at once, each with its share of a loop."""
+        """Whether there are at least as many programs as multiprocessors, each with its share of a loop."""
         return self.looped is not None and self.parts > 1
 
     @property

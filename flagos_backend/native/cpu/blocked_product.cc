@@ -7,7 +7,6 @@
 #include "cpu/blas.h"
 #include "cpu/kernels.h"
 #include "cpu/matrix_product.h"
-#include "cpu/thread_pool.h"
 
 namespace flagos::cpu {
 namespace {
@@ -111,11 +110,7 @@ bool IsForBlocks(const MatrixProduct& p) {
 }
 
 void MultiplyByBlocks(const MatrixProduct& product, char* const* slots) {
-  const Job job(product, slots);
-  const auto body = [](void* user, int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) static_cast<const Job*>(user)->Run(task);
-  };
-  ThreadPool::Shared().ParallelFor(job.blocks().tasks(), job.blocks().grain(), body, const_cast<Job*>(&job));
+  RunBlocks(Job(product, slots));
 }
 
 }  // namespace flagos::cpu

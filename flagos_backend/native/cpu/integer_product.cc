@@ -5,7 +5,6 @@
 
 #include "cpu/integer_kernels.h"
 #include "cpu/matrix_product.h"
-#include "cpu/thread_pool.h"
 
 namespace flagos::cpu {
 namespace {
@@ -182,11 +181,7 @@ bool IsOfIntegers(const MatrixProduct& product) {
 }
 
 void MultiplyIntegers(const MatrixProduct& product, char* const* slots) {
-  const Job job(product, slots);
-  const auto body = [](void* user, int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) static_cast<const Job*>(user)->Run(task);
-  };
-  ThreadPool::Shared().ParallelFor(job.blocks().tasks(), job.blocks().grain(), body, const_cast<Job*>(&job));
+  RunBlocks(Job(product, slots));
 }
 
 }  // namespace flagos::cpu

@@ -4,6 +4,7 @@
 #define FLAGOS_NATIVE_CPU_MATRIX_PRODUCT_H_
 
 #include "cpu/native_program.h"
+#include "cpu/thread_pool.h"
 
 namespace flagos::cpu {
 
@@ -39,6 +40,15 @@ class ProductBlocks {
   int64_t rows_, columns_;              // of a block
   int64_t row_blocks_, column_blocks_;  // of a matrix
 };
+
+// All tasks of a job that multiplies such blocks, shared out among the threads.
+template <class Job>
+void RunBlocks(const Job& job) {
+  const auto body = [](void* user, int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) static_cast<const Job*>(user)->Run(task);
+  };
+  ThreadPool::Shared().ParallelFor(job.blocks().tasks(), job.blocks().grain(), body, const_cast<Job*>(&job));
+}
 
 // Whether a product is one for MultiplyByBlocks, which then needs no BLAS.
 bool IsForBlocks(const MatrixProduct& product);

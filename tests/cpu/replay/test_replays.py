@@ -18,6 +18,7 @@ import flagos_backend.jax
 from cpu.accelerator.test_runtime import PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
 from flagos_backend.devices import streams
+from flagos_backend.devices.target import Target
 from flagos_backend.runtime import bridge
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
@@ -36,6 +37,14 @@ flagos_backend.jax.initialize()
 RUNS = 6
 # Runs after which a program is captured.
 FIRST = 2
+
+
+@pytest.fixture(params=["branched", "selected"])
+def branching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branches on few elements, which an accelerator selects from, as the branches that they are on many too."""
+    jax.clear_caches()
+    if request.param == "branched":
+        monkeypatch.setattr(Target, "untaken_operations", 0)
 
 
 def on_both(x: np.ndarray) -> tuple[jax.Array, jax.Array]:
@@ -123,7 +132,9 @@ def test_segments_around_a_callback(driver: Driver, rng: np.random.Generator) ->
 
 @pytest.mark.parametrize("donated", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_data_decides_is_one_launch(name: str, donated: bool, driver: Driver, rng: np.random.Generator) -> None:
+def test_what_data_decides_is_one_launch(
+    name: str, donated: bool, driver: Driver, rng: np.random.Generator, branching: None
+) -> None:
     function, first, later = PROGRAMS[name]
     compiled = jax.jit(function, donate_argnums=0 if donated else ())
     for number, value in enumerate((*first, *later, *later)):
@@ -135,7 +146,7 @@ def test_what_data_decides_is_one_launch(name: str, donated: bool, driver: Drive
         assert driver.graph_launches - before == (1 if number >= FIRST else 0)
 
 
-def test_a_step_that_skips_its_update(driver: Driver, rng: np.random.Generator) -> None:
+def test_a_step_that_skips_its_update(driver: Driver, rng: np.random.Generator, branching: None) -> None:
     """The first launches skip nothing; what they did not run is captured all the same. The state is donated."""
     start = rng.standard_normal((6, 8)).astype(np.float32)
     state = start, np.zeros_like(start), np.array(0, np.int32)

@@ -1,0 +1,137 @@
+"""Computes all branches of a conditional and selects, where that costs less than the branch does (if-conversion).
+
+A branch is a step of its own, on accelerators a node of a graph or a word that the host waits for; what is selected is
+part of the loop or kernel around it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flagos_backend.fusion.support import is_complex_elementwise, is_elementwise
+from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, TupleIndexAttributes
+from flagos_backend.ir.hlo import Computation, Instruction, Module
+from flagos_backend.ir.opcode import Comparison, Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
+from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
+
+# A kernel of more takes longer to compile than the branch in most programs takes to run.
+MAX_INSTRUCTIONS = 128
+
+_FREE = frozenset(
+    {
+        *(Opcode.BROADCAST, Opcode.CONSTANT, Opcode.GET_TUPLE_ELEMENT, Opcode.IOTA, Opcode.PARAMETER),
+        *(Opcode.RESHAPE, Opcode.TUPLE),
+    }
+)
+_MOVES = frozenset(
+    {
+        *(Opcode.CONCATENATE, Opcode.DYNAMIC_SLICE, Opcode.DYNAMIC_UPDATE_SLICE, Opcode.GATHER, Opcode.PAD),
+        *(Opcode.REVERSE, Opcode.SLICE, Opcode.TRANSPOSE),
+    }
+)
+
+
+def select_branches(module: Module, operations: int) -> Module:
+    """``module`` without the conditionals whose branches compute ``operations`` elements at most, all together.
+
+    The branches become calls, which inline_calls puts in place. Loops, draws, communication and whatever else is no
+    work of a generated kernel keeps its conditional.
+    """
+    work = _Work()
+
+    def rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+        if instruction.opcode is not Opcode.CONDITIONAL or not _selectable(instruction.shape):
+            return None
+        costs = [work.of_computation(branch) for branch in instruction.called]
+        if any(cost is None for cost in costs):
+            return None
+        counts, sizes = zip(*(cost for cost in costs if cost is not None), strict=True)
+        selected = (len(costs) - 1) * sum(leaf.num_elements for leaf in leaves(instruction.shape))
+        if sum(counts) > MAX_INSTRUCTIONS or sum(sizes) + selected > operations:
+            return None
+        return _selected(instruction, emitter)
+
+    return apply_rule(module, rule)
+
+
+def _selectable(shape: Shape) -> bool:
+    elements = shape.elements if isinstance(shape, TupleShape) else (shape,)
+    return all(isinstance(e, ArrayShape) and e.element_type is not ElementType.TOKEN for e in elements)
+
+
+def _selected(conditional: Instruction, emitter: Emitter) -> Instruction:
+    selector, *arguments = conditional.operands
+    results = [
+        emitter.emit(Opcode.CALL, conditional.shape, [argument], called=(branch,), like=conditional)
+        for branch, argument in zip(conditional.called, arguments, strict=True)
+    ]
+    hits = _hits(selector, len(results), emitter)
+
+    def choice(values: list[Instruction]) -> Instruction:
+        chosen = values[-1]
+        for hit, value in zip(reversed(hits), reversed(values[:-1]), strict=True):
+            chosen = emitter.emit(Opcode.SELECT, value.shape, [hit, value, chosen], like=conditional)
+        return chosen
+
+    if not isinstance(conditional.shape, TupleShape):
+        return choice(results)
+    elements = [
+        choice([_element(result, index, shape, emitter) for result in results])
+        for index, shape in enumerate(conditional.shape.elements)
+    ]
+    return emitter.emit(Opcode.TUPLE, conditional.shape, elements, like=conditional)
+
+
+def _hits(selector: Instruction, branches: int, emitter: Emitter) -> list[Instruction]:
+    """Of each branch but the last, which is that of all numbers out of range, whether it is taken."""
+    if array_shape(selector).element_type is ElementType.PRED:
+        return [selector]
+    hits = []
+    for number in range(branches - 1):
+        data = ConstantAttributes(np.int32(number).tobytes())
+        constant = emitter.emit(Opcode.CONSTANT, selector.shape, (), data, like=selector)
+        equal = CompareAttributes(Comparison.EQ)
+        hits.append(
+            emitter.emit(Opcode.COMPARE, ArrayShape(ElementType.PRED), [selector, constant], equal, like=selector)
+        )
+    return hits
+
+
+def _element(value: Instruction, index: int, shape: Shape, emitter: Emitter) -> Instruction:
+    return emitter.emit(Opcode.GET_TUPLE_ELEMENT, shape, [value], TupleIndexAttributes(index), like=value)
+
+
+class _Work:
+    """What computations cost where all of it is computed: instructions and elements, None for what is not."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Computation, tuple[int, int] | None]] = {}  # ids are unique among living objects
+
+    def of_computation(self, computation: Computation) -> tuple[int, int] | None:
+        known = self._known.get(id(computation))
+        if known is None:
+            known = self._known[id(computation)] = (computation, self._sum(computation))
+        return known[1]
+
+    def _sum(self, computation: Computation) -> tuple[int, int] | None:
+        count = size = 0
+        for instruction in computation.instructions:
+            cost = self._of(instruction)
+            if cost is None:
+                return None
+            count, size = count + cost[0], size + cost[1]
+        return count, size
+
+    def _of(self, instruction: Instruction) -> tuple[int, int] | None:
+        opcode = instruction.opcode
+        if opcode in _FREE:
+            return 0, 0
+        if opcode is Opcode.CALL:
+            return self.of_computation(instruction.called[0])
+        if opcode in (Opcode.REDUCE, Opcode.SCATTER):
+            size = sum(array_shape(operand).num_elements for operand in instruction.operands)
+            return None if self.of_computation(instruction.called[0]) is None else (1, size)
+        if opcode in _MOVES or is_elementwise(instruction) or is_complex_elementwise(instruction):
+            return 1, array_shape(instruction).num_elements
+        return None
