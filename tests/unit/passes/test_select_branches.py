@@ -114,7 +114,7 @@ def test_what_a_host_branches_around_an_accelerator_computes() -> None:
     hlo = hlo_bytes(scalar, np.bool_(True), np.ones(4096, np.float32))
     assert conditionals(optimize(import_module(hlo), HOST)) == 1
     assert conditionals(optimize(import_module(hlo), H100)) == 0
-    hlo = hlo_bytes(scalar, np.bool_(True), np.ones(1 << 20, np.float32))
+    hlo = hlo_bytes(scalar, np.bool_(True), np.ones(1 << 22, np.float32))
     assert conditionals(optimize(import_module(hlo), H100)) == 1
 
 
