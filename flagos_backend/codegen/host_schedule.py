@@ -15,9 +15,10 @@ from flagos_backend.codegen.short_folds import stores_only_folds
 from flagos_backend.codegen.short_rows import LONG, can_lengthen
 from flagos_backend.codegen.tile_dimension import tiled
 from flagos_backend.fusion.flat import FlatComputation
-from flagos_backend.fusion.fuse import HOST, Schedule, fuse
+from flagos_backend.fusion.fuse import Schedule, fuse
 from flagos_backend.fusion.indexing import View, dims_of
 from flagos_backend.fusion.merge import merge
+from flagos_backend.fusion.policy import HOST
 from flagos_backend.fusion.region import Apply, Region
 from flagos_backend.fusion.support import element_type
 from flagos_backend.ir.hlo import Instruction

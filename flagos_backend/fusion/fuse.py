@@ -26,6 +26,7 @@ from flagos_backend.fusion.indexing import (
     view_of_source,
 )
 from flagos_backend.fusion.pads import borders_of, is_growing_pad
+from flagos_backend.fusion.policy import HOST, Policy
 from flagos_backend.fusion.recompute import CHEAP
 from flagos_backend.fusion.region import Affine, Expression, Fold, Load, Region, Store, axis, linear
 from flagos_backend.fusion.support import (
@@ -40,7 +41,6 @@ from flagos_backend.fusion.updates import copied, is_update, read_first, sources
 from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.operator_call import takes_strides
 from flagos_backend.ir.types import ArrayShape
 
 # Communicating instructions run even when nobody reads their results: the other participants wait for them.
@@ -58,39 +58,6 @@ _SIDE_EFFECTS = frozenset(
     }
 )
 
-# More operations than this in one region and its tiles no longer stay in the first-level cache.
-MAX_OPERATIONS = 48
-
-
-def reads_strides(call: Instruction, operand: int, view: View) -> bool:
-    """Operators of PyTorch take any strides; what is made at compile time is made as they like it best."""
-    return takes_strides(call, operand) and view.buffer.opcode is not Opcode.CONSTANT
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
-    ``runtime_starts``: loads and stores start where numbers on the device say, as in dynamic slices, their updates and
-    gathers.
-    ``parts``: what is used part by part is computed where the parts are used, rather than written whole before.
-    ``repeated_elements``: a value of no more than these, a few operations from parameters, is computed again wherever
-    it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
-    its operand of that number, which only moves elements of another value, where that stands; else the operand is a
-    buffer of its own. ``chooses``: loads have guards, so that who reads a concatenate or a pad finds out which operand
-    has an element, and no buffer is put together. ``complex_numbers``: regions compute with those of two floats."""
-
-    max_operations: int
-    half_sums: bool
-    runtime_starts: bool
-    parts: bool
-    repeated_elements: int = 0
-    chooses: bool = False
-    complex_numbers: bool = False
-    reads_view: Callable[[Instruction, int, View], bool] = reads_strides
-
-
-HOST = Policy(MAX_OPERATIONS, half_sums=False, runtime_starts=False, parts=False)
-ACCELERATOR = Policy(128, half_sums=True, runtime_starts=True, parts=True, repeated_elements=4096, chooses=True)
 # Of operations that are repeated; each takes no longer than a square root.
 _MAX_REPEATED = 6
 _REPEATED = frozenset(

@@ -115,9 +115,8 @@ def xla(length: int, head: int, platform: str) -> dict[str, dict[str, float]]:
     import jax.numpy as jnp
 
     shape = (TOKENS // length, length, CHANNELS // head, head)
-    with jax.default_device(jax.devices(platform)[0]):
-        keys = jax.random.split(jax.random.key(0), 4)
-        q, k, v, g = (jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
+    keys = jax.random.split(jax.device_put(jax.random.key(0), jax.devices(platform)[0]), 4)
+    q, k, v, g = (jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
     found: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
     for name, implementation in (("xla cudnn", "cudnn"), ("xla", "xla")):
         if implementation == "xla" and length > XLA_DEFAULT_UP_TO:

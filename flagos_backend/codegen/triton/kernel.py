@@ -203,7 +203,10 @@ def _head(dialect: Dialect, text: str, functions: str) -> str:
     lines = [f'"""A region: {text}."""', "", "import triton", "import triton.language as tl"]
     if dialect is Dialect.LIBDEVICE:
         lines.append("from triton.language.extra import libdevice")
-    lines += ["", "from flagos_backend.codegen.triton import formulas as fm"]
+    lines.append("")
+    if "cf." in functions:
+        lines.append("from flagos_backend.codegen.triton import complex_formulas as cf")
+    lines.append("from flagos_backend.codegen.triton import formulas as fm")
     if "nv." in functions:
         lines.append("from flagos_backend.codegen.triton import nvidia_formulas as nv")
     return "\n".join([*lines, ""])
@@ -226,7 +229,7 @@ def _work(region: Region) -> str:
 
 
 def _as_pointer(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex elements go as integers of their width: kernels only move them."""
+    """Complex elements go as integers of their width, as kernels hold them."""
     return tensor.view(torch.int64) if tensor.is_complex() else tensor
 
 

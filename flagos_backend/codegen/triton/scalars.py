@@ -161,6 +161,22 @@ _PRED: dict[Opcode, Text] = {
     O.XOR: _infix("^"),
 }
 
+# Of complex numbers, and between them and their parts.
+_COMPLEX: dict[Opcode, Text] = {
+    O.ABS: _call("cf.absolute"),
+    O.ADD: _call("cf.add"),
+    O.COMPLEX: _call("cf.complex_of"),
+    O.CONVERT: _call("cf.from_real"),
+    O.DIVIDE: _call("cf.quotient"),
+    O.IMAG: _call("cf.imaginary"),
+    O.MULTIPLY: _call("cf.multiply"),
+    O.NEGATE: _call("cf.negative"),
+    O.REAL: _call("cf.real"),
+    O.SELECT: _call("tl.where"),
+    O.SUBTRACT: _call("cf.subtract"),
+}
+_COMPARE_COMPLEX = {Comparison.EQ: "cf.equal", Comparison.NE: "cf.different"}
+
 _COMPARE = {
     Comparison.EQ: "==",
     Comparison.NE: "!=",
@@ -230,6 +246,8 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
     if opcode in _JUMPS or (opcode is O.CONVERT and not element_type.is_float) or opcode is O.BITCAST_CONVERT:
         pairs = zip(expression.operands, operands, strict=True)
         operands = [t if _is_rounded(e) else rounded(t, e.element_type, dialect) for e, t in pairs]
+    if E.C64 in (source, element_type):
+        return _of_complex(expression, operands)
     if opcode is O.CONVERT:
         return convert(operands[0], source, element_type, dialect)
     if opcode is O.BITCAST_CONVERT:
@@ -255,6 +273,12 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
             return f"fm.log2_of_centered({operands[0]}, {_LOG[dialect]}(fm.centered({operands[0]})))"
         return _LOG2[dialect](*operands)
     return _FLOATS[dialect][opcode](*operands)
+
+
+def _of_complex(expression: Apply, operands: list[str]) -> str:
+    if expression.opcode is O.COMPARE:
+        return f"{_COMPARE_COMPLEX[Comparison(expression.detail)]}({', '.join(operands)})"
+    return _COMPLEX[expression.opcode](*operands)
 
 
 def fused_term(expression: Apply, dialect: Dialect) -> tuple[Expression, Expression, Expression] | None:

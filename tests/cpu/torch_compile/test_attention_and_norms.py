@@ -13,8 +13,9 @@ from torch.testing import assert_close
 
 from flagos_backend.codegen.triton.tiling import supports
 from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.fuse import ACCELERATOR, fuse
+from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.merge import merge
+from flagos_backend.fusion.policy import ACCELERATOR
 from flagos_backend.fusion.region import Region
 from flagos_backend.runtime.compiler import CompiledProgram, compile_program
 from flagos_backend.torch.compile import executable, report

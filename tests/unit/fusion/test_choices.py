@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 
 from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.fuse import ACCELERATOR, HOST, Policy, fuse
+from flagos_backend.fusion.fuse import fuse
+from flagos_backend.fusion.policy import ACCELERATOR, HOST, Policy
 from flagos_backend.fusion.region import Load, Region
 from flagos_backend.importer import import_module
 from flagos_backend.passes.pipeline import optimize

@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 
 from flagos_backend.fusion.flat import FlatComputation, flatten
-from flagos_backend.fusion.fuse import ACCELERATOR, HOST, MAX_OPERATIONS, Policy, Schedule, fuse
+from flagos_backend.fusion.fuse import Schedule, fuse
+from flagos_backend.fusion.policy import ACCELERATOR, HOST, MAX_OPERATIONS, Policy
 from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode

@@ -12,8 +12,9 @@ import pytest
 from jax import lax
 
 from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.fuse import ACCELERATOR, fuse
+from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.merge import MAX_BUFFERS, MAX_OPERATIONS, merge
+from flagos_backend.fusion.policy import ACCELERATOR
 from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.importer import import_module
 from flagos_backend.passes.pipeline import optimize

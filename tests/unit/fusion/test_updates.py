@@ -14,8 +14,9 @@ from jax import lax
 
 from flagos_backend.codegen.triton.tiling import supports
 from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.fuse import ACCELERATOR, HOST, Policy, Schedule, fuse
+from flagos_backend.fusion.fuse import Schedule, fuse
 from flagos_backend.fusion.merge import merge
+from flagos_backend.fusion.policy import ACCELERATOR, HOST, Policy
 from flagos_backend.fusion.region import Load, Region
 from flagos_backend.fusion.updates import copied, sources, targets
 from flagos_backend.importer import import_module

@@ -34,6 +34,7 @@ POINTER = {
     torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.complex64: "*i64",
 }
 
 

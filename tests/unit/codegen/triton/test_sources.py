@@ -74,6 +74,11 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
     "bfloat16_rounds_where_it_is_stored": (H100, lambda x, y: x * y + y, (bf16(1000, 768), bf16(1000, 768))),
     "broadcast_of_a_row_and_a_column": (H100, lambda x, r, c: x * r + c, (f32(512, 640), f32(640), f32(512, 1))),
     "column_sum_in_parts": (H100, lambda x: x.sum(0), (f32(16384, 4096),)),
+    "complex_numbers": (
+        H100,
+        lambda z, c: (jnp.where(jnp.abs(z) < 4, z * z + c, z), 1 / z),
+        (jax.ShapeDtypeStruct((256, 256), jnp.complex64), jax.ShapeDtypeStruct((256, 256), jnp.complex64)),
+    ),
     # Products with 0 or 1 are exact, and positions are compared within a block.
     "cross_entropy_and_gradient": (H100, jax.value_and_grad(cross_entropy), (bf16(8192, 32000), s32(8192))),
     # Whole rows, each loaded while the one before is computed; quotients that a row shares have no branch.
