@@ -30,8 +30,6 @@ Lower = Callable[..., Any]
 #: Primitives that exist for one vendor's hardware: their definition is a kernel of that vendor.
 VENDOR_ONLY = {
     "cudnn_fusion": "a computation for cuDNN's graph API, chosen by name",
-    "dot_product_attention_fwd": "cuDNN's attention; jax.nn.dot_product_attention lowers without it",
-    "dot_product_attention_bwd": "cuDNN's attention; jax.nn.dot_product_attention lowers without it",
     "dot_product_attention_fp8_fwd": "cuDNN's attention with its own scaling protocol",
     "dot_product_attention_fp8_bwd": "cuDNN's attention with its own scaling protocol",
     "mosaic_gpu": "a kernel written in NVIDIA's dialect",
