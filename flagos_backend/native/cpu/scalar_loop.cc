@@ -59,7 +59,7 @@ void RunScalarLoop(const ScalarLoop& loop, char* const* slots) {
     CopyElement(reinterpret_cast<char*>(&cells[load.cell]), slots[load.slot] + load.byte_offset, load.bytes);
   }
   for (const Loop::Step& step : loop.steps) {
-    step.function(&cells[step.result], &cells[step.a], &cells[step.b], &cells[step.c], 1);
+    step.point(&cells[step.result], &cells[step.a], &cells[step.b], &cells[step.c], 1);
   }
   for (const ScalarLoop::Move& store : loop.stores) {
     CopyElement(slots[store.slot] + store.byte_offset, reinterpret_cast<const char*>(&cells[store.cell]), store.bytes);

@@ -1,0 +1,302 @@
+// Finds the calls of kernels that the steps of a program come to. What takes no kernels, or is worth threads or more than a
+// few tiles, stays a step.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/native_program.h"
+#include "cpu/run_loop.h"
+#include "cpu/tiles.h"
+
+namespace flagos::cpu {
+namespace {
+
+using Place = TripPlan::Place;
+
+constexpr int64_t kMaxCalls = 64;  // of a loop
+
+template <size_t kBytes>
+void CopyFew(void* result, const void* a, const void*, const void*, int64_t) {
+  std::memcpy(result, a, kBytes);
+}
+void CopyBytes(void* result, const void* a, const void*, const void*, int64_t bytes) {
+  std::memcpy(result, a, static_cast<size_t>(bytes));
+}
+TileFunction CopyFunction(int64_t bytes) { return bytes == 4 ? &CopyFew<4> : bytes == 8 ? &CopyFew<8> : &CopyBytes; }
+
+// c: how elements of `bytes` bytes stand.
+void MoveTile(void* result, const void* a, const void*, const void* c, int64_t bytes) {
+  MoveElements(static_cast<char*>(result), static_cast<const char*>(a), *static_cast<const Plane*>(c), bytes);
+}
+
+// Where a block is in an array: so far on, and by how far its last start moves it.
+struct BlockStart {
+  int64_t moved, limit, stride;
+  Type type;
+
+  int64_t Move(const void* start) const {
+    const int64_t index =
+        type == Type::kS32 ? *static_cast<const int32_t*>(start) : ReadIndex(static_cast<const char*>(start), type);
+    return moved + std::clamp<int64_t>(index, 0, limit) * stride;
+  }
+};
+// b: a start, c: what it means. All but the last start of a block say where the next one begins.
+void MoveBlock(void* result, const void*, const void* b, const void* c, int64_t) {
+  *static_cast<int64_t*>(result) = static_cast<const BlockStart*>(c)->Move(b);
+}
+template <size_t kBytes>
+void SliceFew(void* result, const void* a, const void* b, const void* c, int64_t) {
+  std::memcpy(result, static_cast<const char*>(a) + static_cast<const BlockStart*>(c)->Move(b), kBytes);
+}
+void SliceBytes(void* result, const void* a, const void* b, const void* c, int64_t bytes) {
+  std::memcpy(result, static_cast<const char*>(a) + static_cast<const BlockStart*>(c)->Move(b),
+              static_cast<size_t>(bytes));
+}
+template <size_t kBytes>
+void UpdateFew(void* result, const void* a, const void* b, const void* c, int64_t) {
+  std::memcpy(static_cast<char*>(result) + static_cast<const BlockStart*>(c)->Move(b), a, kBytes);
+}
+void UpdateBytes(void* result, const void* a, const void* b, const void* c, int64_t bytes) {
+  std::memcpy(static_cast<char*>(result) + static_cast<const BlockStart*>(c)->Move(b), a, static_cast<size_t>(bytes));
+}
+TileFunction BlockFunction(bool is_update, int64_t bytes) {
+  if (is_update) return bytes == 4 ? &UpdateFew<4> : bytes == 8 ? &UpdateFew<8> : &UpdateBytes;
+  return bytes == 4 ? &SliceFew<4> : bytes == 8 ? &SliceFew<8> : &SliceBytes;
+}
+
+// A tile of a loop over points: what is read and written, and the registers that hold something from the beginning.
+struct Tile {
+  struct Access {
+    int64_t slot, offset, reg, bytes, stride;  // offset in bytes, stride in elements of `bytes`
+  };
+  int64_t n;
+  std::vector<Access> loads, stores;
+  std::vector<int64_t> widths;  // of the registers' elements, in bytes
+  std::vector<LoopBase::Step> steps;
+};
+
+}  // namespace
+
+// Makes the plan of a program, step by step.
+class TripPlanner {
+ public:
+  explicit TripPlanner(TripPlan& plan) : plan_(plan) {}
+
+  template <class AnyStep>
+  bool operator()(const AnyStep&) {
+    return false;
+  }
+
+  bool operator()(const ScalarLoop& loop) {
+    const size_t registers = loop.cells.size();
+    Tile tile{1, {}, {}, std::vector<int64_t>(registers, 8), loop.steps};
+    BeginLoop(registers);
+    for (size_t i = 0; i < registers; ++i) std::memcpy(Home(tile, i), &loop.cells[i], 8);
+    const auto access = [](const ScalarLoop::Move& move) {
+      return Tile::Access{move.slot, move.byte_offset, move.cell, move.bytes, 1};
+    };
+    for (const ScalarLoop::Move& load : loop.loads) tile.loads.push_back(access(load));
+    for (const ScalarLoop::Move& store : loop.stores) tile.stores.push_back(access(store));
+    AddTile(tile, homes_);
+    return true;
+  }
+
+  bool operator()(const Loop& loop) {
+    const size_t rank = loop.dims.size(), outer_rank = rank - (rank > 0 ? 1 : 0);
+    const int64_t n = rank == 0 ? 1 : loop.dims.back(), tiles = Product(loop.dims, 0, outer_rank);
+    const int64_t calls = static_cast<int64_t>(loop.inputs.size() + loop.steps.size() + loop.outputs.size());
+    if (loop.mode != LoopMode::kMap || !loop.box.empty() || n > loop.tile || tiles > kMaxCalls ||
+        tiles * calls > kMaxCalls || (tiles > 1 && ReadsWhatOthersWrite(loop))) {
+      return false;
+    }
+    if (n == 0 || tiles == 0) return true;
+    Tile tile{n, {}, {}, {}, loop.steps};
+    for (const Type type : loop.registers) tile.widths.push_back(TypeBytes(type));
+    BeginLoop(loop.registers.size());
+    for (const LoopBase::Constant& constant : loop.constants) {
+      const size_t reg = static_cast<size_t>(constant.reg);
+      Gather(Home(tile, reg), reinterpret_cast<const char*>(&constant.bits), 0, n, tile.widths[reg]);
+    }
+    std::vector<int64_t> index(rank);
+    for (int64_t i = 0; i < tiles; ++i) {
+      SetIndex(index.data(), i, loop.dims, 0, outer_rank);
+      AddTileAt(loop, index, tile);
+    }
+    return true;
+  }
+
+  bool operator()(const BlockCopy& copy) {
+    if (copy.rows > 1 || (copy.is_update && copy.array != copy.target)) return false;
+    const int64_t bytes = copy.rows * copy.run;
+    const Place array{copy.array, 0}, block{copy.block, 0};
+    const Place from = copy.is_update ? block : array, to = copy.is_update ? Place{copy.target, 0} : block;
+    if (copy.starts.empty()) {
+      AddCall({CopyFunction(bytes), to, from, from, from, bytes, -1});
+      return true;
+    }
+    std::vector<Place> starts;
+    for (const BlockCopy::Start& start : copy.starts) {
+      const BlockStart cell{0, start.limit, start.stride, start.type};
+      starts.push_back(Add(&cell, sizeof cell));
+    }
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+      AddCall({&MoveBlock, starts[i + 1], from, {copy.starts[i].slot, 0}, starts[i], 1, -1});
+    }
+    AddCall({BlockFunction(copy.is_update, bytes), to, from, {copy.starts.back().slot, 0}, starts.back(), bytes, -1});
+    return true;
+  }
+
+ private:
+  Place Reserve(int64_t bytes) {
+    constexpr size_t kAligned = 16;
+    const size_t offset = (plan_.cells.size() + kAligned - 1) / kAligned * kAligned;
+    plan_.cells.resize(offset + static_cast<size_t>(bytes));
+    return {TripPlan::kCells, static_cast<int64_t>(offset)};
+  }
+  char* Cell(const Place& place) { return plan_.cells.data() + place.offset; }
+  Place Add(const void* content, int64_t bytes) {
+    const Place place = Reserve(bytes);
+    std::memcpy(Cell(place), content, static_cast<size_t>(bytes));
+    return place;
+  }
+  void AddCall(const TripPlan::Call& call) { plan_.calls.push_back(call); }
+
+  void Move(const Place& to, int64_t to_stride, const Place& from, int64_t from_stride, int64_t n, int64_t bytes) {
+    if (n == 1 || (to_stride == 1 && from_stride == 1)) {
+      AddCall({CopyFunction(n * bytes), to, from, from, from, n * bytes, -1});
+      return;
+    }
+    const Plane plane{1, n, 0, to_stride, 0, from_stride};
+    AddCall({&MoveTile, to, from, from, Add(&plane, sizeof plane), bytes, -1});
+  }
+
+  void BeginLoop(size_t registers) {
+    homes_.assign(registers, {});
+    has_home_.assign(registers, false);
+  }
+  // Cells of a register, the same in all tiles of a loop.
+  char* Home(const Tile& tile, size_t reg) {
+    if (!has_home_[reg]) homes_[reg] = Reserve(tile.n * tile.widths[reg]);
+    has_home_[reg] = true;
+    return Cell(homes_[reg]);
+  }
+
+  // Whether a tile may write what another one reads.
+  static bool ReadsWhatOthersWrite(const Loop& loop) {
+    return std::any_of(loop.inputs.begin(), loop.inputs.end(), [&](const LoopBase::Input& input) {
+      return std::any_of(loop.outputs.begin(), loop.outputs.end(), [&](const LoopBase::Output& output) {
+        return input.slot == output.slot && (input.offset != output.offset || input.strides != output.strides);
+      });
+    });
+  }
+
+  // A loop's tile that begins at `index`.
+  void AddTileAt(const Loop& loop, const std::vector<int64_t>& index, Tile& tile) {
+    const auto access = [&](const auto& array) {
+      int64_t offset = array.offset;
+      for (size_t d = 0; d < index.size(); ++d) offset += index[d] * array.strides[d];
+      const int64_t bytes = tile.widths[static_cast<size_t>(array.reg)];
+      return Tile::Access{array.slot, offset * bytes, array.reg, bytes, index.empty() ? 0 : array.strides.back()};
+    };
+    tile.loads.clear();
+    tile.stores.clear();
+    for (const LoopBase::Input& input : loop.inputs) tile.loads.push_back(access(input));
+    for (const LoopBase::Output& output : loop.outputs) tile.stores.push_back(access(output));
+    std::vector<Place> places = homes_;
+    for (const LoopBase::Iota& iota : loop.iotas) {
+      const size_t reg = static_cast<size_t>(iota.reg);
+      int64_t start = iota.offset;
+      for (size_t d = 0; d < index.size(); ++d) start += index[d] * iota.coefficients[d];
+      const int64_t step = index.empty() ? 0 : iota.coefficients.back();
+      places[reg] = Reserve(tile.n * tile.widths[reg]);
+      iota.function(Cell(places[reg]), &start, &step, nullptr, tile.n);
+    }
+    AddTile(tile, std::move(places));
+  }
+
+  // places: of constants and positions.
+  void AddTile(const Tile& tile, std::vector<Place> places) {
+    const auto at = [](auto& list, int64_t i) -> auto& { return list[static_cast<size_t>(i)]; };
+    const auto send_home = [&](int64_t reg) {
+      Home(tile, static_cast<size_t>(reg));
+      at(places, reg) = at(homes_, reg);
+    };
+    for (const LoopBase::Step& step : tile.steps) send_home(step.result);
+    // The step that writes a register straight to where it is stored, or -1.
+    std::vector<int64_t> straight(places.size(), -1);
+    std::vector<const Tile::Access*> copied;
+    for (const Tile::Access& store : tile.stores) {
+      const int64_t step = OnlyWriter(tile, store.reg);
+      if (step < 0 || at(straight, store.reg) >= 0 || (tile.n > 1 && store.stride != 1)) {
+        copied.push_back(&store);
+        continue;
+      }
+      at(straight, store.reg) = step;
+      at(places, store.reg) = {store.slot, store.offset};
+    }
+    for (const Tile::Access& load : tile.loads) {
+      const bool whole = tile.n == 1 || load.stride == 1 || (load.stride == 0 && !IsReadAsTile(tile, load.reg));
+      if (whole && StaysUntilRead(tile, load, straight)) {
+        at(places, load.reg) = {load.slot, load.offset};
+      } else {
+        send_home(load.reg);
+        Move(at(places, load.reg), 1, {load.slot, load.offset}, load.stride, tile.n, load.bytes);
+      }
+    }
+    for (const LoopBase::Step& step : tile.steps) {
+      AddCall({tile.n == 1 ? step.point : step.function, at(places, step.result), at(places, step.a),
+               at(places, step.b), at(places, step.c), tile.n, -1});
+    }
+    for (const Tile::Access* store : copied) {
+      Move({store->slot, store->offset}, store->stride, at(places, store->reg), 1, tile.n, store->bytes);
+    }
+  }
+
+  // The number of the one step that writes a register, or -1.
+  static int64_t OnlyWriter(const Tile& tile, int64_t reg) {
+    const auto writes = [reg](const LoopBase::Step& step) { return step.result == reg; };
+    const auto first = std::find_if(tile.steps.begin(), tile.steps.end(), writes);
+    if (first == tile.steps.end() || std::any_of(first + 1, tile.steps.end(), writes)) return -1;
+    return first - tile.steps.begin();
+  }
+
+  static bool IsReadAsTile(const Tile& tile, int64_t reg) {
+    const auto reads = [reg](const LoopBase::Step& step) {
+      return (step.a == reg && (step.numbers & 1) == 0) || (step.b == reg && (step.numbers & 2) == 0) ||
+             (step.c == reg && (step.numbers & 4) == 0);
+    };
+    return IsStored(tile, reg) || std::any_of(tile.steps.begin(), tile.steps.end(), reads);
+  }
+
+  static bool IsStored(const Tile& tile, int64_t reg) {
+    return std::any_of(tile.stores.begin(), tile.stores.end(),
+                       [reg](const Tile::Access& store) { return store.reg == reg; });
+  }
+
+  // Whether what is loaded is still there when it is read last.
+  static bool StaysUntilRead(const Tile& tile, const Tile::Access& load, const std::vector<int64_t>& straight) {
+    return std::all_of(tile.stores.begin(), tile.stores.end(), [&](const Tile::Access& store) {
+      if (store.slot != load.slot) return true;
+      if (IsStored(tile, load.reg)) return false;
+      const int64_t writer = straight[static_cast<size_t>(store.reg)];
+      if (writer < 0) return true;  // after all steps
+      const bool same = store.offset == load.offset && store.bytes == load.bytes && (tile.n == 1 || load.stride == 1);
+      return same && std::none_of(tile.steps.begin() + writer + 1, tile.steps.end(), [&](const LoopBase::Step& step) {
+        return step.a == load.reg || step.b == load.reg || step.c == load.reg;
+      });
+    });
+  }
+
+  TripPlan& plan_;
+  // Of the loop at hand.
+  std::vector<Place> homes_;
+  std::vector<bool> has_home_;
+};
+
+void NativeProgram::PlanTrip() {
+  TripPlanner planner(trip_);
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if (!std::visit(planner, steps_[i])) trip_.calls.push_back({nullptr, {}, {}, {}, {}, 0, static_cast<int64_t>(i)});
+  }
+}
+
+}  // namespace flagos::cpu
