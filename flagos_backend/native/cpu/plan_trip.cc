@@ -12,7 +12,8 @@ namespace {
 
 using Place = TripPlan::Place;
 
-constexpr int64_t kMaxCalls = 64;  // of a loop
+constexpr int64_t kMaxCalls = 64;     // of a loop
+constexpr int64_t kMaxRun = 1 << 12;  // elements of a window
 
 template <size_t kBytes>
 void CopyFew(void* result, const void* a, const void*, const void*, int64_t) {
@@ -61,6 +62,39 @@ void UpdateBytes(void* result, const void* a, const void* b, const void* c, int6
 TileFunction BlockFunction(bool is_update, int64_t bytes) {
   if (is_update) return bytes == 4 ? &UpdateFew<4> : bytes == 8 ? &UpdateFew<8> : &UpdateBytes;
   return bytes == 4 ? &SliceFew<4> : bytes == 8 ? &SliceFew<8> : &SliceBytes;
+}
+
+// A start of a window: so far on are the starts before it, in elements.
+struct WindowStart {
+  int64_t offset;
+  StartFunction add;
+  Starts starts;
+};
+// b: the number, c: the start. The result is where the next start, or the window, begins.
+void AddStart(void* result, const void*, const void* b, const void* c, int64_t) {
+  const WindowStart& start = *static_cast<const WindowStart*>(c);
+  Starts starts = start.starts;
+  starts.numbers = b;
+  int64_t offset = start.offset;
+  start.add(&offset, starts, 1);
+  std::memcpy(result, &offset, sizeof offset);
+}
+// Elements that stand side by side, at an offset in elements that may be negative: that is outside.
+struct Window {
+  int64_t offset, run, bytes;
+  ScatterFunction combine;
+};
+void GatherWindow(void* result, const void* a, const void*, const void* c, int64_t) {
+  const Window& window = *static_cast<const Window*>(c);
+  std::memcpy(result, static_cast<const char*>(a) + window.offset * window.bytes,
+              static_cast<size_t>(window.run * window.bytes));
+}
+void ScatterWindow(void* result, const void* a, const void*, const void* c, int64_t) {
+  const Window& window = *static_cast<const Window*>(c);
+  if (window.offset < 0) return;
+  if (window.combine != nullptr) return window.combine(result, &window.offset, a, window.run, window.run, 1);
+  std::memcpy(static_cast<char*>(result) + window.offset * window.bytes, a,
+              static_cast<size_t>(window.run * window.bytes));
 }
 
 // A tile of a loop over points: what is read and written, and the registers that hold something from the beginning.
@@ -145,6 +179,15 @@ class TripPlanner {
     return true;
   }
 
+  bool operator()(const GatherWindows& gather) {
+    return AddWindow(gather, &GatherWindow, {gather.target, 0}, {gather.array, 0}, nullptr);
+  }
+
+  bool operator()(const ScatterWindows& scatter) {
+    return scatter.array == scatter.target &&
+           AddWindow(scatter, &ScatterWindow, {scatter.target, 0}, {scatter.updates, 0}, scatter.combine);
+  }
+
  private:
   Place Reserve(int64_t bytes) {
     constexpr size_t kAligned = 16;
@@ -167,6 +210,27 @@ class TripPlanner {
     }
     const Plane plane{1, n, 0, to_stride, 0, from_stride};
     AddCall({&MoveTile, to, from, from, Add(&plane, sizeof plane), bytes, -1});
+  }
+
+  // A single window that is one run.
+  bool AddWindow(const IndexedWindows& windows, TileFunction function, const Place& to, const Place& from,
+                 ScatterFunction combine) {
+    if (windows.num_windows != 1 || windows.window_elements != windows.run || windows.run > kMaxRun) return false;
+    const Window cell{0, windows.run, windows.element_bytes, combine};
+    const Place window = Add(&cell, sizeof cell);
+    std::vector<Place> places;
+    for (const IndexedWindows::Start& start : windows.starts) {
+      const WindowStart content{0, windows.start, {nullptr, 1, start.limit, start.array_stride, start.wrap}};
+      places.push_back(Add(&content, sizeof content));
+    }
+    places.push_back(window);
+    for (size_t i = 0; i < windows.starts.size(); ++i) {
+      const IndexedWindows::Start& start = windows.starts[i];
+      const Place number{start.slot, start.offset * windows.index_bytes};
+      AddCall({&AddStart, places[i + 1], number, number, places[i], 1, -1});
+    }
+    AddCall({function, to, from, from, window, 1, -1});
+    return true;
   }
 
   void BeginLoop(size_t registers) {
@@ -281,8 +345,8 @@ class TripPlanner {
       if (writer < 0) return true;  // after all steps
       const bool same = store.offset == load.offset && store.bytes == load.bytes && (tile.n == 1 || load.stride == 1);
       return same && std::none_of(tile.steps.begin() + writer + 1, tile.steps.end(), [&](const LoopBase::Step& step) {
-        return step.a == load.reg || step.b == load.reg || step.c == load.reg;
-      });
+               return step.a == load.reg || step.b == load.reg || step.c == load.reg;
+             });
     });
   }
 
