@@ -1,4 +1,4 @@
-"""Trips of loops whose steps are single points, a few elements, or blocks and windows at run-time starts, against XLA."""
+"""Trips of loops: single points, a few elements, blocks and windows at run-time starts, against XLA."""
 
 from __future__ import annotations
 
