@@ -4,28 +4,12 @@
 #include <cstring>
 
 #include "cpu/run_loop.h"
+#include "cpu/tiles.h"
 
 namespace flagos::cpu {
 namespace {
 
 constexpr size_t kFewCells = 64;
-
-template <class T>
-void CopyAs(char* to, const char* from) {
-  std::memcpy(to, from, sizeof(T));
-}
-void CopyElement(char* to, const char* from, int64_t bytes) {
-  switch (bytes) {
-    case 1:
-      return CopyAs<uint8_t>(to, from);
-    case 2:
-      return CopyAs<uint16_t>(to, from);
-    case 4:
-      return CopyAs<uint32_t>(to, from);
-    default:
-      return CopyAs<uint64_t>(to, from);
-  }
-}
 
 }  // namespace
 
