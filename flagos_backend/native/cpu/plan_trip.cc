@@ -14,6 +14,7 @@ using Place = TripPlan::Place;
 
 constexpr int64_t kMaxCalls = 64;     // of a loop
 constexpr int64_t kMaxRun = 1 << 12;  // elements of a window
+constexpr int64_t kSmallWork = 256;   // of a product
 
 template <size_t kBytes>
 void CopyFew(void* result, const void* a, const void*, const void*, int64_t) {
@@ -95,6 +96,46 @@ void ScatterWindow(void* result, const void* a, const void*, const void* c, int6
   if (window.combine != nullptr) return window.combine(result, &window.offset, a, window.run, window.run, 1);
   std::memcpy(static_cast<char*>(result) + window.offset * window.bytes, a,
               static_cast<size_t>(window.run * window.bytes));
+}
+
+// A tile folded into one value that nothing was folded into before.
+struct WholeFold {
+  TileFunction widen, narrow;  // to and from what it is folded in; nullptr: the same type
+  FoldFunction fold;
+  int64_t bytes;
+};
+// a: the tile, b: what the fold begins with, c: the fold.
+void FoldTile(void* result, const void* a, const void* b, const void* c, int64_t n) {
+  const WholeFold& whole = *static_cast<const WholeFold*>(c);
+  alignas(8) char total[8];
+  if (whole.widen != nullptr) {
+    whole.widen(total, b, nullptr, nullptr, 1);
+  } else {
+    CopyElement(total, static_cast<const char*>(b), whole.bytes);
+  }
+  whole.fold(total, a, n);
+  if (whole.narrow != nullptr) return whole.narrow(result, total, nullptr, nullptr, 1);
+  CopyElement(static_cast<char*>(result), total, whole.bytes);
+}
+
+// A product of matrices that are so small that a library takes longer to begin. Strides in elements.
+struct SmallProduct {
+  int64_t m, n, k, a_row, a_column, b_row, b_column, c_row;
+};
+template <class T>
+void MultiplySmall(void* result, const void* a, const void* b, const void* c, int64_t) {
+  const SmallProduct& p = *static_cast<const SmallProduct*>(c);
+  for (int64_t row = 0; row < p.m; ++row) {
+    for (int64_t column = 0; column < p.n; ++column) {
+      const T* x = static_cast<const T*>(a) + row * p.a_row;
+      const T* y = static_cast<const T*>(b) + column * p.b_column;
+      double sum = 0.0;
+      for (int64_t i = 0; i < p.k; ++i, x += p.a_column, y += p.b_row) {
+        sum += static_cast<double>(*x) * static_cast<double>(*y);
+      }
+      static_cast<T*>(result)[row * p.c_row + column] = static_cast<T>(sum);
+    }
+  }
 }
 
 // A tile of a loop over points: what is read and written, and the registers that hold something from the beginning.
@@ -179,6 +220,52 @@ class TripPlanner {
     return true;
   }
 
+  bool operator()(const RowLoop& loop) {
+    const size_t rank = loop.dims.size(), kept = rank - static_cast<size_t>(loop.num_folded);
+    const int64_t rows = Product(loop.dims, 0, kept);
+    int64_t calls = static_cast<int64_t>(loop.inputs.size());
+    const auto is_compensated = [](const LoopBase::Reduction& reduction) { return reduction.compensated; };
+    for (const RowLoop::Phase& phase : loop.phases) {
+      calls += static_cast<int64_t>(phase.scalar_steps.size() + phase.scalar_outputs.size() + phase.broadcasts.size() +
+                                    phase.steps.size() + phase.reductions.size() + phase.outputs.size());
+      if (std::any_of(phase.reductions.begin(), phase.reductions.end(), is_compensated)) return false;
+    }
+    if (loop.row == 0 || loop.row != loop.dims.back() || loop.row > loop.tile || rows > kMaxCalls ||
+        rows * calls > kMaxCalls) {
+      return false;
+    }
+    RowTile row{loop, std::vector<int64_t>(rank), std::vector<Place>(loop.registers.size())};
+    std::vector<Place>& homes = row.homes;
+    for (size_t i = 0; i < homes.size(); ++i) homes[i] = Reserve(loop.row * TypeBytes(loop.registers[i]));
+    for (const LoopBase::Constant& constant : loop.constants) {
+      const char* const bits = reinterpret_cast<const char*>(&constant.bits);
+      Gather(Cell(row.Home(constant.reg)), bits, 0, loop.row, row.Bytes(constant.reg));
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      SetIndex(row.index.data(), i, loop.dims, 0, kept);
+      AddRow(row);
+    }
+    return true;
+  }
+
+  bool operator()(const MatrixProduct& product) {
+    const bool is_float = product.type == Type::kF32 || product.type == Type::kF64;
+    if (!is_float || product.num_matrices != 1 || product.m * product.n > kSmallWork ||
+        product.m * product.n * product.k > kSmallWork) {
+      return false;
+    }
+    const auto place = [&](const MatrixProduct::Operand& operand) {
+      return Place{operand.slot, operand.offset * TypeBytes(product.type)};
+    };
+    const auto row = [](const MatrixProduct::Operand& operand) { return operand.transposed ? 1 : operand.leading; };
+    const auto column = [](const MatrixProduct::Operand& operand) { return operand.transposed ? operand.leading : 1; };
+    const SmallProduct small{product.m,         product.n,      product.k,         row(product.a),
+                             column(product.a), row(product.b), column(product.b), product.c.leading};
+    const TileFunction function = product.type == Type::kF32 ? &MultiplySmall<float> : &MultiplySmall<double>;
+    AddCall({function, place(product.c), place(product.a), place(product.b), Add(&small, sizeof small), 1, -1});
+    return true;
+  }
+
   bool operator()(const GatherWindows& gather) {
     return AddWindow(gather, &GatherWindow, {gather.target, 0}, {gather.array, 0}, nullptr);
   }
@@ -210,6 +297,81 @@ class TripPlanner {
     }
     const Plane plane{1, n, 0, to_stride, 0, from_stride};
     AddCall({&MoveTile, to, from, from, Add(&plane, sizeof plane), bytes, -1});
+  }
+
+  // A row of a loop over rows that is no longer than a tile.
+  struct RowTile {
+    const RowLoop& loop;
+    std::vector<int64_t> index;
+    std::vector<Place> homes;  // cells of the registers
+
+    const Place& Home(int64_t reg) const { return homes[static_cast<size_t>(reg)]; }
+    int64_t Bytes(int64_t reg) const { return TypeBytes(loop.registers[static_cast<size_t>(reg)]); }
+    // Of an input's or an output's element at the index.
+    template <class Access>
+    Place At(const Access& access) const {
+      int64_t offset = access.offset;
+      for (size_t d = 0; d < access.strides.size(); ++d) offset += index[d] * access.strides[d];
+      return {access.slot, offset * Bytes(access.reg)};
+    }
+  };
+
+  void AddRow(const RowTile& row) {
+    const RowLoop& loop = row.loop;
+    std::vector<Place> places = row.homes;
+    const auto place = [&](int64_t reg) -> Place& { return places[static_cast<size_t>(reg)]; };
+    const auto add_input = [&](int64_t i) {
+      const LoopBase::Input& input = loop.inputs[static_cast<size_t>(i)];
+      const bool in_place = input.strides.back() == 1;
+      if (in_place) place(input.reg) = row.At(input);
+      if (!in_place) Move(place(input.reg), 1, row.At(input), input.strides.back(), loop.row, row.Bytes(input.reg));
+    };
+    const auto add_iota = [&](int64_t i, int64_t n) {
+      const LoopBase::Iota& iota = loop.iotas[static_cast<size_t>(i)];
+      int64_t start = iota.offset;
+      for (size_t d = 0; d < row.index.size(); ++d) start += row.index[d] * iota.coefficients[d];
+      place(iota.reg) = Reserve(loop.row * row.Bytes(iota.reg));
+      iota.function(Cell(place(iota.reg)), &start, &iota.coefficients.back(), nullptr, n);
+    };
+    const auto add_steps = [&](const std::vector<LoopBase::Step>& steps, int64_t n) {
+      for (const LoopBase::Step& step : steps) {
+        AddCall({n == 1 ? step.point : step.function, place(step.result), place(step.a), place(step.b), place(step.c),
+                 n, -1});
+      }
+    };
+    for (size_t i = 0; i < loop.inputs.size(); ++i) {
+      if (loop.inputs[i].invariant) add_input(static_cast<int64_t>(i));
+    }
+    for (const int64_t i : loop.row_inputs) {
+      const LoopBase::Input& input = loop.inputs[static_cast<size_t>(i)];
+      Move(place(input.reg), 1, row.At(input), 1, 1, row.Bytes(input.reg));
+    }
+    for (const int64_t i : loop.row_iotas) add_iota(i, 1);
+    for (const RowLoop::Phase& phase : loop.phases) {
+      add_steps(phase.scalar_steps, 1);
+      for (const LoopBase::Output& output : phase.scalar_outputs) {
+        Move(row.At(output), 1, place(output.reg), 1, 1, row.Bytes(output.reg));
+      }
+      for (const int64_t reg : phase.broadcasts) Move(place(reg), 1, place(reg), 0, loop.row, row.Bytes(reg));
+      for (const int64_t i : phase.inputs) add_input(i);
+      for (const int64_t i : phase.iotas) add_iota(i, loop.row);
+      for (const LoopBase::Output& output : phase.outputs) {
+        if (output.in_place) place(output.reg) = row.At(output);
+      }
+      add_steps(phase.steps, loop.row);
+      for (const LoopBase::Reduction& reduction : phase.reductions) {
+        const WholeFold fold{reduction.widen, reduction.narrow, reduction.fold, TypeBytes(reduction.type)};
+        AddCall({&FoldTile, row.Home(reduction.result), place(reduction.reg), place(reduction.initial),
+                 Add(&fold, sizeof fold), loop.row, -1});
+      }
+      for (const LoopBase::Output& output : phase.outputs) {
+        if (output.in_place) {
+          place(output.reg) = row.Home(output.reg);
+        } else {
+          Move(row.At(output), output.strides.back(), place(output.reg), 1, loop.row, row.Bytes(output.reg));
+        }
+      }
+    }
   }
 
   // A single window that is one run.

@@ -179,6 +179,49 @@ def test_steps_that_are_none_for_kernels(context: Context, rng: np.random.Genera
     _assert_equal(lambda *a: lax.scan(step, *a), state, xs, context=context)
 
 
+@pytest.mark.parametrize("name", ["int8", "int32", "uint64", "bool"])
+def test_folds_of_a_few_elements(name: str, context: Context, rng: np.random.Generator) -> None:
+    """One row and several, whole and strided, and what is computed of a row and its folds."""
+
+    def step(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+        if x.dtype == bool:
+            return carry ^ x, (x.any(1), carry.all(), (x & carry).any(0), x ^ x.any(1, keepdims=True))
+        least, total = x.min(1), x.sum(1, dtype=x.dtype)
+        spread = (x - least[:, None]) * total[:, None] + jnp.arange(7, dtype=x.dtype)
+        folds = (least, total, x.max(), x[::-1, ::2].sum(1, dtype=x.dtype), x[0].prod(dtype=x.dtype), x.sum(0))
+        return carry + spread, (*folds, spread.sum(1, dtype=x.dtype), (carry[1] - x[2]).max())
+
+    x = rng.integers(0, 2 if name == "bool" else 100, (_TRIPS, 4, 7)).astype(name)
+    _assert_equal(lambda x: lax.scan(step, jnp.zeros_like(x[0]), x), x, context=context)
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("float32", 1e-5), ("float64", 1e-12), ("bfloat16", 3e-2), ("float16", 4e-3)]
+)
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_softmax_and_norms(name: str, tolerance: float, size: int, context: Context, rng: np.random.Generator) -> None:
+    def step(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+        normal = (x - x.mean()) / jnp.sqrt(jnp.square(x - x.mean()).mean() + 1)
+        return carry / 2 + normal, (jax.nn.softmax(x), x / (1 + jnp.sqrt(jnp.square(x).sum())), carry.max())
+
+    x = rng.standard_normal((_TRIPS, size)).astype(jnp.dtype(name))
+    for mine, theirs in _both(lambda x: lax.scan(step, jnp.zeros_like(x[0]), x), x, context=context):
+        np.testing.assert_allclose(mine.astype(float), theirs.astype(float), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("float32", 1e-5), ("float64", 1e-13)])
+def test_products_of_a_few_elements(name: str, tolerance: float, context: Context, rng: np.random.Generator) -> None:
+    """Of matrices as they stand, transposed and inside others, and of vectors."""
+
+    def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+        return state / 4 + x @ x.T, (state @ x, state.T @ x, x.T @ state, x[:, 1] @ state, state @ x[:, 2], x[0] @ x[1])
+
+    x = rng.standard_normal((_TRIPS, 5, 3)).astype(name)
+    start = np.zeros((5, 5), name)
+    for mine, theirs in _both(lambda *a: lax.scan(step, *a), start, x, context=context):
+        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=10 * tolerance)
+
+
 def test_smoothing(context: Context, rng: np.random.Generator) -> None:
     x = rng.standard_normal(1000).astype(np.float32)
     smoothed = lambda x: lax.scan(lambda c, y: (c * 0.9 + y,) * 2, jnp.float32(0), x)[1]  # noqa: E731
