@@ -34,35 +34,38 @@ void MoveTile(void* result, const void* a, const void*, const void* c, int64_t b
 struct BlockStart {
   int64_t moved, limit, stride;
   Type type;
-
-  int64_t Move(const void* start) const {
-    const int64_t index =
-        type == Type::kS32 ? *static_cast<const int32_t*>(start) : ReadIndex(static_cast<const char*>(start), type);
-    return moved + std::clamp<int64_t>(index, 0, limit) * stride;
-  }
 };
+template <bool kIsS32>
+int64_t BlockOffset(const void* number, const void* block_start) {
+  const BlockStart& start = *static_cast<const BlockStart*>(block_start);
+  int64_t index;
+  if constexpr (kIsS32) {
+    index = *static_cast<const int32_t*>(number);
+  } else {
+    index = ReadIndex(static_cast<const char*>(number), start.type);
+  }
+  return start.moved + std::clamp<int64_t>(index, 0, start.limit) * start.stride;
+}
 // b: a start, c: what it means. All but the last start of a block say where the next one begins.
 void MoveBlock(void* result, const void*, const void* b, const void* c, int64_t) {
-  *static_cast<int64_t*>(result) = static_cast<const BlockStart*>(c)->Move(b);
+  *static_cast<int64_t*>(result) = BlockOffset<false>(b, c);
 }
-template <size_t kBytes>
-void SliceFew(void* result, const void* a, const void* b, const void* c, int64_t) {
-  std::memcpy(result, static_cast<const char*>(a) + static_cast<const BlockStart*>(c)->Move(b), kBytes);
+// kBytes: how many bytes, or 0: any number.
+template <bool kIsS32, size_t kBytes>
+void SliceBlock(void* result, const void* a, const void* b, const void* c, int64_t bytes) {
+  std::memcpy(result, static_cast<const char*>(a) + BlockOffset<kIsS32>(b, c),
+              kBytes == 0 ? static_cast<size_t>(bytes) : kBytes);
 }
-void SliceBytes(void* result, const void* a, const void* b, const void* c, int64_t bytes) {
-  std::memcpy(result, static_cast<const char*>(a) + static_cast<const BlockStart*>(c)->Move(b),
-              static_cast<size_t>(bytes));
+template <bool kIsS32, size_t kBytes>
+void UpdateBlock(void* result, const void* a, const void* b, const void* c, int64_t bytes) {
+  std::memcpy(static_cast<char*>(result) + BlockOffset<kIsS32>(b, c), a,
+              kBytes == 0 ? static_cast<size_t>(bytes) : kBytes);
 }
-template <size_t kBytes>
-void UpdateFew(void* result, const void* a, const void* b, const void* c, int64_t) {
-  std::memcpy(static_cast<char*>(result) + static_cast<const BlockStart*>(c)->Move(b), a, kBytes);
-}
-void UpdateBytes(void* result, const void* a, const void* b, const void* c, int64_t bytes) {
-  std::memcpy(static_cast<char*>(result) + static_cast<const BlockStart*>(c)->Move(b), a, static_cast<size_t>(bytes));
-}
+template <bool kIsS32>
 TileFunction BlockFunction(bool is_update, int64_t bytes) {
-  if (is_update) return bytes == 4 ? &UpdateFew<4> : bytes == 8 ? &UpdateFew<8> : &UpdateBytes;
-  return bytes == 4 ? &SliceFew<4> : bytes == 8 ? &SliceFew<8> : &SliceBytes;
+  if (bytes == 4) return is_update ? &UpdateBlock<kIsS32, 4> : &SliceBlock<kIsS32, 4>;
+  if (bytes == 8) return is_update ? &UpdateBlock<kIsS32, 8> : &SliceBlock<kIsS32, 8>;
+  return is_update ? &UpdateBlock<kIsS32, 0> : &SliceBlock<kIsS32, 0>;
 }
 
 // A start of a window: so far on are the starts before it, in elements.
@@ -216,7 +219,10 @@ class TripPlanner {
     for (size_t i = 0; i + 1 < starts.size(); ++i) {
       AddCall({&MoveBlock, starts[i + 1], from, {copy.starts[i].slot, 0}, starts[i], 1, -1});
     }
-    AddCall({BlockFunction(copy.is_update, bytes), to, from, {copy.starts.back().slot, 0}, starts.back(), bytes, -1});
+    const BlockCopy::Start& last = copy.starts.back();
+    const TileFunction function = last.type == Type::kS32 ? BlockFunction<true>(copy.is_update, bytes)
+                                                          : BlockFunction<false>(copy.is_update, bytes);
+    AddCall({function, to, from, {last.slot, 0}, starts.back(), bytes, -1});
     return true;
   }
 
