@@ -12,6 +12,7 @@ from math import prod
 
 from flagos_backend.codegen import point_loop, row_loop
 from flagos_backend.codegen.arena import Interval, plan_arena
+from flagos_backend.codegen.arranged_products import as_arranged_product
 from flagos_backend.codegen.convolution_phases import as_patch_products
 from flagos_backend.codegen.extremes import extreme_numbers, with_extremes
 from flagos_backend.codegen.floors import with_floors
@@ -221,6 +222,9 @@ class _Emitter:
             widened = as_widened_product(item, *self._views(item))
             if widened is not None:
                 return widened
+            arranged = as_arranged_product(item, *self._views(item))
+            if arranged is not None:
+                return arranged
         if item.opcode is Opcode.CONVOLUTION:
             patches = as_patch_products(item, *self._buffers(item))
             if patches is not None:

@@ -17,6 +17,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 E = ElementType
 _MAX_SIZE = 2**31 - 1  # BLAS takes sizes and leading dimensions as 32-bit integers
+_Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 INTEGERS = frozenset({E.S8, E.U8, E.S16, E.U16, E.S32, E.U32})
 
 
@@ -82,13 +83,21 @@ def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int])
     return tuple(d for d in range(len(dims)) if d not in batch and d not in contracting)
 
 
+def sides_of(dot: Instruction) -> tuple[_Side, _Side]:
+    """The dimensions of each operand: of the batch, those that are folded, the others."""
+    attributes = dot.attributes_as(DotAttributes)
+    sides = ((attributes.lhs_batch, attributes.lhs_contracting), (attributes.rhs_batch, attributes.rhs_contracting))
+    lhs, rhs = (
+        (tuple(batch), tuple(contracting), _rest(dims_of(operand), batch, contracting))
+        for operand, (batch, contracting) in zip(dot.operands, sides, strict=True)
+    )
+    return lhs, rhs
+
+
 def is_product_operand(dot: Instruction, number: int, view: View) -> bool:
     """Whether BLAS takes operand ``number`` where the view says that it stands."""
-    attributes = dot.attributes_as(DotAttributes)
     dims = dims_of(dot.operands[number])
-    sides = ((attributes.lhs_batch, attributes.lhs_contracting), (attributes.rhs_batch, attributes.rhs_contracting))
-    batch, contracting = sides[number]
-    free = _rest(dims, batch, contracting)
+    batch, contracting, free = sides_of(dot)[number]
     rows, columns = (free, contracting) if number == 0 else (contracting, free)
     return 0 not in dims and matrix_operand(view, dims, batch, rows, columns) is not None
 

@@ -1,5 +1,5 @@
 // Positions of the greatest or least elements of rows. Long or few rows are cut into segments, whose extremes are rows in
-// their turn.
+// their turn; of many short rows, columns are made, which are searched side by side.
 #include <algorithm>
 #include <cstring>
 
@@ -11,6 +11,8 @@ namespace {
 
 // Cuts that depend on nothing but the shape.
 constexpr int64_t kEnoughTasks = 16, kLeastSegment = 1 << 13;
+constexpr int64_t kShortRow = 64, kManyRows = 16;
+constexpr int64_t kTurnedBytes = 1 << 15;  // of rows that have become columns
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -21,6 +23,7 @@ struct Search {
   int64_t outer, size, inner;
   int64_t segments, segment;  // of how many elements
   int64_t columns, chunks;    // that are searched at once
+  int64_t turned = 0;         // rows that become columns at once; 0: none do
   int64_t* at;                // [outer][segments][inner], from the beginning of a row
 
   Search(const ArgExtreme& of, const char* from, int64_t outer_size, int64_t row, int64_t inner_size, bool cuts)
@@ -31,13 +34,23 @@ struct Search {
     segments = std::min(most, DivideUp(kEnoughTasks, outer * chunks));
     segment = DivideUp(size, segments);
     segments = DivideUp(size, segment);
+    if (inner == 1 && size <= kShortRow && outer >= kManyRows) {
+      turned = std::min(kExtremeColumns, kTurnedBytes / (size * TypeBytes(step.type)));
+    }
   }
 
-  int64_t tasks() const { return outer * segments * chunks; }
+  int64_t tasks() const { return turned > 0 ? DivideUp(outer, turned) : outer * segments * chunks; }
 
   static void Run(void* user, int64_t begin, int64_t end) {
     const Search& search = *static_cast<Search*>(user);
-    for (int64_t task = begin; task < end; ++task) search.RunTask(task);
+    for (int64_t task = begin; task < end; ++task) search.turned > 0 ? search.RunTurned(task) : search.RunTask(task);
+  }
+
+  void RunTurned(int64_t task) const {
+    alignas(64) char columns_of_rows[kTurnedBytes];
+    const int64_t first = task * turned, n = std::min(turned, outer - first), bytes = TypeBytes(step.type);
+    MoveElements(columns_of_rows, source + first * size * bytes, {size, n, n, 1, 1, size}, bytes);
+    step.in_columns(at + first, columns_of_rows, size, n, n);
   }
 
   void RunTask(int64_t task) const {
@@ -85,11 +98,15 @@ void RunArgExtreme(const ArgExtreme& step, char* const* slots) {
       search.at[k] = search.at[(o * search.segments + winners[static_cast<size_t>(k)]) * step.inner + i];
     }
   }
+  char* index = slots[step.indices];
+  char* value = slots[step.values];
   const int64_t index_bytes = TypeBytes(step.index_type);
-  for (int64_t k = 0; k < results; ++k) {
-    std::memcpy(slots[step.indices] + k * index_bytes, search.at + k, static_cast<size_t>(index_bytes));
-    const char* const best = element(k / step.inner, search.at[k], k % step.inner);
-    std::memcpy(slots[step.values] + k * bytes, best, static_cast<size_t>(bytes));
+  const int64_t* position = search.at;
+  for (int64_t o = 0; o < step.outer; ++o) {
+    for (int64_t i = 0; i < step.inner; ++i, index += index_bytes, value += bytes, ++position) {
+      CopyElement(index, reinterpret_cast<const char*>(position), index_bytes);
+      CopyElement(value, element(o, *position, i), bytes);
+    }
   }
 }
 

@@ -101,6 +101,7 @@ struct Kernels {
   TileFunction apply[kNumOps][kNumTypes];
   // apply where a (1) or b (2) is the same everywhere, of which only the first element is read.
   TileFunction with_numbers[kNumOps][kNumTypes][4];
+  TileFunction point[kNumOps][kNumTypes];      // apply of one element
   TileFunction divide_by_one[kNumTypes];       // apply[kDivide] of integers where all b[i] are the same
   TileFunction remainder_by_one[kNumTypes];    // apply[kRemainder] where all b[i] are the same
   TileFunction one_by[kNumTypes];              // and where all a[i] are 1: F32

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "cpu/run_loop.h"
 #include "cpu/thread_pool.h"
@@ -68,6 +69,31 @@ int64_t ReadIndex(const char* from, Type type) {
       return read(int64_t{});
   }
 }
+
+// A program to be run again and again over the same memory.
+class RepeatedProgram {
+ public:
+  RepeatedProgram(const NativeProgram& program, void* const* arguments, void* const* results, void* scratch,
+                  const CallHandler& handler);
+  RepeatedProgram(const RepeatedProgram&) = delete;
+  RepeatedProgram& operator=(const RepeatedProgram&) = delete;
+
+  // False: a library call failed.
+  bool Run() {
+    trip_->Run();
+    return !failed_;
+  }
+
+ private:
+  static void RunStep(void* program, const void*, const void*, const void*, int64_t step);
+
+  const NativeProgram& program_;
+  const CallHandler& handler_;
+  std::vector<char*> slots_;
+  std::vector<char> cells_;
+  std::optional<Trip> trip_;
+  bool failed_ = false;
+};
 
 // One run: the addresses of all buffers, and a function for each kind of step.
 class Runner {
@@ -146,20 +172,19 @@ class Runner {
     uint8_t again = 1;
     void* const result = &again;
     // Buffers take turns, so that every other trip finds them in the same places.
-    const size_t num_body = loop.body->num_slots(), num_condition = loop.condition->num_slots();
-    std::vector<char*> body(2 * num_body), condition(2 * num_condition);
-    for (const size_t parity : {0U, 1U}) {
-      loop.body->FindSlots(body.data() + parity * num_body, now.data(), next.data(), scratch);
-      loop.condition->FindSlots(condition.data() + parity * num_condition, now.data(), &result, scratch);
+    std::optional<RepeatedProgram> body[2], condition[2];
+    for (const size_t turn : {0U, 1U}) {
+      body[turn].emplace(*loop.body, now.data(), next.data(), scratch, handler_);
+      if (loop.trip_count < 0) condition[turn].emplace(*loop.condition, now.data(), &result, scratch, handler_);
       now.swap(next);
     }
     size_t turn = 0;
     for (int64_t trip = 0; trip != loop.trip_count; ++trip, turn ^= 1) {
       if (loop.trip_count < 0) {
-        if (!loop.condition->RunSteps(condition.data() + turn * num_condition, handler_)) return false;
+        if (!condition[turn]->Run()) return false;
         if (again == 0) break;
       }
-      if (!loop.body->RunSteps(body.data() + turn * num_body, handler_)) return false;
+      if (!body[turn]->Run()) return false;
     }
     if (turn == 1) now.swap(next);
     for (size_t i = 0; i < n; ++i) {
@@ -186,6 +211,20 @@ class Runner {
   char** const slots_;
   const CallHandler& handler_;
 };
+
+RepeatedProgram::RepeatedProgram(const NativeProgram& program, void* const* arguments, void* const* results,
+                                 void* scratch, const CallHandler& handler)
+    : program_(program), handler_(handler), slots_(program.num_slots()), cells_(program.trip_.cells) {
+  program.FindSlots(slots_.data(), arguments, results, scratch);
+  trip_.emplace(program.trip_, slots_.data(), cells_.data(), Trip::OtherSteps{&RunStep, this});
+}
+
+void RepeatedProgram::RunStep(void* program, const void*, const void*, const void*, int64_t step) {
+  RepeatedProgram& self = *static_cast<RepeatedProgram*>(program);
+  if (self.failed_) return;
+  const Runner runner(self.slots_.data(), self.handler_);
+  self.failed_ = !std::visit(runner, self.program_.steps_[static_cast<size_t>(step)]);
+}
 
 size_t NativeProgram::num_slots() const {
   return argument_bytes_.size() + result_bytes_.size() + constant_offsets_.size() + temporary_offsets_.size();

@@ -11,6 +11,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/linear_algebra.h"
+#include "cpu/trip.h"
 
 namespace flagos::cpu {
 
@@ -38,7 +39,7 @@ struct LoopBase {
     TileFunction function;
   };
   struct Step {
-    TileFunction function;
+    TileFunction function, point;  // of a tile, and of one element
     int64_t result, a, b, c;
     int numbers = 0;  // the bits of operands of which at most the first element is read: 1 for a, 2 for b, 4 for c
   };
@@ -286,15 +287,17 @@ class NativeProgram {
 
  private:
   friend class Parser;
+  friend class RepeatedProgram;
   friend class Runner;
   using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgExtreme,
                             ComplexArithmetic, GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional>;
 
-  // A run in parts, for loops, which run a program again and again over the same memory: the addresses of all buffers,
-  // then the steps.
+  // A run in parts: the addresses of all buffers, then the steps.
   size_t num_slots() const;
   void FindSlots(char** slot, void* const* arguments, void* const* results, void* scratch) const;
   bool RunSteps(char** slots, const CallHandler& handler) const;
+  // Once parsed, for loops, which run a program again and again over the same memory.
+  void PlanTrip();
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
   std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1
@@ -302,6 +305,7 @@ class NativeProgram {
   std::shared_ptr<const std::vector<uint8_t>> constants_;
   std::vector<int64_t> constant_offsets_, temporary_offsets_;  // -1: what a call brings
   std::vector<Step> steps_;
+  TripPlan trip_;  // of a program that a loop runs
   int64_t arena_bytes_ = 0;
   int64_t work_ = 0;
   bool has_calls_ = false;

@@ -274,6 +274,8 @@ While Parser::ParseWhile(NativeProgram& parent) {
   loop.seconds.pop_back();
   loop.condition = ParseNested(parent);
   loop.body = ParseNested(parent);
+  loop.condition->PlanTrip();
+  loop.body->PlanTrip();
   loop.bytes = loop.body->argument_bytes_;
   Require(loop.carries.size() == loop.bytes.size(), "a loop carries another number of values than its body");
   Require(loop.condition->result_bytes_ == std::vector<int64_t>{1}, "a loop's condition is no predicate");

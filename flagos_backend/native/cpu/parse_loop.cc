@@ -474,6 +474,10 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     if (kind == kApply && (op == Op::kDivide || op == Op::kRemainder)) {
       step.function = QuotientFunction(loop, step, op, type);
     }
+    step.point = step.function;
+    if (kind == kApply) step.point = kernels.point[what][static_cast<int>(type)];
+    if (kind == kPair) step.point = FindPair(*kernels.pairs, what, type, kPoint);
+    if (step.point == nullptr) step.point = step.function;
     if (kind == kApply || kind == kPair) ReadNumbers(loop, kind, what, type, step);
     steps.push_back(step);
   }

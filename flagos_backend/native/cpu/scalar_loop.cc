@@ -4,28 +4,12 @@
 #include <cstring>
 
 #include "cpu/run_loop.h"
+#include "cpu/tiles.h"
 
 namespace flagos::cpu {
 namespace {
 
 constexpr size_t kFewCells = 64;
-
-template <class T>
-void CopyAs(char* to, const char* from) {
-  std::memcpy(to, from, sizeof(T));
-}
-void CopyElement(char* to, const char* from, int64_t bytes) {
-  switch (bytes) {
-    case 1:
-      return CopyAs<uint8_t>(to, from);
-    case 2:
-      return CopyAs<uint16_t>(to, from);
-    case 4:
-      return CopyAs<uint32_t>(to, from);
-    default:
-      return CopyAs<uint64_t>(to, from);
-  }
-}
 
 }  // namespace
 
@@ -59,7 +43,7 @@ void RunScalarLoop(const ScalarLoop& loop, char* const* slots) {
     CopyElement(reinterpret_cast<char*>(&cells[load.cell]), slots[load.slot] + load.byte_offset, load.bytes);
   }
   for (const Loop::Step& step : loop.steps) {
-    step.function(&cells[step.result], &cells[step.a], &cells[step.b], &cells[step.c], 1);
+    step.point(&cells[step.result], &cells[step.a], &cells[step.b], &cells[step.c], 1);
   }
   for (const ScalarLoop::Move& store : loop.stores) {
     CopyElement(slots[store.slot] + store.byte_offset, reinterpret_cast<const char*>(&cells[store.cell]), store.bytes);

@@ -4,12 +4,29 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "cpu/native_program.h"
 
 namespace flagos::cpu {
 
+// An element of at most 8 bytes.
+inline void CopyElement(char* to, const char* from, int64_t bytes) {
+  switch (bytes) {
+    case 1:
+      std::memcpy(to, from, 1);
+      return;
+    case 2:
+      std::memcpy(to, from, 2);
+      return;
+    case 4:
+      std::memcpy(to, from, 4);
+      return;
+    default:
+      std::memcpy(to, from, 8);
+  }
+}
 // Elements of `bytes` bytes each.
 void MoveElements(char* to, const char* from, const Plane& plane, int64_t bytes);
 // n elements of `bytes` bytes each: to[i] = from[i * stride], and to[i * stride] = from[i].

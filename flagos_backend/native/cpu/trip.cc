@@ -1,0 +1,19 @@
+#include "cpu/trip.h"
+
+namespace flagos::cpu {
+
+Trip::Trip(const TripPlan& plan, char* const* slots, char* cells, const OtherSteps& others) {
+  const auto find = [&](const TripPlan::Place& place) {
+    return (place.slot == TripPlan::kCells ? cells : slots[place.slot]) + place.offset;
+  };
+  calls_.reserve(plan.calls.size());
+  for (const TripPlan::Call& call : plan.calls) {
+    if (call.function == nullptr) {
+      calls_.push_back({others.run, others.runner, others.runner, nullptr, nullptr, call.step});
+    } else {
+      calls_.push_back({call.function, find(call.result), find(call.a), find(call.b), find(call.c), call.n});
+    }
+  }
+}
+
+}  // namespace flagos::cpu
