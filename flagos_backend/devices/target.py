@@ -36,9 +36,9 @@ class Target:
 
     @property
     def untaken_operations(self) -> int:
-        """How many operations on elements cost no more than a branch around them, which takes some 70 ns of a host and
+        """How many operations on elements cost no more than a branch around them, which takes some 100 ns of a host and
         some 10 us of an accelerator, where each branch is a node of a graph."""
-        return 256 if self.is_host else 1 << 23
+        return 1024 if self.is_host else 1 << 23
 
     def reads_contracted_last(self, element_type: ElementType) -> bool:
         """Whether products of this type, rounded as matrix units want it, are faster of operands that lie so."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flagos_backend.fusion.support import is_complex_elementwise, is_elementwise
+from flagos_backend.fusion.support import FUNCTIONS, is_complex_elementwise, is_elementwise
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, TupleIndexAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, Opcode
@@ -17,6 +17,10 @@ from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
 
 # A kernel of more takes longer to compile than the branch in most programs takes to run.
 MAX_INSTRUCTIONS = 128
+
+# A function takes about as long as this many additions.
+_FUNCTION_WEIGHT = 16
+_FUNCTIONS = frozenset({*FUNCTIONS, Opcode.ATAN2, Opcode.POWER})
 
 _FREE = frozenset(
     {
@@ -33,7 +37,7 @@ _MOVES = frozenset(
 
 
 def select_branches(module: Module, operations: int) -> Module:
-    """``module`` without the conditionals whose branches compute ``operations`` elements at most, all together.
+    """``module`` without the conditionals whose branches take ``operations`` on elements at most, all together.
 
     The branches become calls, which inline_calls puts in place. Loops, draws, communication and whatever else is no
     work of a generated kernel keeps its conditional.
@@ -103,7 +107,8 @@ def _element(value: Instruction, index: int, shape: Shape, emitter: Emitter) -> 
 
 
 class _Work:
-    """What computations cost where all of it is computed: instructions and elements, None for what is not."""
+    """What computations cost where all of it is computed: instructions and operations on elements, None for what is
+    not."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Computation, tuple[int, int] | None]] = {}  # ids are unique among living objects
@@ -133,5 +138,5 @@ class _Work:
             size = sum(array_shape(operand).num_elements for operand in instruction.operands)
             return None if self.of_computation(instruction.called[0]) is None else (1, size)
         if opcode in _MOVES or is_elementwise(instruction) or is_complex_elementwise(instruction):
-            return 1, array_shape(instruction).num_elements
+            return 1, array_shape(instruction).num_elements * (_FUNCTION_WEIGHT if opcode in _FUNCTIONS else 1)
         return None
