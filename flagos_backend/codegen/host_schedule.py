@@ -59,6 +59,8 @@ def accepts(region: Region) -> bool:
     if sum(isinstance(e, Apply) for e in region.expressions()) > _MAX_OPERATIONS:
         return False
     nest = simplify(region) if region.folds else tiled(region)
+    if _stores_parts(region) and 1 < prod(simplify(region).dims[-1:]) < LONG:
+        return False  # by itself each part has a loop along the dimension that is best for it
     points = prod(nest.dims)
     # Short runs of elements cost more in calls of operations than a pass through memory does.
     short = bool(nest.dims) and nest.dims[-1] < LONG
@@ -70,3 +72,8 @@ def accepts(region: Region) -> bool:
     if short or (rows < _MIN_ROWS and points > _SMALL):
         return False
     return Phases(region).kept_bytes <= _MAX_KEPT_BYTES
+
+
+def _stores_parts(region: Region) -> bool:
+    """Whether several stores fill one buffer."""
+    return len({store.target for store in region.stores}) < len(region.stores)

@@ -73,13 +73,13 @@ def is_empty(item: Item) -> bool:
 def writes_over(item: Item, target: Instruction, source: Instruction) -> bool:
     """Whether ``item`` may write ``target`` where it reads ``source``: each element only after its last use."""
     if isinstance(item, Region):
-        (store,) = (s for s in item.stores if s.target is target)
+        store, *parts = (s for s in item.stores if s.target is target)
         loads = [e for e in item.expressions() if isinstance(e, Load) and e.source is source]
         widths = {array_of(target).element_type.bytes, *(load.element_type.bytes for load in loads)}
         # Stores come after the operations, so what another store moves must not have been overwritten by then.
         moved = any(s.value in loads for s in item.stores if s is not store)
         same = len(widths) == 1 and all(load.index == store.index for load in loads)
-        return not item.folds and not moved and same
+        return not item.folds and not parts and not moved and same
     return overwritable(item) is source
 
 
@@ -128,5 +128,5 @@ def text_of(item: Item) -> str:
         return f"native product {item.result.buffer.name} {types} {shape} ({by})"
     operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
     kind = f"{len(item.folds)} folds" if len(item.folds) > 1 else "fold" if item.folds else "loop"
-    names = ", ".join(t.name for t in targets(item))
+    names = ", ".join(dict.fromkeys(t.name for t in targets(item)))
     return f"native {kind} {names} over {'x'.join(map(str, item.dims)) or 'scalar'}: {' '.join(operations) or 'copy'}"

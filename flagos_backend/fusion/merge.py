@@ -51,8 +51,7 @@ def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts, de
     """
     merger = _Merger(computation, schedule, accepts, dear_starts)
     merger.join_producers()
-    if dear_starts:
-        merger.join_parts()
+    merger.join_parts()
     merger.join_siblings()
     merger.drop_cheap_buffers()
     items = tuple(merger.ordered())
@@ -301,7 +300,8 @@ class _Merger:
     # ---- Parts of one buffer
 
     def join_parts(self) -> None:
-        """What is put together of parts of one size is written at once."""
+        """What is put together of parts of one size is written at once; where starts are cheap, if the parts share
+        what they are made of."""
         for buffer in [b for b, nodes in self.writers.items() if len(nodes) > 1 and b.opcode is Opcode.CONCATENATE]:
             left = sorted(self.writers[buffer], key=lambda node: node.number)
             while left:
@@ -322,6 +322,8 @@ class _Merger:
             return None
         here, there = found
         a, b = place(a, here, self.pool), place(b, there, self.pool)
+        if not self.dear_starts and shared_bytes(a, b) * _SHARED_PART < min(first.moved, second.moved):
+            return None
         region = Region(a.dims, (*a.stores, *b.stores))
         return region if self._fits(region) else None
 

@@ -19,7 +19,8 @@ from programs import hlo_bytes
 
 _DTYPES = [np.bool_, np.int8, np.int16, ml_dtypes.bfloat16, np.float32, np.int64, np.complex64]
 # Both larger and smaller than the squares of vectors, and no multiples of them; sides of one element.
-_DIMS = [(1024, 96), (70, 133), (3, 1000), (1000, 3), (5, 7, 19), (2, 65, 64), (17, 1, 40), (2, 3, 16, 33), (0, 4)]
+_DIMS = [(1024, 96), (70, 133), (3, 1000), (1000, 3), (2, 1001), (1001, 4), (5, 7, 19), (2, 65, 64), (17, 1, 40)]
+_DIMS += [(2, 3, 16, 33), (0, 4)]
 
 
 def _run(context: Context, function: Callable[..., Any], *arguments: np.ndarray) -> list[np.ndarray]:
