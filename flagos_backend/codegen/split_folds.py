@@ -1,5 +1,5 @@
-"""Splits a fold over the last dimension and others further out, as over both ends, into two: rows are folded into one in
-the order of memory, then that into a few elements. One fold would have a short run for each step further out.
+"""Splits a fold over the last dimension and others further out, as over both ends, into two: rows are folded into one
+in the order of memory, then that into a few elements. One fold would have a short run for each step further out.
 
 Used by native.py; point_loop.py writes the first of the two, row_loop.py the second.
 """

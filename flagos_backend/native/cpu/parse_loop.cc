@@ -10,6 +10,7 @@ namespace flagos::cpu {
 namespace {
 
 constexpr int64_t kMaxTile = 1024, kMinTile = 64;
+constexpr int64_t kMaxBlock = 4096;  // of a tile that is a block of short rows, each of which costs more
 // The registers of one lane that change from tile to tile, and all of them: they should stay in the first-level cache.
 constexpr int64_t kVaryingBytes = 24 << 10, kAllBytes = 48 << 10;
 // Rows of no more elements are computed in blocks: alone, each would cost a call for every operation.
@@ -72,7 +73,7 @@ bool IsInvariant(const LoopBase& loop, int64_t reg) {
 }
 
 // How long the tiles of the registers that have one may be. A number is no tile.
-int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile) {
+int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile, int64_t most = kMaxTile) {
   int64_t bytes = 1, varying_bytes = 1;
   for (size_t i = 0; i < loop.registers.size(); ++i) {
     if (!has_tile[i]) continue;
@@ -80,7 +81,7 @@ int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile) {
     if (!loop.uniform[i]) varying_bytes += TypeBytes(loop.registers[i]);
   }
   const int64_t fitting = std::min(kVaryingBytes / varying_bytes, kAllBytes / bytes);
-  return std::clamp(fitting / 64 * 64, kMinTile, kMaxTile);
+  return std::clamp(fitting / 64 * 64, kMinTile, most);
 }
 
 // A tile never crosses what it runs along, and what is longer than that is filled for nothing.
@@ -383,11 +384,10 @@ RowLoop Parser::ParseRowLoop() {
     phase.broadcasts.erase(std::remove_if(phase.broadcasts.begin(), phase.broadcasts.end(), is_number),
                            phase.broadcasts.end());
   }
-  const int64_t greatest_tile = GreatestTile(loop, has_tile);
   if (loop.in_blocks) {
-    ChooseBlock(loop, greatest_tile);
+    ChooseBlock(loop, GreatestTile(loop, has_tile, kMaxBlock));
   } else {
-    loop.tile = Within(greatest_tile, loop.dims.back());
+    loop.tile = Within(GreatestTile(loop, has_tile), loop.dims.back());
   }
   // Every register and the accumulators are aligned to 64 bytes.
   int64_t lane_bytes = 64 + static_cast<int64_t>(loop.max_reductions) * 64 + 64;

@@ -9,7 +9,8 @@
 namespace flagos::cpu {
 namespace {
 
-constexpr int64_t kGroup = 8;  // rows that are folded at once
+// Rows that are folded at once, and those of which any block begins where a line of memory does.
+constexpr int64_t kGroup = 8, kAligned = 16;
 
 class RowBlockLane {
  public:
@@ -39,6 +40,13 @@ class RowBlockLane {
     for (const Loop::Input& input : loop.inputs) {
       if (input.invariant) Gather(tiles_.home[Index(input.reg)], Address(input), 0, loop.tile, Bytes(input.reg));
     }
+    int64_t bytes = 0;  // of all arrays, at a point
+    for (const Loop::Input& input : loop.inputs) bytes += input.fixed ? 0 : Bytes(input.reg);
+    for (const RowLoop::Phase& phase : loop.phases) {
+      for (const Loop::Output& output : phase.outputs) bytes += Bytes(output.reg);
+      calls_ += static_cast<int64_t>(phase.scalar_steps.size() + phase.steps.size() + phase.reductions.size());
+    }
+    looks_ahead_ = calls_ > 1 && Product(loop.dims, 0, loop.dims.size()) * bytes >= Ahead::kFar;
   }
 
   void Run(int64_t begin, int64_t end) {
@@ -47,9 +55,11 @@ class RowBlockLane {
       rows_ = box_.elements / loop_.row;
       for (size_t d = 0; d < kept_; ++d) row_dense_[d] = box_.dense[d] / loop_.row;
       const bool alike = std::equal(filled_, filled_ + loop_.dims.size(), box_.extents);
+      ahead_.Clear();
       for (size_t i = 0; i < loop_.inputs.size(); ++i) Load(i, alike);
       for (size_t i = 0; i < loop_.iotas.size(); ++i) Count(i, alike);
       std::copy_n(box_.extents, loop_.dims.size(), filled_);
+      ahead_.Start(calls_);
       for (const RowLoop::Phase& phase : loop_.phases) RunPhase(phase);
     }
     if (loop_.streams) FlushStreams();
@@ -79,6 +89,9 @@ class RowBlockLane {
       Movement movement = box_.Between(box_.dense, input.strides, loop_.dims.size());
       if (movement.IsInPlace()) {
         place = const_cast<char*>(from);
+        // The next block begins where this one ends.
+        const int64_t bytes = box_.elements * Bytes(input.reg);
+        if (looks_ahead_) ahead_.Add(from + bytes, bytes);
         return;
       }
       if (alike && loaded_[number] == from) return;
@@ -102,6 +115,7 @@ class RowBlockLane {
 
   void Compute(const std::vector<Loop::Step>& steps, char* const* at, int64_t n) {
     for (const Loop::Step& step : steps) {
+      ahead_.Step();
       step.function(at[Index(step.result)], at[Index(step.a)], at[Index(step.b)], at[Index(step.c)], n);
     }
   }
@@ -119,7 +133,10 @@ class RowBlockLane {
       if (output.in_place) tiles_.place[Index(output.reg)] = PlaceOf(output);
     }
     Compute(phase.steps, tiles_.place, box_.elements);
-    for (const Loop::Reduction& reduction : phase.reductions) Fold(reduction);
+    for (const Loop::Reduction& reduction : phase.reductions) {
+      ahead_.Step();
+      Fold(reduction);
+    }
     for (const Loop::Output& output : phase.outputs) Store(output);
   }
 
@@ -170,6 +187,9 @@ class RowBlockLane {
   int64_t* const starts_;            // of positions
   std::vector<const char*> loaded_;  // of each input, what is in its tile
   char* accumulators_;
+  Ahead ahead_;
+  bool looks_ahead_;
+  int64_t calls_ = 0;  // of operations, for each block
   int64_t rows_ = 0;
 };
 
@@ -182,9 +202,10 @@ void ChooseBlock(RowLoop& loop, int64_t elements) {
   int64_t left = elements / loop.row;
   for (size_t d = kept; d-- > 0;) {
     // As many as fit, in whole groups and in parts that are about as large as one another.
-    const int64_t fitting = std::clamp<int64_t>(left < kGroup ? left : left / kGroup * kGroup, 1, loop.dims[d]);
+    const int64_t group = left >= kAligned ? kAligned : left >= kGroup ? kGroup : 1;
+    const int64_t fitting = std::clamp<int64_t>(left / group * group, 1, loop.dims[d]);
     const int64_t parts = (loop.dims[d] + fitting - 1) / fitting, even = (loop.dims[d] + parts - 1) / parts;
-    loop.box[d] = std::min(fitting, (even + kGroup - 1) / kGroup * kGroup);
+    loop.box[d] = std::min(fitting, (even + group - 1) / group * group);
     left /= loop.box[d];
     loop.rows *= loop.box[d];
   }
