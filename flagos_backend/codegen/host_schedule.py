@@ -10,7 +10,7 @@ from math import prod
 
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.products import is_product_operand
-from flagos_backend.codegen.row_loop import Phases, folds_rows
+from flagos_backend.codegen.row_loop import SHORT_ROW, Phases, folds_rows
 from flagos_backend.codegen.short_folds import stores_only_folds
 from flagos_backend.codegen.short_rows import LONG, can_lengthen
 from flagos_backend.codegen.tile_dimension import tiled
@@ -69,7 +69,10 @@ def accepts(region: Region) -> bool:
     if not folds_rows(region, nest):
         return (not short or can_lengthen(region)) and stores_only_folds(region)
     rows = prod(nest.dims[: len(nest.dims) - len(nest.folded)])
-    if short or (rows < _MIN_ROWS and points > _SMALL):
+    # What is folded as short rows but together is no short row would be a call for each of these.
+    if short and prod(nest.dims[d] for d in nest.folded) > SHORT_ROW:
+        return False
+    if rows < _MIN_ROWS and points > _SMALL:
         return False
     return Phases(region).kept_bytes <= _MAX_KEPT_BYTES
 

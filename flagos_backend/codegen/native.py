@@ -56,6 +56,7 @@ from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.scatters import scatter_numbers
 from flagos_backend.codegen.short_folds import as_columns
 from flagos_backend.codegen.short_rows import lengthened
+from flagos_backend.codegen.split_folds import split
 from flagos_backend.codegen.tiles import is_arithmetic_type
 from flagos_backend.codegen.widened_products import as_widened_product
 from flagos_backend.codegen.wrapped_indices import with_wrapped_indices
@@ -214,7 +215,8 @@ class _Emitter:
 
     def _lower(self, item: Region | Instruction) -> Sequence[Item]:
         if isinstance(item, Region):
-            return [part for region in as_columns(item) for part in lengthened(region)]
+            regions = [part for region in split(item) for part in as_columns(region)]
+            return [part for region in regions for part in lengthened(region)]
         if item.opcode is Opcode.DOT:
             product = as_matrix_product(item, *self._views(item))
             if product is not None:

@@ -18,6 +18,8 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType
 
 ROW_LOOP = 8
+#: Elements of a row that tiles hold whole, with others: kShortRow of native/cpu/parse_loop.cc.
+SHORT_ROW = 128
 
 
 class _Extent(enum.IntEnum):

@@ -18,7 +18,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 
 # How often an element is read at least for its transposition to pay, and how far apart elements may be without one.
-_REPEATED, _NEAR = 4, 8
+_REPEATED, _NEAR = 4, 4
 
 
 def stores_only_folds(region: Region) -> bool:

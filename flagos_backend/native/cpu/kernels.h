@@ -58,6 +58,8 @@ using TileFunction = void (*)(void* result, const void* a, const void* b, const 
 // *accumulator = *accumulator op x[0] op ... op x[n - 1], the accumulator in AccumulatorType.
 using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
 
+// Of each of `rows` rows of n: accumulators[row] = accumulators[row] op x[0] op ... op x[n - 1], in AccumulatorType.
+using FoldEachFunction = void (*)(void* accumulators, const void* x, int64_t rows, int64_t n);
 // accumulator[i] = accumulator[i] op x[i] op x[i + stride] ... for each of `rows` rows of n, in AccumulatorType.
 using FoldRowsFunction = void (*)(void* accumulator, const void* x, int64_t rows, int64_t stride, int64_t n);
 
@@ -108,6 +110,7 @@ struct Kernels {
   TileFunction select_numbers[kNumTypes];      // apply[kSelect] where all b[i], and all c[i], are the same
   TileFunction convert[kNumTypes][kNumTypes];  // [from][to]
   FoldFunction fold[kNumCombines][kNumTypes];  // [Combine][type of x]
+  FoldEachFunction fold_each[kNumCombines][kNumTypes];
   FoldRowsFunction fold_rows[kNumCombines][kNumTypes];
   ExtremeInRowFunction extreme_in_row[2][kNumTypes];  // [whether the greatest counts]
   ExtremesInColumnsFunction extremes_in_columns[2][kNumTypes];

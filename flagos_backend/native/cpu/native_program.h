@@ -27,7 +27,7 @@ struct LoopBase {
     std::vector<int64_t> strides;
     bool invariant;                // one element for the whole loop
     bool computed = true;          // with; else only stored
-    bool fixed = false;            // the same in all rows that are folded
+    bool fixed = false;            // the same wherever it is folded
     bool folded_in_place = false;  // columns that nothing but reductions reads, where they stand
   };
   struct Constant {
@@ -37,6 +37,7 @@ struct LoopBase {
     int64_t reg, offset;
     std::vector<int64_t> coefficients;
     TileFunction function;
+    bool fixed = false;  // the same in all of a row that is folded
   };
   struct Step {
     TileFunction function, point;  // of a tile, and of one element
@@ -48,6 +49,7 @@ struct LoopBase {
     Type type;
     int64_t reg, result, initial;  // registers of what is folded, of the fold, and of what it begins with
     FoldFunction fold;
+    FoldEachFunction fold_each;
     FoldRowsFunction fold_rows;
     int64_t input = -1;        // whose columns are folded in place
     bool compensated = false;  // a sum in its own type, of which rows keep what rounding between tiles loses
@@ -104,7 +106,10 @@ struct RowLoop : LoopBase {
   std::vector<int64_t> row_registers;          // those that hold rows
   std::vector<int64_t> row_inputs, row_iotas;  // numbers of those that are the same within a row
   std::vector<Phase> phases;
-  int64_t row = 0;  // elements
+  int64_t row = 0;         // elements
+  bool in_blocks = false;  // rows are so short that a tile holds a block of them, and registers what they say for each
+  std::vector<int64_t> box;  // of blocks: how far one reaches along each dimension
+  int64_t rows = 0;          // of a whole block
   size_t max_reductions = 0;
 };
 

@@ -10,8 +10,11 @@ namespace flagos::cpu {
 namespace {
 
 constexpr int64_t kMaxTile = 1024, kMinTile = 64;
+constexpr int64_t kMaxBlock = 4096;  // of a tile that is a block of short rows, each of which costs more
 // The registers of one lane that change from tile to tile, and all of them: they should stay in the first-level cache.
 constexpr int64_t kVaryingBytes = 24 << 10, kAllBytes = 48 << 10;
+// Rows of no more elements are computed in blocks: alone, each would cost a call for every operation.
+constexpr int64_t kShortRow = 128;
 enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2, kPair = 3, kPart = 4 };
 
 template <int kBytes>
@@ -70,7 +73,7 @@ bool IsInvariant(const LoopBase& loop, int64_t reg) {
 }
 
 // How long the tiles of the registers that have one may be. A number is no tile.
-int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile) {
+int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile, int64_t most = kMaxTile) {
   int64_t bytes = 1, varying_bytes = 1;
   for (size_t i = 0; i < loop.registers.size(); ++i) {
     if (!has_tile[i]) continue;
@@ -78,7 +81,7 @@ int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile) {
     if (!loop.uniform[i]) varying_bytes += TypeBytes(loop.registers[i]);
   }
   const int64_t fitting = std::min(kVaryingBytes / varying_bytes, kAllBytes / bytes);
-  return std::clamp(fitting / 64 * 64, kMinTile, kMaxTile);
+  return std::clamp(fitting / 64 * 64, kMinTile, most);
 }
 
 // A tile never crosses what it runs along, and what is longer than that is filled for nothing.
@@ -229,12 +232,19 @@ constexpr int64_t kStreamedBytes = 8 << 20;
 // A run that begins and ends within a line writes parts of it.
 constexpr int64_t kStreamedRun = 512;
 
-bool IsStreamed(const LoopBase& loop, const LoopBase::Output& output, int64_t slot_bytes) {
-  if (slot_bytes < kStreamedBytes || output.strides.empty() || output.strides.back() != 1) return false;
+bool IsStreamed(const LoopBase& loop, const LoopBase::Output& output, int64_t slot_bytes, int64_t run) {
+  if (slot_bytes < kStreamedBytes || output.strides.back() != 1) return false;
   const Type type = loop.registers[static_cast<size_t>(output.reg)];
-  return loop.dims.back() * TypeBytes(type) >= kStreamedRun &&
+  return run * TypeBytes(type) >= kStreamedRun &&
          std::none_of(loop.inputs.begin(), loop.inputs.end(),
                       [&](const LoopBase::Input& input) { return input.slot == output.slot; });
+}
+
+// How many elements of an output stand side by side.
+int64_t ContiguousRun(const LoopBase& loop, const LoopBase::Output& output) {
+  int64_t run = 1;
+  for (size_t d = loop.dims.size(); d-- > 0 && (output.strides[d] == run || loop.dims[d] == 1);) run *= loop.dims[d];
+  return run;
 }
 
 }  // namespace
@@ -294,7 +304,7 @@ Loop Parser::ParseLoop() {
   loop.tile = Within(greatest_tile, run);
   if (!columns) {
     for (Loop::Output& output : loop.outputs) {
-      output.streamed = IsStreamed(loop, output, SlotBytes(output.slot));
+      output.streamed = rank > 0 && IsStreamed(loop, output, SlotBytes(output.slot), loop.dims.back());
       loop.streams |= output.streamed;
     }
     ChooseBox(loop, greatest_tile, loop.streams);
@@ -319,6 +329,7 @@ RowLoop Parser::ParseRowLoop() {
   for (size_t d = loop.dims.size() - static_cast<size_t>(loop.num_folded); d < loop.dims.size(); ++d) {
     loop.row *= loop.dims[d];
   }
+  loop.in_blocks = loop.row > 0 && loop.row <= kShortRow && points > loop.row;
   const int64_t num_registers = Count();
   int64_t row_bytes = 0;
   for (int64_t i = 0; i < num_registers; ++i) {
@@ -334,9 +345,11 @@ RowLoop Parser::ParseRowLoop() {
   Require(num_registers > 0, "a loop without registers");
   ParseSources(loop);
   std::vector<bool> has_tile;
-  for (const RowLoop::Extent extent : loop.extents) {
-    loop.uniform.push_back(extent == RowLoop::Extent::kScalar || extent == RowLoop::Extent::kSingle);
-    has_tile.push_back(extent == RowLoop::Extent::kTile);
+  for (int64_t i = 0; i < num_registers; ++i) {
+    const RowLoop::Extent extent = loop.extents[static_cast<size_t>(i)];
+    const bool in_row = extent == RowLoop::Extent::kTile || extent == RowLoop::Extent::kRow;
+    loop.uniform.push_back(loop.in_blocks ? IsInvariant(loop, i) : !in_row);
+    has_tile.push_back(loop.in_blocks ? in_row : extent == RowLoop::Extent::kTile);
   }
   const auto row_invariant = [&](const std::vector<int64_t>& strides) {
     return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
@@ -347,13 +360,15 @@ RowLoop Parser::ParseRowLoop() {
   };
   for (const Loop::Constant& constant : loop.constants) require_tile(constant.reg);
   for (size_t i = 0; i < loop.inputs.size(); ++i) {
-    const Loop::Input& input = loop.inputs[i];
+    Loop::Input& input = loop.inputs[i];
     require_tile(input.reg);
-    if (!input.invariant && row_invariant(input.strides)) loop.row_inputs.push_back(static_cast<int64_t>(i));
+    input.fixed = row_invariant(input.strides);
+    if (!input.invariant && input.fixed) loop.row_inputs.push_back(static_cast<int64_t>(i));
   }
   for (size_t i = 0; i < loop.iotas.size(); ++i) {
     require_tile(loop.iotas[i].reg);
-    if (row_invariant(loop.iotas[i].coefficients)) loop.row_iotas.push_back(static_cast<int64_t>(i));
+    loop.iotas[i].fixed = row_invariant(loop.iotas[i].coefficients);
+    if (loop.iotas[i].fixed) loop.row_iotas.push_back(static_cast<int64_t>(i));
   }
   int64_t operations = 1;
   for (int64_t i = Count(); i > 0; --i) {
@@ -369,11 +384,17 @@ RowLoop Parser::ParseRowLoop() {
     phase.broadcasts.erase(std::remove_if(phase.broadcasts.begin(), phase.broadcasts.end(), is_number),
                            phase.broadcasts.end());
   }
-  loop.tile = Within(GreatestTile(loop, has_tile), loop.dims.back());
+  if (loop.in_blocks) {
+    ChooseBlock(loop, GreatestTile(loop, has_tile, kMaxBlock));
+  } else {
+    loop.tile = Within(GreatestTile(loop, has_tile), loop.dims.back());
+  }
   // Every register and the accumulators are aligned to 64 bytes.
   int64_t lane_bytes = 64 + static_cast<int64_t>(loop.max_reductions) * 64 + 64;
   Require(!__builtin_add_overflow(lane_bytes, row_bytes, &lane_bytes), "a row is too long");
-  for (Type type : loop.registers) lane_bytes += loop.tile * TypeBytes(type) + 64;
+  // A block's registers hold a tile and what they are in each row.
+  for (Type type : loop.registers) lane_bytes += (loop.tile + loop.rows) * TypeBytes(type) + 128;
+  lane_bytes += loop.rows * 8;
   loop.lane_bytes = static_cast<size_t>(lane_bytes);
   return loop;
 }
@@ -398,7 +419,8 @@ RowLoop::Phase Parser::ParsePhase(RowLoop& loop) {
   for (const Loop::Reduction& reduction : phase.reductions) tiles = tiles && has_tile(reduction.reg);
   Require(tiles, "a register of one element is used as a tile");
   for (Loop::Output& output : phase.outputs) {
-    output.streamed = IsStreamed(loop, output, SlotBytes(output.slot));
+    const int64_t run = loop.in_blocks ? ContiguousRun(loop, output) : loop.dims.back();
+    output.streamed = IsStreamed(loop, output, SlotBytes(output.slot), run);
     output.in_place = !output.streamed && extent(output.reg) == RowLoop::Extent::kTile &&
                       IsInPlace(loop, phase.steps, phase.outputs, output);
     loop.streams |= output.streamed;
@@ -505,6 +527,7 @@ std::vector<Loop::Reduction> Parser::ParseReductions(const LoopBase& loop) {
     static_assert(sizeof kOps / sizeof *kOps == kNumCombines);
     reduction.compensated = reduction.combine == Combine::kAdd && reduction.type == Type::kF64;
     reduction.fold = kernels.fold[combine][type];
+    reduction.fold_each = kernels.fold_each[combine][type];
     reduction.fold_rows = kernels.fold_rows[combine][type];
     reduction.combine_wide = kernels.apply[static_cast<int>(kOps[combine])][wide];
     reduction.widen = wide == type ? nullptr : kernels.convert[type][wide];

@@ -209,6 +209,7 @@ class RowLane {
 }  // namespace
 
 void RunRowLoop(const RowLoop& loop, char* const* slots) {
+  if (loop.in_blocks) return RunRowBlockLoop(loop, slots);
   struct Job {
     const RowLoop* loop;
     char* const* slots;

@@ -10,6 +10,7 @@ void RunLoop(const Loop& loop, char* const* slots);
 void RunBoxLoop(const Loop& loop, char* const* slots);
 void RunColumnLoop(const Loop& loop, char* const* slots);
 void RunRowLoop(const RowLoop& loop, char* const* slots);
+void RunRowBlockLoop(const RowLoop& loop, char* const* slots);
 void RunScalarLoop(const ScalarLoop& loop, char* const* slots);
 void RunGather(const GatherWindows& gather, char* const* slots);
 void RunArgExtreme(const ArgExtreme& step, char* const* slots);
@@ -21,6 +22,9 @@ void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
 // Makes tiles boxes where that is better for a loop over points. elements: what a tile holds at most; streams: some
 // output is written around the caches if they are not.
 void ChooseBox(Loop& loop, int64_t elements, bool streams);
+
+// Chooses the blocks of a loop that is in blocks, of at most so many elements if a row has no more.
+void ChooseBlock(RowLoop& loop, int64_t elements);
 
 // Whether a loop is one that MakeScalarLoop takes: over a single point, without folds.
 bool IsScalar(const Loop& loop);
