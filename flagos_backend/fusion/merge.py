@@ -53,8 +53,7 @@ def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts, de
     merger.join_producers()
     merger.join_parts()
     merger.join_siblings()
-    if merger.drop_cheap_buffers():
-        merger.join_siblings()  # those that now read what the buffers were made from
+    merger.drop_cheap_buffers()
     items = tuple(merger.ordered())
     merger.take_apart()
     return Schedule(items, schedule.buffers, schedule.views)
@@ -330,15 +329,12 @@ class _Merger:
 
     # ---- Values that are cheaper computed again
 
-    def drop_cheap_buffers(self) -> bool:
-        """Whether there was any."""
-        buffers = sum(map(len, self.writers.values()))
+    def drop_cheap_buffers(self) -> None:
         for node in self.nodes:
             if node is not None and isinstance(node.item, Region):
                 # What goes into others first: they are then made from what it was made from.
                 for store in _by_depth(node.item):
                     self._drop(node, store)
-        return sum(map(len, self.writers.values())) < buffers
 
     def _drop(self, node: _Node, store: Store) -> None:
         """Computes ``store`` in its readers instead, if every one of them can."""

@@ -88,14 +88,3 @@ def test_folds_over_columns_of_the_same_array_share_a_loop() -> None:
 def test_results_of_the_same_arguments_share_a_loop() -> None:
     (region,) = regions_of(lambda x, y: (x + y, x * y), rows(300, 200), rows(300, 200))
     assert len(region.stores) == 2
-
-
-def test_folds_of_what_is_computed_again_share_a_loop() -> None:
-    """The gradients of the mean and of the scale: each of their summands was to be stored, and then is not."""
-
-    def batch_norm(x: jax.Array) -> jax.Array:
-        scaled = (x - x.mean(0)) * jax.lax.rsqrt(x.var(0) + np.float32(1e-5))
-        return (scaled**3).sum()
-
-    regions = regions_of(jax.grad(batch_norm), rows(512, 32))
-    assert sorted(len(region.folds) for region in regions if region.folds) == [1, 2]
