@@ -109,8 +109,6 @@ bool IsForBlocks(const MatrixProduct& p) {
   return (p.m >= kMinTurned || !p.b.transposed) && (p.n >= kMinTurned || !p.a.transposed);
 }
 
-void MultiplyByBlocks(const MatrixProduct& product, char* const* slots) {
-  RunBlocks(Job(product, slots));
-}
+void MultiplyByBlocks(const MatrixProduct& product, char* const* slots) { RunBlocks(Job(product, slots)); }
 
 }  // namespace flagos::cpu

@@ -180,8 +180,6 @@ bool IsOfIntegers(const MatrixProduct& product) {
   return product.type == Type::kS32 && Choose(product.a_type, product.b_type).kernels != nullptr;
 }
 
-void MultiplyIntegers(const MatrixProduct& product, char* const* slots) {
-  RunBlocks(Job(product, slots));
-}
+void MultiplyIntegers(const MatrixProduct& product, char* const* slots) { RunBlocks(Job(product, slots)); }
 
 }  // namespace flagos::cpu
