@@ -43,9 +43,7 @@ void DrainAll() {
     std::lock_guard<std::mutex> lock(TheRegistry().mutex);
     for (Context* context : TheRegistry().contexts) contexts.push_back(Ref<Context>::Share(context));
   }
-  for (const Ref<Context>& context : contexts) {
-    for (Device* device : context->addressable_devices) device->Synchronize();
-  }
+  for (const Ref<Context>& context : contexts) context->Drain();
 }
 
 void SinkString(void* data, const void* bytes, size_t size) {
@@ -308,8 +306,19 @@ void FlagosContext::Close() {
     auto& contexts = registry.contexts;
     contexts.erase(std::remove(contexts.begin(), contexts.end(), this), contexts.end());
   }
-  for (FlagosDevice* device : addressable_devices) device->Synchronize();
+  Drain();
   flagos::ClosePeers(this);
+}
+
+void FlagosContext::Drain() noexcept {
+  for (FlagosDevice* device : addressable_devices) {
+    try {
+      device->Synchronize();
+    } catch (...) {
+      const flagos::Status status = flagos::StatusOfException("waiting for a device");
+      flagos::Log(FLAGOS_LOG_ERROR, "waiting for %s: %s", device->debug_string.c_str(), status.data()->message.c_str());
+    }
+  }
 }
 
 namespace flagos::api {
