@@ -130,7 +130,6 @@ class TorchAccelerator:
             architecture=_architecture(properties),
             multiprocessors=int(getattr(properties, "multi_processor_count", 1)),
             shared_memory_bytes=int(getattr(properties, "shared_memory_per_block_optin", 0)),
-            cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
             warp_size=int(getattr(properties, "warp_size", 1)),
         )
 

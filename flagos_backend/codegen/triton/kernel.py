@@ -37,6 +37,8 @@ _WITH_LIBDEVICE: dict[str, dict[str, Any]] = {
 # Up to how many points a kernel lets the next one start as soon as all its own programs have. That one waits on the
 # multiprocessors, which costs a longer kernel more than the start of the next one takes.
 _SHORT = 1 << 18
+# What a program may have, of every maker's chips.
+_MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ class _Kernels:
         self.walks = max(self.walks, written.walks)
         arguments = [self.numbers[buffer] for buffer in used]
         arguments += [self.numbers[buffer] for buffer in (halves.buffers.values() if halves else ())]
-        self.launches.append(Launch(name, tiling.grid, tiling.warps, tuple(arguments), early))
+        warps = min(tiling.warps, _MAX_THREADS // self.target.warp_size)
+        self.launches.append(Launch(name, tiling.grid, warps, tuple(arguments), early))
 
     def add_halves(self, region: Region, tiling: Tiling, halves: Split) -> None:
         self.names |= {buffer: buffer.name for buffer in halves.buffers.values()}

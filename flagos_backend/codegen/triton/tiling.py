@@ -13,6 +13,7 @@ from math import prod
 
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Load, Region, below
+from flagos_backend.ir.opcode import Opcode
 
 # Elements of a block: enough bytes in flight for the memory, few enough values for the registers.
 _FLAT_BLOCK = 1024
@@ -21,14 +22,19 @@ _POINTS_PER_LANE = 8
 _FEW_OPERATIONS = 12
 _LEAST_BLOCK = 128
 _TILE = 4096
-# What a program reads of a long row at a time, and how many such steps are unrolled into one.
+# What a program reads at a time of a row that it walks several times, by 32 warps, which have a multiprocessor for
+# themselves: two programs there lost what they had read from the cache. Longer rows have more for each lane. What holds
+# more values than it loads would run out of registers, and has fewer warps.
 _ROW_STEP = 8192
-_ROW_UNROLL = 2
-# The same of rows so long that two for each multiprocessor take so much of the cache, but one fits it.
-_ONE_ROW_STEP = 16384
-_OF_CACHE = 0.9
+_LONG_ROW = 65536
+_LONG_ROW_STEP = 16384
+_HOLDING_STEP = 4096
+_WALKED_PER_LANE = 8
 # The same of many rows that are folded and no more, each by few warps.
 _FOLD_STEP = 4096
+# How many steps are compiled as one, and how many of short steps.
+_ROW_UNROLL = 2
+_SHORT_UNROLL = 4
 # Points of rows: how long a row is at least, and how much longer with the part of its last block that is past its end.
 _LEAST_ROW_OF_POINTS = 512
 _MOST_PAST_END = 1.08
@@ -339,14 +345,14 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
         few = rows // together < programs_wanted and block < _TILE
         per_lane = _ONLY_ROW_PER_LANE if rows == 1 else _ELEMENTS_PER_LANE if few else _ROW_PER_LANE
         return Tiling(axes, _warps(together * block, per_lane))
-    step, per_lane = row.step(target, rows)
+    step, per_lane, unroll = row.step(target, rows)
     axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
     warps = _warps(axes[1].block, _ONLY_ROW_PER_LANE if rows == parts == 1 else per_lane)
     if parts > 1 or axes[1].blocks == 1:
         return Tiling(axes, warps, Loop.SECOND, parts)
     alignment = Alignment.of(region, kept, folded)
-    return Tiling(axes, warps, Loop.SECOND, unroll=_ROW_UNROLL, alignment=alignment)
+    return Tiling(axes, warps, Loop.SECOND, unroll=unroll, alignment=alignment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,15 +397,18 @@ class _Row:
         has_room = (_ROW_STAGES - 1) * sum(self.loaded) * block <= target.shared_memory_bytes
         return has_room and bool(self.stored) and not self.is_wide and not self.shares and self.fits_registers
 
-    def step(self, target: Target, rows: int) -> tuple[int, int]:
-        """How much of a row is read at a time where ``rows`` are walked, and how much of that by each lane."""
+    def step(self, target: Target, rows: int) -> tuple[int, int, int]:
+        """How much of a row is read at a time where ``rows`` are walked, how much of that by each lane, and how many
+        such steps are compiled as one."""
         if not self.stored:  # mostly walked once
-            many = rows >= 2 * target.multiprocessors
-            return (_FOLD_STEP, _ROW_PER_LANE) if many else (_ROW_STEP, _ELEMENTS_PER_LANE)
-        once = target.multiprocessors * self.size * sum(self.loaded)
-        read_at_once = min(rows * self.size * sum(self.loaded), 2 * once)
-        fits_alone = read_at_once > _OF_CACHE * target.cache_bytes and once <= target.cache_bytes
-        return _ONE_ROW_STEP if fits_alone else _ROW_STEP, _ELEMENTS_PER_LANE
+            if rows >= 2 * target.multiprocessors:
+                return _FOLD_STEP, _ROW_PER_LANE, _ROW_UNROLL
+            return _ROW_STEP, _ELEMENTS_PER_LANE, _ROW_UNROLL
+        if self.size >= _LONG_ROW:
+            return _LONG_ROW_STEP, _ELEMENTS_PER_LANE, _ROW_UNROLL
+        if self.held > len(self.loaded):
+            return _HOLDING_STEP, _WALKED_PER_LANE, _SHORT_UNROLL
+        return _ROW_STEP, _WALKED_PER_LANE, _ROW_UNROLL
 
 
 def _held_through(region: Region, folded: Sequence[int]) -> int:
@@ -412,8 +421,11 @@ def _held_through(region: Region, folded: Sequence[int]) -> int:
         varies[e] = not isinstance(e, Fold) and any(varies[o] for o in e.operands)
         if isinstance(e, Load):
             varies[e] = not region.reach[e].isdisjoint(folded)
-    # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use.
-    uses: dict[Expression, list[int]] = {e: [] if isinstance(e, Load | Index) else [level[e]] for e in expressions}
+    # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use, be they
+    # converted.
+    given = {e for e in expressions if isinstance(e, Load | Index)}
+    given |= {e for e in expressions if isinstance(e, Apply) and e.opcode is Opcode.CONVERT and e.operands[0] in given}
+    uses: dict[Expression, list[int]] = {e: [] if e in given else [level[e]] for e in expressions}
     for e in expressions:
         for operand in e.operands:
             uses[operand].append(level[e] - isinstance(e, Fold))

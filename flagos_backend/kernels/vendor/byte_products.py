@@ -20,6 +20,8 @@ from flagos_backend.kernels.triton import launching, turning
 E = ElementType
 # CUDA's product wants more than 16 rows, and multiples of eight of the other sizes; sixteen are what is loaded at once.
 _FEWEST_ROWS, _FILLED_ROWS, _MULTIPLE, _FILLED_MULTIPLE = 17, 32, 8, 16
+# As operands lie, cuBLAS 13 takes some products of other sizes and refuses some (48 columns of 80, not 64 of 80).
+_AS_THEY_LIE = 64
 # Each matrix of a batch is a product of its own.
 _MAX_BATCH = 4
 # Sums of more products may not fit 32 bits.
@@ -95,6 +97,8 @@ def variants(
         last = Variant("bytes, contracted last", kernel_of(product(_by_columns)))
     else:
         last = Variant("bytes, contracted last", kernel_of(product(turning.by_columns)), warm_up=warm_up)
+    if contracted % _AS_THEY_LIE or columns % _AS_THEY_LIE:
+        return (last,)
     return (last, Variant("bytes", kernel_of(product(_padded))))
 
 
