@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -79,7 +80,7 @@ def versions() -> dict[str, str]:
 
 def origin(name: str, device: str = "") -> Origin:
     """Where the figures of this process come from; ``device``: the accelerator's name, if one was measured."""
-    command = " ".join(["tools/bench", name, *(argument for argument in sys.argv[1:] if argument != "--save")])
+    command = shlex.join(["tools/bench", name, *(argument for argument in sys.argv[1:] if argument != "--save")])
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     machine = f"{device}; {hardware()}" if device else hardware()
     return Origin(date, command, machine, versions())
