@@ -18,8 +18,7 @@ class Target:
     ``device_type``: PyTorch's name of the device ("cpu", "cuda", "npu", "musa", "mlu", ...). ``vendor``: FlagGems'
     name of its maker ("nvidia", "ascend", "mthreads", ...), "" for the host. ``architecture``: the maker's name of the
     instruction set ("sm_90"), "" for the host. ``multiprocessors``: how many programs of a grid run at once, at least.
-    ``shared_memory_bytes``: what one program may use of the memory on chip. ``warp_size``: lanes that
-    run in step.
+    ``shared_memory_bytes``: what one program may use of the memory on chip. ``warp_size``: lanes that run in step.
     """
 
     device_type: str

@@ -421,9 +421,9 @@ def _held_through(region: Region, folded: Sequence[int]) -> int:
         varies[e] = not isinstance(e, Fold) and any(varies[o] for o in e.operands)
         if isinstance(e, Load):
             varies[e] = not region.reach[e].isdisjoint(folded)
-    # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use, be they
-    # converted.
-    given = {e for e in expressions if isinstance(e, Load | Index)}
+    # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use, also
+    # where they are converted.
+    given: set[Expression] = {e for e in expressions if isinstance(e, Load | Index)}
     given |= {e for e in expressions if isinstance(e, Apply) and e.opcode is Opcode.CONVERT and e.operands[0] in given}
     uses: dict[Expression, list[int]] = {e: [] if e in given else [level[e]] for e in expressions}
     for e in expressions:

@@ -25,9 +25,7 @@ from flagos_backend.passes.pack_extremes import pack_extremes
 from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
 
-H100 = Target(
-    "cuda", "nvidia", "sm_90", multiprocessors=132, shared_memory_bytes=232448, warp_size=32
-)
+H100 = Target("cuda", "nvidia", "sm_90", multiprocessors=132, shared_memory_bytes=232448, warp_size=32)
 NO_DEVICE_LIBRARY = Target("npu", "ascend", "910b", multiprocessors=40)
 
 
