@@ -37,13 +37,15 @@ Registry& TheRegistry() {
   return *registry;
 }
 
-void DrainAll() {
+bool DrainAll() {
   std::vector<Ref<Context>> contexts;
   {
     std::lock_guard<std::mutex> lock(TheRegistry().mutex);
     for (Context* context : TheRegistry().contexts) contexts.push_back(Ref<Context>::Share(context));
   }
-  for (const Ref<Context>& context : contexts) context->Drain();
+  bool are_sound = true;
+  for (const Ref<Context>& context : contexts) are_sound &= context->Drain();
+  return are_sound;
 }
 
 void SinkString(void* data, const void* bytes, size_t size) {
@@ -310,15 +312,18 @@ void FlagosContext::Close() {
   flagos::ClosePeers(this);
 }
 
-void FlagosContext::Drain() noexcept {
+bool FlagosContext::Drain() noexcept {
+  bool are_sound = true;
   for (FlagosDevice* device : addressable_devices) {
     try {
       device->Synchronize();
     } catch (...) {
       const flagos::Status status = flagos::StatusOfException("waiting for a device");
       flagos::Log(FLAGOS_LOG_ERROR, "waiting for %s: %s", device->debug_string.c_str(), status.data()->message.c_str());
+      are_sound = false;
     }
   }
+  return are_sound;
 }
 
 namespace flagos::api {

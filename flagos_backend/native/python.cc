@@ -24,7 +24,7 @@ std::atomic<bool> g_closing{false};
 std::atomic<bool> g_prepared{false};
 // Threads that are inside, or about to enter.
 std::atomic<int> g_users{0};
-std::atomic<void (*)()> g_drain{nullptr};
+std::atomic<bool (*)()> g_drain{nullptr};
 PyObject* g_describe = nullptr;  // guarded by the GIL
 
 thread_local bool t_keep = false;
@@ -84,11 +84,13 @@ PyObject* OnExit(PyObject*, PyObject*) {
   const Functions& py = *Known();
   PyThreadState* state = py.PyEval_SaveThread();
   g_ending.store(true, std::memory_order_seq_cst);
-  if (auto* drain = g_drain.load(std::memory_order_acquire)) drain();
+  auto* drain = g_drain.load(std::memory_order_acquire);
+  const bool is_sound = drain == nullptr || drain();
   g_closing.store(true, std::memory_order_seq_cst);
   while (g_users.load(std::memory_order_seq_cst) != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
   py.PyEval_RestoreThread(state);
-  Sweep();
+  // Freeing memory of a device that is broken, torch throws out of a destructor. The process ends; it goes with it.
+  if (is_sound) Sweep();
   py.Py_IncRef(py.none);
   return py.none;
 }
@@ -329,7 +331,7 @@ void RequireOpen() {
   }
 }
 
-void SetDrain(void (*drain)()) noexcept { g_drain.store(drain, std::memory_order_release); }
+void SetDrain(bool (*drain)()) noexcept { g_drain.store(drain, std::memory_order_release); }
 
 void Discard(PyObject* object, size_t bytes) noexcept {
   if (object == nullptr) return;

@@ -134,8 +134,9 @@ void DropThreadState() noexcept;
 // Throws Failure(UNAVAILABLE) once the interpreter is about to go: what is enqueued still runs, nothing new begins.
 void RequireOpen();
 
-// Called once, before the interpreter goes: wait for what runs in it. Set by the context.
-void SetDrain(void (*drain)()) noexcept;
+// Called once, before the interpreter goes: waits for what runs in it, and says whether no device is broken. Set by the
+// context.
+void SetDrain(bool (*drain)()) noexcept;
 
 // An owned reference. Only made, copied and destroyed with the GIL.
 class Object {
