@@ -378,7 +378,17 @@ class _Merger:
                 self.writers[buffer].remove(node)
         node.item, node.reads, node.writes, node._moved = region, reads, writes, -1
         if not writes:
-            self.nodes[node.number] = None
+            self._remove(node)
+
+    def _remove(self, node: _Node) -> None:
+        """One that neither reads nor writes: nothing comes before or after another for its sake."""
+        self.nodes[node.number] = None
+        for other in node.before:
+            other.after.pop(node, None)
+        for other in node.after:
+            other.before.pop(node, None)
+        node.before.clear()
+        node.after.clear()
 
 
 def _by_depth(region: Region) -> list[Store]:

@@ -28,13 +28,7 @@ class Lane {
     for (size_t i = 0; i < loop.registers.size(); ++i) {
       tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
     }
-    for (const Loop::Constant& constant : loop.constants) {
-      Gather(tiles_.home[Index(constant.reg)], reinterpret_cast<const char*>(&constant.bits), 0, loop.tile,
-             Bytes(constant.reg));
-    }
-    for (const Loop::Input& input : loop.inputs) {
-      if (input.invariant) Gather(tiles_.home[Index(input.reg)], Address(input), 0, loop.tile, Bytes(input.reg));
-    }
+    FillInvariant(loop, slots, tiles_);
   }
 
   void Run(int64_t begin, int64_t end) {

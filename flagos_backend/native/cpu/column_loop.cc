@@ -38,13 +38,7 @@ class ColumnLane {
       tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
     }
     for (size_t r = 0; r < loop.reductions.size(); ++r) accumulators_[r] = tiles_.Take(loop.columns * 8);
-    for (const Loop::Constant& constant : loop.constants) {
-      const char* const bits = reinterpret_cast<const char*>(&constant.bits);
-      Gather(tiles_.home[Index(constant.reg)], bits, 0, loop.tile, Bytes(constant.reg));
-    }
-    for (const Loop::Input& input : loop.inputs) {
-      if (input.invariant) Gather(tiles_.home[Index(input.reg)], Address(input), 0, loop.tile, Bytes(input.reg));
-    }
+    FillInvariant(loop, slots, tiles_);
   }
 
   void Run(int64_t begin, int64_t end) {

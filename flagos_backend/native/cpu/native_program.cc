@@ -239,19 +239,17 @@ void NativeProgram::FindSlots(char** slot, void* const* arguments, void* const* 
   for (int64_t offset : temporary_offsets_) *slot++ = offset < 0 ? nullptr : static_cast<char*>(scratch) + offset;
 }
 
-bool NativeProgram::RunSteps(char** slots, const CallHandler& handler) const {
-  const OpenMpScope open_mp(has_calls_);
-  const Runner runner(slots, handler);
-  return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); });
-}
-
 bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler) const {
   constexpr size_t kFew = 64;
   char* few[kFew];
   std::vector<char*> many(num_slots() > kFew ? num_slots() : 0);
   char** const slots = num_slots() > kFew ? many.data() : few;
   FindSlots(slots, arguments, results, scratch);
-  if (!RunSteps(slots, handler)) return false;
+  const OpenMpScope open_mp(has_calls_);
+  const Runner runner(slots, handler);
+  if (!std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); })) {
+    return false;
+  }
   for (size_t i = 0; i < result_bytes_.size(); ++i) {
     if (brought_[i]) results[i] = slots[argument_bytes_.size() + i];
   }

@@ -297,10 +297,9 @@ class NativeProgram {
   using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgExtreme,
                             ComplexArithmetic, GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional>;
 
-  // A run in parts: the addresses of all buffers, then the steps.
+  // Of a run: the addresses of all buffers.
   size_t num_slots() const;
   void FindSlots(char** slot, void* const* arguments, void* const* results, void* scratch) const;
-  bool RunSteps(char** slots, const CallHandler& handler) const;
   // Once parsed, for loops, which run a program again and again over the same memory.
   void PlanTrip();
 

@@ -33,13 +33,7 @@ class RowBlockLane {
       tiles_.home[loop.registers.size() + i] = has_values ? tiles_.Take(loop.rows * bytes) : tiles_.home[i];
     }
     accumulators_ = tiles_.Take(loop.rows * 8);
-    for (const Loop::Constant& constant : loop.constants) {
-      const char* const bits = reinterpret_cast<const char*>(&constant.bits);
-      Gather(tiles_.home[Index(constant.reg)], bits, 0, loop.tile, Bytes(constant.reg));
-    }
-    for (const Loop::Input& input : loop.inputs) {
-      if (input.invariant) Gather(tiles_.home[Index(input.reg)], Address(input), 0, loop.tile, Bytes(input.reg));
-    }
+    FillInvariant(loop, slots, tiles_);
     int64_t bytes = 0;  // of all arrays, at a point
     for (const Loop::Input& input : loop.inputs) bytes += input.fixed ? 0 : Bytes(input.reg);
     for (const RowLoop::Phase& phase : loop.phases) {

@@ -28,13 +28,7 @@ class RowLane {
     }
     accumulators_ =
         reinterpret_cast<Accumulator*>(tiles_.Take(static_cast<int64_t>(loop.max_reductions * sizeof(Accumulator))));
-    for (const Loop::Constant& constant : loop.constants) {
-      const char* const bits = reinterpret_cast<const char*>(&constant.bits);
-      Gather(tiles_.home[Index(constant.reg)], bits, 0, loop.tile, Bytes(constant.reg));
-    }
-    for (const Loop::Input& input : loop.inputs) {
-      if (input.invariant) Gather(tiles_.home[Index(input.reg)], Address(input), 0, loop.tile, Bytes(input.reg));
-    }
+    FillInvariant(loop, slots, tiles_);
     int64_t bytes = 0;  // of all arrays, at a point
     for (const Loop::Input& input : loop.inputs) bytes += Bytes(input.reg);
     for (const RowLoop::Phase& phase : loop.phases) {

@@ -21,13 +21,7 @@ class Lane {
     for (size_t i = 0; i < loop.registers.size(); ++i) {
       tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
     }
-    for (const Loop::Constant& constant : loop.constants) {
-      const char* const bits = reinterpret_cast<const char*>(&constant.bits);
-      Gather(tiles_.home[Index(constant.reg)], bits, 0, loop.tile, Bytes(constant.reg));
-    }
-    for (const Loop::Input& input : loop.inputs) {
-      if (input.invariant) LoadTile(input, loop.tile);
-    }
+    FillInvariant(loop, slots, tiles_);
     int64_t bytes = 0;  // of all arrays, at a point
     for (const Loop::Input& input : loop.inputs) bytes += Bytes(input.reg);
     for (const Loop::Output& output : loop.outputs) bytes += Bytes(output.reg);

@@ -60,6 +60,21 @@ char* Tiles::Take(int64_t bytes) {
   return aligned;
 }
 
+void FillInvariant(const LoopBase& loop, char* const* slots, const Tiles& tiles) {
+  const auto fill = [&](int64_t reg, const char* element) {
+    const size_t number = static_cast<size_t>(reg);
+    Gather(tiles.home[number], element, 0, loop.tile, TypeBytes(loop.registers[number]));
+  };
+  for (const LoopBase::Constant& constant : loop.constants) {
+    fill(constant.reg, reinterpret_cast<const char*>(&constant.bits));
+  }
+  for (const LoopBase::Input& input : loop.inputs) {
+    if (!input.invariant) continue;
+    const int64_t offset = input.offset * TypeBytes(loop.registers[static_cast<size_t>(input.reg)]);
+    fill(input.reg, slots[static_cast<size_t>(input.slot)] + offset);
+  }
+}
+
 void RunTasks(int64_t tasks, int64_t work, void (*body)(void* user, int64_t begin, int64_t end), void* user) {
   if (work < kParallelWork || tasks < 2) {
     body(user, 0, tasks);

@@ -54,8 +54,12 @@ class Tiles {
   char* cursor_;
 };
 
+// Fills the tiles of what is the same in all of a loop: its constants, and its inputs of one element.
+void FillInvariant(const LoopBase& loop, char* const* slots, const Tiles& tiles);
+
 // Brings what is read and written next into the second-level cache, or the first-level one if it is little, while a tile
-// or a row is computed: a few lines with each step, because a processor waits for few at a time. Addresses may lie outside any buffer: nothing is read there.
+// or a row is computed: a few lines with each step, because a processor waits for few at a time. Addresses may lie outside
+// any buffer: nothing is read there.
 class Ahead {
  public:
   // Bytes of arrays that caches may not hold: from here on looking ahead pays, on some processors. What they do hold is
