@@ -1,6 +1,7 @@
 #include "cpu/kernels.h"
 
 #include "cpu/integer_kernels.h"
+#include "cpu/thin_kernels.h"
 
 #if defined(__x86_64__)
 #include <sys/platform/x86.h>
@@ -40,6 +41,14 @@ const IntegerKernels& SelectIntegerKernels() {
   if (HasLevel3()) return avx2::kIntegerKernels;
 #endif
   return baseline::kIntegerKernels;
+}
+
+const ThinKernels& SelectThinKernels() {
+#if defined(__x86_64__)
+  if (HasLevel4()) return avx512::kThinKernels;
+  if (HasLevel3()) return avx2::kThinKernels;
+#endif
+  return baseline::kThinKernels;
 }
 
 Type AccumulatorType(Combine combine, Type type) {

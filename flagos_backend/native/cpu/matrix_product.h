@@ -1,5 +1,5 @@
-// What the ways to multiply matrices share: BLAS' calls (matrix_product.cc), blocks (blocked_product.cc), and integers
-// (integer_product.cc).
+// What the ways to multiply matrices share: BLAS' calls (matrix_product.cc), blocks (blocked_product.cc), a few vectors
+// with a matrix (thin_product.cc), and integers (integer_product.cc).
 #ifndef FLAGOS_NATIVE_CPU_MATRIX_PRODUCT_H_
 #define FLAGOS_NATIVE_CPU_MATRIX_PRODUCT_H_
 
@@ -53,6 +53,10 @@ void RunBlocks(const Job& job) {
 // Whether a product is one for MultiplyByBlocks, which then needs no BLAS.
 bool IsForBlocks(const MatrixProduct& product);
 void MultiplyByBlocks(const MatrixProduct& product, char* const* slots);
+
+// Of F32 and F64, with at most kMaxVectors rows or columns. They need no BLAS.
+bool IsThin(const MatrixProduct& product);
+void MultiplyThin(const MatrixProduct& product, char* const* slots);
 
 // Products of integers of at most 32 bits, modulo 2^32. They need no BLAS.
 bool IsOfIntegers(const MatrixProduct& product);

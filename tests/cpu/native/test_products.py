@@ -122,6 +122,35 @@ def test_blocks(context: Context, longer: str) -> None:
         assert "(BLAS)" in check(context, case, "f64", rng)
 
 
+@pytest.mark.parametrize("element", _DTYPES)
+@pytest.mark.parametrize("vectors", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("count", "depth"), [(1, 40), (7, 1), (300, 700), (301, 1030), (2000, 3), (5000, 40), (64, 0), (400, 0)]
+)
+def test_a_few_vectors(context: Context, element: str, vectors: int, count: int, depth: int) -> None:
+    """Either operand has few rows or columns, stored as rows or as columns; alone and in a batch."""
+    rng = np.random.default_rng([vectors, count, depth])
+    for lhs, rhs in (("mk", "kn"), ("km", "kn"), ("mk", "nk"), ("km", "nk"), ("bmk", "bkn"), ("bmk", "bnk")):
+        for few, many in ("mn", "nm"):
+            sizes = {"b": 3, few: vectors, many: count, "k": depth}
+            check(context, Arrangement(lhs, rhs, "bmn" if "b" in lhs else "mn", sizes), element, rng)
+
+
+@pytest.mark.parametrize("stored", ["kn", "nk"])
+def test_a_vector_that_is_not_finite_spoils_only_its_own_products(context: Context, stored: str) -> None:
+    rng = np.random.default_rng(0)
+    case = Arrangement("mk", stored, "mn", {"m": 3, "n": 700, "k": 600})
+    a, b = rng.standard_normal((3, 600)), rng.standard_normal(case.dims(stored))
+    a[1, 5], b[...] = np.nan, np.abs(b) + 1
+    a[2, 599] = np.inf
+    (result,) = run(
+        compile(context, case.hlo("f64")), *(put(context.devices[0].default_memory, x) for x in (a, b))
+    )
+    first, second, third = get(result)
+    np.testing.assert_allclose(first, a[0] @ (b if stored == "kn" else b.T), rtol=1e-12, atol=1e-10)
+    assert np.isnan(second).all() and np.isposinf(third).all()
+
+
 @dataclass(frozen=True)
 class Moved:
     """An operand [6, 5] that the program makes of its parameter ``p`` and moves: in HLO, and in NumPy. ``loops`` run

@@ -1,0 +1,51 @@
+// Products of a few vectors with a matrix, which take as long as reading it. Compiled once for each instruction set.
+#ifndef FLAGOS_NATIVE_CPU_THIN_KERNELS_H_
+#define FLAGOS_NATIVE_CPU_THIN_KERNELS_H_
+
+#include "cpu/kernels.h"
+
+namespace flagos::cpu {
+
+inline constexpr int kMaxVectors = 4;
+
+// Vector v begins at `vectors` + v * step; row r of the matrix at `matrix` + r * leading; in elements. Both are contiguous.
+struct ThinOperands {
+  const void* vectors;
+  int64_t step;
+  const void* matrix;
+  int64_t leading;
+};
+// c[v * vector_step + r * row_step] = the product of vector v and row r, both of `depth` elements.
+struct ThinResult {
+  void* c;
+  int64_t vector_step, row_step;
+};
+using DotsFunction = void (*)(const ThinResult& result, const ThinOperands& operands, int64_t rows, int64_t depth);
+// sums[v * columns + i] += the sum of element r of vector v times element i of row r, over the rows.
+using SumsFunction = void (*)(void* sums, const ThinOperands& operands, int64_t rows, int64_t columns);
+
+// By one less than the number of vectors.
+struct ThinKernelsOf {
+  DotsFunction dots[kMaxVectors];
+  SumsFunction sums[kMaxVectors];
+};
+struct ThinKernels {
+  ThinKernelsOf f32, f64;
+};
+
+namespace baseline {
+extern const ThinKernels kThinKernels;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const ThinKernels kThinKernels;
+}
+namespace avx512 {
+extern const ThinKernels kThinKernels;
+}
+#endif
+const ThinKernels& SelectThinKernels();
+
+}  // namespace flagos::cpu
+
+#endif  // FLAGOS_NATIVE_CPU_THIN_KERNELS_H_

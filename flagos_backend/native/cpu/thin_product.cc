@@ -1,0 +1,135 @@
+// Products of matrices of which one has few rows, or few columns: of a few vectors with a matrix, whose elements are used
+// as often as there are vectors. A BLAS copies blocks of it first, or leaves a processor of another maker waiting.
+#include <algorithm>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "cpu/matrix_product.h"
+#include "cpu/thin_kernels.h"
+
+namespace flagos::cpu {
+namespace {
+
+// Rows that are summed up at once, and columns: their sums stay in the first-level cache.
+constexpr int64_t kDepth = 512, kColumnBytes = 16384;
+// Fewer elements are too few for a task; fewer columns too few, where rows are summed up, to share out the rows of a matrix
+// that is alone, and of many more rows than columns each share's are short: blocks are faster for several vectors.
+constexpr int64_t kMinShare = 64, kMinColumns = 256, kMaxRowsForEach = 8;
+// Shorter sums are a BLAS's: of the products of a row, and of rows.
+constexpr int64_t kMinDots = 32, kMinRows = 4;
+
+// C = A B with few rows, or C' = B' A' with few.
+bool IsTurned(const MatrixProduct& p) { return p.n < p.m; }
+
+// Whether the matrix's rows are what the vectors are multiplied with; else its rows are summed up.
+bool HasRowsOfDepth(const MatrixProduct& p) { return IsTurned(p) ? !p.a.transposed : p.b.transposed; }
+
+template <class T>
+class Job {
+ public:
+  Job(const MatrixProduct& product, char* const* slots, const ThinKernelsOf& kernels)
+      : product_(product), slots_(slots), turned_(IsTurned(product)), rows_of_depth_(HasRowsOfDepth(product)) {
+    vectors_ = turned_ ? product.n : product.m;
+    count_ = turned_ ? product.m : product.n;
+    dots_ = kernels.dots[vectors_ - 1];
+    sums_ = kernels.sums[vectors_ - 1];
+    const int threads = ThreadPool::Shared().num_threads();
+    const int64_t wanted = threads == 1 ? 1 : (kTasksPerThread * threads - 1) / product.num_matrices + 1;
+    const int64_t sensible = std::min(count_ / kMinShare, vectors_ * count_ * product.k / kTaskWork);
+    const int64_t shares = std::clamp<int64_t>(sensible, 1, wanted);
+    share_ = ((count_ + shares - 1) / shares + kMinShare - 1) / kMinShare * kMinShare;
+    shares_ = (count_ + share_ - 1) / share_;
+  }
+
+  int64_t tasks() const { return product_.num_matrices * shares_; }
+  int64_t grain() const {
+    return std::max<int64_t>(1, kTaskWork / std::max<int64_t>(vectors_ * share_ * product_.k, 1));
+  }
+
+  void Run(int64_t task) const {
+    thread_local std::vector<T> packed;
+    const MatrixProduct& p = product_;
+    const MatrixProduct::Operand &few = turned_ ? p.b : p.a, &many = turned_ ? p.a : p.b;
+    const int64_t batch = task / shares_, begin = task % shares_ * share_, end = std::min(begin + share_, count_);
+    const T* vectors = At(few, batch);
+    int64_t step = few.leading;
+    if (few.transposed != turned_) {  // an element of each vector after the other
+      packed.resize(static_cast<size_t>(vectors_ * p.k));
+      for (int64_t v = 0; v < vectors_; ++v) {
+        for (int64_t d = 0; d < p.k; ++d) packed[static_cast<size_t>(v * p.k + d)] = vectors[d * step + v];
+      }
+      vectors = packed.data(), step = p.k;
+    }
+    const int64_t vector_step = turned_ ? 1 : p.c.leading, element_step = turned_ ? p.c.leading : 1;
+    T* const c = At(p.c, batch) + begin * element_step;
+    const T* const matrix = At(many, batch) + begin * (rows_of_depth_ ? many.leading : 1);
+    if (rows_of_depth_) {
+      dots_({c, vector_step, element_step}, {vectors, step, matrix, many.leading}, end - begin, p.k);
+      return;
+    }
+    const int64_t most = kColumnBytes / static_cast<int64_t>(sizeof(T)) / vectors_;
+    for (int64_t column = 0; column < end - begin; column += most) {
+      SumUp({c + column * element_step, vector_step, element_step}, {vectors, step, matrix + column, many.leading},
+            std::min(most, end - begin - column));
+    }
+  }
+
+ private:
+  T* At(const MatrixProduct::Operand& operand, int64_t batch) const {
+    return reinterpret_cast<T*>(slots_[operand.slot]) + BatchOffset(product_, operand, batch);
+  }
+
+  void SumUp(const ThinResult& result, const ThinOperands& operands, int64_t columns) const {
+    thread_local std::vector<T> sums(kColumnBytes / sizeof(T));
+    T* const c = static_cast<T*>(result.c);
+    for (int64_t row = 0; row == 0 || row < product_.k; row += kDepth) {
+      std::fill_n(sums.begin(), vectors_ * columns, T(0));
+      const ThinOperands from = {static_cast<const T*>(operands.vectors) + row, operands.step,
+                                 static_cast<const T*>(operands.matrix) + row * operands.leading, operands.leading};
+      sums_(sums.data(), from, std::min(kDepth, product_.k - row), columns);
+      for (int64_t v = 0; v < vectors_; ++v) {
+        T* to = c + v * result.vector_step;
+        const T* const part = sums.data() + v * columns;
+        for (int64_t i = 0; i < columns; ++i, to += result.row_step) *to = row == 0 ? part[i] : *to + part[i];
+      }
+    }
+  }
+
+  const MatrixProduct& product_;
+  char* const* const slots_;
+  const bool turned_, rows_of_depth_;
+  int64_t vectors_, count_;  // and elements of a result that each vector has
+  DotsFunction dots_;
+  SumsFunction sums_;
+  int64_t share_, shares_;  // elements of a task, and tasks of a matrix
+};
+
+template <class T>
+void Multiply(const MatrixProduct& product, char* const* slots, const ThinKernelsOf& kernels) {
+  const Job<T> job(product, slots, kernels);
+  const auto body = [](void* user, int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) static_cast<const Job<T>*>(user)->Run(task);
+  };
+  ThreadPool::Shared().ParallelFor(job.tasks(), job.grain(), body, const_cast<Job<T>*>(&job));
+}
+
+}  // namespace
+
+bool IsThin(const MatrixProduct& p) {
+  const int64_t vectors = std::min(p.m, p.n), count = std::max(p.m, p.n);
+  if (p.type == Type::kS32 || vectors < 1 || vectors > kMaxVectors) return false;
+  if (HasRowsOfDepth(p)) return p.k >= kMinDots;
+  const bool can_be_shared = count >= (p.num_matrices == 1 ? kMinColumns : kMinShare);
+  return p.k >= kMinRows && can_be_shared && (vectors == 1 || p.k <= kMaxRowsForEach * count);
+}
+
+void MultiplyThin(const MatrixProduct& product, char* const* slots) {
+  const ThinKernels& kernels = SelectThinKernels();
+  if (product.type == Type::kF32) {
+    Multiply<float>(product, slots, kernels.f32);
+  } else {
+    Multiply<double>(product, slots, kernels.f64);
+  }
+}
+
+}  // namespace flagos::cpu
