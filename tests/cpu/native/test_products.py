@@ -143,9 +143,7 @@ def test_a_vector_that_is_not_finite_spoils_only_its_own_products(context: Conte
     a, b = rng.standard_normal((3, 600)), rng.standard_normal(case.dims(stored))
     a[1, 5], b[...] = np.nan, np.abs(b) + 1
     a[2, 599] = np.inf
-    (result,) = run(
-        compile(context, case.hlo("f64")), *(put(context.devices[0].default_memory, x) for x in (a, b))
-    )
+    (result,) = run(compile(context, case.hlo("f64")), *(put(context.devices[0].default_memory, x) for x in (a, b)))
     first, second, third = get(result)
     np.testing.assert_allclose(first, a[0] @ (b if stored == "kn" else b.T), rtol=1e-12, atol=1e-10)
     assert np.isnan(second).all() and np.isposinf(third).all()
