@@ -124,7 +124,7 @@ def text_of(item: Item) -> str:
     if isinstance(item, MatrixProduct):
         shape = "x".join(map(str, (*item.batch, item.m, item.n, item.k)))
         types = " ".join(t.name.lower() for t in dict.fromkeys(item.operand_types))
-        by = "integers" if item.element_type is ElementType.S32 else "BLAS"
+        by = "integers" if item.element_type is ElementType.S32 else "vectors" if item.is_of_halves else "BLAS"
         return f"native product {item.result.buffer.name} {types} {shape} ({by})"
     operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
     kind = f"{len(item.folds)} folds" if len(item.folds) > 1 else "fold" if item.folds else "loop"

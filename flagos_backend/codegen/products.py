@@ -1,6 +1,7 @@
 """Recognises a dot that is a (batched) matrix product on strided operands, as every BLAS takes it.
 
-Floats are BLAS's, integers of at most 32 bits those of native/cpu/integer_product.cc.
+Floats are BLAS's, integers of at most 32 bits those of native/cpu/integer_product.cc. A few vectors times a matrix, of halves
+too, are those of thin_product.cc beside it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ E = ElementType
 _MAX_SIZE = 2**31 - 1  # BLAS takes sizes and leading dimensions as 32-bit integers
 _Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 INTEGERS = frozenset({E.S8, E.U8, E.S16, E.U16, E.S32, E.U32})
+HALF_FLOATS = frozenset({E.F16, E.BF16})
+# kMaxVectors of native/cpu/thin_kernels.h; shorter sums, of products of a row and of rows, are faster of converted operands.
+_MAX_VECTORS, _MIN_DOTS, _MIN_ROWS = 4, 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class Operand:
 class MatrixProduct:
     """result[b..., m, n] = sum over k of lhs[b..., m, k] * rhs[b..., k, n]; ``batch``: the sizes of b...
 
-    ``element_type``: of the result, S32 (modulo 2^32) of integers; ``operand_types``: the same, or of integers any two.
+    ``element_type``: of the result, S32 (modulo 2^32) of integers; ``operand_types``: the same, of integers any two, or
+    two halves, of which F32 is computed.
     """
 
     element_type: ElementType
@@ -49,6 +54,10 @@ class MatrixProduct:
     rhs: Operand
     result: Operand
 
+    @property
+    def is_of_halves(self) -> bool:
+        return self.operand_types[0] in HALF_FLOATS
+
 
 def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> MatrixProduct | None:
     """``dot`` of operands that stand where the views say as one product, or None: another element type, an empty or
@@ -58,7 +67,8 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
         s.element_type for s in (dot.shape, *(o.shape for o in dot.operands)) if isinstance(s, ArrayShape)
     )
     of_integers = INTEGERS.issuperset(operands) and result in (E.S32, E.U32)
-    if not of_integers and (result not in (E.F32, E.F64) or {result}.symmetric_difference(operands)):
+    of_halves = operands[0] is operands[1] and operands[0] in HALF_FLOATS and result is E.F32
+    if not of_integers and not of_halves and (result not in (E.F32, E.F64) or {result}.symmetric_difference(operands)):
         return None
     lhs_dims, rhs_dims = map(dims_of, dot.operands)
     if 0 in lhs_dims or 0 in rhs_dims:
@@ -73,10 +83,18 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
         return None
     if max(m, n, k, lhs.leading, rhs.leading) > _MAX_SIZE:
         return None
+    if of_halves and not _is_thin(m, n, k, lhs, rhs):
+        return None
     batch = tuple(lhs_dims[i] for i in attributes.lhs_batch)
     strides = tuple(prod(batch[d + 1 :]) * m * n for d in range(len(batch)))
     types = (operands[0], operands[1])
     return MatrixProduct(E.S32 if of_integers else result, types, batch, m, n, k, lhs, rhs, Operand(dot, strides, n))
+
+
+def _is_thin(m: int, n: int, k: int, lhs: Operand, rhs: Operand) -> bool:
+    """Whether a product of halves takes as long as reading its matrix."""
+    has_rows_of_depth = not lhs.transposed if n < m else rhs.transposed
+    return min(m, n) <= _MAX_VECTORS and k >= (_MIN_DOTS if has_rows_of_depth else _MIN_ROWS)
 
 
 def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from flagos_backend.codegen.products import INTEGERS, MatrixProduct, as_matrix_product
+from flagos_backend.codegen.products import HALF_FLOATS, INTEGERS, MatrixProduct, as_matrix_product
 from flagos_backend.fusion.indexing import View, dims_of, row_major
 from flagos_backend.fusion.region import Affine, Apply, Expression, Load, Region, Store, axis, linear
 from flagos_backend.ir.attributes import DotAttributes
@@ -21,15 +21,21 @@ E = ElementType
 # The greatest magnitude of an element.
 _MAGNITUDES = {E.S8: 1 << 7, E.U8: (1 << 8) - 1, E.S16: 1 << 15, E.U16: (1 << 16) - 1}
 _RESULTS = INTEGERS | {E.S64, E.U64}
-_HALF_FLOATS = frozenset({E.F16, E.BF16})
 
 
 def as_widened_product(dot: Instruction, lhs: View, rhs: View) -> tuple[Region | MatrixProduct, ...] | None:
     """``dot`` of operands that stand where the views say, which is no product by itself; None for other element types,
     for what as_matrix_product does not take, and for a product of bf16 to bf16, which the library computes without
     conversions."""
+    if any(0 in dims_of(operand) for operand in dot.operands):
+        return None
+    if {*map(_type_of, dot.operands), _type_of(dot)} <= HALF_FLOATS:
+        sums = replace(dot, shape=ArrayShape(E.F32, dims_of(dot)), name=f"{dot.name}.wide")
+        product = as_matrix_product(sums, lhs, rhs)
+        if product is not None:
+            return product, _narrowed(dot, sums, E.F32)
     types = _types(dot)
-    if types is None or any(0 in dims_of(operand) for operand in dot.operands):
+    if types is None:
         return None
     computed, between = types
     wide = replace(dot, shape=ArrayShape(computed, dims_of(dot)), name=f"{dot.name}.wide")
@@ -50,7 +56,7 @@ def as_widened_product(dot: Instruction, lhs: View, rhs: View) -> tuple[Region |
 def _types(dot: Instruction) -> tuple[ElementType, ElementType] | None:
     """The type to multiply in, and one that its sums become before they become the result's."""
     lhs, rhs, result = *map(_type_of, dot.operands), _type_of(dot)
-    if {lhs, rhs} <= _HALF_FLOATS and result in (E.F16, E.F32):
+    if {lhs, rhs} <= HALF_FLOATS and result in (E.F16, E.F32):
         return E.F32, result
     if not {lhs, rhs} <= INTEGERS or result not in _RESULTS:
         return None

@@ -54,8 +54,10 @@ void RunBlocks(const Job& job) {
 bool IsForBlocks(const MatrixProduct& product);
 void MultiplyByBlocks(const MatrixProduct& product, char* const* slots);
 
-// Of F32 and F64, with at most kMaxVectors rows or columns. They need no BLAS.
+// Of F32 and F64, with at most kMaxVectors rows or columns, and of halves, computed in F32, which nothing else multiplies.
+// They need no BLAS.
 bool IsThin(const MatrixProduct& product);
+bool IsOfHalves(const MatrixProduct& product);
 void MultiplyThin(const MatrixProduct& product, char* const* slots);
 
 // Products of integers of at most 32 bits, modulo 2^32. They need no BLAS.

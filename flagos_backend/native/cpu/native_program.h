@@ -251,7 +251,8 @@ struct MatrixProduct {
     int64_t leading;
     bool transposed;
   };
-  Type type, a_type, b_type;   // of the result and the operands: all F32, all F64, or S32 of integers
+  // Of the result and the operands: all F32, all F64, S32 of integers, or F32 of halves.
+  Type type, a_type, b_type;
   std::vector<int64_t> batch;  // sizes
   int64_t num_matrices, m, n, k;
   Operand a, b, c;

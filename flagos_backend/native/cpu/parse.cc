@@ -31,7 +31,7 @@ enum : int64_t {
 };
 
 void CheckProductTypes(const MatrixProduct& product) {
-  if (IsOfIntegers(product)) return;
+  if (IsOfIntegers(product) || IsOfHalves(product)) return;
   const bool is_float = product.type == Type::kF32 || product.type == Type::kF64;
   Require(is_float && product.a_type == product.type && product.b_type == product.type,
           "a matrix product of these types does not exist");
@@ -471,6 +471,7 @@ MatrixProduct Parser::ParseProduct() {
   for (int64_t size : {product.num_matrices, product.m, product.n, product.k}) {
     Require(size > 0 && size <= std::numeric_limits<int32_t>::max(), "a matrix dimension is out of range");
   }
+  Require(!IsOfHalves(product) || IsThin(product), "a product of halves is one of a few vectors");
   product.a = ParseOperand(product.a_type, product.batch, product.m, product.k, false);
   product.b = ParseOperand(product.b_type, product.batch, product.k, product.n, false);
   product.c = ParseOperand(product.type, product.batch, product.m, product.n, true);

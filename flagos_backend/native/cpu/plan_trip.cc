@@ -256,8 +256,8 @@ class TripPlanner {
 
   bool operator()(const MatrixProduct& product) {
     const bool is_float = product.type == Type::kF32 || product.type == Type::kF64;
-    if (!is_float || product.num_matrices != 1 || product.m * product.n > kSmallWork ||
-        product.m * product.n * product.k > kSmallWork) {
+    if (!is_float || product.a_type != product.type || product.num_matrices != 1 ||
+        product.m * product.n > kSmallWork || product.m * product.n * product.k > kSmallWork) {
       return false;
     }
     const auto place = [&](const MatrixProduct::Operand& operand) {

@@ -9,6 +9,7 @@ namespace flagos::cpu {
 inline constexpr int kMaxVectors = 4;
 
 // Vector v begins at `vectors` + v * step; row r of the matrix at `matrix` + r * leading; in elements. Both are contiguous.
+// The vectors are of the type that is computed in, the matrix may be of a narrower one.
 struct ThinOperands {
   const void* vectors;
   int64_t step;
@@ -30,7 +31,7 @@ struct ThinKernelsOf {
   SumsFunction sums[kMaxVectors];
 };
 struct ThinKernels {
-  ThinKernelsOf f32, f64;
+  ThinKernelsOf f32, f64, f16, bf16;  // by the matrix's type; halves are computed in floats
 };
 
 namespace baseline {

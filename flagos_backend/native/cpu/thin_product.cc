@@ -6,6 +6,7 @@
 #include "cpu/kernels.h"
 #include "cpu/matrix_product.h"
 #include "cpu/thin_kernels.h"
+#include "cpu/tiles.h"
 
 namespace flagos::cpu {
 namespace {
@@ -24,15 +25,23 @@ bool IsTurned(const MatrixProduct& p) { return p.n < p.m; }
 // Whether the matrix's rows are what the vectors are multiplied with; else its rows are summed up.
 bool HasRowsOfDepth(const MatrixProduct& p) { return IsTurned(p) ? !p.a.transposed : p.b.transposed; }
 
+// T: what is computed in, and the type of the result.
 template <class T>
 class Job {
  public:
   Job(const MatrixProduct& product, char* const* slots, const ThinKernelsOf& kernels)
-      : product_(product), slots_(slots), turned_(IsTurned(product)), rows_of_depth_(HasRowsOfDepth(product)) {
-    vectors_ = turned_ ? product.n : product.m;
-    count_ = turned_ ? product.m : product.n;
-    dots_ = kernels.dots[vectors_ - 1];
-    sums_ = kernels.sums[vectors_ - 1];
+      : product_(product),
+        slots_(slots),
+        turned_(IsTurned(product)),
+        rows_of_depth_(HasRowsOfDepth(product)),
+        width_(TypeBytes(product.a_type)),
+        vectors_(turned_ ? product.n : product.m),
+        count_(turned_ ? product.m : product.n),
+        widen_(product.a_type == product.type
+                   ? nullptr
+                   : SelectKernels().convert[static_cast<int>(product.a_type)][static_cast<int>(product.type)]),
+        dots_(kernels.dots[vectors_ - 1]),
+        sums_(kernels.sums[vectors_ - 1]) {
     const int threads = ThreadPool::Shared().num_threads();
     const int64_t wanted = threads == 1 ? 1 : (kTasksPerThread * threads - 1) / product.num_matrices + 1;
     const int64_t sensible = std::min(count_ / kMinShare, vectors_ * count_ * product.k / kTaskWork);
@@ -47,36 +56,45 @@ class Job {
   }
 
   void Run(int64_t task) const {
-    thread_local std::vector<T> packed;
     const MatrixProduct& p = product_;
     const MatrixProduct::Operand &few = turned_ ? p.b : p.a, &many = turned_ ? p.a : p.b;
     const int64_t batch = task / shares_, begin = task % shares_ * share_, end = std::min(begin + share_, count_);
-    const T* vectors = At(few, batch);
-    int64_t step = few.leading;
-    if (few.transposed != turned_) {  // an element of each vector after the other
-      packed.resize(static_cast<size_t>(vectors_ * p.k));
-      for (int64_t v = 0; v < vectors_; ++v) {
-        for (int64_t d = 0; d < p.k; ++d) packed[static_cast<size_t>(v * p.k + d)] = vectors[d * step + v];
-      }
-      vectors = packed.data(), step = p.k;
-    }
+    ThinOperands operands = Vectors(few, batch);
+    operands.matrix = At(many, batch, width_) + begin * (rows_of_depth_ ? many.leading : 1) * width_;
+    operands.leading = many.leading;
     const int64_t vector_step = turned_ ? 1 : p.c.leading, element_step = turned_ ? p.c.leading : 1;
-    T* const c = At(p.c, batch) + begin * element_step;
-    const T* const matrix = At(many, batch) + begin * (rows_of_depth_ ? many.leading : 1);
-    if (rows_of_depth_) {
-      dots_({c, vector_step, element_step}, {vectors, step, matrix, many.leading}, end - begin, p.k);
-      return;
-    }
+    T* const c = reinterpret_cast<T*>(At(p.c, batch, sizeof(T))) + begin * element_step;
+    if (rows_of_depth_) return dots_({c, vector_step, element_step}, operands, end - begin, p.k);
     const int64_t most = kColumnBytes / static_cast<int64_t>(sizeof(T)) / vectors_;
     for (int64_t column = 0; column < end - begin; column += most) {
-      SumUp({c + column * element_step, vector_step, element_step}, {vectors, step, matrix + column, many.leading},
-            std::min(most, end - begin - column));
+      SumUp({c + column * element_step, vector_step, element_step}, operands, std::min(most, end - begin - column));
+      operands.matrix = static_cast<const char*>(operands.matrix) + most * width_;
     }
   }
 
  private:
-  T* At(const MatrixProduct::Operand& operand, int64_t batch) const {
-    return reinterpret_cast<T*>(slots_[operand.slot]) + BatchOffset(product_, operand, batch);
+  char* At(const MatrixProduct::Operand& operand, int64_t batch, int64_t width) const {
+    return slots_[operand.slot] + BatchOffset(product_, operand, batch) * width;
+  }
+
+  // One after the other, in T.
+  ThinOperands Vectors(const MatrixProduct::Operand& few, int64_t batch) const {
+    thread_local std::vector<char> lined_up;
+    thread_local std::vector<T> widened;
+    const int64_t depth = product_.k;
+    const char* vectors = At(few, batch, width_);
+    int64_t step = few.leading;
+    if (few.transposed != turned_) {  // an element of each stands beside those of the others
+      lined_up.resize(static_cast<size_t>(vectors_ * depth * width_));
+      MoveElements(lined_up.data(), vectors, {vectors_, depth, depth, 1, 1, step}, width_);
+      vectors = lined_up.data(), step = depth;
+    }
+    if (widen_ == nullptr) return {vectors, step, nullptr, 0};
+    widened.resize(static_cast<size_t>(vectors_ * depth));
+    for (int64_t v = 0; v < vectors_; ++v) {
+      widen_(widened.data() + v * depth, vectors + v * step * width_, nullptr, nullptr, depth);
+    }
+    return {widened.data(), depth, nullptr, 0};
   }
 
   void SumUp(const ThinResult& result, const ThinOperands& operands, int64_t columns) const {
@@ -85,7 +103,8 @@ class Job {
     for (int64_t row = 0; row == 0 || row < product_.k; row += kDepth) {
       std::fill_n(sums.begin(), vectors_ * columns, T(0));
       const ThinOperands from = {static_cast<const T*>(operands.vectors) + row, operands.step,
-                                 static_cast<const T*>(operands.matrix) + row * operands.leading, operands.leading};
+                                 static_cast<const char*>(operands.matrix) + row * operands.leading * width_,
+                                 operands.leading};
       sums_(sums.data(), from, std::min(kDepth, product_.k - row), columns);
       for (int64_t v = 0; v < vectors_; ++v) {
         T* to = c + v * result.vector_step;
@@ -98,9 +117,11 @@ class Job {
   const MatrixProduct& product_;
   char* const* const slots_;
   const bool turned_, rows_of_depth_;
-  int64_t vectors_, count_;  // and elements of a result that each vector has
-  DotsFunction dots_;
-  SumsFunction sums_;
+  const int64_t width_;            // of an operand's element, in bytes
+  const int64_t vectors_, count_;  // and elements of a result that each vector has
+  const TileFunction widen_;       // nullptr: the operands are of type T
+  const DotsFunction dots_;
+  const SumsFunction sums_;
   int64_t share_, shares_;  // elements of a task, and tasks of a matrix
 };
 
@@ -118,18 +139,23 @@ void Multiply(const MatrixProduct& product, char* const* slots, const ThinKernel
 bool IsThin(const MatrixProduct& p) {
   const int64_t vectors = std::min(p.m, p.n), count = std::max(p.m, p.n);
   if (p.type == Type::kS32 || vectors < 1 || vectors > kMaxVectors) return false;
+  if (p.a_type != p.type) return true;  // nothing else multiplies halves
   if (HasRowsOfDepth(p)) return p.k >= kMinDots;
   const bool can_be_shared = count >= (p.num_matrices == 1 ? kMinColumns : kMinShare);
   return p.k >= kMinRows && can_be_shared && (vectors == 1 || p.k <= kMaxRowsForEach * count);
 }
 
+bool IsOfHalves(const MatrixProduct& p) {
+  return p.type == Type::kF32 && p.a_type == p.b_type && (p.a_type == Type::kF16 || p.a_type == Type::kBF16);
+}
+
 void MultiplyThin(const MatrixProduct& product, char* const* slots) {
   const ThinKernels& kernels = SelectThinKernels();
-  if (product.type == Type::kF32) {
-    Multiply<float>(product, slots, kernels.f32);
-  } else {
-    Multiply<double>(product, slots, kernels.f64);
-  }
+  if (product.type == Type::kF64) return Multiply<double>(product, slots, kernels.f64);
+  Multiply<float>(product, slots,
+                  product.a_type == Type::kF16    ? kernels.f16
+                  : product.a_type == Type::kBF16 ? kernels.bf16
+                                                  : kernels.f32);
 }
 
 }  // namespace flagos::cpu

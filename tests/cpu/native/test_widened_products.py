@@ -44,7 +44,7 @@ def _integers(element: str, rng: np.random.Generator, *shape: int) -> np.ndarray
     return np.where(rng.random(shape) < 0.5, info.min if info.min < 0 else info.max, values).astype(info.dtype)
 
 
-@pytest.mark.parametrize("k", [1, 300, 1024, 1025, 5000])
+@pytest.mark.parametrize("k", [2, 300, 1024, 1025, 5000])
 @pytest.mark.parametrize(
     "types",
     [
@@ -149,3 +149,39 @@ def test_an_operand_that_is_read_where_it_stands(context: Context, rng: np.rando
         ours = get(run(executable, put(memory, x), put(memory, y))[0])
     exact = x[5:15].astype(np.float64).T @ -y.T[5:15].astype(np.float64)
     np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+@pytest.mark.parametrize("wide", [False, True], ids=["rounded", "sums"])
+@pytest.mark.parametrize("vectors", [1, 2, 3, 4])
+@pytest.mark.parametrize(("count", "depth"), [(1, 33), (300, 700), (45, 100), (1300, 37)])
+def test_a_few_vectors(
+    element: str, wide: bool, vectors: int, count: int, depth: int, context: Context, rng: np.random.Generator
+) -> None:
+    """Either operand has few rows or columns, stored as rows or as columns; alone and in a batch."""
+    dtype, result = _FLOATS[element], "f32" if wide else element
+    # What is rounded once, and a sum of floats besides.
+    tolerance = 2e-6 if wide else 2e-6 + float(ml_dtypes.finfo(dtype).eps) / 2
+    for few_are_rows in (True, False):
+        m, n = (vectors, count) if few_are_rows else (count, vectors)
+        for lhs, rhs in (("mk", "kn"), ("km", "kn"), ("mk", "nk"), ("km", "nk"), ("bmk", "bkn"), ("bkm", "bnk")):
+            sizes = {"b": 3, "m": m, "n": n, "k": depth}
+            a, b = (rng.standard_normal([sizes[c] for c in side]).astype(dtype) for side in (lhs, rhs))
+            batch = "lhs_batch_dims={0}, rhs_batch_dims={0}, " if "b" in lhs else ""
+            contracted = f"lhs_contracting_dims={{{lhs.index('k')}}}, rhs_contracting_dims={{{rhs.index('k')}}}"
+            out = "bmn" if "b" in lhs else "mn"
+            dims = ",".join(str(sizes[c]) for c in out)
+            ours, explanation = _run(context, (element, element, result), a, b, batch + contracted, dims)
+            assert "(vectors)" in explanation and "0 library calls" in explanation
+            exact = np.einsum(f"{lhs},{rhs}->{out}", a.astype(np.float64), b.astype(np.float64))
+            least = np.einsum(f"{lhs},{rhs}->{out}", *(np.abs(x.astype(np.float64)) for x in (a, b)))
+            np.testing.assert_array_less(np.abs(ours.astype(np.float64) - exact), tolerance * np.maximum(least, 1e-3))
+
+
+def test_a_few_vectors_that_are_not_finite(context: Context, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((3, 200)).astype(ml_dtypes.bfloat16), np.ones((200, 500), ml_dtypes.bfloat16)
+    a[1, 7], a[2, 8] = np.nan, -np.inf
+    attributes = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    ours, _ = _run(context, ("bf16", "bf16", "bf16"), a, b, attributes, "3,500")
+    assert np.isfinite(ours[0].astype(np.float32)).all()
+    assert np.isnan(ours[1].astype(np.float32)).all() and np.isneginf(ours[2].astype(np.float32)).all()
