@@ -1,7 +1,7 @@
 """Recognises a dot that is a (batched) matrix product on strided operands, as every BLAS takes it.
 
-Floats are BLAS's, integers of at most 32 bits those of native/cpu/integer_product.cc. A few vectors times a matrix, of halves
-too, are those of thin_product.cc beside it.
+Floats are BLAS's, integers of at most 32 bits those of native/cpu/integer_product.cc. A few vectors times a matrix, of
+halves too, are those of thin_product.cc beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _MAX_SIZE = 2**31 - 1  # BLAS takes sizes and leading dimensions as 32-bit integ
 _Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 INTEGERS = frozenset({E.S8, E.U8, E.S16, E.U16, E.S32, E.U32})
 HALF_FLOATS = frozenset({E.F16, E.BF16})
-# kMaxVectors of native/cpu/thin_kernels.h; shorter sums, of products of a row and of rows, are faster of converted operands.
+# kMaxVectors of native/cpu/thin_kernels.h; shorter sums, of products of a row and of rows, are faster of converted
+# operands.
 _MAX_VECTORS, _MIN_DOTS, _MIN_ROWS = 4, 32, 4
 
 

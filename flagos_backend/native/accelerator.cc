@@ -123,6 +123,15 @@ Accelerator::Accelerator(AcceleratorFacts facts, int64_t ordinal)
 
 Accelerator::~Accelerator() { DropCache(); }
 
+Ref<Point> Streams::Record(Stream stream) {
+  try {
+    return MakePoint(stream);
+  } catch (...) {
+    python::KeepDiscarded();
+    throw;
+  }
+}
+
 std::unique_ptr<Proof> Streams::Compare(const Captures&) {
   Fail(FLAGOS_UNIMPLEMENTED, "this device's graphs cannot be replayed");
 }

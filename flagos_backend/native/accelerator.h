@@ -31,7 +31,8 @@ struct Location {
 class Streams {
  public:
   virtual ~Streams() = default;
-  virtual Ref<Point> Record(Stream stream) = 0;
+  // Where this fails, the device is broken, and nothing of its memory is freed any more (python::KeepDiscarded).
+  Ref<Point> Record(Stream stream);
   // What is enqueued on `stream` from now on begins after `point`, which may be of another device.
   virtual void Await(Stream stream, Point& point) = 0;
   // Enqueues a copy. Host memory is pinned and stays until a later point of the stream is reached.
@@ -40,6 +41,9 @@ class Streams {
   virtual std::unique_ptr<Proof> Compare(const Captures& captures);
   // Throws Failure(UNIMPLEMENTED) that says why this device has none.
   virtual Conditionals& conditionals();
+
+ private:
+  virtual Ref<Point> MakePoint(Stream stream) = 0;
 };
 
 // What devices/discovery.py found out about one device.

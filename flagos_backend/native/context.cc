@@ -37,15 +37,13 @@ Registry& TheRegistry() {
   return *registry;
 }
 
-bool DrainAll() {
+void DrainAll() {
   std::vector<Ref<Context>> contexts;
   {
     std::lock_guard<std::mutex> lock(TheRegistry().mutex);
     for (Context* context : TheRegistry().contexts) contexts.push_back(Ref<Context>::Share(context));
   }
-  bool are_sound = true;
-  for (const Ref<Context>& context : contexts) are_sound &= context->Drain();
-  return are_sound;
+  for (const Ref<Context>& context : contexts) context->Drain();
 }
 
 void SinkString(void* data, const void* bytes, size_t size) {
@@ -312,18 +310,15 @@ void FlagosContext::Close() {
   flagos::ClosePeers(this);
 }
 
-bool FlagosContext::Drain() noexcept {
-  bool are_sound = true;
+void FlagosContext::Drain() noexcept {
   for (FlagosDevice* device : addressable_devices) {
     try {
       device->Synchronize();
     } catch (...) {
       const flagos::Status status = flagos::StatusOfException("waiting for a device");
       flagos::Log(FLAGOS_LOG_ERROR, "waiting for %s: %s", device->debug_string.c_str(), status.data()->message.c_str());
-      are_sound = false;
     }
   }
-  return are_sound;
 }
 
 namespace flagos::api {

@@ -63,8 +63,8 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
 
   // Waits for what runs; then work that still comes runs in the thread that brings it.
   void Close();
-  // Waits for what runs, on every device. Whether none reports an error; the log says what.
-  bool Drain() noexcept;
+  // Waits for what runs, on every device; the log says what one reports.
+  void Drain() noexcept;
 
   flagos::Options options;
   std::string platform_version;

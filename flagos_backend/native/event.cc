@@ -84,6 +84,7 @@ void FlagosEvent::Settle() noexcept {
     point_->Wait();
   } catch (...) {
     status = flagos::StatusOfException("waiting for the device");
+    flagos::python::KeepDiscarded();
   }
   {
     std::unique_lock<std::mutex> lock(mutex_);

@@ -20,11 +20,12 @@ std::atomic<const Functions*> g_functions{nullptr};
 std::atomic<bool> g_ending{false};
 // Set last by the exit hook; from then on no thread enters the interpreter.
 std::atomic<bool> g_closing{false};
+std::atomic<bool> g_keeps_discarded{false};
 // The exit hook is registered and sys.path is complete.
 std::atomic<bool> g_prepared{false};
 // Threads that are inside, or about to enter.
 std::atomic<int> g_users{0};
-std::atomic<bool (*)()> g_drain{nullptr};
+std::atomic<void (*)()> g_drain{nullptr};
 PyObject* g_describe = nullptr;  // guarded by the GIL
 
 thread_local bool t_keep = false;
@@ -84,13 +85,11 @@ PyObject* OnExit(PyObject*, PyObject*) {
   const Functions& py = *Known();
   PyThreadState* state = py.PyEval_SaveThread();
   g_ending.store(true, std::memory_order_seq_cst);
-  auto* drain = g_drain.load(std::memory_order_acquire);
-  const bool is_sound = drain == nullptr || drain();
+  if (auto* drain = g_drain.load(std::memory_order_acquire)) drain();
   g_closing.store(true, std::memory_order_seq_cst);
   while (g_users.load(std::memory_order_seq_cst) != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
   py.PyEval_RestoreThread(state);
-  // Freeing memory of a device that is broken, torch throws out of a destructor. The process ends; it goes with it.
-  if (is_sound) Sweep();
+  Sweep();
   py.Py_IncRef(py.none);
   return py.none;
 }
@@ -331,10 +330,12 @@ void RequireOpen() {
   }
 }
 
-void SetDrain(bool (*drain)()) noexcept { g_drain.store(drain, std::memory_order_release); }
+void SetDrain(void (*drain)()) noexcept { g_drain.store(drain, std::memory_order_release); }
+
+void KeepDiscarded() noexcept { g_keeps_discarded.store(true, std::memory_order_relaxed); }
 
 void Discard(PyObject* object, size_t bytes) noexcept {
-  if (object == nullptr) return;
+  if (object == nullptr || g_keeps_discarded.load(std::memory_order_relaxed)) return;
   if (HoldsGil()) {
     Known()->Py_DecRef(object);
     return;
@@ -366,6 +367,7 @@ void Sweep() noexcept {
     trash.bytes = 0;
     g_trash_waits.store(false, std::memory_order_relaxed);
   }
+  if (g_keeps_discarded.load(std::memory_order_relaxed)) return;
   for (PyObject* object : objects) Known()->Py_DecRef(object);
 }
 

@@ -134,9 +134,8 @@ void DropThreadState() noexcept;
 // Throws Failure(UNAVAILABLE) once the interpreter is about to go: what is enqueued still runs, nothing new begins.
 void RequireOpen();
 
-// Called once, before the interpreter goes: waits for what runs in it, and says whether no device is broken. Set by the
-// context.
-void SetDrain(bool (*drain)()) noexcept;
+// Called once, before the interpreter goes: wait for what runs in it. Set by the context.
+void SetDrain(void (*drain)()) noexcept;
 
 // An owned reference. Only made, copied and destroyed with the GIL.
 class Object {
@@ -163,6 +162,10 @@ class Object {
  private:
   PyObject* object_ = nullptr;
 };
+
+// From now on what is discarded is never freed. For when a device broke: freeing its memory, torch throws out of a
+// destructor, which ends the process.
+void KeepDiscarded() noexcept;
 
 // Drops a reference from a thread that may not hold the GIL: now if it does, else when some thread next does. `bytes`
 // is the memory that hangs on it, so that much memory does not wait long.

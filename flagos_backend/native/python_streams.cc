@@ -39,16 +39,6 @@ class PythonStreams final : public Streams {
   PythonStreams(const Accelerator& accelerator, DeviceQueue* completions)
       : accelerator_(accelerator), completions_(completions) {}
 
-  Ref<Point> Record(Stream stream) override {
-    python::Gil gil;
-    CheckOpen(gil);
-    Object record = python::Attribute(accelerator_.facts().object, "record");
-    Object number = Number(stream);
-    Object event = python::Call(record.get(), {number.get()}, "recording an event");
-    const auto index = static_cast<size_t>(stream);
-    return Ref<Point>::Adopt(new PythonPoint(&accelerator_, stream, &completions_[index], event.Detach()));
-  }
-
   void Await(Stream stream, Point& point) override {
     python::Gil gil;
     CheckOpen(gil);
@@ -68,6 +58,16 @@ class PythonStreams final : public Streams {
   }
 
  private:
+  Ref<Point> MakePoint(Stream stream) override {
+    python::Gil gil;
+    CheckOpen(gil);
+    Object record = python::Attribute(accelerator_.facts().object, "record");
+    Object number = Number(stream);
+    Object event = python::Call(record.get(), {number.get()}, "recording an event");
+    const auto index = static_cast<size_t>(stream);
+    return Ref<Point>::Adopt(new PythonPoint(&accelerator_, stream, &completions_[index], event.Detach()));
+  }
+
   static void CheckOpen(const python::Gil& gil) {
     if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be enqueued any more");
   }

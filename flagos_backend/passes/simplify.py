@@ -6,13 +6,7 @@ from flagos_backend.ir.attributes import DimensionsAttributes, TupleIndexAttribu
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import TupleShape, leaves
-from flagos_backend.passes import (
-    simplify_arithmetic,
-    simplify_indices,
-    simplify_movement,
-    simplify_products,
-    simplify_sums,
-)
+from flagos_backend.passes import simplify_arithmetic, simplify_indices, simplify_movement, simplify_sums
 from flagos_backend.passes.rewrite import Emitter, Rule, apply_rule, array_shape
 
 
@@ -69,7 +63,6 @@ _RULES: dict[Opcode, Rule] = {
     **simplify_movement.RULES,
     **simplify_arithmetic.RULES,
     **simplify_indices.RULES,
-    **simplify_products.RULES,
     Opcode.REDUCE: _reduce,
     Opcode.GET_TUPLE_ELEMENT: _get_tuple_element,
     Opcode.TUPLE: _tuple,

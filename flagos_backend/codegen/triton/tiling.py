@@ -23,8 +23,8 @@ _FEW_OPERATIONS = 12
 _LEAST_BLOCK = 128
 _TILE = 4096
 # What a program reads at a time of a row that it walks several times, by 32 warps, which have a multiprocessor for
-# themselves: two programs there lost what they had read from the cache. Longer rows have more for each lane. What holds
-# more values than it loads would run out of registers, and has fewer warps.
+# themselves: two programs there lost what they had read from the cache. Long rows have more for each lane. Of shorter
+# ones what holds more values than it loads has fewer warps, whose lanes have more registers.
 _ROW_STEP = 8192
 _LONG_ROW = 65536
 _LONG_ROW_STEP = 16384
@@ -432,7 +432,7 @@ def _held_through(region: Region, folded: Sequence[int]) -> int:
     last_level = max(level.values())
     for store in region.stores:
         uses[store.value].append(last_level)
-    spans = [(min(uses[e]), max(uses[e])) for e in expressions if varies[e] and not isinstance(e, Index)]
+    spans = [(min(uses[e]), max(uses[e])) for e in expressions if varies[e] and uses[e] and not isinstance(e, Index)]
     return max((sum(first <= end < last for first, last in spans) for end in range(last_level)), default=0)
 
 

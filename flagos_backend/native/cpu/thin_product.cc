@@ -13,9 +13,11 @@ namespace {
 
 // Rows that are summed up at once, and columns: their sums stay in the first-level cache.
 constexpr int64_t kDepth = 512, kColumnBytes = 16384;
-// Fewer elements are too few for a task; fewer columns too few, where rows are summed up, to share out the rows of a matrix
-// that is alone, and of many more rows than columns each share's are short: blocks are faster for several vectors.
-constexpr int64_t kMinShare = 64, kMinColumns = 256, kMaxRowsForEach = 8;
+// Tasks are of so many elements, or multiples: rows that are multiplied side by side, and columns that are whole lines.
+constexpr int64_t kRowsAtOnce = 8, kColumnsAtOnce = 64;
+// Where rows are summed up, fewer columns are too few to share out the rows of a matrix that is alone, and of many more rows
+// than columns each share's are short: blocks are faster for several vectors.
+constexpr int64_t kMinColumns = 256, kMaxRowsForEach = 8;
 // Shorter sums are a BLAS's: of the products of a row, and of rows.
 constexpr int64_t kMinDots = 32, kMinRows = 4;
 
@@ -44,9 +46,10 @@ class Job {
         sums_(kernels.sums[vectors_ - 1]) {
     const int threads = ThreadPool::Shared().num_threads();
     const int64_t wanted = threads == 1 ? 1 : (kTasksPerThread * threads - 1) / product.num_matrices + 1;
-    const int64_t sensible = std::min(count_ / kMinShare, vectors_ * count_ * product.k / kTaskWork);
+    const int64_t at_once = rows_of_depth_ ? kRowsAtOnce : kColumnsAtOnce;
+    const int64_t sensible = std::min(count_ / at_once, vectors_ * count_ * product.k / kTaskWork);
     const int64_t shares = std::clamp<int64_t>(sensible, 1, wanted);
-    share_ = ((count_ + shares - 1) / shares + kMinShare - 1) / kMinShare * kMinShare;
+    share_ = ((count_ + shares - 1) / shares + at_once - 1) / at_once * at_once;
     shares_ = (count_ + share_ - 1) / share_;
   }
 
@@ -65,7 +68,8 @@ class Job {
     const int64_t vector_step = turned_ ? 1 : p.c.leading, element_step = turned_ ? p.c.leading : 1;
     T* const c = reinterpret_cast<T*>(At(p.c, batch, sizeof(T))) + begin * element_step;
     if (rows_of_depth_) return dots_({c, vector_step, element_step}, operands, end - begin, p.k);
-    const int64_t most = kColumnBytes / static_cast<int64_t>(sizeof(T)) / vectors_;
+    const int64_t fit = kColumnBytes / static_cast<int64_t>(sizeof(T)) / vectors_;
+    const int64_t most = fit / kColumnsAtOnce * kColumnsAtOnce;
     for (int64_t column = 0; column < end - begin; column += most) {
       SumUp({c + column * element_step, vector_step, element_step}, operands, std::min(most, end - begin - column));
       operands.matrix = static_cast<const char*>(operands.matrix) + most * width_;
@@ -141,7 +145,7 @@ bool IsThin(const MatrixProduct& p) {
   if (p.type == Type::kS32 || vectors < 1 || vectors > kMaxVectors) return false;
   if (p.a_type != p.type) return true;  // nothing else multiplies halves
   if (HasRowsOfDepth(p)) return p.k >= kMinDots;
-  const bool can_be_shared = count >= (p.num_matrices == 1 ? kMinColumns : kMinShare);
+  const bool can_be_shared = count >= (p.num_matrices == 1 ? kMinColumns : kColumnsAtOnce);
   return p.k >= kMinRows && can_be_shared && (vectors == 1 || p.k <= kMaxRowsForEach * count);
 }
 

@@ -94,7 +94,7 @@ CudaStreams::CudaStreams(const Driver& driver, const Accelerator& accelerator, D
   }
 }
 
-Ref<Point> CudaStreams::Record(Stream stream) {
+Ref<Point> CudaStreams::MakePoint(Stream stream) {
   ContextScope current(driver_, context_);
   EventHandle event = events_->Take();
   auto point = Ref<Point>::Adopt(

@@ -27,7 +27,6 @@ class CudaStreams final : public Streams {
  public:
   CudaStreams(const Driver& driver, const Accelerator& accelerator, DeviceQueue* completions);
 
-  Ref<Point> Record(Stream stream) override;
   void Await(Stream stream, Point& point) override;
   void Copy(Stream stream, Location to, Location from, size_t bytes) override;
   std::unique_ptr<Proof> Compare(const Captures& captures) override;
@@ -38,6 +37,8 @@ class CudaStreams final : public Streams {
   StreamHandle handle(Stream stream) const noexcept { return handles_[static_cast<size_t>(stream)]; }
 
  private:
+  Ref<Point> MakePoint(Stream stream) override;
+
   const Driver& driver_;
   const Accelerator& accelerator_;
   DeviceQueue* const completions_;

@@ -1,5 +1,6 @@
-"""Products through BLAS against NumPy: random arrangements of batch, contracted and free dimensions, also ones that
-others stand between; each becomes strided matrices, where it stands or copied, and comes out right either way."""
+"""Products of floats, a BLAS's and those of a few vectors, against NumPy: random arrangements of batch, contracted and
+free dimensions, also ones that others stand between; each becomes strided matrices, where it stands or copied, and
+comes out right either way."""
 
 from __future__ import annotations
 
@@ -125,7 +126,8 @@ def test_blocks(context: Context, longer: str) -> None:
 @pytest.mark.parametrize("element", _DTYPES)
 @pytest.mark.parametrize("vectors", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(
-    ("count", "depth"), [(1, 40), (7, 1), (300, 700), (301, 1030), (2000, 3), (5000, 40), (64, 0), (400, 0)]
+    ("count", "depth"),
+    [(1, 40), (7, 2), (100, 1500), (300, 700), (301, 1030), (2000, 3), (5000, 40), (64, 0), (400, 0)],
 )
 def test_a_few_vectors(context: Context, element: str, vectors: int, count: int, depth: int) -> None:
     """Either operand has few rows or columns, stored as rows or as columns; alone and in a batch."""

@@ -1,6 +1,7 @@
 """How the rows of regions are cut, as kernels say it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -102,6 +103,14 @@ def test_warps_of_rows(rows: int, size: int, together: int, warps: int) -> None:
     kernel = kernel_of(rms_norm, [bf16(rows, size), bf16(size)])
     assert f" in blocks of {together}x" in kernel.text, kernel.text
     assert kernel.launches[0].warps == warps
+
+
+def test_threads_of_a_program() -> None:
+    """At most 1,024, also where a warp has twice as many."""
+    flat = flatten(optimize(import_module(hlo_bytes(lambda x: jax.nn.softmax(x, -1), bf16(4096, 65536)))).entry)
+    (region,) = schedule(flat, H100).items
+    for lanes, warps in ((32, 32), (64, 16)):
+        assert prepare(region, replace(H100, vendor="amd", warp_size=lanes)).launches[0].warps == warps
 
 
 def gradient_by_statistics(x: jax.Array, gain: jax.Array, scale: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:

@@ -16,6 +16,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import leaves
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.passes.outer_products import outer_products
 from flagos_backend.passes.pipeline import optimize
 from flagos_backend.runtime.plan import Plan
 from programs import hlo_bytes, run_on_xla
@@ -38,7 +39,7 @@ TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.uin
 def dots(spec: str, result: Any, *arguments: np.ndarray) -> int:
     """How many dots are left; the results are those of XLA."""
     hlo = hlo_bytes(lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=result), *arguments)
-    module = optimize(import_module(hlo))
+    module = outer_products(optimize(import_module(hlo)))
     verify(module)
     plan = Plan.build(module.entry)
     shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
@@ -70,14 +71,36 @@ def test_a_dot_that_adds_nothing_up(name: str, dtype: Any, rng: np.random.Genera
 
 @pytest.mark.parametrize(
     ("given", "wanted"),
-    [(ml_dtypes.bfloat16, np.float32), (np.float16, np.float32), (np.int8, np.int32), (np.uint8, np.int32)],
+    [
+        *(
+            (ml_dtypes.bfloat16, np.float32),
+            (np.float16, np.float32),
+            (np.float16, np.float64),
+            (np.float32, np.float64),
+        ),
+        *((np.int8, np.int32), (np.uint8, np.int32), (np.uint8, np.uint16), (np.int32, np.uint32)),
+    ],
     ids=lambda d: np.dtype(d).name,
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-def test_a_wider_result(given: Any, wanted: Any, rng: np.random.Generator) -> None:
-    assert dots("bi,bj->bij", wanted, drawn((4, 5), given, rng), drawn((4, 3), given, rng)) == 0
+def test_another_type_of_result(given: Any, wanted: Any, rng: np.random.Generator) -> None:
+    with jax.enable_x64(True):
+        assert dots("bi,bj->bij", wanted, drawn((4, 5), given, rng), drawn((4, 3), given, rng)) == 0
 
 
-def test_others_stay(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        *((np.int32, np.float32), (np.int16, np.float16), (np.int8, np.float32), (np.float16, ml_dtypes.bfloat16)),
+        *((ml_dtypes.bfloat16, np.float16), (np.complex64, np.complex64)),
+    ],
+    ids=lambda d: np.dtype(d).name,
+)
+def test_results_that_no_product_of_elements_has(given: Any, wanted: Any, rng: np.random.Generator) -> None:
+    x, y = (rng.integers(2, 12, size).astype(given) for size in (5, 3))
+    assert dots("i,j->ij", wanted, x, y) == 1
+
+
+def test_sums_stay(rng: np.random.Generator) -> None:
     x, y = rng.integers(-9, 9, (2, 5, 2)).astype(np.float32)
     assert dots("ik,jk->ij", None, x, y) == 1
