@@ -10,6 +10,7 @@ import torch
 from jaxlib import _hlo
 
 from flagos_backend.importer import import_module
+from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.kernels.reference import storage
 from flagos_backend.kernels.reference.registry import Run
@@ -34,7 +35,11 @@ def from_storage(tensor: torch.Tensor, shape: ArrayShape) -> np.ndarray:
 
 
 def run_on_backend(hlo: bytes, args: Sequence[np.ndarray], run: Run | None = None) -> list[np.ndarray]:
-    module = import_module(hlo)
+    return run_module(import_module(hlo), args, run)
+
+
+def run_module(module: Module, args: Sequence[np.ndarray], run: Run | None = None) -> list[np.ndarray]:
+    """The results of ``module`` as it is, on the reference kernels."""
     plan = Plan.build(module.entry)
     shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
     with torch.inference_mode():

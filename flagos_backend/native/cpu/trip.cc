@@ -1,3 +1,4 @@
+// The calls of a trip, with the places of their operands found.
 #include "cpu/trip.h"
 
 namespace flagos::cpu {

@@ -9,18 +9,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import leaves
 from flagos_backend.ir.verifier import verify
-from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.outer_products import outer_products
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
 from programs import hlo_bytes, run_on_xla
-from support.against_xla import assert_same, from_storage, to_storage
+from support.against_xla import assert_same, run_module
 
 SPECS = {
     "vectors": ("i,j->ij", (5,), (3,)),
@@ -41,12 +37,7 @@ def dots(spec: str, result: Any, *arguments: np.ndarray) -> int:
     hlo = hlo_bytes(lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=result), *arguments)
     module = outer_products(optimize(import_module(hlo)))
     verify(module)
-    plan = Plan.build(module.entry)
-    shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
-    with torch.inference_mode():
-        results = plan.run(Run(), [to_storage(a, s) for a, s in zip(arguments, shapes, strict=True)])
-    ours = [from_storage(t, s) for t, s in zip(results, plan.result_shapes, strict=True)]
-    for a, b in zip(ours, run_on_xla(hlo, arguments), strict=True):
+    for a, b in zip(run_module(module, arguments), run_on_xla(hlo, arguments), strict=True):
         assert_same(a, b, None)
     return sum(i.opcode is Opcode.DOT for i in module.entry.instructions)
 

@@ -9,18 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import leaves
 from flagos_backend.ir.verifier import verify
-from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
 from programs import hlo_bytes, run_on_xla
-from support.against_xla import assert_same, from_storage, to_storage
+from support.against_xla import assert_same, run_module
 
 LABELS = np.array([3, 0, 6, 7, -1, 5, -(2**31), 2**31 - 1], np.int32)
 FACTORS = np.array([1.5, -2, np.inf, np.inf, np.nan, -0.0, -np.inf, 4], np.float32)
@@ -31,12 +27,7 @@ def sums(function: Callable[..., Any], *arguments: np.ndarray) -> int:
     hlo = hlo_bytes(function, *arguments)
     module = optimize(import_module(hlo))
     verify(module)
-    plan = Plan.build(module.entry)
-    shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
-    with torch.inference_mode():
-        results = plan.run(Run(), [to_storage(a, s) for a, s in zip(arguments, shapes, strict=True)])
-    ours = [from_storage(t, s) for t, s in zip(results, plan.result_shapes, strict=True)]
-    for a, b in zip(ours, run_on_xla(hlo, arguments), strict=True):
+    for a, b in zip(run_module(module, arguments), run_on_xla(hlo, arguments), strict=True):
         assert_same(a, b, None)
         np.testing.assert_array_equal(np.signbit(a), np.signbit(b))
     return _count(module)
