@@ -25,8 +25,8 @@ _RESULTS = INTEGERS | {E.S64, E.U64}
 
 def as_widened_product(dot: Instruction, lhs: View, rhs: View) -> tuple[Region | MatrixProduct, ...] | None:
     """``dot`` of operands that stand where the views say, which is no product by itself; None for other element types,
-    for what as_matrix_product does not take, and for a product of bf16 to bf16, which the library computes without
-    conversions."""
+    for what as_matrix_product does not take, and for a product of bf16 to bf16 of more than a few vectors, which the
+    library computes without conversions."""
     if any(0 in dims_of(operand) for operand in dot.operands):
         return None
     if {*map(_type_of, dot.operands), _type_of(dot)} <= HALF_FLOATS:

@@ -422,7 +422,7 @@ def _held_through(region: Region, folded: Sequence[int]) -> int:
         if isinstance(e, Load):
             varies[e] = not region.reach[e].isdisjoint(folded)
     # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use, also
-    # where they are converted.
+    # where they are converted. What only says where a store begins has none.
     given: set[Expression] = {e for e in expressions if isinstance(e, Load | Index)}
     given |= {e for e in expressions if isinstance(e, Apply) and e.opcode is Opcode.CONVERT and e.operands[0] in given}
     uses: dict[Expression, list[int]] = {e: [] if e in given else [level[e]] for e in expressions}

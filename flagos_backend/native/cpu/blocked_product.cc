@@ -53,7 +53,8 @@ class Job {
     blocks_ = ProductBlocks(product.num_matrices, turned_ ? n : m, turned_ ? m : n, k);
   }
 
-  const ProductBlocks& blocks() const { return blocks_; }
+  int64_t tasks() const { return blocks_.tasks(); }
+  int64_t grain() const { return blocks_.grain(); }
 
   void Run(int64_t task) const {
     thread_local Scratch scratch;
@@ -109,6 +110,6 @@ bool IsForBlocks(const MatrixProduct& p) {
   return (p.m >= kMinTurned || !p.b.transposed) && (p.n >= kMinTurned || !p.a.transposed);
 }
 
-void MultiplyByBlocks(const MatrixProduct& product, char* const* slots) { RunBlocks(Job(product, slots)); }
+void MultiplyByBlocks(const MatrixProduct& product, char* const* slots) { RunJob(Job(product, slots)); }
 
 }  // namespace flagos::cpu

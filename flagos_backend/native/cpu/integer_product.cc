@@ -68,7 +68,8 @@ class Job {
                             Groups(product.k));
   }
 
-  const ProductBlocks& blocks() const { return blocks_; }
+  int64_t tasks() const { return blocks_.tasks(); }
+  int64_t grain() const { return blocks_.grain(); }
 
   void Run(int64_t task) const {
     thread_local Scratch scratch;
@@ -180,6 +181,6 @@ bool IsOfIntegers(const MatrixProduct& product) {
   return product.type == Type::kS32 && Choose(product.a_type, product.b_type).kernels != nullptr;
 }
 
-void MultiplyIntegers(const MatrixProduct& product, char* const* slots) { RunBlocks(Job(product, slots)); }
+void MultiplyIntegers(const MatrixProduct& product, char* const* slots) { RunJob(Job(product, slots)); }
 
 }  // namespace flagos::cpu

@@ -41,21 +41,21 @@ class ProductBlocks {
   int64_t row_blocks_, column_blocks_;  // of a matrix
 };
 
-// All tasks of a job that multiplies such blocks, shared out among the threads.
+// All tasks of a product, shared out among the threads: job.grain() of them are worth a thread.
 template <class Job>
-void RunBlocks(const Job& job) {
+void RunJob(const Job& job) {
   const auto body = [](void* user, int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) static_cast<const Job*>(user)->Run(task);
   };
-  ThreadPool::Shared().ParallelFor(job.blocks().tasks(), job.blocks().grain(), body, const_cast<Job*>(&job));
+  ThreadPool::Shared().ParallelFor(job.tasks(), job.grain(), body, const_cast<Job*>(&job));
 }
 
 // Whether a product is one for MultiplyByBlocks, which then needs no BLAS.
 bool IsForBlocks(const MatrixProduct& product);
 void MultiplyByBlocks(const MatrixProduct& product, char* const* slots);
 
-// Of F32 and F64, with at most kMaxVectors rows or columns, and of halves, computed in F32, which nothing else multiplies.
-// They need no BLAS.
+// Of F32 and F64, with at most kMaxVectors rows or columns, and of halves, computed in F32, which nothing else
+// multiplies. They need no BLAS.
 bool IsThin(const MatrixProduct& product);
 bool IsOfHalves(const MatrixProduct& product);
 void MultiplyThin(const MatrixProduct& product, char* const* slots);

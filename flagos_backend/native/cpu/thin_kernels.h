@@ -8,8 +8,8 @@ namespace flagos::cpu {
 
 inline constexpr int kMaxVectors = 4;
 
-// Vector v begins at `vectors` + v * step; row r of the matrix at `matrix` + r * leading; in elements. Both are contiguous.
-// The vectors are of the type that is computed in, the matrix may be of a narrower one.
+// Vector v begins at `vectors` + v * step; row r of the matrix at `matrix` + r * leading; in elements. Both are
+// contiguous. The vectors are of the type that is computed in, the matrix may be of a narrower one.
 struct ThinOperands {
   const void* vectors;
   int64_t step;

@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kDepth = 512, kColumnBytes = 16384;
 // Tasks are of so many elements, or multiples: rows that are multiplied side by side, and columns that are whole lines.
 constexpr int64_t kRowsAtOnce = 8, kColumnsAtOnce = 64;
-// Where rows are summed up, fewer columns are too few to share out the rows of a matrix that is alone, and of many more rows
-// than columns each share's are short: blocks are faster for several vectors.
+// Where rows are summed up, fewer columns are too few to share out the rows of a matrix that is alone, and of many more
+// rows than columns each share's are short: blocks are faster for several vectors.
 constexpr int64_t kMinColumns = 256, kMaxRowsForEach = 8;
 // Shorter sums are a BLAS's: of the products of a row, and of rows.
 constexpr int64_t kMinDots = 32, kMinRows = 4;
@@ -104,7 +104,7 @@ class Job {
   void SumUp(const ThinResult& result, const ThinOperands& operands, int64_t columns) const {
     thread_local std::vector<T> sums(kColumnBytes / sizeof(T));
     T* const c = static_cast<T*>(result.c);
-    for (int64_t row = 0; row == 0 || row < product_.k; row += kDepth) {
+    for (int64_t row = 0; row < product_.k; row += kDepth) {
       std::fill_n(sums.begin(), vectors_ * columns, T(0));
       const ThinOperands from = {static_cast<const T*>(operands.vectors) + row, operands.step,
                                  static_cast<const char*>(operands.matrix) + row * operands.leading * width_,
@@ -129,15 +129,6 @@ class Job {
   int64_t share_, shares_;  // elements of a task, and tasks of a matrix
 };
 
-template <class T>
-void Multiply(const MatrixProduct& product, char* const* slots, const ThinKernelsOf& kernels) {
-  const Job<T> job(product, slots, kernels);
-  const auto body = [](void* user, int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) static_cast<const Job<T>*>(user)->Run(task);
-  };
-  ThreadPool::Shared().ParallelFor(job.tasks(), job.grain(), body, const_cast<Job<T>*>(&job));
-}
-
 }  // namespace
 
 bool IsThin(const MatrixProduct& p) {
@@ -155,11 +146,9 @@ bool IsOfHalves(const MatrixProduct& p) {
 
 void MultiplyThin(const MatrixProduct& product, char* const* slots) {
   const ThinKernels& kernels = SelectThinKernels();
-  if (product.type == Type::kF64) return Multiply<double>(product, slots, kernels.f64);
-  Multiply<float>(product, slots,
-                  product.a_type == Type::kF16    ? kernels.f16
-                  : product.a_type == Type::kBF16 ? kernels.bf16
-                                                  : kernels.f32);
+  if (product.type == Type::kF64) return RunJob(Job<double>(product, slots, kernels.f64));
+  const bool is_f16 = product.a_type == Type::kF16, is_bf16 = product.a_type == Type::kBF16;
+  RunJob(Job<float>(product, slots, is_f16 ? kernels.f16 : is_bf16 ? kernels.bf16 : kernels.f32));
 }
 
 }  // namespace flagos::cpu

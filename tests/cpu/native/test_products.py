@@ -129,9 +129,10 @@ def test_blocks(context: Context, longer: str) -> None:
     ("count", "depth"),
     [(1, 40), (7, 2), (100, 1500), (300, 700), (301, 1030), (2000, 3), (5000, 40), (64, 0), (400, 0)],
 )
-def test_a_few_vectors(context: Context, element: str, vectors: int, count: int, depth: int) -> None:
+def test_a_few_vectors(
+    context: Context, element: str, vectors: int, count: int, depth: int, rng: np.random.Generator
+) -> None:
     """Either operand has few rows or columns, stored as rows or as columns; alone and in a batch."""
-    rng = np.random.default_rng([vectors, count, depth])
     for lhs, rhs in (("mk", "kn"), ("km", "kn"), ("mk", "nk"), ("km", "nk"), ("bmk", "bkn"), ("bmk", "bnk")):
         for few, many in ("mn", "nm"):
             sizes = {"b": 3, few: vectors, many: count, "k": depth}
@@ -139,8 +140,9 @@ def test_a_few_vectors(context: Context, element: str, vectors: int, count: int,
 
 
 @pytest.mark.parametrize("stored", ["kn", "nk"])
-def test_a_vector_that_is_not_finite_spoils_only_its_own_products(context: Context, stored: str) -> None:
-    rng = np.random.default_rng(0)
+def test_a_vector_that_is_not_finite_spoils_only_its_own_products(
+    context: Context, stored: str, rng: np.random.Generator
+) -> None:
     case = Arrangement("mk", stored, "mn", {"m": 3, "n": 700, "k": 600})
     a, b = rng.standard_normal((3, 600)), rng.standard_normal(case.dims(stored))
     a[1, 5], b[...] = np.nan, np.abs(b) + 1
