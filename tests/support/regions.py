@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from flagos_backend.codegen.triton.pieces import NEAR
 from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
@@ -38,6 +39,7 @@ _UNARY = {
     Opcode.NEGATE: np.negative,
     Opcode.EXP: np.exp,
     Opcode.LOG: np.log,
+    Opcode.LOG1P: np.log1p,
     Opcode.TANH: np.tanh,
     Opcode.SQRT: np.sqrt,
     Opcode.RSQRT: lambda x: 1 / np.sqrt(x),
@@ -146,6 +148,8 @@ def _value(
         return np.trunc(np.true_divide(*operands)).astype(dtype)
     if expression.opcode is Opcode.CONVERT:
         return operands[0].astype(dtype)
+    if expression.opcode is Opcode.LOG and expression.detail == NEAR:
+        return np.log2(1 - operands[0].astype(np.float64) ** 2).astype(dtype)
     table = _UNARY if len(operands) == 1 else _BINARY
     return table[expression.opcode](*operands).astype(dtype)
 

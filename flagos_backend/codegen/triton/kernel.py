@@ -16,6 +16,7 @@ from flagos_backend.codegen.triton.divisions import with_reciprocals, without_br
 from flagos_backend.codegen.triton.elements import Dialect
 from flagos_backend.codegen.triton.exponentials import below_maximum
 from flagos_backend.codegen.triton.packed_sums import without_packed_sums
+from flagos_backend.codegen.triton.pieces import chosen_last, with_near_arguments
 from flagos_backend.codegen.triton.split import Split, partial_size, split
 from flagos_backend.codegen.triton.sums import joined
 from flagos_backend.codegen.triton.tiling import Tiling, choose
@@ -142,6 +143,7 @@ def prepare(region: Region, target: Target) -> RegionKernel:
         region = with_reciprocals(region)
     if target.vendor == "nvidia":
         region = without_branches(without_packed_sums(below_maximum(region)))
+        region = chosen_last(with_near_arguments(region))
     tiling = choose(region, target)
     inputs = tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
     outputs = tuple(dict.fromkeys(store.target for store in region.stores))

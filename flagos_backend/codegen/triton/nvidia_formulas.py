@@ -69,3 +69,19 @@ def exp_below(x):
         is_pure=True,
         pack=1,
     )
+
+
+@triton.jit
+def log2_of_rest(x):
+    """log2(1 - x * x) of float32, within 2**-22 where x * x is up to 0.5, and within 2**-22 of itself elsewhere (PTX),
+    but for what the rest is rounded by."""
+    rest = tl.fma(-x, x, tl.full(x.shape, 1.0, tl.float32))
+    return tl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [rest], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def sqrt_near(x):
+    """The square root of float32, within 2**-23 of itself (PTX). Subnormal numbers count as 0."""
+    return tl.inline_asm_elementwise("sqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)

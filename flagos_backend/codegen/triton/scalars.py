@@ -10,6 +10,7 @@ from flagos_backend.codegen.triton.divisions import BY_SUM, CORRECTED, SCALE, ST
 from flagos_backend.codegen.triton.elements import HALF, HELD, Dialect, from_memory, rounded, to_memory
 from flagos_backend.codegen.triton.exponentials import BELOW, difference
 from flagos_backend.codegen.triton.packed_sums import ALONE
+from flagos_backend.codegen.triton.pieces import NEAR
 from flagos_backend.fusion.literals import identity_of, number_of
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
@@ -144,6 +145,7 @@ _DIVISIONS = {
     BY_SUM: _call("fm.divide_by_sum"),
     STRAIGHT: _call("nv.divide_straight"),
 }
+_NEAR = {O.LOG: _call("nv.log2_of_rest"), O.SQRT: _call("nv.sqrt_near")}
 _ALONE = {O.ADD: _call("nv.add_alone"), O.SUBTRACT: _call("nv.subtract_alone")}
 _LOG2 = {Dialect.LIBDEVICE: _call("libdevice.log2"), Dialect.PLAIN: _call("tl.log2")}
 _LOG = {Dialect.LIBDEVICE: "libdevice.log", Dialect.PLAIN: "tl.log"}
@@ -268,6 +270,8 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
         return _DIVISIONS[expression.detail](*operands)
     if expression.detail == BELOW:
         return f"nv.exp_below({operands[0]})"
+    if expression.detail == NEAR:
+        return _NEAR[opcode](*operands)
     if opcode is O.LOG and expression.detail == BASE_TWO:
         if element_type is E.F64:
             return f"fm.log2_of_centered({operands[0]}, {_LOG[dialect]}(fm.centered({operands[0]})))"
