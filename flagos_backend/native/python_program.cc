@@ -54,7 +54,7 @@ class PythonProgram final : public Program, public LibraryCaller {
 
   const NativeForm& native() const noexcept { return native_; }
 
-  void CallLibrary(int64_t number, void* const* sources, void** targets, Memory* memory,
+  void CallLibrary(const Place& place, LaunchState* state, int64_t number, void* const* sources, void** targets,
                    std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) override;
   void Drop(std::vector<Ref<Block>>& blocks) noexcept override {
     python::Gil gil;  // without one the process ends, and its memory goes with it
@@ -62,7 +62,10 @@ class PythonProgram final : public Program, public LibraryCaller {
   }
 
   ~PythonProgram() override {
-    for (const auto& bound : bound_) python::Discard(bound.second, 0);
+    for (const auto& bound : bound_) {
+      python::Discard(bound.second.execute, 0);
+      python::Discard(bound.second.call, 0);
+    }
     python::Discard(runner_, info_.generated_code_bytes);
   }
 
@@ -101,7 +104,12 @@ class PythonProgram final : public Program, public LibraryCaller {
     }
   }
 
-  PyObject* Bound(const Place& place);
+  // The program on one device, as the bridge's `bind` has it.
+  struct Bound {
+    PyObject* execute;
+    PyObject* call;
+  };
+  const Bound& BoundTo(const Place& place);
   // Whether the arguments that the program uses up are this launch's alone.
   bool InPlace(const std::vector<Argument>& arguments) const noexcept;
 
@@ -123,21 +131,33 @@ class PythonProgram final : public Program, public LibraryCaller {
 
   NativeForm native_;
   PyObject* runner_;
-  std::unordered_map<int64_t, PyObject*> bound_;  // by device id; guarded by the GIL
+  std::unordered_map<int64_t, Bound> bound_;  // by device id; guarded by the GIL
   Replays replays_{info_, runner_};
 };
 
-// The callable that runs the program on one device.
-PyObject* PythonProgram::Bound(const Place& place) {
-  auto found = bound_.find(place.device->id);
+const PythonProgram::Bound& PythonProgram::BoundTo(const Place& place) {
+  const auto found = bound_.find(place.device->id);
   if (found != bound_.end()) return found->second;
   Object bind = python::Attribute(runner_, "bind");
   Object device = python::Integer(place.device->id);
   Object local = python::Integer(place.device->local_hardware_id);
   Object replica = python::Integer(place.replica);
   Object partition = python::Integer(place.partition);
-  Object bound = python::Call(bind.get(), {device.get(), local.get(), replica.get(), partition.get()}, "bind");
-  return bound_.emplace(place.device->id, bound.Detach()).first->second;
+  Object pair = python::Call(bind.get(), {device.get(), local.get(), replica.get(), partition.get()}, "bind");
+  Reader reader(pair.get());
+  Object execute = Object::Share(reader.Next()), call = Object::Share(reader.Next());
+  // Another thread may have bound it meanwhile, as Python runs in between.
+  const auto [place_of, is_new] = bound_.emplace(place.device->id, Bound{execute.get(), call.get()});
+  if (is_new) {
+    execute.Detach();
+    call.Detach();
+  }
+  return place_of->second;
+}
+
+// Where the devices of the launch meet; None for a launch of one.
+PyObject* MeetingPlace(LaunchState* state) {
+  return state ? static_cast<PythonLaunch*>(state)->get() : python::Known()->none;
 }
 
 DlDevice DeviceOf(const Memory* memory) {
@@ -172,24 +192,24 @@ Ref<Block> ToBlock(const Bridge& bridge, PyObject* tensor, const Shape& shape, M
   return copy;
 }
 
-void PythonProgram::CallLibrary(int64_t number, void* const* sources, void** targets, Memory* memory,
-                                std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) {
+void PythonProgram::CallLibrary(const Place& place, LaunchState* state, int64_t number, void* const* sources,
+                                void** targets, std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) {
   const NativeForm::Call& call = native_.calls.at(static_cast<size_t>(number));
   python::Gil gil;
   CheckOpen(gil);
   done.clear();
   const python::Functions& py = *python::Known();
-  Object function = python::Attribute(runner_, "call");
   Object index = python::Integer(number);
   Object operands = Tensors(sources, call.operands), results = Tensors(targets, call.results);
-  Object tensors = python::Call(function.get(), {index.get(), operands.get(), results.get()}, "execute");
+  Object tensors =
+      python::Call(BoundTo(place).call, {index.get(), operands.get(), results.get(), MeetingPlace(state)}, "execute");
   std::vector<Ref<Block>> none;
   ptrdiff_t next = 0;
   for (size_t i = 0; i < call.results.size(); ++i) {
     if (targets[i] != nullptr) continue;
     PyObject* tensor = py.PyList_GetItem(tensors.get(), next++);
     if (tensor == nullptr) throw Failure(python::TakeException("execute"));
-    brought.push_back(ToBlock(TheBridge(), tensor, call.results[i], memory, none));
+    brought.push_back(ToBlock(TheBridge(), tensor, call.results[i], place.device->default_memory(), none));
     targets[i] = brought.back()->data();
   }
 }
@@ -236,9 +256,8 @@ std::vector<Ref<Block>> PythonProgram::RunSteps(const Place& place, LaunchState*
     py.PyList_SetItem(list.get(), static_cast<ptrdiff_t>(i), ToTensor(bridge, arguments[i]).Detach());
     if (in_place && arguments[i].donated) reusable.push_back(arguments[i].contents->shared_block());
   }
-  PyObject* launch = state ? static_cast<PythonLaunch*>(state)->get() : py.none;
   Object flag = python::Integer(in_place);
-  Object results = python::Call(Bound(place), {list.get(), flag.get(), launch}, "execute");
+  Object results = python::Call(BoundTo(place).execute, {list.get(), flag.get(), MeetingPlace(state)}, "execute");
   const size_t count = info_.outputs.size();
   if (py.PyList_Size(results.get()) != static_cast<ptrdiff_t>(count)) {
     py.PyErr_Clear();

@@ -23,7 +23,6 @@ class TileProgram final : public Program {
 
   std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
                               const std::vector<Memory*>& memories) override {
-    if (state != nullptr) return python_->Run(place, state, arguments, memories);
     constexpr size_t kFew = 16;
     void* few[2 * kFew];
     const size_t num_arguments = arguments.size(), num_results = memories.size();
@@ -52,7 +51,7 @@ class TileProgram final : public Program {
     if (native_->scratch_bytes() > 0) {
       scratch = Block::Allocate(place.device->default_memory(), static_cast<size_t>(native_->scratch_bytes()));
     }
-    Calls calls(caller_, place.device->default_memory());
+    Calls calls(caller_, place, state);
     const cpu::CallHandler handler{&Calls::Make, &calls};
     // Arrays without elements have an address too: null stands for what a call brings.
     alignas(64) static char nothing[64];
@@ -85,11 +84,12 @@ class TileProgram final : public Program {
   // One run's library calls, the memory that they brought, and why the last one failed.
   struct Calls {
     LibraryCaller* const caller;
-    Memory* const memory;
+    const Place& place;
+    LaunchState* const state;
     std::vector<Ref<Block>> brought;
     Status status;
 
-    Calls(LibraryCaller* caller, Memory* memory) : caller(caller), memory(memory) {}
+    Calls(LibraryCaller* caller, const Place& place, LaunchState* state) : caller(caller), place(place), state(state) {}
     ~Calls() {
       if (!brought.empty()) caller->Drop(brought);
     }
@@ -115,7 +115,7 @@ class TileProgram final : public Program {
       try {
         std::vector<Ref<Block>> done;
         for (const void* address : released) done.push_back(calls.Take(address));
-        calls.caller->CallLibrary(number, sources, targets, calls.memory, calls.brought, done);
+        calls.caller->CallLibrary(calls.place, calls.state, number, sources, targets, calls.brought, done);
         return true;
       } catch (...) {
         calls.status = StatusOfException("library call");

@@ -1,5 +1,5 @@
 // Programs that run as native tiles (cpu/) without the GIL; the Python program they were made from makes their library
-// calls, and runs them where several devices take part.
+// calls, by which the devices of a launch meet as well.
 #ifndef FLAGOS_NATIVE_TILE_PROGRAM_H_
 #define FLAGOS_NATIVE_TILE_PROGRAM_H_
 
@@ -16,10 +16,10 @@ namespace flagos {
 class LibraryCaller {
  public:
   virtual ~LibraryCaller() = default;
-  // Reads arrays at `sources`, fills those at `targets`. Where a target is null it becomes the address of a block in
-  // `memory` that joins `brought`. Drops `done`, blocks of earlier calls, for which it has the interpreter at hand.
-  // Throws Failure.
-  virtual void CallLibrary(int64_t number, void* const* sources, void** targets, Memory* memory,
+  // On behalf of one share of a launch; `state` as for Program::Run. Reads arrays at `sources`, fills those at `targets`.
+  // Where a target is null it becomes the address of a block in the device's memory that joins `brought`. Drops `done`,
+  // blocks of earlier calls, for which it has the interpreter at hand. Throws Failure.
+  virtual void CallLibrary(const Place& place, LaunchState* state, int64_t number, void* const* sources, void** targets,
                            std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) = 0;
   // Drops blocks that calls brought, with the interpreter; without it they would only be noted to be dropped.
   virtual void Drop(std::vector<Ref<Block>>& blocks) noexcept = 0;

@@ -58,6 +58,9 @@ NativePut = Callable[[int, str, bytes], int]
 Payloads = tuple[tuple[str, bytes], ...]
 # execute(arguments, in place, launch): empties the list of tensors and returns the list of results.
 Execute = Callable[[list[Any], int, "LaunchCommunicator | None"], list[Any]]
+# call(number, operands, results, launch): library call ``number`` of the native program. Fills ``results`` and returns
+# those for which it has None; empties ``operands``.
+CallLibrary = Callable[[int, list[torch.Tensor], list[torch.Tensor | None], "LaunchCommunicator | None"], list[Any]]
 
 # What torch.utils.dlpack and torch.inference_mode wrap; the wrappers alone cost more than running a small program.
 from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
@@ -221,7 +224,6 @@ class Runner:
         self._devices = tuple(number for row in compiled.program.device_assignment for number in row)
         self._build_id = build_id
         self._context = context
-        self._library_run = Run(host_callback=self._host_callback(torch.device("cpu")))
         # By local ordinal: each device's launches, as if there were no others, and its plan once that was recorded.
         self._alone: dict[int, Run] = {}
         self._divided: dict[int, Plan] = {}
@@ -235,8 +237,11 @@ class Runner:
             return InProcessCommunicator()
         return self._peers.communicator(self._devices)
 
-    def bind(self, device_ordinal: int, local_ordinal: int, replica_id: int, partition_id: int) -> Execute:
-        """The program on one device, as one participant. ``local_ordinal`` counts this process's devices."""
+    def bind(
+        self, device_ordinal: int, local_ordinal: int, replica_id: int, partition_id: int
+    ) -> tuple[Execute, CallLibrary]:
+        """The program on one device, as one participant: all of it as Python steps, and the library calls of its native
+        form. ``local_ordinal`` counts this process's devices."""
         compiled = self._compiled
         program = compiled.program
         accelerator = None if compiled.target.is_host else discovery.opened(local_ordinal)
@@ -249,17 +254,29 @@ class Runner:
         self._alone[local_ordinal] = solo
         divided = self._divided
 
+        def run_of(launch: LaunchCommunicator | None) -> Run:
+            if launch is None:
+                return solo
+            replicas, partitions = program.num_replicas, program.num_partitions
+            return replace(solo, num_replicas=replicas, num_partitions=partitions, rendezvous=launch)
+
         def execute(arguments: list[Any], in_place: int, launch: LaunchCommunicator | None) -> list[Any]:
-            run = solo
-            if launch is not None:
-                replicas, partitions = program.num_replicas, program.num_partitions
-                run = replace(solo, num_replicas=replicas, num_partitions=partitions, rendezvous=launch)
             # What was recorded writes over the arguments that are given up.
             recorded = divided.get(local_ordinal) if in_place or not compiled.donors else None
             with _inference_mode(True), guard():
-                return (recorded or plans.choose(bool(in_place))).run(run, arguments)
+                return (recorded or plans.choose(bool(in_place))).run(run_of(launch), arguments)
 
-        return execute
+        def call(
+            number: int,
+            operands: list[torch.Tensor],
+            results: list[torch.Tensor | None],
+            launch: LaunchCommunicator | None,
+        ) -> list[Any]:
+            assert compiled.native is not None
+            with _inference_mode(True):
+                return compiled.native.calls[number](run_of(launch), operands, results)
+
+        return execute, call
 
     def _solo(self, device_ordinal: int, replica_id: int, partition_id: int, device: torch.device) -> Run:
         """The launch of one device."""
@@ -308,14 +325,6 @@ class Runner:
     def captured(self, local_ordinal: int, outcome: object) -> None:
         """What became of the capture, as text for explain."""
         self._compiled.outcomes[local_ordinal] = outcome
-
-    def call(self, number: int, operands: list[torch.Tensor], results: list[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Library call ``number`` of the native program: fills ``results`` and returns those for which it has None.
-        Empties ``operands``."""
-        native = self._compiled.native
-        assert native is not None
-        with _inference_mode(True):
-            return native.calls[number](self._library_run, operands, results)
 
     def artifact(self, kind: int) -> bytes:
         """The bytes of one of ``Artifact``."""

@@ -20,20 +20,6 @@ from flagos_backend.ir.types import ArrayShape, Shape, leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.plan import Plan
 
-# They need to know which device runs them, or wait for other devices or the host: the Python plan does that.
-_PLACED = frozenset(
-    {
-        Opcode.ALL_GATHER,
-        Opcode.ALL_REDUCE,
-        Opcode.ALL_TO_ALL,
-        Opcode.COLLECTIVE_BROADCAST,
-        Opcode.COLLECTIVE_PERMUTE,
-        Opcode.PARTITION_ID,
-        Opcode.RAGGED_ALL_TO_ALL,
-        Opcode.REDUCE_SCATTER,
-        Opcode.REPLICA_ID,
-    }
-)
 # A library call from native code costs about as much as this many operations of a Python plan save.
 _OPERATIONS_PER_CALL = 2
 
@@ -69,8 +55,6 @@ def native_part(module: Module, argument_aliases: Sequence[int] = ()) -> tuple[N
 
 
 def _reason_against(instruction: Instruction) -> str:
-    if instruction.opcode in _PLACED:
-        return f"{instruction.opcode} {instruction.name} depends on the device that runs it"
     if isinstance(instruction.attributes, CustomCallAttributes) and instruction.attributes.has_side_effect:
         return f"{instruction.opcode} {instruction.name} has a side effect"
     return ""
