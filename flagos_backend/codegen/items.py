@@ -26,12 +26,15 @@ class NotNativeError(Exception):
     """The computation holds something that a native program cannot express; the message names it."""
 
 
+# What a token is in memory: it orders the steps that have it, and holds nothing.
+_NOTHING = ArrayShape(ElementType.U8, (0,))
+
+
 def array_of(instruction: Instruction) -> ArrayShape:
+    """What the value is in memory."""
     if not isinstance(instruction.shape, ArrayShape):
         raise NotNativeError(f"{instruction.opcode} {instruction.name} is a tuple")
-    if instruction.shape.element_type is ElementType.TOKEN:
-        raise NotNativeError(f"{instruction.opcode} {instruction.name} is a token")
-    return instruction.shape
+    return _NOTHING if instruction.shape.element_type is ElementType.TOKEN else instruction.shape
 
 
 @dataclass(frozen=True, slots=True)

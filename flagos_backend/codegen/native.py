@@ -64,10 +64,11 @@ from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import View, dims_of, row_major
 from flagos_backend.fusion.region import Load, Region, Store, axis
-from flagos_backend.ir.attributes import ConstantAttributes, TopKAttributes, WhileAttributes
+from flagos_backend.ir.attributes import ConstantAttributes, CustomCallAttributes, TopKAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.passes.effects import COLLECTIVES, HOST_CALLBACK
 
 _MAGIC = 0x31504F4F4C534F46
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
@@ -76,6 +77,9 @@ _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
 # Instead of a place: the library call that makes the array brings the memory that it is in.
 _BROUGHT = -1
 _RESULT_BROUGHT = -2  # beside the argument that a result is written over, and -1 for none
+# at::internal::GRAIN_SIZE: the elements that one thread of a loop of torch's has at least.
+_TORCH_GRAIN = 1 << 15
+_LIBRARIES_WITH_THREADS = frozenset({Opcode.CONVOLUTION, Opcode.DOT, Opcode.FFT})
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
 
@@ -106,13 +110,27 @@ class Call:
     views: tuple[View | None, ...]
 
 
+def _may_share_out(call: Call) -> bool:
+    """Whether torch may use more threads than the one that makes the call. Its own loops do so from a size on, and the
+    libraries that it calls as they like."""
+    instruction = call.instruction
+    attributes = instruction.attributes
+    if any(shape.num_elements >= _TORCH_GRAIN for shape in (*call.operands, *call.results)):
+        return True
+    if isinstance(attributes, CustomCallAttributes):
+        return attributes.target != HOST_CALLBACK
+    if instruction.called and instruction.opcode not in COLLECTIVES:
+        return True
+    return instruction.opcode in _LIBRARIES_WITH_THREADS
+
+
 def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
     """The entry computation as a native program.
 
     ``argument_aliases``: for each flat argument, the flat output that may be written over it, or -1.
 
     Raises:
-        NotNativeError: a value has no place in memory (a token, or elements wider than 8 bytes where tiles move them).
+        NotNativeError: a value has no place in memory (elements wider than 8 bytes where tiles move them).
     """
     shared = _Shared()
     emitter = _Emitter(with_wrapped_indices(with_narrow_products(module)).entry, shared, "", outermost=True)
@@ -261,9 +279,11 @@ class _Emitter:
         operands = self.flat.operands(item)
         views = tuple(self.schedule.views.get((item, number)) for number in range(len(operands)))
         shapes = tuple(array_of(v.buffer if v else o) for o, v in zip(operands, views, strict=True))
-        self.shared.calls.append(Call(item, shapes, tuple(array_of(t) for t in targets), views))
+        call = Call(item, shapes, tuple(array_of(t) for t in targets), views)
+        self.shared.calls.append(call)
         text = f"call {item.opcode} {item.name}"
-        return Step(CALL, self._buffers(item), targets, text, numbers=(len(self.shared.calls) - 1,))
+        numbers = (len(self.shared.calls) - 1, int(_may_share_out(call)))
+        return Step(CALL, self._buffers(item), targets, text, numbers)
 
     def _lower_dynamic_slice(self, item: Instruction) -> Step:
         array, *starts = self.flat.operands(item)

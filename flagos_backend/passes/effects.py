@@ -6,6 +6,8 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 
+#: The target of a custom call that calls a function of the host.
+HOST_CALLBACK = "flagos.host_callback"
 COLLECTIVES = frozenset(
     {
         Opcode.ALL_GATHER,

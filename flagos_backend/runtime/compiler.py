@@ -23,6 +23,7 @@ from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.passes.channels_last import channels_last
 from flagos_backend.passes.contracted_last import contracted_last
 from flagos_backend.passes.dce import eliminate_dead_code
+from flagos_backend.passes.effects import HOST_CALLBACK
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.lay_out_convolutions import lay_out_convolutions
 from flagos_backend.passes.match.match import match
@@ -36,7 +37,6 @@ from flagos_backend.runtime.plan import Plan
 
 logger = logging.getLogger("flagos_backend")
 
-_HOST_CALLBACK = "flagos.host_callback"
 _COPIES = frozenset({Opcode.PARAMETER, Opcode.TUPLE, Opcode.COPY, Opcode.CONVERT, Opcode.RESHAPE})
 _MAY_WAIT = frozenset(
     {
@@ -265,7 +265,7 @@ def _refuse_host_callbacks(module: Module) -> None:
 
 def _calls_host(instruction: Instruction) -> bool:
     attributes = instruction.attributes
-    return isinstance(attributes, CustomCallAttributes) and attributes.target == _HOST_CALLBACK
+    return isinstance(attributes, CustomCallAttributes) and attributes.target == HOST_CALLBACK
 
 
 def _may_wait(instruction: Instruction) -> bool:

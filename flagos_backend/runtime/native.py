@@ -12,11 +12,11 @@ import torch
 
 from flagos_backend.codegen.items import NotNativeError
 from flagos_backend.codegen.native import Call, NativeCode, emit
-from flagos_backend.ir.attributes import CustomCallAttributes, ParameterAttributes
+from flagos_backend.ir.attributes import ParameterAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.strided_view import StridedView
-from flagos_backend.ir.types import ArrayShape, Shape, leaves
+from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.plan import Plan
 
@@ -40,11 +40,6 @@ def native_part(module: Module, argument_aliases: Sequence[int] = ()) -> tuple[N
 
     Raises the errors of errors.py as Plan.build does.
     """
-    for computation in module.computations():
-        for instruction in computation.instructions:
-            reason = _reason_against(instruction)
-            if reason:
-                return None, reason
     try:
         code = emit(module, argument_aliases)
     except NotNativeError as error:
@@ -52,12 +47,6 @@ def native_part(module: Module, argument_aliases: Sequence[int] = ()) -> tuple[N
     if code.operations < _OPERATIONS_PER_CALL * len(code.calls):
         return None, f"{len(code.calls)} library calls to {code.operations} native operations"
     return NativePart(code, tuple(_library_call(call) for call in code.calls)), ""
-
-
-def _reason_against(instruction: Instruction) -> str:
-    if isinstance(instruction.attributes, CustomCallAttributes) and instruction.attributes.has_side_effect:
-        return f"{instruction.opcode} {instruction.name} has a side effect"
-    return ""
 
 
 def _library_call(call: Call) -> LibraryCall:
@@ -68,12 +57,17 @@ def _library_call(call: Call) -> LibraryCall:
         brought = []
         for result, value in zip(results, plan.run(run, operands), strict=True):
             if result is None:
-                brought.append(value)
-            else:
+                brought.append(value if isinstance(value, torch.Tensor) else _token())
+            elif isinstance(value, torch.Tensor):
                 result.copy_(value)
         return brought
 
     return run_call
+
+
+def _token() -> torch.Tensor:
+    """What stands for a token in memory."""
+    return torch.empty(0, dtype=torch.uint8)
 
 
 def _computation_of(call: Call) -> Computation:
@@ -94,6 +88,10 @@ def _operands(call: Call, parameters: list[Instruction], instructions: list[Inst
     """The call's flat operands, made of the buffers that they stand in."""
     flat = [leaf for operand in call.instruction.operands for leaf in leaves(operand.shape)]
     for parameter, view, shape in zip(parameters, call.views, flat, strict=True):
+        if shape.element_type is ElementType.TOKEN:
+            instructions.append(Instruction(Opcode.AFTER_ALL, shape, name=f"{parameter.name}.token"))
+            yield instructions[-1]
+            continue
         if view is None:
             yield parameter
             continue

@@ -245,7 +245,7 @@ bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, c
   std::vector<char*> many(num_slots() > kFew ? num_slots() : 0);
   char** const slots = num_slots() > kFew ? many.data() : few;
   FindSlots(slots, arguments, results, scratch);
-  const OpenMpScope open_mp(has_calls_);
+  const OpenMpScope open_mp(shares_out_);
   const Runner runner(slots, handler);
   if (!std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); })) {
     return false;

@@ -126,6 +126,7 @@ struct ScalarLoop {
 // A library call that the host of the program makes: buffers in, buffers out, some of which the call brings.
 struct Call {
   int64_t number;
+  bool shares_out;  // PyTorch may use all its threads in it
   std::vector<int64_t> sources, targets;  // slots
   std::vector<int64_t> released;          // slots of what earlier calls brought and nobody reads any more
 };
@@ -314,6 +315,7 @@ class NativeProgram {
   int64_t arena_bytes_ = 0;
   int64_t work_ = 0;
   bool has_calls_ = false;
+  bool shares_out_ = false;  // a call does so in every run, not in a branch alone
 };
 
 }  // namespace flagos::cpu

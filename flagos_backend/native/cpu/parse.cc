@@ -146,6 +146,7 @@ void Parser::ParseStep(NativeProgram& program) {
     case kCallItem:
       program.has_calls_ = true;
       program.steps_.emplace_back(ParseCall());
+      program.shares_out_ |= std::get<Call>(program.steps_.back()).shares_out;
       return;
     case kSliceItem:
       program.steps_.emplace_back(ParseBlockCopy(false));
@@ -169,6 +170,7 @@ void Parser::ParseStep(NativeProgram& program) {
 Call Parser::ParseCall() {
   Call call;
   call.number = Word();
+  call.shares_out = Word() != 0;
   call.sources = ReadableSlots();
   for (int64_t i = Count(); i > 0; --i) {
     const int64_t* const word = next_;
@@ -276,6 +278,7 @@ While Parser::ParseWhile(NativeProgram& parent) {
   loop.body = ParseNested(parent);
   loop.condition->PlanTrip();
   loop.body->PlanTrip();
+  parent.shares_out_ |= loop.condition->shares_out_ || loop.body->shares_out_;
   loop.bytes = loop.body->argument_bytes_;
   Require(loop.carries.size() == loop.bytes.size(), "a loop carries another number of values than its body");
   Require(loop.condition->result_bytes_ == std::vector<int64_t>{1}, "a loop's condition is no predicate");

@@ -9,7 +9,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.reference.aten import drops_out
-from flagos_backend.passes.effects import COLLECTIVES
+from flagos_backend.passes.effects import COLLECTIVES, HOST_CALLBACK
 from flagos_backend.runtime.control_flow import Conditional, ControlFlow, CountedLoop, While
 from flagos_backend.runtime.plan import Step
 
@@ -29,7 +29,6 @@ _RANDOM_CALLS = (
 )
 # What they call is plans with steps of their own.
 _STRUCTURE = (Opcode.WHILE, Opcode.CONDITIONAL)
-_HOST_CALLBACK = "flagos.host_callback"
 # The host looks whether they converged. LU, Cholesky and QR take a known number of steps, and nothing waits.
 _ITERATES = frozenset({"flagos.eig", "flagos.eigh", "flagos.schur", "flagos.svd"})
 NO_CONDITIONALS = "its graphs have no conditional nodes"
@@ -69,7 +68,7 @@ def _reason_of(instruction: Instruction) -> str:
         return f"{instruction.name} draws from a generator"
     attributes = instruction.attributes
     if isinstance(attributes, CustomCallAttributes):
-        if attributes.target == _HOST_CALLBACK:
+        if attributes.target == HOST_CALLBACK:
             return f"{instruction.opcode} {instruction.name} calls the host"
         if attributes.target in _ITERATES:
             return f"{attributes.target} {instruction.name} waits to know whether it converged"

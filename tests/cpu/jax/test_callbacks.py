@@ -85,6 +85,39 @@ def test_debug_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == ["line 0: 0.0", "line 1: 1.0", "line 2: 2.0"]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_all_else_is_native(ordered: bool, emitted: Callable[[str], str], rng: np.random.Generator) -> None:
+    """In order between what goes before and after, in a loop and in a branch, with arguments of their moment."""
+    x, seen = rng.uniform(0, 1, 100).astype(np.float32), []
+
+    def program(x: jax.Array) -> jax.Array:
+        def tell(name: str, value: jax.Array) -> None:
+            jax.debug.callback(lambda v: seen.append((name, np.asarray(v))), value, ordered=ordered)
+
+        def turn(n: jax.Array, y: jax.Array) -> jax.Array:
+            tell("turn", y)
+            jax.lax.cond(n == 1, lambda y: tell("branch", y * 2), lambda y: None, y)
+            return jnp.sin(y) + y * 0.5
+
+        tell("before", x + 1)
+        y = jax.lax.fori_loop(0, 3, turn, x)
+        tell("after", y)
+        return y * y
+
+    result = jax.jit(program)(x)
+    jax.effects_barrier()
+    turns = [x]
+    for _ in range(3):
+        turns.append(np.sin(turns[-1]) + turns[-1] * 0.5)
+    expected = [("before", x + 1), ("turn", turns[0]), ("turn", turns[1]), ("branch", turns[1] * 2)]
+    expected += [("turn", turns[2]), ("after", turns[3])]
+    assert [name for name, _ in seen] == [name for name, _ in expected]
+    for (_, ours), (name, exact) in zip(seen, expected, strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(result, turns[3] ** 2, rtol=1e-5)
+    assert "native steps" in emitted("jit_program")
+
+
 def test_only_the_branch_that_is_taken_calls() -> None:
     seen: list[str] = []
 

@@ -18,6 +18,9 @@ from jax.sharding import AxisType, Mesh
 
 import flagos_backend.jax
 from flagos_backend.jax import jax_internals
+from support.emitted import emitted
+
+__all__ = ["emitted"]
 
 flagos_backend.jax.initialize()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -16,18 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 P = PartitionSpec
 Agree = Callable[[Callable[[Mesh], Any]], Any]
-_LOGGER = "flagos_backend"
-
-
-@pytest.fixture
-def emitted(caplog: pytest.LogCaptureFixture) -> Callable[[str], str]:
-    """What is said of the native program of a name."""
-    caplog.set_level(logging.DEBUG, _LOGGER)
-
-    def line(name: str) -> str:
-        return next(m for m in map(logging.LogRecord.getMessage, caplog.records) if m.startswith(f"emitted {name}:"))
-
-    return line
 
 
 def put(array: Any, mesh: Mesh, *spec: Any) -> Any:
