@@ -42,21 +42,7 @@ from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
-
-# Communicating instructions run even when nobody reads their results: the other participants wait for them.
-_SIDE_EFFECTS = frozenset(
-    {
-        Opcode.ALL_GATHER,
-        Opcode.ALL_REDUCE,
-        Opcode.ALL_TO_ALL,
-        Opcode.COLLECTIVE_BROADCAST,
-        Opcode.COLLECTIVE_PERMUTE,
-        Opcode.RAGGED_ALL_TO_ALL,
-        Opcode.REDUCE_SCATTER,
-        Opcode.WHILE,
-        Opcode.CONDITIONAL,
-    }
-)
+from flagos_backend.passes.effects import Effects
 
 # Of operations that are repeated; each takes no longer than a square root.
 _MAX_REPEATED = 6
@@ -109,6 +95,7 @@ class _Fuser:
     def __init__(self, computation: FlatComputation, policy: Policy) -> None:
         self.computation = computation
         self.policy = policy
+        self.effects = Effects()
         self.loops: dict[_Key, tuple[int, ...]] = {}  # region -> its dimensions
         self.keys: dict[Instruction, list[_Key]] = {}  # buffer made by regions -> those, in order
         self.demands: defaultdict[Instruction, dict[tuple[_Key, Indices], None]] = defaultdict(dict)
@@ -133,7 +120,7 @@ class _Fuser:
         for instruction in reversed(self.computation.instructions):
             leaves = self.computation.leaves_of[instruction]
             used = any(leaf in self.wanted or leaf in self.demands for leaf in leaves)
-            if used or instruction.opcode in _SIDE_EFFECTS or _has_side_effect(instruction):
+            if used or self.effects.of(instruction):
                 self._decide(instruction)
 
     def _decide(self, instruction: Instruction) -> None:
@@ -561,7 +548,3 @@ class _Fuser:
 def _unresolved(starts: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
     """Starts that tell indices apart, before it is known where they are computed."""
     return lambda d, limit: Load(typed(starts[d]), starts[d], Affine(0, ()))
-
-
-def _has_side_effect(instruction: Instruction) -> bool:
-    return instruction.opcode is Opcode.CUSTOM_CALL and getattr(instruction.attributes, "has_side_effect", False)

@@ -23,6 +23,7 @@ from flagos_backend.fusion.updates import copied, is_update, sources, targets
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
+from flagos_backend.passes.effects import Effects
 
 # Past these a kernel compiles slowly and spills its registers.
 MAX_OPERATIONS = 320
@@ -90,8 +91,15 @@ class _Merger:
         self.awaited = False  # whether any producer is left to a reader that comes later
         self.writers: defaultdict[Instruction, list[_Node]] = defaultdict(list)
         self.readers: defaultdict[Instruction, dict[_Node, None]] = defaultdict(dict)
+        effects = Effects()
+        last: _Node | None = None  # that does more than compute its values
         for number, item in enumerate(schedule.items):
-            self._add(self._node(number, item))
+            node = self._node(number, item)
+            self._add(node)
+            if not isinstance(item, Region) and effects.of(item):
+                if last is not None:
+                    _order(last, node)
+                last = node
 
     # ---- The graph
 

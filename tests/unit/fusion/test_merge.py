@@ -19,6 +19,7 @@ from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.importer import import_module
 from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes, run_on_xla
+from support.against_xla import hlo_of_text
 from support.regions import evaluate
 
 
@@ -126,6 +127,26 @@ def test_deep_programs_fuse_to_the_end(layers: int, rng: np.random.Generator) ->
     items = check(function, f32(rng, 6, 8), *(f32(rng, 8, 8) * 0.1 for _ in range(layers)))
     regions = [item for item in items if isinstance(item, Region)]
     assert len(regions) <= 3 * layers + 2
+
+
+def test_what_has_effects_keeps_its_order() -> None:
+    """The sine and its cosine would be one region, behind the second call and before the first, which reads a sine."""
+    text = """ENTRY e { x = f32[64] parameter(0)
+      y = f32[64] parameter(1)
+      s = f32[64] sine(x)
+      first = f32[64] custom-call(s), custom_call_target="draw", custom_call_has_side_effect=true
+      second = f32[64] custom-call(y), custom_call_target="draw", custom_call_has_side_effect=true
+      c = f32[64] cosine(s)
+      d = f32[64] multiply(c, second)
+      ROOT r = (f32[64], f32[64], f32[64]) tuple(first, s, d) }"""
+
+    def calls(text: str) -> list[str]:
+        flat = flatten(import_module(hlo_of_text(text)).entry)
+        items = merge(flat, fuse(flat, ACCELERATOR), lambda region: True).items
+        return [item.name for item in items if not isinstance(item, Region)]
+
+    assert calls(text) == ["first", "second"]
+    assert calls(text.replace(", custom_call_has_side_effect=true", "")) == ["second", "first"]
 
 
 def opcodes(region: Region) -> list[str]:
