@@ -61,16 +61,20 @@ class Measured:
         return self.peer / self.ours if self.ours and self.peer else None
 
 
+# Of the arguments: one device for all, or a sharding for each, as a tree that is a prefix of theirs.
+Placement = Any
+
+
 class Side:
-    """A program as ``function`` on one device, with its arguments there. ``results``, on the host: of the first call,
-    and of the one after which it runs as it does from then on; ``trees``: for each array of them, which part of the
-    results it belongs to. ``first_seconds``: what the first took to trace, compile and run."""
+    """A program as ``function`` on arguments that are where ``placement`` says. ``results``, on the host: of the first
+    call, and of the one after which it runs as it does from then on; ``trees``: for each array of them, which part of
+    the results it belongs to. ``first_seconds``: what the first took to trace, compile and run."""
 
     def __init__(
-        self, program: Program, function: Callable[..., Any], device: jax.Device, arguments: Sequence[Any]
+        self, program: Program, function: Callable[..., Any], placement: Placement, arguments: Sequence[Any]
     ) -> None:
         self._donated = program.donated
-        self._arguments = list(jax.device_put(tuple(arguments), device))
+        self._arguments = list(jax.device_put(tuple(arguments), placement))
         self._call = jax.jit(function, donate_argnums=program.donated)
         began = time.perf_counter()
         result = jax.block_until_ready(self._call(*self._arguments))
@@ -163,11 +167,11 @@ def _distances(trees: Sequence[str], ours: Sequence[np.ndarray], peer: Sequence[
     return {tree: _relative_distance(*zip(*found, strict=True)) for tree, found in pairs.items()}
 
 
-def _exact(program: Program, device: jax.Device, arguments: Sequence[Any]) -> list[np.ndarray]:
+def _exact(program: Program, placement: Placement, arguments: Sequence[Any]) -> list[np.ndarray]:
     """The results of one call on wider arguments, with products that do not round them."""
     wide = jax.tree.map(lambda a: np.asarray(a, np.float32) if a.dtype == jnp.bfloat16 else a, tuple(arguments))
     with jax.default_matmul_precision("highest"):
-        return _on_the_host(jax.jit(program.function)(*jax.device_put(wide, device)))
+        return _on_the_host(jax.jit(program.function)(*jax.device_put(wide, placement)))
 
 
 def _relative_distance(ours: Sequence[np.ndarray], peer: Sequence[np.ndarray]) -> float:
@@ -224,24 +228,24 @@ def _compare(ours: np.ndarray, theirs: np.ndarray) -> tuple[bool, float, float]:
 def measure(
     program: Program,
     arguments: Sequence[Any],
-    devices: Sequence[jax.Device],
+    placements: Sequence[Placement],
     peak: Peak,
     seconds: float,
     *,
     asking: bool = False,
 ) -> Measured:
-    """``devices``: ours and the peer's; about ``seconds`` are spent on each. With ``asking`` the peer's program asks
+    """``placements``: ours and the peer's; about ``seconds`` are spent on each. With ``asking`` the peer's program asks
     for its kernel. One that fails on either side, or gives other results than the peer, is one row that says so."""
     floor = max(program.traffic(arguments) / peak.bytes, program.flops / peak.flops)
     functions = program.function, (program.asking if asking else None) or program.function
     sides = []
-    for device, function in zip(devices, functions, strict=True):
+    for name, placement, function in zip(("flagos", "the peer"), placements, functions, strict=True):
         try:
-            sides.append(Side(program, function, device, arguments))
+            sides.append(Side(program, function, placement, arguments))
         except Exception as error:
-            return Measured(program.name, floor, error=f"{device.platform}: {type(error).__name__}: {str(error)[:200]}")
+            return Measured(program.name, floor, error=f"{name}: {type(error).__name__}: {str(error)[:200]}")
     ours, peer = sides
-    wrong = _disagreement(program, ours, peer, lambda: _exact(program, devices[1], arguments))
+    wrong = _disagreement(program, ours, peer, lambda: _exact(program, placements[1], arguments))
     if wrong:
         return Measured(program.name, floor, error=wrong)
     return Measured(program.name, floor, *_take_turns(ours, peer, seconds), ours.first_seconds, peer.first_seconds)

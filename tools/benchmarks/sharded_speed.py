@@ -1,0 +1,103 @@
+"""Training steps over several devices of one process, against XLA's platform for the same hardware."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from benchmarks import report
+from benchmarks.jax_speed import Measured, Peak, line, measure, peak_of, render
+from benchmarks.programs import Program, Scale, programs
+
+# That the host shows, for each side.
+HOST_DEVICES = 4
+_AXIS = "devices"
+# The sharding of an array that is given up to the program, a weight or a moment of one, of the shape.
+Spread = Callable[[tuple[int, ...], int], PartitionSpec]
+
+
+def _whole(shape: tuple[int, ...], devices: int) -> PartitionSpec:
+    """Every device has all of it."""
+    del shape, devices
+    return PartitionSpec()
+
+
+def _split(shape: tuple[int, ...], devices: int) -> PartitionSpec:
+    """Every device has a part of it, along the largest dimension that has equal ones."""
+    sizes = [size if size % devices == 0 else 0 for size in shape]
+    if not any(sizes):
+        return PartitionSpec()
+    along = sizes.index(max(sizes))
+    return PartitionSpec(*(_AXIS if d == along else None for d in range(len(shape))))
+
+
+WAYS: dict[str, Spread] = {"the batch": _whole, "batch and weights": _split}
+
+
+def placement(program: Program, arguments: Sequence[Any], devices: Sequence[jax.Device], spread: Spread) -> Any:
+    """A sharding for each array: those that are given up as ``spread`` says, the batch along its first dimension."""
+    mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+
+    def of(number: int) -> Callable[[Any], NamedSharding]:
+        def sharding(array: Any) -> NamedSharding:
+            given_up = number in program.donated
+            return NamedSharding(mesh, spread(array.shape, len(devices)) if given_up else PartitionSpec(_AXIS))
+
+        return sharding
+
+    return tuple(jax.tree.map(of(number), argument) for number, argument in enumerate(arguments))
+
+
+def steps(scale: Scale) -> list[Program]:
+    """The training steps of language models."""
+    return [p for p in programs(scale) if "training" in p.name and p.donated and p.name.startswith(("Llama", "GPT-2"))]
+
+
+def main() -> int:
+    """Command line; see tools/benchmarks/README.md."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--peer", default="cpu", help="XLA's platform: cpu or cuda")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each program")
+    options = parser.parse_args()
+    # Before the first look for devices, which makes them.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ["FLAGOS_NUM_CPU_DEVICES"] = str(HOST_DEVICES)
+    count_of_xla = f"--xla_force_host_platform_device_count={HOST_DEVICES}"
+    os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), count_of_xla)))
+    scale = Scale.HOST if options.peer == "cpu" else Scale.ACCELERATOR
+    sides = [jax.devices(platform) for platform in (options.device, options.peer)]
+    counts = [count for count in (2, 4, 8) if count <= min(map(len, sides))]
+    peaks = [peak_of(side[0], scale) for side in sides]
+    rows: list[Measured] = []
+    for program in steps(scale):
+        arguments = program.arguments(np.random.default_rng(0))
+        for count in counts:
+            batch = [a for number, a in enumerate(arguments) if number not in program.donated]
+            if any(leaf.shape[0] % count for leaf in jax.tree.leaves(batch)):
+                continue
+            # Devices of the host are its one processor.
+            peak = peaks[1] if scale is Scale.HOST else Peak(peaks[1].bytes * count, peaks[1].flops * count)
+            for way, spread in WAYS.items():
+                named = replace(program, name=f"{program.name}, {way} over {count}")
+                placements = [placement(program, arguments, side[:count], spread) for side in sides]
+                rows.append(measure(named, arguments, placements, peak, options.seconds))
+                print(line(rows[-1]), flush=True)
+                jax.clear_caches()
+    source = report.origin("sharded_speed", "" if scale is Scale.HOST else sides[1][0].device_kind)
+    text = render(rows, [], peaks, source, f"XLA {options.peer}")
+    print(text, end="")
+    if options.save:
+        kept = [asdict(row) for row in rows if not math.isnan(row.floor)]
+        report.keep(f"sharded_speed_{scale.value}", text, asdict(source) | {"rows": kept})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
