@@ -218,10 +218,23 @@ def _gather_column(party: _Party, column: Sequence[Tensor], like: Tensor) -> lis
 
 def _gather_joined(party: _Party, mine: Sequence[Arrays], dimension: int) -> list[Tensor]:
     """The contributions of all participants, joined along ``dimension``."""
+    if len(mine[0]) > 1:
+        return _gather_packed(party, mine, dimension)
     if dimension == 0 and party.is_regular:
         # They lie one after another as they come.
         return [_all_gather(party, column).flatten(0, 2) for column in zip(*mine, strict=True)]
     return [torch.cat(list(column), dim=dimension) for column in zip(*_gather(party, mine), strict=True)]
+
+
+def _gather_packed(party: _Party, mine: Sequence[Arrays], dimension: int) -> list[Tensor]:
+    """Several arrays travel together."""
+    every = [contents for (contents,) in _gather(party, [[as_bytes(arrays)] for arrays in mine])]
+    results, start = [], 0
+    for like in mine[0]:
+        end = start + like.nbytes
+        results.append(torch.cat([from_bytes(contents[start:end], like) for contents in every], dim=dimension))
+        start = end
+    return results
 
 
 def _all_gather(party: _Party, column: Sequence[Tensor]) -> Tensor:

@@ -38,7 +38,6 @@ _PASSES: Final = (
     "spmd-partitioning",
     "control-dep-rewriter",
     "sharding-remover",
-    "cpu-all-reduce-combiner",
     "collective-permute-motion",
     "tuple-simplifier",
     "dce",

@@ -21,6 +21,7 @@ from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.passes.channels_last import channels_last
+from flagos_backend.passes.combine_collectives import combine_collectives
 from flagos_backend.passes.contracted_last import contracted_last
 from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.effects import HOST_CALLBACK
@@ -205,6 +206,8 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     module, reports = optimize_with_report(program.module, target, verify=_verifies_passes())
     for report in reports:
         logger.debug("%s: %s", module.name, report)
+    if program.process_groups is None:  # else every process has a program of its own, which may differ
+        module = combine_collectives(module)
     native, not_native = None, f"the device is {target.vendor} {target.architecture}"
     notes: tuple[str, ...] = ()
     if not target.is_host:

@@ -11,6 +11,7 @@ import torch
 
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.importer import import_module
+from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.plan import Plan
@@ -29,6 +30,13 @@ def run_on_devices(
 ) -> list[list[np.ndarray]]:
     """The program's results on every device; ``arguments`` and results by flattened id."""
     module = import_module(hlo_of_text(text), num_replicas=replicas, num_partitions=partitions)
+    return run_module_on_devices(module, arguments, replicas, partitions)
+
+
+def run_module_on_devices(
+    module: Module, arguments: Sequence[Sequence[np.ndarray]], replicas: int = 1, partitions: int = 1
+) -> list[list[np.ndarray]]:
+    """The same of a module."""
     plan = Plan.build(module.entry)
     shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
     communicator = InProcessCommunicator(timeout=60)

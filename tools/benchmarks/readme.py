@@ -92,6 +92,7 @@ def _of_kernels(content: Content) -> list[str]:
 PARTS: Final[dict[str, Callable[[Content], list[str]]]] = {
     "jax_speed_host": _of_jax,
     "jax_speed_everyday_host": _of_jax,
+    "sharded_speed_host": _of_jax,
     "torch_speed_host": _of_torch,
     "fused_kernels": _of_kernels,
     "jax_speed_accelerator": _of_jax,

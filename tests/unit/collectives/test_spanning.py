@@ -135,11 +135,18 @@ def draw(rng: np.random.Generator, dtype: torch.dtype, *dims: int) -> Tensor:
     return torch.from_numpy(rng.integers(0, 3, dims)).to(dtype)
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("dimension", [0, 1])
-def test_all_gather_of_every_dtype(layout: Layout, rng: np.random.Generator, dimension: int) -> None:
+def test_all_gather_of_every_dtype(layout: Layout, rng: np.random.Generator, dimension: int, together: bool) -> None:
     peers, participants = layout
     given = [[draw(rng, dtype, 2, 3) for dtype in DTYPES] for _ in participants]
-    got = results(launch(peers, participants, lambda c, m: c.all_gather(m, given[m.rank], dimension)))
+
+    def gather(c: Communicator, m: Meeting) -> list[Tensor]:
+        if together:
+            return c.all_gather(m, given[m.rank], dimension)
+        return [array for one in given[m.rank] for array in c.all_gather(m, [one], dimension)]
+
+    got = results(launch(peers, participants, gather))
     for received in got:
         for number, array in enumerate(received):
             # Compared as bytes: not every dtype has an equality.
