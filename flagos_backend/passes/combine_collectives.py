@@ -6,7 +6,7 @@ After the partitioner, which makes one for each array.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import replace
 
 from flagos_backend.ir.attributes import CollectiveAttributes, TupleIndexAttributes
@@ -48,18 +48,38 @@ def _buckets(computation: Computation, effects: Effects) -> list[list[Instructio
     None of those that are behind as many collectives waits for another of them, and so none of all that they become.
     """
     behind: dict[Instruction, int] = {}
-    levels: dict[Hashable, list[list[Instruction]]] = {}
+    buckets: list[_Bucket] = []
+    last: dict[Hashable, _Bucket] = {}
     for instruction, needed in _needs(computation, effects).items():
         level = max((behind[n] for n in needed), default=0)
         behind[instruction] = level + (instruction.opcode in COLLECTIVES)
         key = _key(instruction)
         if key is None:
             continue
-        found = levels.setdefault((level, key), [[]])
-        if found[-1] and _bytes([*found[-1], instruction]) > MOST_BYTES:
-            found.append([])
-        found[-1].append(instruction)
-    return [bucket for found in levels.values() for bucket in found]
+        bucket = last.get((level, key))
+        if bucket is None or not bucket.takes(instruction):
+            bucket = last[level, key] = _Bucket()
+            buckets.append(bucket)
+        bucket.add(instruction)
+    return [bucket.members for bucket in buckets]
+
+
+class _Bucket:
+    """Collectives that become one: of the same array one alone counts."""
+
+    def __init__(self) -> None:
+        self.members: list[Instruction] = []
+        self._arrays: set[Instruction] = set()
+        self._bytes = 0
+
+    def takes(self, collective: Instruction) -> bool:
+        return collective.operands[0] in self._arrays or self._bytes + _bytes(collective) <= MOST_BYTES
+
+    def add(self, collective: Instruction) -> None:
+        self.members.append(collective)
+        if collective.operands[0] not in self._arrays:
+            self._arrays.add(collective.operands[0])
+            self._bytes += _bytes(collective)
 
 
 def _needs(computation: Computation, effects: Effects) -> dict[Instruction, tuple[Instruction, ...]]:
@@ -83,9 +103,9 @@ def _key(instruction: Instruction) -> Hashable | None:
     return instruction.opcode, alike, tuple(map(id, instruction.called)), instruction.shape.element_type
 
 
-def _bytes(instructions: Iterable[Instruction]) -> int:
-    arrays = {id(i.operands[0]): i.shape for i in instructions}
-    return sum(shape.num_bytes for shape in arrays.values() if isinstance(shape, ArrayShape))
+def _bytes(collective: Instruction) -> int:
+    assert isinstance(collective.shape, ArrayShape)
+    return collective.shape.num_bytes
 
 
 class _Rewriter:
@@ -114,11 +134,12 @@ class _Rewriter:
         waiting = [wanted]
         while waiting:
             instruction = waiting[-1]
-            members = self.bucket_of.get(instruction, [instruction])
-            missing = [n for member in members for n in self.needs[member] if n not in self.done]
             if instruction in self.done:
                 waiting.pop()
-            elif missing:
+                continue
+            members = self.bucket_of.get(instruction, [instruction])
+            missing = [n for member in members for n in self.needs[member] if n not in self.done]
+            if missing:
                 waiting.extend(reversed(missing))
             elif len(members) > 1:
                 self._emit_bucket(members)

@@ -126,7 +126,7 @@ struct ScalarLoop {
 // A library call that the host of the program makes: buffers in, buffers out, some of which the call brings.
 struct Call {
   int64_t number;
-  bool shares_out;  // PyTorch may use all its threads in it
+  bool shares_out;                        // PyTorch may use all its threads in it
   std::vector<int64_t> sources, targets;  // slots
   std::vector<int64_t> released;          // slots of what earlier calls brought and nobody reads any more
 };
