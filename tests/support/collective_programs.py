@@ -82,6 +82,28 @@ def train(x: np.ndarray, w: np.ndarray, data: Any, weights: Any, mesh: Mesh) -> 
     return weight, loss
 
 
+def train_spread(x: np.ndarray, weights: list[np.ndarray], mesh: Mesh) -> tuple[list[jax.Array], jax.Array]:
+    """Three steps with weights that are spread over the devices along either dimension, by clipped gradients."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(ws: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        def loss(ws: list[jax.Array]) -> jax.Array:
+            y = x
+            for w in ws:
+                y = y + jnp.tanh(y @ w)
+            return jnp.mean(jnp.square(y - 1))
+
+        value, slopes = jax.value_and_grad(loss)(ws)
+        norm = jnp.sqrt(sum(jnp.square(slope).sum() for slope in slopes))
+        return [w - 0.1 * slope / jnp.maximum(norm, 0.01) for w, slope in zip(ws, slopes, strict=True)], value
+
+    spread = [put(w, mesh, *((None, "d") if n % 2 else ("d",))) for n, w in enumerate(weights)]
+    batch = put(x, mesh, "d")
+    for _ in range(3):
+        spread, value = step(spread, batch)
+    return spread, value
+
+
 def assert_agree(ours: Any, theirs: Any) -> None:
     """Each array's parts in this process are the parts of another array, which is whole here."""
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):

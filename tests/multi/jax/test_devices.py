@@ -14,7 +14,19 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
-from support.collective_programs import COLLECTIVES, SPLITS, TYPES, P, collective, launches, loop, mapped, put, train
+from support.collective_programs import (
+    COLLECTIVES,
+    SPLITS,
+    TYPES,
+    P,
+    collective,
+    launches,
+    loop,
+    mapped,
+    put,
+    train,
+    train_spread,
+)
 
 Agree = Callable[[Callable[[Mesh], Any]], Any]
 
@@ -46,6 +58,12 @@ def test_collectives_in_a_loop(agree: Agree, rng: np.random.Generator) -> None:
 def test_training_steps(agree: Agree, rng: np.random.Generator, data: Any, weights: Any) -> None:
     x, w = (rng.standard_normal(dims).astype(np.float32) * 0.2 for dims in ((48, 96), (96, 96)))
     agree(partial(train, x, w, data, weights))
+
+
+def test_training_steps_with_weights_spread_over_the_devices(agree: Agree, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((48, 48)).astype(np.float32)
+    weights = [rng.standard_normal((48, 48)).astype(np.float32) * 0.1 for _ in range(5)]
+    agree(partial(train_spread, x, weights))
 
 
 @pytest.mark.parametrize(("here", "there"), [(("d",), (None, "d")), ((), ("d",)), (("d",), ())], ids=str)
