@@ -16,10 +16,12 @@ from flagos_backend.errors import CollectiveAborted, CollectiveTimeout, StatusCo
 
 @dataclass(slots=True)
 class _Gathering:
-    """One meeting in progress. ``results`` appear when the last participant has combined the contributions."""
+    """One meeting in progress. ``results`` appear when the last participant has combined the contributions, ``failed``
+    says that it could not."""
 
     contributions: dict[int, Any] = field(default_factory=dict)
     results: dict[int, Any] | None = None
+    failed: bool = False
 
 
 class InProcessCommunicator(Communicator):
@@ -94,6 +96,8 @@ class InProcessCommunicator(Communicator):
         try:
             results = combine(contributions)
         except BaseException as error:
+            with self._condition:
+                gathering.failed = True
             self.abort(StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             raise
         with self._condition:
@@ -101,12 +105,14 @@ class InProcessCommunicator(Communicator):
             self._condition.notify_all()
 
     def _wait(self, meeting: Meeting, gathering: _Gathering) -> None:
-        """Until the results are there."""
+        """Until the results are there. With nobody missing, the last participant reads all contributions, whose memory
+        is lent: whatever becomes of the launch, nobody leaves before that has ended."""
         seconds = timeout_seconds() if self._timeout is None else self._timeout
         deadline = time.monotonic() + seconds
         while gathering.results is None:
-            self._raise_if_aborted(meeting)
             missing = [p for p in meeting.participants if p not in gathering.contributions]
+            if missing or gathering.failed:
+                self._raise_if_aborted(meeting)
             remaining = deadline - time.monotonic()
             if missing and remaining <= 0:
                 timeout = CollectiveTimeout(
@@ -114,7 +120,6 @@ class InProcessCommunicator(Communicator):
                 )
                 self.abort(StatusCode.DEADLINE_EXCEEDED, str(timeout))
                 raise timeout
-            # With nobody missing, the last participant is combining: that ends, with results or with abort.
             self._condition.wait(remaining if missing else None)
 
     def _raise_if_aborted(self, meeting: Meeting) -> None:

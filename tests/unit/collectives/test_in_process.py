@@ -87,6 +87,38 @@ def test_a_failing_combine_fails_everybody() -> None:
     assert all("no sum" in str(outcome) for outcome in outcomes)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_nobody_leaves_while_contributions_are_read(fails: bool) -> None:
+    """They are lent: who leaves may take the memory back."""
+    communicator = InProcessCommunicator()
+    reading, aborted = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def combine(contributions: Sequence[Any]) -> Sequence[Any]:
+        reading.set()
+        assert aborted.wait(60)
+        time.sleep(0.2)  # whoever the failure woke is gone by now, if it may be
+        reading.clear()
+        if fails:
+            raise ValueError("no sum")
+        return everything(contributions)
+
+    def work(p: int) -> Any:
+        if p == 2:
+            assert reading.wait(60)
+            communicator.abort(13, "another device failed")
+            aborted.set()
+            return None
+        try:
+            return communicator.exchange(Meeting("c", (0, 1), p), p, combine)
+        finally:
+            seen.append(reading.is_set())
+
+    outcomes = on_each(3, work)
+    assert seen == [False, False]
+    assert all(isinstance(outcome, Exception) if fails else outcome == (0, 1) for outcome in outcomes[:2])
+
+
 def test_a_timeout_names_who_is_missing() -> None:
     communicator = InProcessCommunicator(timeout=0.2)
     outcomes = on_each(2, lambda p: communicator.exchange(Meeting("%all-reduce.7", (0, 1, 2, 3), p), p, everything))

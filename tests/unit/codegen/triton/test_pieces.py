@@ -121,25 +121,38 @@ def test_where_they_are_taken() -> None:
     assert "near" not in sources(normal, shapes, NO_DEVICE_LIBRARY)
 
 
-def argument(
-    x: jax.Array, *, bound: float = 5, less: float = 2.5, root_less: float = 3, square: Function = lambda x: x * -x
+def in_pieces(
+    x: jax.Array,
+    *,
+    bound: float = 5,
+    less: float = 2.5,
+    root_less: float = 3,
+    square: Function = lambda x: x * -x,
+    degree: int = 2,
 ) -> jax.Array:
+    """A polynomial of a logarithm less a number, or its root less another; of no degree the argument itself."""
     w = -jnp.log1p(square(x))
-    return jnp.where(w < bound, w - less, jnp.sqrt(w) - root_less)
+    t = jnp.where(w < bound, w - less, jnp.sqrt(w) - root_less)
+    total = jnp.where(w < bound, 0.5, 2.0)
+    for n in range(degree):
+        total = total * t + jnp.where(w < bound, np.float32(n + 1.5), np.float32(n - 1.5))
+    return total if degree else t
 
 
 @pytest.mark.parametrize(
     "function",
     [
-        pytest.param(lambda x: argument(x, bound=0.5), id="roots of small numbers"),
-        pytest.param(lambda x: argument(x, less=0.5), id="less little"),
-        pytest.param(lambda x: argument(x, root_less=0.01), id="a root less little"),
-        pytest.param(lambda x: argument(x, square=lambda x: x * x), id="of a sum"),
-        pytest.param(lambda x: argument(x, square=lambda x: x * (1 - x)), id="of a product"),
-        pytest.param(lambda x: argument(x) + jnp.sqrt(-jnp.log1p(x * -x)), id="its root is read"),
-        pytest.param(lambda x: argument(x) - jnp.log1p(x * -x), id="the log is read"),
+        pytest.param(lambda x: in_pieces(x, bound=0.5), id="roots of small numbers"),
+        pytest.param(lambda x: in_pieces(x, less=0.5), id="less little"),
+        pytest.param(lambda x: in_pieces(x, root_less=0.01), id="a root less little"),
+        pytest.param(lambda x: in_pieces(x, square=lambda x: x * x), id="of a sum"),
+        pytest.param(lambda x: in_pieces(x, square=lambda x: x * (1 - x)), id="of a product"),
+        pytest.param(lambda x: in_pieces(x) + jnp.sqrt(-jnp.log1p(x * -x)), id="its root is read"),
+        pytest.param(lambda x: in_pieces(x) - jnp.log1p(x * -x), id="the log is read"),
+        pytest.param(lambda x: in_pieces(x, degree=0), id="no polynomial"),
+        pytest.param(lambda x: in_pieces(x) / (2 + in_pieces(x, degree=0) ** 2), id="the argument is read"),
     ],
 )
 def test_what_needs_exact_arguments(function: Function) -> None:
-    assert (Opcode.LOG, NEAR) in operations(argument, with_near_arguments)
+    assert (Opcode.LOG, NEAR) in operations(in_pieces, with_near_arguments)
     assert operations(function, with_near_arguments) == operations(function, lambda region: region)
