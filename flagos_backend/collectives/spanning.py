@@ -100,7 +100,7 @@ class SpanningCommunicator(Communicator):
             return self._local.all_reduce(meeting, arrays, reducer)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            totals = _reduce(party, _fold(mine, reducer), reducer)
+            totals = _alike(_fold(mine, reducer), lambda arrays: _reduce(party, arrays, reducer))
             return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
 
         return list(self._meet(meeting, members, arrays, across))
@@ -122,9 +122,10 @@ class SpanningCommunicator(Communicator):
             return self._local.reduce_scatter(meeting, arrays, reducer, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            parts = [_scatter(party, array, reducer, dimension) for array in _fold(mine, reducer)]
+            parts = _alike(_fold(mine, reducer), lambda arrays: _scatter(party, arrays, reducer, dimension))
             # What several share would keep the memory of all.
-            return [[part[i].clone() if len(mine) > 1 else part[i] for part in parts] for i in range(len(mine))]
+            shared = len(mine) > 1 or len(parts) > 1
+            return [[part[i].clone() if shared else part[i] for part in parts] for i in range(len(mine))]
 
         return list(self._meet(meeting, members, arrays, across))
 
@@ -252,8 +253,17 @@ def _fold(mine: Sequence[Arrays], reducer: Reducer) -> Arrays:
     return mine[0] if len(mine) == 1 else [reducer.fold(column) for column in zip(*mine, strict=True)]
 
 
-def _reduce(party: _Party, arrays: Sequence[Tensor], reducer: Reducer) -> list[Tensor]:
-    """Arrays of one dtype travel together."""
+def _alike(arrays: Arrays, work: Callable[[Arrays], list[Tensor]]) -> list[Tensor]:
+    """``work`` on the arrays of each dtype, which travel together; its results in the order of the arrays."""
+    results: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(array.dtype for array in arrays):
+        numbers = [number for number, array in enumerate(arrays) if array.dtype == dtype]
+        results.update(zip(numbers, work([arrays[number] for number in numbers]), strict=True))
+    return [results[number] for number in range(len(arrays))]
+
+
+def _reduce(party: _Party, arrays: Arrays, reducer: Reducer) -> list[Tensor]:
+    """The folds of arrays of one dtype over members."""
     transport, channel = party.transport, party.meeting.channel
     if len(arrays) == 1:
         return [transport.all_reduce(channel, arrays[0], reducer.fold, reducer.opcode)]
@@ -263,14 +273,28 @@ def _reduce(party: _Party, arrays: Sequence[Tensor], reducer: Reducer) -> list[T
     return [part.reshape(array.shape).clone() for part, array in zip(parts, arrays, strict=True)]
 
 
-def _scatter(party: _Party, array: Tensor, reducer: Reducer, dimension: int) -> Tensor:
-    """This member's participants' parts of the fold over members: [participants here, ...]."""
-    transport, channel = party.transport, party.meeting.channel
-    size = party.meeting.size
+def _scatter(party: _Party, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
+    """This member's participants' parts of the folds of arrays of one dtype: [participants here, ...] each."""
+    size, here = party.meeting.size, len(party.own)
+    parts = [_in_parts(array, size, dimension) for array in arrays]
+    packed = parts[0] if len(parts) == 1 else torch.cat([part.reshape(size, -1) for part in parts], dim=1)
+    own = _scatter_parts(party, packed, reducer)
+    if len(parts) == 1:
+        return [own]
+    pieces = torch.split(own, [part[0].numel() for part in parts], dim=1)
+    return [piece.reshape(here, *part.shape[1:]) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def _in_parts(array: Tensor, size: int, dimension: int) -> Tensor:
+    """[size, ...]: the array split along a dimension."""
     if dimension == 0:
-        parts = array.reshape(size, array.shape[0] // size, *array.shape[1:])
-    else:
-        parts = torch.stack(torch.tensor_split(array, size, dim=dimension))
+        return array.reshape(size, array.shape[0] // size, *array.shape[1:])
+    return torch.stack(torch.tensor_split(array, size, dim=dimension))
+
+
+def _scatter_parts(party: _Party, parts: Tensor, reducer: Reducer) -> Tensor:
+    """``parts``: [size of the meeting, ...]. The folds of those of this member's participants."""
+    transport, channel = party.transport, party.meeting.channel
     if party.is_even:
         ordered = parts if party.is_regular else parts[party.order]
         by_member = ordered.reshape(transport.size, len(party.own), *parts.shape[1:])

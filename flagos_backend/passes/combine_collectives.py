@@ -1,7 +1,7 @@
 """Collectives that do not wait for each other, and have the same kind and groups, become one of several arrays, as each
 costs its devices a meeting. Weights that lie spread over devices are gathered by dozens, their gradients reduced so.
 
-After the partitioner, which makes one for each array.
+After the partitioner, which makes one for each array, and scatter_sums.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, TupleShape
 from flagos_backend.passes.effects import COLLECTIVES, Effects
-from flagos_backend.passes.rewrite import Substitution, rewrite_computations
+from flagos_backend.passes.rewrite import Substitution, rewrite_computations, with_callees
 
 _COMBINED = frozenset({Opcode.ALL_GATHER, Opcode.ALL_REDUCE, Opcode.REDUCE_SCATTER})
 #: Bytes of the results of one collective, up to which another array joins it: what is gathered too early takes memory,
@@ -27,17 +27,10 @@ def combine_collectives(module: Module) -> Module:
     effects = Effects()
 
     def transform(computation: Computation, replaced: dict[int, Computation]) -> Computation:
-        substitution = Substitution(replaced)
         buckets = _buckets(computation, effects)
         if any(len(bucket) > 1 for bucket in buckets):
-            return _Rewriter(computation, buckets, effects, substitution).rewritten()
-        instructions = []
-        for original in computation.instructions:
-            instructions.append(substitution.apply(original))
-            substitution.record(original, instructions[-1])
-        if not substitution.values:
-            return computation
-        return Computation(computation.name, tuple(instructions), substitution.value(computation.root))
+            return _Rewriter(computation, buckets, effects, Substitution(replaced)).rewritten()
+        return with_callees(computation, replaced)
 
     return rewrite_computations(module, transform)
 

@@ -103,6 +103,18 @@ class Substitution:
         return self.values.get(id(old), old)
 
 
+def with_callees(computation: Computation, replaced: dict[int, Computation]) -> Computation:
+    """``computation`` on what became of its callees; itself where these are what they were."""
+    substitution = Substitution(replaced)
+    instructions = []
+    for original in computation.instructions:
+        instructions.append(substitution.apply(original))
+        substitution.record(original, instructions[-1])
+    if not substitution.values:
+        return computation
+    return Computation(computation.name, tuple(instructions), substitution.value(computation.root))
+
+
 def _same(a: object, b: object) -> bool:
     return a is b
 

@@ -31,6 +31,7 @@ from flagos_backend.passes.match.match import match
 from flagos_backend.passes.outer_products import outer_products
 from flagos_backend.passes.pack_extremes import pack_extremes
 from flagos_backend.passes.pipeline import optimize_with_report
+from flagos_backend.passes.scatter_sums import scatter_sums
 from flagos_backend.runtime.accelerator.segments import outline
 from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
 from flagos_backend.runtime.native import NativePart, native_part
@@ -207,7 +208,7 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     for report in reports:
         logger.debug("%s: %s", module.name, report)
     if program.process_groups is None:  # else every process has a program of its own, which may differ
-        module = combine_collectives(module)
+        module = combine_collectives(scatter_sums(module))
     native, not_native = None, f"the device is {target.vendor} {target.architecture}"
     notes: tuple[str, ...] = ()
     if not target.is_host:
