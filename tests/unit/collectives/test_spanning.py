@@ -217,6 +217,31 @@ def test_reduce_scatter(
         assert array.equal(expected.narrow(dimension, 3 * rank, 3))
 
 
+@pytest.mark.parametrize("name", ["sum", "maximum"])
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_several_arrays_of_several_types(layout: Layout, rng: np.random.Generator, name: str, dimension: int) -> None:
+    """Those of one type travel together; each comes as it is, in memory of its own."""
+    peers, participants = layout
+    reducer, size = REDUCERS[name], len(participants)
+    dtypes = [torch.float32, torch.int16, torch.float32, torch.float64, torch.int16]
+    sizes = [(n + 1, 2) if dimension == 0 else (2, n + 1) for n in range(len(dtypes))]
+    whole = [tuple(length * size if d == dimension else length for d, length in enumerate(dims)) for dims in sizes]
+    given = [[draw(rng, dtype, *dims) for dtype, dims in zip(dtypes, whole, strict=True)] for _ in participants]
+    totals = [reducer.fold(list(column)) for column in zip(*given, strict=True)]
+    reduced = results(launch(peers, participants, lambda c, m: c.all_reduce(m, given[m.rank], reducer)))
+    parts = results(launch(peers, participants, lambda c, m: c.reduce_scatter(m, given[m.rank], reducer, dimension)))
+    for rank in range(size):
+        for number, total in enumerate(totals):
+            length = sizes[number][dimension]
+            own = total.narrow(dimension, length * rank, length)
+            for array, expected in ((reduced[rank][number], total), (parts[rank][number], own)):
+                assert array.dtype == expected.dtype
+                assert array.equal(expected)
+    for received in (reduced, parts):
+        places = {array.untyped_storage().data_ptr() for arrays in received for array in arrays}
+        assert len(places) == size * len(dtypes)
+
+
 def test_all_to_all(layout: Layout, rng: np.random.Generator) -> None:
     peers, participants = layout
     given = [[draw(rng, torch.int16, 3) + 100 * r for _ in participants] for r in range(len(participants))]
