@@ -6,16 +6,14 @@ from __future__ import annotations
 from collections import Counter
 
 from flagos_backend.fusion.literals import number_of
-from flagos_backend.fusion.region import Apply, Expression, Fold, Literal, Region
+from flagos_backend.fusion.region import Apply, Expression, Literal, Region
 from flagos_backend.fusion.rewriting import Moved, Pool, replaced
 from flagos_backend.ir.opcode import Opcode
 
 
 def with_logistics(region: Region) -> Region:
     """``region`` itself where it has no such quotient, or reads its parts elsewhere."""
-    uses = Counter(o for e in region.expressions() if isinstance(e, Apply | Fold) for o in e.operands)
-    uses.update(region.roots())
-    arguments = {e: x for e in region.expressions() if (x := _argument(e, uses)) is not None}
+    arguments = {e: x for e in region.expressions() if (x := _argument(e, region.uses)) is not None}
 
     def logistic(expression: Expression, moved: Moved, pool: Pool) -> Expression:
         argument = arguments[expression]

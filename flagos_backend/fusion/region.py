@@ -8,6 +8,7 @@ array starts may be known at run time only: a shift of the index, the same every
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -205,6 +206,13 @@ class Region:
                 varying -= frozenset(expression.dims)
             found[expression] = varying
         return found
+
+    @functools.cached_property
+    def uses(self) -> Counter[Expression]:
+        """How often each expression is an operand of others, or a root."""
+        uses = Counter(operand for expression in self.expressions() for operand in expression.operands)
+        uses.update(self.roots())
+        return uses
 
     def along(self, index: Affine) -> frozenset[int]:
         """The dimensions that the place at ``index`` varies along."""

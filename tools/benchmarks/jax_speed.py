@@ -205,7 +205,7 @@ def _are_same(first: Sequence[np.ndarray], later: Sequence[np.ndarray]) -> bool:
     return all(np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)) for a, b in pairs)
 
 
-def _drop_programs() -> None:
+def drop_programs() -> None:
     """Gives back what programs keep of the device on both sides."""
     jax.clear_caches()
     gc.collect()
@@ -352,7 +352,7 @@ def main() -> int:
         if program.asking:
             asked.append(measure(program, arguments, devices, peaks[1], options.seconds, asking=True))
             print(line(asked[-1]), "where it asks for its kernel", flush=True)
-        _drop_programs()
+        drop_programs()
     source = report.origin("jax_speed", "" if scale is Scale.HOST else devices[1].device_kind)
     text = render(rows, asked, peaks, source, f"XLA {options.peer}")
     print(text, end="")

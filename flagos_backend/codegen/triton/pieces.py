@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from flagos_backend.fusion.literals import literal_of, number_of
-from flagos_backend.fusion.region import Apply, Expression, Fold, Literal, Region
+from flagos_backend.fusion.region import Apply, Expression, Literal, Region
 from flagos_backend.fusion.rewriting import Moved, Pool, replaced
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
@@ -25,9 +25,8 @@ _LEAST_DEGREE = 2
 
 def chosen_last(region: Region) -> Region:
     """``region`` with both pieces computed, and one chosen after: the same numbers. Itself where there are none."""
-    uses = _uses(region)
     steps = {e: step for e in region.expressions() if (step := _step_of(e)) is not None}
-    inner = {s.sum for s in steps.values() if uses[s.sum] == 1 and _follows(s, steps.get(s.sum))}
+    inner = {s.sum for s in steps.values() if region.uses[s.sum] == 1 and _follows(s, steps.get(s.sum))}
 
     def polynomial(expression: Expression, moved: Moved, pool: Pool) -> Expression:
         argument = steps[expression].argument
@@ -52,11 +51,11 @@ def with_near_arguments(region: Region) -> Region:
     """``region`` with near functions in the argument of a polynomial that is log - c, or sqrt(log) - d where the log is
     larger than a constant, the log being -log1p(-x * x). Itself where there is none.
 
-    The differences, c and d being 1 at least, are rounded absolutely, and the polynomial hardly moves with them. What
-    the near functions lose is absolute, too, up to 2**-22 of the log (PTX) and 2**-23 of its root, which is lost in
-    small logs alone.
+    The differences, c and d being 1 at least, are rounded absolutely, and what near functions lose is absolute, too, up
+    to 2**-22 of the log (PTX), and 2**-23 of a root that is large. A polynomial as steep as that of the inverse of
+    the error function is within five units in the last place so; of steeper ones nothing is known.
     """
-    uses = _uses(region)
+    uses = region.uses
     arguments = Counter(step.argument for e in region.expressions() if (step := _step_of(e)) is not None)
     polynomials = [e for e, count in arguments.items() if uses[e] == count]
     found = [a for e in polynomials if (a := _argument_of(e, uses)) is not None]
@@ -97,12 +96,6 @@ class _Argument:
     root: Apply
     difference: Apply
     constant: Literal
-
-
-def _uses(region: Region) -> Counter[Expression]:
-    uses = Counter(o for e in region.expressions() if isinstance(e, Apply | Fold) for o in e.operands)
-    uses.update(region.roots())
-    return uses
 
 
 def _step_of(expression: Expression) -> _Step | None:
