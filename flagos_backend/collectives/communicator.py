@@ -61,7 +61,16 @@ class Communicator(ABC):
 
     Results are new storage, the same on every participant bit for bit: reductions fold in one order for all of them.
     Once an operation has returned, nobody reads the arrays that were given to it.
+
+    ``no_recording``: why a device cannot record these operations, to repeat them later without the host, or "".
     """
+
+    no_recording: str = "its devices meet on the host"
+
+    def recorded(self, moves: Callable[[Tensor], bool]) -> Communicator:
+        """For a launch that one device records by itself: nothing waits for another. ``moves``: whether an array may
+        lie somewhere else when the record is repeated."""
+        raise AssertionError(f"nothing is recorded where {self.no_recording}")
 
     @abstractmethod
     def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
@@ -107,6 +116,10 @@ class Communicator(ABC):
             return [[sent[rank].clone() for sent in contributions] for rank in range(meeting.size)]
 
         return list(self.exchange(meeting, parts, combine))
+
+    def exchange_parts(self, meeting: Meeting, array: Tensor) -> Tensor:
+        """``array``: [size, ...]; that of number i goes to rank i. Returns what came, by the sender's rank."""
+        return torch.stack(self.all_to_all(meeting, array.unbind()))
 
     def permute(
         self, meeting: Meeting, arrays: Sequence[Tensor], source_of: Sequence[int | None]

@@ -3,19 +3,22 @@ each set of devices that meets. Gives launches their communicators."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
 
-from flagos_backend.collectives.communicator import Meeting
+from flagos_backend.collectives.communicator import Communicator, Meeting
 from flagos_backend.collectives.options import BACKEND_VARIABLE, timeout_seconds, wanted_backend
 from flagos_backend.collectives.spanning import SpanningCommunicator
 from flagos_backend.collectives.transport import Transport, members_text, reason_of
@@ -32,6 +35,19 @@ _PREFIX: Final = "flagos/collectives"
 _FLAGCX: Final = "flagcx"
 # They notice themselves what takes too long.
 _WATCHFUL: Final = frozenset({"gloo", "nccl"})
+# What they enqueue can be recorded, and repeated with other arrays.
+_RECORDED: Final = frozenset({"nccl"})
+# Would have the members tell each other where the memory of what is recorded lies: all would have to record at one
+# time, and its addresses could not be replaced any more.
+_REGISTERS: Final = "NCCL_GRAPH_REGISTER"
+
+
+class Recorded(Protocol):
+    """What keeps a graph in which devices meet."""
+
+    def drop(self) -> None:
+        """Gives the graph up, for good."""
+        ...
 
 
 class _HostStore(Store):
@@ -79,7 +95,8 @@ class ContextPeers:
     _stores: list[Store] = field(default_factory=list)
     # Where there is no other process, and the host has no store for this one.
     _own_store: Store = field(default_factory=HashStore)
-    _watches: list[Watch] = field(default_factory=list)
+    _watch: Watch | None = None
+    _recorded: weakref.WeakSet[Recorded] = field(default_factory=weakref.WeakSet)
 
     @property
     def spans_processes(self) -> bool:
@@ -92,6 +109,23 @@ class ContextPeers:
     def communicator(self, devices: tuple[int, ...]) -> SpanningCommunicator:
         """For one launch on these devices."""
         return SpanningCommunicator(_LaunchPeers(self, devices))
+
+    @functools.cached_property
+    def no_recording(self) -> str:
+        """As of Communicator."""
+        if not self.accelerated:
+            return Communicator.no_recording
+        try:
+            backend = backend_for(self.device_type)
+        except RuntimeError as error:
+            return reason_of(error)
+        if backend not in _RECORDED:
+            return f"{backend} is not known to be recorded"
+        return "" if os.environ.setdefault(_REGISTERS, "0") == "0" else f"{_REGISTERS} is not 0"
+
+    def keep(self, recorded: Recorded) -> None:
+        """A transport waits at its end for the graphs that it is in: they are given up first."""
+        self._recorded.add(recorded)
 
     def transport(self, meeting: Meeting, devices: Sequence[int], member: int) -> Transport:
         """Among the members that these devices are, for one of them. Each set of devices has its own: in it the order
@@ -117,9 +151,11 @@ class ContextPeers:
         with self._lock:
             self._reason = self._reason or reason
             transports, self._transports = self._transports, {}
-            watches, self._watches = self._watches, []
-        for watch in watches:
+            watch, self._watch = self._watch, None
+        if watch is not None:
             watch.close()
+        for recorded in list(self._recorded):
+            recorded.drop()
         for transport in transports.values():
             transport.group.abort()
 
@@ -156,21 +192,36 @@ class ContextPeers:
         return transport if backend in _WATCHFUL or self.device_type == "cpu" else self._watched(transport, timeout)
 
     def _watched(self, transport: Transport, timeout: float) -> Transport:
-        watch = Watch(timeout, self.abort)
+        return replace(transport, begun=lambda channel: self._note(transport, channel, timeout))
+
+    def check(self, meeting: Meeting) -> None:
+        """Raises CollectiveAborted after ``abort``."""
         with self._lock:
-            self._watches.append(watch)
-        events = torch.get_device_module(self.device_type)
+            self._raise_if_aborted(meeting)
+
+    def launched(self, meeting: Meeting, devices: Sequence[int]) -> None:
+        """A graph was enqueued in which these devices meet; no transport sees it."""
+        member = self.member_of(devices[meeting.rank])
+        with self._lock:
+            found = (t for (_, of), t in self._transports.items() if of == member)
+            transport = next(found, None)
+        if transport is not None:
+            self._note(transport, meeting.channel, timeout_seconds())
+
+    def _note(self, transport: Transport, channel: object, timeout: float) -> None:
+        """What the current device was given to do has to end in time."""
+        event = torch.get_device_module(self.device_type).Event()
+        event.record()
         late = f"the device has not come to its end, and {transport.backend} does not give up by itself"
-
-        def begun(channel: object) -> None:
-            event = events.Event()
-            event.record()
-            watch.note(
-                event,
-                lambda: str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}")),
-            )
-
-        return replace(transport, begun=begun)
+        with self._lock:
+            if self._reason:
+                return
+            if self._watch is None:
+                self._watch = Watch(timeout, self.abort)
+            watch = self._watch
+        watch.note(
+            event, lambda: str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}"))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +240,16 @@ class _LaunchPeers:
     def transport(self, meeting: Meeting) -> Transport:
         member = self.member_of(meeting.participant)
         return self.peers.transport(meeting, [self.devices[p] for p in meeting.participants], member)
+
+    @property
+    def no_recording(self) -> str:
+        return self.peers.no_recording
+
+    def check(self, meeting: Meeting) -> None:
+        self.peers.check(meeting)
+
+    def launched(self, meeting: Meeting) -> None:
+        self.peers.launched(meeting, [self.devices[p] for p in meeting.participants])
 
     def abort(self, reason: str) -> None:
         """In one process nobody waits in a group for who failed: all come before any begins."""

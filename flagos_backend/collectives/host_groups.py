@@ -4,6 +4,7 @@ compiles with PyTorch has them already, so nothing meets a second time."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
@@ -19,12 +20,20 @@ class HostGroups:
     """Participants are the host's processes: each has one device of the launch."""
 
     groups: ProcessGroups
+    # They may register the memory of what is recorded with one another, which only works if all record at one time.
+    no_recording: ClassVar[str] = "its groups are the program's own"
 
     def process_of(self, participant: int) -> int:
         return participant
 
     def member_of(self, participant: int) -> int:
         return participant
+
+    def check(self, meeting: Meeting) -> None:
+        """Nothing that is recorded meets in them."""
+
+    def launched(self, meeting: Meeting) -> None:
+        """Nothing that is recorded meets in them."""
 
     def abort(self, reason: str) -> None:
         """Does nothing: the groups are the host's, and it ends them, as it does in eager mode."""

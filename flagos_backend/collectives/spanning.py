@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes, joined
 
 Arrays = Sequence[Tensor]
+Value = TypeVar("Value")
 
 
 class Peers(Protocol):
@@ -32,6 +33,20 @@ class Peers(Protocol):
     def transport(self, meeting: Meeting) -> Transport:
         """What moves arrays among the members of a meeting, for the caller's. Raises an error of the catalogue when
         nothing does."""
+        ...
+
+    @property
+    def no_recording(self) -> str:
+        """As of Communicator."""
+        ...
+
+    def check(self, meeting: Meeting) -> None:
+        """Before a device of this process enqueues what was recorded of ``meeting``. Raises an error of the catalogue
+        when it would wait for others in vain."""
+        ...
+
+    def launched(self, meeting: Meeting) -> None:
+        """It did."""
         ...
 
     def abort(self, reason: str) -> None:
@@ -73,9 +88,41 @@ Across = Callable[[_Party, Sequence[Arrays]], Sequence[Any]]
 class SpanningCommunicator(Communicator):
     """One object serves one launch. Reductions fold each member's arrays in the order of ranks, then totals."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, moves: Callable[[Tensor], bool] | None = None) -> None:
+        """``moves``: of a launch that is recorded."""
         self._peers = peers
         self._local = InProcessCommunicator()
+        self._moves = moves
+
+    @property
+    def no_recording(self) -> str:  # type: ignore[override]
+        return self._peers.no_recording
+
+    def recorded(self, moves: Callable[[Tensor], bool]) -> SpanningCommunicator:
+        return SpanningCommunicator(self._peers, moves)
+
+    def of_process(self, meeting: Meeting, value: Value) -> list[Value]:
+        """What each participant that this process runs says, by rank; every one of them has to."""
+        here = self._of_process(meeting)
+        said: list[Value] = self._local.exchange(here, value, lambda values: [list(values)] * len(values))
+        return said
+
+    def begin_together(self, meeting: Meeting, begin: Callable[[], None]) -> None:
+        """``begin`` enqueues what was recorded of the meeting. What the devices of a process enqueue waits for that of
+        the others: none begins before all have come, and none goes on before all have begun."""
+        here = self._of_process(meeting)
+        self._peers.check(meeting)
+        if here.size > 1:
+            self._local.barrier(here)
+        begin()
+        if here.size > 1:
+            self._local.barrier(here)
+        self._peers.launched(meeting)
+
+    def _of_process(self, meeting: Meeting) -> Meeting:
+        process = self._peers.process_of(meeting.participant)
+        here = tuple(p for p in meeting.participants if self._peers.process_of(p) == process)
+        return replace(meeting, participants=here)
 
     def abort(self, code: int, message: str) -> None:
         """Fails this launch: for the participants of this process, and through its peers for the others."""
@@ -100,7 +147,8 @@ class SpanningCommunicator(Communicator):
             return self._local.all_reduce(meeting, arrays, reducer)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            totals = _alike(_fold(mine, reducer), lambda arrays: _reduce(party, arrays, reducer))
+            arrays, transport = _fold(mine, reducer), party.transport
+            totals = transport.all_reduce(party.meeting.channel, arrays, reducer.fold, reducer.opcode)
             return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
 
         return list(self._meet(meeting, members, arrays, across))
@@ -122,10 +170,9 @@ class SpanningCommunicator(Communicator):
             return self._local.reduce_scatter(meeting, arrays, reducer, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            parts = _alike(_fold(mine, reducer), lambda arrays: _scatter(party, arrays, reducer, dimension))
+            parts = _scatter(party, _fold(mine, reducer), reducer, dimension)
             # What several share would keep the memory of all.
-            shared = len(mine) > 1 or len(parts) > 1
-            return [[part[i].clone() if shared else part[i] for part in parts] for i in range(len(mine))]
+            return [[part[i].clone() if len(mine) > 1 else part[i] for part in parts] for i in range(len(mine))]
 
         return list(self._meet(meeting, members, arrays, across))
 
@@ -141,6 +188,17 @@ class SpanningCommunicator(Communicator):
             return [[came[sender, rank][0] for sender in range(meeting.size)] for rank in party.own]
 
         return list(self._meet(meeting, members, parts, across))
+
+    def exchange_parts(self, meeting: Meeting, array: Tensor) -> Tensor:
+        members = self._members(meeting)
+        if members is None or members != sorted(set(members)):
+            return super().exchange_parts(meeting, array)
+
+        def across(party: _Party, mine: Sequence[Arrays]) -> list[Tensor]:
+            return [party.transport.exchange(meeting.channel, mine[0][0])]
+
+        received: Tensor = self._meet(meeting, members, [array], across)
+        return received
 
     def permute(self, meeting: Meeting, arrays: Arrays, source_of: Sequence[int | None]) -> list[Tensor] | None:
         members = self._members(meeting)
@@ -180,67 +238,51 @@ class SpanningCommunicator(Communicator):
 
         def combine(mine: Sequence[Any], meet: Callable[[], None] = lambda: None) -> Sequence[Any]:
             transport = replace(self._peers.transport(meeting), meet=meet)
+            if self._moves is not None:
+                transport = replace(transport, begun=lambda channel: None)
             ranks = (tuple(r for r, own in enumerate(members) if own == member) for member in transport.members)
             return across(_Party(meeting, transport, tuple(ranks)), mine)
 
-        member, process = members[meeting.rank], self._peers.process_of(meeting.participant)
+        if self._moves is not None:
+            # A transport may note in memory of its own where an array lies, which nobody patches.
+            contribution = [array.clone() if self._moves(array) else array for array in contribution]
+        member, here = members[meeting.rank], self._of_process(meeting)
         own = tuple(p for p, other in zip(meeting.participants, members, strict=True) if other == member)
-        here = tuple(p for p in meeting.participants if self._peers.process_of(p) == process)
-        if own == here:
-            return self._local.exchange(replace(meeting, participants=own), contribution, combine)
+        if own == here.participants:
+            return self._local.exchange(here, contribution, combine)
+        if self._moves is not None:
+            return combine([contribution])[0]
         # What a transport has begun cannot be taken back: nobody of this process begins before all of it have come.
-        neighbours = replace(meeting, participants=here)
-        self._local.barrier(neighbours)
-        return combine([contribution], lambda: self._local.barrier(neighbours))[0]
+        self._local.barrier(here)
+        return combine([contribution], lambda: self._local.barrier(here))[0]
 
 
 def _gather(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
     """The contributions of all participants, in the order of ranks."""
-    every: list[list[Tensor]] = [[] for _ in range(party.meeting.size)]
-    for number, like in enumerate(mine[0]):
-        column = [arrays[number] for arrays in mine]
-        for rank, array in enumerate(_gather_column(party, column, like)):
-            every[rank].append(array)
-    return every
-
-
-def _gather_column(party: _Party, column: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-    transport, channel = party.transport, party.meeting.channel
+    transport, like = party.transport, mine[0]
     if party.is_even:
-        came = list(_all_gather(party, column).flatten(0, 1))
+        came = [list(column) for column in zip(*(a.flatten(0, 1) for a in _all_gather(party, mine)), strict=True)]
     else:
-        own = as_bytes(column)
-        sizes = [like.nbytes * len(ranks) for ranks in party.ranks]
-        received = transport.all_to_all(channel, [own] * transport.size, sizes)
-        came = [from_bytes(piece, like) for part in received for piece in _pieces(part, like.nbytes)]
+        own, size = as_bytes([array for arrays in mine for array in arrays]), sum(array.nbytes for array in like)
+        sizes = [size * len(ranks) for ranks in party.ranks]
+        received = transport.all_to_all(party.meeting.channel, [own] * transport.size, sizes)
+        came = [_split(piece, like) for part in received for piece in _pieces(part, size)]
     by_rank = dict(zip(party.order, came, strict=True))
     return [by_rank[rank] for rank in range(len(came))]
 
 
 def _gather_joined(party: _Party, mine: Sequence[Arrays], dimension: int) -> list[Tensor]:
     """The contributions of all participants, joined along ``dimension``."""
-    if len(mine[0]) > 1:
-        return _gather_packed(party, mine, dimension)
     if dimension == 0 and party.is_regular:
         # They lie one after another as they come.
-        return [_all_gather(party, column).flatten(0, 2) for column in zip(*mine, strict=True)]
+        return [array.flatten(0, 2) for array in _all_gather(party, mine)]
     return [torch.cat(list(column), dim=dimension) for column in zip(*_gather(party, mine), strict=True)]
 
 
-def _gather_packed(party: _Party, mine: Sequence[Arrays], dimension: int) -> list[Tensor]:
-    """Several arrays travel together."""
-    every = [contents for (contents,) in _gather(party, [[as_bytes(arrays)] for arrays in mine])]
-    results, start = [], 0
-    for like in mine[0]:
-        end = start + like.nbytes
-        results.append(torch.cat([from_bytes(contents[start:end], like) for contents in every], dim=dimension))
-        start = end
-    return results
-
-
-def _all_gather(party: _Party, column: Sequence[Tensor]) -> Tensor:
-    """[members, participants of each, ...], where each member has as many."""
-    stacked = column[0].unsqueeze(0) if len(column) == 1 else torch.stack(list(column))
+def _all_gather(party: _Party, mine: Sequence[Arrays]) -> list[Tensor]:
+    """Each array of all: [members, participants of each, ...], where each member has as many."""
+    columns = zip(*mine, strict=True)
+    stacked = [column[0].unsqueeze(0) if len(column) == 1 else torch.stack(column) for column in columns]
     return party.transport.all_gather(party.meeting.channel, stacked)
 
 
@@ -253,36 +295,16 @@ def _fold(mine: Sequence[Arrays], reducer: Reducer) -> Arrays:
     return mine[0] if len(mine) == 1 else [reducer.fold(column) for column in zip(*mine, strict=True)]
 
 
-def _alike(arrays: Arrays, work: Callable[[Arrays], list[Tensor]]) -> list[Tensor]:
-    """``work`` on the arrays of each dtype, which travel together; its results in the order of the arrays."""
-    results: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(array.dtype for array in arrays):
-        numbers = [number for number, array in enumerate(arrays) if array.dtype == dtype]
-        results.update(zip(numbers, work([arrays[number] for number in numbers]), strict=True))
-    return [results[number] for number in range(len(arrays))]
-
-
-def _reduce(party: _Party, arrays: Arrays, reducer: Reducer) -> list[Tensor]:
-    """The folds of arrays of one dtype over members."""
-    transport, channel = party.transport, party.meeting.channel
-    if len(arrays) == 1:
-        return [transport.all_reduce(channel, arrays[0], reducer.fold, reducer.opcode)]
-    flat = torch.cat([array.reshape(-1) for array in arrays])
-    total = transport.all_reduce(channel, flat, reducer.fold, reducer.opcode)
-    parts = torch.split(total, [array.numel() for array in arrays])
-    return [part.reshape(array.shape).clone() for part, array in zip(parts, arrays, strict=True)]
-
-
 def _scatter(party: _Party, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
-    """This member's participants' parts of the folds of arrays of one dtype: [participants here, ...] each."""
-    size, here = party.meeting.size, len(party.own)
-    parts = [_in_parts(array, size, dimension) for array in arrays]
-    packed = parts[0] if len(parts) == 1 else torch.cat([part.reshape(size, -1) for part in parts], dim=1)
-    own = _scatter_parts(party, packed, reducer)
-    if len(parts) == 1:
-        return [own]
-    pieces = torch.split(own, [part[0].numel() for part in parts], dim=1)
-    return [piece.reshape(here, *part.shape[1:]) for piece, part in zip(pieces, parts, strict=True)]
+    """This member's participants' parts of the folds of arrays: [participants here, ...] each."""
+    transport, channel = party.transport, party.meeting.channel
+    parts = [_in_parts(array, party.meeting.size, dimension) for array in arrays]
+    if not party.is_even:
+        totals = transport.all_reduce(channel, parts, reducer.fold, reducer.opcode)
+        return [total[list(party.own)] for total in totals]
+    ordered = parts if party.is_regular else [part[party.order] for part in parts]
+    by_member = [part.reshape(transport.size, len(party.own), *part.shape[1:]) for part in ordered]
+    return transport.reduce_scatter(channel, by_member, reducer.fold, reducer.opcode)
 
 
 def _in_parts(array: Tensor, size: int, dimension: int) -> Tensor:
@@ -290,16 +312,6 @@ def _in_parts(array: Tensor, size: int, dimension: int) -> Tensor:
     if dimension == 0:
         return array.reshape(size, array.shape[0] // size, *array.shape[1:])
     return torch.stack(torch.tensor_split(array, size, dim=dimension))
-
-
-def _scatter_parts(party: _Party, parts: Tensor, reducer: Reducer) -> Tensor:
-    """``parts``: [size of the meeting, ...]. The folds of those of this member's participants."""
-    transport, channel = party.transport, party.meeting.channel
-    if party.is_even:
-        ordered = parts if party.is_regular else parts[party.order]
-        by_member = ordered.reshape(transport.size, len(party.own), *parts.shape[1:])
-        return transport.reduce_scatter(channel, by_member, reducer.fold, reducer.opcode)
-    return transport.all_reduce(channel, parts, reducer.fold, reducer.opcode)[list(party.own)]
 
 
 def _route(

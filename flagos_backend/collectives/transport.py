@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,8 @@ from torch.distributed import ReduceOp
 
 from flagos_backend.errors import CollectiveFailed, CollectiveOverdue
 from flagos_backend.ir.opcode import Opcode
+
+Fold = Callable[[Sequence[Tensor]], Tensor]
 
 # Up to here one round of messages is faster than moving less in two.
 _ONE_ROUND_BYTES: Final = 16384
@@ -70,69 +73,130 @@ class Transport:
             "member": f"{self.kind} {self.members[self.rank]}",
         }
 
-    def all_gather(self, channel: object, array: Tensor) -> Tensor:
-        """The arrays of all members, equal in shape and dtype: [size, *array.shape]."""
-        result = array.new_empty((self.size, *array.shape))
-        source, target = _bytes(array), _bytes(result)
-        if array.numel():
-            self._await(channel, lambda: self.group._allgather_base(target, source, c10d.AllgatherOptions()))
-        return result
+    @property
+    def coalesces(self) -> bool:
+        """Whether several operations are one to the group, without their arrays being put together."""
+        return isinstance(self.group, c10d.Backend) and bool(self.group.supports_coalescing)
+
+    def all_gather(self, channel: object, arrays: Sequence[Tensor]) -> list[Tensor]:
+        """Each array of all members, equal in shape and dtype: [size, *array.shape]. They travel together."""
+        if len(arrays) > 1 and not self.coalesces:
+            (whole,) = self.all_gather(channel, [as_bytes(arrays)])
+            parts = torch.split(whole, [array.nbytes for array in arrays], dim=1)
+            shapes = ((array, (self.size, *array.shape)) for array in arrays)
+            return [from_bytes(part.reshape(-1), *like) for part, like in zip(parts, shapes, strict=True)]
+        results = [array.new_empty((self.size, *array.shape)) for array in arrays]
+        options = _in_order(c10d.AllgatherOptions())
+
+        def start(array: Tensor, result: Tensor) -> Any:
+            return self.group._allgather_base(_bytes(result), _bytes(array), options)
+
+        pairs = zip(arrays, results, strict=True)
+        self._await(channel, [partial(start, *pair) for pair in pairs if pair[0].numel()])
+        return results
 
     def all_to_all(self, channel: object, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """``parts[r]``, bytes, goes to rank r; returns what came, ``sizes[r]`` bytes from rank r."""
         source = joined(parts)
         target = source.new_empty(sum(sizes))
         given = [part.numel() for part in parts]
-        options = c10d.AllToAllOptions()
-        self._await(channel, lambda: self.group.alltoall_base(target, source, list(sizes), given, options))
+        options = _in_order(c10d.AllToAllOptions())
+        self._await(channel, [lambda: self.group.alltoall_base(target, source, list(sizes), given, options)])
         return list(torch.split(target, list(sizes)))
 
     def broadcast(self, channel: object, array: Tensor, root: int) -> Tensor:
         """The array of rank ``root``, equal in shape and dtype on all members."""
         result = array.clone(memory_format=torch.contiguous_format)
-        options = c10d.BroadcastOptions()
+        options = _in_order(c10d.BroadcastOptions())
         options.rootRank = root
         if array.numel():
-            self._await(channel, lambda: self.group.broadcast([_bytes(result)], options))
+            self._await(channel, [lambda: self.group.broadcast([_bytes(result)], options)])
         return result
 
-    def all_reduce(
-        self, channel: object, array: Tensor, fold: Callable[[Sequence[Tensor]], Tensor], opcode: Opcode | None
-    ) -> Tensor:
-        """The fold of the arrays of all members, the same bits on each of them."""
-        operation = self._native(opcode, array.dtype)
-        if operation is not None:
-            result = array.clone(memory_format=torch.contiguous_format)
-            options = c10d.AllreduceOptions()
+    def exchange(self, channel: object, parts: Tensor) -> Tensor:
+        """``parts``: [size, ...]; that of rank r goes there. Returns what came, by rank."""
+        source = parts.contiguous()
+        result = torch.empty_like(source)
+        options = _in_order(c10d.AllToAllOptions())
+        start = partial(self.group.alltoall_base, _bytes(result), _bytes(source), [], [], options)
+        self._await(channel, [start] if source.numel() else [])
+        return result
+
+    def all_reduce(self, channel: object, arrays: Sequence[Tensor], fold: Fold, opcode: Opcode | None) -> list[Tensor]:
+        """The fold of each array over all members, the same bits on each of them."""
+        options = _in_order(c10d.AllreduceOptions())
+
+        def native(arrays: Sequence[Tensor], operation: Any) -> list[Tensor]:
             options.reduceOp = operation
-            if array.numel():
-                self._await(channel, lambda: self.group.allreduce([result], options))
-            return result
+            results = [array.clone(memory_format=torch.contiguous_format) for array in arrays]
+            starts = (partial(self.group.allreduce, [result], options) for result in results if result.numel())
+            self._await(channel, list(starts))
+            return results
+
+        return self._alike(arrays, opcode, native, lambda array: self._fold(channel, array, fold), 0)
+
+    def _fold(self, channel: object, array: Tensor, fold: Fold) -> Tensor:
+        """What ``all_reduce`` gives, without the transport's own."""
         if array.nbytes <= _ONE_ROUND_BYTES:
-            return fold(self.all_gather(channel, array).unbind())
+            (whole,) = self.all_gather(channel, [array])
+            return fold(whole.unbind())
         # Everybody folds one part, and gets the others.
         length = -(-array.numel() // self.size)
         padded = array.new_zeros(length * self.size)
         padded[: array.numel()] = array.reshape(-1)
-        part = self.reduce_scatter(channel, padded.reshape(self.size, length), fold, None)
-        return self.all_gather(channel, part).reshape(-1)[: array.numel()].reshape(array.shape)
+        part = self._fold_part(channel, padded.reshape(self.size, length), fold)
+        (whole,) = self.all_gather(channel, [part])
+        return whole.reshape(-1)[: array.numel()].reshape(array.shape)
 
     def reduce_scatter(
-        self, channel: object, parts: Tensor, fold: Callable[[Sequence[Tensor]], Tensor], opcode: Opcode | None
-    ) -> Tensor:
-        """``parts``: [size, ...]. The fold of all members' part of this rank."""
-        operation = self._native(opcode, parts.dtype)
-        if operation is None:
-            sizes = [parts[0].nbytes] * self.size
-            received = self.all_to_all(channel, [_bytes(part) for part in parts], sizes)
-            return fold([from_bytes(part, parts[0]) for part in received])
-        result = parts.new_empty(parts.shape[1:])
-        options = c10d.ReduceScatterOptions()
-        options.reduceOp = operation
-        source, target = parts.contiguous().reshape(-1), result.reshape(-1)
-        if result.numel():
-            self._await(channel, lambda: self.group._reduce_scatter_base(target, source, options))
-        return result
+        self, channel: object, parts: Sequence[Tensor], fold: Fold, opcode: Opcode | None
+    ) -> list[Tensor]:
+        """``parts``: of each array [size, ...]. The fold of all members' part of this rank."""
+        options = _in_order(c10d.ReduceScatterOptions())
+
+        def start(parts: Tensor, result: Tensor) -> Any:
+            return self.group._reduce_scatter_base(result.reshape(-1), parts.contiguous().reshape(-1), options)
+
+        def native(parts: Sequence[Tensor], operation: Any) -> list[Tensor]:
+            options.reduceOp = operation
+            results = [part.new_empty(part.shape[1:]) for part in parts]
+            pairs = zip(parts, results, strict=True)
+            self._await(channel, [partial(start, *pair) for pair in pairs if pair[1].numel()])
+            return results
+
+        return self._alike(parts, opcode, native, lambda part: self._fold_part(channel, part, fold), 1)
+
+    def _fold_part(self, channel: object, parts: Tensor, fold: Fold) -> Tensor:
+        """What ``reduce_scatter`` gives, without the transport's own."""
+        received = self.exchange(channel, parts)
+        return fold(received.unbind())
+
+    def _alike(
+        self,
+        arrays: Sequence[Tensor],
+        opcode: Opcode | None,
+        native: Callable[[Sequence[Tensor], Any], list[Tensor]],
+        fold: Callable[[Tensor], Tensor],
+        dimension: int,
+    ) -> list[Tensor]:
+        """``native`` of those arrays that the transport reduces itself, ``fold`` of the others, both of all that are
+        alike at once: put together along ``dimension``, unless the group does without. In the order of the arrays."""
+        results: dict[int, Tensor] = {}
+        for dtype in dict.fromkeys(array.dtype for array in arrays):
+            numbers = [number for number, array in enumerate(arrays) if array.dtype == dtype]
+            some, operation = [arrays[number] for number in numbers], self._native(opcode, dtype)
+
+            def reduced(array: Tensor, operation: Any = operation) -> Tensor:
+                return fold(array) if operation is None else native([array], operation)[0]
+
+            if len(some) == 1:
+                made = [reduced(some[0])]
+            elif operation is not None and self.coalesces:
+                made = native(some, operation)
+            else:
+                made = _packed(some, reduced, dimension)
+            results.update(zip(numbers, made, strict=True))
+        return [results[number] for number in range(len(arrays))]
 
     def _native(self, opcode: Opcode | None, dtype: torch.dtype) -> Any:
         """The transport's own reduction, where it means what HLO means; else None."""
@@ -142,13 +206,24 @@ class Transport:
             return None if opcode in _BITWISE and self.backend != "gloo" else _REDUCE_OPS[opcode]
         return _REDUCE_OPS[opcode] if dtype in _FLOATS and opcode in (Opcode.ADD, Opcode.MULTIPLY) else None
 
-    def _await(self, channel: object, start: Callable[[], Any]) -> None:
+    def _coalesced(self, starts: Sequence[Callable[[], Any]]) -> Any:
+        self.group._start_coalescing()
+        for start in starts:
+            start()
+        return self.group._end_coalescing()
+
+    def _await(self, channel: object, starts: Sequence[Callable[[], Any]]) -> None:
+        """``starts``: several only where the group coalesces."""
+        if not starts:
+            return
         self.meet()
         begin = time.monotonic()
         try:
-            work = start()
+            work = starts[0]() if len(starts) == 1 else self._coalesced(starts)
             self.meet()
-            work.wait()
+            # Nothing is returned where the stream waits by itself.
+            if work is not None:
+                work.wait()
             self.begun(channel)
         except (RuntimeError, ValueError) as error:
             seconds = time.monotonic() - begin
@@ -158,6 +233,12 @@ class Transport:
             if "timed out" in reason.lower() or "timeout" in reason.lower():
                 raise CollectiveOverdue(**facts, seconds=f"{seconds:.1f}") from error
             raise CollectiveFailed(**facts) from error
+
+
+def _in_order(options: Any) -> Any:
+    """For a device: on the stream that the arrays are made and read on, not on one beside it."""
+    options.asyncOp = False
+    return options
 
 
 def reason_of(error: Exception) -> str:
@@ -183,11 +264,20 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def from_bytes(contents: Tensor, like: Tensor) -> Tensor:
-    """An array in new storage of its own, shaped ``like`` another, with these contents."""
-    result = like.new_empty(like.shape)
+def from_bytes(contents: Tensor, like: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
+    """An array in new storage of its own, of the type and shape of another, or of ``shape``, with these contents."""
+    result = like.new_empty(like.shape if shape is None else shape)
     _bytes(result).copy_(contents)
     return result
+
+
+def _packed(arrays: Sequence[Tensor], work: Callable[[Tensor], Tensor], dimension: int) -> list[Tensor]:
+    """``work`` on arrays of one dtype at once, whose first ``dimension`` dimensions are alike, and gone in its result:
+    the part of each in new storage."""
+    flat = [array.reshape(*array.shape[:dimension], -1) for array in arrays]
+    parts = torch.split(work(torch.cat(flat, dim=dimension)), [array.shape[dimension] for array in flat])
+    shapes = (array.shape[dimension:] for array in arrays)
+    return [part.reshape(shape).clone() for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _bytes(array: Tensor) -> Tensor:

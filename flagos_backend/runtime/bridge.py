@@ -12,7 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -24,6 +24,7 @@ from flagos_backend.errors import FlagosBackendError, StatusCode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.runtime import compiler, serialization
 from flagos_backend.runtime.accelerator.conditional import NativeClose, NativeConditionals, NativeOpen, NativePrepare
 from flagos_backend.runtime.accelerator.graphs import (
@@ -34,9 +35,8 @@ from flagos_backend.runtime.accelerator.graphs import (
     NativeMake,
     NativeReplays,
 )
-from flagos_backend.runtime.accelerator.segments import Recorder, divide
+from flagos_backend.runtime.accelerator.segments import Division, Recorder, divide
 from flagos_backend.runtime.compiler import CompiledProgram
-from flagos_backend.runtime.plan import Plan
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.context_peers import ContextPeers
@@ -226,7 +226,8 @@ class Runner:
         self._context = context
         # By local ordinal: each device's launches, as if there were no others, and its plan once that was recorded.
         self._alone: dict[int, Run] = {}
-        self._divided: dict[int, Plan] = {}
+        self._divided: dict[int, Division] = {}
+        self._recorders: dict[int, Recorder] = {}
 
     def _host_callback(self, device: torch.device) -> HostCallback | None:
         return None if self._context is None else _host_callback(self._context, device)
@@ -252,7 +253,6 @@ class Runner:
         solo = self._solo(device_ordinal, replica_id, partition_id, device)
         solo = replace(solo, host_callback=callback, asynchronous=accelerator is not None)
         self._alone[local_ordinal] = solo
-        divided = self._divided
 
         def run_of(launch: LaunchCommunicator | None) -> Run:
             if launch is None:
@@ -261,10 +261,11 @@ class Runner:
             return replace(solo, num_replicas=replicas, num_partitions=partitions, rendezvous=launch)
 
         def execute(arguments: list[Any], in_place: int, launch: LaunchCommunicator | None) -> list[Any]:
-            # What was recorded writes over the arguments that are given up.
-            recorded = divided.get(local_ordinal) if in_place or not compiled.donors else None
+            run = run_of(launch)
             with _inference_mode(True), guard():
-                return (recorded or plans.choose(bool(in_place))).run(run_of(launch), arguments)
+                recorded = self._recorded(local_ordinal, bool(in_place), run, launch)
+                plan = recorded.plan if recorded else plans.choose(bool(in_place))
+                return plan.run(run, arguments)
 
         def call(
             number: int,
@@ -291,28 +292,62 @@ class Runner:
         communicator = SpanningCommunicator(HostGroups(groups))
         return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator)
 
+    def _recorded(
+        self, local_ordinal: int, in_place: bool, run: Run, launch: LaunchCommunicator | None
+    ) -> Division | None:
+        """What was recorded of the program, if this launch can use it. Devices that meet in it use it together: where
+        one cannot, none does, and what they recorded differently they record again without that."""
+        # What was recorded writes over the arguments that are given up.
+        division = self._divided.get(local_ordinal) if in_place or not self._compiled.donors else None
+        if launch is None or not self._records_meetings:
+            return division
+        own = division and tuple(segment.plan.name for segment in division.meetings)
+        others = set(cast("SpanningCommunicator", launch).of_process(run.meeting("what was recorded"), own))
+        if others == {own}:
+            return division
+        if None not in others:
+            reason = "the devices recorded it differently"
+            self._divided[local_ordinal] = division = self._divide(local_ordinal, reason)
+            return division
+        return None
+
+    @functools.cached_property
+    def _records_meetings(self) -> bool:
+        instructions = (i for computation in self._compiled.module.computations() for i in computation.instructions)
+        meets = any(instruction.opcode in COLLECTIVES for instruction in instructions)
+        return meets and self._peers is not None and not self._peers.no_recording
+
     def capture(self, local_ordinal: int, accelerator: int) -> tuple[Any, ...]:
         """Has the program recorded on a device that it was bound to, at the address of its native accelerator.
 
         Returns what became of it, and if it can be replayed as a whole: what keeps the graph, its native replay, and
         for each output the argument that it is written over, or -1. If it can be in parts, it runs so from now on.
         """
-        compiled = self._compiled
         opened = discovery.opened(local_ordinal)
         record = recorder_of(opened, accelerator, self._launched(local_ordinal))
         if record is None:
             outcome = "not replayed: this device has no graphs that can be patched"
             self.captured(local_ordinal, outcome)
             return (outcome,)
+        self._recorders[local_ordinal] = record
         with _inference_mode(True), opened.guard():
-            plan = compiled.plans(opened.device).donating
-            division = divide(plan, record, record.no_conditionals, record.rehearse)
-        self._divided[local_ordinal] = division.plan
-        self.captured(local_ordinal, division)
+            division = self._divide(local_ordinal, record.no_meetings)
+        self._divided[local_ordinal] = division
         whole = division.whole
         if not isinstance(whole, GraphReplay):
             return (division.summary(),)
         return division.summary(), whole, whole.handle, whole.overwritten
+
+    def _divide(self, local_ordinal: int, no_meetings: str) -> Division:
+        record = self._recorders[local_ordinal]
+        plan = self._compiled.plans(discovery.opened(local_ordinal).device).donating
+        division = divide(plan, record, record.no_conditionals, record.rehearse, no_meetings)
+        if self._peers is not None:
+            for segment in division.meetings:
+                if isinstance(segment.replay, GraphReplay):
+                    self._peers.keep(segment.replay)
+        self.captured(local_ordinal, division)
+        return division
 
     def _launched(self, local_ordinal: int) -> Run:
         """A launch as what is recorded of it may read it."""
@@ -320,7 +355,9 @@ class Runner:
         run = self._alone[local_ordinal]
         if len(self._devices) == 1:
             return run
-        return replace(run, num_replicas=program.num_replicas, num_partitions=program.num_partitions)
+        communicator = self._peers.communicator(self._devices) if self._peers else run.rendezvous
+        replicas, partitions = program.num_replicas, program.num_partitions
+        return replace(run, num_replicas=replicas, num_partitions=partitions, rendezvous=communicator)
 
     def captured(self, local_ordinal: int, outcome: object) -> None:
         """What became of the capture, as text for explain."""

@@ -27,6 +27,7 @@ from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.effects import HOST_CALLBACK
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.lay_out_convolutions import lay_out_convolutions
+from flagos_backend.passes.leading_parts import leading_parts
 from flagos_backend.passes.match.match import match
 from flagos_backend.passes.outer_products import outer_products
 from flagos_backend.passes.pack_extremes import pack_extremes
@@ -208,7 +209,8 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     for report in reports:
         logger.debug("%s: %s", module.name, report)
     if program.process_groups is None:  # else every process has a program of its own, which may differ
-        module = combine_collectives(scatter_sums(module))
+        module = scatter_sums(module)
+        module = combine_collectives(module if target.is_host else leading_parts(module))
     native, not_native = None, f"the device is {target.vendor} {target.architecture}"
     notes: tuple[str, ...] = ()
     if not target.is_host:

@@ -139,6 +139,9 @@ def prepare_all_to_all(instruction: Instruction) -> Kernel:
     def of_array(launch: Run, operand: Tensor) -> Tensor:
         assert dimension is not None
         communicator, meeting = meet(launch)
+        if dimension == 0:
+            rows = operand.reshape(meeting.size, operand.shape[0] // meeting.size, *operand.shape[1:])
+            return communicator.exchange_parts(meeting, rows).reshape(operand.shape)
         parts = torch.tensor_split(operand, meeting.size, dim=dimension)
         return torch.cat(communicator.all_to_all(meeting, parts), dim=dimension)
 

@@ -7,13 +7,14 @@ import enum
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from flagos_backend.collectives.communicator import Communicator
+from flagos_backend.collectives.communicator import Communicator, Meeting
+from flagos_backend.collectives.groups import Position
 from flagos_backend.errors import UnsupportedOpcode
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -56,6 +57,11 @@ class Run:
     host_callback: HostCallback | None = None
     asynchronous: bool = False  # the device runs behind the host: who reads a value on the host waits
     conditionals: Conditionals | None = None  # the launch is recorded, and what data decides goes there
+
+    def meeting(self, channel: Hashable) -> Meeting:
+        """Of all devices of the launch."""
+        position = Position(self.replica_id, self.partition_id, self.num_replicas, self.num_partitions)
+        return Meeting(channel, tuple(range(self.num_replicas * self.num_partitions)), position.flattened)
 
 
 # Called as kernel(run, *operand values); returns the instruction's value. Must be safe to call from several threads.

@@ -25,7 +25,7 @@ def _prepare_map(instruction: Instruction) -> Kernel:
 
 
 def _unsigned(value: int, run: Run) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.int32, device=run.device)
+    return torch.full((), value, dtype=torch.int32, device=run.device)  # made there: it may be recorded
 
 
 @kernel(Opcode.PARTITION_ID)

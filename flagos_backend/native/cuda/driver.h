@@ -8,7 +8,7 @@
 namespace flagos::cuda {
 
 using Result = int;  // 0: success
-inline constexpr Result kNotReady = 600;
+inline constexpr Result kInvalidValue = 1, kNotReady = 600;
 using Device = int;
 using DevicePointer = uint64_t;
 struct ContextObject;
@@ -33,7 +33,15 @@ using Module = ModuleObject*;
 inline constexpr unsigned kEventBlockingSync = 1, kEventDisableTiming = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
 
-enum class NodeType : int { kKernel = 0, kMemcpy = 1, kMemset = 2, kEmpty = 5, kConditional = 13 };
+enum class NodeType : int {
+  kKernel = 0,
+  kMemcpy = 1,
+  kMemset = 2,
+  kEmpty = 5,
+  kWaitEvent = 6,
+  kRecordEvent = 7,
+  kConditional = 13
+};
 enum class ConditionalKind : int { kIf = 0, kWhile = 1 };
 enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 inline constexpr int kCaptureThreadLocal = 1;
@@ -113,6 +121,10 @@ static_assert(sizeof(ConditionalParams) == 256, "the driver's structure of a nod
   X(KernelGetParams, "cuGraphKernelNodeGetParams_v2", (Node, KernelParams*))                           \
   X(MemcpyGetParams, "cuGraphMemcpyNodeGetParams", (Node, MemcpyParams*))                              \
   X(MemsetGetParams, "cuGraphMemsetNodeGetParams", (Node, MemsetParams*))                              \
+  X(NodeGetDependencies, "cuGraphNodeGetDependencies", (Node, Node*, size_t*))                         \
+  X(NodeGetDependents, "cuGraphNodeGetDependentNodes", (Node, Node*, size_t*))                         \
+  X(GraphAddDependencies, "cuGraphAddDependencies", (Graph, const Node*, const Node*, size_t))         \
+  X(GraphDestroyNode, "cuGraphDestroyNode", (Node))                                                    \
   X(KernelGetFunction, "cuKernelGetFunction", (Function*, Kernel))                                     \
   X(FunctionGetParamInfo, "cuFuncGetParamInfo", (Function, size_t, size_t*, size_t*))                  \
   X(GraphInstantiate, "cuGraphInstantiateWithFlags", (Exec*, Graph, unsigned long long))               \

@@ -9,6 +9,25 @@ namespace flagos::cuda {
 namespace {
 
 constexpr const char* kReading = "reading a node of a graph";
+constexpr const char* kRemoving = "removing a node of a graph";
+
+std::vector<Node> NodesOf(const Driver& driver, uint64_t handle) {
+  auto* graph = reinterpret_cast<Graph>(handle);
+  size_t count = 0;
+  driver.Check(driver.GraphGetNodes(graph, nullptr, &count), "reading a graph");
+  std::vector<Node> nodes(count);
+  if (count > 0) driver.Check(driver.GraphGetNodes(graph, nodes.data(), &count), "reading a graph");
+  return nodes;
+}
+
+// Those that a node follows, or that follow it.
+std::vector<Node> Neighbours(const Driver& driver, Result (*get)(Node, Node*, size_t*), Node node) {
+  size_t count = 0;
+  driver.Check(get(node, nullptr, &count), kReading);
+  std::vector<Node> nodes(count);
+  if (count > 0) driver.Check(get(node, nodes.data(), &count), kReading);
+  return nodes;
+}
 
 class KernelNode final : public GraphNode {
  public:
@@ -146,20 +165,11 @@ class Reader {
   Reader(const Driver& driver, const Captures::Graph& graph) : driver_(driver), graph_(graph) {}
 
   std::vector<std::unique_ptr<GraphNode>> Read() {
-    Take(NodesOf(graph_.handle));
+    Take(NodesOf(driver_, graph_.handle));
     return std::move(made_);
   }
 
  private:
-  std::vector<Node> NodesOf(uint64_t handle) const {
-    auto* graph = reinterpret_cast<Graph>(handle);
-    size_t count = 0;
-    driver_.Check(driver_.GraphGetNodes(graph, nullptr, &count), "reading a graph");
-    std::vector<Node> nodes(count);
-    if (count > 0) driver_.Check(driver_.GraphGetNodes(graph, nodes.data(), &count), "reading a graph");
-    return nodes;
-  }
-
   void Take(const std::vector<Node>& nodes) {
     for (Node node : nodes) {
       NodeType type{};
@@ -169,7 +179,7 @@ class Reader {
         continue;
       }
       const size_t which = ConditionalOf(node);
-      const std::vector<Node> body = NodesOf(graph_.conditionals[which].body);
+      const std::vector<Node> body = NodesOf(driver_, graph_.conditionals[which].body);
       made_.push_back(std::make_unique<OtherNode>(type, which, body.size()));
       Take(body);
     }
@@ -186,6 +196,8 @@ class Reader {
         return std::make_unique<MemsetNode>(driver_, node);
       case NodeType::kEmpty:
         return std::make_unique<OtherNode>(type);
+      case NodeType::kWaitEvent:
+      case NodeType::kRecordEvent:
       case NodeType::kConditional:
         break;
     }
@@ -206,6 +218,24 @@ class Reader {
 };
 
 }  // namespace
+
+void RemoveEvents(const Driver& driver, uint64_t handle) {
+  auto* graph = reinterpret_cast<Graph>(handle);
+  for (Node node : NodesOf(driver, handle)) {
+    NodeType type{};
+    driver.Check(driver.NodeGetType(node, &type), kReading);
+    if (type != NodeType::kWaitEvent && type != NodeType::kRecordEvent) continue;
+    // What came before the node comes before what followed it.
+    const std::vector<Node> following = Neighbours(driver, driver.NodeGetDependents, node);
+    for (Node before : Neighbours(driver, driver.NodeGetDependencies, node)) {
+      for (Node after : following) {
+        const Result result = driver.GraphAddDependencies(graph, &before, &after, 1);
+        if (result != kInvalidValue) driver.Check(result, kRemoving);  // which a second dependency is
+      }
+    }
+    driver.Check(driver.GraphDestroyNode(node), kRemoving);
+  }
+}
 
 std::vector<std::unique_ptr<GraphNode>> ReadNodes(const Driver& driver, const Captures::Graph& graph) {
   return Reader(driver, graph).Read();

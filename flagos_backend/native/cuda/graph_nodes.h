@@ -35,6 +35,11 @@ class GraphNode {
   std::vector<Part> parts;
 };
 
+// Removes from a graph the nodes that wait for events and record them, but not what they order in it. Libraries of
+// collectives put one of each around every call, to keep graphs and other calls in order: those of a device are launched
+// on one stream. The driver would launch the graph in as many pieces, one by one. Throws Failure.
+void RemoveEvents(const Driver& driver, uint64_t graph);
+
 // Those of the graph and of the bodies in it, which follow their conditional node. Throws Failure.
 std::vector<std::unique_ptr<GraphNode>> ReadNodes(const Driver& driver, const Captures::Graph& graph);
 

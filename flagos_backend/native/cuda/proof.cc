@@ -37,6 +37,9 @@ GraphProof::GraphProof(const CudaStreams& streams, const Captures& captures)
     Fail(FLAGOS_UNIMPLEMENTED, "three captures have %zu, %zu and %zu conditional nodes", conditionals_,
          captures.second.conditionals.size(), captures.third.conditionals.size());
   }
+  for (const Captures::Graph* graph : {&captures.first, &captures.second, &captures.third}) {
+    RemoveEvents(driver, graph->handle);
+  }
   nodes_ = ReadNodes(driver, captures.first);
   const auto second = ReadNodes(driver, captures.second), third = ReadNodes(driver, captures.third);
   if (nodes_.size() != second.size() || nodes_.size() != third.size()) {
@@ -59,6 +62,7 @@ GraphProof::GraphProof(const CudaStreams& streams, const Captures& captures)
 std::unique_ptr<Replay> GraphProof::MakeReplay(const Captures::Graph& kept) const {
   const Driver& driver = streams_.driver();
   ContextScope current(driver, streams_.context());
+  RemoveEvents(driver, kept.handle);
   auto nodes = ReadNodes(driver, kept);
   if (nodes.size() != nodes_.size() || kept.conditionals.size() != conditionals_) {
     Fail(FLAGOS_UNIMPLEMENTED, "captures have %zu and %zu nodes, %zu and %zu of them conditional", nodes_.size(),

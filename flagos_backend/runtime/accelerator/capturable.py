@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from flagos_backend.collectives import Communicator
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -31,7 +33,16 @@ _RANDOM_CALLS = (
 _STRUCTURE = (Opcode.WHILE, Opcode.CONDITIONAL)
 # The host looks whether they converged. LU, Cholesky and QR take a known number of steps, and nothing waits.
 _ITERATES = frozenset({"flagos.eig", "flagos.eigh", "flagos.schur", "flagos.svd"})
-NO_CONDITIONALS = "its graphs have no conditional nodes"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a recorder cannot record, each with the reason, or "": ``conditionals``, in which data decides what runs;
+    ``meetings``, in which devices meet; ``unrun``, what has not run before."""
+
+    conditionals: str = "its graphs have no conditional nodes"
+    meetings: str = Communicator.no_recording
+    unrun: str = "not all of it has run"
 
 
 def has_run(step: Step) -> bool:
@@ -41,29 +52,39 @@ def has_run(step: Step) -> bool:
     return all(map(has_run, _nested_steps(step)))
 
 
-def reason_against(step: Step, no_conditionals: str = NO_CONDITIONALS, rehearsed: bool = False) -> str:
-    """Why ``step`` cannot be recorded, or "". ``no_conditionals``: why nothing can in which data decides what runs, or
-    "". ``rehearsed``: whether what has not run is run first."""
+def meets(step: Step) -> bool:
+    """Whether devices meet in it."""
+    is_collective = step.instruction is not None and step.instruction.opcode in COLLECTIVES
+    return is_collective or any(map(meets, _nested_steps(step)))
+
+
+def reason_against(step: Step, limits: Limits) -> str:
+    """Why ``step`` cannot be recorded, or ""."""
     instruction, weight = step.instruction, weight_of(step)
     if instruction is None:
         return ""
     if isinstance(step.kernel, While | Conditional):
         decided = f"{instruction.opcode} {instruction.name} goes on as data says"
-        if no_conditionals:
-            return f"{decided}: {no_conditionals}"
-        if not rehearsed and len(step.kernel.ran) < len(step.nested):
-            return f"{decided}, and not all of it has run"
+        if limits.conditionals:
+            return f"{decided}: {limits.conditionals}"
+        if limits.unrun and len(step.kernel.ran) < len(step.nested):
+            return f"{decided}, and {limits.unrun}"
+        # Where devices wait for one another, each would decide by itself whether it comes.
+        limits = replace(limits, meetings="data says whether they do")
     if weight > MAX_STEPS:
         return f"{instruction.opcode} {instruction.name} is {weight} steps, more than {MAX_STEPS}"
-    if reason := _reason_of(instruction):
+    if reason := _reason_of(instruction, limits):
         return reason
-    reasons = (reason_against(nested, no_conditionals, rehearsed) for nested in _nested_steps(step))
+    reasons = (reason_against(nested, limits) for nested in _nested_steps(step))
     return next(filter(None, reasons), "")
 
 
-def _reason_of(instruction: Instruction) -> str:
+def _reason_of(instruction: Instruction, limits: Limits) -> str:
     if instruction.opcode in COLLECTIVES:
-        return f"{instruction.opcode} {instruction.name} waits for other devices"
+        # The host reads how much goes where.
+        is_ragged = instruction.opcode is Opcode.RAGGED_ALL_TO_ALL
+        reason = Communicator.no_recording if is_ragged else limits.meetings
+        return f"{instruction.opcode} {instruction.name} meets other devices: {reason}" if reason else ""
     if instruction.opcode is Opcode.RNG or _is_random(instruction):
         return f"{instruction.name} draws from a generator"
     attributes = instruction.attributes

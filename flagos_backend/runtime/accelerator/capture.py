@@ -16,7 +16,7 @@ import torch
 from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.registry import Conditionals, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator.conditional import ConditionalNode, ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import GraphMemory, lent_stream
@@ -175,7 +175,7 @@ class Recording:
                 except RuntimeError as error:
                     raise _refusal(plan, error) from error
                 try:
-                    self.overwritten = run_into(plan, replace(run, conditionals=recorder), arrays)
+                    self.overwritten = run_into(plan, recorded(run, recorder, arrays), arrays)
                     self.graph.capture_end()
                 except Exception as error:
                     self._abandon(run.device, spare, recorder is not None and recorder.has_lost_body)
@@ -203,6 +203,17 @@ class Recording:
             healthy.capture_begin(capture_error_mode="thread_local")
             spare.zero_()
             healthy.capture_end()
+
+
+def recorded(run: Run, conditionals: Conditionals | None, arrays: Sequence[Any]) -> Run:
+    """A launch of ``run`` that is recorded with its arguments and outputs in ``arrays``."""
+    meets = run.rendezvous is not None and not run.rendezvous.no_recording
+    if not meets:
+        return replace(run, conditionals=conditionals)
+    storages = {array.untyped_storage()._cdata for array in arrays if isinstance(array, torch.Tensor)}
+    assert run.rendezvous is not None
+    rendezvous = run.rendezvous.recorded(lambda array: array.untyped_storage()._cdata in storages)
+    return replace(run, conditionals=conditionals, rendezvous=rendezvous)
 
 
 def run_into(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flagos_backend.collectives import Communicator
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, NativeGraph, Recording, capture
@@ -40,28 +41,37 @@ class GraphReplay:
     def __init__(self, kept: Recording, made: tuple[object, int, int], launch: NativeLaunch, alone: str = "") -> None:
         self.handle, self._nodes, self._patches = made
         self.overwritten = kept.overwritten
-        self._kept = kept
+        self._conditionals = len(kept.conditionals)
+        self._kept: Recording | None = kept
         self._launch = launch
         self._alone = alone
 
     def launch(self, arrays: Sequence[Any]) -> None:
-        self._launch(self.handle, tuple([_address(array) for array in arrays]))
+        handle = self.handle
+        if handle is None:
+            raise RuntimeError("this graph was given up, as the devices that meet in it no longer do")
+        self._launch(handle, tuple([_address(array) for array in arrays]))
+
+    def drop(self) -> None:
+        """Gives the graph up: it is not launched again."""
+        self.handle = self._kept = None
 
     def __str__(self) -> str:
-        count = len(self._kept.conditionals)
-        conditionals = f", of which {count} conditional," if count else ""
+        conditionals = f", of which {self._conditionals} conditional," if self._conditionals else ""
         alone = f", in memory of its own ({self._alone})" if self._alone else ""
         return f"a graph of {self._nodes} nodes{conditionals} with {self._patches} addresses{alone}"
 
 
 class GraphRecorder:
     """Records the parts of one program on one device. Their temporaries lie where those of the other programs do.
-    ``no_conditionals``: why no plan is recorded in which data decides what runs, or ""."""
+    ``no_conditionals``: why no plan is recorded in which data decides what runs, or ""; ``no_meetings``: why none in
+    which devices meet, or ""."""
 
     def __init__(self, native: NativeReplays, conditionals: NativeConditionals, run: Run) -> None:
         self._native = native
         self._conditionals = conditionals
         self.no_conditionals = _reason_against(conditionals)
+        self.no_meetings = run.rendezvous.no_recording if run.rendezvous else Communicator.no_recording
         self._run = run
 
     def __call__(self, plan: Plan) -> GraphReplay:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -15,13 +15,17 @@ from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator.capturable import (
     MAX_STEPS,
-    NO_CONDITIONALS,
+    Limits,
     has_run,
+    meets,
     reason_against,
     weight_of,
 )
 from flagos_backend.runtime.control_flow import ControlFlow, owned_copy
 from flagos_backend.runtime.plan import Plan, Step
+
+if TYPE_CHECKING:
+    from flagos_backend.collectives.spanning import SpanningCommunicator
 
 # A replay is one launch, with its nodes patched and its outputs allocated: about as much work of the host as launching
 # two kernels. Shorter segments would cost memory and four captures for nothing.
@@ -55,10 +59,14 @@ Rehearse = Callable[[Plan], None]
 
 
 class Recorder(Protocol):
-    """A Record of one device. ``no_conditionals``: why it records nothing in which data decides what runs, or ""."""
+    """A Record of one device. ``no_conditionals``: why it records nothing in which data decides what runs, or "";
+    ``no_meetings``: why nothing in which devices meet, or ""."""
 
     @property
     def no_conditionals(self) -> str: ...
+
+    @property
+    def no_meetings(self) -> str: ...
 
     def __call__(self, plan: Plan) -> Replay: ...
 
@@ -70,15 +78,17 @@ class Segment:
     """Steps of a plan that are replayed as one: the kernel of a step that stands for them.
 
     What it hands on lies in memory of its own, or in an argument's: that of its temporaries is written again by the
-    next replay.
+    next replay. ``meets``: whether devices meet in it.
     """
 
     plan: Plan
     replay: Replay
     launches: int = 0
+    meets: bool = field(init=False)
     _outputs: tuple[tuple[ArrayShape, torch.dtype], ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.meets = any(map(meets, self.plan.steps))
         self._outputs = tuple((shape, dtype_of(shape.element_type)) for shape in self.plan.result_shapes)
 
     def __call__(self, run: Run, values: list[Any]) -> None:
@@ -95,7 +105,12 @@ class Segment:
                 arrays.append(())
             else:
                 arrays.append(torch.empty(shape.dims, dtype=dtype, device=run.device))
-        self.replay.launch(arrays)
+        if self.meets:
+            # Whoever waits in it for another device may hold up an allocation there: all have theirs by now.
+            launch = cast("SpanningCommunicator", run.rendezvous)
+            launch.begin_together(run.meeting(self.plan.name), lambda: self.replay.launch(arrays))
+        else:
+            self.replay.launch(arrays)
         self.launches += 1
         outputs = arrays[len(self.plan.parameters) :]
         for slot, output in zip(self.plan.results, outputs, strict=True):
@@ -133,11 +148,16 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Division:
     """``plan``: what to run instead. ``parts``: in order, those of nested plans too. ``whole``: the replay of the plan
-    as it was, if all of it could be recorded as one."""
+    as it was, if all of it could be recorded as one, and devices do not meet in it."""
 
     plan: Plan
     parts: tuple[Part, ...] = ()
     whole: Replay | None = None
+
+    @property
+    def meetings(self) -> tuple[Segment, ...]:
+        """The segments in which devices meet."""
+        return tuple(part.segment for part in self.parts if part.segment is not None and part.segment.meets)
 
     def summary(self) -> str:
         """One line."""
@@ -148,23 +168,27 @@ class Division:
         why = "; ".join(reasons[:_NAMED]) + (f"; and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else "")
         if not segments:
             return f"not replayed: {why}"
-        return f"replayed in {segments} segment{'s' if segments > 1 else ''}: {why}"
+        return f"replayed in {segments} segment{'s' if segments > 1 else ''}{': ' if why else ''}{why}"
 
     def __str__(self) -> str:
         return "\n".join([self.summary(), *(f"    {part}" for part in self.parts)])
 
 
 def divide(
-    plan: Plan, record: Record, no_conditionals: str = NO_CONDITIONALS, rehearse: Rehearse | None = None
+    plan: Plan,
+    record: Record,
+    no_conditionals: str = Limits.conditionals,
+    rehearse: Rehearse | None = None,
+    no_meetings: str = Limits.meetings,
 ) -> Division:
-    """Has ``plan``, which has run before, recorded whole, or in parts. ``no_conditionals``: as of Recorder.
-    ``rehearse``: without it, what has not run stays as it is."""
-    return _Divider(record, no_conditionals, rehearse).divide(plan)
+    """Has ``plan``, which has run before, recorded whole, or in parts. ``no_conditionals``, ``no_meetings``: as of
+    Recorder. ``rehearse``: without it, what has not run stays as it is."""
+    return _Divider(record, Limits(no_conditionals, no_meetings), rehearse).divide(plan)
 
 
 def outline(plan: Plan) -> Division:
     """How ``plan`` would be divided where graphs have conditional nodes, if nothing broke."""
-    return _Divider(_Unrecorded, "", lambda plan: None).divide(plan)
+    return _Divider(_Unrecorded, Limits(conditionals=""), lambda plan: None).divide(plan)
 
 
 class _Unrecorded:
@@ -185,9 +209,9 @@ class _Unrecorded:
 class _Divider:
     """Divides one program and counts what breaks."""
 
-    def __init__(self, record: Record, no_conditionals: str, rehearse: Rehearse | None) -> None:
+    def __init__(self, record: Record, limits: Limits, rehearse: Rehearse | None) -> None:
         self._record = record
-        self._no_conditionals = no_conditionals
+        self._limits = limits
         self._rehearse = rehearse
         self._has_run = True  # the plan that is being divided
         self._refusals = 0
@@ -195,8 +219,11 @@ class _Divider:
         self._parts: list[Part] = []
 
     def divide(self, plan: Plan) -> Division:
+        if not all(map(has_run, plan.steps)):
+            # A rehearsal is one device's alone.
+            self._limits = replace(self._limits, meetings=self._limits.meetings or Limits.unrun)
         is_refused = any(map(self._reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS
-        if is_refused or not self._all_has_run(plan):
+        if is_refused or any(map(meets, plan.steps)) or not self._all_has_run(plan):
             return Division(self._divided(plan), tuple(self._parts))
         try:
             return Division(plan, whole=self._record(plan))
@@ -205,7 +232,7 @@ class _Divider:
             return Division(replace(plan, steps=tuple(steps)), tuple(self._parts))
 
     def _reason_against(self, step: Step) -> str:
-        return reason_against(step, self._no_conditionals, self._rehearse is not None)
+        return reason_against(step, replace(self._limits, unrun="" if self._rehearse else Limits.unrun))
 
     def _all_has_run(self, plan: Plan) -> bool:
         """Whether all of ``plan`` has run, if need be in a rehearsal. After one that broke, as where memory ran out,

@@ -34,6 +34,7 @@ RUNS = 5
 
 class Recorder:
     no_conditionals = "recordings of tests have no conditional nodes"
+    no_meetings = "recordings of tests have one device"
 
     def __init__(self, opened: Accelerator, accelerator: int, run: Run) -> None:
         self._run = run

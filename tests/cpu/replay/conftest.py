@@ -44,6 +44,8 @@ __all__ = ["backend", "context", "driver", "memory"]
 _ALIGNMENT = 512
 # The device's streams: for computing, for copies to it, and from it.
 _HANDLES = 1, 2, 3
+# The driver's kinds of nodes.
+_WAIT, _RECORD = 6, 7
 
 
 def _build() -> ctypes.CDLL:
@@ -58,7 +60,7 @@ def _build() -> ctypes.CDLL:
 class Driver:
     """``launches``: the plans launched, in order, but for those recorded kernel by kernel. ``refuse``: to patch graphs
     of the plan, or the kernel, of that number. ``stream``: the current one. ``by_kernel``: record all plans so, with
-    their temporaries in ``pools``."""
+    their temporaries in ``pools``. ``events``: kernels are captured between nodes of events, as collectives are."""
 
     def __init__(self) -> None:
         self._library = _build()
@@ -73,7 +75,7 @@ class Driver:
         self.stream, self._streams = 1, max(_HANDLES)
         self._pooled = itertools.cycle(_HANDLES[1:])
         self.pools = Pools()
-        self.by_kernel = False
+        self.by_kernel = self.events = False
         self._launched = 0
         signature = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t)
         self._callback = signature(self._launch)
@@ -117,7 +119,12 @@ class Driver:
 
     def _capture(self, number: int, addresses: Sequence[int]) -> None:
         values = (ctypes.c_uint64 * len(addresses))(*addresses)
+        self._capture_event(_WAIT)
         assert self._library.driver_kernel(self.stream, self._calls[number][0], values) == 0
+        self._capture_event(_RECORD)
+
+    def _capture_event(self, kind: int) -> None:
+        assert not self.events or self._library.driver_event(ctypes.c_size_t(self.stream), kind) == 0
 
     def new_stream(self, device: torch.device) -> SimpleNamespace:
         self._streams += 1
@@ -338,6 +345,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(RegionKernel, "__call__", _launched)
     monkeypatch.setattr(_DRIVER, "launches", [])
     monkeypatch.setattr(_DRIVER, "by_kernel", False)
+    monkeypatch.setattr(_DRIVER, "events", False)
     monkeypatch.setattr(_DRIVER.pools, "misplaced", None)
     _DRIVER.refuse(-1)
     _DRIVER.delay(0)

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 typedef int Result;
-enum { kError = 1, kConditional = 13, kWhile = 1, kActive = 1, kMaxStreams = 4096 };
+enum { kError = 1, kWaitEvent = 6, kRecordEvent = 7, kConditional = 13, kWhile = 1, kActive = 1, kMaxStreams = 4096 };
 
 // The same kernel for each capture of a plan; its number of parameters is what a driver knows of it.
 typedef struct {
@@ -19,10 +19,13 @@ typedef struct {
 typedef struct Graph Graph;
 
 typedef struct Node {
-  struct Node* next;
+  struct Node *next, *previous;
+  Graph* graph;
   Function* function;  // of a kernel
   uint64_t* addresses;
   void** values;
+  int event;    // kWaitEvent or kRecordEvent
+  int bridged;  // what comes before it comes before what follows it
   Graph* body;  // of a conditional node
   int repeats;
   struct Condition* condition;
@@ -80,6 +83,8 @@ static Node* g_last[kMaxStreams];  // after which a stream's next node comes
 static Function g_set_condition = {-2, 2};
 
 static Node* add(Graph* graph, Node* node) {
+  node->graph = graph;
+  node->previous = graph->last;
   if (graph->last != NULL) graph->last->next = node;
   if (graph->first == NULL) graph->first = node;
   graph->last = node;
@@ -129,6 +134,14 @@ void driver_begin(uintptr_t stream) {
 
 Result driver_kernel(uintptr_t stream, Function* function, const uint64_t* addresses) {
   return capture_kernel(stream, function, addresses);
+}
+
+Result driver_event(uintptr_t stream, int event) {
+  if (g_capturing[stream] == NULL || g_last[stream] != g_capturing[stream]->last) return kError;
+  Node* node = calloc(1, sizeof(Node));
+  node->event = event;
+  g_last[stream] = add(g_capturing[stream], node);
+  return 0;
 }
 
 Result cuStreamEndCapture(uintptr_t stream, Graph** graph) {
@@ -219,7 +232,39 @@ Result cuGraphGetNodes(Graph* graph, Node** nodes, size_t* count) {
 }
 
 Result cuGraphNodeGetType(Node* node, int* type) {
-  *type = node->body != NULL ? kConditional : 0;
+  *type = node->body != NULL ? kConditional : node->event;
+  return 0;
+}
+
+// Each node follows the one before.
+static Result neighbour(Node* node, Node** nodes, size_t* count) {
+  *count = node != NULL;
+  if (nodes != NULL && node != NULL) *nodes = node;
+  return 0;
+}
+
+Result cuGraphNodeGetDependencies(Node* node, Node** nodes, size_t* count) {
+  return neighbour(node->previous, nodes, count);
+}
+
+Result cuGraphNodeGetDependentNodes(Node* node, Node** nodes, size_t* count) {
+  return neighbour(node->next, nodes, count);
+}
+
+// Before a node between the two is destroyed.
+Result cuGraphAddDependencies(Graph* graph, Node** before, Node** after, size_t count) {
+  (void)graph;
+  if (count != 1 || before[0]->next == NULL || before[0]->next->next != after[0]) return kError;
+  before[0]->next->bridged = 1;
+  return 0;
+}
+
+Result cuGraphDestroyNode(Node* node) {
+  if (node->previous != NULL && node->next != NULL && !node->bridged) return kError;
+  *(node->previous != NULL ? &node->previous->next : &node->graph->first) = node->next;
+  *(node->next != NULL ? &node->next->previous : &node->graph->last) = node->previous;
+  --node->graph->count;
+  free(node);
   return 0;
 }
 
@@ -262,6 +307,9 @@ static Patched* patched_of(Exec* exec, const Node* node) {
 
 Result cuGraphInstantiateWithFlags(Exec** exec, Graph* graph, unsigned long long flags) {
   (void)flags;
+  for (Node* node = graph->first; node != NULL; node = node->next) {
+    if (node->event != 0) return kError;  // a graph with such nodes is launched in pieces
+  }
   if (graph->execs != 0) return kError;  // conditions belong to one graph that is launched
   *exec = calloc(1, sizeof(Exec));
   (*exec)->graph = graph;

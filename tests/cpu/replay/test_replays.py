@@ -120,6 +120,25 @@ def test_a_donated_argument_is_written_over_and_a_held_one_is_not(
     assert replayed > 1
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_nodes_of_events_are_removed(
+    by_kernel: bool, driver: Driver, context: Context, memory: Memory, rng: np.random.Generator
+) -> None:
+    """A graph with some cannot be launched here."""
+    driver.events, driver.by_kernel = True, by_kernel
+    before = driver.graph_launches
+    executable = compile(context, PROGRAM)
+    for _ in range(RUNS):
+        x, y = rng.standard_normal((8, 16)).astype(np.float32), rng.uniform(1, 2, (16, 8)).astype(np.float32)
+        (result,) = run(executable, put(memory, x), put(memory, y))
+        exp = np.exp(x.astype(np.float64))
+        expected = np.concatenate([(exp @ y) / (exp @ y).sum(1, keepdims=True), exp], 1)
+        np.testing.assert_allclose(get(result), expected, rtol=1e-5)
+    assert driver.graph_launches - before == RUNS - FIRST
+    found = re.search("replayed as a graph of ([0-9]*) nodes", executable.artifact(Artifact.EXPLANATION).decode())
+    assert found and (int(found[1]) > 1) == by_kernel
+
+
 def test_segments_around_a_callback(driver: Driver, rng: np.random.Generator) -> None:
     compiled = jax.jit(called_back)
     for number in range(RUNS):

@@ -17,7 +17,7 @@ from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator import memory as memory_module
-from flagos_backend.runtime.accelerator.capturable import reason_against
+from flagos_backend.runtime.accelerator.capturable import Limits, reason_against
 from flagos_backend.runtime.accelerator.capture import run_into
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import BodyMemory
@@ -353,7 +353,7 @@ def test_a_plan_is_recorded_whole_once_all_of_it_has_run(name: str) -> None:
 def test_what_cannot_be_recorded_in_a_body_says_so() -> None:
     call = 'custom-call(a), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"'
     plan = plan_of(SWAPPED.replace("add(a, b)", call))
-    reasons = [reason_against(step, "", rehearsed=True) for step in plan.steps]
+    reasons = [reason_against(step, Limits(conditionals="", unrun="")) for step in plan.steps]
     assert any("calls the host" in reason for reason in reasons)
 
 

@@ -21,7 +21,7 @@ from flagos_backend.kernels.reference import custom_calls
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.pipeline import optimize
 from flagos_backend.runtime.accelerator import capturable, segments
-from flagos_backend.runtime.accelerator.capturable import has_run, reason_against
+from flagos_backend.runtime.accelerator.capturable import Limits, has_run, reason_against
 from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.accelerator.segments import Division, divide, outline
 from flagos_backend.runtime.plan import Plan
@@ -67,7 +67,7 @@ def sizes(division: Division) -> list[int | str]:
         (f"ROOT y = {CALLBACK % 'x'}", "calls the host"),
         ("low = f32[] constant(0)\n top = f32[] constant(1)\n ROOT y = f32[4] rng(low, top), distribution=rng_uniform",
          "draws from a generator"),
-        ("ROOT y = f32[4] all-gather(x), replica_groups={{0}}, dimensions={0}", "waits for other devices"),
+        ("ROOT y = f32[4] all-gather(x), replica_groups={{0}}, dimensions={0}", "meets other devices"),
         ('m = f32[2,2] reshape(x)\n ROOT y = f32[2] custom-call(m), custom_call_target="flagos.svd",'
          ' backend_config="{\\"compute_uv\\": false}"', "waits to know whether it converged"),
         ('m = f32[2,2] reshape(x)\n ROOT y = (f32[2,2], f32[2]) custom-call(m), custom_call_target="Qr"', ""),
@@ -87,7 +87,7 @@ def test_what_stays_outside(body: str, reason: str) -> None:
       ROOT r = pred[] compare(f, h), direction=LT }}
     ENTRY main {{ x = f32[4] parameter(0)
       {body} }}""")
-    found = [reason_against(step) for step in plan.steps]
+    found = [reason_against(step, Limits()) for step in plan.steps]
     assert any(reason in each for each in found) and bool(reason) == any(found)
 
 
@@ -306,7 +306,7 @@ def test_a_scalar_function_that_loops_stays_outside() -> None:
       ROOT w = f32[] while(p), condition=less, body=twice }
     ENTRY main { x = f32[4] parameter(0)
       ROOT y = f32[4] map(x), dimensions={0}, to_apply=grown }""")
-    assert any("map y loops in a scalar function" in reason_against(step) for step in plan.steps)
+    assert any("map y loops in a scalar function" in reason_against(step, Limits()) for step in plan.steps)
 
 
 def test_loops_that_are_too_long_are_recorded_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
