@@ -131,6 +131,7 @@ Bridge& TheBridge() {
       {"compare_captures", CompareCapturesEntry, python::kMethodVarArgs, "Proves which words hold addresses."},
       {"make_replay", MakeReplayEntry, python::kMethodVarArgs, "Makes a replay of a capture."},
       {"launch_replay", LaunchReplayEntry, python::kMethodVarArgs, "Launches a replay."},
+      {"drop_replay", DropReplayEntry, python::kMethodVarArgs, "Gives a replay up."},
       {"prepare_conditionals", PrepareConditionalsEntry, python::kMethodVarArgs, "Fails where graphs have none."},
       {"open_conditional", OpenConditionalEntry, python::kMethodVarArgs, "Begins a conditional node's body."},
       {"close_conditional", CloseConditionalEntry, python::kMethodVarArgs, "Ends a conditional node's body."}};
@@ -141,11 +142,12 @@ Bridge& TheBridge() {
   };
   Object callback = function(methods[0]), get = function(methods[1]), put = function(methods[2]);
   Object compare = function(methods[3]), make = function(methods[4]), launch = function(methods[5]);
-  Object prepare = function(methods[6]), open = function(methods[7]), close = function(methods[8]);
+  Object drop = function(methods[6]), prepare = function(methods[7]);
+  Object open = function(methods[8]), close = function(methods[9]);
   Object attach = python::Attribute(module.get(), "attach");
   python::Call(attach.get(),
-               {callback.get(), get.get(), put.get(), compare.get(), make.get(), launch.get(), prepare.get(),
-                open.get(), close.get()},
+               {callback.get(), get.get(), put.get(), compare.get(), make.get(), launch.get(), drop.get(),
+                prepare.get(), open.get(), close.get()},
                "bridge.attach");
   auto* made = new Bridge{
       python::Attribute(module.get(), "compile_program").Detach(),

@@ -390,7 +390,8 @@ FlagosError* execute(FlagosExecuteArgs* host) {
     const std::vector<char> donated = Donations(executable, args);
     // Everything that may fail for lack of memory comes before a buffer is given up, as far as that is foreseeable.
     std::vector<std::vector<std::unique_ptr<Buffer>>> made(launch->shares.size());
-    if (executable.info().device_assignment.size() > 1) launch->state = executable.program->Begin();
+    if (executable.info().device_assignment.size() > 1)
+      launch->state = executable.program->Begin(launch->shares.size());
     TakeArguments(executable, args.arguments, donated, launch->shares);
     const bool copies_foreign = CopiesForeign(*launch);
     if (!RunInline(*launch, copies_foreign)) {

@@ -60,8 +60,8 @@ class Program {
  public:
   virtual ~Program() = default;
 
-  // Called before the shares of a launch over several devices; may return NULL.
-  virtual std::unique_ptr<LaunchState> Begin() = 0;
+  // Called before the shares of a launch over several devices, of which this process has so many; may return NULL.
+  virtual std::unique_ptr<LaunchState> Begin(size_t shares) = 0;
 
   // Runs one share. Arguments are ready; it may take their contents away. `memories` has one entry for each output,
   // where its block is accounted. Returns the outputs' blocks, shared with nobody else. Throws Failure.

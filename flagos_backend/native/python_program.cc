@@ -6,6 +6,7 @@
 #include "accelerator.h"
 #include "bridge.h"
 #include "description.h"
+#include "gathering.h"
 #include "log.h"
 #include "replays.h"
 #include "tensor.h"
@@ -19,10 +20,11 @@ using python::Reader;
 
 class PythonLaunch final : public LaunchState {
  public:
-  explicit PythonLaunch(Object launch) : launch_(launch.Detach()) {}
+  PythonLaunch(Object launch, size_t shares) : launch_(launch.Detach()), gathering_(shares) {}
   ~PythonLaunch() override { python::Discard(launch_, 0); }
 
   void Abort(const Status& status) noexcept override {
+    gathering_.Abort(status);
     python::Gil gil;
     if (!gil) return;
     try {
@@ -36,20 +38,23 @@ class PythonLaunch final : public LaunchState {
   }
 
   PyObject* get() const noexcept { return launch_; }
+  Gathering& gathering() noexcept { return gathering_; }
 
  private:
   PyObject* launch_;
+  Gathering gathering_;
 };
 
 class PythonProgram final : public Program, public LibraryCaller {
  public:
-  // `compiled`: (description, runner). With the GIL.
+  // `compiled`: (description, runner, whether devices may meet in what is recorded). With the GIL.
   explicit PythonProgram(PyObject* compiled) {
     Reader reader(compiled);
     Reader description = reader.Tuple();
     info_ = ReadInfo(description);
     native_ = NativeForm(description.Tuple());
     runner_ = Object::Share(reader.Next()).Detach();
+    records_meetings_ = reader.Integer() != 0;
   }
 
   const NativeForm& native() const noexcept { return native_; }
@@ -69,11 +74,11 @@ class PythonProgram final : public Program, public LibraryCaller {
     python::Discard(runner_, info_.generated_code_bytes);
   }
 
-  std::unique_ptr<LaunchState> Begin() override {
+  std::unique_ptr<LaunchState> Begin(size_t shares) override {
     python::Gil gil;
     CheckOpen(gil);
     Object begin = python::Attribute(runner_, "begin");
-    return std::make_unique<PythonLaunch>(python::Call(begin.get(), {}, "begin"));
+    return std::make_unique<PythonLaunch>(python::Call(begin.get(), {}, "begin"), shares);
   }
 
   std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
@@ -131,6 +136,7 @@ class PythonProgram final : public Program, public LibraryCaller {
 
   NativeForm native_;
   PyObject* runner_;
+  bool records_meetings_ = false;
   std::unordered_map<int64_t, Bound> bound_;  // by device id; guarded by the GIL
   Replays replays_{info_, runner_};
 };
@@ -227,9 +233,12 @@ std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* stat
   const bool in_place = InPlace(arguments);
   const bool accelerated = place.device->accelerator != nullptr;
   if (accelerated) {
-    if (std::shared_ptr<Replayed> replayed = replays_.Find(place, arguments, in_place)) {
-      return replays_.Run(*replayed, place, arguments, memories);
-    }
+    std::shared_ptr<Replayed> replayed = replays_.Find(place, arguments, in_place);
+    Gathering* const gathering =
+        records_meetings_ && state != nullptr ? &static_cast<PythonLaunch*>(state)->gathering() : nullptr;
+    // Devices that wait for one another in what was recorded launch that together, or not at all.
+    const bool launches = gathering != nullptr ? gathering->All(replayed != nullptr) : replayed != nullptr;
+    if (launches) return replays_.Run(*replayed, place, arguments, memories, gathering);
   }
   std::vector<Ref<Block>> blocks;
   try {

@@ -133,6 +133,14 @@ PyObject* LaunchReplayEntry(PyObject*, PyObject* arguments) {
   });
 }
 
+PyObject* DropReplayEntry(PyObject*, PyObject* arguments) {
+  return Enter("giving up a graph", [arguments] {
+    Reader reader(arguments);
+    ReplayOf(reader.Next()).Drop();
+    return Object::Share(python::Known()->none);
+  });
+}
+
 PyObject* PrepareConditionalsEntry(PyObject*, PyObject* arguments) {
   return Enter("preparing conditional nodes", [arguments] {
     Reader reader(arguments);

@@ -14,6 +14,8 @@ PyObject* CompareCapturesEntry(PyObject*, PyObject* arguments);
 PyObject* MakeReplayEntry(PyObject*, PyObject* arguments);
 // launch_replay(capsule, addresses) for the bridge, without the GIL.
 PyObject* LaunchReplayEntry(PyObject*, PyObject* arguments);
+// drop_replay(capsule) for the bridge.
+PyObject* DropReplayEntry(PyObject*, PyObject* arguments);
 // prepare_conditionals(address of the accelerator), which fails where there are none; open_conditional(accelerator,
 // stream, flag, repeats, inside): (node, handle, body); close_conditional(accelerator, inside, handle, flag). All of
 // them addresses, as Conditionals takes them, for the bridge.

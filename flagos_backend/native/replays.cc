@@ -38,7 +38,7 @@ std::shared_ptr<Replayed> Replays::Find(const Place& place, const std::vector<Ar
 }
 
 std::vector<Ref<Block>> Replays::Run(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
-                                     const std::vector<Memory*>& memories) const {
+                                     const std::vector<Memory*>& memories, Gathering* gathering) const {
   std::vector<void*> addresses;
   addresses.reserve(arguments.size() + memories.size());
   for (const Argument& argument : arguments) addresses.push_back(argument.contents->block().data());
@@ -55,8 +55,28 @@ std::vector<Ref<Block>> Replays::Run(Replayed& replayed, const Place& place, std
     }
     addresses.push_back(results.back()->data());
   }
-  replayed.replay->Launch(addresses.data());
+  if (gathering == nullptr) {
+    replayed.replay->Launch(addresses.data());
+  } else {
+    Launch(replayed, place, addresses.data(), *gathering);
+  }
   return results;
+}
+
+void Replays::Launch(Replayed& replayed, const Place& place, void* const* addresses, Gathering& gathering) const {
+  // A device that waits for another may hold up an allocation there: all have theirs by now, and none goes on to others
+  // before all have begun.
+  gathering.All(true);
+  replayed.replay->Launch(addresses);
+  {
+    python::Gil gil;
+    if (gil) {
+      Object launched = python::Attribute(runner_, "launched"),
+             local = python::Integer(place.device->local_hardware_id);
+      python::Call(launched.get(), {local.get()}, "launched");
+    }
+  }
+  gathering.All(true);
 }
 
 void Replays::Ran(const Place& place) {

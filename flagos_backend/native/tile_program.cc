@@ -18,7 +18,7 @@ class TileProgram final : public Program {
     if (!native_->has_calls()) info_.is_small = native_->work() <= kSmallWork;
   }
 
-  std::unique_ptr<LaunchState> Begin() override { return python_->Begin(); }
+  std::unique_ptr<LaunchState> Begin(size_t shares) override { return python_->Begin(shares); }
   std::string Artifact(int32_t kind) override { return python_->Artifact(kind); }
 
   std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,

@@ -31,6 +31,7 @@ from flagos_backend.runtime.accelerator.graphs import (
     GraphRecorder,
     GraphReplay,
     NativeCompare,
+    NativeDrop,
     NativeLaunch,
     NativeMake,
     NativeReplays,
@@ -97,6 +98,7 @@ def attach(
     compare_captures: NativeCompare,
     make_replay: NativeMake,
     launch_replay: NativeLaunch,
+    drop_replay: NativeDrop,
     prepare_conditionals: NativePrepare,
     open_conditional: NativeOpen,
     close_conditional: NativeClose,
@@ -106,7 +108,7 @@ def attach(
     logs.follow(os.environ.get(logs.VARIABLE, ""))
     _native_host_callback = host_callback
     _native_store = key_value_get, key_value_put
-    _native_replays = NativeReplays(compare_captures, make_replay, launch_replay)
+    _native_replays = NativeReplays(compare_captures, make_replay, launch_replay, drop_replay)
     _native_conditionals = prepare_conditionals, open_conditional, close_conditional
 
 
@@ -123,8 +125,9 @@ def open_peers(context: int, device_processes: tuple[int, ...], accelerated: int
     return ContextPeers(device_processes, reads, writes, device_type, bool(accelerated))
 
 
-def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner]:
-    """The description that python_program.cc reads, in its order, and the runner. Raises what compiler does."""
+def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runner, int]:
+    """The description that python_program.cc reads, in its order, the runner, and whether devices may meet in what it
+    records. Raises what compiler does."""
     build_id, context, can_call_host, accelerated, peers = facts
     target = HOST
     if accelerated:
@@ -134,10 +137,11 @@ def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runne
         target = discovery.opened(0).target
         load_beside(discovery.opened(0))
     compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
-    return _describe(compiled), Runner(compiled, build_id, context if can_call_host else None, peers)
+    runner = Runner(compiled, build_id, context if can_call_host else None, peers)
+    return _describe(compiled), runner, int(runner.records_meetings)
 
 
-def load_program(serialized: bytes, device_ids: Sequence[int], facts: Facts) -> tuple[tuple[Any, ...], Runner]:
+def load_program(serialized: bytes, device_ids: Sequence[int], facts: Facts) -> tuple[tuple[Any, ...], Runner, int]:
     """The executable that ``Artifact.SERIALIZED`` gave, for other devices unless ``device_ids`` is empty. Raises what
     serialization.deserialize does."""
     source = serialization.deserialize(serialized, facts[0])
@@ -299,9 +303,9 @@ class Runner:
         one cannot, none does, and what they recorded differently they record again without that."""
         # What was recorded writes over the arguments that are given up.
         division = self._divided.get(local_ordinal) if in_place or not self._compiled.donors else None
-        if launch is None or not self._records_meetings:
+        if launch is None or not self.records_meetings:
             return division
-        own = division and tuple(segment.plan.name for segment in division.meetings)
+        own = division and tuple(division.meetings)
         others = set(cast("SpanningCommunicator", launch).of_process(run.meeting("what was recorded"), own))
         if others == {own}:
             return division
@@ -312,7 +316,8 @@ class Runner:
         return None
 
     @functools.cached_property
-    def _records_meetings(self) -> bool:
+    def records_meetings(self) -> bool:
+        """Whether devices may meet in what is recorded of the program."""
         instructions = (i for computation in self._compiled.module.computations() for i in computation.instructions)
         meets = any(instruction.opcode in COLLECTIVES for instruction in instructions)
         return meets and self._peers is not None and not self._peers.no_recording
@@ -342,12 +347,18 @@ class Runner:
         record = self._recorders[local_ordinal]
         plan = self._compiled.plans(discovery.opened(local_ordinal).device).donating
         division = divide(plan, record, record.no_conditionals, record.rehearse, no_meetings)
-        if self._peers is not None:
-            for segment in division.meetings:
-                if isinstance(segment.replay, GraphReplay):
-                    self._peers.keep(segment.replay)
+        for replay in division.meetings.values():
+            if self._peers is not None and isinstance(replay, GraphReplay):
+                self._peers.keep(replay)
         self.captured(local_ordinal, division)
         return division
+
+    def launched(self, local_ordinal: int) -> None:
+        """The device was given the whole program as it was recorded, in which it meets others."""
+        assert self._peers is not None
+        meeting = self._launched(local_ordinal).meeting(self._compiled.module.name)
+        with discovery.opened(local_ordinal).guard():
+            self._peers.launched(meeting, self._devices)
 
     def _launched(self, local_ordinal: int) -> Run:
         """A launch as what is recorded of it may read it."""

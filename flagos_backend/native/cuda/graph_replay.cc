@@ -1,5 +1,6 @@
 #include "cuda/graph_replay.h"
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -22,14 +23,20 @@ class GraphReplay final : public Replay {
     driver.Check(driver.GraphUpload(exec_, streams.handle(Stream::kCompute)), "uploading a graph");
   }
 
-  ~GraphReplay() override {
-    if (exec_ != nullptr) driver_.ExecDestroy(exec_);
+  ~GraphReplay() override { Destroy(); }
+
+  void Drop() noexcept override {
+    dropped_ = true;
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock()) Destroy();
   }
 
   void Launch(void* const* addresses) override {
     const Driver& driver = driver_;
     ContextScope current(driver, streams_.context());
     std::lock_guard<std::mutex> lock(mutex_);
+    const DestroyedIfDropped destroyed{*this};
+    if (dropped_) Fail(FLAGOS_ABORTED, "this graph was given up, as the devices that meet in it no longer do");
     const bool all = std::exchange(dirty_, true);  // until every node is known to be patched
     for (const PatchedNode& patched : patched_) {
       bool moved = false;
@@ -52,6 +59,18 @@ class GraphReplay final : public Replay {
   size_t patches() const noexcept override { return patches_; }
 
  private:
+  // At the end of a launch, during which it was given up.
+  struct DestroyedIfDropped {
+    GraphReplay& replay;
+    ~DestroyedIfDropped() {
+      if (replay.dropped_) replay.Destroy();
+    }
+  };
+
+  void Destroy() noexcept {
+    if (exec_ != nullptr) driver_.ExecDestroy(std::exchange(exec_, nullptr));
+  }
+
   // Patches every node with what it holds: the driver refuses that for some kernels of libraries (cuDNN's attention),
   // which must be known before a launch relies on it.
   void Rehearse() {
@@ -71,6 +90,7 @@ class GraphReplay final : public Replay {
   const std::vector<PatchedNode> patched_;
   std::vector<uint64_t> addresses_;  // those in the graph
   bool dirty_ = false;
+  std::atomic<bool> dropped_{false};
   Exec exec_ = nullptr;
   const size_t nodes_;
   size_t patches_ = 0;

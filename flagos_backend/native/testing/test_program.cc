@@ -54,7 +54,7 @@ class TestProgram final : public Program {
     info_.is_small = small;
   }
 
-  std::unique_ptr<LaunchState> Begin() override { return std::make_unique<Meeting>(info_.num_partitions); }
+  std::unique_ptr<LaunchState> Begin(size_t) override { return std::make_unique<Meeting>(info_.num_partitions); }
 
   std::vector<Ref<Block>> Run(const Place&, LaunchState* state, std::vector<Argument>& arguments,
                               const std::vector<Memory*>& memories) override {

@@ -26,6 +26,8 @@ NativeCompare = Callable[[int, tuple[NativeGraph, ...], tuple[tuple[int, int, in
 NativeMake = Callable[[object, NativeGraph], tuple[object, int, int]]
 # (handle, the address of each array); gives up the GIL.
 NativeLaunch = Callable[[object, tuple[int, ...]], None]
+# (handle): its graph is not launched again.
+NativeDrop = Callable[[object], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +35,27 @@ class NativeReplays:
     compare: NativeCompare
     make: NativeMake
     launch: NativeLaunch
+    drop: NativeDrop
 
 
 class GraphReplay:
     """A graph with its memory, and the native replay of it. ``alone``: why it has memory of its own, or ""."""
 
-    def __init__(self, kept: Recording, made: tuple[object, int, int], launch: NativeLaunch, alone: str = "") -> None:
+    def __init__(self, kept: Recording, made: tuple[object, int, int], native: NativeReplays, alone: str = "") -> None:
         self.handle, self._nodes, self._patches = made
         self.overwritten = kept.overwritten
         self._conditionals = len(kept.conditionals)
         self._kept: Recording | None = kept
-        self._launch = launch
+        self._native = native
         self._alone = alone
 
     def launch(self, arrays: Sequence[Any]) -> None:
-        handle = self.handle
-        if handle is None:
-            raise RuntimeError("this graph was given up, as the devices that meet in it no longer do")
-        self._launch(handle, tuple([_address(array) for array in arrays]))
+        self._native.launch(self.handle, tuple([_address(array) for array in arrays]))
 
     def drop(self) -> None:
         """Gives the graph up: it is not launched again."""
-        self.handle = self._kept = None
+        self._native.drop(self.handle)
+        self._kept = None
 
     def __str__(self) -> str:
         conditionals = f", of which {self._conditionals} conditional," if self._conditionals else ""
@@ -103,12 +104,12 @@ class GraphRecorder:
         if first[1]:
             try:
                 kept = captures.capture_in(shared_memory(self._run.device))
-                return GraphReplay(kept, self._native.make(proof, kept.native()), self._native.launch)
+                return GraphReplay(kept, self._native.make(proof, kept.native()), self._native)
             except CaptureRefused as refusal:
                 reason = refusal.facts["reason"]
             except RuntimeError as error:
                 reason = str(error)
-        return GraphReplay(captures.first, self._native.make(proof, first), self._native.launch, reason)
+        return GraphReplay(captures.first, self._native.make(proof, first), self._native, reason)
 
     @property
     def _used_conditionals(self) -> NativeConditionals | None:

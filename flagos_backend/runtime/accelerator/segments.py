@@ -148,16 +148,19 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Division:
     """``plan``: what to run instead. ``parts``: in order, those of nested plans too. ``whole``: the replay of the plan
-    as it was, if all of it could be recorded as one, and devices do not meet in it."""
+    as it was, if all of it could be recorded as one."""
 
     plan: Plan
     parts: tuple[Part, ...] = ()
     whole: Replay | None = None
 
     @property
-    def meetings(self) -> tuple[Segment, ...]:
-        """The segments in which devices meet."""
-        return tuple(part.segment for part in self.parts if part.segment is not None and part.segment.meets)
+    def meetings(self) -> dict[str, Replay]:
+        """The replays in which devices meet, by the names of their plans, in order."""
+        if self.whole is not None:
+            return {self.plan.name: self.whole} if any(map(meets, self.plan.steps)) else {}
+        segments = (part.segment for part in self.parts if part.segment is not None and part.segment.meets)
+        return {segment.plan.name: segment.replay for segment in segments}
 
     def summary(self) -> str:
         """One line."""
@@ -223,7 +226,7 @@ class _Divider:
             # A rehearsal is one device's alone.
             self._limits = replace(self._limits, meetings=self._limits.meetings or Limits.unrun)
         is_refused = any(map(self._reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS
-        if is_refused or any(map(meets, plan.steps)) or not self._all_has_run(plan):
+        if is_refused or not self._all_has_run(plan):
             return Division(self._divided(plan), tuple(self._parts))
         try:
             return Division(plan, whole=self._record(plan))

@@ -10,6 +10,7 @@ import itertools
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,8 +60,9 @@ def _build() -> ctypes.CDLL:
 
 class Driver:
     """``launches``: the plans launched, in order, but for those recorded kernel by kernel. ``refuse``: to patch graphs
-    of the plan, or the kernel, of that number. ``stream``: the current one. ``by_kernel``: record all plans so, with
-    their temporaries in ``pools``. ``events``: kernels are captured between nodes of events, as collectives are."""
+    of the plan, or the kernel, of that number. ``stream``: the current one. ``captures_in``: the threads that capture.
+    ``by_kernel``: record all plans so, with their temporaries in ``pools``. ``events``: kernels are captured between
+    nodes of events, as collectives are."""
 
     def __init__(self) -> None:
         self._library = _build()
@@ -69,9 +71,10 @@ class Driver:
         self._library.driver_begin.argtypes = self._library.driver_end.argtypes = [ctypes.c_size_t]
         self._library.driver_kernel.argtypes = [ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
         self._calls: list[tuple[int, Callable[[list[int]], None]]] = []
-        self._plans: dict[Plan, int] = {}
+        self._plans: dict[tuple[Plan, int, int], int] = {}
         self._kernels: dict[tuple[Plan, int, str], int] = {}
         self.launches: list[Plan] = []
+        self.captures_in: set[int] = set()
         self.stream, self._streams = 1, max(_HANDLES)
         self._pooled = itertools.cycle(_HANDLES[1:])
         self.pools = Pools()
@@ -84,11 +87,12 @@ class Driver:
     def record(self, plan: Plan, run: Run, arrays: Sequence[Any]) -> int:
         """The handle of a graph that is ``plan`` on ``arrays``."""
         addresses = [array.data_ptr() for array in arrays if _has_memory(array)]
-        if plan not in self._plans:
+        key = plan, run.replica_id, run.partition_id
+        if key not in self._plans:
             replay = PoisonedReplay(plan, replace(run, conditionals=None))
-            self._plans[plan] = self._new_function(functools.partial(self._launch_plan, plan, replay), len(addresses))
+            self._plans[key] = self._new_function(functools.partial(self._launch_plan, plan, replay), len(addresses))
         with self.captured() as graph:
-            self._capture(self._plans[plan], addresses)
+            self._capture(self._plans[key], addresses)
         return graph[0]
 
     @contextlib.contextmanager
@@ -153,6 +157,10 @@ class Driver:
 
     def refuse(self, number: int) -> None:
         self._library.driver_refuse(ctypes.c_int64(number))
+
+    def run_side_by_side(self, parallel: bool) -> None:
+        """Whether graphs of several devices run at one time, as those do in which they meet."""
+        self._library.driver_set_parallel(int(parallel))
 
     def delay(self, seconds: float) -> None:
         """Launches take so long."""
@@ -292,6 +300,14 @@ def _recorded(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
     graph, _Graph.recording = _Graph.recording, None
     if graph is None:
         return _run_into(plan, run, arrays)
+    _DRIVER.captures_in.add(threading.get_ident())
+    try:
+        return _captured(graph, plan, run, arrays)
+    finally:
+        _DRIVER.captures_in.clear()
+
+
+def _captured(graph: _Graph, plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
     is_decided = any(map(_is_decided_by_data, plan.steps))
     if not is_decided and not _DRIVER.by_kernel:
         graph._handle = _DRIVER.record(plan, run, arrays)
@@ -349,6 +365,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(_DRIVER.pools, "misplaced", None)
     _DRIVER.refuse(-1)
     _DRIVER.delay(0)
+    _DRIVER.run_side_by_side(False)
     return _DRIVER
 
 

@@ -78,6 +78,7 @@ static Launch g_launch;
 static int64_t g_refused = -1;
 static int g_execs, g_launches;
 static unsigned g_delay;
+static int g_parallel;
 static Graph* g_capturing[kMaxStreams];
 static Node* g_last[kMaxStreams];  // after which a stream's next node comes
 static Function g_set_condition = {-2, 2};
@@ -119,6 +120,9 @@ int driver_execs(void) { return g_execs; }
 int driver_launches(void) { return g_launches; }
 // How long launches take, in microseconds.
 void driver_set_delay(unsigned delay) { g_delay = delay; }
+
+// Whether the graphs of several devices run at one time.
+void driver_set_parallel(int parallel) { g_parallel = parallel; }
 
 void* driver_function(int64_t id, size_t count) {
   Function* function = malloc(sizeof(Function));
@@ -364,8 +368,9 @@ Result cuGraphLaunch(Exec* exec, void* stream) {
   pthread_mutex_lock(&mutex);
   usleep(g_delay);
   ++g_launches;
+  if (g_parallel) pthread_mutex_unlock(&mutex);
   run(exec, exec->graph);
-  pthread_mutex_unlock(&mutex);
+  if (!g_parallel) pthread_mutex_unlock(&mutex);
   return 0;
 }
 
