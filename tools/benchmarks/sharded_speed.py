@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -64,6 +66,7 @@ def main() -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--peer", default="cpu", help="XLA's platform: cpu or cuda")
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each program")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further program begins")
     options = parser.parse_args()
     # Before the first look for devices, which makes them.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -74,6 +77,16 @@ def main() -> int:
     sides = [jax.devices(platform) for platform in (options.device, options.peer)]
     counts = [count for count in (2, 4, 8) if count <= min(map(len, sides))]
     peaks = [peak_of(side[0], scale) for side in sides]
+    source = report.origin("sharded_speed", "" if scale is Scale.HOST else sides[1][0].device_kind)
+
+    def table(rows: Sequence[Measured]) -> str:
+        text = render(rows, [], peaks, source, f"XLA {options.peer}")
+        if options.save:  # after each program: who has a machine for some time has what it came to
+            content = asdict(source) | {"rows": [asdict(row) for row in rows]}
+            report.keep(f"sharded_speed_{scale.value}", text, content)
+        return text
+
+    deadline = time.monotonic() + options.limit
     rows: list[Measured] = []
     for program in steps(scale):
         arguments = program.arguments(np.random.default_rng(0))
@@ -85,15 +98,15 @@ def main() -> int:
             peak = peaks[1] if scale is Scale.HOST else Peak(peaks[1].bytes * count, peaks[1].flops * count)
             for way, spread in WAYS.items():
                 named = replace(program, name=f"{program.name}, {way} over {count}")
+                if time.monotonic() > deadline:
+                    rows.append(Measured(named.name, math.nan, error="not measured: the time was up"))
+                    continue
                 placements = [placement(program, arguments, side[:count], spread) for side in sides]
                 rows.append(measure(named, arguments, placements, peak, options.seconds))
                 print(line(rows[-1]), flush=True)
+                table(rows)
                 drop_programs()
-    source = report.origin("sharded_speed", "" if scale is Scale.HOST else sides[1][0].device_kind)
-    text = render(rows, [], peaks, source, f"XLA {options.peer}")
-    print(text, end="")
-    if options.save:
-        report.keep(f"sharded_speed_{scale.value}", text, asdict(source) | {"rows": [asdict(row) for row in rows]})
+    print(table(rows), end="")
     return 0
 
 
