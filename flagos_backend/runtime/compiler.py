@@ -28,6 +28,7 @@ from flagos_backend.passes.effects import HOST_CALLBACK
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.lay_out_convolutions import lay_out_convolutions
 from flagos_backend.passes.leading_parts import leading_parts
+from flagos_backend.passes.lone_collectives import lone_collectives
 from flagos_backend.passes.match.match import match
 from flagos_backend.passes.outer_products import outer_products
 from flagos_backend.passes.pack_extremes import pack_extremes
@@ -205,10 +206,13 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     program = import_program(source)
     if not can_call_host:
         _refuse_host_callbacks(program.module)
-    module, reports = optimize_with_report(program.module, target, verify=_verifies_passes())
+    # With process groups every process has a program of its own, which may differ, and its participants are others.
+    is_own = program.process_groups is None
+    module = lone_collectives(program.module) if is_own else program.module
+    module, reports = optimize_with_report(module, target, verify=_verifies_passes())
     for report in reports:
         logger.debug("%s: %s", module.name, report)
-    if program.process_groups is None:  # else every process has a program of its own, which may differ
+    if is_own:
         module = scatter_sums(module)
         module = combine_collectives(module if target.is_host else leading_parts(module))
     native, not_native = None, f"the device is {target.vendor} {target.architecture}"

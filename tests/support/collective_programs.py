@@ -47,11 +47,30 @@ COLLECTIVES: dict[str, tuple[Callable[[Mesh, jax.Array], Any], Any]] = {
 }
 
 
-def collective(name: str, x: np.ndarray, mesh: Mesh) -> jax.Array:
+# Launches of a program, from the third of which on an accelerator may replay it.
+_LAUNCHES = 4
+
+
+def _launched(step: Callable[[jax.Array], Any], x: np.ndarray, mesh: Mesh) -> list[Any]:
+    """On the rows of ``x``, each time in another order."""
+    return [step(put(np.roll(x, number, axis=0), mesh, "d")) for number in range(_LAUNCHES)]
+
+
+def collective(name: str, x: np.ndarray, mesh: Mesh) -> list[jax.Array]:
     """One of COLLECTIVES on the rows of ``x``."""
     function, out = COLLECTIVES[name]
-    result: jax.Array = mapped(partial(function, mesh), mesh, out)(put(x, mesh, "d"))
-    return result
+    return _launched(mapped(partial(function, mesh), mesh, out), x, mesh)
+
+
+def many_arrays(x: np.ndarray, mesh: Mesh) -> list[Any]:
+    """A sum and a gather of a hundred arrays: more than transports tell their devices in one piece."""
+
+    def step(y: jax.Array) -> list[jax.Array]:
+        parts = jnp.split(y, 100, axis=1)
+        gathered = [lax.all_gather(part, "d", axis=0, tiled=True) for part in parts]
+        return [lax.psum(part * n, "d") + g.sum() for n, (part, g) in enumerate(zip(parts, gathered, strict=True))]
+
+    return _launched(mapped(step, mesh, P()), x, mesh)
 
 
 def launches(inputs: list[np.ndarray], mesh: Mesh) -> list[jax.Array]:
@@ -60,12 +79,11 @@ def launches(inputs: list[np.ndarray], mesh: Mesh) -> list[jax.Array]:
     return [step(put(x, mesh, "d")) for x in inputs]
 
 
-def loop(x: np.ndarray, mesh: Mesh) -> jax.Array:
+def loop(x: np.ndarray, mesh: Mesh) -> list[jax.Array]:
     def turns(y: jax.Array) -> jax.Array:
         return lax.fori_loop(0, 20, lambda _, c: lax.pmean(jnp.cos(c), "d") + 0.5 * c, y)
 
-    result: jax.Array = mapped(turns, mesh, P("d"))(put(x, mesh, "d"))
-    return result
+    return _launched(mapped(turns, mesh, P("d")), x, mesh)
 
 
 def train(x: np.ndarray, w: np.ndarray, data: Any, weights: Any, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
@@ -83,7 +101,7 @@ def train(x: np.ndarray, w: np.ndarray, data: Any, weights: Any, mesh: Mesh) -> 
 
 
 def train_spread(x: np.ndarray, weights: list[np.ndarray], mesh: Mesh) -> tuple[list[jax.Array], jax.Array]:
-    """Three steps with weights that are spread over the devices along either dimension, by clipped gradients."""
+    """Five steps with weights that are spread over the devices along either dimension, by clipped gradients."""
 
     @partial(jax.jit, donate_argnums=0)
     def step(ws: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
@@ -99,7 +117,7 @@ def train_spread(x: np.ndarray, weights: list[np.ndarray], mesh: Mesh) -> tuple[
 
     spread = [put(w, mesh, *((None, "d") if n % 2 else ("d",))) for n, w in enumerate(weights)]
     batch = put(x, mesh, "d")
-    for _ in range(3):
+    for _ in range(5):
         spread, value = step(spread, batch)
     return spread, value
 

@@ -22,6 +22,7 @@ from support.collective_programs import (
     collective,
     launches,
     loop,
+    many_arrays,
     mapped,
     put,
     train,
@@ -45,8 +46,12 @@ def test_a_maximum_keeps_a_nan(mesh: Mesh, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(np.asarray(ours), x.reshape(mesh.size, -1, 4).max(0))
 
 
+def test_many_arrays_in_one_collective(agree: Agree, rng: np.random.Generator) -> None:
+    agree(partial(many_arrays, rng.standard_normal((24, 300)).astype(np.float32)))
+
+
 def test_launches_repeat_with_other_contents(agree: Agree, rng: np.random.Generator) -> None:
-    """From the third launch on, what lies between the collectives is replayed."""
+    """From the third launch on they are replayed, or what lies between the collectives is."""
     agree(partial(launches, [rng.standard_normal((48, 32)).astype(np.float32) for _ in range(6)]))
 
 
