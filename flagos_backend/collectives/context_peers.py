@@ -125,7 +125,8 @@ class ContextPeers:
 
     def keep(self, recorded: Recorded) -> None:
         """A transport waits at its end for the graphs that it is in: they are given up first."""
-        self._recorded.add(recorded)
+        with self._lock:
+            self._recorded.add(recorded)
 
     def transport(self, meeting: Meeting, devices: Sequence[int], member: int) -> Transport:
         """Among the members that these devices are, for one of them. Each set of devices has its own: in it the order
@@ -152,9 +153,10 @@ class ContextPeers:
             self._reason = self._reason or reason
             transports, self._transports = self._transports, {}
             watch, self._watch = self._watch, None
+            graphs = list(self._recorded)
         if watch is not None:
             watch.close()
-        for recorded in list(self._recorded):
+        for recorded in graphs:
             recorded.drop()
         for transport in transports.values():
             transport.group.abort()

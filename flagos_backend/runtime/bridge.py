@@ -24,7 +24,6 @@ from flagos_backend.errors import FlagosBackendError, StatusCode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.runtime import compiler, serialization
 from flagos_backend.runtime.accelerator.conditional import NativeClose, NativeConditionals, NativeOpen, NativePrepare
 from flagos_backend.runtime.accelerator.graphs import (
@@ -36,7 +35,8 @@ from flagos_backend.runtime.accelerator.graphs import (
     NativeMake,
     NativeReplays,
 )
-from flagos_backend.runtime.accelerator.segments import Division, Recorder, divide
+from flagos_backend.runtime.accelerator.recordings import Recordings
+from flagos_backend.runtime.accelerator.segments import Recorder
 from flagos_backend.runtime.compiler import CompiledProgram
 
 if TYPE_CHECKING:
@@ -228,10 +228,9 @@ class Runner:
         self._devices = tuple(number for row in compiled.program.device_assignment for number in row)
         self._build_id = build_id
         self._context = context
-        # By local ordinal: each device's launches, as if there were no others, and its plan once that was recorded.
+        # By local ordinal: each device's launches, as if there were no others.
         self._alone: dict[int, Run] = {}
-        self._divided: dict[int, Division] = {}
-        self._recorders: dict[int, Recorder] = {}
+        self._recordings = Recordings(compiled, peers)
 
     def _host_callback(self, device: torch.device) -> HostCallback | None:
         return None if self._context is None else _host_callback(self._context, device)
@@ -267,7 +266,8 @@ class Runner:
         def execute(arguments: list[Any], in_place: int, launch: LaunchCommunicator | None) -> list[Any]:
             run = run_of(launch)
             with _inference_mode(True), guard():
-                recorded = self._recorded(local_ordinal, bool(in_place), run, launch)
+                meets = None if self._peers is None else cast("SpanningCommunicator | None", launch)
+                recorded = self._recordings.usable(local_ordinal, bool(in_place), run, meets)
                 plan = recorded.plan if recorded else plans.choose(bool(in_place))
                 return plan.run(run, arguments)
 
@@ -296,31 +296,10 @@ class Runner:
         communicator = SpanningCommunicator(HostGroups(groups))
         return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator)
 
-    def _recorded(
-        self, local_ordinal: int, in_place: bool, run: Run, launch: LaunchCommunicator | None
-    ) -> Division | None:
-        """What was recorded of the program, if this launch can use it. Devices that meet in it use it together: where
-        one cannot, none does, and what they recorded differently they record again without that."""
-        # What was recorded writes over the arguments that are given up.
-        division = self._divided.get(local_ordinal) if in_place or not self._compiled.donors else None
-        if launch is None or not self.records_meetings:
-            return division
-        own = division and tuple(division.meetings)
-        others = set(cast("SpanningCommunicator", launch).of_process(run.meeting("what was recorded"), own))
-        if others == {own}:
-            return division
-        if None not in others:
-            reason = "the devices recorded it differently"
-            self._divided[local_ordinal] = division = self._divide(local_ordinal, reason)
-            return division
-        return None
-
-    @functools.cached_property
+    @property
     def records_meetings(self) -> bool:
         """Whether devices may meet in what is recorded of the program."""
-        instructions = (i for computation in self._compiled.module.computations() for i in computation.instructions)
-        meets = any(instruction.opcode in COLLECTIVES for instruction in instructions)
-        return meets and self._peers is not None and not self._peers.no_recording
+        return self._recordings.meet
 
     def capture(self, local_ordinal: int, accelerator: int) -> tuple[Any, ...]:
         """Has the program recorded on a device that it was bound to, at the address of its native accelerator.
@@ -334,24 +313,12 @@ class Runner:
             outcome = "not replayed: this device has no graphs that can be patched"
             self.captured(local_ordinal, outcome)
             return (outcome,)
-        self._recorders[local_ordinal] = record
         with _inference_mode(True), opened.guard():
-            division = self._divide(local_ordinal, record.no_meetings)
-        self._divided[local_ordinal] = division
+            division = self._recordings.record(local_ordinal, self._compiled.plans(opened.device).donating, record)
         whole = division.whole
         if not isinstance(whole, GraphReplay):
             return (division.summary(),)
         return division.summary(), whole, whole.handle, whole.overwritten
-
-    def _divide(self, local_ordinal: int, no_meetings: str) -> Division:
-        record = self._recorders[local_ordinal]
-        plan = self._compiled.plans(discovery.opened(local_ordinal).device).donating
-        division = divide(plan, record, record.no_conditionals, record.rehearse, no_meetings)
-        for replay in division.meetings.values():
-            if self._peers is not None and isinstance(replay, GraphReplay):
-                self._peers.keep(replay)
-        self.captured(local_ordinal, division)
-        return division
 
     def launched(self, local_ordinal: int) -> None:
         """The device was given the whole program as it was recorded, in which it meets others."""
@@ -372,7 +339,7 @@ class Runner:
 
     def captured(self, local_ordinal: int, outcome: object) -> None:
         """What became of the capture, as text for explain."""
-        self._compiled.outcomes[local_ordinal] = outcome
+        self._recordings.note(local_ordinal, outcome)
 
     def artifact(self, kind: int) -> bytes:
         """The bytes of one of ``Artifact``."""

@@ -23,6 +23,7 @@ from flagos_backend.collectives.transport import Transport
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.runtime import bridge
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay
+from flagos_backend.runtime.accelerator.recordings import Recordings
 from flagos_backend.runtime.accelerator.segments import Division
 from flagos_backend.runtime.plan import Plan
 from support.poisoned_replays import PoisonedReplay
@@ -62,13 +63,13 @@ def meeting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
     """What became of each capture, by device."""
     seen: Outcomes = []
-    note = bridge.Runner.captured
+    note = Recordings.note
 
-    def noted(self: bridge.Runner, local_ordinal: int, outcome: object) -> None:
+    def noted(self: Recordings, local_ordinal: int, outcome: object) -> None:
         seen.append((local_ordinal, outcome))
         note(self, local_ordinal, outcome)
 
-    monkeypatch.setattr(bridge.Runner, "captured", noted)
+    monkeypatch.setattr(Recordings, "note", noted)
     return seen
 
 

@@ -15,7 +15,7 @@ import flagos_backend.jax
 from flagos_backend.devices.target import Target
 from flagos_backend.kernels.reference import combining
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
-from flagos_backend.runtime.bridge import Runner
+from flagos_backend.runtime.accelerator.recordings import Recordings
 from support.decided_programs import PROGRAMS, argument, guarded_step
 
 flagos_backend.jax.initialize()
@@ -30,13 +30,13 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(Target, "untaken_operations", 0)
     jax.clear_caches()  # what another test had captured is not captured again
     seen: list[object] = []
-    captured = Runner.captured
+    captured = Recordings.note
 
-    def noted(self: Runner, local_ordinal: int, outcome: object) -> None:
+    def noted(self: Recordings, local_ordinal: int, outcome: object) -> None:
         seen.append(outcome)
         captured(self, local_ordinal, outcome)
 
-    monkeypatch.setattr(Runner, "captured", noted)
+    monkeypatch.setattr(Recordings, "note", noted)
     return seen
 
 

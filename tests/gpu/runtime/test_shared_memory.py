@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import flagos_backend.jax
-from flagos_backend.runtime.bridge import Runner
+from flagos_backend.runtime.accelerator.recordings import Recordings
 
 flagos_backend.jax.initialize()
 
@@ -27,13 +27,13 @@ SLACK = 24 << 20
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What became of each capture, as explain has it."""
     seen: list[str] = []
-    captured = Runner.captured
+    captured = Recordings.note
 
-    def noted(self: Runner, local_ordinal: int, outcome: object) -> None:
+    def noted(self: Recordings, local_ordinal: int, outcome: object) -> None:
         seen.append(str(outcome))
         captured(self, local_ordinal, outcome)
 
-    monkeypatch.setattr(Runner, "captured", noted)
+    monkeypatch.setattr(Recordings, "note", noted)
     return seen
 
 

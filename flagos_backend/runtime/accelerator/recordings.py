@@ -1,0 +1,72 @@
+"""What was recorded of a program on each of its devices, and which launches use it. Between segments.py, which divides
+plans, and runtime/bridge.py."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.passes.effects import COLLECTIVES
+from flagos_backend.runtime.accelerator.graphs import GraphReplay
+from flagos_backend.runtime.accelerator.segments import Division, Recorder, divide
+from flagos_backend.runtime.plan import Plan
+
+if TYPE_CHECKING:
+    from flagos_backend.collectives.context_peers import ContextPeers
+    from flagos_backend.collectives.spanning import SpanningCommunicator
+    from flagos_backend.runtime.compiler import CompiledProgram
+
+
+class Recordings:
+    """Of one program, by the local ordinals of its devices. Every method may be called from several threads.
+
+    ``peers``: through which its devices meet, if they do.
+    """
+
+    def __init__(self, compiled: CompiledProgram, peers: ContextPeers | None) -> None:
+        self._compiled = compiled
+        self._peers = peers
+        self._divisions: dict[int, Division] = {}
+        self._recorders: dict[int, tuple[Plan, Recorder]] = {}
+
+    @functools.cached_property
+    def meet(self) -> bool:
+        """Whether devices may meet in what is recorded."""
+        if self._peers is None or self._peers.no_recording:
+            return False
+        return any(i.opcode in COLLECTIVES for c in self._compiled.module.computations() for i in c.instructions)
+
+    def record(self, local_ordinal: int, plan: Plan, recorder: Recorder) -> Division:
+        """Has ``plan``, which has run and writes over the arguments that are given up, recorded whole or in parts."""
+        self._recorders[local_ordinal] = plan, recorder
+        return self._divide(local_ordinal, recorder.no_meetings)
+
+    def usable(
+        self, local_ordinal: int, in_place: bool, run: Run, launch: SpanningCommunicator | None
+    ) -> Division | None:
+        """What a launch can use. ``in_place``: whether the arguments that are given up are its alone. ``launch``: of
+        several devices that meet, which use it together: where one cannot, none does, and what they recorded
+        differently they record again without collectives."""
+        division = self._divisions.get(local_ordinal) if in_place or not self._compiled.donors else None
+        if launch is None or not self.meet:
+            return division
+        own = division and tuple(division.meetings)
+        every = set(launch.of_process(run.meeting("what was recorded"), own))
+        if every == {own}:
+            return division
+        return None if None in every else self._divide(local_ordinal, "the devices recorded it differently")
+
+    def _divide(self, local_ordinal: int, no_meetings: str) -> Division:
+        plan, recorder = self._recorders[local_ordinal]
+        division = divide(plan, recorder, recorder.no_conditionals, recorder.rehearse, no_meetings)
+        for replay in division.meetings.values():
+            if self._peers is not None and isinstance(replay, GraphReplay):
+                self._peers.keep(replay)
+        self._divisions[local_ordinal] = division
+        self.note(local_ordinal, division)
+        return division
+
+    def note(self, local_ordinal: int, outcome: object) -> None:
+        """What became of the recording, as text for explain."""
+        self._compiled.outcomes[local_ordinal] = outcome
