@@ -112,7 +112,7 @@ class ContextPeers:
 
     @functools.cached_property
     def no_recording(self) -> str:
-        """As of Communicator."""
+        """As of Communicator. Says in the environment what recording relies on, unless the user did."""
         if not self.accelerated:
             return Communicator.no_recording
         try:
@@ -126,7 +126,11 @@ class ContextPeers:
     def keep(self, recorded: Recorded) -> None:
         """A transport waits at its end for the graphs that it is in: they are given up first."""
         with self._lock:
-            self._recorded.add(recorded)
+            is_over = bool(self._reason)
+            if not is_over:
+                self._recorded.add(recorded)
+        if is_over:
+            recorded.drop()
 
     def transport(self, meeting: Meeting, devices: Sequence[int], member: int) -> Transport:
         """Among the members that these devices are, for one of them. Each set of devices has its own: in it the order
@@ -205,10 +209,9 @@ class ContextPeers:
         """A graph was enqueued in which these devices meet; no transport sees it."""
         member = self.member_of(devices[meeting.rank])
         with self._lock:
-            found = (t for (_, of), t in self._transports.items() if of == member)
-            transport = next(found, None)
-        if transport is not None:
-            self._note(transport, meeting.channel, timeout_seconds())
+            found = [transport for (_, of), transport in self._transports.items() if of == member]
+        if found:
+            self._note(max(found, key=lambda transport: transport.size), meeting.channel, timeout_seconds())
 
     def _note(self, transport: Transport, channel: object, timeout: float) -> None:
         """What the current device was given to do has to end in time."""
@@ -222,7 +225,9 @@ class ContextPeers:
                 self._watch = Watch(timeout, self.abort)
             watch = self._watch
         watch.note(
-            event, lambda: str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}"))
+            event,
+            transport.members[transport.rank],
+            lambda: str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}")),
         )
 
 
@@ -254,7 +259,8 @@ class _LaunchPeers:
         self.peers.launched(meeting, [self.devices[p] for p in meeting.participants])
 
     def abort(self, reason: str) -> None:
-        """In one process nobody waits in a group for who failed: all come before any begins."""
+        """In one process nobody waits in a group for who failed, as all come before any begins; for who fails just then
+        a device waits until it is overdue."""
         if self.peers.spans_processes:
             self.peers.abort(reason)
 

@@ -115,9 +115,9 @@ class SpanningCommunicator(Communicator):
         if here.size > 1:
             self._local.barrier(here)
         begin()
+        self._peers.launched(meeting)
         if here.size > 1:
             self._local.barrier(here)
-        self._peers.launched(meeting)
 
     def _of_process(self, meeting: Meeting) -> Meeting:
         process = self._peers.process_of(meeting.participant)

@@ -3,6 +3,7 @@ Under spanning.py, which knows the participants of each member."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class Transport:
     @property
     def coalesces(self) -> bool:
         """Whether several operations are one to the group, without their arrays being put together."""
-        return isinstance(self.group, c10d.Backend) and bool(self.group.supports_coalescing)
+        return bool(getattr(self.group, "supports_coalescing", False))
 
     def all_gather(self, channel: object, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Each array of all members, equal in shape and dtype: [size, *array.shape]. They travel together."""
@@ -85,6 +86,7 @@ class Transport:
             parts = torch.split(whole, [array.nbytes for array in arrays], dim=1)
             shapes = ((array, (self.size, *array.shape)) for array in arrays)
             return [from_bytes(part.reshape(-1), *like) for part, like in zip(parts, shapes, strict=True)]
+        arrays = [array.contiguous() for array in arrays]  # which stay until the last of them has begun
         results = [array.new_empty((self.size, *array.shape)) for array in arrays]
         options = _in_order(c10d.AllgatherOptions())
 
@@ -155,10 +157,11 @@ class Transport:
         options = _in_order(c10d.ReduceScatterOptions())
 
         def start(parts: Tensor, result: Tensor) -> Any:
-            return self.group._reduce_scatter_base(result.reshape(-1), parts.contiguous().reshape(-1), options)
+            return self.group._reduce_scatter_base(result.reshape(-1), parts.reshape(-1), options)
 
         def native(parts: Sequence[Tensor], operation: Any) -> list[Tensor]:
             options.reduceOp = operation
+            parts = [part.contiguous() for part in parts]
             results = [part.new_empty(part.shape[1:]) for part in parts]
             pairs = zip(parts, results, strict=True)
             self._await(channel, [partial(start, *pair) for pair in pairs if pair[1].numel()])
@@ -208,8 +211,14 @@ class Transport:
 
     def _coalesced(self, starts: Sequence[Callable[[], Any]]) -> Any:
         self.group._start_coalescing()
-        for start in starts:
-            start()
+        try:
+            for start in starts:
+                start()
+        except Exception:
+            # Or whatever the thread begins next would wait for an end, too.
+            with contextlib.suppress(Exception):
+                self.group._end_coalescing()
+            raise
         return self.group._end_coalescing()
 
     def _await(self, channel: object, starts: Sequence[Callable[[], Any]]) -> None:

@@ -68,7 +68,7 @@ class Program {
   virtual std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
                                       const std::vector<Memory*>& memories) = 0;
 
-  // Whether a run on `device` only enqueues, without the interpreter: it may take place in the thread that launches it.
+  // Whether a run on `device` only enqueues, without a plan of the interpreter's: it may take place in the thread that launches it.
   virtual bool Immediate(const Device&) { return false; }
 
   // One of FLAGOS_ARTIFACT_*. Throws Failure.

@@ -232,16 +232,16 @@ std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* stat
   // Decided before the GIL: the blocks that only this launch sees may be written over.
   const bool in_place = InPlace(arguments);
   const bool accelerated = place.device->accelerator != nullptr;
-  if (accelerated) {
-    std::shared_ptr<Replayed> replayed = replays_.Find(place, arguments, in_place);
-    Gathering* const gathering =
-        records_meetings_ && state != nullptr ? &static_cast<PythonLaunch*>(state)->gathering() : nullptr;
-    // Devices that wait for one another in what was recorded launch that together, or not at all.
-    const bool launches = gathering != nullptr ? gathering->All(replayed != nullptr) : replayed != nullptr;
-    if (launches) return replays_.Run(*replayed, place, arguments, memories, gathering);
-  }
   std::vector<Ref<Block>> blocks;
   try {
+    if (accelerated) {
+      std::shared_ptr<Replayed> replayed = replays_.Find(place, arguments, in_place);
+      Gathering* const gathering =
+          records_meetings_ && state != nullptr ? &static_cast<PythonLaunch*>(state)->gathering() : nullptr;
+      // Devices that wait for one another in what was recorded launch that together, or not at all.
+      const bool launches = gathering != nullptr ? gathering->All(replayed != nullptr) : replayed != nullptr;
+      if (launches) return replays_.Run(*replayed, place, arguments, memories, gathering);
+    }
     blocks = RunSteps(place, state, arguments, memories, in_place);
   } catch (const Failure& failure) {
     // The next launch finds what we keep for later.

@@ -58,8 +58,10 @@ class Replay {
   virtual ~Replay() = default;
   // Enqueues the plan on the compute stream; `addresses` has one for each array. Throws Failure.
   virtual void Launch(void* const* addresses) = 0;
-  // Gives the graph up, which is not launched again; does not wait for a launch that is under way.
+  // Gives the graph up: it is neither launched again nor looked at. Does not wait for what was launched, nor for a launch
+  // that waits.
   virtual void Drop() noexcept = 0;
+  virtual bool dropped() const noexcept = 0;
   // How many addresses it takes.
   virtual size_t arrays() const noexcept = 0;
   virtual size_t nodes() const noexcept = 0;

@@ -34,7 +34,7 @@ std::shared_ptr<Replayed> Replays::Find(const Place& place, const std::vector<Ar
   }
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = replayed_.find(place.device->id);
-  return found == replayed_.end() ? nullptr : found->second;
+  return found == replayed_.end() || found->second->replay->dropped() ? nullptr : found->second;
 }
 
 std::vector<Ref<Block>> Replays::Run(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,

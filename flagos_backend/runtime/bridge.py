@@ -323,7 +323,10 @@ class Runner:
     def launched(self, local_ordinal: int) -> None:
         """The device was given the whole program as it was recorded, in which it meets others."""
         assert self._peers is not None
-        meeting = self._launched(local_ordinal).meeting(self._compiled.module.name)
+        program = self._compiled.program
+        run = self._alone[local_ordinal]
+        run = replace(run, num_replicas=program.num_replicas, num_partitions=program.num_partitions)
+        meeting = run.meeting(self._compiled.module.name)
         with discovery.opened(local_ordinal).guard():
             self._peers.launched(meeting, self._devices)
 

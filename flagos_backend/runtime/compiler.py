@@ -142,7 +142,7 @@ class CompiledProgram:
             plan = self.plans(self.device).donating
             captures = [f"device {ordinal}: {outcome}" for ordinal, outcome in sorted(self.outcomes.items())]
             if not captures and not self.target.is_host:
-                captures = [f"where its graphs have conditional nodes and can be patched: {outline(plan)}"]
+                captures = [f"where graphs have conditional nodes, collectives, and can be patched: {outline(plan)}"]
             matched = "".join(f"  {note}\n" for note in (*self.notes, *captures))
             return f"{head}  runs as Python steps: {self.not_native}\n{matched}{plan.explain()}\n"
         calls = len(self.native.calls)

@@ -26,16 +26,49 @@ class GraphReplay final : public Replay {
   ~GraphReplay() override { Destroy(); }
 
   void Drop() noexcept override {
-    dropped_ = true;
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock()) Destroy();
+    {
+      std::lock_guard<std::mutex> lock(patching_);
+      dropped_ = true;
+    }
+    DestroyIfDropped();
   }
+
+  bool dropped() const noexcept override { return dropped_; }
 
   void Launch(void* const* addresses) override {
     const Driver& driver = driver_;
     ContextScope current(driver, streams_.context());
+    const AtTheEnd end{*this};
     std::lock_guard<std::mutex> lock(mutex_);
-    const DestroyedIfDropped destroyed{*this};
+    SetAddresses(addresses);
+    // All replays of a device go to this stream, one after another: so they may have their temporaries in one place.
+    driver.Check(driver.GraphLaunch(exec_, streams_.handle(Stream::kCompute)), "launching a graph");
+  }
+
+  size_t arrays() const noexcept override { return addresses_.size(); }
+  size_t nodes() const noexcept override { return nodes_; }
+  size_t patches() const noexcept override { return patches_; }
+
+ private:
+  // Of a launch, during which the graph may have been given up.
+  struct AtTheEnd {
+    GraphReplay& replay;
+    ~AtTheEnd() { replay.DestroyIfDropped(); }
+  };
+
+  void DestroyIfDropped() noexcept {
+    if (!dropped_) return;
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);  // whoever has it comes here, too
+    if (lock.owns_lock()) Destroy();
+  }
+
+  void Destroy() noexcept {
+    if (exec_ != nullptr) driver_.ExecDestroy(std::exchange(exec_, nullptr));
+  }
+
+  void SetAddresses(void* const* addresses) {
+    const Driver& driver = driver_;
+    std::lock_guard<std::mutex> lock(patching_);
     if (dropped_) Fail(FLAGOS_ABORTED, "this graph was given up, as the devices that meet in it no longer do");
     const bool all = std::exchange(dirty_, true);  // until every node is known to be patched
     for (const PatchedNode& patched : patched_) {
@@ -50,25 +83,6 @@ class GraphReplay final : public Replay {
     }
     for (size_t i = 0; i < addresses_.size(); ++i) addresses_[i] = reinterpret_cast<uint64_t>(addresses[i]);
     dirty_ = false;
-    // All replays of a device go to this stream, one after another: so they may have their temporaries in one place.
-    driver.Check(driver.GraphLaunch(exec_, streams_.handle(Stream::kCompute)), "launching a graph");
-  }
-
-  size_t arrays() const noexcept override { return addresses_.size(); }
-  size_t nodes() const noexcept override { return nodes_; }
-  size_t patches() const noexcept override { return patches_; }
-
- private:
-  // At the end of a launch, during which it was given up.
-  struct DestroyedIfDropped {
-    GraphReplay& replay;
-    ~DestroyedIfDropped() {
-      if (replay.dropped_) replay.Destroy();
-    }
-  };
-
-  void Destroy() noexcept {
-    if (exec_ != nullptr) driver_.ExecDestroy(std::exchange(exec_, nullptr));
   }
 
   // Patches every node with what it holds: the driver refuses that for some kernels of libraries (cuDNN's attention),
@@ -86,7 +100,8 @@ class GraphReplay final : public Replay {
 
   const CudaStreams& streams_;
   const Driver& driver_;  // outlives the streams, which are gone when the interpreter drops a replay late
-  std::mutex mutex_;
+  std::mutex mutex_;      // of launches
+  std::mutex patching_;   // of who reads the nodes of the graph, which goes once it is given up
   const std::vector<PatchedNode> patched_;
   std::vector<uint64_t> addresses_;  // those in the graph
   bool dirty_ = false;

@@ -33,6 +33,8 @@ _RANDOM_CALLS = (
 _STRUCTURE = (Opcode.WHILE, Opcode.CONDITIONAL)
 # The host looks whether they converged. LU, Cholesky and QR take a known number of steps, and nothing waits.
 _ITERATES = frozenset({"flagos.eig", "flagos.eigh", "flagos.schur", "flagos.svd"})
+# Where data decides, each device, or each group of them, may for itself.
+MAY_DIFFER = "data says whether they do"
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,7 @@ def reason_against(step: Step, limits: Limits) -> str:
             return f"{decided}: {limits.conditionals}"
         if limits.unrun and len(step.kernel.ran) < len(step.nested):
             return f"{decided}, and {limits.unrun}"
-        # Where devices wait for one another, each would decide by itself whether it comes.
-        limits = replace(limits, meetings="data says whether they do")
+        limits = replace(limits, meetings=MAY_DIFFER)
     if weight > MAX_STEPS:
         return f"{instruction.opcode} {instruction.name} is {weight} steps, more than {MAX_STEPS}"
     if reason := _reason_of(instruction, limits):

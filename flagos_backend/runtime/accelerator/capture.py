@@ -185,6 +185,10 @@ class Recording:
     def native(self) -> NativeGraph:
         return int(self.graph.raw_cuda_graph()), self.memory.segments(), self.conditionals
 
+    def give_up(self) -> None:
+        """The graph goes, and what libraries keep for it; its memory does not."""
+        del self.graph
+
     def _abandon(self, device: torch.device, spare: torch.Tensor, has_lost_body: bool) -> None:
         """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on. Memory may be
         what is missing, so that ``spare`` is written to where a capture must have something in it."""

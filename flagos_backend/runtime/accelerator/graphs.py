@@ -26,7 +26,7 @@ NativeCompare = Callable[[int, tuple[NativeGraph, ...], tuple[tuple[int, int, in
 NativeMake = Callable[[object, NativeGraph], tuple[object, int, int]]
 # (handle, the address of each array); gives up the GIL.
 NativeLaunch = Callable[[object, tuple[int, ...]], None]
-# (handle): its graph is not launched again.
+# (handle): its graph is not launched again, nor looked at.
 NativeDrop = Callable[[object], None]
 
 
@@ -44,8 +44,7 @@ class GraphReplay:
     def __init__(self, kept: Recording, made: tuple[object, int, int], native: NativeReplays, alone: str = "") -> None:
         self.handle, self._nodes, self._patches = made
         self.overwritten = kept.overwritten
-        self._conditionals = len(kept.conditionals)
-        self._kept: Recording | None = kept
+        self._kept = kept
         self._native = native
         self._alone = alone
 
@@ -53,12 +52,13 @@ class GraphReplay:
         self._native.launch(self.handle, tuple([_address(array) for array in arrays]))
 
     def drop(self) -> None:
-        """Gives the graph up: it is not launched again."""
+        """Gives the graph up: it is not launched again. Its memory stays, as a launch may be under way."""
         self._native.drop(self.handle)
-        self._kept = None
+        self._kept.give_up()
 
     def __str__(self) -> str:
-        conditionals = f", of which {self._conditionals} conditional," if self._conditionals else ""
+        count = len(self._kept.conditionals)
+        conditionals = f", of which {count} conditional," if count else ""
         alone = f", in memory of its own ({self._alone})" if self._alone else ""
         return f"a graph of {self._nodes} nodes{conditionals} with {self._patches} addresses{alone}"
 

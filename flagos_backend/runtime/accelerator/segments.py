@@ -15,13 +15,14 @@ from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator.capturable import (
     MAX_STEPS,
+    MAY_DIFFER,
     Limits,
     has_run,
     meets,
     reason_against,
     weight_of,
 )
-from flagos_backend.runtime.control_flow import ControlFlow, owned_copy
+from flagos_backend.runtime.control_flow import ControlFlow, CountedLoop, owned_copy
 from flagos_backend.runtime.plan import Plan, Step
 
 if TYPE_CHECKING:
@@ -78,11 +79,13 @@ class Segment:
     """Steps of a plan that are replayed as one: the kernel of a step that stands for them.
 
     What it hands on lies in memory of its own, or in an argument's: that of its temporaries is written again by the
-    next replay. ``meets``: whether devices meet in it.
+    next replay. ``place``: the numbers of the steps that it is nested in, and of its own first and the one after it.
+    ``meets``: whether devices meet in it.
     """
 
     plan: Plan
     replay: Replay
+    place: tuple[int, ...] = ()
     launches: int = 0
     meets: bool = field(init=False)
     _outputs: tuple[tuple[ArrayShape, torch.dtype], ...] = field(init=False)
@@ -155,12 +158,12 @@ class Division:
     whole: Replay | None = None
 
     @property
-    def meetings(self) -> dict[str, Replay]:
-        """The replays in which devices meet, by the names of their plans, in order."""
+    def meetings(self) -> dict[tuple[int, ...], Replay]:
+        """The replays in which devices meet, by their places, in order."""
         if self.whole is not None:
-            return {self.plan.name: self.whole} if any(map(meets, self.plan.steps)) else {}
+            return {(): self.whole} if any(map(meets, self.plan.steps)) else {}
         segments = (part.segment for part in self.parts if part.segment is not None and part.segment.meets)
-        return {segment.plan.name: segment.replay for segment in segments}
+        return {segment.place: segment.replay for segment in segments}
 
     def summary(self) -> str:
         """One line."""
@@ -190,8 +193,8 @@ def divide(
 
 
 def outline(plan: Plan) -> Division:
-    """How ``plan`` would be divided where graphs have conditional nodes, if nothing broke."""
-    return _Divider(_Unrecorded, Limits(conditionals=""), lambda plan: None).divide(plan)
+    """How ``plan`` would be divided where graphs have conditional nodes and collectives, if nothing broke."""
+    return _Divider(_Unrecorded, Limits(conditionals="", meetings=""), lambda plan: None).divide(plan)
 
 
 class _Unrecorded:
@@ -218,7 +221,7 @@ class _Divider:
         self._rehearse = rehearse
         self._has_run = True  # the plan that is being divided
         self._refusals = 0
-        self._depth = 0
+        self._path: tuple[int, ...] = ()  # the steps that the plan is nested in, each with its number among their plans
         self._parts: list[Part] = []
 
     def divide(self, plan: Plan) -> Division:
@@ -234,6 +237,9 @@ class _Divider:
             steps = self._without_broken(plan, range(len(plan.steps)), refusal)
             return Division(replace(plan, steps=tuple(steps)), tuple(self._parts))
 
+    def _depth(self) -> int:
+        return len(self._path) // 2
+
     def _reason_against(self, step: Step) -> str:
         return reason_against(step, replace(self._limits, unrun="" if self._rehearse else Limits.unrun))
 
@@ -248,7 +254,7 @@ class _Divider:
                 return True
         except CaptureRefused as refusal:
             self._rehearse = None
-            self._parts.append(Part(self._depth, None, refusal.facts["reason"]))
+            self._parts.append(Part(self._depth(), None, refusal.facts["reason"]))
         return False
 
     def _divided(self, plan: Plan) -> Plan:
@@ -285,10 +291,10 @@ class _Divider:
         if not self._all_has_run(part):
             return self._parted(plan, numbers) if self._has_run else self._left(plan, numbers, "")
         try:
-            segment = Segment(part, self._record(part))
+            segment = Segment(part, self._record(part), (*self._path, numbers.start, numbers.stop))
         except CaptureRefused as refusal:
             return self._without_broken(plan, numbers, refusal)
-        self._parts.append(Part(self._depth, segment))
+        self._parts.append(Part(self._depth(), segment))
         return [_step_of(plan, numbers, segment)]
 
     def _without_broken(self, plan: Plan, numbers: range, refusal: CaptureRefused) -> list[Step]:
@@ -299,7 +305,7 @@ class _Divider:
             cut = _cut(plan, numbers, numbers.start + len(numbers) // 2)
             if not cut or _weights(plan.steps[numbers.start : numbers.stop]) < 2 * MIN_STEPS:
                 return self._left(plan, numbers, reason)
-            self._parts.append(Part(self._depth, None, reason, cut=True))
+            self._parts.append(Part(self._depth(), None, reason, cut=True))
             return [*self._recorded(plan, range(numbers.start, cut)), *self._recorded(plan, range(cut, numbers.stop))]
         broken = _together(plan, numbers, numbers.start + refusal.step)
         return [
@@ -311,25 +317,26 @@ class _Divider:
     def _left(self, plan: Plan, numbers: range, reason: str) -> list[Step]:
         """The steps ``numbers`` as they are, but that the plans they run are divided. ``reason``: "" if nobody asks."""
         if numbers and reason:
-            self._parts.append(Part(self._depth, None, reason))
-        self._depth += 1
-        steps = [self._with_nested(step) for step in plan.steps[numbers.start : numbers.stop]]
-        self._depth -= 1
-        return steps
+            self._parts.append(Part(self._depth(), None, reason))
+        return [self._with_nested(number, plan.steps[number]) for number in numbers]
 
-    def _with_nested(self, step: Step) -> Step:
+    def _with_nested(self, step_number: int, step: Step) -> Step:
         kernel = step.kernel
         if not isinstance(kernel, ControlFlow):
             return step
-        plans, around = [], self._has_run
+        plans, around, limits, path = [], self._has_run, self._limits, self._path
+        if not isinstance(kernel, CountedLoop) and not limits.meetings:
+            # Each group of devices may decide for itself, and a segment waits for all.
+            self._limits = replace(limits, meetings=MAY_DIFFER)
         for number, plan in enumerate(step.nested):
+            self._path = (*path, step_number, number)
             self._has_run = number in kernel.ran
             if self._has_run or self._rehearse:
                 plans.append(self._divided(plan))
             else:
                 plans.append(plan)
-                self._parts.append(Part(self._depth, None, f"{plan.name} has not run yet"))
-        self._has_run = around
+                self._parts.append(Part(self._depth(), None, f"{plan.name} has not run yet"))
+        self._has_run, self._limits, self._path = around, limits, path
         return replace(step, kernel=kernel.over([plan.run for plan in plans]), nested=tuple(plans))
 
 

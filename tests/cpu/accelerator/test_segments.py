@@ -186,7 +186,7 @@ def test_explain_says_where_and_why(context: Context, memory: Memory, rng: np.ra
         return executable.artifact(Artifact.EXPLANATION).decode()
 
     assert re.search(
-        r"where its graphs have conditional nodes and can be patched: replayed in 1 segment: \S*r\S* draws from",
+        r"where graphs have conditional nodes, collectives, and can be patched: replayed in 1 segment: \S*r\S* draws",
         explanation(),
     )
     x = rng.standard_normal(9).astype(np.float32)

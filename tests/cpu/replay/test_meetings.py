@@ -213,7 +213,7 @@ def test_a_launch_that_fails_fails_for_all(
 def test_a_graph_that_was_given_up_is_not_launched(
     driver: Driver, outcomes: Outcomes, rng: np.random.Generator
 ) -> None:
-    """As where another process is lost: whoever comes later is told."""
+    """As where another process is lost: the steps that come after hear of that from their transports."""
     steps = Steps(rng)
     steps.run_until(lambda: len(outcomes) == DEVICES)
     execs = driver.execs
@@ -221,5 +221,6 @@ def test_a_graph_that_was_given_up_is_not_launched(
         assert isinstance(made, Division) and isinstance(made.whole, GraphReplay)
         made.whole.drop()
     assert driver.execs == execs - DEVICES
-    with pytest.raises(jax.errors.JaxRuntimeError, match="this graph was given up"):
-        steps.run_until(lambda: False)
+    before = len(driver.launches)
+    steps.run()
+    assert len(driver.launches) == before

@@ -37,12 +37,12 @@ def test_one_that_does_not_end_is_told_once(caplog: pytest.LogCaptureFixture) ->
     told: list[str] = []
     there = threading.Event()
     watch = Watch(0.4, lambda text: (told.append(text), there.set()))
-    watch.note(Event(True), lambda: "ended")
-    watch.note(Lost(False), lambda: "failed otherwise")
-    watch.note(Event(False), lambda: "%all-reduce.1 hangs")
-    watch.note(Event(False), lambda: "%all-reduce.2 hangs behind it")
+    watch.note(Event(True), 0, lambda: "ended")
+    watch.note(Lost(False), 0, lambda: "failed otherwise")
+    watch.note(Event(False), 0, lambda: "%all-reduce.1 hangs")
+    watch.note(Event(False), 0, lambda: "%all-reduce.2 hangs behind it")
     assert there.wait(30)
-    watch.note(Event(False), lambda: "later")
+    watch.note(Event(False), 0, lambda: "later")
     time.sleep(0.6)
     assert told == ["%all-reduce.1 hangs"]
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == told
@@ -53,14 +53,32 @@ def test_one_that_ends_in_time_is_not() -> None:
     watch = Watch(1.0, told.append)
     events = [Event(False) for _ in range(3)]
     for event in events:
-        watch.note(event, lambda: "overdue")
+        watch.note(event, 0, lambda: "overdue")
     for event in events:
         event.ended = True
     time.sleep(1.5)
-    watch.note(Event(False), lambda: "closed before")
+    watch.note(Event(False), 0, lambda: "closed before")
     watch.close()
     time.sleep(1.2)
     assert told == []
+
+
+def test_a_host_that_runs_ahead_is_not_late() -> None:
+    """What is behind others has its time from when they have ended; those of another device do not count."""
+    told: list[str] = []
+    watch = Watch(0.8, told.append)
+    events = [Event(False) for _ in range(6)]
+    for event in events:
+        watch.note(event, 0, lambda: "behind others")
+    for event in events:
+        time.sleep(0.3)
+        event.ended = True
+    assert told == []
+    watch.note(Event(False), 1, lambda: "another device's")
+    for _ in range(6):
+        watch.note(Event(True), 0, lambda: "ended")
+        time.sleep(0.3)
+    assert told == ["another device's"]
 
 
 class Endless:

@@ -70,3 +70,15 @@ def test_nothing_to_move(rng: np.random.Generator) -> None:
       ROOT r = (f32[8,0], f32[8,24]) tuple(a, c) }}"""
     module = import_module(hlo_of_text(text), num_partitions=DEVICES)
     assert leading_parts(module) is module
+
+
+def test_replicas_that_name_no_groups(rng: np.random.Generator) -> None:
+    text = """ENTRY e { x = f32[8,6,4] parameter(0)
+      ROOT a = f32[8,6,4] all-to-all(x), dimensions={1} }"""
+    before = import_module(hlo_of_text(text), num_replicas=2, num_partitions=2)
+    after = leading_parts(before)
+    verify(after)
+    arguments = [[rng.standard_normal((8, 6, 4)).astype(np.float32)] for _ in range(DEVICES)]
+    ours, theirs = (run_module_on_devices(m, arguments, replicas=2, partitions=2) for m in (after, before))
+    for mine, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine[0], expected[0])

@@ -380,7 +380,7 @@ class _Native:
 
         conditionals = NativeConditionals(0, refuses, lambda *_: (0, 0, 0), lambda *_: None)
         recorder = GraphRecorder(
-            NativeReplays(self.compare, self.make, lambda *_: None), conditionals, Run(device=DEVICE)
+            NativeReplays(self.compare, self.make, lambda *_: None, lambda *_: None), conditionals, Run(device=DEVICE)
         )
         assert recorder.no_conditionals == "an old driver"
         return recorder

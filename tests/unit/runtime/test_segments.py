@@ -496,3 +496,65 @@ def test_programs_of_the_corpus_divided_anywhere(
         for _ in range(2):
             for ours, theirs in zip(division.plan.run(RUN, arguments()), expected, strict=True):
                 assert_same(ours, theirs, f"seed {seed}")
+
+
+MEETING = """
+sum { a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT r = f32[] add(a, b) }
+turn { p = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[4] get-tuple-element(p), index=1
+  one = s32[] constant(1)
+  n = s32[] add(i, one)
+  t = f32[4] all-reduce(x), to_apply=sum
+  s = f32[4] sine(t)
+  e = f32[4] exponential(s)
+  c = f32[4] custom-call(e), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"
+  v = f32[4] cosine(c)
+  u = f32[4] all-reduce(v), to_apply=sum
+  y = f32[4] tanh(u)
+  z = f32[4] add(y, v)
+  ROOT r = (s32[], f32[4]) tuple(n, z) }
+few { p = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  three = s32[] constant(3)
+  ROOT r = pred[] compare(i, three), direction=LT }
+small { p = (s32[], f32[4]) parameter(0)
+  x = f32[4] get-tuple-element(p), index=1
+  f = f32[1] slice(x), slice={[0:1]}
+  s = f32[] reshape(f)
+  h = f32[] constant(1.5)
+  ROOT r = pred[] compare(s, h), direction=GT }
+ENTRY main { x = f32[4] parameter(0)
+  z = s32[] constant(0)
+  a = (s32[], f32[4]) tuple(z, x)
+  w = (s32[], f32[4]) while(a), condition=CONDITION, body=turn
+  b = f32[4] get-tuple-element(w), index=1
+  d = (s32[], f32[4]) tuple(z, b)
+  v = (s32[], f32[4]) while(d), condition=CONDITION, body=turn
+  ROOT r = f32[4] get-tuple-element(v), index=1 }"""
+
+
+@pytest.mark.parametrize(("condition", "meets"), [("few", True), ("small", False)])
+def test_segments_in_which_devices_meet(condition: str, meets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one body, which two loops run, each segment is its own; where data decides, devices may go on without others,
+    which a segment would wait for."""
+    monkeypatch.setattr(segments, "MIN_STEPS", 1)
+    plan = Plan.build(optimize(import_module(hlo_of_text(MEETING.replace("CONDITION", condition)))).entry)
+    run(plan, torch.full((4,), 2.0))
+    division = divide(plan, segments._Unrecorded, no_meetings="")
+    assert len(division.meetings) == (4 if meets else 0)
+    assert ("all-reduce t meets other devices" in str(division)) != meets
+
+
+def test_a_plan_in_which_devices_meet_is_one_recording() -> None:
+    plan = plan_of(
+        MEETING.partition("turn {")[0]
+        + """ENTRY main { x = f32[4] parameter(0)
+      a = f32[4] all-reduce(x), to_apply=sum
+      ROOT r = f32[4] sine(a) }"""
+    )
+    division = divide(plan, segments._Unrecorded, no_meetings="")
+    assert division.whole is not None and list(division.meetings) == [()]
+    assert "meets other devices: its devices meet on the host" in divide(plan, record).summary()

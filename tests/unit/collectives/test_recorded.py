@@ -1,0 +1,125 @@
+"""Launches of what was recorded with collectives in it: who watches over them, and who gives them up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flagos_backend.collectives.communicator import Meeting
+from flagos_backend.collectives.context_peers import ContextPeers
+from flagos_backend.collectives.spanning import SpanningCommunicator
+from flagos_backend.collectives.transport import Transport
+from flagos_backend.errors import CollectiveAborted, FlagosBackendError
+from support.devices import on_each
+
+
+class Graph:
+    dropped = 0
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+
+@pytest.fixture
+def peers() -> ContextPeers:
+    return ContextPeers((0, 0), lambda *_: 0, lambda *_: 0, "cpu", accelerated=True)
+
+
+class OfOneProcess:
+    """The peers of two accelerators. ``launched_by``: the participants that have said so."""
+
+    no_recording = ""
+
+    def __init__(self) -> None:
+        self.launched_by: list[int] = []
+
+    def process_of(self, participant: int) -> int:
+        return 0
+
+    def member_of(self, participant: int) -> int:
+        return participant
+
+    def transport(self, meeting: Meeting) -> Transport:
+        raise AssertionError("nothing is exchanged here")
+
+    def check(self, meeting: Meeting) -> None:
+        pass
+
+    def launched(self, meeting: Meeting) -> None:
+        self.launched_by.append(meeting.participant)
+
+    def abort(self, reason: str) -> None:
+        pass
+
+
+def test_graphs_are_given_up_before_their_transports_are(peers: ContextPeers) -> None:
+    early, late = Graph(), Graph()
+    peers.keep(early)
+    peers.abort("the other process is lost")
+    peers.keep(late)  # it was being recorded
+    assert early.dropped == late.dropped == 1
+    with pytest.raises(CollectiveAborted, match="the other process is lost"):
+        peers.check(Meeting("all of it", (0, 1), 0))
+
+
+def test_what_each_of_a_process_says() -> None:
+    communicator = SpanningCommunicator(OfOneProcess())
+
+    def say(participant: int) -> list[str]:
+        return communicator.of_process(Meeting("what", (0, 1), participant), f"device {participant}")
+
+    assert on_each(2, say) == [["device 0", "device 1"]] * 2
+
+
+def test_none_begins_alone_nor_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    communicator, begun = SpanningCommunicator(OfOneProcess()), []
+
+    def launch(participant: int) -> int:
+        communicator.begin_together(Meeting("all of it", (0, 1), participant), lambda: begun.append(participant))
+        return len(begun)
+
+    assert on_each(2, launch) == [2, 2]
+
+
+def test_who_has_begun_is_watched_when_a_neighbour_fails() -> None:
+    """It waits on its device for one that does not come."""
+    peers = OfOneProcess()
+    communicator = SpanningCommunicator(peers)
+
+    def launch(participant: int) -> None:
+        def begin() -> None:
+            if participant == 1:
+                raise RuntimeError("the driver refuses")
+
+        try:
+            communicator.begin_together(Meeting("all of it", (0, 1), participant), begin)
+        except RuntimeError as error:
+            communicator.abort(13, str(error))
+            raise
+
+    first, second = on_each(2, launch)
+    assert isinstance(first, FlagosBackendError) and isinstance(second, RuntimeError)
+    assert peers.launched_by == [0]
+
+
+def test_what_lies_where_the_next_launch_has_something_else_is_copied() -> None:
+    """A transport may note where its operands lie; and nobody waits for anybody."""
+    seen: list[int] = []
+
+    class Group:
+        supports_coalescing = True
+
+        def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: object) -> None:
+            seen.append(source.data_ptr())
+            target.view(2, -1).copy_(source)
+
+    class Peers(OfOneProcess):
+        def transport(self, meeting: Meeting) -> Transport:
+            return Transport(Group(), (0, 1), 0, "of two", "nccl", "device")
+
+    lent, own = torch.randn(4), torch.randn(4)
+    communicator = SpanningCommunicator(Peers()).recorded(lambda array: array is lent)
+    for array in (lent, own):
+        (whole,) = communicator.all_gather(Meeting("%g", (0, 1), 0), [array], 0)
+        assert torch.equal(whole, torch.cat([array, array]))
+    assert seen[0] != lent.data_ptr() and seen[1] == own.data_ptr()
