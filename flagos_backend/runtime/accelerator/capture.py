@@ -186,8 +186,9 @@ class Recording:
         return int(self.graph.raw_cuda_graph()), self.memory.segments(), self.conditionals
 
     def give_up(self) -> None:
-        """The graph goes, and what libraries keep for it; its memory does not."""
-        del self.graph
+        """The graph goes, and what libraries keep for it, at the first call; its memory does not."""
+        with contextlib.suppress(AttributeError):
+            del self.graph
 
     def _abandon(self, device: torch.device, spare: torch.Tensor, has_lost_body: bool) -> None:
         """Undoes a capture that broke: torch leaves its allocator and its generator as if it went on. Memory may be

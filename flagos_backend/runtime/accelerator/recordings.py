@@ -33,9 +33,10 @@ class Recordings:
     @functools.cached_property
     def meet(self) -> bool:
         """Whether devices may meet in what is recorded."""
-        if self._peers is None or self._peers.no_recording:
+        instructions = (i for computation in self._compiled.module.computations() for i in computation.instructions)
+        if self._peers is None or not any(instruction.opcode in COLLECTIVES for instruction in instructions):
             return False
-        return any(i.opcode in COLLECTIVES for c in self._compiled.module.computations() for i in c.instructions)
+        return not self._peers.no_recording
 
     def record(self, local_ordinal: int, plan: Plan, recorder: Recorder) -> Division:
         """Has ``plan``, which has run and writes over the arguments that are given up, recorded whole or in parts."""

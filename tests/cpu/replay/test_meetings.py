@@ -220,6 +220,7 @@ def test_a_graph_that_was_given_up_is_not_launched(
     for _, made in outcomes:
         assert isinstance(made, Division) and isinstance(made.whole, GraphReplay)
         made.whole.drop()
+        made.whole.drop()
     assert driver.execs == execs - DEVICES
     before = len(driver.launches)
     steps.run()
