@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,8 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
+from flagos_backend.runtime.accelerator.recordings import Recordings
+from flagos_backend.runtime.accelerator.segments import Division
 from support.collective_programs import (
     COLLECTIVES,
     SPLITS,
@@ -69,6 +72,25 @@ def test_training_steps_with_weights_spread_over_the_devices(agree: Agree, rng: 
     x = rng.standard_normal((48, 48)).astype(np.float32)
     weights = [rng.standard_normal((48, 48)).astype(np.float32) * 0.1 for _ in range(5)]
     agree(partial(train_spread, x, weights))
+
+
+def test_training_steps_are_recorded_with_their_collectives(
+    mesh: Mesh, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[object] = []
+    note = Recordings.note
+
+    def noted(self: Recordings, local_ordinal: int, outcome: object) -> None:
+        outcomes.append(outcome)
+        note(self, local_ordinal, outcome)
+
+    monkeypatch.setattr(Recordings, "note", noted)
+    x = rng.standard_normal((48, 48)).astype(np.float32)
+    jax.block_until_ready(train_spread(x, [x * 0.1, x * 0.2], mesh))
+    if reason := re.search("this device has no graphs|[a-z]+ is not known to be recorded", "".join(map(str, outcomes))):
+        pytest.skip(reason[0])
+    steps = [outcome for outcome in outcomes if isinstance(outcome, Division) and outcome.meetings]
+    assert len(steps) == mesh.size and all(outcome.whole is not None for outcome in steps), outcomes
 
 
 @pytest.mark.parametrize(("here", "there"), [(("d",), (None, "d")), ((), ("d",)), (("d",), ())], ids=str)
