@@ -33,6 +33,8 @@ _REDUCE_OPS: Final = {
     Opcode.OR: ReduceOp.BOR,
     Opcode.XOR: ReduceOp.BXOR,
 }
+# FlagCX has such calls too, which end with a barrier between chips of several makers, and are put off on some.
+_COALESCING: Final = frozenset({"nccl"})
 _INTEGERS: Final = frozenset({torch.int8, torch.uint8, torch.int32, torch.int64})
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 # Transports know no NaN in minima and maxima, and NCCL's kin no bitwise operations.
@@ -77,7 +79,7 @@ class Transport:
     @property
     def coalesces(self) -> bool:
         """Whether several operations are one to the group, without their arrays being put together."""
-        return bool(getattr(self.group, "supports_coalescing", False))
+        return self.backend in _COALESCING and bool(getattr(self.group, "supports_coalescing", False))
 
     def all_gather(self, channel: object, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Each array of all members, equal in shape and dtype: [size, *array.shape]. They travel together."""

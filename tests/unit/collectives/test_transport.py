@@ -93,3 +93,14 @@ def test_a_start_that_fails_ends_the_call(transport: Transport) -> None:
         transport.all_gather("c", [torch.randn(4), few])
     (whole,) = transport.all_gather("c", [torch.ones(4)])
     assert torch.equal(whole, torch.ones(1, 4)) and transport.group.calls == [1, 1]
+
+
+def test_a_group_that_does_not_coalesce_gets_one_array() -> None:
+    group = Deferred()
+    transport = Transport(group, (0,), 0, "of one", "flagcx", "device")
+    given = arrays()
+    for array, whole in zip(given, transport.all_gather("c", given), strict=True):
+        assert torch.equal(whole, array.unsqueeze(0))
+    for array, total in zip(given, transport.all_reduce("c", given, lambda v: v[0], Opcode.ADD), strict=True):
+        assert torch.equal(total, array)
+    assert group.calls == [1, 1, 1]  # of all bytes, and of each type
