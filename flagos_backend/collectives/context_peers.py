@@ -195,9 +195,8 @@ class ContextPeers:
             ) from error
         logger.info("devices %s: %s %d meets the others over %s", name, kind, member, backend)
         transport = Transport(group, members, rank, f"of the devices {name}", backend, kind)
-        return transport if backend in _WATCHFUL or self.device_type == "cpu" else self._watched(transport, timeout)
-
-    def _watched(self, transport: Transport, timeout: float) -> Transport:
+        if backend in _WATCHFUL or self.device_type == "cpu":
+            return transport
         return replace(transport, begun=lambda channel: self._note(transport, channel, timeout))
 
     def check(self, meeting: Meeting) -> None:

@@ -1,5 +1,6 @@
 // The replays of one program as a whole, one for each accelerator it runs on: made after its first runs, launched
-// without the GIL, which only those take that say what they enqueued: in which devices meet. A program that can only be replayed in parts is run by the interpreter, which launches those.
+// without the GIL, which only those take that say what they enqueued: in which devices meet. A program that can only be
+// replayed in parts is run by the interpreter, which launches those.
 #ifndef FLAGOS_NATIVE_REPLAYS_H_
 #define FLAGOS_NATIVE_REPLAYS_H_
 

@@ -49,9 +49,6 @@ def _moved(collective: Instruction, module: Module, emitter: Emitter) -> Instruc
     def shaped(value: Instruction, dims: tuple[int, ...]) -> Instruction:
         return emitter.emit(Opcode.RESHAPE, ArrayShape(element_type, dims), (value,), like=collective)
 
-    def apart(dims: tuple[int, ...]) -> tuple[int, ...]:
-        return (*dims[:dimension], size, dims[dimension] // size, *dims[dimension + 1 :])
-
     def transposed(value: Instruction, dims: tuple[int, ...], order: tuple[int, ...]) -> Instruction:
         shape = ArrayShape(element_type, tuple(dims[d] for d in order))
         return emitter.emit(Opcode.TRANSPOSE, shape, (value,), DimensionsAttributes(order), like=collective)
@@ -60,7 +57,7 @@ def _moved(collective: Instruction, module: Module, emitter: Emitter) -> Instruc
         parts = shaped(operand, (1, *given))
         arrived: tuple[int, ...] = (size, *given)
     else:
-        inner = apart(given)
+        inner = (*given[:dimension], size, given[dimension] // size, *given[dimension + 1 :])
         to_front = (dimension, *(d for d in range(len(inner)) if d != dimension))
         parts = transposed(shaped(operand, inner), inner, to_front)
         rest = tuple(inner[d] for d in to_front[1:])

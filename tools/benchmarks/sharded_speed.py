@@ -82,7 +82,7 @@ def main() -> int:
     def table(rows: Sequence[Measured]) -> str:
         text = render(rows, [], peaks, source, f"XLA {options.peer}")
         if options.save:  # after each program: who has a machine for some time has what it came to
-            content = asdict(source) | {"rows": [asdict(row) for row in rows]}
+            content = asdict(source) | {"rows": [asdict(row) for row in rows if not math.isnan(row.floor)]}
             report.keep(f"sharded_speed_{scale.value}", text, content)
         return text
 

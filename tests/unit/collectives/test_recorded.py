@@ -71,7 +71,7 @@ def test_what_each_of_a_process_says() -> None:
     assert on_each(2, say) == [["device 0", "device 1"]] * 2
 
 
-def test_none_begins_alone_nor_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_begins_alone_nor_goes_on() -> None:
     communicator, begun = SpanningCommunicator(OfOneProcess()), []
 
     def launch(participant: int) -> int:
