@@ -76,16 +76,21 @@ def cost_of(computation: Computation) -> Cost:
     return _Counter().computation(computation)
 
 
+def instruction_cost(instruction: Instruction) -> Cost:
+    """Of one, with what it calls."""
+    return _Counter().instruction(instruction)
+
+
 class _Counter:
     def __init__(self) -> None:
         self._known: dict[int, Cost] = {}
 
     def computation(self, computation: Computation) -> Cost:
         if id(computation) not in self._known:
-            self._known[id(computation)] = sum(map(self._instruction, computation.instructions), Cost())
+            self._known[id(computation)] = sum(map(self.instruction, computation.instructions), Cost())
         return self._known[id(computation)]
 
-    def _instruction(self, instruction: Instruction) -> Cost:
+    def instruction(self, instruction: Instruction) -> Cost:
         match instruction.opcode:
             case opcode if opcode in _FREE:
                 return Cost()

@@ -52,8 +52,8 @@ class Step:
     """The one of ``results`` is set to kernel(run, *operands); ``on_slots``, the kernel works on the slots itself.
 
     ``operands`` and ``results`` are slots, ``frees`` those that nobody reads afterwards. ``instruction``: what the step
-    computes, or prepares an operand of; None for a step that only settles where a result lies. ``enqueues``: whether it
-    gives a device anything to do, as views and tuples do not.
+    computes, or prepares an operand of; None for a step that only settles where a result lies, or waits for one.
+    ``enqueues``: whether it gives a device anything to do, as views and tuples do not.
     """
 
     kernel: Callable[..., Any]
@@ -212,9 +212,9 @@ def _number_of(locals: Mapping[str, Any]) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A step before it is known what dies at it. ``finish`` decides on storage and defines the results' places, and
-    may add to ``nested``."""
+    may add to ``nested``. ``instruction``: None for a step that computes nothing, which ``finish`` describes."""
 
-    instruction: Instruction
+    instruction: Instruction | None
     operands: tuple[int, ...]
     results: tuple[int, ...]
     finish: Callable[[Pending, Ownership, frozenset[int]], tuple[Callable[..., Any], bool, str]]
@@ -378,7 +378,9 @@ class Builder:
         results = self._new_slots(instruction.shape)
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
-            chosen, note = _choose_storage(pending, prepared, owner, frozenset() if self._lifted else dying)
+            chosen, note = _choose_storage(
+                instruction, pending, prepared, owner, frozenset() if self._lifted else dying
+            )
             places = [owner.places[slot] for slot in pending.results]
             if prepared.into is not None and all(len(place.roots) == 1 for place in places):
                 for slot, shape in zip(pending.results, leaves(instruction.shape), strict=True):
@@ -533,7 +535,9 @@ class Builder:
         results = ", ".join(f"#{slot}" for slot in pending.results)
         operands = ", ".join(f"#{slot}" for slot in pending.operands)
         instruction = pending.instruction
-        text = f"{results} = {instruction.name}: {instruction.shape} {instruction.opcode}({operands}){note}"
+        text = note
+        if instruction is not None:
+            text = f"{results} = {instruction.name}: {instruction.shape} {instruction.opcode}({operands}){note}"
         slots = pending.operands, pending.results, tuple(frees)
         return Step(kernel, *slots, text, on_slots, instruction, tuple(pending.nested), pending.enqueues)
 
@@ -571,10 +575,10 @@ class Builder:
 
 
 def _choose_storage(
-    pending: Pending, prepared: PreparedKernel, owner: Ownership, dying: frozenset[int]
+    instruction: Instruction, pending: Pending, prepared: PreparedKernel, owner: Ownership, dying: frozenset[int]
 ) -> tuple[Kernel, str]:
     """The in-place variant when it is safe, else the kernel itself; defines where the results lie."""
-    variant = registry.prepare_in_place(pending.instruction) if prepared.is_reference else None
+    variant = registry.prepare_in_place(instruction) if prepared.is_reference else None
     if variant is not None:
         reused = [pending.operands[number] for number in variant.operands]
         if all(owner.may_overwrite(slot, pending.operands, dying) for slot in reused):
@@ -582,7 +586,7 @@ def _choose_storage(
                 owner.overwrite(slot)
                 owner.define(result, owner.places[slot])
             return variant.kernel, f" over {', '.join(f'#{slot}' for slot in reused)}"
-    kind = registry.storage_of(pending.instruction)
+    kind = registry.storage_of(instruction)
     shared = Place(frozenset()) if kind is Storage.FRESH else owner.union(pending.operands)
     for result in pending.results:
         distinct = shared.distinct and kind is not Storage.SHARED

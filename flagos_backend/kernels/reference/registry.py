@@ -8,6 +8,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +44,19 @@ class Conditionals(Protocol):
         """``body`` runs as long as the flag, and then the one that it returned last, holds."""
 
 
+class Communication(Protocol):
+    """Collectives beside what does not wait for them, where a launch is recorded."""
+
+    def started(self, channel: Hashable) -> AbstractContextManager[None]:
+        """What is enqueued in it need not have ended for what is enqueued behind it, up to a wait for the channel."""
+
+    def wait(self, channel: Hashable) -> None:
+        """For what was started for it, and before it."""
+
+    def wait_for_all(self) -> None:
+        """For all that was started."""
+
+
 @dataclass(slots=True)
 class Run:
     """What one launch on one device knows. Kernels may read it and must not keep it."""
@@ -57,6 +71,7 @@ class Run:
     host_callback: HostCallback | None = None
     asynchronous: bool = False  # the device runs behind the host: who reads a value on the host waits
     conditionals: Conditionals | None = None  # the launch is recorded, and what data decides goes there
+    communication: Communication | None = None  # the launch is recorded, and its collectives go there
 
     def meeting(self, channel: Hashable) -> Meeting:
         """Of all devices of the launch."""

@@ -18,6 +18,7 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Conditionals, Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.runtime.accelerator.communication import CommunicationStream
 from flagos_backend.runtime.accelerator.conditional import ConditionalNode, ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import GraphMemory, lent_stream
 from flagos_backend.runtime.plan import Plan
@@ -175,7 +176,7 @@ class Recording:
                 except RuntimeError as error:
                     raise _refusal(plan, error) from error
                 try:
-                    self.overwritten = run_into(plan, recorded(run, recorder, arrays), arrays)
+                    self.overwritten = run_into(plan, recorded(run, recorder, arrays, memory), arrays)
                     self.graph.capture_end()
                 except Exception as error:
                     self._abandon(run.device, spare, recorder is not None and recorder.has_lost_body)
@@ -210,7 +211,7 @@ class Recording:
             healthy.capture_end()
 
 
-def recorded(run: Run, conditionals: Conditionals | None, arrays: Sequence[Any]) -> Run:
+def recorded(run: Run, conditionals: Conditionals | None, arrays: Sequence[Any], memory: GraphMemory) -> Run:
     """A launch of ``run`` that is recorded with its arguments and outputs in ``arrays``."""
     meets = run.rendezvous is not None and not run.rendezvous.no_recording
     if not meets:
@@ -218,7 +219,8 @@ def recorded(run: Run, conditionals: Conditionals | None, arrays: Sequence[Any])
     storages = {array.untyped_storage()._cdata for array in arrays if isinstance(array, torch.Tensor)}
     assert run.rendezvous is not None
     rendezvous = run.rendezvous.recorded(lambda array: array.untyped_storage()._cdata in storages)
-    return replace(run, conditionals=conditionals, rendezvous=rendezvous)
+    communication = CommunicationStream(memory.communication, run.device)
+    return replace(run, conditionals=conditionals, rendezvous=rendezvous, communication=communication)
 
 
 def run_into(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
@@ -228,6 +230,8 @@ def run_into(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
     arguments, outputs = arrays[:count], arrays[count:]
     places = [_place(argument) for argument in arguments]
     results = plan.run(run, [*arguments], outputs)
+    if run.communication is not None:
+        run.communication.wait_for_all()  # a part of a plan may start what a later one waits for
     return tuple(_settle(*pair, places) for pair in zip(results, outputs, strict=True))
 
 

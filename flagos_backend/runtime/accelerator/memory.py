@@ -88,15 +88,22 @@ def _give_streams_back(device: torch.device, streams: list[Any]) -> None:
 
 
 class GraphMemory:
-    """Where graphs have their temporaries, and the bodies in them: a pool, and the stream that its blocks belong to.
-    Graphs that share one are launched one after another, and none reads what another left."""
+    """Where graphs have their temporaries, and the bodies in them: a pool, and the streams that its blocks belong to:
+    those of collectives to ``communication``. Graphs that share one are launched one after another, and none reads
+    what another left."""
 
     def __init__(self, device: torch.device) -> None:
         self.pool = Pool(device)
         self.stream = _take_stream(device)
-        weakref.finalize(self, _give_streams_back, device, [self.stream]).atexit = False
         self.bodies = BodyMemory(device)
         self._device = device
+        self._streams = [self.stream]
+        weakref.finalize(self, _give_streams_back, device, self._streams).atexit = False
+
+    @functools.cached_property
+    def communication(self) -> Any:
+        self._streams.append(_take_stream(self._device))
+        return self._streams[-1]
 
     def segments(self) -> tuple[tuple[int, int], ...]:
         """(address, bytes) of what it has by now."""

@@ -20,9 +20,11 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
 from flagos_backend.kernels.choice import choose
 from flagos_backend.kernels.implementation import Provider, signature_of
-from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.runtime import slots
+from flagos_backend.runtime.accelerator.overlap import Wait, overlapped
 from flagos_backend.runtime.ownership import Ownership, Place
 from flagos_backend.runtime.plan import Builder, Pending, Plan, PreparedKernel
 from flagos_backend.runtime.slots import Tree
@@ -59,7 +61,8 @@ class _Builder(Builder):
         if choice.warm_up:
             self.warm_ups["; ".join(signature_of(instruction))] = choice.warm_up
         is_reference = choice.provider is Provider.REFERENCE
-        return PreparedKernel(choice.kernel, is_reference, f" [{choice.text}]", choice.into)
+        kernel = _started(instruction, choice.kernel) if instruction.opcode in COLLECTIVES else choice.kernel
+        return PreparedKernel(kernel, is_reference, f" [{choice.text}]", choice.into)
 
     def inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
         flat = flatten(computation)
@@ -69,8 +72,10 @@ class _Builder(Builder):
         plan = schedule(flat, self._target)
         walk.buffers.update(plan.buffers)
         walk.views.update(plan.views)
-        for item in plan.items:
-            if isinstance(item, Region) and (array := copied(item)) is not None:
+        for item in overlapped(flat, plan):
+            if isinstance(item, Wait):
+                walk.emit_wait(item)
+            elif isinstance(item, Region) and (array := copied(item)) is not None:
                 walk.updated |= dict.fromkeys(targets(item), array)
             elif isinstance(item, Region):
                 self.kernels.append(prepare(item, self._target))
@@ -93,6 +98,7 @@ class _Walk:
         self.views: dict[tuple[Instruction, int], View] = {}
         self.updated: dict[Instruction, Instruction] = {}
         self._shaped: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._under_way: dict[Instruction, tuple[int, ...]] = {}  # what each collective takes and makes
 
     # ---- values
 
@@ -169,6 +175,23 @@ class _Walk:
         tree = self.builder.emit(instruction, operands, ())
         for leaf, slot in zip(self.flat.leaves_of[instruction], slots.flatten(tree), strict=True):
             self.slots[leaf] = slot
+        if instruction.opcode in COLLECTIVES:
+            used = (*operands, tree)
+            self._under_way[instruction] = tuple(slot for value in used for slot in slots.flatten(value))
+
+    def emit_wait(self, wait: Wait) -> None:
+        """Until there, what the collectives take and make stays where it is."""
+        used = dict.fromkeys(slot for started in wait.collectives for slot in self._under_way.pop(started))
+        last = _channel(wait.collectives[-1])
+
+        def run_wait(run: Run, values: list[Any]) -> None:
+            if run.communication is not None:
+                run.communication.wait(last)
+
+        def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
+            return run_wait, True, f"wait for {', '.join(started.name for started in wait.collectives)}"
+
+        self.builder.add(Pending(None, tuple(used), (), finish, enqueues=False))
 
     def emit_region(self, region: Region, kernel: RegionKernel) -> None:
         # A buffer that several regions fill (the parts of a concatenation) is made by the first of them.
@@ -205,6 +228,24 @@ class _Walk:
             return _region_step(kernel, inputs, places, device), True, f" [{kernel.text}]{note}"
 
         self.builder.add(Pending(kernel.outputs[0], operands, results, finish))
+
+
+def _channel(collective: Instruction) -> str:
+    """What is waited for, in the plan that starts it."""
+    return collective.name
+
+
+def _started(collective: Instruction, kernel: Kernel) -> Kernel:
+    """``kernel`` beside what follows it, up to its wait."""
+    channel = _channel(collective)
+
+    def run_started(run: Run, *operands: Any) -> Any:
+        if run.communication is None:
+            return kernel(run, *operands)
+        with run.communication.started(channel):
+            return kernel(run, *operands)
+
+    return run_started
 
 
 def _overwritten(

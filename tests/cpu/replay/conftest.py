@@ -89,7 +89,7 @@ class Driver:
         addresses = [array.data_ptr() for array in arrays if _has_memory(array)]
         key = plan, run.replica_id, run.partition_id
         if key not in self._plans:
-            replay = PoisonedReplay(plan, replace(run, conditionals=None))
+            replay = PoisonedReplay(plan, replace(run, conditionals=None, communication=None))
             self._plans[key] = self._new_function(functools.partial(self._launch_plan, plan, replay), len(addresses))
         with self.captured() as graph:
             self._capture(self._plans[key], addresses)
@@ -132,7 +132,9 @@ class Driver:
 
     def new_stream(self, device: torch.device) -> SimpleNamespace:
         self._streams += 1
-        return SimpleNamespace(cuda_stream=self._streams)
+        return SimpleNamespace(
+            cuda_stream=self._streams, wait_stream=lambda stream: None, record_event=lambda: SimpleNamespace()
+        )
 
     def pooled_stream(self, device: torch.device) -> SimpleNamespace:
         """As torch's: those that it gave the device for copies, in turns."""
@@ -262,6 +264,9 @@ class _CurrentStream:
 
     def synchronize(self) -> None:
         """Streams are done at once."""
+
+    def wait_event(self, event: object) -> None:
+        """Here, too."""
 
 
 class _Graph:
