@@ -45,9 +45,10 @@ _BITWISE: Final = frozenset({Opcode.AND, Opcode.OR, Opcode.XOR})
 class Transport:
     """``group``: a torch.distributed ProcessGroup, or one of its backends. ``members``: by rank, their numbers among
     all of their ``kind``, "process" or "device". ``rank``: the caller's. ``name``: the group's, for messages;
-    ``backend``: what carries it ("gloo"). ``meet``: returns when the caller's neighbours have called it too, other
-    members whose threads share its process. They begin together, and go on when all have begun: a device that waits in
-    a collective holds up whoever asks the driver for memory, and it waits for them.
+    ``backend``: what carries it ("gloo"). ``unlike_nccl``: why that is more than calls of NCCL, if it is FlagCX, or "".
+    ``meet``: returns when the caller's neighbours have called it too, other members whose threads share its process.
+    They begin together, and go on when all have begun: a device that waits in a collective holds up whoever asks the
+    driver for memory, and it waits for them.
 
     Every operation has to be called by all members in the same order, and raises CollectiveOverdue when the group's
     timeout passes and CollectiveFailed when a member is lost, naming ``channel``.
@@ -59,6 +60,7 @@ class Transport:
     name: str
     backend: str
     kind: str = "process"
+    unlike_nccl: str = ""
     meet: Callable[[], None] = lambda: None
     begun: Callable[[object], None] = lambda channel: None
 

@@ -433,6 +433,19 @@ def test_accelerators_of_one_process_meet_over_flagcx(registered: Callable[..., 
     assert sorted(made) == [0, 1]
 
 
+@pytest.mark.parametrize("makers", [("nvidia", "nvidia"), ("nvidia", "metax")])
+def test_members_tell_one_another_who_made_their_devices(
+    registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch, makers: tuple[str, str]
+) -> None:
+    registered()
+    with processes((0, 1)) as peers:
+        for own, maker in zip(peers, makers, strict=True):
+            monkeypatch.setattr(own, "_maker", lambda maker=maker: maker)
+        results(sums(peers))
+        reasons = [transport.unlike_nccl for own in peers for transport in own._transports.values()]
+    assert reasons == ([""] * 2 if makers[0] == makers[1] else ["FlagCX joins devices of metax, nvidia"] * 2)
+
+
 def test_flagcx_is_not_waited_for_when_somebody_does_not_come(
     registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
