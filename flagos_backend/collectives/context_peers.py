@@ -40,6 +40,9 @@ _WATCHFUL: Final = frozenset({"gloo", "nccl"})
 # What they enqueue can be recorded, and repeated with other arrays. FlagCX calls NCCL on its own stream, which waits
 # for the one that is recorded, and is waited for there: the capture has it, too.
 _RECORDED: Final = frozenset({"nccl", _FLAGCX})
+# Several of their operations can be begun as one. FlagCX's end with a wait of the host between chips of several makers,
+# and are put off on some: not there.
+_COALESCING: Final = frozenset({"nccl", _FLAGCX})
 # Would have the members tell each other where the memory of what is recorded lies: all would have to record at one
 # time, and its addresses could not be replaced any more.
 _REGISTERS: Final = "NCCL_GRAPH_REGISTER"
@@ -209,7 +212,8 @@ class ContextPeers:
                 reason=reason_of(error),
             ) from error
         logger.info("devices %s: %s %d meets the others over %s", name, kind, member, backend)
-        transport = Transport(group, members, rank, f"of the devices {name}", backend, kind, unlike)
+        coalesces = backend in _COALESCING and not unlike
+        transport = Transport(group, members, rank, f"of the devices {name}", backend, kind, unlike, coalesces)
         if backend in _WATCHFUL or self.device_type == "cpu":
             return transport
         return replace(transport, begun=lambda channel: self._note(transport, channel, timeout))

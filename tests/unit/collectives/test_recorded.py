@@ -110,8 +110,6 @@ def test_what_lies_where_the_next_launch_has_something_else_is_copied() -> None:
     seen: list[int] = []
 
     class Group:
-        supports_coalescing = True
-
         def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: object) -> None:
             seen.append(source.data_ptr())
             target.view(2, -1).copy_(source)

@@ -442,8 +442,9 @@ def test_members_tell_one_another_who_made_their_devices(
         for own, maker in zip(peers, makers, strict=True):
             monkeypatch.setattr(own, "_maker", lambda maker=maker: maker)
         results(sums(peers))
-        reasons = [transport.unlike_nccl for own in peers for transport in own._transports.values()]
-    assert reasons == ([""] * 2 if makers[0] == makers[1] else ["FlagCX joins devices of metax, nvidia"] * 2)
+        made = [(transport.unlike_nccl, transport.coalesces) for own in peers for transport in own._transports.values()]
+    alike, different = ("", True), ("FlagCX joins devices of metax, nvidia", False)
+    assert made == [alike if makers[0] == makers[1] else different] * 2
 
 
 def test_flagcx_is_not_waited_for_when_somebody_does_not_come(
