@@ -19,10 +19,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
 
 from flagos_backend.collectives.communicator import Communicator, Meeting
+from flagos_backend.collectives.flagcx import unlike_nccl
 from flagos_backend.collectives.options import BACKEND_VARIABLE, timeout_seconds, wanted_backend
 from flagos_backend.collectives.spanning import SpanningCommunicator
 from flagos_backend.collectives.transport import Transport, members_text, reason_of
 from flagos_backend.collectives.watch import Watch
+from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import CollectiveAborted, CollectiveOverdue, RendezvousFailed, StatusCode
 
 # (key, timeout in ms; 0 does not wait) -> the value or a status code; (key, value) -> a status code.
@@ -35,8 +37,12 @@ _PREFIX: Final = "flagos/collectives"
 _FLAGCX: Final = "flagcx"
 # They notice themselves what takes too long.
 _WATCHFUL: Final = frozenset({"gloo", "nccl"})
-# What they enqueue can be recorded, and repeated with other arrays.
-_RECORDED: Final = frozenset({"nccl"})
+# What they enqueue can be recorded, and repeated with other arrays. FlagCX calls NCCL on its own stream, which waits
+# for the one that is recorded, and is waited for there: the capture has it, too.
+_RECORDED: Final = frozenset({"nccl", _FLAGCX})
+# Several of their operations can be begun as one. FlagCX's end with a wait of the host between chips of several makers,
+# and are put off on some: not there.
+_COALESCING: Final = frozenset({"nccl", _FLAGCX})
 # Would have the members tell each other where the memory of what is recorded lies: all would have to record at one
 # time, and its addresses could not be replaced any more.
 _REGISTERS: Final = "NCCL_GRAPH_REGISTER"
@@ -121,7 +127,15 @@ class ContextPeers:
             return reason_of(error)
         if backend not in _RECORDED:
             return f"{backend} is not known to be recorded"
+        if backend == _FLAGCX and (reason := unlike_nccl([self._maker()])):
+            return reason
         return "" if os.environ.setdefault(_REGISTERS, "0") == "0" else f"{_REGISTERS} is not 0"
+
+    def _maker(self) -> str:
+        """Of this process's devices, as FlagGems names it."""
+        # Of other types all are one maker's, and not all of their modules know a product.
+        product = torch.get_device_module("cuda").get_device_name() if self.device_type == "cuda" else ""
+        return vendor_of(self.device_type, product)
 
     def keep(self, recorded: Recorded) -> None:
         """A transport waits at its end for the graphs that it is in: they are given up first."""
@@ -178,12 +192,16 @@ class ContextPeers:
         kind = "device" if self.accelerated else "process"
         name = ",".join(map(str, devices))
         timeout = timeout_seconds()
-        backend = "torch.distributed"
+        backend, unlike = "torch.distributed", ""
         self._stores.append(_HostStore(self.get, self.put, timeout) if self.spans_processes else self._own_store)
         store = PrefixStore(f"{_PREFIX}/{name}", self._stores[-1])
         rank = members.index(member)
         try:
             backend = backend_for(self.device_type)
+            # Who goes without gloo connects at the first collective, where not all give up on who does not come.
+            if backend != "gloo":
+                makers = _come(store, rank, len(members), timedelta(seconds=timeout), self._maker())
+                unlike = unlike_nccl(makers) if backend == _FLAGCX else ""
             group = _group(backend, store, rank, len(members), timedelta(seconds=timeout))
         except RuntimeError as error:
             raise RendezvousFailed(
@@ -194,7 +212,8 @@ class ContextPeers:
                 reason=reason_of(error),
             ) from error
         logger.info("devices %s: %s %d meets the others over %s", name, kind, member, backend)
-        transport = Transport(group, members, rank, f"of the devices {name}", backend, kind)
+        coalesces = backend in _COALESCING and not unlike
+        transport = Transport(group, members, rank, f"of the devices {name}", backend, kind, unlike, coalesces)
         if backend in _WATCHFUL or self.device_type == "cpu":
             return transport
         return replace(transport, begun=lambda channel: self._note(transport, channel, timeout))
@@ -297,13 +316,18 @@ def _load_flagcx() -> None:
         ) from error
 
 
+def _come(store: Any, rank: int, size: int, timeout: timedelta, maker: str) -> list[str]:
+    """Waits for all members; of which makers their devices are."""
+    names = [f"member/{other}" for other in range(size)]
+    store.set(names[rank], maker)
+    store.wait(names, timeout)
+    return [store.get(name).decode() for name in names]
+
+
 def _group(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A backend of torch.distributed without a group of the user's around it."""
     if backend == "gloo":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
-    # The others connect at the first collective, where not all of them give up on who does not come.
-    store.set(f"member/{rank}", "here")
-    store.wait([f"member/{other}" for other in range(size)], timeout)
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout

@@ -239,6 +239,8 @@ class SpanningCommunicator(Communicator):
         def combine(mine: Sequence[Any], meet: Callable[[], None] = lambda: None) -> Sequence[Any]:
             transport = replace(self._peers.transport(meeting), meet=meet)
             if self._moves is not None:
+                if transport.unlike_nccl:
+                    raise RuntimeError(transport.unlike_nccl)  # it would begin now what is only recorded
                 transport = replace(transport, begun=lambda channel: None)
             ranks = (tuple(r for r, own in enumerate(members) if own == member) for member in transport.members)
             return across(_Party(meeting, transport, tuple(ranks)), mine)

@@ -33,8 +33,6 @@ _REDUCE_OPS: Final = {
     Opcode.OR: ReduceOp.BOR,
     Opcode.XOR: ReduceOp.BXOR,
 }
-# FlagCX has such calls too, which end with a barrier between chips of several makers, and are put off on some.
-_COALESCING: Final = frozenset({"nccl"})
 _INTEGERS: Final = frozenset({torch.int8, torch.uint8, torch.int32, torch.int64})
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 # Transports know no NaN in minima and maxima, and NCCL's kin no bitwise operations.
@@ -45,9 +43,11 @@ _BITWISE: Final = frozenset({Opcode.AND, Opcode.OR, Opcode.XOR})
 class Transport:
     """``group``: a torch.distributed ProcessGroup, or one of its backends. ``members``: by rank, their numbers among
     all of their ``kind``, "process" or "device". ``rank``: the caller's. ``name``: the group's, for messages;
-    ``backend``: what carries it ("gloo"). ``meet``: returns when the caller's neighbours have called it too, other
-    members whose threads share its process. They begin together, and go on when all have begun: a device that waits in
-    a collective holds up whoever asks the driver for memory, and it waits for them.
+    ``backend``: what carries it ("gloo"). ``unlike_nccl``: why that is more than calls of NCCL, if it is FlagCX, or "".
+    ``coalesces``: whether several operations are one to the group, without their arrays being put together. ``meet``:
+    returns when the caller's neighbours have called it too, other members whose threads share its process. They begin
+    together, and go on when all have begun: a device that waits in a collective holds up whoever asks the driver for
+    memory, and it waits for them.
 
     Every operation has to be called by all members in the same order, and raises CollectiveOverdue when the group's
     timeout passes and CollectiveFailed when a member is lost, naming ``channel``.
@@ -59,6 +59,8 @@ class Transport:
     name: str
     backend: str
     kind: str = "process"
+    unlike_nccl: str = ""
+    coalesces: bool = False
     meet: Callable[[], None] = lambda: None
     begun: Callable[[object], None] = lambda channel: None
 
@@ -75,11 +77,6 @@ class Transport:
             "members": members_text(self.kind, self.members),
             "member": f"{self.kind} {self.members[self.rank]}",
         }
-
-    @property
-    def coalesces(self) -> bool:
-        """Whether several operations are one to the group, without their arrays being put together."""
-        return self.backend in _COALESCING and bool(getattr(self.group, "supports_coalescing", False))
 
     def all_gather(self, channel: object, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Each array of all members, equal in shape and dtype: [size, *array.shape]. They travel together."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -107,8 +110,6 @@ def test_what_lies_where_the_next_launch_has_something_else_is_copied() -> None:
     seen: list[int] = []
 
     class Group:
-        supports_coalescing = True
-
         def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: object) -> None:
             seen.append(source.data_ptr())
             target.view(2, -1).copy_(source)
@@ -123,3 +124,53 @@ def test_what_lies_where_the_next_launch_has_something_else_is_copied() -> None:
         (whole,) = communicator.all_gather(Meeting("%g", (0, 1), 0), [array], 0)
         assert torch.equal(whole, torch.cat([array, array]))
     assert seen[0] != lent.data_ptr() and seen[1] == own.data_ptr()
+
+
+@pytest.fixture
+def over_flagcx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ContextPeers:
+    """The peers of two GPUs whose process has FlagCX, and its files in ``tmp_path``."""
+    monkeypatch.setattr("flagos_backend.collectives.context_peers.backend_for", lambda _: "flagcx")
+    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(get_device_name=lambda: "NVIDIA H100"))
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return ContextPeers((0, 0), lambda *_: 0, lambda *_: 0, "cuda", accelerated=True)
+
+
+def test_flagcx_is_recorded_where_it_calls_nccl(over_flagcx: ContextPeers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGCX_USE_HETERO_COMM", "0")
+    assert not over_flagcx.no_recording
+
+
+@pytest.mark.parametrize(
+    "setting", ["FLAGCX_USE_HETERO_COMM", "FLAGCX_USE_HOST_COMM", "FLAGCX_USE_TUNER", "FLAGCX_CUSTOM_OP_ENABLE"]
+)
+def test_flagcx_is_not_recorded_where_it_does_more(
+    over_flagcx: ContextPeers, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setenv(setting, "1")
+    assert over_flagcx.no_recording == f"{setting} is 1"
+
+
+def test_what_flagcx_reads_in_its_files_counts(over_flagcx: ContextPeers, tmp_path: Path) -> None:
+    (tmp_path / ".flagcx.conf").write_text("FLAGCX_SOCKET_IFNAME=lo\n\nFLAGCX_CLUSTER_SPLIT_LIST=2\n")
+    assert over_flagcx.no_recording == "FLAGCX_CLUSTER_SPLIT_LIST is 2"
+
+
+def test_flagcx_is_not_recorded_on_other_makers_devices(
+    over_flagcx: ContextPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(get_device_name=lambda: "MetaX C500"))
+    assert over_flagcx.no_recording == "FlagCX joins devices of metax"
+
+
+def test_a_group_of_two_makers_breaks_what_is_recorded() -> None:
+    """Of one device alone nobody can tell; and nothing begins."""
+
+    class Peers(OfOneProcess):
+        def transport(self, meeting: Meeting) -> Transport:
+            reason = "FlagCX joins devices of metax, nvidia"
+            return Transport(None, (0, 1), 0, "of two", "flagcx", "device", unlike_nccl=reason)
+
+    communicator = SpanningCommunicator(Peers()).recorded(lambda array: False)
+    with pytest.raises(RuntimeError, match="FlagCX joins devices of metax, nvidia"):
+        communicator.all_gather(Meeting("%g", (0, 1), 0), [torch.ones(2)], 0)

@@ -433,6 +433,20 @@ def test_accelerators_of_one_process_meet_over_flagcx(registered: Callable[..., 
     assert sorted(made) == [0, 1]
 
 
+@pytest.mark.parametrize("makers", [("nvidia", "nvidia"), ("nvidia", "metax")])
+def test_members_tell_one_another_who_made_their_devices(
+    registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch, makers: tuple[str, str]
+) -> None:
+    registered()
+    with processes((0, 1)) as peers:
+        for own, maker in zip(peers, makers, strict=True):
+            monkeypatch.setattr(own, "_maker", lambda maker=maker: maker)
+        results(sums(peers))
+        made = [(transport.unlike_nccl, transport.coalesces) for own in peers for transport in own._transports.values()]
+    alike, different = ("", True), ("FlagCX joins devices of metax, nvidia", False)
+    assert made == [alike if makers[0] == makers[1] else different] * 2
+
+
 def test_flagcx_is_not_waited_for_when_somebody_does_not_come(
     registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,6 @@ from flagos_backend.ir.opcode import Opcode
 class Deferred:
     """A group of one member. ``calls``: how many arrays each call had."""
 
-    supports_coalescing = True
-
     def __init__(self) -> None:
         self._begun: list[tuple[int, int, int]] | None = None
         self.calls: list[int] = []
@@ -54,7 +52,7 @@ class Deferred:
 
 @pytest.fixture
 def transport() -> Transport:
-    return Transport(Deferred(), (0,), 0, "of one", "nccl", "device")
+    return Transport(Deferred(), (0,), 0, "of one", "nccl", "device", coalesces=True)
 
 
 def arrays() -> list[torch.Tensor]:

@@ -102,7 +102,8 @@ def test_a_collective_over_a_backend_without_timeouts(
     group = Endless()
     monkeypatch.setattr("flagos_backend.collectives.context_peers.backend_for", lambda _: "flagcx")
     monkeypatch.setattr("flagos_backend.collectives.context_peers._group", lambda *_: group)
-    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(Event=lambda: Event(False)))
+    module = SimpleNamespace(Event=lambda: Event(False), get_device_name=lambda: "NVIDIA H100")
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     peers = ContextPeers((0, 0), lambda *_: 0, lambda *_: 0, "cuda", accelerated=True)
     communicator = peers.communicator((0, 1))
 
