@@ -13,17 +13,10 @@ from flagos_backend.ir.attributes import CollectiveAttributes, CollectivePermute
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
+from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.passes.rewrite import Emitter, apply_rule
 
-_GROUPED = frozenset(
-    {
-        Opcode.ALL_GATHER,
-        Opcode.ALL_REDUCE,
-        Opcode.ALL_TO_ALL,
-        Opcode.COLLECTIVE_BROADCAST,
-        Opcode.REDUCE_SCATTER,
-    }
-)
+_GROUPED = COLLECTIVES - {Opcode.COLLECTIVE_PERMUTE, Opcode.RAGGED_ALL_TO_ALL}
 
 
 def lone_collectives(module: Module) -> Module:

@@ -13,6 +13,7 @@ from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import leaves
+from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import from_storage, hlo_of_text, to_storage
@@ -31,6 +32,29 @@ def run_on_devices(
     """The program's results on every device; ``arguments`` and results by flattened id."""
     module = import_module(hlo_of_text(text), num_replicas=replicas, num_partitions=partitions)
     return run_module_on_devices(module, arguments, replicas, partitions)
+
+
+def transformed_on_devices(
+    transform: Callable[[Module], Module],
+    text: str,
+    rng: np.random.Generator,
+    replicas: int = 1,
+    partitions: int = 1,
+) -> Module:
+    """The module that a pass makes of the program. On every device it gives the same results, bit for bit, of random
+    parameters of F32."""
+    before = import_module(hlo_of_text(text), num_replicas=replicas, num_partitions=partitions)
+    after = transform(before)
+    verify(after)
+    shapes = [leaf.dims for parameter in before.entry.parameters for leaf in leaves(parameter.shape)]
+    arguments = [
+        [rng.standard_normal(dims).astype(np.float32) for dims in shapes] for _ in range(replicas * partitions)
+    ]
+    ours, theirs = (run_module_on_devices(module, arguments, replicas, partitions) for module in (after, before))
+    for mine, expected in zip(ours, theirs, strict=True):
+        for a, b in zip(mine, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    return after
 
 
 def run_module_on_devices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import os
 import time
@@ -65,6 +66,7 @@ def main() -> int:
     """Command line; see tools/benchmarks/README.md."""
     parser = report.parser(__doc__)
     parser.add_argument("--peer", default="cpu", help="XLA's platform: cpu or cuda")
+    parser.add_argument("--only", default="*", help="a glob on the programs' names")
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each program")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further program begins")
     options = parser.parse_args()
@@ -98,6 +100,8 @@ def main() -> int:
             peak = peaks[1] if scale is Scale.HOST else Peak(peaks[1].bytes * count, peaks[1].flops * count)
             for way, spread in WAYS.items():
                 named = replace(program, name=f"{program.name}, {way} over {count}")
+                if not fnmatch.fnmatch(named.name, options.only):
+                    continue
                 if time.monotonic() > deadline:
                     rows.append(Measured(named.name, math.nan, error="not measured: the time was up"))
                     continue

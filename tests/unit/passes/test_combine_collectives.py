@@ -9,12 +9,11 @@ from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import TupleShape
-from flagos_backend.ir.verifier import verify
 from flagos_backend.passes import combine_collectives as combining
 from flagos_backend.passes.combine_collectives import combine_collectives
 from flagos_backend.passes.effects import COLLECTIVES
 from support.against_xla import hlo_of_text
-from support.devices import run_module_on_devices
+from support.devices import transformed_on_devices
 
 DEVICES = 4
 SUM = """
@@ -32,16 +31,7 @@ PAIRS = "replica_groups={{0,1},{2,3}}, use_global_device_ids=true"
 def combined(body: str, rng: np.random.Generator, dims: str = "8,4") -> list[str]:
     """The collectives that are left, with how many arrays they have; the results are the same."""
     text = f"{SUM}ENTRY e {{ x = f32[{dims}] parameter(0)\n y = f32[{dims}] parameter(1)\n {body} }}"
-    before = import_module(hlo_of_text(text), num_partitions=DEVICES)
-    after = combine_collectives(before)
-    verify(after)
-    shape = tuple(map(int, dims.split(",")))
-    arguments = [[rng.standard_normal(shape).astype(np.float32) for _ in range(2)] for _ in range(DEVICES)]
-    ours, theirs = (run_module_on_devices(module, arguments, partitions=DEVICES) for module in (after, before))
-    for mine, expected in zip(ours, theirs, strict=True):
-        for a, b in zip(mine, expected, strict=True):
-            np.testing.assert_array_equal(a, b)
-    return collectives(after)
+    return collectives(transformed_on_devices(combine_collectives, text, rng, partitions=DEVICES))
 
 
 def collectives(module: Module) -> list[str]:

@@ -8,11 +8,10 @@ import pytest
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import CollectiveAttributes
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.ir.verifier import verify
 from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.passes.leading_parts import leading_parts
 from support.against_xla import hlo_of_text
-from support.devices import run_module_on_devices
+from support.devices import transformed_on_devices
 
 DEVICES = 4
 SUM = """
@@ -48,16 +47,10 @@ def test_each(collective: str, parts: tuple[int, ...], is_root: bool, rng: np.ra
     text = f"""{SUM}ENTRY e {{ x = f32[8,6,4] parameter(0)
       s = f32[8,6,4] sine(x)
       {f"ROOT c = {collective}" if is_root else rest} }}"""
-    before = import_module(hlo_of_text(text), num_partitions=DEVICES)
-    after = leading_parts(before)
-    verify(after)
+    after = transformed_on_devices(leading_parts, text, rng, partitions=DEVICES)
     (left,) = (i for i in after.entry.instructions if i.opcode in COLLECTIVES)
     assert left.attributes_as(CollectiveAttributes).dimension == 0
     assert isinstance(left.shape, ArrayShape) and left.shape.dims == parts
-    arguments = [[rng.standard_normal((8, 6, 4)).astype(np.float32)] for _ in range(DEVICES)]
-    ours, theirs = (run_module_on_devices(module, arguments, partitions=DEVICES) for module in (after, before))
-    for mine, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(mine[0], expected[0])
 
 
 def test_nothing_to_move(rng: np.random.Generator) -> None:
@@ -75,10 +68,4 @@ def test_nothing_to_move(rng: np.random.Generator) -> None:
 def test_replicas_that_name_no_groups(rng: np.random.Generator) -> None:
     text = """ENTRY e { x = f32[8,6,4] parameter(0)
       ROOT a = f32[8,6,4] all-to-all(x), dimensions={1} }"""
-    before = import_module(hlo_of_text(text), num_replicas=2, num_partitions=2)
-    after = leading_parts(before)
-    verify(after)
-    arguments = [[rng.standard_normal((8, 6, 4)).astype(np.float32)] for _ in range(DEVICES)]
-    ours, theirs = (run_module_on_devices(m, arguments, replicas=2, partitions=2) for m in (after, before))
-    for mine, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(mine[0], expected[0])
+    transformed_on_devices(leading_parts, text, rng, replicas=2, partitions=2)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flagos_backend.importer import import_module
-from flagos_backend.ir.verifier import verify
 from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.passes.scatter_sums import scatter_sums
-from support.against_xla import hlo_of_text
-from support.devices import run_module_on_devices
+from support.devices import transformed_on_devices
 
 DEVICES = 4
 SUM = """
@@ -34,14 +31,7 @@ def collectives(body: str, rng: np.random.Generator, *, table: str = "0,2,4,6", 
       s = f32[8,12] sine(x)
       t = f32[8,12] all-reduce(s), channel_id=1, {groups}, use_global_device_ids=true, to_apply=sum
       {body} }}"""
-    before = import_module(hlo_of_text(text), num_partitions=DEVICES)
-    after = scatter_sums(before)
-    verify(after)
-    arguments = [[rng.standard_normal((8, 12)).astype(np.float32)] for _ in range(DEVICES)]
-    ours, theirs = (run_module_on_devices(module, arguments, partitions=DEVICES) for module in (after, before))
-    for mine, expected in zip(ours, theirs, strict=True):
-        for a, b in zip(mine, expected, strict=True):
-            np.testing.assert_array_equal(a, b)
+    after = transformed_on_devices(scatter_sums, text, rng, partitions=DEVICES)
     return [str(i.opcode) for i in after.entry.instructions if i.opcode in COLLECTIVES]
 
 
@@ -115,12 +105,6 @@ def test_in_a_loop(rng: np.random.Generator) -> None:
       c = (s32[], f32[8,12]) tuple(i, x)
       w = (s32[], f32[8,12]) while(c), condition=below, body=turn
       ROOT r = f32[8,12] get-tuple-element(w), index=1 }}"""
-    before = import_module(hlo_of_text(text), num_partitions=DEVICES)
-    after = scatter_sums(before)
-    verify(after)
+    after = transformed_on_devices(scatter_sums, text, rng, partitions=DEVICES)
     found = {str(i.opcode) for computation in after.computations() for i in computation.instructions}
     assert "reduce-scatter" in found and "all-reduce" not in found
-    arguments = [[rng.standard_normal((8, 12)).astype(np.float32)] for _ in range(DEVICES)]
-    ours, theirs = (run_module_on_devices(module, arguments, partitions=DEVICES) for module in (after, before))
-    for mine, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(mine[0], expected[0])
