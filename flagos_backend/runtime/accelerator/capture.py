@@ -132,7 +132,8 @@ def _recorded(
         if not has_no_memory and _INVALIDATED not in str(refusal.__cause__):
             raise
     if has_no_memory:
-        torch.cuda.empty_cache()
+        with undisturbed:
+            torch.cuda.empty_cache()
     return Recording(plan, run, arrays, conditionals, memory)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flagos_backend.devices.streams import own_stream
+from flagos_backend.devices.undisturbed import undisturbed
 
 
 class Pool:
@@ -118,8 +119,8 @@ class GraphMemory:
 
 def give_back(device: torch.device) -> None:
     """Pools that nobody has any more go back to the device: torch would keep them until it runs out. What else it keeps
-    it leaves alone while anything allocates to a pool."""
-    with Pool(device).entered():
+    it leaves alone while anything allocates to a pool, and all of it while any thread captures."""
+    with undisturbed, Pool(device).entered():
         torch.cuda.empty_cache()
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from flagos_backend.devices.undisturbed import undisturbed
+from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
@@ -488,3 +489,11 @@ def test_a_graph_with_a_lost_body_is_never_destroyed(monkeypatch: pytest.MonkeyP
     gc.collect()
     assert (graphs[0]() is not None) is is_lost
     assert released == [(0, 1)] * (2 if is_lost else 1)  # the graph's, and that of who made the pool
+
+
+def test_memory_is_given_back_while_nobody_captures(host_graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While any thread does, torch keeps it."""
+    alone = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alone.append(undisturbed.locked()))
+    memory_module.give_back(DEVICE)
+    assert alone == [True] and not undisturbed.locked()
