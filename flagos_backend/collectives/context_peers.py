@@ -35,6 +35,8 @@ logger = logging.getLogger("flagos_backend")
 
 _PREFIX: Final = "flagos/collectives"
 _FLAGCX: Final = "flagcx"
+# What a member of a group says that has come.
+_HERE: Final = "here"
 # They notice themselves what takes too long.
 _WATCHFUL: Final = frozenset({"gloo", "nccl"})
 # What they enqueue can be recorded, and repeated with other arrays. FlagCX calls NCCL on its own stream, which waits
@@ -116,9 +118,16 @@ class ContextPeers:
         """For one launch on these devices."""
         return SpanningCommunicator(_LaunchPeers(self, devices))
 
-    @functools.cached_property
+    @property
     def no_recording(self) -> str:
-        """As of Communicator. Says in the environment what recording relies on, unless the user did."""
+        """As of Communicator."""
+        with self._lock:
+            made = list(self._transports.values())
+        return self._no_recording_here or next(filter(None, (transport.unlike_nccl for transport in made)), "")
+
+    @functools.cached_property
+    def _no_recording_here(self) -> str:
+        """As far as this process alone knows. Says in the environment what recording relies on, unless the user did."""
         if not self.accelerated:
             return Communicator.no_recording
         try:
@@ -127,7 +136,7 @@ class ContextPeers:
             return reason_of(error)
         if backend not in _RECORDED:
             return f"{backend} is not known to be recorded"
-        if backend == _FLAGCX and (reason := unlike_nccl([self._maker()])):
+        if backend == _FLAGCX and (reason := unlike_nccl(self._maker())):
             return reason
         return "" if os.environ.setdefault(_REGISTERS, "0") == "0" else f"{_REGISTERS} is not 0"
 
@@ -198,10 +207,14 @@ class ContextPeers:
         rank = members.index(member)
         try:
             backend = backend_for(self.device_type)
-            # Who goes without gloo connects at the first collective, where not all give up on who does not come.
             if backend != "gloo":
-                makers = _come(store, rank, len(members), timedelta(seconds=timeout), self._maker())
-                unlike = unlike_nccl(makers) if backend == _FLAGCX else ""
+                # The others connect at the first collective, where not all of them give up on who does not come.
+                said = (unlike_nccl(self._maker()) if backend == _FLAGCX else "") or _HERE
+                store.set(f"member/{rank}", said)
+                names = [f"member/{other}" for other in range(len(members))]
+                store.wait(names, timedelta(seconds=timeout))
+                if backend == _FLAGCX:
+                    unlike = next((s for s in (store.get(name).decode() for name in names) if s != _HERE), "")
             group = _group(backend, store, rank, len(members), timedelta(seconds=timeout))
         except RuntimeError as error:
             raise RendezvousFailed(
@@ -314,14 +327,6 @@ def _load_flagcx() -> None:
         raise RuntimeError(
             f"FlagCX is installed but does not load ({reason_of(error)}); with {BACKEND_VARIABLE} another is taken"
         ) from error
-
-
-def _come(store: Any, rank: int, size: int, timeout: timedelta, maker: str) -> list[str]:
-    """Waits for all members; of which makers their devices are."""
-    names = [f"member/{other}" for other in range(size)]
-    store.set(names[rank], maker)
-    store.wait(names, timeout)
-    return [store.get(name).decode() for name in names]
 
 
 def _group(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:

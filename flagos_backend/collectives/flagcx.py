@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -23,22 +22,22 @@ _SETTINGS: Final = (
 _OFF: Final = frozenset({"", "0", "none"})
 
 
-def unlike_nccl(makers: Iterable[str]) -> str:
-    """Why a group of devices of these makers (FlagGems' names) is more to FlagCX than one of NCCL, or ""."""
+def unlike_nccl(maker: str) -> str:
+    """Why FlagCX does more than to call NCCL for a device of this maker (FlagGems' name), as this process is set up, or
+    "". Of a group all members have to say "" to it."""
     found = _settings()
     for name in _SETTINGS:
         if found.get(name, "") not in _OFF:
             return f"{name} is {found[name]}"
-    names = sorted(set(makers))
-    return "" if names == ["nvidia"] else f"FlagCX joins devices of {', '.join(names)}"
+    return "" if maker == "nvidia" else f"FlagCX calls another library for devices of {maker}"
 
 
 def _settings() -> dict[str, str]:
     """The environment, and what FlagCX adds to it from its files."""
     found = dict(os.environ)
-    for file in (Path.home() / ".flagcx.conf", Path("/etc/flagcx.conf")):
-        with contextlib.suppress(OSError):
-            for line in file.read_text(errors="replace").splitlines():
+    for file in ("~/.flagcx.conf", "/etc/flagcx.conf"):
+        with contextlib.suppress(OSError, RuntimeError):  # or there is no home
+            for line in Path(file).expanduser().read_text(errors="replace").splitlines():
                 name, _, value = line.partition("=")
                 found.setdefault(name, value)
     return found

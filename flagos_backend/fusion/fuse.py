@@ -6,9 +6,10 @@ regions that want it; a second walk forwards builds the regions. Both take time 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from flagos_backend.fusion.choices import MAX_LIGHT, Choices, common_source, light_operations
@@ -70,6 +71,18 @@ class Schedule:
     items: tuple[Region | Instruction, ...]
     buffers: dict[Instruction, Instruction] = field(repr=False)
     views: dict[tuple[Instruction, int], View] = field(repr=False, default_factory=dict)
+
+    def reads(self, computation: FlatComputation, item: Region | Instruction) -> tuple[Instruction, ...]:
+        """The buffers that ``item``, of a schedule of ``computation``, loads or takes."""
+        if isinstance(item, Region):
+            return sources(item)
+        operands = computation.operands(item)
+        views = (self.views.get((item, number)) for number in range(len(operands)))
+        return tuple(v.buffer if v else self.buffers[o] for o, v in zip(operands, views, strict=True))
+
+    def writes(self, computation: FlatComputation, item: Region | Instruction) -> tuple[Instruction, ...]:
+        """The buffers that ``item`` makes, or a part of each."""
+        return targets(item) if isinstance(item, Region) else computation.leaves_of[item]
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,17 +476,11 @@ class _Fuser:
                 Opcode.OPTIMIZATION_BARRIER,
             ):
                 self.buffers[instruction] = self.buffers[self._operands(instruction)[0]]
-        ordered = read_first(items, self._reads, self._writes) if self.updated else tuple(items)
-        return Schedule(ordered, self.buffers, self.views)
-
-    def _reads(self, item: Region | Instruction) -> tuple[Instruction, ...]:
-        if isinstance(item, Region):
-            return sources(item)
-        views = (self.views.get((item, number)) for number in range(len(self._operands(item))))
-        return tuple(v.buffer if v else self.buffers[o] for o, v in zip(self._operands(item), views, strict=True))
-
-    def _writes(self, item: Region | Instruction) -> tuple[Instruction, ...]:
-        return targets(item) if isinstance(item, Region) else self.computation.leaves_of[item]
+        schedule = Schedule(tuple(items), self.buffers, self.views)
+        if not self.updated:
+            return schedule
+        reads, writes = (functools.partial(of, self.computation) for of in (schedule.reads, schedule.writes))
+        return replace(schedule, items=read_first(items, reads, writes))
 
     def _build_region(self, key: _Key) -> Region:
         target, dims = key.target, self.loops[key]

@@ -83,7 +83,7 @@ class _Node:
 class _Merger:
     def __init__(self, computation: FlatComputation, schedule: Schedule, accepts: Accepts, dear_starts: bool) -> None:
         self.computation, self.accepts, self.dear_starts = computation, accepts, dear_starts
-        self.buffers, self.views = schedule.buffers, schedule.views
+        self.schedule = schedule
         self.pool = Pool()
         self.outputs = {schedule.buffers[output] for output in computation.outputs}
         self.updated: set[Instruction] = set()  # what an update may be written over if nobody reads it any more
@@ -106,12 +106,8 @@ class _Merger:
     def _node(self, number: int, item: Region | Instruction) -> _Node:
         if isinstance(item, Region):
             item = _simplified(item, self.pool)
-            return _Node(number, item, sources(item), targets(item))
-        reads = tuple(
-            view.buffer if (view := self.views.get((item, position))) else self.buffers[operand]
-            for position, operand in enumerate(self.computation.operands(item))
-        )
-        return _Node(number, item, reads, self.computation.leaves_of[item])
+        reads, writes = (of(self.computation, item) for of in (self.schedule.reads, self.schedule.writes))
+        return _Node(number, item, reads, writes)
 
     def _add(self, node: _Node) -> None:
         self.nodes.append(node)

@@ -212,7 +212,8 @@ def _number_of(locals: Mapping[str, Any]) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A step before it is known what dies at it. ``finish`` decides on storage and defines the results' places, and
-    may add to ``nested``. ``instruction``: None for a step that computes nothing, which ``finish`` describes."""
+    may add to ``nested``. ``instruction``: None for a step that computes nothing, which ``finish`` describes.
+    ``keeps``: slots that nobody writes over before it, though it does not read them."""
 
     instruction: Instruction | None
     operands: tuple[int, ...]
@@ -220,6 +221,7 @@ class Pending:
     finish: Callable[[Pending, Ownership, frozenset[int]], tuple[Callable[..., Any], bool, str]]
     nested: Sequence[Plan] = ()
     enqueues: bool = True
+    keeps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,7 +510,7 @@ class Builder:
             owner.define(slot, Place(frozenset({BORROWED})))
         # Their closures hold this builder: let go of, no garbage collector has to find it.
         pendings, self._pending = self._pending, []
-        last_use = {slot: index for index, pending in enumerate(pendings) for slot in pending.operands}
+        last_use = {slot: index for index, p in enumerate(pendings) for slot in (*p.operands, *p.keeps)}
         kept = {*results, *self._constants}
         steps = [self._finish_step(i, p, owner, last_use, kept) for i, p in enumerate(pendings)]
         if entry is not None:
@@ -527,7 +529,8 @@ class Builder:
     def _finish_step(
         self, index: int, pending: Pending, owner: Ownership, last_use: dict[int, int], kept: set[int]
     ) -> Step:
-        dying = frozenset(slot for slot in pending.operands if last_use[slot] == index and slot not in kept)
+        used = (*pending.operands, *pending.keeps)
+        dying = frozenset(slot for slot in used if last_use[slot] == index and slot not in kept)
         kernel, on_slots, note = pending.finish(pending, owner, dying)
         frees = sorted(dying | {slot for slot in pending.results if slot not in last_use and slot not in kept})
         for slot in frees:

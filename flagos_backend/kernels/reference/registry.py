@@ -47,11 +47,12 @@ class Conditionals(Protocol):
 class Communication(Protocol):
     """Collectives beside what does not wait for them, where a launch is recorded."""
 
-    def started(self, channel: Hashable) -> AbstractContextManager[None]:
-        """What is enqueued in it need not have ended for what is enqueued behind it, up to a wait for the channel."""
+    def started(self, collective: Instruction, operands: Sequence[Any]) -> AbstractContextManager[None]:
+        """What is enqueued in it, of ``operands``, need not have ended for what is enqueued behind it, up to a wait for
+        the collective."""
 
-    def wait(self, channel: Hashable) -> None:
-        """For what was started for it, and before it."""
+    def wait(self, collective: Instruction) -> None:
+        """For it, and for what was started before it."""
 
     def wait_for_all(self) -> None:
         """For all that was started."""

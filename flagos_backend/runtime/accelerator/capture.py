@@ -176,10 +176,14 @@ class Recording:
                     self.graph.capture_begin(memory.pool.handle, capture_error_mode="thread_local")
                 except RuntimeError as error:
                     raise _refusal(plan, error) from error
+                launch = recorded(run, recorder, arrays, memory)
                 try:
-                    self.overwritten = run_into(plan, recorded(run, recorder, arrays, memory), arrays)
+                    self.overwritten = run_into(plan, launch, arrays)
                     self.graph.capture_end()
                 except Exception as error:
+                    if launch.communication is not None:
+                        with contextlib.suppress(RuntimeError):
+                            launch.communication.wait_for_all()
                     self._abandon(run.device, spare, recorder is not None and recorder.has_lost_body)
                     raise _refusal(plan, error) from error
         self.conditionals = tuple(recorder.nodes) if recorder else ()

@@ -4,10 +4,12 @@ goes on meanwhile. Where they start and are waited for, overlap.py says; capture
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
+from flagos_backend.ir.hlo import Instruction
 
 
 class CommunicationStream:
@@ -22,26 +24,35 @@ class CommunicationStream:
         """``stream``: torch's; nobody else has it while this object is used."""
         self._stream = stream
         self._device = device
-        self._ends: dict[Hashable, Any] = {}  # of what nobody has waited for yet, in order
+        # Of what nobody has waited for yet, in order: an event behind it, and what it reads.
+        self._under_way: dict[Instruction, tuple[Any, Sequence[Any]]] = {}
 
     @contextlib.contextmanager
-    def started(self, channel: Hashable) -> Iterator[None]:
+    def started(self, collective: Instruction, operands: Sequence[Any]) -> Iterator[None]:
         """What is enqueued in it runs after what was enqueued before, and beside what is enqueued behind it, up to a
-        wait for the channel."""
+        wait for the collective: ``operands``, as whoever has them may let go of them, stay as long."""
+        assert collective not in self._under_way, f"{collective.name} is started again before it was waited for"
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            yield
-        self._ends[channel] = self._stream.record_event()
+            try:
+                yield
+            except BaseException:
+                # A capture has to end with all that it began.
+                with contextlib.suppress(RuntimeError):
+                    self._under_way[collective] = self._stream.record_event(), operands
+                raise
+        self._under_way[collective] = self._stream.record_event(), operands
 
-    def wait(self, channel: Hashable) -> None:
-        """What is enqueued from now on runs after what was started for ``channel``, and before it. Nothing waits where
-        that was in another recording, which ended with all of it."""
-        if channel in self._ends:
-            channels = list(self._ends)
-            ends = [self._ends.pop(other) for other in channels[: channels.index(channel) + 1]]
-            torch.cuda.current_stream(self._device).wait_event(ends[-1])
+    def wait(self, collective: Instruction) -> None:
+        """What is enqueued from now on runs after the collective, and what was started before it. Nothing waits for one
+        of another recording, which ended with all of its."""
+        if collective in self._under_way:
+            started = list(self._under_way)
+            over = [self._under_way.pop(other) for other in started[: started.index(collective) + 1]]
+            event, _ = over[-1]
+            torch.cuda.current_stream(self._device).wait_event(event)
 
     def wait_for_all(self) -> None:
         """As ``wait`` for what was started last."""
-        if self._ends:
-            self.wait(next(reversed(self._ends)))
+        if self._under_way:
+            self.wait(next(reversed(self._under_way)))

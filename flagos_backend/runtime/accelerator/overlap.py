@@ -13,7 +13,7 @@ from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.region import Region
 from flagos_backend.fusion.spaces import moved_bytes
-from flagos_backend.fusion.updates import Item, copied, sources, targets
+from flagos_backend.fusion.updates import Item, copied
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import leaves
 from flagos_backend.passes.effects import COLLECTIVES, Effects
@@ -43,144 +43,159 @@ def overlapped(computation: FlatComputation, schedule: Schedule) -> tuple[Item |
     it. Collectives keep the order that they have, which all devices have to have."""
     if not any(map(_is_collective, schedule.items)):
         return schedule.items
-    overlap = _Overlap(computation, schedule)
-    return tuple(overlap.with_waits(overlap.started_early(overlap.needed_first(schedule.items))))
+    items = _Items(computation, schedule)
+    return tuple(_with_waits(items, _started_early(items, _needed_first(items))))
 
 
 def _is_collective(item: Item) -> TypeGuard[Instruction]:
     return not isinstance(item, Region) and item.opcode in COLLECTIVES
 
 
-class _Overlap:
+class _Items:
+    """The items by number. ``needs``: for each the numbers of those that it must come after, of the parts of one buffer
+    the last: each comes after the one before. Collectives have to be over."""
+
     def __init__(self, computation: FlatComputation, schedule: Schedule) -> None:
-        self.computation, self.schedule = computation, schedule
-        self.effects = Effects()
+        self._computation, self._schedule = computation, schedule
+        self._all = schedule.items
+        self._effects = Effects()
+        self._early: dict[int, bool] = {}
+        self.collectives = [number for number, item in enumerate(self._all) if _is_collective(item)]
+        self.needs = self._find_needs()
 
-    def needed_first(self, items: Sequence[Item]) -> list[Item]:
-        """Of the items between two collectives, those that the second one needs, and behind it the others."""
-        needs = self._needs(items)
-        ordered: list[Item] = []
-        begin = 0
-        for number, item in enumerate(items):
-            if not _is_collective(item):
-                continue
-            needed, waiting = {number}, [number]
-            while waiting:
-                found = {n for n in needs[waiting.pop()] if n >= begin} - needed
-                needed |= found
-                waiting += found
-            ordered += (items[n] for n in range(begin, number + 1) if n in needed)
-            ordered += (items[n] for n in range(begin, number) if n not in needed)
-            begin = number + 1
-        return [*ordered, *items[begin:]]
+    def __len__(self) -> int:
+        return len(self._all)
 
-    def started_early(self, items: Sequence[Item]) -> list[Item]:
-        """Collectives move up, past what they do not need; all else stays in its order."""
-        needs = self._needs(items)
-        places: list[tuple[int, bool]] = []  # the number of an item, and whether it comes right behind
-        collectives: list[int] = []
-        for number, item in enumerate(items):
-            place = number, False
-            if _is_collective(item):
-                ahead = collectives[-AHEAD] if len(collectives) >= AHEAD else -1
-                before = [*collectives[-1:], *needs[number]]
-                place = max([ahead, *(places[n][0] for n in before)]), True
-                collectives.append(number)
-            places.append(place)
-        # Those of one place stay in the order of the program, as sorting is stable.
-        return [items[number] for number in sorted(range(len(items)), key=places.__getitem__)]
+    def __getitem__(self, number: int) -> Item:
+        return self._all[number]
 
-    def with_waits(self, items: Sequence[Item]) -> Iterator[Item | Wait]:
-        """A wait before the first item that needs results, and at the end. While the device would wait, what comes
-        later and needs nothing that is missing comes first."""
-        needs = self._needs(items)
-        computed = communicated = 0.0  # when the device is through with all so far
-        ends: dict[int, float] = {}  # of what is under way, in order
-        waiting = dict.fromkeys(range(len(items)))
-        while waiting:
-            number = next(iter(waiting))
-            awaited = [n for n in needs[number] if n in ends]
-            if _is_collective(items[number]) and len(ends) >= UNDER_WAY:
-                awaited.append(next(iter(ends)))
-            if awaited:
-                last = max(awaited)
-                missing = waiting.keys() | ends.keys()
-                for other in list(itertools.islice(waiting, 1, LOOK_AHEAD)):
-                    if computed >= ends[last]:
-                        break
-                    if self._comes_early(items[other]) and missing.isdisjoint(needs[other]):
-                        del waiting[other]
-                        missing.discard(other)
-                        computed += self._seconds(items[other])
-                        yield items[other]
-                computed = max(computed, ends[last])
-                yield self._wait(items, ends, last)
-            del waiting[number]
-            if _is_collective(items[number]):
-                communicated = ends[number] = max(computed, communicated) + self._seconds(items[number])
-            else:
-                computed += self._seconds(items[number])
-            yield items[number]
-        if ends:
-            yield self._wait(items, ends, max(ends))
+    def wait_for(self, numbers: Sequence[int]) -> Wait:
+        return Wait(tuple(item for n in numbers if _is_collective(item := self._all[n])))
 
-    @staticmethod
-    def _wait(items: Sequence[Item], ends: dict[int, float], last: int) -> Wait:
-        over = [number for number in ends if number <= last]
-        for number in over:
-            del ends[number]
-        return Wait(tuple(item for number in over if _is_collective(item := items[number])))
-
-    def _comes_early(self, item: Item) -> bool:
-        """Whether it may: what it makes takes no more memory than what it takes."""
-        if not isinstance(item, Region) and self.effects.of(item):
-            return False
-        return _bytes(self._writes(item)) <= _bytes(self._reads(item))
-
-    def _seconds(self, item: Item) -> float:
+    def seconds(self, number: int) -> float:
+        item = self._all[number]
         if isinstance(item, Region):
             return _KERNEL + moved_bytes(item) / _BYTES
         if _is_collective(item):
-            return _MEETING + max(_bytes(self._reads(item)), _bytes(self._writes(item))) / _BYTES_BETWEEN
+            return _MEETING + max(self._taken(item), self._made(item)) / _BYTES_BETWEEN
         cost = instruction_cost(item)
         return _KERNEL + max(cost.flops / _OPERATIONS, cost.bytes_accessed / _BYTES)
 
-    def _needs(self, items: Sequence[Item]) -> list[list[int]]:
-        """The numbers of the items that each must come after; collectives have to be over."""
-        writers: defaultdict[Instruction, list[int]] = defaultdict(list)
+    def may_come_early(self, number: int) -> bool:
+        """What it makes takes no more memory than what it takes, and nobody knows when it ran."""
+        if number not in self._early:
+            item = self._all[number]
+            has_effect = not isinstance(item, Region) and self._effects.of(item)
+            self._early[number] = not has_effect and self._made(item) <= self._taken(item)
+        return self._early[number]
+
+    def _taken(self, item: Item) -> int:
+        return _bytes(self._schedule.reads(self._computation, item))
+
+    def _made(self, item: Item) -> int:
+        return _bytes(self._schedule.writes(self._computation, item))
+
+    def _find_needs(self) -> list[list[int]]:
+        writers: dict[Instruction, int] = {}
         readers: defaultdict[Instruction, list[int]] = defaultdict(list)
         meetings: list[int] = []
         effects: list[int] = []
         needs = []
-        for number, item in enumerate(items):
-            reads, writes = self._reads(item), self._writes(item)
-            found = [n for buffer in (*reads, *writes) for n in writers[buffer]]
+        for number, item in enumerate(self._all):
+            reads, writes = (of(self._computation, item) for of in (self._schedule.reads, self._schedule.writes))
+            found = [writers[buffer] for buffer in (*reads, *writes) if buffer in writers]
             array = copied(item)
             if array is not None:  # which the update may be written over
                 found += readers[array]
             if _is_collective(item):
                 found += effects[-1:]
                 meetings.append(number)
-            elif not isinstance(item, Region) and self.effects.of(item):
+            elif not isinstance(item, Region) and self._effects.of(item):
                 found += [*effects[-1:], *meetings[-1:]]
                 effects.append(number)
             needs.append(found)
             for buffer in reads:
                 readers[buffer].append(number)
-            for buffer in writes:
-                writers[buffer].append(number)
+            writers.update(dict.fromkeys(writes, number))
         return needs
-
-    def _reads(self, item: Item) -> tuple[Instruction, ...]:
-        if isinstance(item, Region):
-            return sources(item)
-        views = (self.schedule.views.get((item, number)) for number in range(len(self.computation.operands(item))))
-        read = (v.buffer if v else o for v, o in zip(views, self.computation.operands(item), strict=True))
-        return tuple(self.schedule.buffers.get(buffer, buffer) for buffer in read)
-
-    def _writes(self, item: Item) -> tuple[Instruction, ...]:
-        return targets(item) if isinstance(item, Region) else self.computation.leaves_of[item]
 
 
 def _bytes(buffers: Sequence[Instruction]) -> int:
     return sum(leaf.num_bytes for buffer in buffers for leaf in leaves(buffer.shape))
+
+
+def _needed_first(items: _Items) -> list[int]:
+    """Of the items between two collectives, those that the second one needs, and behind it the others."""
+    ordered: list[int] = []
+    begin = 0
+    for number in items.collectives:
+        needed, waiting = {number}, [number]
+        while waiting:
+            found = {n for n in items.needs[waiting.pop()] if n >= begin} - needed
+            needed |= found
+            waiting += found
+        between = range(begin, number)
+        ordered += [*filter(needed.__contains__, between), number, *itertools.filterfalse(needed.__contains__, between)]
+        begin = number + 1
+    return [*ordered, *range(begin, len(items))]
+
+
+def _started_early(items: _Items, order: Sequence[int]) -> list[int]:
+    """Collectives move up, past what they do not need; all else stays in its order."""
+    places: dict[int, int] = {}  # of a collective, the place that it comes right behind
+    passed: list[int] = []  # where the collectives before it were
+    last = -1
+    collectives = set(items.collectives)
+    for place, number in enumerate(order):
+        if number in collectives:
+            ahead = passed[-AHEAD] if len(passed) >= AHEAD else -1
+            last = places[number] = max([ahead, last, *(places[n] for n in items.needs[number])])
+            passed.append(place)
+        else:
+            places[number] = place
+    # Collectives of one place stay in their order, as sorting is stable.
+    return sorted(order, key=lambda number: (places[number], number in collectives))
+
+
+def _with_waits(items: _Items, order: Sequence[int]) -> Iterator[Item | Wait]:
+    """A wait before the first item that needs results, and at the end. While the device would wait, what comes later
+    and needs nothing that is missing comes first."""
+    collectives = set(items.collectives)
+    computed = communicated = 0.0  # when the device is through with all so far
+    ends: dict[int, float] = {}  # of what is under way, in order
+    placed, over = [False] * len(items), [False] * len(items)
+
+    def wait(last: int) -> Wait:
+        numbers = list(ends)
+        numbers = numbers[: numbers.index(last) + 1]
+        for number in numbers:
+            over[number] = True
+            del ends[number]
+        return items.wait_for(numbers)
+
+    for place, number in enumerate(order):
+        if placed[number]:
+            continue
+        awaited = [other for other in ends if other in items.needs[number]]
+        if number in collectives and len(ends) >= UNDER_WAY:
+            awaited = awaited or [next(iter(ends))]
+        if awaited:
+            for other in itertools.islice(order, place + 1, place + LOOK_AHEAD):
+                if computed >= ends[awaited[-1]]:
+                    break
+                is_ready = not placed[other] and all(over[n] for n in items.needs[other])
+                if is_ready and items.may_come_early(other):
+                    placed[other] = over[other] = True
+                    computed += items.seconds(other)
+                    yield items[other]
+            computed = max(computed, ends[awaited[-1]])
+            yield wait(awaited[-1])
+        placed[number] = True
+        if number in collectives:
+            communicated = ends[number] = max(computed, communicated) + items.seconds(number)
+        else:
+            over[number] = True
+            computed += items.seconds(number)
+        yield items[number]
+    if ends:
+        yield wait(next(reversed(ends)))

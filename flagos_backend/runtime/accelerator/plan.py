@@ -3,6 +3,7 @@ kernels. Between codegen/triton with kernels/choice.py and the replay; a Plan li
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,8 +182,7 @@ class _Walk:
 
     def emit_wait(self, wait: Wait) -> None:
         """Until there, what the collectives take and make stays where it is."""
-        used = dict.fromkeys(slot for started in wait.collectives for slot in self._under_way.pop(started))
-        last = _channel(wait.collectives[-1])
+        last, used = wait.collectives[-1], [self._under_way.pop(started) for started in wait.collectives]
 
         def run_wait(run: Run, values: list[Any]) -> None:
             if run.communication is not None:
@@ -191,7 +191,8 @@ class _Walk:
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             return run_wait, True, f"wait for {', '.join(started.name for started in wait.collectives)}"
 
-        self.builder.add(Pending(None, tuple(used), (), finish, enqueues=False))
+        keeps = tuple(dict.fromkeys(itertools.chain.from_iterable(used)))
+        self.builder.add(Pending(None, (), (), finish, enqueues=False, keeps=keeps))
 
     def emit_region(self, region: Region, kernel: RegionKernel) -> None:
         # A buffer that several regions fill (the parts of a concatenation) is made by the first of them.
@@ -230,19 +231,13 @@ class _Walk:
         self.builder.add(Pending(kernel.outputs[0], operands, results, finish))
 
 
-def _channel(collective: Instruction) -> str:
-    """What is waited for, in the plan that starts it."""
-    return collective.name
-
-
 def _started(collective: Instruction, kernel: Kernel) -> Kernel:
-    """``kernel`` beside what follows it, up to its wait."""
-    channel = _channel(collective)
+    """``kernel`` beside what follows it, up to the wait for ``collective``."""
 
     def run_started(run: Run, *operands: Any) -> Any:
         if run.communication is None:
             return kernel(run, *operands)
-        with run.communication.started(channel):
+        with run.communication.started(collective, operands):
             return kernel(run, *operands)
 
     return run_started

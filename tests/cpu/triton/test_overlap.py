@@ -4,13 +4,14 @@ nothing that is still read. The oracle is the same plan over collectives that en
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from flagos_backend.codegen.triton import schedule
@@ -42,19 +43,29 @@ class Alike(Communicator):
 
 
 class Late(Alike):
-    """What is started has its results when it is waited for, of what its operands have by then: garbage until then, and
-    something else if they are written over. ``most``: how many were under way at once."""
+    """What is started has its results when it is waited for, of what its operands have by then: garbage until then,
+    something else if they are written over, and an error if their memory is gone. ``most``: how many were under way at
+    once."""
 
     def __init__(self) -> None:
         self._begun: list[Callable[[], None]] = []
-        self._under_way: dict[Hashable, list[Callable[[], None]]] = {}
+        self._under_way: dict[Instruction, tuple[Sequence[Any], list[Callable[[], None]]]] = {}
         self.most = 0
 
     def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
         results = super().exchange(meeting, contribution, combine)
+        # Nobody but who started it has them.
+        lent = [StorageWeakRef(array.untyped_storage()) for array in contribution]
+        shapes = [(array.dtype, array.shape, array.stride(), array.storage_offset()) for array in contribution]
 
         def arrive() -> None:
-            ended = super(Late, self).exchange(meeting, contribution, combine)
+            assert not any(storage.expired() for storage in lent), "an operand is gone"
+            storages = [torch.UntypedStorage._new_with_weak_ptr(storage.cdata) for storage in lent]
+            operands = [
+                torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+                for storage, (dtype, shape, stride, offset) in zip(storages, shapes, strict=True)
+            ]
+            ended = super(Late, self).exchange(meeting, operands, combine)
             for result, array in zip(tree_leaves(results), tree_leaves(ended), strict=True):
                 result.copy_(array)
 
@@ -64,16 +75,17 @@ class Late(Alike):
         return results
 
     @contextlib.contextmanager
-    def started(self, channel: Hashable) -> Iterator[None]:
+    def started(self, collective: Instruction, operands: Sequence[Any]) -> Iterator[None]:
         yield
-        assert channel not in self._under_way
-        self._under_way[channel], self._begun = self._begun, []
+        assert collective not in self._under_way
+        self._under_way[collective], self._begun = (operands, self._begun), []
         self.most = max(self.most, len(self._under_way))
 
-    def wait(self, channel: Hashable) -> None:
-        assert channel in self._under_way, "it is waited for once"
-        while channel in self._under_way:
-            for arrive in self._under_way.pop(next(iter(self._under_way))):
+    def wait(self, collective: Instruction) -> None:
+        assert collective in self._under_way, "it is waited for once"
+        while collective in self._under_way:
+            _, begun = self._under_way.pop(next(iter(self._under_way)))
+            for arrive in begun:
                 arrive()
 
     def wait_for_all(self) -> None:
@@ -214,6 +226,20 @@ def test_an_array_is_read_before_it_is_updated() -> None:
     )
     explained = plan.build(module.entry, (0,), torch.device("cpu"), TARGET).explain()
     assert " over #" in explained and "copy of" not in explained
+
+
+def test_what_is_sent_stays_though_its_reader_has_another_copy(rng: np.random.Generator) -> None:
+    """Regions read dense arrays: one that is not, as a solution by columns, is copied for all who read it later."""
+    module = module_of(
+        f"""d = f32[{SIZE},{SIZE}] triangular-solve(x, y), left_side=true, lower=true, transpose_a=NO_TRANSPOSE
+        s = {total("d", 1)}
+        e = f32[{SIZE},{SIZE}] tanh(d)
+        w = {product("e", "e")}
+        ROOT r = (f32[{SIZE},{SIZE}], f32[{SIZE},{SIZE}]) tuple(w, s)""",
+        "xy",
+    )
+    assert names(items_of(module)) == ["d", "s", "e", "w", "wait s"]
+    run_both(module, rng)
 
 
 def test_without_collectives_the_order_stays() -> None:

@@ -160,17 +160,24 @@ def test_flagcx_is_not_recorded_on_other_makers_devices(
     over_flagcx: ContextPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(get_device_name=lambda: "MetaX C500"))
-    assert over_flagcx.no_recording == "FlagCX joins devices of metax"
+    assert over_flagcx.no_recording == "FlagCX calls another library for devices of metax"
 
 
-def test_a_group_of_two_makers_breaks_what_is_recorded() -> None:
-    """Of one device alone nobody can tell; and nothing begins."""
+def test_flagcx_without_a_home_reads_no_file_there(over_flagcx: ContextPeers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(path: Path) -> Path:
+        raise RuntimeError("could not determine home directory")
 
-    class Peers(OfOneProcess):
-        def transport(self, meeting: Meeting) -> Transport:
-            reason = "FlagCX joins devices of metax, nvidia"
-            return Transport(None, (0, 1), 0, "of two", "flagcx", "device", unlike_nccl=reason)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert not over_flagcx.no_recording
 
-    communicator = SpanningCommunicator(Peers()).recorded(lambda array: False)
-    with pytest.raises(RuntimeError, match="FlagCX joins devices of metax, nvidia"):
+
+def test_a_group_of_two_makers_is_not_recorded(over_flagcx: ContextPeers) -> None:
+    """Which is known when its members have met; and nothing begins in a capture."""
+    assert not over_flagcx.no_recording
+    reason = "FlagCX calls another library for devices of metax"
+    transport = Transport(None, (0, 1), 0, "of two", "flagcx", "device", unlike_nccl=reason)
+    over_flagcx._transports[(0, 1), 0] = transport
+    assert over_flagcx.no_recording == reason
+    communicator = over_flagcx.communicator((0, 1)).recorded(lambda array: False)
+    with pytest.raises(RuntimeError, match=reason):
         communicator.all_gather(Meeting("%g", (0, 1), 0), [torch.ones(2)], 0)

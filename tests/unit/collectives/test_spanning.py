@@ -434,7 +434,7 @@ def test_accelerators_of_one_process_meet_over_flagcx(registered: Callable[..., 
 
 
 @pytest.mark.parametrize("makers", [("nvidia", "nvidia"), ("nvidia", "metax")])
-def test_members_tell_one_another_who_made_their_devices(
+def test_members_tell_one_another_what_flagcx_is_to_them(
     registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch, makers: tuple[str, str]
 ) -> None:
     registered()
@@ -443,7 +443,7 @@ def test_members_tell_one_another_who_made_their_devices(
             monkeypatch.setattr(own, "_maker", lambda maker=maker: maker)
         results(sums(peers))
         made = [(transport.unlike_nccl, transport.coalesces) for own in peers for transport in own._transports.values()]
-    alike, different = ("", True), ("FlagCX joins devices of metax, nvidia", False)
+    alike, different = ("", True), ("FlagCX calls another library for devices of metax", False)
     assert made == [alike if makers[0] == makers[1] else different] * 2
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from flagos_backend.devices.undisturbed import undisturbed
-from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
