@@ -15,31 +15,20 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from flagos_backend.codegen.triton import schedule
-from flagos_backend.collectives.communicator import Combine, Communicator, Meeting
+from flagos_backend.collectives.communicator import Combine, Meeting
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.region import Region
-from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.effects import COLLECTIVES
-from flagos_backend.passes.pipeline import optimize
 from flagos_backend.runtime.accelerator import overlap, plan
 from flagos_backend.runtime.accelerator.overlap import Wait, overlapped
-from support.against_xla import hlo_of_text
+from support.square_programs import DEVICES, Alike, Square
 
-DEVICES = 2
 TARGET = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)
-SUM = "sum { a = f32[] parameter(0)\n b = f32[] parameter(1)\n ROOT r = f32[] add(a, b) }\n"
-GROUP = "replica_groups={{0,1}}, use_global_device_ids=true"
-SIZE = 8
-
-
-class Alike(Communicator):
-    """The other devices have what this one has."""
-
-    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
-        return combine([contribution] * meeting.size)[meeting.rank]
+S = Square(8)
+SIZE = S.size
 
 
 class Late(Alike):
@@ -92,12 +81,6 @@ class Late(Alike):
         assert not self._under_way, "a whole plan has waited for all"
 
 
-def module_of(body: str, parameters: Sequence[str]) -> Module:
-    declared = "".join(f"{name} = f32[{SIZE},{SIZE}] parameter({n})\n  " for n, name in enumerate(parameters))
-    text = f"{SUM}ENTRY main {{\n  {declared}{body}\n}}"
-    return optimize(import_module(hlo_of_text(text), num_partitions=DEVICES))
-
-
 def items_of(module: Module) -> tuple[Region | Instruction | Wait, ...]:
     flat = flatten(module.entry)
     return overlapped(flat, schedule(flat, TARGET))
@@ -121,18 +104,6 @@ def run_both(module: Module, rng: np.random.Generator, donated: Sequence[int] = 
     return late
 
 
-def gather(operand: str, channel: int) -> str:
-    return f"f32[{2 * SIZE},{SIZE}] all-gather({operand}), channel_id={channel}, {GROUP}, dimensions={{0}}"
-
-
-def total(operand: str, channel: int) -> str:
-    return f"f32[{SIZE},{SIZE}] all-reduce({operand}), channel_id={channel}, {GROUP}, to_apply=sum"
-
-
-def product(left: str, right: str) -> str:
-    return f"f32[{SIZE},{SIZE}] dot({left}, {right}), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
-
-
 def names(items: Sequence[Region | Instruction | Wait]) -> list[str]:
     """Waits as "wait x y", collectives and other calls by name, regions by what they make first."""
     found = []
@@ -146,12 +117,12 @@ def names(items: Sequence[Region | Instruction | Wait]) -> list[str]:
 
 def test_what_does_not_wait_comes_between(rng: np.random.Generator) -> None:
     """A gradient's sum while the next one is computed."""
-    module = module_of(
-        f"""d = {product("x", "y")}
-        s = {total("d", 1)}
-        e = {product("y", "x")}
-        t = {total("e", 2)}
-        ROOT r = (f32[{SIZE},{SIZE}], f32[{SIZE},{SIZE}]) tuple(s, t)""",
+    module = S.module(
+        f"""d = {S.product("x", "y")}
+        s = {S.total("d", 1)}
+        e = {S.product("y", "x")}
+        t = {S.total("e", 2)}
+        ROOT r = ({S.shape}, {S.shape}) tuple(s, t)""",
         "xy",
     )
     assert names(items_of(module)) == ["d", "s", "e", "t", "wait s t"]
@@ -160,14 +131,14 @@ def test_what_does_not_wait_comes_between(rng: np.random.Generator) -> None:
 
 def test_what_is_needed_comes_first(rng: np.random.Generator) -> None:
     """``e`` is between the collectives, and the second one does not need it; ``f`` is behind the wait for it."""
-    module = module_of(
-        f"""s = {total("x", 1)}
-        d = {product("s", "y")}
-        e = {product("d", "d")}
-        t = {total("d", 2)}
-        g = {product("t", "y")}
-        f = {product("x", "y")}
-        ROOT r = (f32[{SIZE},{SIZE}], f32[{SIZE},{SIZE}], f32[{SIZE},{SIZE}]) tuple(e, g, f)""",
+    module = S.module(
+        f"""s = {S.total("x", 1)}
+        d = {S.product("s", "y")}
+        e = {S.product("d", "d")}
+        t = {S.total("d", 2)}
+        g = {S.product("t", "y")}
+        f = {S.product("x", "y")}
+        ROOT r = ({S.shape}, {S.shape}, {S.shape}) tuple(e, g, f)""",
         "xy",
     )
     assert names(items_of(module)) == ["s", "f", "wait s", "d", "t", "e", "wait t", "g"]
@@ -178,12 +149,12 @@ def test_weights_are_gathered_early_but_not_all_at_once(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = "\n".join(
-        f"""g{n} = {gather(f"w{n}", n + 1)}
+        f"""g{n} = {S.gather(f"w{n}", n + 1)}
         h{n} = f32[{SIZE},{2 * SIZE}] dot(x{n}, g{n}), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
-        x{n + 1} = f32[{SIZE},{SIZE}] slice(h{n}), slice={{[0:{SIZE}], [0:{SIZE}]}}"""
+        x{n + 1} = {S.shape} slice(h{n}), slice={{[0:{SIZE}], [0:{SIZE}]}}"""
         for n in range(5)
     )
-    module = module_of(f"{layers}\n ROOT r = f32[{SIZE},{SIZE}] tanh(x5)", ["x0", *(f"w{n}" for n in range(5))])
+    module = S.module(f"{layers}\n ROOT r = {S.shape} tanh(x5)", ["x0", *(f"w{n}" for n in range(5))])
     order = names(items_of(module))
     starts = [name for name in order if name.startswith("g")]
     assert starts == [f"g{n}" for n in range(5)]
@@ -198,15 +169,15 @@ def test_weights_are_gathered_early_but_not_all_at_once(
 @pytest.mark.parametrize("donated", [(), (0, 1)])
 def test_nothing_is_written_over_that_is_read(donated: Sequence[int], rng: np.random.Generator) -> None:
     """``e`` could be written over ``d``, and ``u`` over ``x``, once they have been sent."""
-    module = module_of(
-        f"""d = {product("x", "y")}
-        s = {total("d", 1)}
-        e = f32[{SIZE},{SIZE}] exponential(d)
-        g = {gather("x", 2)}
+    module = S.module(
+        f"""d = {S.product("x", "y")}
+        s = {S.total("d", 1)}
+        e = {S.shape} exponential(d)
+        g = {S.gather("x", 2)}
         z = s32[] constant(0)
         row = f32[1,{SIZE}] slice(y), slice={{[0:1], [0:{SIZE}]}}
-        u = f32[{SIZE},{SIZE}] dynamic-update-slice(x, row, z, z)
-        ROOT r = (f32[{SIZE},{SIZE}], f32[{SIZE},{SIZE}], f32[{2 * SIZE},{SIZE}], f32[{SIZE},{SIZE}]) tuple(s, e, g, u)
+        u = {S.shape} dynamic-update-slice(x, row, z, z)
+        ROOT r = ({S.shape}, {S.shape}, f32[{2 * SIZE},{SIZE}], {S.shape}) tuple(s, e, g, u)
         """,
         "xy",
     )
@@ -215,13 +186,13 @@ def test_nothing_is_written_over_that_is_read(donated: Sequence[int], rng: np.ra
 
 def test_an_array_is_read_before_it_is_updated() -> None:
     """Which the collective needs, and ``d`` it does not."""
-    module = module_of(
-        f"""d = {product("x", "y")}
+    module = S.module(
+        f"""d = {S.product("x", "y")}
         z = s32[] constant(0)
         row = f32[1,{SIZE}] slice(y), slice={{[0:1], [0:{SIZE}]}}
-        new = f32[{SIZE},{SIZE}] dynamic-update-slice(x, row, z, z)
-        s = {total("new", 1)}
-        ROOT r = (f32[{SIZE},{SIZE}], f32[{SIZE},{SIZE}], f32[{SIZE},{SIZE}]) tuple(d, s, new)""",
+        new = {S.shape} dynamic-update-slice(x, row, z, z)
+        s = {S.total("new", 1)}
+        ROOT r = ({S.shape}, {S.shape}, {S.shape}) tuple(d, s, new)""",
         "xy",
     )
     explained = plan.build(module.entry, (0,), torch.device("cpu"), TARGET).explain()
@@ -230,12 +201,12 @@ def test_an_array_is_read_before_it_is_updated() -> None:
 
 def test_what_is_sent_stays_though_its_reader_has_another_copy(rng: np.random.Generator) -> None:
     """Regions read dense arrays: one that is not, as a solution by columns, is copied for all who read it later."""
-    module = module_of(
-        f"""d = f32[{SIZE},{SIZE}] triangular-solve(x, y), left_side=true, lower=true, transpose_a=NO_TRANSPOSE
-        s = {total("d", 1)}
-        e = f32[{SIZE},{SIZE}] tanh(d)
-        w = {product("e", "e")}
-        ROOT r = (f32[{SIZE},{SIZE}], f32[{SIZE},{SIZE}]) tuple(w, s)""",
+    module = S.module(
+        f"""d = {S.shape} triangular-solve(x, y), left_side=true, lower=true, transpose_a=NO_TRANSPOSE
+        s = {S.total("d", 1)}
+        e = {S.shape} tanh(d)
+        w = {S.product("e", "e")}
+        ROOT r = ({S.shape}, {S.shape}) tuple(w, s)""",
         "xy",
     )
     assert names(items_of(module)) == ["d", "s", "e", "w", "wait s"]
@@ -243,7 +214,7 @@ def test_what_is_sent_stays_though_its_reader_has_another_copy(rng: np.random.Ge
 
 
 def test_without_collectives_the_order_stays() -> None:
-    module = module_of(f"d = {product('x', 'y')}\n ROOT r = f32[{SIZE},{SIZE}] tanh(d)", "xy")
+    module = S.module(f"d = {S.product('x', 'y')}\n ROOT r = {S.shape} tanh(d)", "xy")
     flat = flatten(module.entry)
     found = schedule(flat, TARGET)
     assert overlapped(flat, found) == found.items
@@ -251,39 +222,8 @@ def test_without_collectives_the_order_stays() -> None:
 
 @pytest.mark.parametrize("case", range(12))
 def test_programs_of_chance(case: int, rng: np.random.Generator) -> None:
-    """Values are computed from any before: products, updates, and collectives of every kind."""
-    values, lines = ["x", "y"], ["z = s32[] constant(0)"]
-
-    def value() -> str:
-        return str(rng.choice(values[-6:]))
-
-    for n in range(40):
-        kind, name = rng.integers(6), f"v{n}"
-        if kind == 0:
-            lines.append(f"{name} = {total(value(), n + 1)}")
-        elif kind == 1:
-            lines.append(f"g{n} = {gather(value(), n + 1)}")
-            lines.append(f"{name} = f32[{SIZE},{SIZE}] slice(g{n}), slice={{[4:{SIZE + 4}], [0:{SIZE}]}}")
-        elif kind == 2:
-            lines.append(f"q{n} = f32[{SIZE // 2},{SIZE}] reduce-scatter({value()}), channel_id={n + 1}, {GROUP}, "
-                         "dimensions={0}, to_apply=sum")  # fmt: skip
-            lines.append(f"{name} = f32[{SIZE},{SIZE}] concatenate(q{n}, q{n}), dimensions={{0}}")
-        elif kind == 3:
-            lines.append(f"p{n} = {product(value(), value())}")
-            lines.append(f"{name} = f32[{SIZE},{SIZE}] tanh(p{n})")
-        elif kind == 4:
-            lines.append(f"part{n} = f32[2,{SIZE}] slice({value()}), slice={{[1:3], [0:{SIZE}]}}")
-            lines.append(f"{name} = f32[{SIZE},{SIZE}] dynamic-update-slice({value()}, part{n}, z, z)")
-        else:
-            lines.append(f"{name} = f32[{SIZE},{SIZE}] add({value()}, {value()})")
-            lines[-1] = lines[-1].replace(" add(", " maximum(") if rng.integers(2) else lines[-1]
-        values.append(name)
-    outputs = [f"t{n}" for n in range(4)]
-    lines += [f"{output} = f32[{SIZE},{SIZE}] tanh({value()})" for output in outputs]
-    shapes = ", ".join([f"f32[{SIZE},{SIZE}]"] * 4)
-    module = module_of("\n  ".join([*lines, f"ROOT r = ({shapes}) tuple({', '.join(outputs)})"]), "xy")
-    module_order = [i.name for i in module.entry.instructions if i.opcode in COLLECTIVES]
-    started = [name for name in names(items_of(module)) if name in module_order]
-    places = [module_order.index(name) for name in started]
-    assert all(a < b for a, b in pairwise(places))
+    module = S.module_of_chance(rng)
+    order = [i.name for i in module.entry.instructions if i.opcode in COLLECTIVES]
+    started = [order.index(name) for name in names(items_of(module)) if name in order]
+    assert all(a < b for a, b in pairwise(started)) and len(started) == len(order)
     run_both(module, rng, (0, 1))
