@@ -22,12 +22,11 @@ class Lane {
       tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
     }
     FillInvariant(loop, slots, tiles_);
-    int64_t bytes = 0;  // of all arrays, at a point
-    for (const Loop::Input& input : loop.inputs) bytes += Bytes(input.reg);
-    for (const Loop::Output& output : loop.outputs) bytes += Bytes(output.reg);
+    int64_t bytes = 0;
+    for (const Loop::Input& input : loop.inputs) bytes += BytesOf(input);
+    for (const Loop::Output& output : loop.outputs) bytes += BytesOf(output);
     const int64_t run = loop.dims.empty() ? 1 : std::min(loop.tile, loop.dims.back());
-    looks_ahead_ =
-        !loop.steps.empty() && run >= kLongRun && Product(loop.dims, 0, loop.dims.size()) * bytes >= Ahead::kFar;
+    looks_ahead_ = !loop.steps.empty() && run >= kLongRun && bytes >= Ahead::kFar;
   }
 
   void RunMap(int64_t begin, int64_t end) {
@@ -69,6 +68,16 @@ class Lane {
 
   static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
   int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }
+
+  // Of an input or an output, all that is read or written; what repeats is so once.
+  template <class Access>
+  int64_t BytesOf(const Access& access) const {
+    int64_t elements = 1;
+    for (size_t d = 0; d < access.strides.size(); ++d) {
+      if (access.strides[d] != 0) elements *= loop_.dims[d];
+    }
+    return elements * Bytes(access.reg);
+  }
 
   void Load(int64_t inner, int64_t n) {
     if (!loop_.dims.empty()) tiles_.index[loop_.dims.size() - 1] = inner;
