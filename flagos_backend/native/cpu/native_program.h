@@ -29,6 +29,7 @@ struct LoopBase {
     bool computed = true;          // with; else only stored
     bool fixed = false;            // the same wherever it is folded
     bool folded_in_place = false;  // columns that nothing but reductions reads, where they stand
+    int64_t in_turn = 1;           // where tiles are boxes: as for outputs
   };
   struct Constant {
     int64_t reg, bits;
@@ -61,6 +62,9 @@ struct LoopBase {
     // The step that computes the register writes here directly; or else the tile is written here around the caches.
     bool in_place = false, streamed = false;
     int64_t moved = -1;  // where tiles are boxes: the number of the input that is stored unchanged
+    // Where tiles are boxes: with how many, this one and those behind it, whose elements stand in turn in memory, it is
+    // moved at once; 0: one of those behind.
+    int64_t in_turn = 1;
   };
 
   std::vector<int64_t> dims;
