@@ -179,7 +179,7 @@ struct IndexedWindows {
 // Starts are clamped so that each window lies inside the array.
 struct GatherWindows : IndexedWindows {
   int64_t array, target;                     // slots
-  ShortStartFunction short_start = nullptr;  // where windows are single elements that 32 bits tell apart
+  ShortStartFunction short_start = nullptr;  // where runs are single elements whose starts 32 bits tell apart
   TakeFunction take = nullptr;
 };
 
