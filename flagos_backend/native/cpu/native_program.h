@@ -27,6 +27,7 @@ struct LoopBase {
     std::vector<int64_t> strides;
     bool invariant;                // one element for the whole loop
     bool computed = true;          // with; else only stored
+    bool is_number = false;        // where tiles are rows: the same in all of a row, of which only one element is read
     bool fixed = false;            // the same wherever it is folded
     bool folded_in_place = false;  // columns that nothing but reductions reads, where they stand
     int64_t in_turn = 1;           // where tiles are boxes: as for outputs

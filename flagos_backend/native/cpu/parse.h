@@ -159,6 +159,7 @@ class Parser {
   WindowReach ParseWindows(IndexedWindows& windows, Type* index_type, bool drops);
   void CheckWindows(const WindowReach& reach, IndexedWindows& windows, int64_t array,
                     const std::vector<int64_t>& indices, int64_t other) const;
+  void ReadNumbersOfRows(Loop& loop, const int64_t* steps);
   static void ChooseTake(GatherWindows& gather, Type index_type);
   GatherWindows ParseGather();
   ScatterWindows ParseScatter();

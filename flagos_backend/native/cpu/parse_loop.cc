@@ -87,80 +87,6 @@ int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile, in
 // A tile never crosses what it runs along, and what is longer than that is filled for nothing.
 int64_t Within(int64_t tile, int64_t most) { return std::min(tile, std::max<int64_t>(most, 1)); }
 
-// Columns that only reductions read need no tile: rows of any length and distance are folded where they stand.
-void FoldInPlace(Loop& loop) {
-  const auto is_read = [&](int64_t reg) {
-    const auto reads = [reg](const LoopBase::Step& step) { return step.a == reg || step.b == reg || step.c == reg; };
-    return std::any_of(loop.steps.begin(), loop.steps.end(), reads) ||
-           std::any_of(loop.fixed_steps.begin(), loop.fixed_steps.end(), reads);
-  };
-  for (size_t i = 0; i < loop.inputs.size(); ++i) {
-    LoopBase::Input& input = loop.inputs[i];
-    input.folded_in_place = !input.fixed && input.strides.back() == 1 && !is_read(input.reg);
-    for (LoopBase::Reduction& reduction : loop.reductions) {
-      if (input.folded_in_place && reduction.reg == input.reg) reduction.input = static_cast<int64_t>(i);
-    }
-  }
-}
-
-// Takes the steps that compute the same in all rows out of the others.
-void FixSteps(Loop& loop) {
-  std::vector<bool> fixed(loop.registers.size());
-  std::vector<int> writers(loop.registers.size());
-  for (const LoopBase::Constant& constant : loop.constants) fixed[static_cast<size_t>(constant.reg)] = true;
-  for (LoopBase::Input& input : loop.inputs) {
-    const auto last = input.strides.end() - 1;
-    input.fixed = std::all_of(last - loop.num_folded, last, [](int64_t stride) { return stride == 0; });
-    if (input.fixed) fixed[static_cast<size_t>(input.reg)] = true;
-  }
-  for (const LoopBase::Step& step : loop.steps) ++writers[static_cast<size_t>(step.result)];
-  std::vector<LoopBase::Step> varying;
-  for (const LoopBase::Step& step : loop.steps) {
-    const auto is_fixed = [&](int64_t reg) { return fixed[static_cast<size_t>(reg)]; };
-    const bool is =
-        writers[static_cast<size_t>(step.result)] == 1 && is_fixed(step.a) && is_fixed(step.b) && is_fixed(step.c);
-    if (is) fixed[static_cast<size_t>(step.result)] = true;
-    (is ? loop.fixed_steps : varying).push_back(step);
-  }
-  loop.steps = std::move(varying);
-}
-
-// What the accumulators of a tile of columns take stays in the first-level cache, and a run of columns is long enough.
-constexpr int64_t kMaxColumns = 512, kMaxComputedColumns = 1024, kFewestColumns = 64;
-// Rows that are folded where they stand, in one block.
-constexpr int64_t kBlockRows = 64;
-// So many tasks are enough for threads, if each has this many points.
-constexpr int64_t kEnoughTasks = 8, kTaskPoints = 1 << 14;
-
-// Cuts a loop that folds columns into blocks and segments.
-void PlanColumns(Loop& loop, int64_t points) {
-  const size_t rank = loop.dims.size();
-  const int64_t inner = loop.dims.back(), rows = loop.dims[rank - 2];
-  FixSteps(loop);
-  FoldInPlace(loop);
-  loop.columns =
-      std::max<int64_t>(1, std::min({inner, loop.tile, loop.steps.empty() ? kMaxColumns : kMaxComputedColumns}));
-  // Few rows are folded in one block: their accumulators then never leave the registers.
-  if (!loop.steps.empty() && rows * kFewestColumns <= loop.tile) {
-    loop.columns = std::min(loop.columns, loop.tile / std::max<int64_t>(rows, 1) / kFewestColumns * kFewestColumns);
-  }
-  loop.rows = loop.tile / loop.columns;
-  const bool in_place = loop.steps.empty() && loop.iotas.empty() &&
-                        std::all_of(loop.inputs.begin(), loop.inputs.end(),
-                                    [](const LoopBase::Input& input) { return input.fixed || input.folded_in_place; });
-  const bool folds_constants = std::any_of(loop.reductions.begin(), loop.reductions.end(),
-                                           [](const LoopBase::Reduction& reduction) { return reduction.input < 0; });
-  if (in_place && !folds_constants) loop.rows = std::max(loop.rows, kBlockRows);
-  loop.rows = std::max<int64_t>(1, std::min(loop.rows, rows));
-  int64_t tiles = (inner + loop.columns - 1) / loop.columns, blocks = (rows + loop.rows - 1) / loop.rows;
-  for (size_t d = 0; d < rank - 2; ++d) {
-    (d + 1 < rank - static_cast<size_t>(loop.num_folded) ? tiles : blocks) *= loop.dims[d];
-  }
-  if (tiles == 0 || blocks == 0) return;
-  const int64_t wanted = std::min((kEnoughTasks + tiles - 1) / tiles, points / kTaskPoints);
-  loop.segments = std::clamp<int64_t>(wanted, 1, blocks);
-}
-
 // What divides: not all quotients and remainders take a division.
 TileFunction QuotientFunction(const LoopBase& loop, const LoopBase::Step& step, Op op, Type type) {
   const Kernels& kernels = SelectKernels();
@@ -206,6 +132,14 @@ void MarkTiles(const std::vector<LoopBase::Step>& steps, const std::vector<LoopB
   }
   for (const LoopBase::Output& output : outputs) read[static_cast<size_t>(output.reg)] = true;
   for (const LoopBase::Reduction& reduction : reductions) read[static_cast<size_t>(reduction.reg)] = true;
+}
+
+// The registers of which whole tiles are read or computed.
+std::vector<bool> TilesOf(const Loop& loop) {
+  std::vector<bool> has_tile(loop.registers.size());
+  for (size_t i = 0; i < has_tile.size(); ++i) has_tile[i] = !loop.uniform[i];
+  MarkTiles(loop.steps, loop.outputs, loop.reductions, has_tile);
+  return has_tile;
 }
 
 // A step may write its result straight to memory when it alone computes the register, one output takes it, that output
@@ -288,6 +222,7 @@ Loop Parser::ParseLoop() {
   const size_t rank = loop.dims.size();
   int64_t run = rank == 0 ? 1 : loop.dims.back();
   if (columns) run = Times(run, loop.dims[rank - 2]);
+  const int64_t* const steps = next_;
   loop.steps = ParseSteps(loop);
   loop.reductions = ParseReductions(loop);
   Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
@@ -297,10 +232,7 @@ Loop Parser::ParseLoop() {
   std::vector<int64_t> kept(loop.dims.begin(), loop.dims.end() - loop.num_folded);
   if (columns) kept.back() = loop.dims.back();
   loop.outputs = ParseOutputs(loop, kept);
-  std::vector<bool> has_tile(loop.registers.size());
-  for (size_t i = 0; i < has_tile.size(); ++i) has_tile[i] = !loop.uniform[i];
-  MarkTiles(loop.steps, loop.outputs, loop.reductions, has_tile);
-  const int64_t greatest_tile = GreatestTile(loop, has_tile);
+  const int64_t greatest_tile = GreatestTile(loop, TilesOf(loop));
   loop.tile = Within(greatest_tile, run);
   if (!columns) {
     for (Loop::Output& output : loop.outputs) {
@@ -309,6 +241,7 @@ Loop Parser::ParseLoop() {
     }
     ChooseBox(loop, greatest_tile, loop.streams);
     loop.streams = loop.streams && loop.box.empty();
+    if (loop.box.empty()) ReadNumbersOfRows(loop, steps);
     for (Loop::Output& output : loop.outputs) {
       output.streamed = output.streamed && loop.box.empty();
       output.in_place = !output.streamed && IsInPlace(loop, loop.steps, loop.outputs, output);
@@ -319,6 +252,22 @@ Loop Parser::ParseLoop() {
   for (Type type : loop.registers) loop.lane_bytes += static_cast<size_t>(loop.tile * TypeBytes(type) + 64);
   loop.work = Times(points, static_cast<int64_t>(1 + loop.steps.size() + loop.reductions.size()));
   return loop;
+}
+
+// Where a tile lies within a row, inputs that are the same in all of one are read as numbers. steps: their words.
+void Parser::ReadNumbersOfRows(Loop& loop, const int64_t* steps) {
+  const auto is_number = [](const Loop::Input& input) { return !input.strides.empty() && input.strides.back() == 0; };
+  if (std::none_of(loop.inputs.begin(), loop.inputs.end(), is_number)) return;
+  for (const Loop::Input& input : loop.inputs) {
+    if (is_number(input)) loop.uniform[static_cast<size_t>(input.reg)] = true;
+  }
+  std::swap(next_, steps);
+  loop.steps = ParseSteps(loop);
+  std::swap(next_, steps);
+  const std::vector<bool> has_tile = TilesOf(loop);
+  for (Loop::Input& input : loop.inputs)
+    input.is_number = is_number(input) && !has_tile[static_cast<size_t>(input.reg)];
+  loop.tile = Within(GreatestTile(loop, has_tile), loop.dims.back());
 }
 
 RowLoop Parser::ParseRowLoop() {

@@ -124,7 +124,7 @@ class Lane {
     const int64_t bytes = Bytes(input.reg);
     const int64_t stride = input.strides.empty() ? 1 : input.strides.back();
     char* from = slots_[Index(input.slot)] + offset * bytes;
-    if (stride == 1 && !input.strides.empty() && !input.invariant) {
+    if (input.is_number || (stride == 1 && !input.strides.empty() && !input.invariant)) {
       tiles_.place[Index(input.reg)] = from;
     } else {
       Gather(tiles_.home[Index(input.reg)], from, input.strides.empty() ? 0 : stride, n, bytes);
