@@ -53,7 +53,10 @@ struct LoopBase {
     FoldFunction fold;
     FoldEachFunction fold_each;
     FoldRowsFunction fold_rows;
-    int64_t input = -1;        // whose columns are folded in place
+    int64_t input = -1;  // whose columns are folded in place
+    FoldProductsFunction fold_products =
+        nullptr;  // of a and b, where parts of rows are folded instead of their products
+    int64_t a = -1, b = -1;
     bool compensated = false;  // a sum in its own type, of which rows keep what rounding between tiles loses
     TileFunction widen, combine_wide, narrow;  // to, in and from AccumulatorType; widen and narrow null when it is type
   };
@@ -104,6 +107,7 @@ struct RowLoop : LoopBase {
     std::vector<int64_t> broadcasts;     // scalars that fill their tiles now
     std::vector<int64_t> inputs, iotas;  // numbers of those that vary within the row and are needed
     std::vector<Step> steps;
+    std::vector<Step> unfolded_steps;  // those without what fold_products compute
     std::vector<Output> outputs;
     std::vector<Reduction> reductions;
   };

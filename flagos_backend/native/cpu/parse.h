@@ -26,6 +26,8 @@ inline int64_t Times(int64_t a, int64_t b) {
   return product;
 }
 
+inline Type TypeOf(const LoopBase& loop, int64_t reg) { return loop.registers[static_cast<size_t>(reg)]; }
+
 class Parser {
  public:
   using Constants = std::shared_ptr<const std::vector<uint8_t>>;
