@@ -60,7 +60,7 @@ def accepts(region: Region) -> bool:
         return False
     nest = simplify(region) if region.folds else tiled(region)
     if _stores_parts(region) and 1 < prod(simplify(region).dims[-1:]) < LONG:
-        return False  # by itself each part has a loop along the dimension that is best for it
+        return _stores_in_turn(region)  # else each part has a loop along the dimension that is best for it
     points = prod(nest.dims)
     # Short runs of elements cost more in calls of operations than a pass through memory does.
     short = bool(nest.dims) and nest.dims[-1] < LONG
@@ -80,3 +80,12 @@ def accepts(region: Region) -> bool:
 def _stores_parts(region: Region) -> bool:
     """Whether several stores fill one buffer."""
     return len({store.target for store in region.stores}) < len(region.stores)
+
+
+def _stores_in_turn(region: Region) -> bool:
+    """Whether what is stored stands element by element in turn in one buffer."""
+    first, *others = region.stores
+    offsets = [store.index.offset for store in region.stores]
+    steps = [abs(c) for c, n in zip(first.index.coefficients, region.dims, strict=True) if n > 1]
+    alike = all(s.target is first.target and s.index.coefficients == first.index.coefficients for s in others)
+    return alike and not region.folds and max(offsets) - min(offsets) < min(steps)

@@ -11,8 +11,11 @@ from flagos_backend.fusion.region import Affine, Apply, Load, Region
 
 # Elements of the greatest tile, kMaxTile of native/cpu/parse_loop.cc.
 _TILE = 1024
-# Nanoseconds of a tile, of each operation and of each array in it, and of an element loaded or stored by itself.
-_PER_TILE, _PER_OPERATION, _PER_ARRAY, _PER_ELEMENT = 8.0, 3.0, 4.0, 0.5
+# Strides up to here are shuffles of vectors.
+_NEAR = 4
+# Nanoseconds of a tile, of each operation and of each array in it, and of an element that is shuffled, or loaded or
+# stored by itself.
+_PER_TILE, _PER_OPERATION, _PER_ARRAY, _PER_SHUFFLED, _PER_ELEMENT = 8.0, 3.0, 4.0, 0.1, 0.5
 
 
 def tiled(region: Region) -> Nest:
@@ -29,9 +32,10 @@ def tiled(region: Region) -> Nest:
 
 def _cost(nest: Nest, position: int, indices: list[Affine], operations: int) -> float:
     """Nanoseconds for each point if tiles run along the dimension at ``position``."""
-    apart = sum(nest.strides(index)[position] not in (0, 1) for index in indices)
+    strides = [abs(nest.strides(index)[position]) for index in indices]
+    shuffled, apart = sum(1 < stride <= _NEAR for stride in strides), sum(stride > _NEAR for stride in strides)
     tile = _PER_TILE + _PER_OPERATION * operations + _PER_ARRAY * len(indices)
-    return tile / min(nest.dims[position], _TILE) + _PER_ELEMENT * apart
+    return tile / min(nest.dims[position], _TILE) + _PER_SHUFFLED * shuffled + _PER_ELEMENT * apart
 
 
 def _with_last(nest: Nest, position: int) -> Nest:

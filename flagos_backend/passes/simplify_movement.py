@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from flagos_backend.ir.attributes import DimensionsAttributes, DynamicSliceAttributes, PadAttributes, SliceAttributes
+from flagos_backend.ir.attributes import (
+    DimensionAttributes,
+    DimensionsAttributes,
+    DynamicSliceAttributes,
+    PadAttributes,
+    SliceAttributes,
+)
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape
 from flagos_backend.passes.rewrite import Emitter, Rule, array_shape
 
 
@@ -49,7 +56,23 @@ def _transpose(instruction: Instruction, emitter: Emitter) -> Instruction | None
         if _increasing(dims):
             attributes = DimensionsAttributes(dims)
             return emitter.emit(Opcode.BROADCAST, instruction.shape, source.operands, attributes, like=instruction)
-    return None
+    return _stack(instruction, emitter) if source.opcode is Opcode.CONCATENATE else None
+
+
+def _stack(transpose: Instruction, emitter: Emitter) -> Instruction | None:
+    """What is stacked along a dimension that then becomes the last one, as coordinates of points, is stacked there."""
+    concatenate, permutation = transpose.operands[0], _dims(transpose)
+    stacked = concatenate.attributes_as(DimensionAttributes).dimension
+    parts = [array_shape(operand) for operand in concatenate.operands]
+    if permutation[-1] != stacked or any(part.dims[stacked] != 1 for part in parts):
+        return None
+    moved = []
+    for operand, part in zip(concatenate.operands, parts, strict=True):
+        shape = ArrayShape(part.element_type, tuple(part.dims[dimension] for dimension in permutation))
+        attributes = DimensionsAttributes(permutation)
+        moved.append(emitter.emit(Opcode.TRANSPOSE, shape, (operand,), attributes, like=transpose))
+    last = DimensionAttributes(len(permutation) - 1)
+    return emitter.emit(Opcode.CONCATENATE, transpose.shape, moved, last, like=transpose)
 
 
 def _broadcast(instruction: Instruction, emitter: Emitter) -> Instruction | None:

@@ -25,8 +25,12 @@ class Lane {
         box_(loop.dims, loop.box, tiles_.index),
         filled_(tiles_.index + 3 * loop.dims.size()),
         starts_(filled_ + loop.dims.size()) {
+    std::fill_n(tiles_.home, loop.registers.size(), nullptr);
+    PlaceTurns(loop.inputs);
+    PlaceTurns(loop.outputs);
     for (size_t i = 0; i < loop.registers.size(); ++i) {
-      tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
+      if (tiles_.home[i] == nullptr) tiles_.home[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
+      tiles_.place[i] = tiles_.home[i];
     }
     FillInvariant(loop, slots, tiles_);
   }
@@ -35,7 +39,7 @@ class Lane {
     for (int64_t task = begin; task < end; ++task) {
       box_.Set(task);
       for (const Loop::Input& input : loop_.inputs) {
-        if (input.computed && !input.invariant) Load(input);
+        if (input.computed && !input.invariant && input.in_turn > 0) Load(input);
       }
       for (size_t i = 0; i < loop_.iotas.size(); ++i) Count(i);
       std::copy_n(box_.extents, loop_.dims.size(), filled_);
@@ -44,13 +48,32 @@ class Lane {
         step.function(tiles_.place[Index(step.result)], tiles_.place[Index(step.a)], tiles_.place[Index(step.b)],
                       tiles_.place[Index(step.c)], box_.elements);
       }
-      for (const Loop::Output& output : loop_.outputs) Store(output);
+      for (const Loop::Output& output : loop_.outputs) {
+        if (output.in_turn > 0) Store(output);
+      }
     }
   }
 
  private:
   static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
   int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }
+
+  // The tiles of what stands in turn in memory, each as far behind the one before it.
+  template <class Access>
+  void PlaceTurns(const std::vector<Access>& accesses) {
+    for (size_t first = 0; first < accesses.size(); ++first) {
+      for (int64_t turn = 0; turn < accesses[first].in_turn && accesses[first].in_turn > 1; ++turn) {
+        const Access& access = accesses[first + static_cast<size_t>(turn)];
+        tiles_.home[Index(access.reg)] = tiles_.Take(TileBytes(access));
+      }
+    }
+  }
+
+  // From the tile of one to that of the next in turn.
+  template <class Access>
+  int64_t TileBytes(const Access& access) const {
+    return (loop_.tile * Bytes(access.reg) + 63) / 64 * 64;
+  }
 
   template <class Access>
   char* Address(const Access& access) const {
@@ -64,6 +87,7 @@ class Lane {
 
   void Load(const Loop::Input& input) {
     Movement movement = Between(box_.dense, input.strides);
+    movement.Add(input.in_turn, TileBytes(input) / Bytes(input.reg), 1);
     char*& place = tiles_.place[Index(input.reg)];
     if (movement.IsInPlace()) {
       place = Address(input);
@@ -100,7 +124,9 @@ class Lane {
     if (loop_.uniform[Index(output.reg)]) {
       Between(output.strides, Nowhere()).Run(to, from, Bytes(output.reg));
     } else if (to != from) {
-      Between(output.strides, box_.dense).Run(to, from, Bytes(output.reg));
+      Movement movement = Between(output.strides, box_.dense);
+      movement.Add(output.in_turn, 1, TileBytes(output) / Bytes(output.reg));
+      movement.Run(to, from, Bytes(output.reg));
     }
   }
 

@@ -1,6 +1,7 @@
 // Which loops have boxes for tiles, and how large those are.
 #include <algorithm>
 #include <cstdlib>
+#include <tuple>
 
 #include "cpu/run_loop.h"
 #include "cpu/tiles.h"
@@ -91,27 +92,78 @@ bool SavesTime(const Loop& loop, const std::vector<int64_t>& box) {
   return saved * (rows - 1) / rows > lost;
 }
 
+// Puts inputs, or outputs, one behind the other that stand in turn: as many as the stride along the last dimension says, as
+// coordinates of points. Whether there are any. has_tile(access): it has a tile of its own.
+template <class Access, class HasTile>
+bool FindTurns(const Loop& loop, std::vector<Access>& accesses, const HasTile& has_tile) {
+  constexpr int64_t kMostTurns = 4, kLeastBytes = 4;  // of which there are shuffles
+  std::stable_sort(accesses.begin(), accesses.end(), [](const Access& a, const Access& b) {
+    return std::tie(a.slot, a.offset) < std::tie(b.slot, b.offset);
+  });
+  bool found = false;
+  for (size_t first = 0; first < accesses.size(); ++first) {
+    const Access access = accesses[first];
+    const Type type = loop.registers[static_cast<size_t>(access.reg)];
+    const int64_t turns = access.strides.back();
+    if (turns < 2 || turns > kMostTurns || TypeBytes(type) < kLeastBytes || !has_tile(access)) continue;
+    int64_t turn = 1;
+    for (; turn < turns; ++turn) {
+      if (first + static_cast<size_t>(turn) >= accesses.size()) break;
+      const auto place = accesses.begin() + static_cast<int64_t>(first) + turn;
+      const auto next = std::find_if(place, accesses.end(), [&](const Access& other) {
+        return other.slot == access.slot && other.offset == access.offset + turn && other.strides == access.strides &&
+               loop.registers[static_cast<size_t>(other.reg)] == type && has_tile(other);
+      });
+      if (next == accesses.end()) break;
+      std::swap(*place, *next);
+    }
+    if (turn < turns) continue;
+    accesses[first].in_turn = turns;
+    while (--turn > 0) accesses[++first].in_turn = 0;
+    found = true;
+  }
+  return found;
+}
+
+// The same of both.
+bool FindTurns(Loop& loop) {
+  const auto is_alone = [](const auto& accesses, int64_t reg) {
+    return std::count_if(accesses.begin(), accesses.end(), [&](const auto& other) { return other.reg == reg; }) == 1;
+  };
+  const bool of_inputs = FindTurns(loop, loop.inputs, [&](const Loop::Input& input) {
+    return input.computed && !input.invariant && is_alone(loop.inputs, input.reg);
+  });
+  const bool of_outputs = FindTurns(loop, loop.outputs, [&](const Loop::Output& output) {
+    const auto computes = [&](const Loop::Step& step) { return step.result == output.reg; };
+    return std::any_of(loop.steps.begin(), loop.steps.end(), computes) && is_alone(loop.outputs, output.reg);
+  });
+  return of_inputs || of_outputs;
+}
+
 }  // namespace
 
 void ChooseBox(Loop& loop, int64_t elements, bool streams) {
-  if (loop.dims.empty() || Product(loop.dims, 0, loop.dims.size()) == 0) return;
+  const int64_t points = Product(loop.dims, 0, loop.dims.size());
+  if (loop.dims.empty() || points == 0) return;
+  for (Loop::Input& input : loop.inputs) {
+    input.computed = std::any_of(loop.steps.begin(), loop.steps.end(), [&](const Loop::Step& step) {
+      return step.a == input.reg || step.b == input.reg || step.c == input.reg;
+    });
+  }
   const bool moves = loop.steps.empty() && loop.iotas.empty();
   int64_t bytes;
   const int64_t turned = TurnedDimension(loop, &bytes);
-  if (turned < 0 && (streams || (loop.dims.size() < 2 && !moves))) return;
+  if (turned < 0 && streams) return;
+  const bool takes_turns = FindTurns(loop) && points > elements;
+  if (turned < 0 && loop.dims.size() < 2 && !moves && !takes_turns) return;
   std::vector<int64_t> box = MakeBox(loop, turned, bytes, moves ? kMoved : elements);
-  if (turned < 0 && !moves && !SavesTime(loop, box)) return;
+  if (turned < 0 && !moves && !takes_turns && !SavesTime(loop, box)) return;
   loop.tile = moves ? 1 : Product(box, 0, box.size());
   loop.box = std::move(box);
   for (Loop::Output& output : loop.outputs) {
     const auto stored = [&](const Loop::Input& input) { return input.reg == output.reg && !input.invariant; };
     const auto input = std::find_if(loop.inputs.begin(), loop.inputs.end(), stored);
     if (input != loop.inputs.end()) output.moved = input - loop.inputs.begin();
-  }
-  for (Loop::Input& input : loop.inputs) {
-    input.computed = std::any_of(loop.steps.begin(), loop.steps.end(), [&](const Loop::Step& step) {
-      return step.a == input.reg || step.b == input.reg || step.c == input.reg;
-    });
   }
 }
 

@@ -57,6 +57,8 @@ inline constexpr int kNumPartOps = static_cast<int>(PartOp::kCount);
 using TileFunction = void (*)(void* result, const void* a, const void* b, const void* c, int64_t n);
 // *accumulator = *accumulator op x[0] op ... op x[n - 1], the accumulator in AccumulatorType.
 using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
+// *accumulator = *accumulator + x[0] y[0] + ... + x[n - 1] y[n - 1], the accumulator in AccumulatorType.
+using FoldProductsFunction = void (*)(void* accumulator, const void* x, const void* y, int64_t n);
 
 // Of each of `rows` rows of n: accumulators[row] = accumulators[row] op x[0] op ... op x[n - 1], in AccumulatorType.
 using FoldEachFunction = void (*)(void* accumulators, const void* x, int64_t rows, int64_t n);
@@ -114,7 +116,8 @@ struct Kernels {
   FoldRowsFunction fold_rows[kNumCombines][kNumTypes];
   ExtremeInRowFunction extreme_in_row[2][kNumTypes];  // [whether the greatest counts]
   ExtremesInColumnsFunction extremes_in_columns[2][kNumTypes];
-  DotFunction dot[kNumTypes];  // F32, F64
+  FoldProductsFunction fold_products[kNumTypes];  // F32
+  DotFunction dot[kNumTypes];                     // F32, F64
   TileFunction complex128[static_cast<int>(ComplexOp::kCount)];
   TileFunction part[kNumPartOps];  // of kC64 and kF32
   TileFunction iota[kNumTypes];    // result[i] = *a (int64) + i * *b (int64)

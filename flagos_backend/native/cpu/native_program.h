@@ -27,8 +27,10 @@ struct LoopBase {
     std::vector<int64_t> strides;
     bool invariant;                // one element for the whole loop
     bool computed = true;          // with; else only stored
+    bool is_number = false;        // where tiles are rows: the same in all of a row, of which only one element is read
     bool fixed = false;            // the same wherever it is folded
     bool folded_in_place = false;  // columns that nothing but reductions reads, where they stand
+    int64_t in_turn = 1;           // where tiles are boxes: as for outputs
   };
   struct Constant {
     int64_t reg, bits;
@@ -51,7 +53,10 @@ struct LoopBase {
     FoldFunction fold;
     FoldEachFunction fold_each;
     FoldRowsFunction fold_rows;
-    int64_t input = -1;        // whose columns are folded in place
+    int64_t input = -1;  // whose columns are folded in place
+    FoldProductsFunction fold_products =
+        nullptr;  // of a and b, where parts of rows are folded instead of their products
+    int64_t a = -1, b = -1;
     bool compensated = false;  // a sum in its own type, of which rows keep what rounding between tiles loses
     TileFunction widen, combine_wide, narrow;  // to, in and from AccumulatorType; widen and narrow null when it is type
   };
@@ -61,6 +66,9 @@ struct LoopBase {
     // The step that computes the register writes here directly; or else the tile is written here around the caches.
     bool in_place = false, streamed = false;
     int64_t moved = -1;  // where tiles are boxes: the number of the input that is stored unchanged
+    // Where tiles are boxes: with how many, this one and those behind it, whose elements stand in turn in memory, it is
+    // moved at once; 0: one of those behind.
+    int64_t in_turn = 1;
   };
 
   std::vector<int64_t> dims;
@@ -99,6 +107,7 @@ struct RowLoop : LoopBase {
     std::vector<int64_t> broadcasts;     // scalars that fill their tiles now
     std::vector<int64_t> inputs, iotas;  // numbers of those that vary within the row and are needed
     std::vector<Step> steps;
+    std::vector<Step> unfolded_steps;  // those without what fold_products compute
     std::vector<Output> outputs;
     std::vector<Reduction> reductions;
   };
@@ -175,7 +184,7 @@ struct IndexedWindows {
 // Starts are clamped so that each window lies inside the array.
 struct GatherWindows : IndexedWindows {
   int64_t array, target;                     // slots
-  ShortStartFunction short_start = nullptr;  // where windows are single elements that 32 bits tell apart
+  ShortStartFunction short_start = nullptr;  // where runs are single elements whose starts 32 bits tell apart
   TakeFunction take = nullptr;
 };
 

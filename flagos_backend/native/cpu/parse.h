@@ -26,6 +26,8 @@ inline int64_t Times(int64_t a, int64_t b) {
   return product;
 }
 
+inline Type TypeOf(const LoopBase& loop, int64_t reg) { return loop.registers[static_cast<size_t>(reg)]; }
+
 class Parser {
  public:
   using Constants = std::shared_ptr<const std::vector<uint8_t>>;
@@ -159,6 +161,7 @@ class Parser {
   WindowReach ParseWindows(IndexedWindows& windows, Type* index_type, bool drops);
   void CheckWindows(const WindowReach& reach, IndexedWindows& windows, int64_t array,
                     const std::vector<int64_t>& indices, int64_t other) const;
+  void ReadNumbersOfRows(Loop& loop, const int64_t* steps);
   static void ChooseTake(GatherWindows& gather, Type index_type);
   GatherWindows ParseGather();
   ScatterWindows ParseScatter();

@@ -1,8 +1,6 @@
 // Reads loops: what the parser checks here is why running them needs no checks.
 #include <algorithm>
-#include <cstring>
 
-#include "cpu/pairs.h"
 #include "cpu/parse.h"
 #include "cpu/run_loop.h"
 
@@ -15,55 +13,6 @@ constexpr int64_t kMaxBlock = 4096;  // of a tile that is a block of short rows,
 constexpr int64_t kVaryingBytes = 24 << 10, kAllBytes = 48 << 10;
 // Rows of no more elements are computed in blocks: alone, each would cost a call for every operation.
 constexpr int64_t kShortRow = 128;
-enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2, kPair = 3, kPart = 4 };
-
-template <int kBytes>
-void CopyTile(void* result, const void* a, const void*, const void*, int64_t n) {
-  std::memmove(result, a, static_cast<size_t>(n * kBytes));
-}
-
-TileFunction BitcastFunction(int64_t bytes) {
-  switch (bytes) {
-    case 1:
-      return &CopyTile<1>;
-    case 2:
-      return &CopyTile<2>;
-    case 4:
-      return &CopyTile<4>;
-    default:
-      return &CopyTile<8>;
-  }
-}
-
-Type TypeOf(const LoopBase& loop, int64_t reg) { return loop.registers[static_cast<size_t>(reg)]; }
-
-// The widths must agree, or a kernel would read or write past a tile.
-void CheckStepTypes(const LoopBase& loop, const LoopBase::Step& step, bool is_convert, int64_t what, Type type) {
-  const Op op = static_cast<Op>(what);
-  const bool to_pred = !is_convert && (op == Op::kIsFinite || (op >= Op::kEq && op <= Op::kLtTotal));
-  Require(TypeOf(loop, step.result) == (to_pred ? Type::kPred : type), "a result register has the wrong type");
-  const Type operand = is_convert ? static_cast<Type>(what) : type;
-  Require(TypeOf(loop, step.a) == (!is_convert && op == Op::kSelect ? Type::kPred : operand),
-          "an operand has the wrong type");
-  if (is_convert || op < Op::kAdd) return;
-  Require(TypeOf(loop, step.b) == type, "an operand has the wrong type");
-  if (op >= Op::kSelect) Require(TypeOf(loop, step.c) == type, "an operand has the wrong type");
-}
-
-void CheckPartTypes(const LoopBase& loop, const LoopBase::Step& step, int64_t what) {
-  const bool joins = static_cast<PartOp>(what) == PartOp::kComplex;
-  const Type operand = joins ? Type::kF32 : Type::kC64, result = joins ? Type::kC64 : Type::kF32;
-  Require(TypeOf(loop, step.result) == result && TypeOf(loop, step.a) == operand && TypeOf(loop, step.b) == operand,
-          "a part of a complex number has the wrong type");
-}
-
-bool IsSource(const LoopBase& loop, int64_t reg) {
-  const auto is_reg = [&](const auto& source) { return source.reg == reg; };
-  return std::any_of(loop.inputs.begin(), loop.inputs.end(), is_reg) ||
-         std::any_of(loop.constants.begin(), loop.constants.end(), is_reg) ||
-         std::any_of(loop.iotas.begin(), loop.iotas.end(), is_reg);
-}
-
 // Whether the register holds the same everywhere, from before the first point on.
 bool IsInvariant(const LoopBase& loop, int64_t reg) {
   return std::any_of(loop.inputs.begin(), loop.inputs.end(),
@@ -87,115 +36,6 @@ int64_t GreatestTile(const LoopBase& loop, const std::vector<bool>& has_tile, in
 // A tile never crosses what it runs along, and what is longer than that is filled for nothing.
 int64_t Within(int64_t tile, int64_t most) { return std::min(tile, std::max<int64_t>(most, 1)); }
 
-// Columns that only reductions read need no tile: rows of any length and distance are folded where they stand.
-void FoldInPlace(Loop& loop) {
-  const auto is_read = [&](int64_t reg) {
-    const auto reads = [reg](const LoopBase::Step& step) { return step.a == reg || step.b == reg || step.c == reg; };
-    return std::any_of(loop.steps.begin(), loop.steps.end(), reads) ||
-           std::any_of(loop.fixed_steps.begin(), loop.fixed_steps.end(), reads);
-  };
-  for (size_t i = 0; i < loop.inputs.size(); ++i) {
-    LoopBase::Input& input = loop.inputs[i];
-    input.folded_in_place = !input.fixed && input.strides.back() == 1 && !is_read(input.reg);
-    for (LoopBase::Reduction& reduction : loop.reductions) {
-      if (input.folded_in_place && reduction.reg == input.reg) reduction.input = static_cast<int64_t>(i);
-    }
-  }
-}
-
-// Takes the steps that compute the same in all rows out of the others.
-void FixSteps(Loop& loop) {
-  std::vector<bool> fixed(loop.registers.size());
-  std::vector<int> writers(loop.registers.size());
-  for (const LoopBase::Constant& constant : loop.constants) fixed[static_cast<size_t>(constant.reg)] = true;
-  for (LoopBase::Input& input : loop.inputs) {
-    const auto last = input.strides.end() - 1;
-    input.fixed = std::all_of(last - loop.num_folded, last, [](int64_t stride) { return stride == 0; });
-    if (input.fixed) fixed[static_cast<size_t>(input.reg)] = true;
-  }
-  for (const LoopBase::Step& step : loop.steps) ++writers[static_cast<size_t>(step.result)];
-  std::vector<LoopBase::Step> varying;
-  for (const LoopBase::Step& step : loop.steps) {
-    const auto is_fixed = [&](int64_t reg) { return fixed[static_cast<size_t>(reg)]; };
-    const bool is =
-        writers[static_cast<size_t>(step.result)] == 1 && is_fixed(step.a) && is_fixed(step.b) && is_fixed(step.c);
-    if (is) fixed[static_cast<size_t>(step.result)] = true;
-    (is ? loop.fixed_steps : varying).push_back(step);
-  }
-  loop.steps = std::move(varying);
-}
-
-// What the accumulators of a tile of columns take stays in the first-level cache, and a run of columns is long enough.
-constexpr int64_t kMaxColumns = 512, kMaxComputedColumns = 1024, kFewestColumns = 64;
-// Rows that are folded where they stand, in one block.
-constexpr int64_t kBlockRows = 64;
-// So many tasks are enough for threads, if each has this many points.
-constexpr int64_t kEnoughTasks = 8, kTaskPoints = 1 << 14;
-
-// Cuts a loop that folds columns into blocks and segments.
-void PlanColumns(Loop& loop, int64_t points) {
-  const size_t rank = loop.dims.size();
-  const int64_t inner = loop.dims.back(), rows = loop.dims[rank - 2];
-  FixSteps(loop);
-  FoldInPlace(loop);
-  loop.columns =
-      std::max<int64_t>(1, std::min({inner, loop.tile, loop.steps.empty() ? kMaxColumns : kMaxComputedColumns}));
-  // Few rows are folded in one block: their accumulators then never leave the registers.
-  if (!loop.steps.empty() && rows * kFewestColumns <= loop.tile) {
-    loop.columns = std::min(loop.columns, loop.tile / std::max<int64_t>(rows, 1) / kFewestColumns * kFewestColumns);
-  }
-  loop.rows = loop.tile / loop.columns;
-  const bool in_place = loop.steps.empty() && loop.iotas.empty() &&
-                        std::all_of(loop.inputs.begin(), loop.inputs.end(),
-                                    [](const LoopBase::Input& input) { return input.fixed || input.folded_in_place; });
-  const bool folds_constants = std::any_of(loop.reductions.begin(), loop.reductions.end(),
-                                           [](const LoopBase::Reduction& reduction) { return reduction.input < 0; });
-  if (in_place && !folds_constants) loop.rows = std::max(loop.rows, kBlockRows);
-  loop.rows = std::max<int64_t>(1, std::min(loop.rows, rows));
-  int64_t tiles = (inner + loop.columns - 1) / loop.columns, blocks = (rows + loop.rows - 1) / loop.rows;
-  for (size_t d = 0; d < rank - 2; ++d) {
-    (d + 1 < rank - static_cast<size_t>(loop.num_folded) ? tiles : blocks) *= loop.dims[d];
-  }
-  if (tiles == 0 || blocks == 0) return;
-  const int64_t wanted = std::min((kEnoughTasks + tiles - 1) / tiles, points / kTaskPoints);
-  loop.segments = std::clamp<int64_t>(wanted, 1, blocks);
-}
-
-// What divides: not all quotients and remainders take a division.
-TileFunction QuotientFunction(const LoopBase& loop, const LoopBase::Step& step, Op op, Type type) {
-  const Kernels& kernels = SelectKernels();
-  const int t = static_cast<int>(type);
-  const TileFunction by_one = op == Op::kDivide ? kernels.divide_by_one[t] : kernels.remainder_by_one[t];
-  if (by_one != nullptr && loop.uniform[static_cast<size_t>(step.b)]) return by_one;
-  if (op != Op::kDivide) return step.function;
-  const auto is_one = [&](const LoopBase::Constant& constant) {
-    return constant.reg == step.a && type == Type::kF32 && static_cast<uint32_t>(constant.bits) == 0x3f800000;
-  };
-  const bool of_one = std::any_of(loop.constants.begin(), loop.constants.end(), is_one);
-  return of_one && kernels.one_by[t] != nullptr ? kernels.one_by[t] : step.function;
-}
-
-// Takes the kernel that reads only the first elements of operands that are the same everywhere, if there is one.
-void ReadNumbers(const LoopBase& loop, int64_t kind, int64_t what, Type type, LoopBase::Step& step) {
-  const Kernels& kernels = SelectKernels();
-  const auto bit = [&](int64_t reg, int value) { return loop.uniform[static_cast<size_t>(reg)] ? value : 0; };
-  int numbers = bit(step.a, 1) | bit(step.b, 2) | bit(step.c, 4);
-  TileFunction function = nullptr;
-  if (kind == kPair) {
-    function = PairFunction(*kernels.pairs, what, type, numbers);
-  } else if (static_cast<Op>(what) == Op::kSelect) {
-    numbers &= 6;
-    if (numbers == 6) function = kernels.select_numbers[static_cast<int>(type)];
-  } else {
-    numbers &= 3;
-    function = kernels.with_numbers[what][static_cast<int>(type)][numbers];
-    numbers |= 4;
-  }
-  if (function == nullptr) return;
-  step.function = function;
-  step.numbers = numbers;
-}
-
 // Marks the registers of which whole tiles are read.
 void MarkTiles(const std::vector<LoopBase::Step>& steps, const std::vector<LoopBase::Output>& outputs,
                const std::vector<LoopBase::Reduction>& reductions, std::vector<bool>& read) {
@@ -206,6 +46,44 @@ void MarkTiles(const std::vector<LoopBase::Step>& steps, const std::vector<LoopB
   }
   for (const LoopBase::Output& output : outputs) read[static_cast<size_t>(output.reg)] = true;
   for (const LoopBase::Reduction& reduction : reductions) read[static_cast<size_t>(reduction.reg)] = true;
+}
+
+// The registers of which whole tiles are read or computed.
+std::vector<bool> TilesOf(const Loop& loop) {
+  std::vector<bool> has_tile(loop.registers.size());
+  for (size_t i = 0; i < has_tile.size(); ++i) has_tile[i] = !loop.uniform[i];
+  MarkTiles(loop.steps, loop.outputs, loop.reductions, has_tile);
+  return has_tile;
+}
+
+// Sums of products that nothing else reads take the factors instead, if they are still there when the phase ends.
+void FoldProducts(RowLoop::Phase& phase) {
+  const Kernels& kernels = SelectKernels();
+  phase.unfolded_steps = phase.steps;
+  for (Loop::Reduction& reduction : phase.reductions) {
+    const size_t type = static_cast<size_t>(reduction.type);
+    const FoldProductsFunction fold = kernels.fold_products[type];
+    if (reduction.combine != Combine::kAdd || fold == nullptr) continue;
+    std::vector<Loop::Step>& steps = phase.unfolded_steps;
+    const auto computes = [&](const Loop::Step& step) { return step.result == reduction.reg; };
+    const auto step = std::find_if(steps.begin(), steps.end(), computes);
+    if (step == steps.end() || step->function != kernels.apply[static_cast<size_t>(Op::kMultiply)][type]) continue;
+    const auto is_taken = [&](const auto& other) { return other.reg == reduction.reg; };
+    const auto disturbs = [&](const Loop::Step& other) {
+      const int64_t reg = reduction.reg;
+      return other.a == reg || other.b == reg || other.c == reg || other.result == reg || other.result == step->a ||
+             other.result == step->b;
+    };
+    if (std::any_of(step + 1, steps.end(), disturbs) || step->a == reduction.reg || step->b == reduction.reg ||
+        std::any_of(phase.outputs.begin(), phase.outputs.end(), is_taken) ||
+        std::count_if(phase.reductions.begin(), phase.reductions.end(), is_taken) != 1) {
+      continue;
+    }
+    reduction.fold_products = fold;
+    reduction.a = step->a;
+    reduction.b = step->b;
+    steps.erase(step);
+  }
 }
 
 // A step may write its result straight to memory when it alone computes the register, one output takes it, that output
@@ -288,6 +166,7 @@ Loop Parser::ParseLoop() {
   const size_t rank = loop.dims.size();
   int64_t run = rank == 0 ? 1 : loop.dims.back();
   if (columns) run = Times(run, loop.dims[rank - 2]);
+  const int64_t* const steps = next_;
   loop.steps = ParseSteps(loop);
   loop.reductions = ParseReductions(loop);
   Require(loop.reductions.empty() != columns, "reductions and loop mode disagree");
@@ -297,10 +176,7 @@ Loop Parser::ParseLoop() {
   std::vector<int64_t> kept(loop.dims.begin(), loop.dims.end() - loop.num_folded);
   if (columns) kept.back() = loop.dims.back();
   loop.outputs = ParseOutputs(loop, kept);
-  std::vector<bool> has_tile(loop.registers.size());
-  for (size_t i = 0; i < has_tile.size(); ++i) has_tile[i] = !loop.uniform[i];
-  MarkTiles(loop.steps, loop.outputs, loop.reductions, has_tile);
-  const int64_t greatest_tile = GreatestTile(loop, has_tile);
+  const int64_t greatest_tile = GreatestTile(loop, TilesOf(loop));
   loop.tile = Within(greatest_tile, run);
   if (!columns) {
     for (Loop::Output& output : loop.outputs) {
@@ -309,6 +185,7 @@ Loop Parser::ParseLoop() {
     }
     ChooseBox(loop, greatest_tile, loop.streams);
     loop.streams = loop.streams && loop.box.empty();
+    if (loop.box.empty()) ReadNumbersOfRows(loop, steps);
     for (Loop::Output& output : loop.outputs) {
       output.streamed = output.streamed && loop.box.empty();
       output.in_place = !output.streamed && IsInPlace(loop, loop.steps, loop.outputs, output);
@@ -319,6 +196,22 @@ Loop Parser::ParseLoop() {
   for (Type type : loop.registers) loop.lane_bytes += static_cast<size_t>(loop.tile * TypeBytes(type) + 64);
   loop.work = Times(points, static_cast<int64_t>(1 + loop.steps.size() + loop.reductions.size()));
   return loop;
+}
+
+// Where a tile lies within a row, inputs that are the same in all of one are read as numbers. steps: their words.
+void Parser::ReadNumbersOfRows(Loop& loop, const int64_t* steps) {
+  const auto is_number = [](const Loop::Input& input) { return !input.strides.empty() && input.strides.back() == 0; };
+  if (std::none_of(loop.inputs.begin(), loop.inputs.end(), is_number)) return;
+  for (const Loop::Input& input : loop.inputs) {
+    if (is_number(input)) loop.uniform[static_cast<size_t>(input.reg)] = true;
+  }
+  std::swap(next_, steps);
+  loop.steps = ParseSteps(loop);
+  std::swap(next_, steps);
+  const std::vector<bool> has_tile = TilesOf(loop);
+  for (Loop::Input& input : loop.inputs)
+    input.is_number = is_number(input) && !has_tile[static_cast<size_t>(input.reg)];
+  loop.tile = Within(GreatestTile(loop, has_tile), loop.dims.back());
 }
 
 RowLoop Parser::ParseRowLoop() {
@@ -425,6 +318,7 @@ RowLoop::Phase Parser::ParsePhase(RowLoop& loop) {
                       IsInPlace(loop, phase.steps, phase.outputs, output);
     loop.streams |= output.streamed;
   }
+  FoldProducts(phase);
   return phase;
 }
 
@@ -450,94 +344,6 @@ void Parser::ParseSources(LoopBase& loop) {
     Require(function != nullptr, "positions of this type do not exist");
     loop.iotas.push_back({reg, offset, ParseStrides(loop.dims.size()), function});
   }
-}
-
-std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
-  const Kernels& kernels = SelectKernels();
-  std::vector<Loop::Step> steps;
-  for (int64_t i = Count(); i > 0; --i) {
-    const int64_t kind = Word();
-    const int64_t what = Word();
-    const Type type = ParseType();
-    Loop::Step step;
-    if (kind == kApply) {
-      Require(what >= 0 && what < kNumOps, "unknown operation");
-      step.function = kernels.apply[what][static_cast<int>(type)];
-    } else if (kind == kPair) {
-      step.function = PairFunction(*kernels.pairs, what, type, 0);
-    } else if (kind == kPart) {
-      Require(what >= 0 && what < kNumPartOps, "unknown part of a complex number");
-      step.function = kernels.part[what];
-    } else {
-      Require(kind == kConvert || kind == kBitcast, "unknown kind of operation");
-      Require(what > 0 && what < kNumTypes, "unknown element type");
-      const bool same_width = TypeBytes(static_cast<Type>(what)) == TypeBytes(type);
-      Require(kind == kConvert || same_width, "a bitcast changes width");
-      step.function =
-          kind == kBitcast ? BitcastFunction(TypeBytes(type)) : kernels.convert[what][static_cast<int>(type)];
-    }
-    Require(step.function != nullptr, "an operation does not exist for its element type");
-    step.result = Register(loop);
-    step.a = Register(loop);
-    step.b = Register(loop);
-    step.c = Register(loop);
-    if (kind == kPair) {
-      for (const int64_t reg : {step.result, step.a, step.b, step.c}) {
-        Require(TypeOf(loop, reg) == type, "a register of a pair has the wrong type");
-      }
-    } else if (kind == kPart) {
-      CheckPartTypes(loop, step, what);
-    } else {
-      CheckStepTypes(loop, step, kind != kApply, what, type);
-    }
-    // A source's register may stand for the source's own memory.
-    Require(!IsSource(loop, step.result), "a step writes the register of a source");
-    const Op op = static_cast<Op>(what);
-    if (kind == kApply && (op == Op::kDivide || op == Op::kRemainder)) {
-      step.function = QuotientFunction(loop, step, op, type);
-    }
-    step.point = step.function;
-    if (kind == kApply) step.point = kernels.point[what][static_cast<int>(type)];
-    if (kind == kPair) step.point = FindPair(*kernels.pairs, what, type, kPoint);
-    if (step.point == nullptr) step.point = step.function;
-    if (kind == kApply || kind == kPair) ReadNumbers(loop, kind, what, type, step);
-    steps.push_back(step);
-  }
-  return steps;
-}
-
-std::vector<Loop::Reduction> Parser::ParseReductions(const LoopBase& loop) {
-  const Kernels& kernels = SelectKernels();
-  std::vector<Loop::Reduction> reductions;
-  for (int64_t i = Count(); i > 0; --i) {
-    Loop::Reduction reduction;
-    const int64_t combine = Word();
-    Require(combine >= 0 && combine < kNumCombines, "unknown reduction");
-    reduction.combine = static_cast<Combine>(combine);
-    reduction.reg = Register(loop);
-    reduction.result = Register(loop);
-    reduction.initial = Register(loop);
-    reduction.type = TypeOf(loop, reduction.reg);
-    Require(reduction.type == TypeOf(loop, reduction.result) && reduction.type == TypeOf(loop, reduction.initial),
-            "a reduction changes type");
-    Require(!IsSource(loop, reduction.result), "a reduction writes the register of a source");
-    const int type = static_cast<int>(reduction.type);
-    const int wide = static_cast<int>(AccumulatorType(reduction.combine, reduction.type));
-    static constexpr Op kOps[] = {Op::kAdd, Op::kMultiply, Op::kMaximum, Op::kMinimum, Op::kAnd, Op::kOr, Op::kXor};
-    static_assert(sizeof kOps / sizeof *kOps == kNumCombines);
-    reduction.compensated = reduction.combine == Combine::kAdd && reduction.type == Type::kF64;
-    reduction.fold = kernels.fold[combine][type];
-    reduction.fold_each = kernels.fold_each[combine][type];
-    reduction.fold_rows = kernels.fold_rows[combine][type];
-    reduction.combine_wide = kernels.apply[static_cast<int>(kOps[combine])][wide];
-    reduction.widen = wide == type ? nullptr : kernels.convert[type][wide];
-    // Double to a 16-bit float has no single rounding in the table; reductions into those types stay unsupported here.
-    reduction.narrow = wide == type ? nullptr : kernels.convert[wide][type];
-    Require(reduction.fold != nullptr && reduction.combine_wide != nullptr, "a reduction does not exist for its type");
-    Require(wide == type || reduction.narrow != nullptr, "a reduction does not exist for its type");
-    reductions.push_back(reduction);
-  }
-  return reductions;
 }
 
 std::vector<Loop::Output> Parser::ParseOutputs(const LoopBase& loop, const std::vector<int64_t>& dims) {

@@ -105,7 +105,7 @@ void Parser::ChooseTake(GatherWindows& gather, Type index_type) {
     greatest += most;
     return true;
   };
-  if (gather.window_elements != 1 || inner.other_stride != 1 || !reaches(inner.size - 1, inner.array_stride)) return;
+  if (gather.run != 1 || inner.other_stride != 1 || !reaches(inner.size - 1, inner.array_stride)) return;
   for (const IndexedWindows::Start& start : gather.starts) {
     if (!reaches(start.limit, start.array_stride)) return;
   }

@@ -80,7 +80,7 @@ class RowLane {
       for (const Loop::Output& output : phase.outputs) {
         if (!output.streamed) add(output);
       }
-      steps += static_cast<int64_t>(phase.steps.size() + phase.reductions.size());
+      steps += static_cast<int64_t>(phase.unfolded_steps.size() + phase.reductions.size());
     }
     ahead_.Start(steps * ((loop_.row + loop_.tile - 1) / loop_.tile));
   }
@@ -141,7 +141,7 @@ class RowLane {
     for (const Loop::Output& output : phase.outputs) {
       if (output.in_place) tiles_.place[Index(output.reg)] = Address(output);
     }
-    Compute(phase.steps, n);
+    Compute(phase.unfolded_steps, n);
     for (size_t r = 0; r < phase.reductions.size(); ++r) {
       ahead_.Step();
       FoldTile(phase.reductions[r], accumulators_[r], n);
@@ -169,6 +169,10 @@ class RowLane {
   }
 
   void FoldTile(const Loop::Reduction& reduction, Accumulator& accumulator, int64_t n) {
+    if (reduction.fold_products != nullptr) {
+      const char* const a = tiles_.place[Index(reduction.a)];
+      return reduction.fold_products(accumulator.value, a, tiles_.place[Index(reduction.b)], n);
+    }
     const char* const values = tiles_.place[Index(reduction.reg)];
     if (!reduction.compensated) return reduction.fold(accumulator.value, values, n);
     double part = 0.0;

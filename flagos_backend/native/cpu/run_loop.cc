@@ -22,12 +22,11 @@ class Lane {
       tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
     }
     FillInvariant(loop, slots, tiles_);
-    int64_t bytes = 0;  // of all arrays, at a point
-    for (const Loop::Input& input : loop.inputs) bytes += Bytes(input.reg);
-    for (const Loop::Output& output : loop.outputs) bytes += Bytes(output.reg);
+    int64_t bytes = 0;
+    for (const Loop::Input& input : loop.inputs) bytes += BytesOf(input);
+    for (const Loop::Output& output : loop.outputs) bytes += BytesOf(output);
     const int64_t run = loop.dims.empty() ? 1 : std::min(loop.tile, loop.dims.back());
-    looks_ahead_ =
-        !loop.steps.empty() && run >= kLongRun && Product(loop.dims, 0, loop.dims.size()) * bytes >= Ahead::kFar;
+    looks_ahead_ = !loop.steps.empty() && run >= kLongRun && bytes >= Ahead::kFar;
   }
 
   void RunMap(int64_t begin, int64_t end) {
@@ -69,6 +68,16 @@ class Lane {
 
   static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
   int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }
+
+  // Of an input or an output, all that is read or written; what repeats is so once.
+  template <class Access>
+  int64_t BytesOf(const Access& access) const {
+    int64_t elements = 1;
+    for (size_t d = 0; d < access.strides.size(); ++d) {
+      if (access.strides[d] != 0) elements *= loop_.dims[d];
+    }
+    return elements * Bytes(access.reg);
+  }
 
   void Load(int64_t inner, int64_t n) {
     if (!loop_.dims.empty()) tiles_.index[loop_.dims.size() - 1] = inner;
@@ -115,7 +124,7 @@ class Lane {
     const int64_t bytes = Bytes(input.reg);
     const int64_t stride = input.strides.empty() ? 1 : input.strides.back();
     char* from = slots_[Index(input.slot)] + offset * bytes;
-    if (stride == 1 && !input.strides.empty() && !input.invariant) {
+    if (input.is_number || (stride == 1 && !input.strides.empty() && !input.invariant)) {
       tiles_.place[Index(input.reg)] = from;
     } else {
       Gather(tiles_.home[Index(input.reg)], from, input.strides.empty() ? 0 : stride, n, bytes);

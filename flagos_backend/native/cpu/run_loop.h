@@ -23,6 +23,9 @@ void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
 // output is written around the caches if they are not.
 void ChooseBox(Loop& loop, int64_t elements, bool streams);
 
+// Cuts a loop that folds columns, of so many points, into blocks and segments.
+void PlanColumns(Loop& loop, int64_t points);
+
 // Chooses the blocks of a loop that is in blocks, of at most so many elements if a row has no more.
 void ChooseBlock(RowLoop& loop, int64_t elements);
 

@@ -102,6 +102,43 @@ def test_rotation_of_short_rows(context: Context, rng: np.random.Generator) -> N
     np.testing.assert_array_equal(result, function(x, c, s, np))
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.float32, np.float64, np.complex64])
+@pytest.mark.parametrize("turns", [2, 3, 4, 5])
+@pytest.mark.parametrize("dims", [(0,), (1,), (15,), (5000,), (3, 1100), (70, 9, 8)], ids=str)
+def test_what_stands_in_turn(
+    dims: tuple[int, ...], turns: int, dtype: Any, context: Context, rng: np.random.Generator
+) -> None:
+    """As coordinates of points; one of them is not computed with, one result stands as it is, and one is a number."""
+    x, y = (_random(rng, (*dims, turns), dtype) for _ in range(2))
+
+    def function(x: Any, y: Any, np: Any = jnp) -> Any:
+        parts, others = (np.split(array, turns, -1) for array in (x, y))
+        rotated = [a * b - parts[k - 1] for k, (a, b) in enumerate(zip(parts, others, strict=True))]
+        number = np.full_like(parts[0], 7)
+        return (
+            np.concatenate(rotated, -1),
+            np.concatenate([parts[1], *rotated[1:]], -1),
+            np.concatenate([*rotated[:-1], number], -1),
+            np.concatenate([rotated[1], *rotated[1:]], -1),
+            sum(parts[1:]) + others[0],
+            np.moveaxis(np.stack([part[..., 0] for part in rotated]), 0, -1),
+        )
+
+    for result, expected in zip(_run(context, function, x, y), function(x, y, np), strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_nans_stand_in_turn(context: Context, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3000, 2)).astype(np.float32)
+    x[rng.integers(3000, size=900), rng.integers(2, size=900)] = rng.choice([np.nan, np.inf, -np.inf, -0.0], 900)
+
+    def function(x: Any, np: Any = jnp) -> Any:
+        return np.stack([x[:, 1] - x[:, 0], x[:, 0] + x[:, 1]], -1)
+
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(*_run(context, function, x), function(x, np))
+
+
 def test_written_over_an_argument(context: Context, rng: np.random.Generator) -> None:
     """Each turn of a loop reads its array as it stands and transposed."""
     x = rng.integers(-3, 3, (75, 75)).astype(np.int32)

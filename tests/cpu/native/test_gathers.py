@@ -28,6 +28,14 @@ _GATHERS = {
         "[12,40] [9] [12,9]",
         "offset_dims={0}, collapsed_slice_dims={1}, start_index_map={1}, index_vector_dim=1, slice_sizes={12,1}",
     ),
+    "columns of many rows, for all threads": (
+        "[200,40] [700] [200,700]",
+        "offset_dims={0}, collapsed_slice_dims={1}, start_index_map={1}, index_vector_dim=1, slice_sizes={200,1}",
+    ),
+    "columns of boxes": (
+        "[33,6,40] [2,300] [33,6,2,300]",
+        "offset_dims={0,1}, collapsed_slice_dims={2}, start_index_map={2}, index_vector_dim=2, slice_sizes={33,6,1}",
+    ),
     "windows of two starts, given the other way round": (
         "[20,30,5] [2,11] [3,11,4,5]",
         "offset_dims={0,2,3}, collapsed_slice_dims={}, start_index_map={1,0}, index_vector_dim=0, slice_sizes={3,4,5}",
@@ -100,7 +108,9 @@ def test_gather(kind: str, context: Context, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("index", _INDICES)
 @pytest.mark.parametrize("element", _DTYPES)
-@pytest.mark.parametrize("kind", ["windows of two starts, given the other way round", "one element of each row"])
+@pytest.mark.parametrize(
+    "kind", ["windows of two starts, given the other way round", "one element of each row", "columns of boxes"]
+)
 def test_types(kind: str, element: str, index: str, context: Context, rng: np.random.Generator) -> None:
     text, (array, indices) = _text(kind, element, index)
     x = _array(rng, _DTYPES[element], array)

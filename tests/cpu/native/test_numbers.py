@@ -167,3 +167,56 @@ ENTRY main {{
     tops = x.max(1, keepdims=True)
     shifted = x - tops
     np.testing.assert_allclose(ours, np.arctan2(shifted, tops) if also_as_tile else shifted * shifted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [1, 100, _SIZE])
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize(("operation", "element_type"), _OPERATIONS, ids=lambda p: getattr(p, "name", str(p)))
+def test_numbers_of_rows(
+    operation: Opcode | Comparison,
+    element_type: E,
+    position: int,
+    columns: int,
+    context: Context,
+    rng: np.random.Generator,
+) -> None:
+    """A number for each row of a table, as operand number ``position``."""
+    rows = 17
+    builder = Builder("entry")
+    shape = ArrayShape(element_type, (rows, columns))
+    table, numbers = (builder.parameter(ArrayShape(element_type, dims)) for dims in (shape.dims, (rows,)))
+    operands = [table, table]
+    operands[position] = builder.add(Opcode.BROADCAST, [numbers], DimensionsAttributes((0,)), shape=shape)
+    is_comparison = isinstance(operation, Comparison)
+    attributes = CompareAttributes(operation) if isinstance(operation, Comparison) else NONE
+    root = builder.add(Opcode.COMPARE if is_comparison else operation, operands, attributes)
+    executable, _ = compile_module(context, builder, root)
+    values = rng.permutation(make(element_type, rng, rows * columns)).reshape(rows, columns)
+    of_rows = rng.choice(values.reshape(-1), rows)
+    arrays = [values, values]
+    arrays[position] = np.broadcast_to(of_rows[:, None], values.shape)
+    function = _COMPARISONS[operation] if isinstance(operation, Comparison) else _FUNCTIONS[operation]
+    with np.errstate(all="ignore"):
+        expected = function(*arrays)
+    ours = run_one(context, executable, [values, of_rows])
+    if operation in _EXTREMES:  # of two zeros either
+        np.testing.assert_array_equal(ours.astype(np.float64), expected.astype(np.float64))
+    else:
+        assert_same_bits(ours, expected)
+
+
+def test_quotients_and_choices_by_numbers_of_rows(context: Context, rng: np.random.Generator) -> None:
+    """Divisors of a row are told apart from those of the next, also where a number fills a tile as a result."""
+    rows, columns = 37, 1500
+    builder = Builder("entry")
+    shape = ArrayShape(E.S32, (rows, columns))
+    table, numbers = (builder.parameter(ArrayShape(E.S32, dims)) for dims in (shape.dims, (rows,)))
+    divisors = builder.add(Opcode.BROADCAST, [numbers], DimensionsAttributes((0,)), shape=shape)
+    quotients, remainders = (builder.add(op, [table, divisors], NONE) for op in (Opcode.DIVIDE, Opcode.REMAINDER))
+    smaller = builder.add(Opcode.COMPARE, [quotients, remainders], CompareAttributes(Comparison.LT))
+    executable, _ = compile_module(context, builder, builder.add(Opcode.SELECT, [smaller, divisors, quotients], NONE))
+    x, by = rng.integers(-(2**31), 2**31, (rows, columns)), rng.integers(1, 1000, rows) * rng.choice([-1, 1], rows)
+    quotient = np.sign(x) * np.sign(by[:, None]) * (np.abs(x) // np.abs(by[:, None]))
+    expected = np.where(quotient < x - quotient * by[:, None], by[:, None], quotient).astype(np.int32)
+    ours = run_one(context, executable, [x.astype(np.int32), by.astype(np.int32)])
+    np.testing.assert_array_equal(ours, expected)

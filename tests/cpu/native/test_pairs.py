@@ -111,6 +111,23 @@ def test_quotients_by_random_numbers_round_once(context: Context, rng: np.random
         assert_same_bits(_divided(context, x, divisor), x / divisor)
 
 
+@pytest.mark.parametrize("digits", [1, 2, 8, 19, 20, 21, 22])
+def test_quotients_by_numbers_of_few_digits_round_once(digits: int, context: Context, rng: np.random.Generator) -> None:
+    """Of both signs, all exponents, and dividends whose quotients are as near as any to the middle of two floats."""
+    for _ in range(6):
+        whole = rng.integers(1 << digits - 1, 1 << digits) | 1
+        divisor = np.ldexp(np.float32(whole * rng.choice([-1, 1])), rng.integers(-39 - digits, 40 - digits))
+        middles = rng.integers(1 << 23, 1 << 24, 20_000) * 2.0 + 1
+        scale = np.exp2(rng.integers(-130, 100, middles.size))
+        with np.errstate(over="ignore"):
+            nearest = (middles * abs(float(divisor)) * scale).astype(np.float32)
+        x = np.concatenate([nearest, np.nextafter(nearest, np.float32(0)), np.zeros(64, np.float32), -nearest])
+        x[rng.integers(x.size, size=64)] = rng.choice(np.array([np.inf, -np.inf, np.nan, -0.0], np.float32), 64)
+        with np.errstate(all="ignore"):
+            expected = x / divisor
+        assert_same_bits(_divided(context, x, divisor), expected)
+
+
 def test_reciprocals_round_once(context: Context, rng: np.random.Generator) -> None:
     exponents = np.arange(0, 1 << 32, 1 << 23, dtype=np.uint64).astype(np.uint32)  # both signs, with subnormals and NaN
     mantissas = np.concatenate([[0, 1, 0x7FFFFF, 0x7FFFFE], rng.integers(0, 1 << 23, 300)]).astype(np.uint32)

@@ -91,6 +91,11 @@ IDENTITIES = {
         ),
         "s32[2,4] broadcast(%i), dimensions={1}",
     ),
+    "transpose of a stack to the end": (
+        "a = s32[1,4] reshape(i)\nb = s32[1,4] reshape(ims)\nc = s32[2,4] concatenate(a, b), dimensions={0}\n"
+        "ROOT r = s32[4,2] transpose(c), dimensions={1,0}",
+        "s32[4,2] concatenate(%r, %r), dimension=1",
+    ),
     "broadcast of broadcast": (
         "a = f32[5,2,3] broadcast(x), dimensions={1,2}\nROOT r = f32[5,6,2,3] broadcast(a), dimensions={0,2,3}",
         "f32[5,6,2,3] broadcast(%x), dimensions={2,3}",
@@ -129,6 +134,10 @@ LEFT_ALONE = {
     "narrowing rounds": "w = f16[2,3] convert(x)\nROOT r = f32[2,3] convert(w)",
     "a float cannot hold every integer": "w = f32[4] convert(i)\nROOT r = s32[4] convert(w)",
     "barrier": "ROOT r = f32[2,3] opt-barrier(x)",
+    "transpose of a stack, not to the end": "a = f32[1,2,3] reshape(x)\nb = f32[1,2,3] reshape(ones)\n"
+    "c = f32[2,2,3] concatenate(a, b), dimensions={0}\nROOT r = f32[2,3,2] transpose(c), dimensions={0,2,1}",
+    "transpose of a concatenation": "c = f32[4,3] concatenate(x, ones), dimensions={0}\n"
+    "ROOT r = f32[3,4] transpose(c), dimensions={1,0}",
     "transpose": "ROOT r = f32[3,2] transpose(x), dimensions={1,0}",
     "select": "ROOT r = f32[2,3] select(p, x, ones)",
 }

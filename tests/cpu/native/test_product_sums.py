@@ -1,0 +1,74 @@
+"""Sums of products along rows, of which no tile is filled, against float64 in NumPy: with what else reads the products
+or their factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cpu.native.harness import get, put
+from flagos_backend.importer import schema
+from plugin_abi.host import Artifact, Context, Executable
+from programs import hlo_bytes
+
+_PROGRAMS: dict[str, Callable[..., Any]] = {
+    "a norm": lambda x, y, np: np.sqrt((x * x).sum(1)),
+    "products of two": lambda x, y, np: (x * y).sum(1),
+    "from a number": lambda x, y, np: 3 + (x * y).sum(1),
+    "products that are stored": lambda x, y, np: (x * y, (x * y).sum(1)),
+    "products that others read": lambda x, y, np: ((x * y).sum(1), (x * y + 1).max(1)),
+    "products that are folded twice": lambda x, y, np: ((x * y).sum(1), (x * y).max(1)),
+    "several sums": lambda x, y, np: ((x * y).sum(1), (x * x).sum(1), (y * y).sum(1), x.sum(1)),
+    "factors that are computed": lambda x, y, np: ((x + y) * (x - y)).sum(1) + ((x + y) * 2 + 1).sum(1),
+    "by a number": lambda x, y, np: (x * np.float32(0.1)).sum(1),
+    "by a number of the row": lambda x, y, np: (x * y[:, :1]).sum(1),
+    "by a row of numbers": lambda x, y, np: (x * y[:1]).sum(1),
+    "what the sum is used for": lambda x, y, np: x / np.sqrt((x * x).sum(1, keepdims=True) + 1) * y,
+    "a variance": lambda x, y, np: ((x - x.mean(1, keepdims=True)) ** 2).mean(1),
+    "products of halves": lambda x, y, np: (x.astype(np.float16) * y.astype(np.float16)).astype(np.float32).sum(1),
+}
+
+
+def _run(context: Context, function: Callable[..., Any], *arguments: np.ndarray) -> list[np.ndarray]:
+    message = schema.Program(schema_version=1, producer="tests")
+    message.module.MergeFromString(hlo_bytes(function, *arguments))
+    with Executable.compile(context, message.SerializeToString()) as executable:
+        assert "with 0 library calls" in executable.artifact(Artifact.EXPLANATION).decode()
+        outputs, done = executable.execute([[put(context.devices[0].default_memory, a) for a in arguments]])
+        done[0].wait()
+        return [get(output) for output in outputs[0]]
+
+
+@pytest.mark.parametrize("shape", [(40, 129), (300, 1024), (20, 5003), (2, 70_000)], ids=str)
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_sums_of_products(name: str, shape: tuple[int, int], context: Context, rng: np.random.Generator) -> None:
+    x, y = (rng.uniform(0.5, 2, shape).astype(np.float16).astype(np.float32) for _ in range(2))
+    function = _PROGRAMS[name]
+    ours = _run(context, lambda x, y: function(x, y, jnp), x, y)
+    wide = (x, y) if name == "products of halves" else (x.astype(np.float64), y.astype(np.float64))
+    for result, expected in zip(ours, jax.tree.leaves(function(*wide, np)), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_special_values(context: Context, rng: np.random.Generator) -> None:
+    """Infinite sums, sums that are no numbers, and products beyond the greatest float, wherever they stand."""
+    x, y = (rng.standard_normal((200, 900)).astype(np.float32) for _ in range(2))
+    for row, (a, b) in enumerate([(np.inf, 1), (-np.inf, 1), (np.inf, 0), (np.nan, 0), (3e38, 10), (-3e38, 10)] * 30):
+        column = rng.integers(900)
+        x[row, column], y[row, column] = a, b
+    (ours,) = _run(context, lambda x, y: (x * y).sum(1), x, y)
+    with np.errstate(all="ignore"):
+        expected = (x * y).astype(np.float64).sum(1).astype(np.float32)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(0, 500), (5, 0)], ids=str)
+def test_sums_of_nothing(shape: tuple[int, int], context: Context) -> None:
+    x = np.zeros(shape, np.float32)
+    (ours,) = _run(context, lambda x, y: (x * y).sum(1), x, x)
+    np.testing.assert_array_equal(ours, np.zeros(shape[0], np.float32))
