@@ -139,7 +139,9 @@ def _fastest(
     compiled = frozenset(name for name, (offer, _) in entries.items() if _starts_at_once(offer.implementation))
     warm_ups = {name: variant.warm_up for name, (_, variant) in entries.items() if variant.warm_up}
     checked = frozenset(name for name, (offer, _) in entries.items() if offer.implementation.is_checked(instruction))
-    outcome = tuning.fastest(instruction, target, kernels, policy.tune_seconds, compiled, warm_ups, checked)
+    outcome = tuning.fastest(
+        tuning.Task.of(instruction), target, kernels, policy.tune_seconds, compiled, warm_ups, checked
+    )
     offer, variant = entries[outcome.name]
     return _chosen(offer, variant, [outcome.text, *reasons])
 

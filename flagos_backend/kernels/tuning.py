@@ -1,4 +1,5 @@
-"""Measures prepared kernels of one instruction on the device it is compiled for, and remembers the fastest.
+"""Measures prepared kernels of one task, an instruction or a fused region, on the device it is compiled for, and
+remembers the fastest.
 
 Kernels that need it are checked as well: what they compute of the random operands must be what the others do. What was
 measured is kept in the user's cache folder, keyed by everything that may change the order.
@@ -55,6 +56,26 @@ _MEMORY_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """What is measured: random arrays of the shapes ``operands`` are taken, those of ``result`` are made. ``key``: what
+    else may change the order of kernels. Integers are below ``numbers``."""
+
+    name: str
+    key: tuple[str, ...]
+    operands: tuple[Shape, ...]
+    result: Shape
+    numbers: int = 2  # 0 and 1 index any array that has elements
+
+    @staticmethod
+    def of(instruction: Instruction) -> Task:
+        attributes = instruction.attributes
+        is_call = isinstance(attributes, CustomCallAttributes) and attributes.target.startswith("aten::")
+        numbers = 1 << (30 if is_call and is_pointwise(instruction) else 1)
+        shapes = tuple(operand.shape for operand in instruction.operands)
+        return Task(instruction.name, tuple(signature_of(instruction)), shapes, instruction.shape, numbers)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """``name`` of the kernel to use; ``text`` says why."""
 
@@ -63,7 +84,7 @@ class Outcome:
 
 
 def fastest(
-    instruction: Instruction,
+    task: Task,
     target: Target,
     kernels: Mapping[str, Kernel],
     seconds: float,
@@ -80,14 +101,14 @@ def fastest(
     first = next(iter(kernels))
     if len(kernels) == 1:
         return Outcome(first, "the only one")
-    reason = _unmeasurable(instruction, target, seconds)
+    reason = _unmeasurable(task, target, seconds)
     if reason:
         return Outcome(first, f"first of {len(kernels)}, not measured: {reason}")
-    path = _cache_path(instruction, target, tuple(kernels))
+    path = _cache_path(task, target, tuple(kernels))
     times = _read(path)
     if times is None or not times.keys() <= kernels.keys():
         order = sorted(kernels, key=lambda name: name not in compiled)
-        times = _measure(instruction, target, {name: kernels[name] for name in order}, seconds, warm_ups, checked)
+        times = _measure(task, target, {name: kernels[name] for name in order}, seconds, warm_ups, checked)
         _write(path, times)
     measured = {name: taken for name, taken in times.items() if taken is not None}
     if not measured:
@@ -101,14 +122,14 @@ def fastest(
     return Outcome(name, text + (f", against {', '.join(others)}" if others else ""))
 
 
-def _unmeasurable(instruction: Instruction, target: Target, seconds: float) -> str:
+def _unmeasurable(task: Task, target: Target, seconds: float) -> str:
     if target.device_type == "cpu":
         return "the device is the host's memory"
     if seconds == 0:
         return "FLAGOS_AUTOTUNE_SECONDS is 0"
     module = torch.get_device_module(target.device_type)
     free, _ = module.mem_get_info()
-    needed = sum(_bytes_of(operand.shape) for operand in instruction.operands) + _bytes_of(instruction.shape)
+    needed = sum(map(_bytes_of, task.operands)) + _bytes_of(task.result)
     return "its arrays are too large to make twice" if needed > free * _MEMORY_SHARE else ""
 
 
@@ -117,7 +138,7 @@ def _bytes_of(shape: Shape) -> int:
 
 
 def _measure(
-    instruction: Instruction,
+    task: Task,
     target: Target,
     kernels: Mapping[str, Kernel],
     seconds: float,
@@ -127,11 +148,11 @@ def _measure(
     """Seconds of each kernel that ran, or was compiled, before the time was up; compiling counts, but is not
     interrupted."""
     device = torch.device(target.device_type, torch.get_device_module(target.device_type).current_device())
-    arguments = _arguments(instruction, device)
+    arguments = _arguments(task, device)
     run = Run(device=device, asynchronous=True)
     times: _Times = {}
     trusted = [kernel for name, kernel in kernels.items() if name not in checked]
-    progress = _Progress(instruction.name, len(kernels))
+    progress = _Progress(task.name, len(kernels))
     begun = time.perf_counter()
     _begin([*warm_ups.values()], device)
     left = seconds - (time.perf_counter() - begun)
@@ -145,12 +166,12 @@ def _measure(
             progress.show(name)
             try:
                 if name in checked and expected is not None and not _agree(kernel(run, *arguments), expected):
-                    logger.warning("%s: %s computes something else than ATen and is not used", instruction.name, name)
+                    logger.warning("%s: %s computes something else than ATen and is not used", task.name, name)
                     times[name] = None
                     continue
                 times[name] = _time(kernel, run, arguments, device, seconds / len(kernels), errand)
             except Exception as error:  # a kernel that cannot run here is no candidate, whatever it raises
-                logger.debug("%s: %s cannot run: %s", instruction.name, name, error)
+                logger.debug("%s: %s cannot run: %s", task.name, name, error)
     progress.finish()
     return times
 
@@ -256,18 +277,15 @@ def _wait(module: ModuleType) -> None:
     reached.synchronize()
 
 
-def _arguments(instruction: Instruction, device: torch.device) -> list[Value]:
+def _arguments(task: Task, device: torch.device) -> list[Value]:
     """Random operands. They come from a generator of their own: the device's belongs to the user's program, and may be
     in another thread's capture."""
     generator = torch.Generator(device)
-    attributes = instruction.attributes
-    is_call = isinstance(attributes, CustomCallAttributes) and attributes.target.startswith("aten::")
-    numbers = 1 << (30 if is_call and is_pointwise(instruction) else 1)
-    return [_random(operand.shape, generator, numbers) for operand in instruction.operands]
+    return [_random(shape, generator, task.numbers) for shape in task.operands]
 
 
 def _random(shape: Shape, generator: torch.Generator, numbers: int) -> Value:
-    """Values of ``shape``: normal floats, and integers below ``numbers``: 0 and 1 index any array that has elements."""
+    """Values of ``shape``: normal floats, and integers below ``numbers``."""
     if not isinstance(shape, ArrayShape):
         return tuple(_random(element, generator, numbers) for element in shape.elements)
     dtype, device = dtype_of(shape.element_type), generator.device
@@ -309,13 +327,13 @@ def _versions() -> str:
     return ", ".join(found)
 
 
-def _cache_path(instruction: Instruction, target: Target, names: tuple[str, ...]) -> Path | None:
+def _cache_path(task: Task, target: Target, names: tuple[str, ...]) -> Path | None:
     """Where times of these kernels are kept; None where no folder is safe to use."""
     folder = private_folder("tuning")
     if folder is None:
         return None
     module = torch.get_device_module(target.device_type)
-    key = (str(module.get_device_name()), repr(target), _versions(), *signature_of(instruction), *names)
+    key = (str(module.get_device_name()), repr(target), _versions(), *task.key, *names)
     return folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.json"
 
 

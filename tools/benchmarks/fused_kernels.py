@@ -21,7 +21,7 @@ from jax import lax
 from jaxlib import _jax
 
 from benchmarks import report
-from flagos_backend.codegen.triton import prepare, schedule
+from flagos_backend.codegen.triton import prepare_fastest, schedule
 from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.region import Region
@@ -189,7 +189,7 @@ def ours(case: Case, arguments: Sequence[torch.Tensor], accelerator: TorchAccele
 def _generated(
     region: Region, memory: dict[Instruction, torch.Tensor], accelerator: TorchAccelerator
 ) -> tuple[Call, str]:
-    kernel = prepare(region, accelerator.target)
+    kernel = prepare_fastest(region, accelerator.target)
     for output in kernel.outputs:
         shape = output.shape
         memory[output] = torch.empty(shape.dims, dtype=dtype_of(shape.element_type), device=accelerator.device)

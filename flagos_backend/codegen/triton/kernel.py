@@ -19,7 +19,7 @@ from flagos_backend.codegen.triton.packed_sums import without_packed_sums
 from flagos_backend.codegen.triton.pieces import chosen_last, with_near_arguments
 from flagos_backend.codegen.triton.split import Split, partial_size, split
 from flagos_backend.codegen.triton.sums import joined
-from flagos_backend.codegen.triton.tiling import Tiling, choose
+from flagos_backend.codegen.triton.tiling import Tiling, Walk, choose
 from flagos_backend.codegen.triton.writer import Partial, write_kernel
 from flagos_backend.devices.target import Target
 from flagos_backend.errors import KernelBuildFailed, KernelLaunchFailed
@@ -95,7 +95,7 @@ class RegionKernel:
 
     def compile(self) -> None:
         """Compiles for the current device, and loads, without running. Raises KernelBuildFailed."""
-        buffers = [_array(buffer) for buffer in (*self.inputs, *self.outputs)] + list(self.workspaces)
+        buffers = [array_of(buffer) for buffer in (*self.inputs, *self.outputs)] + list(self.workspaces)
         dtypes = [dtype_of(shape.element_type) for shape in buffers]
         dtypes = [torch.int64 if dtype.is_complex else dtype for dtype in dtypes]
         functions = self._functions or self._build()
@@ -135,8 +135,8 @@ class RegionKernel:
         return KernelBuildFailed(kernel=self.text, source=sources.path_of(self.source), reason=_reason(error))
 
 
-def prepare(region: Region, target: Target) -> RegionKernel:
-    """The kernel of ``region`` on ``target``. Cheap: nothing is compiled yet."""
+def prepare(region: Region, target: Target, walk: Walk = Walk.ALONE) -> RegionKernel:
+    """The kernel of ``region`` on ``target``; ``walk`` as of ``choose``. Cheap: nothing is compiled yet."""
     dialect = Dialect.LIBDEVICE if target.vendor in _WITH_LIBDEVICE else Dialect.PLAIN
     region = joined(with_base_two(region))
     if dialect is Dialect.LIBDEVICE:  # elsewhere nothing says that a product and a sum are rounded once
@@ -144,7 +144,7 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     if target.vendor == "nvidia":
         region = without_branches(without_packed_sums(below_maximum(region)))
         region = chosen_last(with_near_arguments(region))
-    tiling = choose(region, target)
+    tiling = choose(region, target, walk=walk)
     inputs = tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
     outputs = tuple(dict.fromkeys(store.target for store in region.stores))
     names = {buffer: f"in{n}" for n, buffer in enumerate(inputs)}
@@ -157,7 +157,7 @@ def prepare(region: Region, target: Target) -> RegionKernel:
     else:
         kernels.add_halves(region, tiling, halves)
     text = describe(region, tiling)
-    workspaces = tuple(_array(buffer) for buffer in halves.buffers.values()) if halves else ()
+    workspaces = tuple(array_of(buffer) for buffer in halves.buffers.values()) if halves else ()
     options = _WITH_LIBDEVICE.get(target.vendor, {})
     functions = "\n\n".join(["", *kernels.functions])
     source = _head(dialect, _work(region), functions) + functions
@@ -199,7 +199,8 @@ class _Kernels:
         self.add("finish", halves.rest, choose(halves.rest, self.target, splits=False))
 
 
-def _array(instruction: Instruction) -> ArrayShape:
+def array_of(instruction: Instruction) -> ArrayShape:
+    """The shape of a buffer."""
     assert isinstance(instruction.shape, ArrayShape), instruction
     return instruction.shape
 

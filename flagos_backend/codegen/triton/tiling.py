@@ -22,9 +22,9 @@ _POINTS_PER_LANE = 8
 _FEW_OPERATIONS = 12
 _LEAST_BLOCK = 128
 _TILE = 4096
-# What a program reads at a time of a row that it walks several times, by 32 warps, which have a multiprocessor for
-# themselves: two programs there lost what they had read from the cache. Long rows have more for each lane. Of shorter
-# ones what holds more values than it loads has fewer warps, whose lanes have more registers.
+# What a program reads at a time of a row that it walks several times: by 32 warps, which have a multiprocessor for
+# themselves, or by half as many (Walk). Long rows have more for each lane. Of shorter ones what holds more values than
+# it loads has fewer warps, whose lanes have more registers.
 _ROW_STEP = 8192
 _LONG_ROW = 65536
 _LONG_ROW_STEP = 16384
@@ -171,8 +171,28 @@ def power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def choose(region: Region, target: Target, *, splits: bool = True) -> Tiling:
-    """The tiling of ``region``. ``splits``: whether folds may go through partial results."""
+class Walk(enum.Enum):
+    """How programs share the device that walk rows several times each. Alone, none loses what it has read from the cache
+    before its next walk; beside others, none waits alone for the memory. Which counts more depends on the chip, and on
+    what is computed."""
+
+    ALONE = "one on a multiprocessor"
+    BESIDE = "several on a multiprocessor"
+
+
+def walks(region: Region) -> tuple[Walk, ...]:
+    """The ways to run ``region`` that may differ, the usual one first."""
+    groups = {fold.dims for fold in region.folds}
+    if len(groups) != 1:
+        return (Walk.ALONE,)
+    size = prod(region.dims[d] for d in region.folded)
+    is_walked = any(not store.index.dims.isdisjoint(region.folded) for store in region.stores)
+    return tuple(Walk) if is_walked and power_of_two(size) > MAX_ROW and size < _LONG_ROW else (Walk.ALONE,)
+
+
+def choose(region: Region, target: Target, *, splits: bool = True, walk: Walk = Walk.ALONE) -> Tiling:
+    """The tiling of ``region``. ``splits``: whether folds may go through partial results. ``walk``: how rows that are
+    walked several times are."""
     folds = region.folds
     if not folds:
         return _pointwise(region, target)
@@ -182,8 +202,10 @@ def choose(region: Region, target: Target, *, splits: bool = True) -> Tiling:
         return _rows_and_columns(region, target, groups)
     (folded,) = groups
     kept = tuple(d for d in real if d not in folded)
-    inner = _is_inner(region, folded, kept)
-    return (_rows if inner else _columns)(region, target, kept, folded, splits and _can_split(region))
+    can_split = splits and _can_split(region)
+    if _is_inner(region, folded, kept):
+        return _rows(region, target, kept, folded, can_split, walk)
+    return _columns(region, target, kept, folded, can_split)
 
 
 def indices(region: Region) -> list[tuple[Affine, int]]:
@@ -325,7 +347,9 @@ def _parts(blocks: int, programs: int, target: Target) -> int:
     return max(min(wanted, blocks // 4), 1)
 
 
-def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool) -> Tiling:
+def _rows(
+    region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool, walk: Walk
+) -> Tiling:
     size, rows = prod(region.dims[d] for d in folded), prod(region.dims[d] for d in kept)
     block = power_of_two(size)
     programs_wanted = 2 * target.multiprocessors
@@ -345,7 +369,7 @@ def _rows(region: Region, target: Target, kept: Sequence[int], folded: Sequence[
         few = rows // together < programs_wanted and block < _TILE
         per_lane = _ONLY_ROW_PER_LANE if rows == 1 else _ELEMENTS_PER_LANE if few else _ROW_PER_LANE
         return Tiling(axes, _warps(together * block, per_lane))
-    step, per_lane, unroll = row.step(target, rows)
+    step, per_lane, unroll = row.step(target, rows, walk)
     axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
     parts = _parts(axes[1].blocks, rows, target) if can_split else 1
     warps = _warps(axes[1].block, _ONLY_ROW_PER_LANE if rows == parts == 1 else per_lane)
@@ -397,7 +421,7 @@ class _Row:
         has_room = (_ROW_STAGES - 1) * sum(self.loaded) * block <= target.shared_memory_bytes
         return has_room and bool(self.stored) and not self.is_wide and not self.shares and self.fits_registers
 
-    def step(self, target: Target, rows: int) -> tuple[int, int, int]:
+    def step(self, target: Target, rows: int, walk: Walk) -> tuple[int, int, int]:
         """How much of a row is read at a time where ``rows`` are walked, how much of that by each lane, and how many
         such steps are compiled as one."""
         if not self.stored:  # mostly walked once
@@ -406,9 +430,10 @@ class _Row:
             return _ROW_STEP, _ELEMENTS_PER_LANE, _ROW_UNROLL
         if self.size >= _LONG_ROW:
             return _LONG_ROW_STEP, _ELEMENTS_PER_LANE, _ROW_UNROLL
+        per_lane = _WALKED_PER_LANE if walk is Walk.ALONE else _ELEMENTS_PER_LANE
         if self.held > len(self.loaded):
-            return _HOLDING_STEP, _WALKED_PER_LANE, _SHORT_UNROLL
-        return _ROW_STEP, _WALKED_PER_LANE, _ROW_UNROLL
+            return _HOLDING_STEP, per_lane, _SHORT_UNROLL
+        return _ROW_STEP, per_lane, _ROW_UNROLL
 
 
 def _held_through(region: Region, folded: Sequence[int]) -> int:

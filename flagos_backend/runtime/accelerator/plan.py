@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flagos_backend.codegen.triton import RegionKernel, prepare, schedule, warm_up_together
+from flagos_backend.codegen.triton import RegionKernel, prepare_fastest, schedule, warm_up_together
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.indexing import View
@@ -79,7 +79,7 @@ class _Builder(Builder):
             elif isinstance(item, Region) and (array := copied(item)) is not None:
                 walk.updated |= dict.fromkeys(targets(item), array)
             elif isinstance(item, Region):
-                self.kernels.append(prepare(item, self._target))
+                self.kernels.append(prepare_fastest(item, self._target))
                 walk.emit_region(item, self.kernels[-1])
             else:
                 self._program.count(item)

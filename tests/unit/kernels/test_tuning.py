@@ -29,6 +29,10 @@ def dot(rows=4, precision=Precision.DEFAULT):
     return builder.add(Opcode.DOT, operands, attributes, shape=ArrayShape(ElementType.F32, (rows, 6)))
 
 
+def task(rows=4, precision=Precision.DEFAULT):
+    return tuning.Task.of(dot(rows, precision))
+
+
 class Clock:
     """The device's, which the kernels advance."""
 
@@ -64,7 +68,7 @@ def chip(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
     monkeypatch.setattr(torch, "device", lambda kind, index=0: SimpleNamespace(type=kind))
     monkeypatch.setattr(tuning, "_errand", lambda device: lambda: None)
-    monkeypatch.setattr(tuning, "_arguments", lambda dot, device: [torch.zeros(o.shape.dims) for o in dot.operands])
+    monkeypatch.setattr(tuning, "_arguments", lambda task, device: [torch.zeros(shape.dims) for shape in task.operands])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return module
 
@@ -82,12 +86,12 @@ def kernels(calls):
 
 def test_the_fastest_is_chosen_and_remembered(chip, tmp_path):
     calls = []
-    first = tuning.fastest(dot(), CHIP, kernels(calls), AMPLE)
+    first = tuning.fastest(task(), CHIP, kernels(calls), AMPLE)
     assert first.name == "quick"
     assert "against slow" in first.text
     assert calls
     calls.clear()
-    assert tuning.fastest(dot(), CHIP, kernels(calls), AMPLE).name == "quick"
+    assert tuning.fastest(task(), CHIP, kernels(calls), AMPLE).name == "quick"
     assert not calls
     folder = tmp_path / "flagos" / "tuning"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -118,14 +122,14 @@ def test_a_kernel_that_computes_something_else_is_not_used(chip, caplog):
     }
     checked = ("wrong", "rounded")
     for _ in range(2):  # measured, then remembered
-        outcome = tuning.fastest(dot(), CHIP, offered, AMPLE, checked=checked)
+        outcome = tuning.fastest(task(), CHIP, offered, AMPLE, checked=checked)
         assert outcome.name == "rounded"
         assert "wrong, which computes something else" in outcome.text
         assert "broken not measured" in outcome.text
         offered["trusted"] = make("trusted", None, 0.0)
     assert calls.count("wrong") == 1
     assert "wrong computes something else than ATen" in caplog.text
-    assert tuning.fastest(dot(5), CHIP, {**offered, "trusted": make("trusted", right, 0.003)}, AMPLE).name == "wrong"
+    assert tuning.fastest(task(5), CHIP, {**offered, "trusted": make("trusted", right, 0.003)}, AMPLE).name == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,7 @@ def test_one_thread_measures_at_a_time(chip):
         inside.pop()
 
     def measure(rows):
-        tuning.fastest(dot(rows), CHIP, {"one": kernel, "two": kernel}, 0.01)
+        tuning.fastest(task(rows), CHIP, {"one": kernel, "two": kernel}, 0.01)
 
     threads = [threading.Thread(target=measure, args=(rows,)) for rows in (4, 5, 6)]
     for thread in threads:
@@ -173,18 +177,18 @@ def test_nothing_is_captured_while_kernels_are_measured(chip):
     def kernel(run, *operands):
         assert undisturbed.locked()
 
-    assert "measured" in tuning.fastest(dot(), CHIP, {"one": kernel, "two": kernel}, 0.001).text
+    assert "measured" in tuning.fastest(task(), CHIP, {"one": kernel, "two": kernel}, 0.001).text
 
 
 def test_whatever_changes_the_order_changes_the_key(chip, tmp_path):
     seconds = 0.001
-    tuning.fastest(dot(), CHIP, kernels([]), seconds)
-    tuning.fastest(dot(5), CHIP, kernels([]), seconds)
-    tuning.fastest(dot(precision=Precision.HIGHEST), CHIP, kernels([]), seconds)
-    tuning.fastest(dot(), Target("chip", vendor="other"), kernels([]), seconds)
-    tuning.fastest(dot(), CHIP, {**kernels([]), "third": kernels([])["quick"]}, seconds)
+    tuning.fastest(task(), CHIP, kernels([]), seconds)
+    tuning.fastest(task(5), CHIP, kernels([]), seconds)
+    tuning.fastest(task(precision=Precision.HIGHEST), CHIP, kernels([]), seconds)
+    tuning.fastest(task(), Target("chip", vendor="other"), kernels([]), seconds)
+    tuning.fastest(task(), CHIP, {**kernels([]), "third": kernels([])["quick"]}, seconds)
     chip.name = "chip two"
-    tuning.fastest(dot(), CHIP, kernels([]), seconds)
+    tuning.fastest(task(), CHIP, kernels([]), seconds)
     assert len(list((tmp_path / "flagos" / "tuning").iterdir())) == 6
 
 
@@ -192,14 +196,14 @@ def test_a_kernel_that_fails_is_no_candidate(chip):
     def fails(run, *operands):
         raise RuntimeError("not on this chip")
 
-    assert tuning.fastest(dot(), CHIP, {"fails": fails, **kernels([])}, AMPLE).name == "quick"
+    assert tuning.fastest(task(), CHIP, {"fails": fails, **kernels([])}, AMPLE).name == "quick"
 
 
 def test_when_all_fail_the_first_is_used_and_nothing_is_kept(chip, tmp_path):
     def fails(run, *operands):
         raise RuntimeError("not on this chip")
 
-    outcome = tuning.fastest(dot(), CHIP, {"one": fails, "two": fails}, 0.001)
+    outcome = tuning.fastest(task(), CHIP, {"one": fails, "two": fails}, 0.001)
     assert outcome.name == "one"
     assert "none could be measured" in outcome.text
     assert not list((tmp_path / "flagos" / "tuning").iterdir())
@@ -209,18 +213,18 @@ def test_what_is_compiled_is_measured_before_the_time_is_up(chip, monkeypatch):
     """The first kernel runs on; what would have to be compiled after it is left out, and the text says so."""
     moments = iter(range(1000))
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(moments)))
-    outcome = tuning.fastest(dot(), CHIP, kernels([]), 1.0, {"quick"})
+    outcome = tuning.fastest(task(), CHIP, kernels([]), 1.0, {"quick"})
     assert outcome.name == "quick"
     assert "slow not measured" in outcome.text
 
 
 def test_a_damaged_file_is_measured_again(chip, tmp_path):
-    tuning.fastest(dot(), CHIP, kernels([]), AMPLE)
+    tuning.fastest(task(), CHIP, kernels([]), AMPLE)
     (file,) = (tmp_path / "flagos" / "tuning").iterdir()
     for damage in ("{", "[]", '{"quick": "fast"}', '{"other": 1.0}'):
         file.write_text(damage)
         calls = []
-        assert tuning.fastest(dot(), CHIP, kernels(calls), AMPLE).name == "quick"
+        assert tuning.fastest(task(), CHIP, kernels(calls), AMPLE).name == "quick"
         assert calls
 
 
@@ -228,14 +232,14 @@ def test_a_folder_that_others_can_write_is_not_used(chip, tmp_path):
     folder = tmp_path / "flagos" / "tuning"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    assert tuning.fastest(dot(), CHIP, kernels([]), AMPLE).name == "quick"
+    assert tuning.fastest(task(), CHIP, kernels([]), AMPLE).name == "quick"
     assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(("target", "seconds", "reason"), [(HOST, 1.0, "host"), (CHIP, 0.0, "AUTOTUNE_SECONDS is 0")])
 def test_nothing_to_measure_with(chip, target, seconds, reason):
     calls = []
-    outcome = tuning.fastest(dot(), target, kernels(calls), seconds)
+    outcome = tuning.fastest(task(), target, kernels(calls), seconds)
     assert outcome.name == "slow"
     assert reason in outcome.text
     assert not calls
@@ -243,12 +247,12 @@ def test_nothing_to_measure_with(chip, target, seconds, reason):
 
 def test_arrays_too_large_to_make_twice(chip):
     chip.mem_get_info = lambda: (100, 100)
-    assert "too large" in tuning.fastest(dot(), CHIP, kernels([]), 1.0).text
+    assert "too large" in tuning.fastest(task(), CHIP, kernels([]), 1.0).text
 
 
 def test_arguments_are_random_and_leave_the_user_s_generator_alone():
     before = torch.get_rng_state()
-    arguments = tuning._arguments(dot(), torch.device("cpu"))
+    arguments = tuning._arguments(task(), torch.device("cpu"))
     assert [a.shape for a in arguments] == [(4, 5), (5, 6)] and all(a.std() > 0 for a in arguments)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -276,7 +280,7 @@ def test_kernels_warm_up_side_by_side(chip, monkeypatch):
     made = {name: make(name, seconds) for name, seconds in (("quick", 0.001), ("broken", 0.0005))}
     found = {name: kernel for name, (kernel, _) in made.items()} | {"library": kernels([])["slow"]}
     warm_ups = {name: warm_up for name, (_, warm_up) in made.items()}
-    outcome = tuning.fastest(dot(), CHIP, found, 0.01, ("library",), warm_ups)
+    outcome = tuning.fastest(task(), CHIP, found, 0.01, ("library",), warm_ups)
     assert outcome.name == "quick" and "broken not measured" in outcome.text
     assert warm == {"quick"}
 
@@ -285,6 +289,6 @@ def test_what_is_warm_is_measured_after_the_time_is_up(chip, monkeypatch):
     moments = iter(range(1000))
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(moments)))
     found = {"first": kernels([])["slow"], **kernels([])}
-    outcome = tuning.fastest(dot(), CHIP, found, 1.0, ("first",), {"quick": lambda: None})
+    outcome = tuning.fastest(task(), CHIP, found, 1.0, ("first",), {"quick": lambda: None})
     assert outcome.name == "quick"
     assert "slow not measured" in outcome.text

@@ -1,0 +1,51 @@
+"""Kernels of regions that may be tiled in several ways, of which the chip says which is faster. Between kernel.py and
+whoever runs kernels on a device."""
+
+from __future__ import annotations
+
+import torch
+
+from flagos_backend.codegen.triton.kernel import RegionKernel, array_of, prepare
+from flagos_backend.codegen.triton.tiling import walks
+from flagos_backend.devices.target import Target
+from flagos_backend.fusion.region import Region
+from flagos_backend.ir.types import TupleShape
+from flagos_backend.kernels import tuning
+from flagos_backend.kernels.policy import Policy
+from flagos_backend.kernels.reference.registry import Kernel, Run
+from flagos_backend.kernels.reference.storage import dtype_of
+
+
+def prepare_fastest(region: Region, target: Target) -> RegionKernel:
+    """As ``prepare``; where there are several ways, the fastest measured, in the time that a library call is given."""
+    usual, *others = (prepare(region, target, walk) for walk in walks(region))
+    kernels = {walk.value: kernel for walk, kernel in zip(walks(region), (usual, *others), strict=True)}
+    if all(other.launches == usual.launches for other in others):
+        return usual
+    outcome = tuning.fastest(
+        _task(usual),
+        target,
+        {name: _call(kernel) for name, kernel in kernels.items()},
+        Policy.from_environment().tune_seconds,
+        warm_ups={name: kernel.compile for name, kernel in kernels.items()},
+    )
+    chosen = kernels[outcome.name]
+    chosen.text += f"; {outcome.name}: {outcome.text}"
+    return chosen
+
+
+def _task(kernel: RegionKernel) -> tuning.Task:
+    operands = tuple(buffer.shape for buffer in kernel.inputs)
+    results = TupleShape(tuple(map(array_of, kernel.outputs)))
+    return tuning.Task(kernel.text, (kernel.source,), operands, results)
+
+
+def _call(kernel: RegionKernel) -> Kernel:
+    made = [(shape.dims, dtype_of(shape.element_type)) for shape in map(array_of, kernel.outputs)]
+
+    def call(run: Run, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = [torch.empty(dims, dtype=dtype, device=run.device) for dims, dtype in made]
+        kernel(inputs, outputs)
+        return tuple(outputs)
+
+    return call
