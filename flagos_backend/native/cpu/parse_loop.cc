@@ -56,14 +56,16 @@ std::vector<bool> TilesOf(const Loop& loop) {
   return has_tile;
 }
 
-// Sums of products that nothing else reads take the factors instead, if they are still there when the phase ends.
-void FoldProducts(RowLoop::Phase& phase) {
+// Sums of products that nothing else reads, in later phases either, which read what is kept of a whole row, take the
+// factors instead, if they are still there when the phase ends.
+void FoldProducts(const RowLoop& loop, RowLoop::Phase& phase) {
   const Kernels& kernels = SelectKernels();
   phase.unfolded_steps = phase.steps;
   for (Loop::Reduction& reduction : phase.reductions) {
     const size_t type = static_cast<size_t>(reduction.type);
     const FoldProductsFunction fold = kernels.fold_products[type];
     if (reduction.combine != Combine::kAdd || fold == nullptr) continue;
+    if (loop.extents[static_cast<size_t>(reduction.reg)] != RowLoop::Extent::kTile) continue;
     std::vector<Loop::Step>& steps = phase.unfolded_steps;
     const auto computes = [&](const Loop::Step& step) { return step.result == reduction.reg; };
     const auto step = std::find_if(steps.begin(), steps.end(), computes);
@@ -318,7 +320,7 @@ RowLoop::Phase Parser::ParsePhase(RowLoop& loop) {
                       IsInPlace(loop, phase.steps, phase.outputs, output);
     loop.streams |= output.streamed;
   }
-  FoldProducts(phase);
+  FoldProducts(loop, phase);
   return phase;
 }
 

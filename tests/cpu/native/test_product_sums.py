@@ -29,6 +29,8 @@ _PROGRAMS: dict[str, Callable[..., Any]] = {
     "by a number of the row": lambda x, y, np: (x * y[:, :1]).sum(1),
     "by a row of numbers": lambda x, y, np: (x * y[:1]).sum(1),
     "what the sum is used for": lambda x, y, np: x / np.sqrt((x * x).sum(1, keepdims=True) + 1) * y,
+    "products that are kept for the row": lambda x, y, np: x * y - (x * y).mean(1, keepdims=True),
+    "two of them": lambda x, y, np: (x * y - (x * y).sum(1, keepdims=True)) * ((x * y) ** 2).sum(1, keepdims=True),
     "a variance": lambda x, y, np: ((x - x.mean(1, keepdims=True)) ** 2).mean(1),
     "products of halves": lambda x, y, np: (x.astype(np.float16) * y.astype(np.float16)).astype(np.float32).sum(1),
 }
