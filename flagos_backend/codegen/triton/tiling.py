@@ -173,8 +173,8 @@ def power_of_two(size: int) -> int:
 
 class Walk(enum.Enum):
     """How programs share the device that walk rows several times each. Alone, none loses what it has read from the
-    cache before its next walk; beside others, none waits alone for the memory. Which counts more depends on the chip, and
-    on what is computed."""
+    cache before its next walk; beside others, none waits alone for the memory. Which counts more depends on the chip,
+    and on what is computed."""
 
     ALONE = "one on a multiprocessor"
     BESIDE = "several on a multiprocessor"
