@@ -18,9 +18,9 @@ from flagos_backend.kernels.reference.storage import dtype_of
 
 def prepare_fastest(region: Region, target: Target) -> RegionKernel:
     """As ``prepare``; where there are several ways, the fastest measured, in the time that a library call is given."""
-    usual, *others = (prepare(region, target, walk) for walk in walks(region))
-    kernels = {walk.value: kernel for walk, kernel in zip(walks(region), (usual, *others), strict=True)}
-    if all(other.launches == usual.launches for other in others):
+    kernels = {walk.value: prepare(region, target, walk) for walk in walks(region)}
+    usual = next(iter(kernels.values()))
+    if all(kernel.launches == usual.launches for kernel in kernels.values()):
         return usual
     outcome = tuning.fastest(
         _task(usual),
@@ -37,7 +37,7 @@ def prepare_fastest(region: Region, target: Target) -> RegionKernel:
 def _task(kernel: RegionKernel) -> tuning.Task:
     operands = tuple(buffer.shape for buffer in kernel.inputs)
     results = TupleShape(tuple(map(array_of, kernel.outputs)))
-    return tuning.Task(kernel.text, (kernel.source,), operands, results)
+    return tuning.Task(kernel.text, (kernel.source, repr(kernel.launches)), operands, results)
 
 
 def _call(kernel: RegionKernel) -> Kernel:

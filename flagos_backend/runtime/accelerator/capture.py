@@ -176,8 +176,9 @@ class Recording:
                     self.graph.capture_begin(memory.pool.handle, capture_error_mode="thread_local")
                 except RuntimeError as error:
                     raise _refusal(plan, error) from error
-                launch = recorded(run, recorder, arrays, memory)
+                launch = run
                 try:
+                    launch = recorded(run, recorder, arrays, memory)
                     self.overwritten = run_into(plan, launch, arrays)
                     self.graph.capture_end()
                 except Exception as error:
