@@ -207,14 +207,10 @@ class ContextPeers:
         rank = members.index(member)
         try:
             backend = backend_for(self.device_type)
+            # Who goes without gloo connects at the first collective, where not all give up on who does not come.
             if backend != "gloo":
-                # The others connect at the first collective, where not all of them give up on who does not come.
-                said = (unlike_nccl(self._maker()) if backend == _FLAGCX else "") or _HERE
-                store.set(f"member/{rank}", said)
-                names = [f"member/{other}" for other in range(len(members))]
-                store.wait(names, timedelta(seconds=timeout))
-                if backend == _FLAGCX:
-                    unlike = next((s for s in (store.get(name).decode() for name in names) if s != _HERE), "")
+                own = unlike_nccl(self._maker()) if backend == _FLAGCX else ""
+                unlike = _come(store, rank, len(members), timedelta(seconds=timeout), own)
             group = _group(backend, store, rank, len(members), timedelta(seconds=timeout))
         except RuntimeError as error:
             raise RendezvousFailed(
@@ -327,6 +323,14 @@ def _load_flagcx() -> None:
         raise RuntimeError(
             f"FlagCX is installed but does not load ({reason_of(error)}); with {BACKEND_VARIABLE} another is taken"
         ) from error
+
+
+def _come(store: Any, rank: int, size: int, timeout: timedelta, unlike: str) -> str:
+    """Waits for all members. Each says what ``unlike_nccl`` says of it; returns the first of those that is not ""."""
+    names = [f"member/{other}" for other in range(size)]
+    store.set(names[rank], unlike or _HERE)
+    store.wait(names, timeout)
+    return next((said for name in names if (said := store.get(name).decode()) != _HERE), "")
 
 
 def _group(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
