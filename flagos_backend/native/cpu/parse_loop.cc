@@ -56,8 +56,8 @@ std::vector<bool> TilesOf(const Loop& loop) {
   return has_tile;
 }
 
-// Sums of products that nothing else reads, in later phases either, which read what is kept of a whole row, take the
-// factors instead, if they are still there when the phase ends.
+// Sums of products that nothing else reads take the factors instead, if they are still there when the phase ends. Others
+// that read them may be in later phases, of what is kept of a whole row, and may be products that are summed up themselves.
 void FoldProducts(const RowLoop& loop, RowLoop::Phase& phase) {
   const Kernels& kernels = SelectKernels();
   phase.unfolded_steps = phase.steps;
@@ -66,17 +66,17 @@ void FoldProducts(const RowLoop& loop, RowLoop::Phase& phase) {
     const FoldProductsFunction fold = kernels.fold_products[type];
     if (reduction.combine != Combine::kAdd || fold == nullptr) continue;
     if (loop.extents[static_cast<size_t>(reduction.reg)] != RowLoop::Extent::kTile) continue;
-    std::vector<Loop::Step>& steps = phase.unfolded_steps;
     const auto computes = [&](const Loop::Step& step) { return step.result == reduction.reg; };
-    const auto step = std::find_if(steps.begin(), steps.end(), computes);
-    if (step == steps.end() || step->function != kernels.apply[static_cast<size_t>(Op::kMultiply)][type]) continue;
+    const auto step = std::find_if(phase.steps.begin(), phase.steps.end(), computes);
+    if (step == phase.steps.end() || step->function != kernels.apply[static_cast<size_t>(Op::kMultiply)][type])
+      continue;
     const auto is_taken = [&](const auto& other) { return other.reg == reduction.reg; };
     const auto disturbs = [&](const Loop::Step& other) {
       const int64_t reg = reduction.reg;
       return other.a == reg || other.b == reg || other.c == reg || other.result == reg || other.result == step->a ||
              other.result == step->b;
     };
-    if (std::any_of(step + 1, steps.end(), disturbs) || step->a == reduction.reg || step->b == reduction.reg ||
+    if (std::any_of(step + 1, phase.steps.end(), disturbs) || step->a == reduction.reg || step->b == reduction.reg ||
         std::any_of(phase.outputs.begin(), phase.outputs.end(), is_taken) ||
         std::count_if(phase.reductions.begin(), phase.reductions.end(), is_taken) != 1) {
       continue;
@@ -84,7 +84,7 @@ void FoldProducts(const RowLoop& loop, RowLoop::Phase& phase) {
     reduction.fold_products = fold;
     reduction.a = step->a;
     reduction.b = step->b;
-    steps.erase(step);
+    phase.unfolded_steps.erase(std::find_if(phase.unfolded_steps.begin(), phase.unfolded_steps.end(), computes));
   }
 }
 
