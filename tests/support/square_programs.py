@@ -63,6 +63,15 @@ class Square:
         shape = f"f32[{self.size // 2},{self.size}]"
         return f"{shape} reduce-scatter({operand}), channel_id={channel}, {_GROUP}, dimensions={{0}}, to_apply=sum"
 
+    def two_sums(self) -> Module:
+        """Of products of ``x`` and ``y`` that do not wait for one another."""
+        body = f"""d = {self.product("x", "y")}
+        s = {self.total("d", 1)}
+        e = {self.product("y", "x")}
+        t = {self.total("e", 2)}
+        ROOT r = ({self.shape}, {self.shape}) tuple(s, t)"""
+        return self.module(body, "xy")
+
     def module_of_chance(self, rng: np.random.Generator, length: int = 40) -> Module:
         """Of ``x`` and ``y``. Values are computed from some before: products, updates, and collectives of each kind."""
         values, lines = ["x", "y"], ["z = s32[] constant(0)"]

@@ -117,14 +117,7 @@ def names(items: Sequence[Region | Instruction | Wait]) -> list[str]:
 
 def test_what_does_not_wait_comes_between(rng: np.random.Generator) -> None:
     """A gradient's sum while the next one is computed."""
-    module = S.module(
-        f"""d = {S.product("x", "y")}
-        s = {S.total("d", 1)}
-        e = {S.product("y", "x")}
-        t = {S.total("e", 2)}
-        ROOT r = ({S.shape}, {S.shape}) tuple(s, t)""",
-        "xy",
-    )
+    module = S.two_sums()
     assert names(items_of(module)) == ["d", "s", "e", "t", "wait s t"]
     assert run_both(module, rng).most == 2
 
