@@ -35,6 +35,7 @@ from flagos_backend.passes.pack_extremes import pack_extremes
 from flagos_backend.passes.pipeline import optimize_with_report
 from flagos_backend.passes.scatter_sums import scatter_sums
 from flagos_backend.runtime.accelerator.segments import outline
+from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
 from flagos_backend.runtime.native import NativePart, native_part
 from flagos_backend.runtime.plan import Plan
@@ -189,7 +190,7 @@ class Plans:
         # stream: whoever compiles may have another one.
         if self._target.is_host:
             with torch.inference_mode(), self._device:
-                return Plan.build(self._module.entry, donors, self._device)
+                return build_plan(self._module.entry, donors, self._device)
         # Imports Triton, which the host does without.
         from flagos_backend.runtime.accelerator import plan
 

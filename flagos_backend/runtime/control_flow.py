@@ -1,4 +1,4 @@
-"""The kernels of while and conditional, made by plan.py from the plans of their computations. Each takes the slots of
+"""The kernels of while and conditional, made by build.py from the plans of their computations. Each takes the slots of
 the plan it stands in, so that storage can be given up before the loop is over."""
 
 from __future__ import annotations

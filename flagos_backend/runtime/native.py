@@ -18,7 +18,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.strided_view import StridedView
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 
 # A library call from native code costs about as much as this many operations of a Python plan save.
 _OPERATIONS_PER_CALL = 2
@@ -38,7 +38,7 @@ class NativePart:
 def native_part(module: Module, argument_aliases: Sequence[int] = ()) -> tuple[NativePart | None, str]:
     """The native form of ``module``, or None and why it has none; ``argument_aliases`` as for codegen.native.emit.
 
-    Raises the errors of errors.py as Plan.build does.
+    Raises the errors of errors.py as build_plan does.
     """
     try:
         code = emit(module, argument_aliases)
@@ -51,7 +51,7 @@ def native_part(module: Module, argument_aliases: Sequence[int] = ()) -> tuple[N
 
 def _library_call(call: Call) -> LibraryCall:
     """Computes the call's instruction from tensors; copies results to where the program wants them, if anywhere."""
-    plan = Plan.build(_computation_of(call))
+    plan = build_plan(_computation_of(call))
 
     def run_call(run: Run, operands: list[torch.Tensor], results: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         brought = []

@@ -1,4 +1,4 @@
-"""Which instructions of a program must run, and how many there may be. Used by plan.py."""
+"""Which instructions of a program must run, and how many there may be. Used by build.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns which storage inside a plan: the proof that lets a step write over an operand. Used by plan.py."""
+"""Who owns which storage inside a plan: the proof that lets a step write over an operand. Used by build.py."""
 
 from __future__ import annotations
 

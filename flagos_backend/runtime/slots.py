@@ -1,4 +1,4 @@
-"""Values in the slots of a plan: where the leaves of a tuple are, and what puts them there. Used by plan.py."""
+"""Values in the slots of a plan: where the leaves of a tuple are, and what puts them there. Used by build.py."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.kernels.reference import storage
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
 from support.numbers import NUMPY_DTYPE
 
@@ -40,7 +40,7 @@ def run_on_backend(hlo: bytes, args: Sequence[np.ndarray], run: Run | None = Non
 
 def run_module(module: Module, args: Sequence[np.ndarray], run: Run | None = None) -> list[np.ndarray]:
     """The results of ``module`` as it is, on the reference kernels."""
-    plan = Plan.build(module.entry)
+    plan = build_plan(module.entry)
     shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
     with torch.inference_mode():
         tensors = [to_storage(np.asarray(a), s) for a, s in zip(args, shapes, strict=True)]

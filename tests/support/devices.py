@@ -15,7 +15,7 @@ from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import leaves
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from support.against_xla import from_storage, hlo_of_text, to_storage
 
 
@@ -61,7 +61,7 @@ def run_module_on_devices(
     module: Module, arguments: Sequence[Sequence[np.ndarray]], replicas: int = 1, partitions: int = 1
 ) -> list[list[np.ndarray]]:
     """The same of a module."""
-    plan = Plan.build(module.entry)
+    plan = build_plan(module.entry)
     shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
     communicator = InProcessCommunicator(timeout=60)
 

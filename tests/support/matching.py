@@ -21,7 +21,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.match.match import MatchResult, match
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, from_storage, to_storage
 
@@ -53,7 +53,7 @@ def weights_like(module: Module) -> list[str]:
 
 def run(module: Module, args) -> list[np.ndarray]:
     tensors = [to_storage(np.asarray(a), p.shape) for a, p in zip(args, module.entry.parameters, strict=True)]
-    plan = Plan.build(module.entry)
+    plan = build_plan(module.entry)
     return [from_storage(t, s) for t, s in zip(plan.run(Run(), tensors), plan.result_shapes, strict=True)]
 
 

@@ -10,7 +10,7 @@ from flagos_backend.ir.attributes import ParameterAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_lifted
 
 # Takes the arguments, which broadcast together, and returns the results (0-d when they depend on no argument).
 ScalarFunction = Callable[[Run, list[Tensor]], list[Tensor]]
@@ -22,7 +22,7 @@ _COMMUTATIVE = frozenset(
 
 def scalar_function(computation: Computation) -> ScalarFunction:
     """``computation`` applied element by element. Raises UnsupportedOpcode when it is not elementwise."""
-    return Plan.lift(computation).run
+    return build_lifted(computation).run
 
 
 def parameter_number(instruction: Instruction) -> int | None:

@@ -1,5 +1,5 @@
 """The table of reference kernels. A kernel is prepared once from its instruction, at compile time, and called by the
-plan at each run; families of kernels register here by decorator. Between the IR and runtime/plan.py."""
+plan at each run; families of kernels register here by decorator. Between the IR and runtime/build.py."""
 
 from __future__ import annotations
 

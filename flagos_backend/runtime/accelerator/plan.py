@@ -26,8 +26,9 @@ from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.passes.effects import COLLECTIVES
 from flagos_backend.runtime import slots
 from flagos_backend.runtime.accelerator.overlap import Wait, overlapped
+from flagos_backend.runtime.build import Builder, Pending, PreparedKernel
 from flagos_backend.runtime.ownership import Ownership, Place
-from flagos_backend.runtime.plan import Builder, Pending, Plan, PreparedKernel
+from flagos_backend.runtime.plan import Plan
 from flagos_backend.runtime.slots import Tree
 
 # What generated kernels ask of the arrays they are given.
@@ -35,7 +36,7 @@ _ALIGNMENT = 16
 
 
 def build(computation: Computation, donated: Collection[int], device: torch.device, target: Target) -> Plan:
-    """The plan of an entry computation on ``device``; ``donated`` as for Plan.build. Raises what codegen and the choice
+    """The plan of an entry computation on ``device``; ``donated`` as for build_plan. Raises what codegen and the choice
     of kernels raise."""
     builder = _Builder(device, target)
     plan = builder.build(computation, donated, entry=True)

@@ -11,6 +11,7 @@ import torch
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import segments
+from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import to_storage
 from support.poisoned_replays import PoisonedReplay, assert_same, breaking_anywhere
@@ -37,7 +38,7 @@ def test_random_programs_divided_anywhere_in_several_threads(
         outcomes: list[list[torch.Tensor]] = []
         donated = [n for n in range(len(program.arguments())) if rng.random() < 0.5]
         with torch.inference_mode():
-            plan = Plan.build(program.module.entry, donated)
+            plan = build_plan(program.module.entry, donated)
         _append_results(outcomes, plan, program)
         with torch.inference_mode():
             division = segments.divide(plan, breaking_anywhere(seed, lambda part: PoisonedReplay(part, RUN)))

@@ -15,7 +15,7 @@ from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from support import kernels
 from support.numbers import NUMPY_DTYPE, distance
 
@@ -29,7 +29,7 @@ def run_both(
     ours, made = run_generated(computation, arguments)
     with torch.inference_mode():
         tensors = _tensors(computation, arguments)
-        theirs = Plan.build(computation).run(Run(), [tensor.cpu().clone() for tensor in tensors])
+        theirs = build_plan(computation).run(Run(), [tensor.cpu().clone() for tensor in tensors])
     return ours, _results(computation, theirs), made
 
 

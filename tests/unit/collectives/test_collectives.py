@@ -17,7 +17,7 @@ from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.errors import CollectiveGroupMismatch
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from support.against_xla import hlo_of_text, run_on_backend
 from support.devices import on_each, run_on_devices
 
@@ -185,7 +185,7 @@ def test_a_collective_takes_place_though_its_result_is_used_on_one_device_only()
         program(f"total = f32[8,4] all-reduce(x), to_apply=sum\n  ROOT r = f32[8,4] {root}")
         for root in ("negate(total)", "negate(x)")
     ]
-    plans = [Plan.build(import_module(hlo_of_text(text), num_replicas=2).entry) for text in texts]
+    plans = [build_plan(import_module(hlo_of_text(text), num_replicas=2).entry) for text in texts]
     communicator = InProcessCommunicator(timeout=10)
     ones = torch.ones(8, 4)
     outcomes = on_each(

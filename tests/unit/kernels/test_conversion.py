@@ -149,12 +149,12 @@ def test_unsupported_bitcast_is_refused_by_name(rng: np.random.Generator) -> Non
     from flagos_backend.ir.hlo import Computation, Instruction
     from flagos_backend.ir.opcode import Opcode
     from flagos_backend.ir.types import ArrayShape
-    from flagos_backend.runtime.plan import Plan
+    from flagos_backend.runtime.build import build_plan
 
     x = Instruction(Opcode.PARAMETER, ArrayShape(E.C64, (2,)), attributes=ParameterAttributes(0), name="x")
     root = Instruction(Opcode.BITCAST_CONVERT, ArrayShape(E.S64, (2,)), (x,), name="bits")
     with pytest.raises(UnsupportedElementType, match=r"C64 bitcast to S64.*bits"):
-        Plan.build(Computation("e", (x, root), root))
+        build_plan(Computation("e", (x, root), root))
 
 
 def test_same_storage_costs_nothing() -> None:

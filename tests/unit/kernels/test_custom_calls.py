@@ -18,7 +18,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape
 from flagos_backend.kernels.reference.custom_calls import known_targets
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes
 from support.against_xla import hlo_of_text, run_on_backend
 from support.numbers import NUMPY_DTYPE
@@ -461,7 +461,7 @@ ENTRY e {
 
 def compile_call(target: str, config: object = None, operand: str = "f32[3,3]") -> None:
     text = call_text(target, [operand], ["f32[3,3]", "f32[3]"], config)
-    Plan.build(import_module(hlo_of_text(text)).entry)
+    build_plan(import_module(hlo_of_text(text)).entry)
 
 
 def test_an_unknown_target_is_refused_by_name_with_the_known_ones() -> None:

@@ -14,7 +14,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import PROGRAMS
 from support.against_xla import to_storage
 
@@ -63,7 +63,7 @@ def test_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "prepare", prepare_watched)
     program = PROGRAMS[name]
     module = import_module(program.hlo())
-    plan = Plan.build(module.entry)
+    plan = build_plan(module.entry)
     shapes = [leaf for parameter in module.entry.parameters for leaf in leaves(parameter.shape)]
     with torch.no_grad():
         arguments = [to_storage(np.asarray(a), s) for a, s in zip(program.arguments(), shapes, strict=True)]

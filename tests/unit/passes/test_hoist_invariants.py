@@ -25,7 +25,7 @@ from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.inline_calls import inline_calls
 from flagos_backend.passes.simplify import simplify
 from flagos_backend.passes.trip_count import find_trip_counts
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes
 from support.against_xla import from_storage, to_storage
 
@@ -50,7 +50,7 @@ def hoisted(function: Callable[..., Any], arguments: list[np.ndarray]) -> tuple[
 
 def run(module: Module, arguments: list[np.ndarray]) -> list[np.ndarray]:
     tensors = [to_storage(a, p.shape) for a, p in zip(arguments, module.entry.parameters, strict=True)]
-    plan = Plan.build(module.entry)
+    plan = build_plan(module.entry)
     return [from_storage(t, s) for t, s in zip(plan.run(Run(), tensors), plan.result_shapes, strict=True)]
 
 

@@ -20,7 +20,7 @@ from flagos_backend.kernels.reference import convolution
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.lay_out_convolutions import lay_out_convolutions
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, hlo_of_text
 from unit.kernels.test_convolution import convolution_text, random_convolution
@@ -28,7 +28,7 @@ from unit.kernels.test_convolution import convolution_text, random_convolution
 
 def compare(hlo: bytes, module: Module, *arguments: np.ndarray) -> None:
     with torch.inference_mode():
-        results = Plan.build(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])
+        results = build_plan(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])
     for ours, theirs in zip(results, run_on_xla(hlo, arguments), strict=True):
         assert_same(ours.numpy(), theirs, 2e-5)
 

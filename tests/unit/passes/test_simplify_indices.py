@@ -18,7 +18,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
 
 
@@ -28,7 +28,7 @@ def instructions(function: Callable[..., Any], *arguments: np.ndarray) -> list[I
     module = optimize(import_module(hlo))
     verify(module)
     with torch.inference_mode():
-        results = Plan.build(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])
+        results = build_plan(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])
     for ours, theirs in zip(results, run_on_xla(hlo, arguments), strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs)
     return [instruction for c in module.computations() for instruction in c.instructions]

@@ -17,7 +17,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
 
 
@@ -27,7 +27,7 @@ def gathers(function: Callable[..., Any], *arguments: np.ndarray, tolerance: flo
     module = optimize(import_module(hlo))
     verify(module)
     with torch.inference_mode():
-        results = Plan.build(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])
+        results = build_plan(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])
     for ours, theirs in zip(results, run_on_xla(hlo, arguments), strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=tolerance, atol=tolerance)
     return [i for c in module.computations() for i in c.instructions if i.opcode is Opcode.GATHER]
@@ -169,7 +169,7 @@ def test_sums_that_choose_none(rng: np.random.Generator) -> None:
     module = optimize(import_module(hlo))
     assert not any(i.opcode is Opcode.REDUCE for i in module.entry.instructions)
     with torch.inference_mode():
-        results = Plan.build(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in (logits, labels)])
+        results = build_plan(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in (logits, labels)])
     for ours, theirs in zip(results, run_on_xla(hlo, (logits, labels)), strict=True):
         np.testing.assert_array_equal(np.signbit(ours.numpy()), np.signbit(theirs))
 

@@ -12,7 +12,7 @@ from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.match.sink_invariants import sink_invariants
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes
 from support.against_xla import from_storage, hlo_of_text, run_on_backend, to_storage
 
@@ -33,7 +33,7 @@ def state_bytes(module):
 
 def run(module, args):
     tensors = [to_storage(a, p.shape) for a, p in zip(args, module.entry.parameters, strict=True)]
-    plan = Plan.build(module.entry)
+    plan = build_plan(module.entry)
     return [from_storage(t, s) for t, s in zip(plan.run(Run(), tensors), plan.result_shapes, strict=True)]
 
 

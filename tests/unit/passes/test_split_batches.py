@@ -14,7 +14,7 @@ from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.match.split_batches import split_batches
 from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.plan import Plan
+from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, from_storage, to_storage
 from support.matching import check, gradient, matched
@@ -142,7 +142,7 @@ def test_products_compute_the_same(draw, name):
     assert split is not module
     assert not any(str(B * N) in str(i.shape).split(",")[0] for i in split.entry.instructions if i.opcode == "dot")
     tensors = [to_storage(a, p.shape) for a, p in zip(args, split.entry.parameters, strict=True)]
-    plan = Plan.build(split.entry)
+    plan = build_plan(split.entry)
     ours = [from_storage(t, s) for t, s in zip(plan.run(Run(), tensors), plan.result_shapes, strict=True)]
     for a, b in zip(ours, run_on_xla(hlo_bytes(function, *args), args), strict=True):
         assert_same(a, b, 2e-2 if name == "rounded" else 1e-5)

@@ -23,6 +23,7 @@ from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, capture
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeReplays
 from flagos_backend.runtime.accelerator.memory import GraphMemory, shared_memory
+from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text
 
@@ -129,7 +130,7 @@ DEVICE = torch.device("cpu", 0)
 
 
 def plan_of(text: str, donated: tuple[int, ...] = (1,)) -> Plan:
-    return Plan.build(import_module(hlo_of_text(text)).entry, donated)
+    return build_plan(import_module(hlo_of_text(text)).entry, donated)
 
 
 def captured(text: str) -> Captures:
@@ -333,7 +334,7 @@ def test_a_capture_that_breaks_names_its_step() -> None:
     text = "x = f32[3] parameter(0)\n y = f32[3] abs(x)\n ROOT z = f32[3] sine(y)"
     module = import_module(hlo_of_text(f"ENTRY main {{ {text} }}"))
     with torch.inference_mode():
-        plan = Plan.build(module.entry)
+        plan = build_plan(module.entry)
 
         def fails(*_: object) -> None:
             raise RuntimeError("waits")

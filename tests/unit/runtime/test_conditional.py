@@ -22,6 +22,7 @@ from flagos_backend.runtime.accelerator.capture import run_into
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import BodyMemory
 from flagos_backend.runtime.accelerator.segments import divide
+from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage
@@ -31,7 +32,7 @@ from support.tape import Body, Kernel, Tape
 
 def plan_of(text: str, donated: tuple[int, ...] = ()) -> Plan:
     with torch.inference_mode():
-        return Plan.build(import_module(hlo_of_text(text)).entry, donated)
+        return build_plan(import_module(hlo_of_text(text)).entry, donated)
 
 
 def loop(state: str, body: str, condition: str, around: str) -> str:
@@ -216,7 +217,7 @@ def test_programs_of_the_corpus(name: str) -> None:
         return [to_storage(np.asarray(array), shape) for array, shape in zip(arrays, shapes, strict=True)]
 
     with torch.inference_mode():
-        plan = Plan.build(module.entry)
+        plan = build_plan(module.entry)
         with Tape() as tape:
             results = plan.run(Run(conditionals=tape, asynchronous=True), arguments())
         expected = plan.run(Run(), arguments())

@@ -18,12 +18,13 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime import needed as needed_module
+from flagos_backend.runtime.build import build_lifted, build_plan
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import check, hlo_of_text
 
 
 def plan_of(text: str, donated: tuple[int, ...] = ()) -> Plan:
-    return Plan.build(import_module(hlo_of_text(text)).entry, donated)
+    return build_plan(import_module(hlo_of_text(text)).entry, donated)
 
 
 def run(plan: Plan, *arguments: torch.Tensor) -> list[torch.Tensor]:
@@ -353,7 +354,7 @@ ENTRY e { x = f32[3] parameter(0)
 
 def test_lifted_scalar_function_works_on_arrays() -> None:
     module = import_module(hlo_of_text(LIFTED))
-    plan = Plan.lift(next(c for c in module.computations() if c.name.startswith("f")))
+    plan = build_lifted(next(c for c in module.computations() if c.name.startswith("f")))
     a, b = torch.tensor([1.0, 5.0, 2.0]), torch.tensor([3.0, 4.0, 2.0])
     (result,) = plan.run(Run(), [a, b])
     assert result.tolist() == [2.0, 4.0, 2.0]
@@ -422,7 +423,7 @@ def test_calls_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         second = Instruction(Opcode.CALL, shape, (first,), called=(function,), name="second")
         function = Computation("f", (parameter, first, second), second)
     with pytest.raises(ProgramTooLarge, match="more than 10000 instructions"):
-        Plan.build(function)
+        build_plan(function)
 
 
 def test_wrong_number_of_arguments_is_refused() -> None:

@@ -24,6 +24,7 @@ from flagos_backend.runtime.accelerator import capturable, segments
 from flagos_backend.runtime.accelerator.capturable import Limits, has_run, reason_against
 from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.accelerator.segments import Division, divide, outline
+from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage
@@ -43,7 +44,7 @@ RUN = Run(host_callback=called_back)
 
 def plan_of(text: str, donated: tuple[int, ...] = ()) -> Plan:
     with torch.inference_mode():
-        return Plan.build(import_module(hlo_of_text(text)).entry, donated)
+        return build_plan(import_module(hlo_of_text(text)).entry, donated)
 
 
 def record(plan: Plan) -> PoisonedReplay:
@@ -315,7 +316,7 @@ def test_loops_that_are_too_long_are_recorded_turn_by_turn(monkeypatch: pytest.M
     text = text.replace("  h = f32[] constant(100)\n", counter)
     module = optimize(import_module(hlo_of_text(text)))
     with torch.inference_mode():
-        plan = Plan.build(module.entry)
+        plan = build_plan(module.entry)
     x, w = torch.randn(4), torch.randn(4)
     expected = run(plan, x, w)
     assert divide(plan, record).whole is not None
@@ -490,7 +491,7 @@ def test_programs_of_the_corpus_divided_anywhere(
         return [to_storage(np.asarray(array), shape) for array, shape in zip(arrays, shapes, strict=True)]
 
     with torch.inference_mode():
-        plan = Plan.build(module.entry, [n for n in range(len(shapes)) if rng.random() < 0.5])
+        plan = build_plan(module.entry, [n for n in range(len(shapes)) if rng.random() < 0.5])
         expected = plan.run(RUN, arguments())
         division = divide(plan, breaking_anywhere(seed, record))
         for _ in range(2):
@@ -541,7 +542,7 @@ def test_segments_in_which_devices_meet(condition: str, meets: bool, monkeypatch
     """Of one body, which two loops run, each segment is its own; where data decides, devices may go on without others,
     which a segment would wait for."""
     monkeypatch.setattr(segments, "MIN_STEPS", 1)
-    plan = Plan.build(optimize(import_module(hlo_of_text(MEETING.replace("CONDITION", condition)))).entry)
+    plan = build_plan(optimize(import_module(hlo_of_text(MEETING.replace("CONDITION", condition)))).entry)
     run(plan, torch.full((4,), 2.0))
     division = divide(plan, segments._Unrecorded, no_meetings="")
     assert len(division.meetings) == (4 if meets else 0)
