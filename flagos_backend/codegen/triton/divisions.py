@@ -11,6 +11,7 @@ from math import prod
 
 from flagos_backend.codegen.triton.elements import HELD_AS_F32
 from flagos_backend.codegen.triton.exponentials import is_below
+from flagos_backend.codegen.triton.rounding import rounded_away
 from flagos_backend.codegen.triton.running import is_at_least_one
 from flagos_backend.fusion.literals import number_of
 from flagos_backend.fusion.region import Apply, Expression, Literal, Region
@@ -34,26 +35,27 @@ _LEAST_SHARING = 16
 def with_reciprocals(region: Region) -> Region:
     """``region`` itself where no divisor is shared."""
     shared = {e for e in region.expressions() if isinstance(e, Apply) and _is_shared(e, region)}
-    return replaced(region, shared, _by_reciprocal)
+    rounded = rounded_away(region) if shared else set()
+    return replaced(region, shared, lambda e, moved, pool: _by_reciprocal(e, e in rounded, moved, pool))
 
 
-def _by_reciprocal(expression: Expression, moved: Moved, pool: Pool) -> Expression:
+def _by_reciprocal(expression: Expression, is_rounded_away: bool, moved: Moved, pool: Pool) -> Expression:
     def apply(like: Apply, *operands: Expression) -> Expression:
         return pool.apply(like, operands)
 
     dividend, divisor = (moved[operand] for operand in expression.operands)
     if (exact := _exact_inverse(divisor)) is not None:
         return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, exact)
-    quotient = CORRECTED
-    if is_at_least_one(expression.operands[1]):
-        quotient = BY_SUM if is_below(expression.operands[0]) else CORRECTED
-    else:
+    by_sum = is_at_least_one(expression.operands[1])
+    quotient = BY_SUM if by_sum and is_below(expression.operands[0]) else CORRECTED
+    if not by_sum:
         multiply = Apply(E.F32, Opcode.MULTIPLY, ())
         scale = apply(Apply(E.F32, Opcode.DIVIDE, (), SCALE), divisor)
         dividend, divisor = apply(multiply, dividend, scale), apply(multiply, divisor, scale)
     inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), divisor)
-    if expression.element_type is E.BF16:  # whose quotients are 2**-17 of themselves away from a tie, or exact
-        return apply(Apply(E.BF16, Opcode.MULTIPLY, ()), dividend, inverse)
+    # Quotients of BF16 are 2**-17 of themselves away from a tie, or exact, and no quotient of an exponential is.
+    if expression.element_type is E.BF16 or (quotient is BY_SUM and is_rounded_away):
+        return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, inverse)
     return apply(Apply(expression.element_type, Opcode.DIVIDE, (), quotient), dividend, divisor, inverse)
 
 

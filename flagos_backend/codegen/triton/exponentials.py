@@ -1,9 +1,11 @@
-"""Exponentials of what lies below a row's maximum, in fewer instructions than others. Just before a region is written
-down for an accelerator that has the function."""
+"""Exponentials of what lies below a row's maximum, in fewer instructions than others, and in fewest where they are
+summed up or rounded to 16 bits. Just before a region is written down for an accelerator that has the functions."""
 
 from __future__ import annotations
 
 from flagos_backend.codegen.triton.elements import HELD_AS_F32, unconverted
+from flagos_backend.codegen.triton.rounding import rounded_away
+from flagos_backend.codegen.triton.running import TERM, as_running, difference
 from flagos_backend.fusion.region import Apply, Expression, Fold, Region
 from flagos_backend.fusion.rewriting import Moved, Pool, replaced
 from flagos_backend.ir.opcode import Opcode
@@ -14,22 +16,15 @@ BELOW = "below"
 
 def below_maximum(region: Region) -> Region:
     """``region`` itself where there is no such exponential."""
+    rounded = rounded_away(region)
+    terms = {unconverted(fold.value) for fold in region.folds if as_running(fold)}
+    below = {e for e in region.expressions() if is_below(e)}
 
-    def below(expression: Expression, moved: Moved, pool: Pool) -> Expression:
-        return pool.apply(Apply(expression.element_type, Opcode.EXP, (), BELOW), (moved[expression.operands[0]],))
+    def cheaper(expression: Expression, moved: Moved, pool: Pool) -> Expression:
+        detail = TERM if expression in rounded else BELOW
+        return pool.apply(Apply(expression.element_type, Opcode.EXP, (), detail), (moved[expression.operands[0]],))
 
-    return replaced(region, {e for e in region.expressions() if is_below(e)}, below)
-
-
-def difference(expression: Expression) -> tuple[Expression, Expression] | None:
-    """x and y, where ``expression`` is exp(x - y)."""
-    if not isinstance(expression, Apply) or expression.opcode is not Opcode.EXP:
-        return None
-    (operand,) = expression.operands
-    if not isinstance(operand, Apply) or operand.opcode is not Opcode.SUBTRACT:
-        return None
-    x, y = operand.operands
-    return x, y
+    return replaced(region, below | terms & rounded, cheaper)
 
 
 def is_below(expression: Expression) -> bool:

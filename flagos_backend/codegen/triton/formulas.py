@@ -546,3 +546,9 @@ def log2_of_centered(x, natural):
     result = total + ((exponent - total) + product + rest)
     result = tl.where(x == 0, float("-inf"), tl.where(x < 0, float("nan"), result))
     return tl.where(is_finite(x), result, tl.where(x == float("-inf"), float("nan"), x))
+
+
+@triton.jit
+def truth(x, kind: tl.constexpr):
+    """1 or 0 of a float type, in one instruction, where a conversion takes two."""
+    return tl.where(x, tl.full(x.shape, 1.0, kind), tl.full(x.shape, 0.0, kind))

@@ -72,6 +72,24 @@ def exp_below(x):
 
 
 @triton.jit
+def exp_term(x):
+    """As exp_below, but off by |x| * 2**-24 of itself more: in a sum to which the largest term adds 1, by less than a
+    rounding does."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .f32 argument;
+        mul.rn.f32 argument, $1, 0f3FB8AA3B;
+        ex2.approx.ftz.f32 $0, argument;
+        }""",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
 def log2_of_rest(x):
     """log2(1 - x * x) of float32, within 2**-22 where x * x is up to 0.5, and within 2**-22 of itself elsewhere (PTX),
     but for what the rest is rounded by."""

@@ -8,11 +8,12 @@ import math
 from dataclasses import dataclass
 
 from flagos_backend.codegen.triton.elements import HELD_AS_F32, unconverted
-from flagos_backend.codegen.triton.exponentials import difference
 from flagos_backend.fusion.literals import number_of, starts_neutral
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal, Region
 from flagos_backend.ir.opcode import Opcode
 
+#: The ``detail`` of an EXP that is off by more the further below 0 its operand is: as what it adds to a sum gets less.
+TERM = "term"
 #: How many elements that follow one another share a maximum and a sum: what a lane loads at once.
 GROUP = 8
 
@@ -32,11 +33,22 @@ class Running:
         return f'tl.where({most} == float("{end}"), float("{value}"), {total})'
 
 
+def difference(expression: Expression) -> tuple[Expression, Expression] | None:
+    """x and y, where ``expression`` is exp(x - y)."""
+    if not isinstance(expression, Apply) or expression.opcode is not Opcode.EXP:
+        return None
+    (operand,) = expression.operands
+    if not isinstance(operand, Apply) or operand.opcode is not Opcode.SUBTRACT:
+        return None
+    x, y = operand.operands
+    return x, y
+
+
 def running_sums(region: Region) -> dict[Fold, Running]:
     """Sums over rows, and what each waits for; not the same maximum for two of them."""
     found: dict[Fold, Running] = {}
     for fold in region.folds:
-        running = _running(fold)
+        running = as_running(fold)
         if running is not None and all(running.most != other.most for other in found.values()):
             found[fold] = running
     return found
@@ -45,7 +57,7 @@ def running_sums(region: Region) -> dict[Fold, Running]:
 def is_at_least_one(expression: Expression) -> bool:
     """Whether it is a sum of exponentials below their maximum, of which one is that of 0; or NaN."""
     fold = unconverted(expression)
-    running = _running(fold) if isinstance(fold, Fold) and starts_neutral(fold) else None
+    running = as_running(fold) if isinstance(fold, Fold) and starts_neutral(fold) else None
     return running is not None and not running.is_guarded
 
 
@@ -53,10 +65,11 @@ def exponential(fold: Fold) -> Apply:
     """What the terms of a running sum are, before they are converted to its type."""
     value = unconverted(fold.value)
     assert isinstance(value, Apply) and difference(value)
-    return value
+    return Apply(value.element_type, Opcode.EXP, value.operands, TERM) if value.detail else value
 
 
-def _running(fold: Fold) -> Running | None:
+def as_running(fold: Fold) -> Running | None:
+    """What ``fold`` waits for, if it is a sum of exponentials below their maximum."""
     value = unconverted(fold.value)
     parts = difference(value)
     if fold.combine is not Opcode.ADD or not {fold.element_type, value.element_type} <= HELD_AS_F32 or parts is None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from flagos_backend.codegen.logarithms import BASE_TWO
 from flagos_backend.codegen.triton.divisions import BY_SUM, CORRECTED, SCALE, STRAIGHT
 from flagos_backend.codegen.triton.elements import HALF, HELD, Dialect, from_memory, rounded, to_memory
-from flagos_backend.codegen.triton.exponentials import BELOW, difference
+from flagos_backend.codegen.triton.exponentials import BELOW
 from flagos_backend.codegen.triton.packed_sums import ALONE
 from flagos_backend.codegen.triton.pieces import NEAR
+from flagos_backend.codegen.triton.running import TERM, difference
 from flagos_backend.fusion.literals import identity_of, number_of
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
@@ -145,6 +146,7 @@ _DIVISIONS = {
     BY_SUM: _call("fm.divide_by_sum"),
     STRAIGHT: _call("nv.divide_straight"),
 }
+_BELOW = {BELOW: _call("nv.exp_below"), TERM: _call("nv.exp_term")}
 _NEAR = {O.LOG: _call("nv.log2_of_rest"), O.SQRT: _call("nv.sqrt_near")}
 _ALONE = {O.ADD: _call("nv.add_alone"), O.SUBTRACT: _call("nv.subtract_alone")}
 _LOG2 = {Dialect.LIBDEVICE: _call("libdevice.log2"), Dialect.PLAIN: _call("tl.log2")}
@@ -268,8 +270,8 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
         return _PRED[opcode](*operands)
     if opcode is O.DIVIDE and expression.detail:
         return _DIVISIONS[expression.detail](*operands)
-    if expression.detail == BELOW:
-        return f"nv.exp_below({operands[0]})"
+    if opcode is O.EXP and expression.detail:
+        return _BELOW[expression.detail](*operands)
     if expression.detail == NEAR:
         return _NEAR[opcode](*operands)
     if opcode is O.LOG and expression.detail == BASE_TWO:
@@ -369,6 +371,8 @@ def convert(text: str, source: ElementType, target: ElementType, dialect: Dialec
         return f"fm.to_integer({text}, {HELD[target]}, {low}, {past - 1}, {past}.0)"
     if source is E.F64 and target is E.F16:
         return f"fm.as_f16({text})"  # Rounded once; to bfloat16 XLA goes by way of float32.
+    if source is E.PRED and target.is_float:
+        return f"fm.truth({text}, {HELD[target]})"
     if HELD[source] != HELD[target]:
         text = f"{text}.to({HELD[target]})"
     return rounded(text, target, dialect)

@@ -1,4 +1,5 @@
-"""Which exponentials are known to be of what lies below a maximum, and which sums of them go along with it."""
+"""Which exponentials are known to be of what lies below a maximum, of which the last bits are rounded away, and which
+sums of them go along with the maximum."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
 from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
-from unit.codegen.triton.test_sources import H100, NO_DEVICE_LIBRARY, bf16, f32
+from unit.codegen.triton.test_sources import H100, NO_DEVICE_LIBRARY, bf16, f32, s32
 
 LONG = (4096, 50000)
 
@@ -28,19 +29,63 @@ def sources(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], ta
     return "\n".join(prepare(item, target).source for item in items if isinstance(item, Region))
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes"),
-    [
-        pytest.param(lambda x: jax.nn.softmax(x, -1), [f32(4096, 1000)], id="softmax"),
-        pytest.param(lambda x: jnp.exp(x.astype(jnp.float32) - top(x)).sum(-1), [bf16(4096, 1000)], id="converted"),
-        pytest.param(lambda x: jnp.exp(x - jnp.maximum(top(x), 3)).sum(-1), [f32(4096, 1000)], id="more"),
-        pytest.param(lambda x: jnp.exp(x * 2 - top(x * 2)).sum(-1), [f32(4096, 1000)], id="computed"),
-    ],
-)
+def wide_softmax(x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x.astype(jnp.float32), -1)
+
+
+def with_labels(x: jax.Array, labels: jax.Array) -> jax.Array:
+    return wide_softmax(x) - jax.nn.one_hot(labels, x.shape[-1], dtype=jnp.float32)
+
+
+BELOW = [
+    pytest.param(lambda x: jax.nn.softmax(x, -1), [f32(4096, 1000)], id="softmax"),
+    pytest.param(lambda x: jnp.exp(x.astype(jnp.float32) - top(x)), [bf16(4096, 1000)], id="converted"),
+    pytest.param(lambda x: jnp.exp(x - jnp.maximum(top(x), 3)).sum(-1), [f32(4096, 1000)], id="more"),
+    pytest.param(lambda x: jnp.exp(x * 2 - top(x * 2)), [f32(4096, 1000)], id="computed"),
+    pytest.param(lambda x: (x * jnp.exp(x - top(x))).sum(-1), [f32(4096, 1000)], id="a sum of products"),
+    pytest.param(lambda x: wide_softmax(x).sum(-1), [bf16(4096, 1000)], id="a sum of quotients"),
+    pytest.param(lambda x: (wide_softmax(x) > 0.1).sum(-1), [bf16(4096, 1000)], id="a comparison"),
+    pytest.param(
+        lambda x: (jnp.exp(x - top(x)) - x).astype(jnp.bfloat16), [f32(4096, 1000)], id="a difference that is rounded"
+    ),
+    pytest.param(
+        lambda x: ((p := wide_softmax(x)).astype(jnp.bfloat16), p), [bf16(4096, 1000)], id="rounded and as it is"
+    ),
+]
+TERMS = [
+    pytest.param(lambda x: jnp.exp(x - top(x)).sum(-1), [f32(4096, 1000)], id="a sum"),
+    pytest.param(lambda x: jax.nn.logsumexp(x, -1), [f32(4096, 1000)], id="a sum, guarded"),
+    pytest.param(lambda x: jnp.exp(x.astype(jnp.float32) - top(x)).sum(-1), [bf16(4096, 1000)], id="converted"),
+    pytest.param(lambda x: jax.nn.softmax(x, -1), [bf16(4096, 1000)], id="of 16 bits"),
+    pytest.param(lambda x: wide_softmax(x).astype(x.dtype), [bf16(4096, 1000)], id="rounded"),
+    pytest.param(lambda x: (-wide_softmax(x) * 3).astype(jnp.float16), [f32(4096, 1000)], id="a product, rounded"),
+    pytest.param(
+        lambda x, at: (with_labels(x, at) / 64).astype(x.dtype), [bf16(4096, 1000), s32(4096)], id="less one, rounded"
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "shapes"), BELOW)
 def test_below_a_maximum(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> None:
     source = sources(function, shapes)
-    assert "nv.exp_below(" in source and "libdevice.exp(" not in source
-    assert "exp_below" not in sources(function, shapes, NO_DEVICE_LIBRARY)
+    assert "nv.exp_below(" in source and "nv.exp_term(" not in source and "libdevice.exp(" not in source
+    assert "nv.exp" not in sources(function, shapes, NO_DEVICE_LIBRARY)
+
+
+@pytest.mark.parametrize(("function", "shapes"), TERMS)
+def test_terms_and_what_is_rounded(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> None:
+    source = sources(function, shapes)
+    assert "nv.exp_term(" in source and "nv.exp_below(" not in source and "libdevice.exp(" not in source
+    assert "fm.divide_by_sum(" not in source
+    assert "nv.exp" not in sources(function, shapes, NO_DEVICE_LIBRARY)
+
+
+def test_a_sum_of_what_is_wanted_itself() -> None:
+    """Which is computed twice, as rows are walked twice."""
+    source = sources(lambda x: jax.nn.softmax(x, -1), [f32(*LONG)])
+    first, second = source.split("for start in tl.range")[1:]
+    assert "nv.exp_term(" in first and "nv.exp_below(" not in first
+    assert "nv.exp_below(" in second and "nv.exp_term(" not in second
 
 
 @pytest.mark.parametrize(
@@ -50,12 +95,16 @@ def test_below_a_maximum(function: Callable[..., Any], shapes: list[jax.ShapeDty
         pytest.param(lambda x: jnp.exp(x - jnp.minimum(top(x), 3)).sum(-1), [f32(4096, 1000)], id="less"),
         pytest.param(lambda x: jnp.exp(x * 2 - top(x)).sum(-1), [f32(4096, 1000)], id="of something else"),
         pytest.param(lambda x: jnp.exp(top(x) - x).sum(-1), [f32(4096, 1000)], id="above"),
-        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [f32(4096, 1000)], id="nothing where it is infinite"),
+        pytest.param(
+            lambda x: jnp.exp(x - jnp.where(jnp.isfinite(top(x)), top(x), 0)),
+            [f32(4096, 1000)],
+            id="nothing where it is infinite",
+        ),
     ],
 )
 def test_not_below_a_maximum(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> None:
     source = sources(function, shapes)
-    assert "nv.exp_below(" not in source and "libdevice.exp(" in source
+    assert "nv.exp" not in source and "libdevice.exp(" in source
 
 
 @pytest.mark.parametrize(
