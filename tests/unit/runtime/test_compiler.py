@@ -35,7 +35,7 @@ def test_two_programs_are_planned_side_by_side(monkeypatch: pytest.MonkeyPatch) 
         met.append(entry)
         return entry
 
-    monkeypatch.setattr(compiler.Plan, "build", build)
+    monkeypatch.setattr(compiler, "build_plan", build)
     one, other = plans_of("one"), plans_of("other")
     in_threads(lambda: one.donating, lambda: other.donating)
     assert sorted(met) == ["one", "other"]
@@ -50,7 +50,7 @@ def test_a_plan_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.wait(0.1)  # nobody else comes here
         return object()
 
-    monkeypatch.setattr(compiler.Plan, "build", build)
+    monkeypatch.setattr(compiler, "build_plan", build)
     plans = plans_of("program", donors=(1,))
     in_threads(*[lambda: found.append(plans.keeping)] * 3)
     assert made == [()] and len({id(plan) for plan in found}) == 1 and len(found) == 3
@@ -66,7 +66,7 @@ def test_a_plan_that_could_not_be_made_is_tried_again(monkeypatch: pytest.Monkey
             raise left.pop()
         return "a plan"
 
-    monkeypatch.setattr(compiler.Plan, "build", build)
+    monkeypatch.setattr(compiler, "build_plan", build)
     plans = plans_of("program")
     with pytest.raises(ValueError, match="no kernel"):
         _ = plans.donating
