@@ -105,6 +105,10 @@ class _Writer:
         loaded = [(load, n) for n in range(self._passes()) for load in self._loaded_in(n)] if self.walks_row else []
         if len(dict(loaded)) < len(loaded):
             self.last_walk.update(loaded)
+        if self.walks_row:
+            # Before the first walk, after which it is there: no walk waits for it.
+            row = self.tiling.axes[1].name
+            self._compute([e for e in self.expressions if self._is_at_hand(e) and row not in self.depends[e]])
         for number in range(self._passes()):
             self.walk = number
             self._write_pass(number)
@@ -168,9 +172,14 @@ class _Writer:
         stores = [s for s in self.region.stores if self.level[s.value] == number]
         folds = [f for f in self.expressions if isinstance(f, Fold) and f in self.accumulated]
         folds = [f for f in folds if self.level[f] == number + 1]
+        return stores, folds, [*self._roots_of(stores), *self._roots_of_folds(folds)]
+
+    def _roots_of(self, stores: Sequence[Store]) -> Iterable[Expression]:
+        return Region(self.region.dims, tuple(stores)).roots()
+
+    def _roots_of_folds(self, folds: Sequence[Fold]) -> list[Expression]:
         starts = [initial for fold in folds for initial in self._start_of(fold)]
-        roots = Region(self.region.dims, tuple(stores)).roots()
-        return stores, folds, [*roots, *(self._folded(f) for f in folds), *starts]
+        return [*(self._folded(f) for f in folds), *starts]
 
     def _loaded_in(self, number: int) -> list[Load]:
         """What walk ``number`` loads that each row has for itself."""
@@ -178,6 +187,11 @@ class _Writer:
         _, _, roots = self._made_in(number)
         known = {e for e in self.expressions if r not in self.depends[e]}
         return [e for e in below(roots, known) if isinstance(e, Load) and self.depends[e] == {x, r}]
+
+    @staticmethod
+    def _is_at_hand(expression: Expression) -> bool:
+        """Whether it can be loaded without waiting for anything."""
+        return isinstance(expression, Load) and not expression.operands
 
     def _kept(self, load: Load) -> str:
         """How the cache keeps what is loaded: until the last walk, and no longer."""
@@ -187,36 +201,37 @@ class _Writer:
         return f', eviction_policy="{"evict_last" if self.walk < last else "evict_first"}"'
 
     def _write_pass(self, number: int) -> None:
-        """Everything known before or in loop ``number``: what does not vary along the loop first, then the loop."""
+        """Everything known before or in loop ``number``: what the loop needs and does not vary along it, the loop, and
+        then what it does not need, for which it need not wait either."""
         looped = self.tiling.looped
         stores, folds, roots = self._made_in(number)
-        needed = self._needed(roots)
         if looped is None:
-            self._compute(self._early_first(needed))
-            for store in stores:
-                self._store(store.target, store.value, store.index)
+            self._compute(self._early_first(self._needed(roots)))
+            self._store_all(stores)
             return
-        self._compute([e for e in needed if looped.name not in self.depends[e]])
         varying = [s for s in stores if looped.name in self.positions.axes_of(s.index)]
-        for store in stores:
-            if store not in varying:
-                self._store(store.target, store.value, store.index)
-        if not varying and not folds:
-            return
+        if varying or folds:
+            self._write_loop(looped, varying, folds)
+        others = [store for store in stores if store not in varying]
+        self._compute(self._needed(self._roots_of(others)))
+        self._store_all(others)
+
+    def _write_loop(self, looped: Axis, stores: Sequence[Store], folds: Sequence[Fold]) -> None:
+        needed = self._needed([*self._roots_of(stores), *self._roots_of_folds(folds)])
+        self._compute([e for e in needed if looped.name not in self.depends[e]])
         inside = [e for e in needed if looped.name in self.depends[e]]
         if self.tiling.alignment is not None:
             with self._at_ends():  # they come while the loop runs
-                self._compute([e for e in inside if isinstance(e, Load) and not e.operands])
+                self._compute([e for e in inside if self._is_at_hand(e)])
         accumulators = {fold: self._start(fold) for fold in folds}
         before = dict(self.values)
         self._open_loop(looped)
         self._compute(inside if folds else self._early_first(inside))
-        for store in varying:
-            self._store(store.target, store.value, store.index)
+        self._store_all(stores)
         self._accumulate(accumulators)
         self.indent = "    "
         self.values = before
-        ends = self._write_ends(inside, varying, folds) if self.tiling.alignment is not None else {}
+        ends = self._write_ends(inside, stores, folds) if self.tiling.alignment is not None else {}
         for fold in folds:
             self._finish(fold, accumulators, ends.get(fold))
 
@@ -226,13 +241,13 @@ class _Writer:
         """At the ends of a row what its loop did between them. What of them goes into each fold."""
         with self._at_ends():
             self._compute(inside)
-            for store in stores:
-                self._store(store.target, store.value, store.index)
+            self._store_all(stores)
             return {f: self._block(self.running[f].most if f in self.running else f) for f in folds}
 
     def _early_first(self, needed: Sequence[Expression]) -> list[Expression]:
         """``needed``, operands first, with what a row shares as early as it can be: what has a value for each element
-        then comes after it, and need not be held meanwhile."""
+        then comes after it, and need not be held meanwhile. But what it loads is not waited for before the first fold,
+        which waits for the row."""
         row, missing = self.tiling.axes[-1].name, set(needed)
         order: list[Expression] = []
 
@@ -246,10 +261,12 @@ class _Writer:
                     order.append(known)
 
         shared = [e for e in needed if row not in self.depends[e] and not isinstance(e, Literal)]
-        for fold in (*(e for e in shared if isinstance(e, Fold)), None):
+        folds = [e for e in shared if isinstance(e, Fold)]
+        for fold in (*folds, None):
             for expression in shared:
                 waits = any(o in missing and not isinstance(o, Literal) for o in self._operands(expression))
-                if not waits and not isinstance(expression, Fold):
+                has_time = fold in folds[:1] and not self._is_at_hand(expression)
+                if not waits and not has_time and not isinstance(expression, Fold):
                     add(expression)
             if fold is not None:
                 add(fold)
@@ -353,6 +370,10 @@ class _Writer:
                     return f"{at} {equal} {offsets}"
                 return f"fm.is_at({offsets}, {at})" + ("" if equal == "==" else " == 0")
         return None
+
+    def _store_all(self, stores: Iterable[Store]) -> None:
+        for store in stores:
+            self._store(store.target, store.value, store.index)
 
     def _store(self, target: Instruction, value: Expression, index: Affine) -> None:
         axes = self.positions.axes_of(index)
