@@ -20,7 +20,7 @@ def prepare_fastest(region: Region, target: Target) -> RegionKernel:
     """As ``prepare``; where there are several ways, the fastest measured, in the time that a library call is given."""
     kernels = {walk.value: prepare(region, target, walk) for walk in walks(region)}
     usual = next(iter(kernels.values()))
-    if all(kernel.launches == usual.launches for kernel in kernels.values()):
+    if all((kernel.source, kernel.launches) == (usual.source, usual.launches) for kernel in kernels.values()):
         return usual
     outcome = tuning.fastest(
         _task(usual),

@@ -32,9 +32,10 @@ _HOLDING_STEP = 4096
 _WALKED_PER_LANE = 8
 # The same of many rows that are folded and no more, each by few warps.
 _FOLD_STEP = 4096
-# How many steps are compiled as one, and how many of short steps.
+# How many steps are compiled as one, and how many of short steps, and of long ones whose program is to take so many
+# registers that it has a multiprocessor for itself.
 _ROW_UNROLL = 2
-_SHORT_UNROLL = 4
+_MORE_UNROLL = 4
 # Points of rows: how long a row is at least, and how much longer with the part of its last block that is past its end.
 _LEAST_ROW_OF_POINTS = 512
 _MOST_PAST_END = 1.08
@@ -187,7 +188,7 @@ def walks(region: Region) -> tuple[Walk, ...]:
         return (Walk.ALONE,)
     size = prod(region.dims[d] for d in region.folded)
     is_walked = any(not store.index.dims.isdisjoint(region.folded) for store in region.stores)
-    return tuple(Walk) if is_walked and power_of_two(size) > MAX_ROW and size < _LONG_ROW else (Walk.ALONE,)
+    return tuple(Walk) if is_walked and power_of_two(size) > MAX_ROW else (Walk.ALONE,)
 
 
 def choose(region: Region, target: Target, *, splits: bool = True, walk: Walk = Walk.ALONE) -> Tiling:
@@ -429,10 +430,11 @@ class _Row:
                 return _FOLD_STEP, _ROW_PER_LANE, _ROW_UNROLL
             return _ROW_STEP, _ELEMENTS_PER_LANE, _ROW_UNROLL
         if self.size >= _LONG_ROW:
-            return _LONG_ROW_STEP, _ELEMENTS_PER_LANE, _ROW_UNROLL
+            unroll = _MORE_UNROLL if walk is Walk.ALONE else _ROW_UNROLL
+            return _LONG_ROW_STEP, _ELEMENTS_PER_LANE, unroll
         per_lane = _WALKED_PER_LANE if walk is Walk.ALONE else _ELEMENTS_PER_LANE
         if self.held > len(self.loaded):
-            return _HOLDING_STEP, per_lane, _SHORT_UNROLL
+            return _HOLDING_STEP, per_lane, _MORE_UNROLL
         return _ROW_STEP, per_lane, _ROW_UNROLL
 
 

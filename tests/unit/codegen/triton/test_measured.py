@@ -54,11 +54,18 @@ def softmax(x: jax.Array) -> jax.Array:
     return jax.nn.softmax(x.astype(jnp.float32), -1).astype(x.dtype)
 
 
-def test_rows_that_are_walked_again(measured: list[list[str]]) -> None:
-    region = region_of(softmax, 8192, 50257)
+@pytest.mark.parametrize(
+    ("length", "warps", "unrolled"), [(50257, (32, 16), (2, 2)), (128256, (32, 32), (4, 2))], ids=["long", "longer"]
+)
+def test_rows_that_are_walked_again(
+    length: int, warps: tuple[int, int], unrolled: tuple[int, int], measured: list[list[str]]
+) -> None:
+    region = region_of(softmax, 8192, length)
     chosen, usual = prepare_fastest(region, H200), prepare(region, H200)
     assert measured == [["one on a multiprocessor", "several on a multiprocessor"]]
-    assert (chosen.launches[0].warps, usual.launches[0].warps) == (16, 32)
+    for kernel, of_kernel, factor in zip((usual, chosen), warps, unrolled, strict=True):
+        assert kernel.launches[0].warps == of_kernel
+        assert kernel.source.count(f"loop_unroll_factor={factor})") == 2
     assert chosen.text == f"{usual.text}; several on a multiprocessor: measured 1 ms"
 
 
@@ -67,7 +74,6 @@ def test_rows_that_are_walked_again(measured: list[list[str]]) -> None:
     [
         pytest.param(softmax, (8192, 4096), id="held in registers"),
         pytest.param(softmax, (8192, 32000), id="loaded ahead"),
-        pytest.param(softmax, (4096, 128256), id="too long for several"),
         pytest.param(lambda x: x.sum(-1), (8192, 50257), id="walked once"),
         pytest.param(lambda x: x.sum(0), (50257, 256), id="columns"),
         pytest.param(lambda x: x * 2, (8192, 50257), id="points"),
