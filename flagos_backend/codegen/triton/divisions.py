@@ -53,7 +53,8 @@ def _by_reciprocal(expression: Expression, is_rounded_away: bool, moved: Moved, 
         scale = apply(Apply(E.F32, Opcode.DIVIDE, (), SCALE), divisor)
         dividend, divisor = apply(multiply, dividend, scale), apply(multiply, divisor, scale)
     inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), divisor)
-    # Quotients of BF16 are 2**-17 of themselves away from a tie, or exact, and no quotient of an exponential is.
+    # Quotients of BF16 are 2**-17 of themselves away from a tie, or exact; those of exponentials are hardly further off
+    # where a tie is rounded the other way.
     if expression.element_type is E.BF16 or (quotient is BY_SUM and is_rounded_away):
         return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, inverse)
     return apply(Apply(expression.element_type, Opcode.DIVIDE, (), quotient), dividend, divisor, inverse)

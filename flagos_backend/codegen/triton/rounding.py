@@ -3,6 +3,8 @@ and divisions.py."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from flagos_backend.codegen.triton.elements import HALF
 from flagos_backend.codegen.triton.running import as_running
 from flagos_backend.fusion.region import Apply, Expression, Fold, Literal, Region
@@ -19,19 +21,22 @@ _FACTORS = {
 
 
 def rounded_away(region: Region) -> set[Expression]:
-    """Those that may be off by a few units in the last place of float32, if they are from 0 to 1: what comes of them is
-    rounded to 16 bits, or is a sum of exponentials to which the largest adds 1."""
+    """Those that may be off by up to 2**-17 of themselves, if they are exponentials below a maximum or quotients of
+    them by their sum: what comes of them is rounded to 16 bits, or is a sum to which the largest adds 1. Nothing but a
+    constant may be added before it is rounded, as what is left of a difference shows more digits: near the constant
+    it does then, too."""
+    expressions = region.expressions()
+    constants = _constants(expressions)
     seen: set[Expression] = {store.value for store in region.stores if store.value.element_type not in HALF}
     seen |= {start for store in region.stores for start in store.index.starts}
-    expressions = region.expressions()
     for user in reversed(expressions):
         for number, operand in enumerate(user.operands):
-            if operand.element_type not in HALF and not _hides(user, number, user in seen):
+            if operand.element_type not in HALF and not _hides(user, number, user in seen, constants):
                 seen.add(operand)
     return set(expressions) - seen
 
 
-def _hides(user: Expression, number: int, is_seen: bool) -> bool:
+def _hides(user: Expression, number: int, is_seen: bool, constants: Collection[Expression]) -> bool:
     """Whether the last bits of its operand of this ``number`` are not in ``user``, or nobody sees them there."""
     if isinstance(user, Fold):
         return number == 0 and as_running(user) is not None
@@ -39,17 +44,22 @@ def _hides(user: Expression, number: int, is_seen: bool) -> bool:
         return False
     if user.opcode is Opcode.CONVERT:
         return user.element_type in HALF
-    if number in _FACTORS.get(user.opcode, ()):
-        return not is_seen
-    is_moved = user.opcode in (Opcode.ADD, Opcode.SUBTRACT) and _is_constant(user.operands[1 - number])
-    return is_moved and not is_seen
+    if user.opcode in (Opcode.ADD, Opcode.SUBTRACT):
+        return not is_seen and user.operands[1 - number] in constants
+    return not is_seen and number in _FACTORS.get(user.opcode, ())
 
 
-def _is_constant(expression: Expression) -> bool:
-    """Whether no number that is computed goes into it, but conditions may."""
-    if not isinstance(expression, Apply):
-        return isinstance(expression, Literal)
-    if expression.opcode is Opcode.CONVERT:
-        return expression.operands[0].element_type is ElementType.PRED
-    numbers = _FACTORS.get(expression.opcode)
-    return numbers is not None and all(_is_constant(expression.operands[number]) for number in numbers)
+def _constants(expressions: Sequence[Expression]) -> set[Expression]:
+    """Into which no number goes that is computed, but conditions may; ``expressions``: operands first."""
+    found: set[Expression] = set()
+    for e in expressions:
+        if isinstance(e, Apply) and e.opcode is Opcode.CONVERT:
+            is_constant = e.operands[0].element_type is ElementType.PRED
+        elif isinstance(e, Apply) and e.opcode in _FACTORS:
+            numbers = e.operands[1:] if e.opcode is Opcode.SELECT else e.operands
+            is_constant = found.issuperset(numbers)
+        else:
+            is_constant = isinstance(e, Literal)
+        if is_constant:
+            found.add(e)
+    return found

@@ -49,6 +49,12 @@ BELOW = [
         lambda x: (jnp.exp(x - top(x)) - x).astype(jnp.bfloat16), [f32(4096, 1000)], id="a difference that is rounded"
     ),
     pytest.param(
+        lambda x: (jnp.exp(x - top(x)) - 1 / x).astype(jnp.bfloat16),
+        [f32(4096, 1000)],
+        id="less a quotient",
+    ),
+    pytest.param(lambda x: jnp.exp(x - top(x)) - 1, [f32(4096, 1000)], id="less a constant"),
+    pytest.param(
         lambda x: ((p := wide_softmax(x)).astype(jnp.bfloat16), p), [bf16(4096, 1000)], id="rounded and as it is"
     ),
 ]
@@ -78,6 +84,24 @@ def test_terms_and_what_is_rounded(function: Callable[..., Any], shapes: list[ja
     assert "nv.exp_term(" in source and "nv.exp_below(" not in source and "libdevice.exp(" not in source
     assert "fm.divide_by_sum(" not in source
     assert "nv.exp" not in sources(function, shapes, NO_DEVICE_LIBRARY)
+
+
+def test_converted_to_what_has_more_digits() -> None:
+    with jax.enable_x64(True):
+        source = sources(lambda x: jnp.exp(x - top(x)).astype(jnp.float64), [f32(4096, 1000)])
+    assert "nv.exp_below(" in source
+
+
+def test_constants_of_many_operations() -> None:
+    """Which a walk of a tree would meet over and over, and one that goes down by calls would not come out of."""
+
+    def function(x: jax.Array) -> jax.Array:
+        constant = jnp.where(x > 0, 0.99, 0.5)
+        for _ in range(60):
+            constant = -(constant * constant)
+        return (jnp.exp(x - top(x)) - constant).astype(jnp.bfloat16)
+
+    assert "nv.exp_term(" in sources(function, [f32(4096, 1000)])
 
 
 def test_a_sum_of_what_is_wanted_itself() -> None:
