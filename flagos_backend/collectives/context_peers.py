@@ -242,7 +242,7 @@ class ContextPeers:
 
     def _note(self, transport: Transport, channel: object, timeout: float) -> None:
         """What the current device was given to do has to end in time."""
-        event = torch.get_device_module(self.device_type).Event()
+        event = torch.get_device_module(self.device_type).Event(blocking=True)  # whoever waits for it sleeps
         event.record()
         late = f"the device has not come to its end, and {transport.backend} does not give up by itself"
         with self._lock:

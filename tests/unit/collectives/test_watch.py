@@ -20,16 +20,21 @@ from support.devices import on_each
 
 class Event:
     def __init__(self, ended: bool) -> None:
-        self.ended = ended
+        self._ended = threading.Event()
+        if ended:
+            self.end()
+
+    def end(self) -> None:
+        self._ended.set()
 
     def record(self) -> None: ...
 
-    def query(self) -> bool:
-        return self.ended
+    def synchronize(self) -> None:
+        self._ended.wait()
 
 
 class Lost(Event):
-    def query(self) -> bool:
+    def synchronize(self) -> None:
         raise RuntimeError("the device is lost")
 
 
@@ -55,7 +60,7 @@ def test_one_that_ends_in_time_is_not() -> None:
     for event in events:
         watch.note(event, 0, lambda: "overdue")
     for event in events:
-        event.ended = True
+        event.end()
     time.sleep(1.5)
     watch.note(Event(False), 0, lambda: "closed before")
     watch.close()
@@ -72,7 +77,7 @@ def test_a_host_that_runs_ahead_is_not_late() -> None:
         watch.note(event, 0, lambda: "behind others")
     for event in events:
         time.sleep(0.3)
-        event.ended = True
+        event.end()
     assert told == []
     watch.note(Event(False), 1, lambda: "another device's")
     for _ in range(6):
@@ -102,7 +107,7 @@ def test_a_collective_over_a_backend_without_timeouts(
     group = Endless()
     monkeypatch.setattr("flagos_backend.collectives.context_peers.backend_for", lambda _: "flagcx")
     monkeypatch.setattr("flagos_backend.collectives.context_peers._group", lambda *_: group)
-    module = SimpleNamespace(Event=lambda: Event(False), get_device_name=lambda: "NVIDIA H100")
+    module = SimpleNamespace(Event=lambda **_: Event(False), get_device_name=lambda: "NVIDIA H100")
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     peers = ContextPeers((0, 0), lambda *_: 0, lambda *_: 0, "cuda", accelerated=True)
     communicator = peers.communicator((0, 1))
