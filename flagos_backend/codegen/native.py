@@ -49,6 +49,7 @@ from flagos_backend.codegen.items import (
 from flagos_backend.codegen.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.logarithms import with_base_two
 from flagos_backend.codegen.logistics import with_logistics
+from flagos_backend.codegen.long_folds import in_parts
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.narrow_products import with_narrow_products
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
@@ -233,7 +234,7 @@ class _Emitter:
 
     def _lower(self, item: Region | Instruction) -> Sequence[Item]:
         if isinstance(item, Region):
-            regions = [part for region in split(item) for part in as_columns(region)]
+            regions = [part for whole in in_parts(item) for region in split(whole) for part in as_columns(region)]
             return [part for region in regions for part in lengthened(region)]
         if item.opcode is Opcode.DOT:
             product = as_matrix_product(item, *self._views(item))

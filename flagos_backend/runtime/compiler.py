@@ -26,6 +26,7 @@ from flagos_backend.passes.contracted_last import contracted_last
 from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.effects import HOST_CALLBACK
 from flagos_backend.passes.hoist_invariants import hoist_invariants
+from flagos_backend.passes.inner_products import inner_products
 from flagos_backend.passes.lay_out_convolutions import lay_out_convolutions
 from flagos_backend.passes.leading_parts import leading_parts
 from flagos_backend.passes.lone_collectives import lone_collectives
@@ -220,12 +221,13 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     notes: tuple[str, ...] = ()
     if not target.is_host:
         matched = match(module)
-        module = pack_extremes(lay_out_convolutions(channels_last(outer_products(matched.module))))
+        module = channels_last(inner_products(outer_products(matched.module)))
+        module = pack_extremes(lay_out_convolutions(module))
         laid_out = contracted_last(module, target)
         module = module if laid_out is module else eliminate_dead_code(hoist_invariants(laid_out))
         notes = matched.notes
     else:
-        module = channels_last(outer_products(module))
+        module = channels_last(inner_products(outer_products(module)))
         with torch.inference_mode():
             native, not_native = native_part(module, _argument_aliases(module))
     cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from flagos_backend.collectives import InProcessCommunicator
+from flagos_backend.errors import CollectiveAborted
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import leaves
@@ -77,7 +78,7 @@ def run_module_on_devices(
         return [from_storage(t, s) for t, s in zip(results, plan.result_shapes, strict=True)]
 
     outcomes = on_each(replicas * partitions, work)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:  # whoever came after it hears that it is over
+        raise next((error for error in errors if not isinstance(error, CollectiveAborted)), errors[0])
     return outcomes

@@ -1,0 +1,122 @@
+"""Cuts long rows of which there are few, as a sum over all of an array has one, into parts that threads share out. The
+parts are cut by shape alone, so that results are the same on all machines. Used by native.py; row_loop.py writes what
+becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from flagos_backend.codegen.loops import Nest, simplify
+from flagos_backend.codegen.row_loop import folds_rows
+from flagos_backend.fusion.literals import starts_neutral
+from flagos_backend.fusion.region import Affine, Expression, Fold, Literal, Load, Region, Store, below
+from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape
+
+# A part of this many elements takes some microseconds, which is what it costs to wake a thread.
+_PART = 16384
+_LONG = 8 * _PART
+# As many parts as this are enough for all threads, with some to even out.
+_PARTS = 64
+
+
+def in_parts(region: Region) -> Sequence[Region]:
+    """Regions that together store what ``region`` does, the last of them from what the parts of rows came to; itself
+    where its rows are many or not long, or where more is done along them than folding."""
+    nest = simplify(region)
+    if not folds_rows(region, nest) or not _can_be_cut(region):
+        return (region,)
+    first = nest.folded[0]
+    rows, length = prod(nest.dims[:first]), prod(nest.dims[first:])
+    count = min(_PARTS // max(rows, 1), length // _PART, nest.dims[first])
+    if length < _LONG or count < 2:
+        return (region,)
+    step = nest.dims[first] // count
+    rest = nest.dims[first] - step * count
+    pieces = [(0, count, step), *([(step * count, 1, rest)] if rest else [])]
+    partials = {
+        fold: Instruction(
+            Opcode.COPY,
+            ArrayShape(fold.element_type, (rows * (count + len(pieces) - 1),)),
+            (region.stores[0].target,),
+            name=f"{region.stores[0].target.name}.part{number}",
+        )
+        for number, fold in enumerate(region.folds)
+    }
+    place = _RowMajor((*nest.dims[:first], count + len(pieces) - 1))
+    parts = [_part(region, nest, piece, number * count, partials, place) for number, piece in enumerate(pieces)]
+    return [*parts, _joined(region, nest, partials, place)]
+
+
+def _can_be_cut(region: Region) -> bool:
+    """Whether it stores nothing for each element, no fold needs another one, and a part can be kept without losing
+    digits that the whole has."""
+    folded = frozenset(region.folded)
+    inside = below(fold.value for fold in region.folds)
+    return (
+        not any(isinstance(expression, Fold) for expression in inside)
+        and all(region.reach[store.value].isdisjoint(folded) for store in region.stores)
+        and all(isinstance(fold.initial, Load | Literal) and starts_neutral(fold) for fold in region.folds)
+        and not any(fold.element_type.is_float and fold.element_type.bytes < 4 for fold in region.folds)
+    )
+
+
+class _RowMajor:
+    """Where what becomes of each part stands."""
+
+    def __init__(self, dims: Sequence[int]) -> None:
+        self.dims = tuple(dims)
+        self.strides = tuple(prod(dims[n + 1 :]) for n in range(len(dims)))
+
+    def index(self, offset: int, behind: int) -> Affine:
+        """From part ``offset`` on; of ``behind`` more dimensions it says nothing."""
+        return Affine(offset, (*self.strides, *(0 for _ in range(behind))))
+
+
+def _part(
+    region: Region,
+    nest: Nest,
+    piece: tuple[int, int, int],
+    offset: int,
+    partials: dict[Fold, Instruction],
+    place: _RowMajor,
+) -> Region:
+    """What folds ``piece``: where in the first of the folded dimensions it begins, into how many parts it is cut, and
+    of how many steps each is."""
+    start, count, step = piece
+    first = nest.folded[0]
+
+    def moved_to(index: Affine) -> Affine:
+        strides = nest.strides(index)
+        along = strides[first]
+        return Affine(index.offset + start * along, (*strides[:first], along * step, along, *strides[first + 1 :]))
+
+    dims = (*nest.dims[:first], count, step, *nest.dims[first + 1 :])
+    folded = tuple(range(first + 1, len(dims)))
+    moved = rewrite(region.expressions(), Pool(), moved_to, lambda _: folded, lambda _: None)
+    there = place.index(offset, len(folded))
+    return Region(dims, tuple(Store(partial, moved[fold], there) for fold, partial in partials.items()))
+
+
+def _joined(region: Region, nest: Nest, partials: dict[Fold, Instruction], place: _RowMajor) -> Region:
+    pool, first = Pool(), nest.folded[0]
+
+    def moved_to(index: Affine) -> Affine:
+        return Affine(index.offset, (*nest.strides(index)[:first], 0))
+
+    moved: dict[Expression, Expression] = {}
+
+    def replace(expression: Expression) -> Expression | None:
+        if not isinstance(expression, Fold):
+            return None
+        load = Load(expression.element_type, partials[expression], place.index(0, 0))
+        return pool.fold(expression, load, moved[expression.initial], (first,))
+
+    needed = {fold.initial for fold in region.folds}
+    needed.update(below((store.value for store in region.stores), stop=region.folds))
+    rewrite([e for e in region.expressions() if e in needed], pool, moved_to, lambda dims: dims, replace, moved)
+    return Region(place.dims, tuple(rewrite_store(store, moved_to, moved) for store in region.stores))
