@@ -11,17 +11,19 @@ from math import prod
 from flagos_backend.codegen.loops import Nest, simplify
 from flagos_backend.codegen.row_loop import folds_rows
 from flagos_backend.fusion.literals import starts_neutral
-from flagos_backend.fusion.region import Affine, Expression, Fold, Literal, Load, Region, Store, below
+from flagos_backend.fusion.region import Affine, Expression, Fold, Load, Region, Store, below
 from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape
+from flagos_backend.ir.types import ArrayShape, ElementType
 
 # A part of this many elements takes some microseconds, which is what it costs to wake a thread.
 _PART = 16384
 _LONG = 8 * _PART
 # As many parts as this are enough for all threads, with some to even out.
 _PARTS = 64
+_HALF = frozenset({ElementType.F16, ElementType.BF16})
+_ROUNDS = frozenset({Opcode.ADD, Opcode.MULTIPLY})
 
 
 def in_parts(region: Region) -> Sequence[Region]:
@@ -32,11 +34,14 @@ def in_parts(region: Region) -> Sequence[Region]:
         return (region,)
     first = nest.folded[0]
     rows, length = prod(nest.dims[:first]), prod(nest.dims[first:])
-    count = min(_PARTS // max(rows, 1), length // _PART, nest.dims[first])
-    if length < _LONG or count < 2:
+    size = nest.dims[first]
+    most = min(_PARTS // max(rows, 1), length // _PART, size)
+    if length < _LONG or most < 2:
         return (region,)
-    step = nest.dims[first] // count
-    rest = nest.dims[first] - step * count
+    # What is left over is one thread's: of half as many parts and more, those that leave it the least.
+    count = min(range(most, most // 2, -1), key=lambda count: size // count + size % count)
+    step = size // count
+    rest = size - step * count
     pieces = [(0, count, step), *([(step * count, 1, rest)] if rest else [])]
     partials = {
         fold: Instruction(
@@ -53,15 +58,16 @@ def in_parts(region: Region) -> Sequence[Region]:
 
 
 def _can_be_cut(region: Region) -> bool:
-    """Whether it stores nothing for each element, no fold needs another one, and a part can be kept without losing
-    digits that the whole has."""
+    """Whether it stores nothing for each element, no fold needs another one, and no part would lose half of its digits;
+    those of f32 and f64 are rounded where the sum of the whole row has some more."""
     folded = frozenset(region.folded)
     inside = below(fold.value for fold in region.folds)
     return (
         not any(isinstance(expression, Fold) for expression in inside)
         and all(region.reach[store.value].isdisjoint(folded) for store in region.stores)
-        and all(isinstance(fold.initial, Load | Literal) and starts_neutral(fold) for fold in region.folds)
-        and not any(fold.element_type.is_float and fold.element_type.bytes < 4 for fold in region.folds)
+        and all(region.along(store.index).isdisjoint(folded) for store in region.stores)
+        and all(starts_neutral(fold) for fold in region.folds)
+        and not any(fold.element_type in _HALF and fold.combine in _ROUNDS for fold in region.folds)
     )
 
 

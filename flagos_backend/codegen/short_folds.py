@@ -22,12 +22,13 @@ _REPEATED, _NEAR = 4, 4
 
 
 def stores_only_folds(region: Region) -> bool:
-    """Whether the region stores nothing but folds over the same dimensions, none of which needs another."""
+    """Whether the region stores nothing but folds over the same dimensions, none of which needs another, each once."""
     stored = {store.value for store in region.stores}
     inside = below(fold.value for fold in region.folds)
     return (
         len({fold.dims for fold in region.folds}) == 1
         and stored == set(region.folds)
+        and all(region.along(store.index).isdisjoint(region.folded) for store in region.stores)
         and all(isinstance(fold.initial, Load | Literal) for fold in region.folds)
         and not any(isinstance(expression, Fold) for expression in inside)
     )

@@ -113,6 +113,7 @@ def _folds() -> list[Program]:
         return (centered * lax.rsqrt(groups.var(axes, keepdims=True) + 1e-5)).reshape(x.shape)
 
     table, images = normals((1024, 1024)), normals((8, 32, 32, 64), (64,))
+    rows = normals((65536, 16), (65536, 16))
     return [
         Program("argmax of rows", lambda x: x.argmax(1), table, precision=0.0),
         Program("argmin of columns", lambda x: x.argmin(0), table, precision=0.0),
@@ -122,6 +123,9 @@ def _folds() -> list[Program]:
         Program("sum over both ends", lambda x: x.sum((0, 2)), normals((64, 256, 64))),
         Program("means of images", lambda x: x.mean((1, 2)), normals((16, 32, 32, 64))),
         Program("norms of rows", lambda x: jnp.linalg.norm(x, axis=1), table),
+        Program("norm of an array", jnp.linalg.norm, table),
+        Program("inner product", jnp.vdot, normals((1_000_000,), (1_000_000,))),
+        Program("inner products of rows", lambda x, y: (x[:, None] @ y[:, :, None])[:, 0, 0], rows),
         Program("batch norm", batch_norm, images),
         Program("batch norm gradient", jax.grad(lambda x, s: (batch_norm(x, s) ** 3).sum()), images),
         Program("group norm", group_norm, normals((4, 32, 32, 64))),
