@@ -317,7 +317,7 @@ def _is_inner(region: Region, folded: Sequence[int], kept: Sequence[int]) -> boo
 
 def _can_split(region: Region) -> bool:
     """Whether no fold goes into another, or into where another begins, and every stored value with a fold in it is
-    kept."""
+    kept, and stored once."""
     depends: dict[Expression, tuple[bool, bool]] = {}  # on a fold, on the folded dimensions
     folded = region.folded
     for expression in region.expressions():
@@ -332,7 +332,11 @@ def _can_split(region: Region) -> bool:
             depends[expression] = True, False
         else:
             depends[expression] = False, False
-    return not any(all(depends[store.value]) for store in region.stores)
+    for store in region.stores:
+        has_fold, varies = depends[store.value]
+        if has_fold and (varies or not region.along(store.index).isdisjoint(folded)):
+            return False
+    return True
 
 
 def only_folds(region: Region) -> bool:

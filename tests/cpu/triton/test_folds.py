@@ -69,6 +69,30 @@ def test_fold(opcode: Opcode, element_type: ElementType, rng: np.random.Generato
         )
 
 
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [
+        *(((2000, 70), (0,)), ((60_000,), (0,)), ((300, 129), (1,))),
+        *(((3, 700, 60), (1,)), ((40, 30, 8), (0, 2)), ((2, 40_000), (1,))),
+    ],
+    ids=str,
+)
+def test_a_fold_that_is_stored_again_for_each_element(
+    shape: tuple[int, ...], dims: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    """Which is not split, as a second kernel would store it once."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    kept = tuple(d for d in range(len(shape)) if d not in dims)
+
+    def build(builder: Builder, x: Instruction, initial: Instruction) -> Instruction:
+        called = [reducer(O.MAXIMUM, E.F32)]
+        most = builder.add(O.REDUCE, [x, initial], DimensionsAttributes(dims), called=called)
+        spread = builder.add(O.BROADCAST, [most], DimensionsAttributes(kept), shape=x.shape)
+        return builder.add(O.TUPLE, [most, spread])
+
+    check(build, [(E.F32, x), (E.F32, np.array(-np.inf, np.float32))])
+
+
 @pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("opcode", [O.MAXIMUM, O.MINIMUM], ids=str)
 def test_nan_wins_over_everything(opcode: Opcode, dims: tuple[int, ...], rng: np.random.Generator) -> None:
