@@ -6,6 +6,8 @@ After the passes of pipeline.py and after match, as outer_products.py.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from flagos_backend.ir.attributes import ConstantAttributes, DimensionsAttributes, DotAttributes, ParameterAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
@@ -27,40 +29,50 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     lhs, rhs = instruction.operands
     shape, a, b = array_shape(instruction), array_shape(lhs), array_shape(rhs)
     element_type = multiplied(a.element_type, b.element_type, shape.element_type)
-    # Of each dimension of the left operand, the one of the right operand that it meets.
-    pairs = zip(
-        (*attributes.lhs_batch, *attributes.lhs_contracting),
-        (*attributes.rhs_batch, *attributes.rhs_contracting),
-        strict=True,
-    )
-    meets = sorted(pairs)
-    nothing_is_free = len(meets) == len(a.dims) == len(b.dims)
-    # Elements that lie in another order would be gathered, one by one.
-    if element_type is None or not nothing_is_free or any(d != other for d, other in meets):
+    of_lhs = (*attributes.lhs_batch, *attributes.lhs_contracting)
+    of_rhs = (*attributes.rhs_batch, *attributes.rhs_contracting)
+    if element_type is None or _has_free(a, of_lhs) or _has_free(b, of_rhs):
+        return None
+    # Where each dimension of the sums is in the operands, without those of one element that are free. Elements that lie
+    # in another order would be gathered, one by one.
+    order = [sorted(of_lhs).index(d) for d in of_lhs]
+    if order != [sorted(of_rhs).index(d) for d in of_rhs]:
         return None
     # As dots have it: what is added up is rounded once.
     element_type = ElementType.F32 if element_type in _HALF else element_type
-    wide = ArrayShape(element_type, a.dims)
-    product = emitter.emit(
-        Opcode.MULTIPLY, wide, [_converted(operand, element_type, emitter) for operand in (lhs, rhs)], like=instruction
-    )
+    wide = ArrayShape(element_type, tuple(a.dims[d] for d in sorted(of_lhs)))
+    factors = [_reshaped(_converted(operand, element_type, emitter), wide.dims, emitter) for operand in (lhs, rhs)]
+    product = emitter.emit(Opcode.MULTIPLY, wide, factors, like=instruction)
     scalar = ArrayShape(element_type, ())
     zero = emitter.emit(Opcode.CONSTANT, scalar, (), ConstantAttributes(bytes(element_type.bytes)), like=instruction)
-    folded = tuple(sorted(attributes.lhs_contracting))
-    kept = sorted(attributes.lhs_batch)
+    batch = order[: len(attributes.lhs_batch)]
+    kept = sorted(batch)
     total = emitter.emit(
         Opcode.REDUCE,
-        ArrayShape(element_type, tuple(a.dims[d] for d in kept)),
+        ArrayShape(element_type, tuple(wide.dims[d] for d in kept)),
         (product, zero),
-        DimensionsAttributes(folded),
+        DimensionsAttributes(tuple(sorted(order[len(batch) :]))),
         (_sum(scalar),),
         like=instruction,
     )
     total = _converted(total, shape.element_type, emitter)
-    order = tuple(kept.index(d) for d in attributes.lhs_batch)
-    if order == tuple(range(len(order))):
-        return total
-    return emitter.emit(Opcode.TRANSPOSE, shape, (total,), DimensionsAttributes(order), like=instruction)
+    if batch != kept:
+        moved = ArrayShape(shape.element_type, tuple(wide.dims[d] for d in batch))
+        places = DimensionsAttributes(tuple(kept.index(d) for d in batch))
+        total = emitter.emit(Opcode.TRANSPOSE, moved, (total,), places, like=instruction)
+    return _reshaped(total, shape.dims, emitter)
+
+
+def _has_free(shape: ArrayShape, used: Collection[int]) -> bool:
+    """Whether other dimensions have more than one element, or none."""
+    return any(size != 1 for d, size in enumerate(shape.dims) if d not in used)
+
+
+def _reshaped(operand: Instruction, dims: tuple[int, ...], emitter: Emitter) -> Instruction:
+    given = array_shape(operand)
+    if given.dims == dims:
+        return operand
+    return emitter.emit(Opcode.RESHAPE, ArrayShape(given.element_type, dims), (operand,), like=operand)
 
 
 def _converted(operand: Instruction, element_type: ElementType, emitter: Emitter) -> Instruction:

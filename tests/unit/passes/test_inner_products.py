@@ -25,6 +25,9 @@ SPECS = {
     "columns": ("db,db->b", (60, 5)),
     "between": ("bdc,bdc->bc", (3, 20, 4)),
     "batches in another order": ("bcd,bcd->cb", (3, 4, 20)),
+    "rows as matrices": ("bid,bdj->bij", (5, 1, 60), (5, 60, 1)),
+    "a row and a column": ("id,dj->ij", (1, 60), (60, 1)),
+    "free of one, elsewhere": ("dbi,jdb->bij", (60, 5, 1), (1, 60, 5)),
     "nothing": ("i,i->", (0,)),
     "of nothing": ("bd,bd->b", (0, 5)),
 }
@@ -51,9 +54,10 @@ def drawn(shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> np.nd
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_dot_with_nothing_free(name: str, dtype: Any, rng: np.random.Generator) -> None:
-    spec, shape = SPECS[name]
+    spec, lhs, *others = SPECS[name]
+    (rhs,) = others or [lhs]
     with jax.enable_x64(True):
-        assert dots(spec, None, drawn(shape, dtype, rng), drawn(shape, dtype, rng)) == 0
+        assert dots(spec, None, drawn(lhs, dtype, rng), drawn(rhs, dtype, rng)) == 0
 
 
 @pytest.mark.parametrize(
