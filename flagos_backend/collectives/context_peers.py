@@ -242,7 +242,9 @@ class ContextPeers:
 
     def _note(self, transport: Transport, channel: object, timeout: float) -> None:
         """What the current device was given to do has to end in time."""
-        event = torch.get_device_module(self.device_type).Event(blocking=True)  # whoever waits for it sleeps
+        module = torch.get_device_module(self.device_type)
+        # Whoever waits for it sleeps; of the host there is nothing to wait for.
+        event = module.Event() if self.device_type == "cpu" else module.Event(blocking=True)
         event.record()
         late = f"the device has not come to its end, and {transport.backend} does not give up by itself"
         with self._lock:
