@@ -11,7 +11,7 @@ from math import prod
 from flagos_backend.codegen.loops import Nest, simplify
 from flagos_backend.codegen.row_loop import folds_rows
 from flagos_backend.fusion.literals import starts_neutral
-from flagos_backend.fusion.region import Affine, Expression, Fold, Load, Region, Store, below
+from flagos_backend.fusion.region import Affine, Expression, Fold, Load, Region, Store, axis, below, linear
 from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -43,18 +43,18 @@ def in_parts(region: Region) -> Sequence[Region]:
     step = size // count
     rest = size - step * count
     pieces = [(0, count, step), *([(step * count, 1, rest)] if rest else [])]
+    kept = (*nest.dims[:first], count + len(pieces) - 1)
     partials = {
         fold: Instruction(
             Opcode.COPY,
-            ArrayShape(fold.element_type, (rows * (count + len(pieces) - 1),)),
+            ArrayShape(fold.element_type, kept),
             (region.stores[0].target,),
             name=f"{region.stores[0].target.name}.part{number}",
         )
         for number, fold in enumerate(region.folds)
     }
-    place = _RowMajor((*nest.dims[:first], count + len(pieces) - 1))
-    parts = [_part(region, nest, piece, number * count, partials, place) for number, piece in enumerate(pieces)]
-    return [*parts, _joined(region, nest, partials, place)]
+    parts = [_part(region, nest, piece, number * count, partials, kept) for number, piece in enumerate(pieces)]
+    return [*parts, _joined(region, nest, partials, kept)]
 
 
 def _can_be_cut(region: Region) -> bool:
@@ -71,16 +71,10 @@ def _can_be_cut(region: Region) -> bool:
     )
 
 
-class _RowMajor:
-    """Where what becomes of each part stands."""
-
-    def __init__(self, dims: Sequence[int]) -> None:
-        self.dims = tuple(dims)
-        self.strides = tuple(prod(dims[n + 1 :]) for n in range(len(dims)))
-
-    def index(self, offset: int, behind: int) -> Affine:
-        """From part ``offset`` on; of ``behind`` more dimensions it says nothing."""
-        return Affine(offset, (*self.strides, *(0 for _ in range(behind))))
+def _row_major(dims: tuple[int, ...], behind: int = 0) -> Affine:
+    """Where what becomes of each part stands, of ``dims``; of ``behind`` more dimensions it says nothing."""
+    rank = len(dims) + behind
+    return linear(tuple(axis(d, rank) for d in range(len(dims))), dims, rank)
 
 
 def _part(
@@ -89,10 +83,10 @@ def _part(
     piece: tuple[int, int, int],
     offset: int,
     partials: dict[Fold, Instruction],
-    place: _RowMajor,
+    kept: tuple[int, ...],
 ) -> Region:
     """What folds ``piece``: where in the first of the folded dimensions it begins, into how many parts it is cut, and
-    of how many steps each is."""
+    of how many steps each is. Its first part is number ``offset`` of each row of ``kept``."""
     start, count, step = piece
     first = nest.folded[0]
 
@@ -104,11 +98,12 @@ def _part(
     dims = (*nest.dims[:first], count, step, *nest.dims[first + 1 :])
     folded = tuple(range(first + 1, len(dims)))
     moved = rewrite(region.expressions(), Pool(), moved_to, lambda _: folded, lambda _: None)
-    there = place.index(offset, len(folded))
+    place = _row_major(kept, len(folded))
+    there = Affine(place.offset + offset, place.coefficients)
     return Region(dims, tuple(Store(partial, moved[fold], there) for fold, partial in partials.items()))
 
 
-def _joined(region: Region, nest: Nest, partials: dict[Fold, Instruction], place: _RowMajor) -> Region:
+def _joined(region: Region, nest: Nest, partials: dict[Fold, Instruction], kept: tuple[int, ...]) -> Region:
     pool, first = Pool(), nest.folded[0]
 
     def moved_to(index: Affine) -> Affine:
@@ -119,10 +114,10 @@ def _joined(region: Region, nest: Nest, partials: dict[Fold, Instruction], place
     def replace(expression: Expression) -> Expression | None:
         if not isinstance(expression, Fold):
             return None
-        load = Load(expression.element_type, partials[expression], place.index(0, 0))
+        load = Load(expression.element_type, partials[expression], _row_major(kept))
         return pool.fold(expression, load, moved[expression.initial], (first,))
 
     needed = {fold.initial for fold in region.folds}
     needed.update(below((store.value for store in region.stores), stop=region.folds))
     rewrite([e for e in region.expressions() if e in needed], pool, moved_to, lambda dims: dims, replace, moved)
-    return Region(place.dims, tuple(rewrite_store(store, moved_to, moved) for store in region.stores))
+    return Region(kept, tuple(rewrite_store(store, moved_to, moved) for store in region.stores))

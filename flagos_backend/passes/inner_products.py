@@ -28,7 +28,7 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     attributes = instruction.attributes_as(DotAttributes)
     lhs, rhs = instruction.operands
     shape, a, b = array_shape(instruction), array_shape(lhs), array_shape(rhs)
-    element_type = multiplied(a.element_type, b.element_type, shape.element_type)
+    element_type = multiplied(instruction)
     of_lhs = (*attributes.lhs_batch, *attributes.lhs_contracting)
     of_rhs = (*attributes.rhs_batch, *attributes.rhs_contracting)
     if element_type is None or _has_free(a, of_lhs) or _has_free(b, of_rhs):

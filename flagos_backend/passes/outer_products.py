@@ -31,7 +31,7 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     attributes = instruction.attributes_as(DotAttributes)
     lhs, rhs = instruction.operands
     shape, a, b = array_shape(instruction), array_shape(lhs), array_shape(rhs)
-    element_type = multiplied(a.element_type, b.element_type, shape.element_type)
+    element_type = multiplied(instruction)
     if element_type is None or prod(a.dims[d] for d in attributes.lhs_contracting) != 1:
         return None
     free_of_lhs = [d for d in range(len(a.dims)) if d not in (*attributes.lhs_batch, *attributes.lhs_contracting)]
@@ -47,10 +47,11 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     return product if spread == shape else emitter.emit(Opcode.CONVERT, shape, (product,), like=instruction)
 
 
-def multiplied(lhs: ElementType, rhs: ElementType, result: ElementType) -> ElementType | None:
-    """The type whose products are those of the dot: the wider one, which rounds once more to a narrower result, or
+def multiplied(dot: Instruction) -> ElementType | None:
+    """The type whose products are those of ``dot``: the wider one, which rounds once more to a narrower result, or
     wraps around. None where there is none: floats of integers, halves of other halves, and complex numbers, whose
     dots know infinities otherwise."""
+    lhs, rhs, result = (array_shape(value).element_type for value in (*dot.operands, dot))
     if lhs is not rhs:
         return None
     if lhs is result:

@@ -17,9 +17,9 @@ BELOW = "below"
 def below_maximum(region: Region) -> Region:
     """``region`` itself where there is no such exponential. The terms of a guarded sum (``Running``) may be of more
     than 0 where the maximum is infinite, and so is the sum."""
-    rounded = rounded_away(region)
     terms = {unconverted(fold.value) for fold in region.folds if as_running(fold)}
     below = {e for e in region.expressions() if is_below(e)}
+    rounded = rounded_away(region) if terms or below else set()
 
     def cheaper(expression: Expression, moved: Moved, pool: Pool) -> Expression:
         detail = TERM if expression in rounded else BELOW

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from jaxlib import _hlo
 
 from flagos_backend.importer import schema
-from plugin_abi.host import Buffer, Context, ElementType, Executable, HostBufferSemantics, Memory
+from plugin_abi.host import Artifact, Buffer, Context, ElementType, Executable, HostBufferSemantics, Memory
+from programs import hlo_bytes
 
 FOLDER = Path(__file__).parent
 INCLUDE = FOLDER.parents[2] / "plugin_abi" / "include"
@@ -118,6 +120,19 @@ def run(executable: Executable, *arguments: Buffer, **options: object) -> list[B
     outputs, done = executable.execute([arguments], **options)
     done[0].close()
     return outputs[0]
+
+
+def run_function(
+    context: Context, function: Callable[..., Any], *arguments: np.ndarray
+) -> tuple[list[np.ndarray], str]:
+    """What a function of JAX gives, compiled for one device, and what the program says of itself."""
+    message = schema.Program(schema_version=1, producer="tests")
+    message.module.MergeFromString(hlo_bytes(function, *arguments))
+    with Executable.compile(context, message.SerializeToString()) as executable:
+        text = executable.artifact(Artifact.EXPLANATION).decode()
+        outputs, done = executable.execute([[put(context.devices[0].default_memory, a) for a in arguments]])
+        done[0].wait()
+        return [get(output) for output in outputs[0]], text
 
 
 def build_host(source: str, target: Path, flags: Sequence[str] = ()) -> Path:

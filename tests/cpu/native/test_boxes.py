@@ -12,10 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cpu.native.harness import get, put
-from flagos_backend.importer import schema
-from plugin_abi.host import Artifact, Context, Executable
-from programs import hlo_bytes
+from cpu.native.harness import run_function
+from plugin_abi.host import Context
 
 _DTYPES = [np.bool_, np.int8, np.int16, ml_dtypes.bfloat16, np.float32, np.int64, np.complex64]
 # Both larger and smaller than the squares of vectors, and no multiples of them; sides of one element.
@@ -24,14 +22,10 @@ _DIMS += [(2, 3, 16, 33), (0, 4)]
 
 
 def _run(context: Context, function: Callable[..., Any], *arguments: np.ndarray) -> list[np.ndarray]:
-    message = schema.Program(schema_version=1, producer="tests")
     with jax.enable_x64(True):
-        message.module.MergeFromString(hlo_bytes(function, *arguments))
-    with Executable.compile(context, message.SerializeToString()) as executable:
-        assert "runs as native tiles with 0 library calls" in executable.artifact(Artifact.EXPLANATION).decode()
-        outputs, done = executable.execute([[put(context.devices[0].default_memory, a) for a in arguments]])
-        done[0].wait()
-        return [get(output) for output in outputs[0]]
+        results, text = run_function(context, function, *arguments)
+    assert "runs as native tiles with 0 library calls" in text
+    return results
 
 
 def _random(rng: np.random.Generator, dims: tuple[int, ...], dtype: Any) -> np.ndarray:

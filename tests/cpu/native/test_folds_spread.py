@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cpu.native.test_long_folds import run_native
+from cpu.native.harness import run_function
 from plugin_abi.host import Context
 
 # Short columns and rows, runs that are far apart, and few long rows.
@@ -39,7 +39,7 @@ def test_extremes(
         spread = numpy.broadcast_to(x.max(axes, keepdims=True), x.shape)
         return (spread,) if is_alone else (spread, x.min(axes), numpy.broadcast_to(x.min(axes, keepdims=True), x.shape))
 
-    ours, _ = run_native(context, lambda x: function(x, jnp), x)
+    ours, _ = run_function(context, lambda x: function(x, jnp), x)
     for result, expected in zip(ours, function(x, np), strict=True):
         np.testing.assert_array_equal(result, expected)
 
@@ -50,6 +50,6 @@ def test_within_a_concatenation(context: Context, rng: np.random.Generator) -> N
     def function(x: jax.Array) -> jax.Array:
         return jnp.concatenate([x, jnp.broadcast_to(x.max(0), (2, 300)), jnp.broadcast_to(x.min(0), x.shape)])
 
-    (ours,), _ = run_native(context, function, x)
+    (ours,), _ = run_function(context, function, x)
     expected = np.concatenate([x, np.broadcast_to(x.max(0), (2, 300)), np.broadcast_to(x.min(0), x.shape)])
     np.testing.assert_array_equal(ours, expected)

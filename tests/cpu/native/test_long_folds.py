@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cpu.native.harness import get, put
-from flagos_backend.importer import schema
-from plugin_abi.host import Artifact, Context, Executable
-from programs import hlo_bytes
+from cpu.native.harness import run_function
+from plugin_abi.host import Context
 
 # Of shape and axes: whether the fold is cut.
 _CASES = [
@@ -40,17 +38,6 @@ _PROGRAMS: dict[str, Callable[..., Any]] = {
 }
 
 
-def run_native(context: Context, function: Callable[..., Any], *arguments: np.ndarray) -> tuple[list[np.ndarray], str]:
-    """The results, and what the program says of itself."""
-    message = schema.Program(schema_version=1, producer="tests")
-    message.module.MergeFromString(hlo_bytes(function, *arguments))
-    with Executable.compile(context, message.SerializeToString()) as executable:
-        text = executable.artifact(Artifact.EXPLANATION).decode()
-        outputs, done = executable.execute([[put(context.devices[0].default_memory, a) for a in arguments]])
-        done[0].wait()
-        return [get(output) for output in outputs[0]], text
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", _PROGRAMS)
 @pytest.mark.parametrize(("shape", "axes", "is_cut"), _CASES, ids=str)
@@ -66,7 +53,7 @@ def test_sums(
     x, y = (rng.uniform(0.5, 2, shape).astype(dtype) for _ in range(2))
     function = _PROGRAMS[name]
     with jax.enable_x64(True):
-        ours, text = run_native(context, lambda x, y: function(x, y, axes, jnp), x, y)
+        ours, text = run_function(context, lambda x, y: function(x, y, axes, jnp), x, y)
     assert (".part" in text) == is_cut, text
     wide = (x.astype(np.longdouble), y.astype(np.longdouble))
     with np.errstate(all="ignore"):
@@ -81,7 +68,7 @@ def test_special_values(name: str, context: Context, rng: np.random.Generator) -
     x = np.ones((6, 170_001), np.float32)
     x[1, 170_000], x[2, 3], x[3, 90_000], x[4, 100], x[4, 160_000] = np.nan, np.inf, -np.inf, np.inf, -np.inf
     x[5, rng.integers(170_001)] = -0.0
-    (ours,), text = run_native(context, lambda x: getattr(x, name)(1), x)
+    (ours,), text = run_function(context, lambda x: getattr(x, name)(1), x)
     assert ".part" in text
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(ours, getattr(x, name)(1))
@@ -94,7 +81,7 @@ def test_integers(name: str, dtype: Any, context: Context, rng: np.random.Genera
     x = rng.integers(-(1 << 40), 1 << 40, 150_007).astype(dtype)
     arguments = {"dtype": x.dtype} if name == "sum" and dtype is not np.bool_ else {}
     with jax.enable_x64(True):
-        (ours,), text = run_native(context, lambda x: getattr(x, name)(**arguments), x)
+        (ours,), text = run_function(context, lambda x: getattr(x, name)(**arguments), x)
     assert ".part" in text
     np.testing.assert_array_equal(ours, getattr(x, name)(**arguments))
 
@@ -106,7 +93,7 @@ def test_positions_and_how_folds_begin(context: Context, rng: np.random.Generato
         placed = x * jnp.arange(len(x), dtype=jnp.int32)
         return lax.reduce(placed, jnp.int32(5), lax.add, (0,)), placed.max()
 
-    (total, top), text = run_native(context, function, x)
+    (total, top), text = run_function(context, function, x)
     assert ".part" in text
     placed = x.astype(np.int64) * np.arange(len(x))
     assert total == (placed.sum() + 5).astype(np.int32) and top == placed.max()
@@ -128,7 +115,7 @@ def test_positions_and_how_folds_begin(context: Context, rng: np.random.Generato
 )
 def test_what_is_folded_and_where(function: Callable[..., Any], context: Context, rng: np.random.Generator) -> None:
     x, y = rng.uniform(0.5, 2, (127, 2000)).astype(np.float32), rng.uniform(0.5, 2, 2000).astype(np.float32)
-    (ours,), text = run_native(context, function, x, y)
+    (ours,), text = run_function(context, function, x, y)
     assert ".part" in text
     with jax.enable_x64(True):
         wide = (jax.device_put(a.astype(np.float64), jax.devices("cpu")[0]) for a in (x, y))
@@ -146,7 +133,7 @@ def test_what_is_folded_and_where(function: Callable[..., Any], context: Context
 )
 def test_folds_that_need_each_other(function: Callable[..., Any], context: Context, rng: np.random.Generator) -> None:
     x = rng.uniform(-2, 2, 150_001).astype(np.float32)
-    (ours,), text = run_native(context, function, x)
+    (ours,), text = run_function(context, function, x)
     assert ".part" in text
     with jax.enable_x64(True):
         exact = function(jax.device_put(x.astype(np.float64), jax.devices("cpu")[0]))
@@ -156,8 +143,8 @@ def test_folds_that_need_each_other(function: Callable[..., Any], context: Conte
 def test_sums_of_halves_are_not_cut(context: Context, rng: np.random.Generator) -> None:
     """Whose parts would be rounded."""
     x = rng.uniform(0.5, 2, 150_000).astype(ml_dtypes.bfloat16)
-    (ours,), text = run_native(context, lambda x: lax.reduce(x, jnp.bfloat16(0), lax.add, (0,)), x)
+    (ours,), text = run_function(context, lambda x: lax.reduce(x, jnp.bfloat16(0), lax.add, (0,)), x)
     assert ".part" not in text
     assert ours == x.astype(np.float64).sum().astype(ml_dtypes.bfloat16)
-    (ours,), text = run_native(context, lambda x: lax.reduce(x, jnp.bfloat16(-jnp.inf), lax.max, (0,)), x)
+    (ours,), text = run_function(context, lambda x: lax.reduce(x, jnp.bfloat16(-jnp.inf), lax.max, (0,)), x)
     assert ".part" in text and ours == x.max()

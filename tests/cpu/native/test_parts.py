@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,20 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cpu.native.harness import get, put
-from flagos_backend.importer import schema
-from plugin_abi.host import Artifact, Context, Executable
-from programs import hlo_bytes
-
-
-def _run(context: Context, function: Callable[..., Any], *arguments: np.ndarray) -> tuple[np.ndarray, str]:
-    message = schema.Program(schema_version=1, producer="tests")
-    message.module.MergeFromString(hlo_bytes(function, *arguments))
-    with Executable.compile(context, message.SerializeToString()) as executable:
-        text = executable.artifact(Artifact.EXPLANATION).decode()
-        outputs, done = executable.execute([[put(context.devices[0].default_memory, a) for a in arguments]])
-        done[0].wait()
-        return get(outputs[0][0]), text
+from cpu.native.harness import run_function
+from plugin_abi.host import Context
 
 
 @pytest.mark.parametrize("axis", [0, -1])
@@ -35,7 +22,7 @@ def test_parts_of_the_same_data(size: int, axis: int, context: Context, rng: np.
     def function(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.moveaxis(jnp.cross(a, b), -1, axis)
 
-    result, text = _run(context, function, a, b)
+    (result,), text = run_function(context, function, a, b)
     np.testing.assert_array_equal(result, np.moveaxis(np.cross(a, b), -1, axis))
     assert "with 0 library calls" in text
     assert text.count("subtract") == 3
@@ -46,7 +33,7 @@ def test_parts_of_the_same_data(size: int, axis: int, context: Context, rng: np.
 def test_parts_of_different_data(context: Context, rng: np.random.Generator) -> None:
     """They are better written one after the other."""
     a, b, c = rng.integers(-1000, 1000, (3, 5000), np.int32)
-    result, text = _run(context, lambda a, b, c: jnp.stack([a * 2 + 1, b ^ 5, c - 3]), a, b, c)
+    (result,), text = run_function(context, lambda a, b, c: jnp.stack([a * 2 + 1, b ^ 5, c - 3]), a, b, c)
     np.testing.assert_array_equal(result, np.stack([a * 2 + 1, b ^ 5, c - 3]))
     assert text.count("native loop") == 3
 
@@ -58,7 +45,7 @@ def test_parts_of_what_they_are_carried_in(size: int, context: Context, rng: np.
     def turn(x: Any, np: Any) -> Any:
         return np.stack([x[1] * 2 + x[0], x[2] - x[0] * x[1], x[0] ^ x[2]])
 
-    result, _ = _run(context, lambda x: lax.fori_loop(0, 7, lambda _, x: turn(x, jnp), x), x)
+    (result,), _ = run_function(context, lambda x: lax.fori_loop(0, 7, lambda _, x: turn(x, jnp), x), x)
     for _ in range(7):
         x = turn(x, np)
     np.testing.assert_array_equal(result, x)

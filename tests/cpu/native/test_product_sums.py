@@ -11,10 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cpu.native.harness import get, put
-from flagos_backend.importer import schema
-from plugin_abi.host import Artifact, Context, Executable
-from programs import hlo_bytes
+from cpu.native.harness import run_function
+from plugin_abi.host import Context
 
 _PROGRAMS: dict[str, Callable[..., Any]] = {
     "a norm": lambda x, y, np: np.sqrt((x * x).sum(1)),
@@ -39,13 +37,9 @@ _PROGRAMS: dict[str, Callable[..., Any]] = {
 
 
 def _run(context: Context, function: Callable[..., Any], *arguments: np.ndarray) -> list[np.ndarray]:
-    message = schema.Program(schema_version=1, producer="tests")
-    message.module.MergeFromString(hlo_bytes(function, *arguments))
-    with Executable.compile(context, message.SerializeToString()) as executable:
-        assert "with 0 library calls" in executable.artifact(Artifact.EXPLANATION).decode()
-        outputs, done = executable.execute([[put(context.devices[0].default_memory, a) for a in arguments]])
-        done[0].wait()
-        return [get(output) for output in outputs[0]]
+    results, text = run_function(context, function, *arguments)
+    assert "with 0 library calls" in text
+    return results
 
 
 @pytest.mark.parametrize("shape", [(40, 129), (300, 1024), (20, 5003), (2, 70_000)], ids=str)
