@@ -82,7 +82,8 @@ def test_result_and_gradients(kind: str, key_heads: int, rng: np.random.Generato
                 )
                 return (result * weights).sum(), result
 
-            return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*differentiated)
+            # Without the loss, a sum of hundreds of rounded products, which may cancel.
+            return jax.grad(loss, (0, 1, 2), has_aux=True)(*differentiated)
 
         return list(map(np.asarray, jax.tree.leaves(both(*on(device, (operands, others, weights))))))
 
