@@ -55,7 +55,7 @@ def _by_reciprocal(expression: Expression, is_rounded_away: bool, moved: Moved, 
     inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), divisor)
     # Quotients of BF16 are 2**-17 of themselves away from a tie, or exact; those of exponentials are hardly further off
     # where a tie is rounded the other way.
-    if expression.element_type is E.BF16 or (quotient is BY_SUM and is_rounded_away):
+    if is_rounded_away and (expression.element_type is E.BF16 or quotient is BY_SUM):
         return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, inverse)
     return apply(Apply(expression.element_type, Opcode.DIVIDE, (), quotient), dividend, divisor, inverse)
 

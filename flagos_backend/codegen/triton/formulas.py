@@ -80,8 +80,8 @@ def divisor_scale(b):
 
 @triton.jit
 def divide_corrected(a, b, inverse):
-    """a / b of float32, for ``b`` >= 0 and its reciprocal. Correctly rounded where abs(a) >= 2**-100, and else within a
-    unit in the last place."""
+    """a / b of float32, for ``b`` >= 0 and its reciprocal. Correctly rounded where abs(a) >= 2**-100, unless the
+    reciprocal or the quotient is subnormal, and else within a unit in the last place."""
     q = a * inverse
     rest = tl.fma(q, b, negate(a))
     better = tl.fma(negate(rest), inverse, q)

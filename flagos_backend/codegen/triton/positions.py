@@ -39,6 +39,8 @@ class Positions:
             for i in indices
         ]
         reach += [axis.blocks * axis.block for axis in tiling.axes]
+        if tiling.looped is not None:  # its counter stops a step past the end
+            reach.append(tiling.looped.size + tiling.looped.block * tiling.parts)
         reach += [size * tiling.parts for size in partials]
         return cls(region, tiling, max(reach, default=0) > _WIDE)
 
@@ -153,8 +155,13 @@ class Positions:
         """Which positions along the ``axes`` are within the region; nothing if all are."""
         wanted = set(axes)
         return " & ".join(
-            f"{self.name(axis)}_in" for axis in self.tiling.axes if axis.is_ragged and axis.name in wanted
+            f"{self.name(axis)}_in" for axis in self.tiling.axes if self.is_ragged(axis) and axis.name in wanted
         )
+
+    def is_ragged(self, axis: Axis) -> bool:
+        """Whether some positions of a block are outside the region: whatever its size, of a row of which the loop
+        leaves out the ends."""
+        return axis.is_ragged or (self.tiling.alignment is not None and axis is self.tiling.axes[1])
 
     def shape(self, varying: Sequence[Axis]) -> str:
         """A block's that varies along those axes."""

@@ -24,16 +24,25 @@ def rounded_away(region: Region) -> set[Expression]:
     """Those that may be off by up to 2**-17 of themselves, if they are exponentials below a maximum or quotients of
     them by their sum: what comes of them is rounded to 16 bits, or is a sum to which the largest adds 1. Nothing but a
     constant may be added before it is rounded, as what is left of a difference shows more digits: near the constant
-    it does then, too."""
+    it does then, too. Of 16-bit floats, which are held wider, those of which nobody sees how they are held."""
     expressions = region.expressions()
     constants = _constants(expressions)
     seen: set[Expression] = {store.value for store in region.stores if store.value.element_type not in HALF}
     seen |= {start for store in region.stores for start in store.index.starts}
     for user in reversed(expressions):
         for number, operand in enumerate(user.operands):
-            if operand.element_type not in HALF and not _hides(user, number, user in seen, constants):
+            if operand.element_type in HALF:
+                hides = user not in seen or not _passes_on(user)
+            else:
+                hides = _hides(user, number, user in seen, constants)
+            if not hides:
                 seen.add(operand)
     return set(expressions) - seen
+
+
+def _passes_on(user: Expression) -> bool:
+    """Whether it takes operands of 16-bit floats as they are held."""
+    return isinstance(user, Apply) and (user.opcode is Opcode.CONVERT or user.element_type in HALF)
 
 
 def _hides(user: Expression, number: int, is_seen: bool, constants: Collection[Expression]) -> bool:

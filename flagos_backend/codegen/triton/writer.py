@@ -432,7 +432,7 @@ class _Writer:
             text = f"{text}.to(tl.int32)"
         if axis.name not in self.depends[value]:
             text = f"tl.broadcast_to({text}, {self.positions.shape(varying)})"
-        if axis.is_ragged:
+        if self.positions.is_ragged(axis):
             text = f"tl.where({self.positions.name(axis)}_in, {text}, {scalars.identity(fold)})"
         return self._let(text) if text != self.values[value] else text
 

@@ -66,6 +66,25 @@ def test_every_type_and_remainder(element_type: ElementType, size: int, gap: int
         assert ("head = " in kernel.source) is (size * element_type.bytes % 16 != 0)
 
 
+@pytest.mark.parametrize("element_type", [E.F32, E.BF16, E.S8], ids=lambda t: t.name)
+@pytest.mark.parametrize("gap", [1, 3])
+def test_sizes_of_whole_units(element_type: ElementType, gap: int, rng: np.random.Generator) -> None:
+    """Of rows that all begin between units: the ends are not full, whatever divides the size."""
+    for units in (9, 10, 16, 17, 32):
+        size = units * 512 // 16
+        x = positive(element_type, (5, size + gap), rng)
+        fold = jnp.max if element_type is E.S8 else jnp.sum
+
+        def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            row = x[:, gap:]
+            folded = fold(row, 1).astype(x.dtype)  # noqa: B023
+            return jnp.minimum(row, folded[:, None]), folded
+
+        kernel = compare(function, x, ulp=8 if element_type.is_float else 0)
+        assert ("head = " in kernel.source) is (size > 256)
+        compare(lambda x: fold(x[:, gap:], 1), x, ulp=8 if element_type.is_float else 0)  # noqa: B023
+
+
 def test_many_dimensions_and_what_all_rows_read(rng: np.random.Generator) -> None:
     x, gain = (rng.uniform(0.1, 2, shape).astype(np.float32) for shape in ((3, 5, 7, 143), (7, 143)))
 

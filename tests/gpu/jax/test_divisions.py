@@ -92,6 +92,15 @@ def test_bfloat16_by_a_rows_number_rounds_once(rng):
     assert np.array_equal(on_flagos(by_row, x, y), x / y[:, None])
 
 
+def test_bfloat16_that_is_seen_wider(rng):
+    """Exact quotients stay whole, where numbers are quantised."""
+    y = rng.integers(1, 128, 700)
+    x = (y[:, None] * rng.integers(-2, 3, (700, 1000))).astype(ml_dtypes.bfloat16)
+    y = y.astype(ml_dtypes.bfloat16)
+    expected = np.floor((x / y[:, None]).astype(np.float32))
+    assert np.array_equal(on_flagos(lambda x, y: jnp.floor(by_row(x, y).astype(jnp.float32)), x, y), expected)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=lambda d: d.__name__)
 def test_softmax_of_rows(dtype, rng):
     x = (rng.standard_normal((300, 4096)) * 20).astype(dtype)
