@@ -334,7 +334,7 @@ class Builder:
                 outcomes.append(call_results(owner, builder.summary, [owner.places[slot] for slot in slots]))
             branches = tuple(plan.run for plan in plans)
             shapes = tuple(leaves(instruction.shape))
-            fresh = fresh_results(outcomes, [owner.places[slot] for slot in slots])
+            fresh = fresh_results(outcomes, [owner.places[slot] for slot in pending.operands])
             for number, (slot, place) in enumerate(zip(flat, join(outcomes), strict=True)):
                 has_home = number in fresh and not self._lifted and shapes[number].element_type is not ElementType.TOKEN
                 owner.define(slot, Place(frozenset({owner.new_root()}), place.distinct) if has_home else place)

@@ -239,6 +239,35 @@ def test_results_have_storage_of_their_own(what: str) -> None:
     assert x.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("choice", [0, 1])
+@pytest.mark.parametrize("first_is_passed_on", [True, False])
+def test_a_branch_that_passes_an_argument_on(choice: int, first_is_passed_on: bool, rng: np.random.Generator) -> None:
+    """Beside one that computes: the result has storage of its own, and an update of it leaves the argument alone."""
+    branches = "one, two" if first_is_passed_on else "two, one"
+    operands = "x, z" if first_is_passed_on else "z, x"
+    text = f"""
+    one {{ ROOT p = f32[4] parameter(0) }}
+    two {{ p = f32[4] parameter(0)
+      ROOT r = f32[4] negate(p) }}
+    ENTRY e {{
+      k = s32[] parameter(0)
+      x = f32[4] parameter(1)
+      z = f32[4] parameter(2)
+      c = f32[4] conditional(k, {operands}), branch_computations={{{branches}}}
+      %s }}"""
+    x, z = (torch.from_numpy(a) for a in rng.standard_normal((2, 4)).astype(np.float32))
+    kept, expected = x.clone(), x if first_is_passed_on == (choice == 0) else -z
+    (result,) = run(plan_of(text % "ROOT r = f32[4] copy(c)"), torch.tensor(choice, dtype=torch.int32), x, z)
+    assert torch.equal(result, expected)
+    assert result.data_ptr() not in (x.data_ptr(), z.data_ptr())
+    update = """v = f32[2] constant({8,9})
+      at = s32[] constant(1)
+      ROOT r = f32[4] dynamic-update-slice(c, v, at)"""
+    (result,) = run(plan_of(text % update), torch.tensor(choice, dtype=torch.int32), x, z)
+    assert result.tolist() == [expected[0].item(), 8, 9, expected[3].item()]
+    assert torch.equal(x, kept)
+
+
 # Loop bodies whose results meet the same storage again in the next turn.
 LOOPS = {
     "swaps": "ROOT t = (s32[], f32[4], f32[4]) tuple(j, b, u)",
