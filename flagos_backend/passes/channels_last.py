@@ -244,6 +244,12 @@ def _follow(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         return None
     if len(instruction.operands) != 2 and instruction.opcode is Opcode.REDUCE_WINDOW:
         return None
+    if instruction.opcode is Opcode.SELECT_AND_SCATTER:
+        # Of equal elements it takes the first of a window, whose dimensions keep their order.
+        window = instruction.attributes_as(WindowAttributes).window
+        wide = [d for d in order if window[d].size > 1]
+        if wide != sorted(wide):
+            return None
     operands = tuple(_channels_last(o, emitter) if _rank(o) else o for o in instruction.operands)
     attributes = instruction.attributes
     if instruction.opcode in _MOVED:

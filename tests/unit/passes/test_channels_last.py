@@ -122,6 +122,20 @@ def test_sides_that_are_no_images(rng: np.random.Generator) -> None:
     moved(function, x.astype(np.float32), w.astype(np.float32))
 
 
+@pytest.mark.parametrize("window", [(1, 2, 1, 2), (1, 2, 2, 2), (1, 1, 2, 2), (1, 3, 1, 1)])
+def test_the_first_of_equal_elements_is_chosen(window: tuple[int, ...], rng: np.random.Generator) -> None:
+    """In the order of the program: behind a relu, most elements of a window are equal."""
+
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = jax.nn.relu(convolve(x, w))
+        pooled = lambda y: lax.reduce_window(y, -jnp.inf, lax.max, window, window, "VALID").sum()  # noqa: E731
+        return jax.grad(pooled)(y)
+
+    x = rng.integers(-2, 2, (2, 6, 6, 4)).astype(np.float32)
+    instructions = moved(function, x, np.eye(6, dtype=np.float32).reshape(6, 6, 1, 1))
+    assert any(i.opcode is Opcode.SELECT_AND_SCATTER for i in instructions)
+
+
 def test_programs_without_convolutions_stay(rng: np.random.Generator) -> None:
     hlo = hlo_bytes(lambda x: x.transpose(0, 3, 1, 2) * 2 + 1, rng.standard_normal((2, 3, 4, 5)).astype(np.float32))
     module = optimize(import_module(hlo))
