@@ -41,45 +41,72 @@ class Expressions:
 
     def of(self, instruction: Instruction, indices: Indices, guard: Guard = None) -> Expression:
         """The value of ``instruction`` at ``indices``: a load when it is a buffer, else its computation."""
-        found = self.made.get((instruction, indices, guard))
+        asked = instruction, indices, guard
+        found = self.made.get(asked)
         if found is None:
-            buffer = self.buffers.get(instruction)
-            literal = uniform_literal(instruction)
-            if literal is not None:
-                found = literal
-            elif buffer is not None:
-                found = self._load(instruction, buffer, indices, guard)
-            else:
-                found = self.compute(instruction, indices, guard)
-            self.made[instruction, indices, guard] = found
+            # Chains of what only moves elements may be longer than calls can be deep.
+            while (found := self._at_hand(instruction, indices, guard)) is None:
+                moved = self._moved(instruction, indices, guard)
+                if moved is None:
+                    found = self.compute(instruction, indices, guard)
+                    break
+                instruction, indices = moved
+            self.made[asked] = found
         return found
 
     def compute(self, instruction: Instruction, indices: Indices, guard: Guard = None) -> Expression:
-        movement = movement_of(instruction)
-        if movement is not None:
-            return self.of(self.operands(instruction)[0], movement(instruction, indices), guard)
-        if instruction.opcode is Opcode.DYNAMIC_SLICE:
-            array, *starts = self.operands(instruction)
-            return self.of(array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts)), guard)
-        if instruction.opcode is Opcode.GATHER:
-            array, positions = self.operands(instruction)
-            start = functools.partial(self._part_of, positions, guard)
-            return self.of(array, gathered(instruction, indices, self.rank, start), guard)
+        moved = self._moved(instruction, indices, guard)
+        if moved is not None:
+            return self.of(*moved, guard)
         if instruction.opcode is Opcode.RESHAPE:
-            return self._reshape(instruction, indices, guard)
+            # A buffer is addressed by element number, which a reshape does not change.
+            return self._load(instruction, self.buffers[self.operands(instruction)[0]], indices, guard)
         if instruction.opcode in (Opcode.CONCATENATE, Opcode.PAD):
             return self._choice(instruction, indices, guard)
         if instruction.opcode is Opcode.IOTA:
             return Index(typed(instruction), indices[instruction.attributes_as(DimensionAttributes).dimension])
         if instruction.opcode is Opcode.CONSTANT:
             return self._load(instruction, instruction, indices, guard)
-        operands = tuple(self.of(o, indices if dims_of(o) else (), guard) for o in self.operands(instruction))
+        operands = []
+        for operand in self.operands(instruction):  # by no generator, which would be one more call of a deep chain
+            operands.append(self.of(operand, indices if dims_of(operand) else (), guard))
         if instruction.opcode is Opcode.COMPARE:
             compare = instruction.attributes_as(CompareAttributes)
             floating = (element_type(instruction.operands[0]) or ElementType.PRED).is_float
             order = compare.order if floating else ComparisonOrder.PARTIAL
-            return Apply(ElementType.PRED, Opcode.COMPARE, operands, compare.direction.value, order)
-        return Apply(typed(instruction), instruction.opcode, operands)
+            return Apply(ElementType.PRED, Opcode.COMPARE, tuple(operands), compare.direction.value, order)
+        return Apply(typed(instruction), instruction.opcode, tuple(operands))
+
+    def _at_hand(self, instruction: Instruction, indices: Indices, guard: Guard) -> Expression | None:
+        """A number that is everywhere the same, or what is loaded from memory."""
+        buffer = self.buffers.get(instruction)
+        literal = uniform_literal(instruction)
+        if literal is not None or buffer is None:
+            return literal
+        return self._load(instruction, buffer, indices, guard)
+
+    def _moved(self, instruction: Instruction, indices: Indices, guard: Guard) -> tuple[Instruction, Indices] | None:
+        """Where ``instruction`` has its elements from, if it only moves those of one value; None for a reshape of what
+        is in memory."""
+        movement = movement_of(instruction)
+        if movement is not None:
+            return self.operands(instruction)[0], movement(instruction, indices)
+        if instruction.opcode is Opcode.DYNAMIC_SLICE:
+            array, *starts = self.operands(instruction)
+            return array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts))
+        if instruction.opcode is Opcode.GATHER:
+            array, positions = self.operands(instruction)
+            start = functools.partial(self._part_of, positions, guard)
+            return array, gathered(instruction, indices, self.rank, start)
+        if instruction.opcode is not Opcode.RESHAPE:
+            return None
+        (operand,) = self.operands(instruction)
+        if operand in self.buffers and uniform_literal(operand) is None:
+            return None
+        operand_indices = reshape_indices(indices, dims_of(instruction), dims_of(operand), self.rank)
+        if operand_indices is None:
+            raise AssertionError(f"{operand.name} should have become a buffer")
+        return operand, operand_indices
 
     def _load(self, instruction: Instruction, buffer: Instruction, indices: Indices, guard: Guard) -> Load:
         index = linear(indices, dims_of(instruction), self.rank)
@@ -115,17 +142,6 @@ class Expressions:
             found = Apply(s64, Opcode.CLAMP, (literal_of(0, s64), wide, literal_of(limit, s64)))
             self.clamped[value, limit] = found
         return found
-
-    def _reshape(self, instruction: Instruction, indices: Indices, guard: Guard) -> Expression:
-        (operand,) = self.operands(instruction)
-        buffer = self.buffers.get(operand)
-        if buffer is not None and uniform_literal(operand) is None:
-            # A buffer is addressed by element number, which a reshape does not change.
-            return self._load(instruction, buffer, indices, guard)
-        operand_indices = reshape_indices(indices, dims_of(instruction), dims_of(operand), self.rank)
-        if operand_indices is None:
-            raise AssertionError(f"{operand.name} should have become a buffer")
-        return self.of(operand, operand_indices, guard)
 
 
 def typed(instruction: Instruction) -> ElementType:

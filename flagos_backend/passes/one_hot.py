@@ -49,17 +49,17 @@ class Rows:
 
     def is_multiple(self, value: Instruction) -> bool:
         """Whether ``value`` is made of a one-hot row by what leaves zeros zeros."""
-        if array_shape(value).element_type not in (*ADDABLE, ElementType.PRED):
-            return False
-        if value.opcode in (Opcode.CONVERT, Opcode.NEGATE):
-            return self.is_multiple(value.operands[0])
-        if value.opcode is Opcode.MULTIPLY:
-            a, b = value.operands
-            return (self.is_even(a) and self.is_multiple(b)) or (self.is_even(b) and self.is_multiple(a))
-        if value.opcode is Opcode.SELECT:
-            hit, chosen, other = value.operands
-            return self.is_one_hot(hit) and self.is_even(chosen) and self.is_zero(other)
-        return self.is_one_hot(value)
+        while array_shape(value).element_type in (*ADDABLE, ElementType.PRED):
+            if value.opcode is Opcode.SELECT:
+                hit, chosen, other = value.operands
+                return self.is_one_hot(hit) and self.is_even(chosen) and self.is_zero(other)
+            if value.opcode not in (Opcode.CONVERT, Opcode.NEGATE, Opcode.MULTIPLY):
+                return self.is_one_hot(value)
+            uneven = [operand for operand in value.operands if not self.is_even(operand)]
+            if len(uneven) != 1:
+                return False
+            (value,) = uneven
+        return False
 
     def is_one_hot(self, value: Instruction) -> bool:
         """Whether truth values ``value`` are those of a one-hot row, or of some of its rows, and no others."""
@@ -67,13 +67,15 @@ class Rows:
 
     def sole(self, value: Instruction, *, hit: bool) -> Instruction:
         """``value`` where the position is the label, if that is a position (``hit``), or elsewhere; without ``dim``."""
-        if (labels := self._compared(value)) is not None:
-            return self._hits(labels) if hit else self._constant(0, ElementType.PRED)
-        if value.opcode in (Opcode.AND, Opcode.MULTIPLY, Opcode.SELECT):
-            operands = [self.without(o) if self.is_even(o) else self.sole(o, hit=hit) for o in value.operands]
-        else:
-            operands = [self.sole(value.operands[0], hit=hit)]
-        return self._emit(value.opcode, array_shape(value).element_type, operands)
+        steps = []
+        while (labels := self._compared(value)) is None:
+            steps.append(value)
+            value = next(operand for operand in value.operands if not self.is_even(operand))
+        found = self._hits(labels) if hit else self._constant(0, ElementType.PRED)
+        for step in reversed(steps):
+            operands = [self.without(operand) if self.is_even(operand) else found for operand in step.operands]
+            found = self._emit(step.opcode, array_shape(step).element_type, operands)
+        return found
 
     def is_even(self, value: Instruction) -> bool:
         """Whether ``value`` does not vary along the row, to be seen at once."""
@@ -108,10 +110,11 @@ class Rows:
 
     def _comparison(self, value: Instruction) -> Instruction | None:
         """That of positions with labels, which a one-hot row is made of."""
-        if value.opcode is Opcode.AND:
-            a, b = value.operands
-            if self.is_even(a) or self.is_even(b):
-                return self._comparison(b if self.is_even(a) else a)
+        while value.opcode is Opcode.AND:
+            uneven = [operand for operand in value.operands if not self.is_even(operand)]
+            if len(uneven) != 1:
+                return None
+            (value,) = uneven
         return value if self._compared(value) is not None else None
 
     def _compared(self, value: Instruction) -> Instruction | None:

@@ -52,6 +52,40 @@ def test_broadcast_row_and_column_are_loads_with_zero_strides(rng: np.random.Gen
     assert strides == {(7, 1), (0, 1), (1, 0)}
 
 
+@pytest.mark.parametrize("policy", [HOST, ACCELERATOR])
+@pytest.mark.parametrize(
+    ("step", "on_numpy"),
+    [
+        pytest.param(lambda x: x[:, 1:], None, id="slices"),
+        pytest.param(lambda x: x[::-1].T, None, id="reverses and transposes"),
+        pytest.param(lambda x: x.reshape(x.shape[::-1])[::-1], None, id="reverses and reshapes"),
+        pytest.param(
+            lambda x: lax.dynamic_slice(x, (0, 1), (x.shape[0], x.shape[1] - 1)), lambda x: x[:, 1:], id="windows"
+        ),
+        pytest.param(lambda x: (x * 2)[:, 1:], None, id="products and slices"),
+        pytest.param(lambda x: (x + 1).T, None, id="sums and transposes"),
+        pytest.param(
+            lambda x: lax.select(x > 2, x, -x)[:, 1:], lambda x: np.where(x > 2, x, -x)[:, 1:], id="choices and slices"
+        ),
+    ],
+)
+def test_chains_longer_than_calls_can_be_deep(
+    step: Callable[[Any], Any], on_numpy: Callable[[np.ndarray], np.ndarray] | None, policy: Policy, rng: Any
+) -> None:
+    """Of some of which XLA's own compiler overflows the stack."""
+
+    def repeated(x: Any, step: Callable[[Any], Any]) -> Any:
+        for _ in range(500):
+            x = step(x)
+        return x
+
+    x = rng.integers(-9, 9, (3, 503)).astype(np.float32)
+    flat, schedule, _ = schedule_of(lambda x: repeated(x, step), x, policy=policy)
+    (result,) = evaluate(flat, schedule, [x])
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(result, repeated(x, on_numpy or step))
+
+
 def scaled(x: jax.Array, variance: jax.Array, scale: jax.Array) -> jax.Array:
     return x * (lax.rsqrt(variance + 0.1) * scale)
 

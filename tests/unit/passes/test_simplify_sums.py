@@ -115,3 +115,27 @@ def test_positions_of_64_bits() -> None:
 )
 def test_what_stays(function: Callable[..., Any], rng: np.random.Generator) -> None:
     assert sums(function, LABELS, rng.standard_normal((8, 7), np.float32)) == 1
+
+
+def test_chains_longer_than_calls_can_be_deep() -> None:
+    """Of products and of conditions, of one-hot rows and of others."""
+    x, signs = np.arange(24, dtype=np.float32).reshape(8, 3), np.where(np.arange(8) % 3, 1, -1).astype(np.float32)
+
+    def products(x: jax.Array, signs: jax.Array) -> jax.Array:
+        for _ in range(1100):
+            x = x * signs[:, None]
+        return x.sum(1)
+
+    assert sums(products, x, signs) == 1
+    assert sums(lambda i, signs: products(one_hot(i), signs), LABELS, signs) == 0
+
+    def conditions(hit: jax.Array, x: jax.Array, signs: jax.Array) -> jax.Array:
+        for _ in range(1100):
+            hit = hit & (signs > 0)[:, None]
+        return jnp.where(hit, x, 0).sum(1)
+
+    def chosen(labels: jax.Array, signs: jax.Array) -> jax.Array:
+        return conditions(labels[:, None] == jnp.arange(3, dtype=np.int32), signs[:, None], signs)
+
+    assert sums(lambda x, signs: conditions(x > 4, x, signs), x, signs) == 1
+    assert sums(chosen, LABELS % 3, signs) == 0
