@@ -1,13 +1,16 @@
 """Computes before a loop what is the same in each of its turns and costs a kernel of its own.
 
 What generated kernels compute on the way stays in the body: it is free there, and would have to be read from memory.
+But what products and the like read has to be in memory, and is written there once.
 The counterpart is match/sink_invariants.py, for what is made of nothing but constants.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from flagos_backend.fusion.support import is_elementwise
 from flagos_backend.ir.attributes import TupleIndexAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
@@ -27,6 +30,9 @@ _COSTLY = frozenset(
         *(Opcode.CHOLESKY, Opcode.CONVOLUTION, Opcode.DOT, Opcode.FFT, Opcode.REDUCE, Opcode.REDUCE_WINDOW),
         *(Opcode.SCATTER, Opcode.SORT, Opcode.TRIANGULAR_SOLVE),
     }
+)
+_LIBRARY_CALLS = frozenset(
+    {Opcode.CHOLESKY, Opcode.CONVOLUTION, Opcode.DOT, Opcode.FFT, Opcode.SORT, Opcode.TRIANGULAR_SOLVE}
 )
 _MOVES = frozenset({Opcode.CONVERT, Opcode.TRANSPOSE})
 
@@ -71,11 +77,12 @@ class _Hoisting:
             return None
         invariant = _invariants(body, effects)
         varying = [instruction for instruction in body.instructions if instruction not in invariant]
-        costly = {i for i, varies in invariant.items() if varies and _is_costly(i, invariant)}
+        read = _read_from_memory(varying)
+        costly = {i for i, varies in invariant.items() if varies and (i in read or _is_costly(i, invariant))}
         made = {i for i in _made_for(costly) if i.opcode is not Opcode.GET_TUPLE_ELEMENT}
         left = [*varying, *(instruction for instruction in invariant if instruction not in made)]
-        read = {operand for instruction in left for operand in instruction.operands}
-        carried = tuple(i for i in body.instructions if i in costly and i in read)
+        used = {operand for instruction in left for operand in instruction.operands}
+        carried = tuple(i for i in body.instructions if i in costly and i in used)
         if not carried:
             return None
         return cls(loop, tuple(i for i in body.instructions if i in made), carried)
@@ -164,6 +171,19 @@ def _is_costly(instruction: Instruction, invariant: dict[Instruction, bool]) -> 
     narrows = size < array_shape(instruction.operands[0]).num_bytes
     given = [i for i in _made_for({instruction}) if invariant[i]]
     return (narrows or instruction.opcode is Opcode.TRANSPOSE) and all(array_shape(i).num_bytes >= size for i in given)
+
+
+def _read_from_memory(instructions: Iterable[Instruction]) -> set[Instruction]:
+    """What is computed point by point for library calls among ``instructions``. They may convert by themselves."""
+    found = set()
+    for instruction in instructions:
+        if instruction.opcode in _LIBRARY_CALLS:
+            for operand in instruction.operands:
+                while operand.opcode is Opcode.RESHAPE:
+                    operand = operand.operands[0]
+                if is_elementwise(operand) and operand.opcode is not Opcode.CONVERT:
+                    found.add(operand)
+    return found
 
 
 def _made_for(values: set[Instruction]) -> set[Instruction]:

@@ -136,6 +136,42 @@ def rewrite_computations(
     return module if entry is module.entry else replace(module, entry=entry)
 
 
+# The value to use instead of an instruction, and the instructions that make it of operands as they were.
+Replacement = tuple[Instruction, list[Instruction]]
+
+
+def replace_each(
+    computation: Computation,
+    replaced: dict[int, Computation],
+    find: Callable[[Instruction], Replacement | None],
+) -> Computation:
+    """``computation`` on what became of its callees, and with what ``find`` has for its instructions."""
+    emitter, substitution = Emitter(), Substitution(replaced)
+    kept: list[Instruction] = []  # ids are unique only among living objects
+    for instruction in computation.instructions:
+        found = find(instruction)
+        if found is None:
+            substitution.record(instruction, emitter.put(substitution.apply(instruction)))
+            continue
+        value, made = found
+        kept += made
+        for new in made:
+            substitution.record(new, emitter.put(substitution.apply(new)))
+        substitution.record(instruction, substitution.value(value))
+    if not substitution.values:
+        return computation
+    return Computation(computation.name, tuple(emitter.instructions), substitution.value(computation.root))
+
+
+def users_of(computation: Computation) -> dict[int, list[Instruction]]:
+    """The instructions that take each value, by its id, as often as they do."""
+    users: dict[int, list[Instruction]] = {}
+    for instruction in computation.instructions:
+        for operand in instruction.operands:
+            users.setdefault(id(operand), []).append(instruction)
+    return users
+
+
 def apply_rule(module: Module, rule: Rule) -> Module:
     """``module`` with ``rule`` offered every instruction once its operands are rewritten."""
 

@@ -14,7 +14,14 @@ from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.passes.one_hot import ADDABLE, Rows, adds
-from flagos_backend.passes.rewrite import Emitter, Substitution, array_shape, rewrite_computations
+from flagos_backend.passes.rewrite import (
+    Emitter,
+    Replacement,
+    array_shape,
+    replace_each,
+    rewrite_computations,
+    users_of,
+)
 
 # How many elements the array has for each that is chosen.
 _LEAST_SHARE = 8
@@ -33,24 +40,17 @@ def sink_gathers(module: Module) -> Module:
 
 
 def _transform(computation: Computation, replaced: dict[int, Computation]) -> Computation:
-    emitter, substitution = Emitter(), Substitution(replaced)
     written: set[int] | None = None
-    kept: list[Instruction] = []  # ids are unique only among living objects
-    for instruction in computation.instructions:
+
+    def find(instruction: Instruction) -> Replacement | None:
+        nonlocal written
         choose = _sunk if _chooses_few(instruction) else _chosen_of_sum if _may_choose(instruction) else None
-        if choose is not None:
-            written = _written(computation) if written is None else written
-            if (found := choose(instruction, written)) is not None:
-                value, made = found
-                kept += made
-                for new in made:
-                    substitution.record(new, emitter.put(substitution.apply(new)))
-                substitution.record(instruction, substitution.value(value))
-                continue
-        substitution.record(instruction, emitter.put(substitution.apply(instruction)))
-    if not substitution.values:
-        return computation
-    return Computation(computation.name, tuple(emitter.instructions), substitution.value(computation.root))
+        if choose is None:
+            return None
+        written = _written(computation) if written is None else written
+        return choose(instruction, written)
+
+    return replace_each(computation, replaced, find)
 
 
 def _chooses_few(instruction: Instruction) -> bool:
@@ -62,7 +62,7 @@ def _chooses_few(instruction: Instruction) -> bool:
     return single and share and is_elementwise(source)
 
 
-def _sunk(gather: Instruction, written: set[int]) -> tuple[Instruction, list[Instruction]] | None:
+def _sunk(gather: Instruction, written: set[int]) -> Replacement | None:
     return _Sunk(gather, written).array()
 
 
@@ -70,7 +70,7 @@ def _may_choose(instruction: Instruction) -> bool:
     return instruction.opcode is Opcode.REDUCE and len(instruction.operands) == 2
 
 
-def _chosen_of_sum(reduce: Instruction, written: set[int]) -> tuple[Instruction, list[Instruction]] | None:
+def _chosen_of_sum(reduce: Instruction, written: set[int]) -> Replacement | None:
     """What replaces a sum of rows that are zero but at a label, and the instructions that make it."""
     value, initial = reduce.operands
     dims, shape = reduce.attributes_as(DimensionsAttributes).dimensions, array_shape(value)
@@ -102,11 +102,7 @@ def _chosen_of_sum(reduce: Instruction, written: set[int]) -> tuple[Instruction,
 
 def _written(computation: Computation) -> set[int]:
     """The results of products and convolutions, as they are written: with what only follows one, in its epilogue."""
-    users: dict[int, list[Instruction]] = {}
-    for instruction in computation.instructions:
-        for operand in instruction.operands:
-            users.setdefault(id(operand), []).append(instruction)
-    ends = set()
+    users, ends = users_of(computation), set()
     for instruction in computation.instructions:
         if instruction.opcode in _KERNELS:
             value = instruction
@@ -128,16 +124,16 @@ class _Sunk:
         self._dims = array_shape(gather).dims
         self._emitter = Emitter()
         self._known: dict[int, Instruction | None] = {}
-        self._arrays = 0
+        self._operations = self._arrays = 0
 
-    def array(self) -> tuple[Instruction, list[Instruction]] | None:
+    def array(self) -> Replacement | None:
         """Its value, and the instructions that make it; None where it stays."""
         source = self._gather.operands[0]
         if id(source) in self._written:
             return None
         value = self._chosen(source)
         made = self._emitter.instructions
-        if value is None or self._arrays > _MOST_ARRAYS or len(made) > _MOST_OPERATIONS:
+        if value is None or self._arrays > _MOST_ARRAYS:
             return None
         return value, made
 
@@ -153,7 +149,8 @@ class _Sunk:
             return self._emit(Opcode.GATHER, value, [value, self._gather.operands[1]], self._attributes)
         if value.opcode is Opcode.BROADCAST:
             return self._broadcast(value)
-        if not is_elementwise(value) or len(self._known) > _MOST_OPERATIONS:
+        self._operations += 1
+        if not is_elementwise(value) or self._operations > _MOST_OPERATIONS:
             return None
         operands = []
         for operand in value.operands:

@@ -35,6 +35,7 @@ from flagos_backend.passes.outer_products import outer_products
 from flagos_backend.passes.pack_extremes import pack_extremes
 from flagos_backend.passes.pipeline import optimize_with_report
 from flagos_backend.passes.scatter_sums import scatter_sums
+from flagos_backend.passes.sink_windows import sink_windows
 from flagos_backend.runtime.accelerator.segments import outline
 from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.cost import Cost, cost_of, temporary_bytes
@@ -227,6 +228,8 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
         module = module if laid_out is module else eliminate_dead_code(hoist_invariants(laid_out))
         notes = matched.notes
     else:
+        sunk = sink_windows(module)
+        module = module if sunk is module else eliminate_dead_code(sunk)
         module = channels_last(inner_products(outer_products(module)))
         with torch.inference_mode():
             native, not_native = native_part(module, _argument_aliases(module))

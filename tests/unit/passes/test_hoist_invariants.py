@@ -67,9 +67,36 @@ def test_a_product_of_what_stays_leaves_the_loop(rng: np.random.Generator) -> No
     assert in_loops(after).count(Opcode.DOT) == 1
 
 
+@pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param(lambda w, m: w * m, id="masked"),
+        pytest.param(lambda w, m: (w * m).T, id="turned"),
+        pytest.param(lambda w, m: jnp.where(m > 0, w, 0), id="chosen"),
+        pytest.param(lambda w, m: w / jnp.sqrt((w * w).sum(0)), id="normalized"),
+        pytest.param(lambda w, m: (w + m).reshape(N // 2, 2, N).reshape(N, N), id="reshaped"),
+    ],
+)
+def test_what_a_product_reads_is_written_once(weights: Callable[..., jax.Array], rng: np.random.Generator) -> None:
+    def f(x: jax.Array, w: jax.Array, m: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 4, lambda i, x: jnp.tanh(x @ weights(w, m)), x)
+
+    _, after = hoisted(f, [square(rng), square(rng), square(rng)])
+    left = {*in_loops(after)} & {Opcode.MULTIPLY, Opcode.SELECT, Opcode.DIVIDE, Opcode.TRANSPOSE, Opcode.REDUCE}
+    assert not left
+
+
+def test_a_product_converts_by_itself(rng: np.random.Generator) -> None:
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 4, lambda i, x: jnp.tanh(x @ w.astype(jnp.float32)), x)
+
+    before, after = hoisted(f, [square(rng), square(rng).astype(jnp.bfloat16)])
+    assert in_loops(after) == in_loops(before)
+
+
 def test_what_it_is_made_of_leaves_with_it(rng: np.random.Generator) -> None:
     def f(x: jax.Array, w: jax.Array) -> jax.Array:
-        return lax.while_loop(lambda x: x.sum() < 50, lambda x: x + jnp.abs(x @ jnp.exp(w)).sum() * 0 + w.max() ** 2, x)
+        return lax.while_loop(lambda x: x.sum() < 50, lambda x: x + jnp.abs(x * jnp.exp(w)).sum() * 0 + w.max() ** 2, x)
 
     before, after = hoisted(f, [square(rng), square(rng) + 2])
     assert Opcode.REDUCE in in_loops(before)

@@ -187,3 +187,12 @@ def test_sums_that_choose_none(rng: np.random.Generator) -> None:
 )
 def test_sums_that_stay(function: Callable[..., jax.Array], rng: np.random.Generator) -> None:
     assert not gathers(function, *problem(rng, 6, classes=CLASSES), tolerance=1e-4)
+
+
+def test_more_operations_than_calls_can_be_deep(rng: np.random.Generator) -> None:
+    def function(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        for _ in range(1200):
+            logits = -jnp.abs(logits)
+        return jnp.take_along_axis(logits, labels[:, None], -1)
+
+    assert sources(gathers(function, *problem(rng, 7))) != [Opcode.PARAMETER]
