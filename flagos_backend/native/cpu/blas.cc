@@ -26,8 +26,6 @@ template <class T>
 void FindRoutines(void* library, const std::string& prefix, const char* orthogonal, Routines<T>* found) {
   Find(library, prefix + "gemm_", &found->gemm);
   Find(library, prefix + "trsm_", &found->trsm);
-  Find(library, prefix + "getrf_", &found->getrf);
-  Find(library, prefix + "potrf_", &found->potrf);
   Find(library, prefix + "geqrf_", &found->geqrf);
   Find(library, prefix + orthogonal, &found->orgqr);
 }

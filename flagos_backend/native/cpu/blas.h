@@ -14,20 +14,16 @@ struct Routines {
                         const int* ldc);
   using Trsm = void (*)(const char* side, const char* triangle, const char* transpose_a, const char* diagonal,
                         const int* m, const int* n, const T* alpha, const T* a, const int* lda, T* b, const int* ldb);
-  using Getrf = void (*)(const int* m, const int* n, T* a, const int* lda, int* pivots, int* info);
-  using Potrf = void (*)(const char* triangle, const int* n, T* a, const int* lda, int* info);
   using Geqrf = void (*)(const int* m, const int* n, T* a, const int* lda, T* taus, T* work, const int* work_size,
                          int* info);
   using Orgqr = void (*)(const int* m, const int* n, const int* k, T* a, const int* lda, const T* taus, T* work,
                          const int* work_size, int* info);
   Gemm gemm = nullptr;
   Trsm trsm = nullptr;
-  Getrf getrf = nullptr;
-  Potrf potrf = nullptr;
   Geqrf geqrf = nullptr;
   Orgqr orgqr = nullptr;  // ungqr of complex numbers
 
-  bool Complete() const { return gemm && trsm && getrf && potrf && geqrf && orgqr; }
+  bool Complete() const { return gemm && trsm && geqrf && orgqr; }
 };
 
 // c = a b, or c += a b, of matrices whose rows stand `lda`, `ldb`, `ldc` elements apart.

@@ -1,6 +1,7 @@
 #include "cpu/kernels.h"
 
 #include "cpu/integer_kernels.h"
+#include "cpu/small_matrices.h"
 #include "cpu/thin_kernels.h"
 
 #if defined(__x86_64__)
@@ -41,6 +42,14 @@ const IntegerKernels& SelectIntegerKernels() {
   if (HasLevel3()) return avx2::kIntegerKernels;
 #endif
   return baseline::kIntegerKernels;
+}
+
+const SmallMatrixKernels& SelectSmallMatrixKernels() {
+#if defined(__x86_64__)
+  if (HasLevel4()) return avx512::kSmallMatrixKernels;
+  if (HasLevel3()) return avx2::kSmallMatrixKernels;
+#endif
+  return baseline::kSmallMatrixKernels;
 }
 
 const ThinKernels& SelectThinKernels() {

@@ -1,5 +1,6 @@
-// Small matrices are factorised and solved here, element by element; larger ones in blocks by BLAS and LAPACK. What
-// stands row by row is the transpose of what they read column by column.
+// Triangular solves, Cholesky and LU divide matrices in two, down to blocks that kernels compute, with products by BLAS
+// between: LAPACK's own routines are slow on processors of another maker than the library's. QR is LAPACK's. What stands
+// row by row is the transpose of what BLAS and LAPACK read column by column.
 #include "cpu/linear_algebra.h"
 
 #include <algorithm>
@@ -9,13 +10,13 @@
 #include <vector>
 
 #include "cpu/blas.h"
+#include "cpu/small_matrices.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
 
 namespace flagos::cpu {
 namespace {
 
-constexpr int64_t kSmall = 16;   // a library's call costs more than it brings for matrices up to this size
 constexpr int64_t kBlock = 128;  // columns that are factorised at once
 constexpr int64_t kStrip = 256;  // rows or columns of a task of its own
 
@@ -38,6 +39,16 @@ T Conjugate(T x) {
     return std::conj(x);
   } else {
     return x;
+  }
+}
+
+// Of complex numbers without the special values of C99's Annex G, which would be asked for at each product.
+template <class T>
+T Product(T a, T b) {
+  if constexpr (kIsComplex<T>) {
+    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
+  } else {
+    return a * b;
   }
 }
 
@@ -70,25 +81,48 @@ void ForStrips(int64_t count, int64_t work, const F& body) {
   }
 }
 
+// to[j, i] = from[i, j].
 template <class T>
 void TransposeInto(T* to, int64_t to_leading, const T* from, int64_t from_leading, int64_t rows, int64_t columns) {
-  for (int64_t j = 0; j < columns; ++j) {
-    for (int64_t i = 0; i < rows; ++i) to[j * to_leading + i] = from[i * from_leading + j];
+  if constexpr (sizeof(T) <= 8) {
+    MoveElements(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
+                 {columns, rows, to_leading, 1, 1, from_leading}, sizeof(T));
+  } else {
+    for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t i = 0; i < rows; ++i) to[j * to_leading + i] = from[i * from_leading + j];
+    }
   }
 }
 
-// c[m, n] -= a[m, k] b[k, n], where b may be an adjoint [n, k]; leading dimensions in elements.
 template <class T>
-void SubtractProduct(T* c, int64_t ldc, const T* a, int64_t lda, const T* b, int64_t ldb, bool adjoint_b, int64_t m,
-                     int64_t n, int64_t k) {
+const SmallMatrixKernelsOf<T>& Kernels() {
+  static const SmallMatrixKernelsOf<T>& kernels = SelectSmallMatrixKernels().Of(T{});
+  return kernels;
+}
+
+// An operand of a product: a matrix, or its transpose ('T') or adjoint ('C') where it is not 'N'.
+template <class T>
+struct Operand {
+  const T* elements;
+  int64_t leading;
+  char op = 'N';
+};
+
+// c[m, n] -= op(a)[m, k] op(b)[k, n]; leading dimensions in elements.
+template <class T>
+void SubtractProduct(T* c, int64_t ldc, const Operand<T>& a, const Operand<T>& b, int64_t m, int64_t n, int64_t k) {
   const int rows = static_cast<int>(n), columns = static_cast<int>(m), inner = static_cast<int>(k);
-  const int leading_a = static_cast<int>(lda), leading_b = static_cast<int>(ldb), leading_c = static_cast<int>(ldc);
+  const int leading_a = static_cast<int>(a.leading), leading_b = static_cast<int>(b.leading);
+  const int leading_c = static_cast<int>(ldc);
   const T minus_one(-1), one(1);
   if (m > 0 && n > 0) {
-    FindBlas().Of(T{}).gemm(adjoint_b ? "C" : "N", "N", &rows, &columns, &inner, &minus_one, b, &leading_b, a,
+    FindBlas().Of(T{}).gemm(&b.op, &a.op, &rows, &columns, &inner, &minus_one, b.elements, &leading_b, a.elements,
                             &leading_a, &one, c, &leading_c);
   }
 }
+
+// Where a matrix is divided in two: at a multiple of what kernels take.
+int64_t Half(int64_t n) { return (n / 2 + kSmall - 1) / kSmall * kSmall; }
 
 // ---- Triangular solves
 
@@ -103,22 +137,32 @@ struct Triangle {
     if (Has(LinearAlgebra::kAdjoint)) return Conjugate(a[j * leading + i]);
     return Has(LinearAlgebra::kTranspose) ? a[j * leading + i] : a[i * leading + j];
   }
+  char Op() const { return Has(LinearAlgebra::kAdjoint) ? 'C' : Has(LinearAlgebra::kTranspose) ? 'T' : 'N'; }
+  bool IsTransposed() const { return Has(LinearAlgebra::kTranspose) || Has(LinearAlgebra::kAdjoint); }
+  // Whether the first unknowns are the first to be known.
+  bool IsForward() const { return Has(LinearAlgebra::kLower) ^ IsTransposed() ^ Has(LinearAlgebra::kRightSide); }
+  Triangle Part(int64_t begin, int64_t end) const { return {a + begin * leading + begin, end - begin, leading, flags}; }
+  // The part off the diagonal: of the rows from `half` on, or of the columns.
+  Operand<T> OffDiagonal(int64_t half) const {
+    return {a + half * (Has(LinearAlgebra::kLower) ? leading : 1), leading, Op()};
+  }
 };
 
-// In place: op(a) x = b for columns of b, or x op(a) = b for rows of it.
+constexpr int64_t kFewUnknowns = 8;
 template <class T>
-void SolveSmall(const Triangle<T>& t, T* x, int64_t unknown_step, int64_t count, int64_t count_step) {
-  const bool right = t.Has(LinearAlgebra::kRightSide);
-  const bool transposed = t.Has(LinearAlgebra::kTranspose) || t.Has(LinearAlgebra::kAdjoint);
-  const bool forward = t.Has(LinearAlgebra::kLower) ^ transposed ^ right;
+constexpr int64_t kFewVectors = (kIsComplex<T> ? 16 : 32) / sizeof(T);
+
+// In place, by few operations, which packing would delay: op(a) x = b for columns of b, or x op(a) = b for rows of it.
+template <class T>
+void SolveFew(const Triangle<T>& t, T* x, int64_t unknown_step, int64_t count, int64_t count_step) {
   for (int64_t step = 0; step < t.order; ++step) {
-    const int64_t i = forward ? step : t.order - 1 - step;
+    const int64_t i = t.IsForward() ? step : t.order - 1 - step;
     T* const row = x + i * unknown_step;
     for (int64_t before = 0; before < step; ++before) {
-      const int64_t j = forward ? before : t.order - 1 - before;
-      const T factor = right ? t.At(j, i) : t.At(i, j);
+      const int64_t j = t.IsForward() ? before : t.order - 1 - before;
+      const T factor = t.Has(LinearAlgebra::kRightSide) ? t.At(j, i) : t.At(i, j);
       const T* const known = x + j * unknown_step;
-      for (int64_t c = 0; c < count; ++c) row[c * count_step] -= factor * known[c * count_step];
+      for (int64_t c = 0; c < count; ++c) row[c * count_step] -= Product(factor, known[c * count_step]);
     }
     if (t.Has(LinearAlgebra::kUnitDiagonal)) continue;
     const T diagonal = t.At(i, i);
@@ -126,22 +170,98 @@ void SolveSmall(const Triangle<T>& t, T* x, int64_t unknown_step, int64_t count,
   }
 }
 
+// As the kernel reads it: the unknowns in the order in which they become known, those known before from the left.
+template <class T>
+void Pack(const Triangle<T>& t, T* l) {
+  const bool turned = t.IsTransposed() ^ t.Has(LinearAlgebra::kRightSide);
+  const int64_t direction = t.IsForward() ? 1 : -1;
+  const int64_t row = direction * (turned ? 1 : t.leading), column = direction * (turned ? t.leading : 1);
+  const T* const first = t.IsForward() ? t.a : t.a + (t.order - 1) * (t.leading + 1);
+  for (int64_t i = 0; i < t.order; ++i) {
+    for (int64_t j = 0; j <= i; ++j) l[i * kSmall + j] = first[i * row + j * column];
+  }
+  if (!t.Has(LinearAlgebra::kAdjoint)) return;
+  for (int64_t i = 0; i < t.order; ++i) {
+    for (int64_t j = 0; j <= i; ++j) l[i * kSmall + j] = Conjugate(l[i * kSmall + j]);
+  }
+}
+
+// In place: op(a) x = b for columns of b.
+template <class T>
+void SubstituteLeft(const Triangle<T>& t, const T* l, T* x, int64_t leading, int64_t count) {
+  const bool unit = t.Has(LinearAlgebra::kUnitDiagonal);
+  if (t.IsForward()) return Kernels<T>().substitute(l, t.order, unit, x, leading, count);
+  Kernels<T>().substitute(l, t.order, unit, x + (t.order - 1) * leading, -leading, count);
+}
+
+template <class T>
+void SolveSmall(const Triangle<T>& t, T* x, int64_t leading, int64_t count) {
+  const bool right = t.Has(LinearAlgebra::kRightSide);
+  if (t.order <= kFewUnknowns && count <= kFewVectors<T>) {
+    return SolveFew(t, x, right ? 1 : leading, count, right ? leading : 1);
+  }
+  T l[kSmall * kSmall];
+  Pack(t, l);
+  if (!right) return SubstituteLeft(t, l, x, leading, count);
+  constexpr int64_t kRows = 64;
+  T columns[kSmall * kRows];
+  for (int64_t begin = 0; begin < count; begin += kRows) {
+    const int64_t rows = std::min(kRows, count - begin);
+    TransposeInto(columns, kRows, x + begin * leading, leading, rows, t.order);
+    SubstituteLeft(t, l, columns, kRows, rows);
+    TransposeInto(x + begin * leading, leading, columns, kRows, t.order, rows);
+  }
+}
+
+// The same of one column or row: products of matrices have nothing to share, and the library's routine is a fast one.
+template <class T>
+void SolveVector(const Triangle<T>& t, T* x, int64_t leading) {
+  const bool right = t.Has(LinearAlgebra::kRightSide);
+  const char op = t.Op();
+  const int m = static_cast<int>(right ? t.order : 1), n = static_cast<int>(right ? 1 : t.order);
+  const int lda = static_cast<int>(t.leading), ldx = static_cast<int>(leading);
+  const T one(1);
+  FindBlas().Of(T{}).trsm(right ? "L" : "R", t.Has(LinearAlgebra::kLower) ? "U" : "L", &op,
+                          t.Has(LinearAlgebra::kUnitDiagonal) ? "U" : "N", &m, &n, &one, t.a, &lda, x, &ldx);
+}
+
+// In place: op(a) x = b for `count` columns of b, or x op(a) = b for so many rows of it.
+template <class T>
+void SolveStrip(const Triangle<T>& t, T* x, int64_t leading, int64_t count) {
+  if (t.order <= kSmall) return SolveSmall(t, x, leading, count);
+  if (count == 1) return SolveVector(t, x, leading);
+  const int64_t half = Half(t.order), rest = t.order - half;
+  const bool right = t.Has(LinearAlgebra::kRightSide);
+  T* const middle = x + half * (right ? 1 : leading);
+  const Triangle<T> upper = t.Part(0, half), lower = t.Part(half, t.order);
+  const Operand<T> between = t.OffDiagonal(half);
+  if (t.IsForward()) {
+    SolveStrip(upper, x, leading, count);
+    if (right) {
+      SubtractProduct(middle, leading, {x, leading}, between, count, rest, half);
+    } else {
+      SubtractProduct(middle, leading, between, {x, leading}, rest, count, half);
+    }
+    SolveStrip(lower, middle, leading, count);
+  } else {
+    SolveStrip(lower, middle, leading, count);
+    if (right) {
+      SubtractProduct(x, leading, {middle, leading}, between, count, half, rest);
+    } else {
+      SubtractProduct(x, leading, between, {middle, leading}, half, count, rest);
+    }
+    SolveStrip(upper, x, leading, count);
+  }
+}
+
 // b: rows x columns, whose rows are `leading` elements apart; becomes x.
 template <class T>
 void Solve(const Triangle<T>& t, T* b, int64_t rows, int64_t columns, int64_t leading) {
   const bool right = t.Has(LinearAlgebra::kRightSide);
-  if (t.order <= kSmall) {
-    return right ? SolveSmall(t, b, 1, rows, leading) : SolveSmall(t, b, leading, columns, 1);
-  }
-  const char* const transpose = t.Has(LinearAlgebra::kAdjoint) ? "C" : t.Has(LinearAlgebra::kTranspose) ? "T" : "N";
   const int64_t count = right ? rows : columns;
+  if (t.order <= kSmall) return SolveSmall(t, b, leading, count);
   ForStrips(count, t.order * t.order * count, [&](int64_t begin, int64_t end) {
-    const int m = static_cast<int>(right ? columns : end - begin), n = static_cast<int>(right ? end - begin : rows);
-    const int lda = static_cast<int>(t.leading), ldb = static_cast<int>(leading);
-    const T one(1);
-    FindBlas().Of(T{}).trsm(right ? "L" : "R", t.Has(LinearAlgebra::kLower) ? "U" : "L", transpose,
-                            t.Has(LinearAlgebra::kUnitDiagonal) ? "U" : "N", &m, &n, &one, t.a, &lda,
-                            b + begin * (right ? leading : 1), &ldb);
+    SolveStrip(t, b + begin * (right ? leading : 1), leading, end - begin);
   });
 }
 
@@ -157,37 +277,42 @@ void SolveOne(const LinearAlgebra& step, char* const* slots, int64_t number) {
 
 // ---- Cholesky: a = l lᴴ, in place. The upper factor is the adjoint of the lower one of the same matrix.
 
-// Of a leading block; false: not positive definite.
-template <class T>
-bool CholeskyBlock(T* a, int64_t n, int64_t leading) {
-  const int size = static_cast<int>(n), lda = static_cast<int>(leading);
-  int info = 0;
-  FindBlas().Of(T{}).potrf("U", &size, a, &lda, &info);
-  return info == 0;
-}
+constexpr int64_t kCholeskySolve = LinearAlgebra::kRightSide | LinearAlgebra::kLower | LinearAlgebra::kAdjoint;
 
 template <class T>
-bool CholeskySmall(T* a, int64_t n) {
+bool CholeskySmall(T* a, int64_t n, int64_t leading) {
   for (int64_t j = 0; j < n; ++j) {
-    T* const row = a + j * n;
+    T* const row = a + j * leading;
     auto pivot = std::real(row[j]);
     for (int64_t k = 0; k < j; ++k) pivot -= std::norm(row[k]);
     if (!(pivot > 0)) return false;
     const auto root = std::sqrt(pivot);
     row[j] = T(root);
     for (int64_t i = j + 1; i < n; ++i) {
-      T* const below = a + i * n;
+      T* const below = a + i * leading;
       T sum = below[j];
-      for (int64_t k = 0; k < j; ++k) sum -= below[k] * Conjugate(row[k]);
+      for (int64_t k = 0; k < j; ++k) sum -= Product(below[k], Conjugate(row[k]));
       below[j] = sum / root;
     }
   }
   return true;
 }
 
+// Of a block on the diagonal; false: not positive definite.
+template <class T>
+bool CholeskyBlock(T* a, int64_t n, int64_t leading) {
+  if (n <= kSmall) return CholeskySmall(a, n, leading);
+  const int64_t half = Half(n), rest = n - half;
+  T *const below = a + half * leading, *const last = below + half;
+  if (!CholeskyBlock(a, half, leading)) return false;
+  SolveStrip(Triangle<T>{a, half, leading, kCholeskySolve}, below, leading, rest);
+  SubtractProduct(last, leading, {below, leading}, {below, leading, 'C'}, rest, rest, half);
+  return CholeskyBlock(last, rest, leading);
+}
+
 template <class T>
 bool Cholesky(T* a, int64_t n) {
-  if (n <= kSmall) return CholeskySmall(a, n);
+  if (n <= kSmall) return CholeskySmall(a, n, n);
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, n), size = end - begin, rest = n - end;
     T* const diagonal = a + begin * n + begin;
@@ -195,12 +320,12 @@ bool Cholesky(T* a, int64_t n) {
       const OneThread one_thread;
       if (!CholeskyBlock(diagonal, size, n)) return false;
     }
-    const int64_t flags = LinearAlgebra::kRightSide | LinearAlgebra::kLower | LinearAlgebra::kAdjoint;
     T* const panel = a + end * n + begin;
-    Solve(Triangle<T>{diagonal, size, n, flags}, panel, rest, size, n);
+    Solve(Triangle<T>{diagonal, size, n, kCholeskySolve}, panel, rest, size, n);
     ForStrips(rest, rest * rest * size, [&](int64_t first, int64_t last) {
       // Left of the diagonal and a little beyond it.
-      SubtractProduct(a + (end + first) * n + end, n, panel + first * n, n, panel, n, true, last - first, last, size);
+      SubtractProduct(a + (end + first) * n + end, n, {panel + first * n, n}, {panel, n, 'C'}, last - first, last,
+                      size);
     });
   }
   return true;
@@ -244,50 +369,69 @@ void LuSmall(T* a, int64_t rows, int64_t columns, int32_t* pivots) {
     for (int64_t i = j + 1; i < rows; ++i) {
       T* const row = a + i * columns;
       const T factor = row[j] = row[j] / top[j];
-      for (int64_t k = j + 1; k < columns; ++k) row[k] -= factor * top[k];
+      for (int64_t k = j + 1; k < columns; ++k) row[k] -= Product(factor, top[k]);
     }
   }
 }
 
-// Of `size` columns from the diagonal element `a` on, by LAPACK in memory of its own; pivots count from `a`.
 template <class T>
-void LuPanel(T* a, int64_t rows, int64_t size, int64_t leading, int32_t* pivots, std::vector<T>& memory) {
-  memory.resize(static_cast<size_t>(rows * size));
-  TransposeInto(memory.data(), rows, a, leading, rows, size);
-  const int m = static_cast<int>(rows), n = static_cast<int>(size);
-  int info = 0;
-  {
-    const OneThread one_thread;
-    FindBlas().Of(T{}).getrf(&m, &n, memory.data(), &m, pivots, &info);
+struct Matrix {
+  T* a;
+  int64_t rows, columns;
+
+  T* At(int64_t row, int64_t column) const { return a + row * columns + column; }
+};
+
+// Columns `begin` to `end`, of the rows from `begin` on, in memory where each column is contiguous.
+template <class T>
+void LuColumns(const Matrix<T>& m, int64_t begin, int64_t end, int32_t* pivots) {
+  thread_local std::vector<T> memory;
+  const int64_t rows = m.rows - begin, size = end - begin;
+  // Columns that are a power of two apart would have the same places in a cache.
+  const int64_t leading = ((rows / kSmall + 1) | 1) * kSmall;
+  memory.resize(static_cast<size_t>(leading * size));
+  TransposeInto(memory.data(), leading, m.At(begin, begin), m.columns, rows, size);
+  Kernels<T>().lu(memory.data(), leading, rows, size, pivots + begin);
+  TransposeInto(m.At(begin, begin), m.columns, memory.data(), leading, size, rows);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t other = pivots[i] += static_cast<int32_t>(begin);
+    if (other == i) continue;
+    std::swap_ranges(m.At(i, 0), m.At(i, begin), m.At(other, 0));
+    std::swap_ranges(m.At(i, end), m.At(i, m.columns), m.At(other, end));
   }
-  TransposeInto(a, leading, memory.data(), rows, size, rows);
-  for (int64_t i = 0; i < std::min(rows, size); ++i) --pivots[i];
+}
+
+constexpr int64_t kLuSolve = LinearAlgebra::kLower | LinearAlgebra::kUnitDiagonal;
+
+template <class T>
+void LuPanel(const Matrix<T>& m, int64_t begin, int64_t end, int32_t* pivots) {
+  if (end - begin <= kSmall) return LuColumns(m, begin, end, pivots);
+  const int64_t half = Half(end - begin), middle = begin + half, right = end - middle;
+  LuPanel(m, begin, middle, pivots);
+  T* const top = m.At(begin, middle);
+  SolveStrip(Triangle<T>{m.At(begin, begin), half, m.columns, kLuSolve}, top, m.columns, right);
+  SubtractProduct(m.At(middle, middle), m.columns, {m.At(middle, begin), m.columns}, {top, m.columns}, m.rows - middle,
+                  right, half);
+  LuPanel(m, middle, end, pivots);
 }
 
 template <class T>
-void Lu(T* a, int64_t rows, int64_t columns, int32_t* pivots) {
-  if (std::max(rows, columns) <= kSmall) return LuSmall(a, rows, columns, pivots);
-  const int64_t rank = std::min(rows, columns);
-  std::vector<T> memory;
+void Lu(const Matrix<T>& m, int32_t* pivots) {
+  if (std::max(m.rows, m.columns) <= kSmall) return LuSmall(m.a, m.rows, m.columns, pivots);
+  const int64_t rank = std::min(m.rows, m.columns);
   for (int64_t begin = 0; begin < rank; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, rank), size = end - begin;
-    T* const diagonal = a + begin * columns + begin;
-    LuPanel(diagonal, rows - begin, size, columns, pivots + begin, memory);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t other = pivots[i] += static_cast<int32_t>(begin);
-      T *const row = a + i * columns, *const swapped = a + other * columns;
-      if (other == i) continue;
-      std::swap_ranges(row, row + begin, swapped);
-      std::swap_ranges(row + end, row + columns, swapped + end);
+    {
+      const OneThread one_thread;
+      LuPanel(m, begin, end, pivots);
     }
-    const int64_t right = columns - end, below = rows - end;
+    const int64_t right = m.columns - end, below = m.rows - end;
     if (right == 0) continue;
-    T* const top = a + begin * columns + end;
-    Solve(Triangle<T>{diagonal, size, columns, LinearAlgebra::kLower | LinearAlgebra::kUnitDiagonal}, top, size, right,
-          columns);
+    T* const top = m.At(begin, end);
+    Solve(Triangle<T>{m.At(begin, begin), size, m.columns, kLuSolve}, top, size, right, m.columns);
     ForStrips(below, below * right * size, [&](int64_t first, int64_t last) {
-      T* const panel = a + (end + first) * columns + begin;
-      SubtractProduct(panel + size, columns, panel, columns, top, columns, false, last - first, right, size);
+      SubtractProduct(m.At(end + first, end), m.columns, {m.At(end + first, begin), m.columns}, {top, m.columns},
+                      last - first, right, size);
     });
   }
 }
@@ -300,7 +444,7 @@ void LuOne(const LinearAlgebra& step, char* const* slots, int64_t number) {
   int32_t* const pivots = reinterpret_cast<int32_t*>(slots[step.targets[1]]) + number * rank;
   int32_t* const permutation = reinterpret_cast<int32_t*>(slots[step.targets[2]]) + number * step.rows;
   std::copy(a, a + size, lu);
-  Lu(lu, step.rows, step.columns, pivots);
+  Lu(Matrix<T>{lu, step.rows, step.columns}, pivots);
   std::iota(permutation, permutation + step.rows, 0);
   for (int64_t i = 0; i < rank; ++i) std::swap(permutation[i], permutation[pivots[i]]);
 }
