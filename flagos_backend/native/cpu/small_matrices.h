@@ -1,5 +1,5 @@
-// Forward substitution with small triangles, and LU of narrow panels: what larger matrices are divided into. Compiled once
-// for each instruction set.
+// Forward substitution with small triangles, and LU of narrow panels: what larger matrices are divided into. Compiled
+// once for each instruction set.
 #ifndef FLAGOS_NATIVE_CPU_SMALL_MATRICES_H_
 #define FLAGOS_NATIVE_CPU_SMALL_MATRICES_H_
 
