@@ -1,6 +1,6 @@
 // Triangular solves, Cholesky and LU divide matrices in two, down to small ones that are computed here or by kernels,
-// with products by BLAS between: LAPACK's own routines are slow on processors of another maker than the library's. QR is
-// LAPACK's. What stands row by row is the transpose of what BLAS and LAPACK read column by column.
+// with products by BLAS between: LAPACK's own routines are slow on processors of another maker than the library's. QR
+// is LAPACK's. What stands row by row is the transpose of what BLAS and LAPACK read column by column.
 #include "cpu/linear_algebra.h"
 
 #include <algorithm>
