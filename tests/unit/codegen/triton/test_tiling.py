@@ -158,6 +158,14 @@ def test_threads_of_a_program() -> None:
         assert prepare(region, replace(H100, vendor="amd", warp_size=lanes)).launches[0].warps == warps
 
 
+@pytest.mark.parametrize(("size", "wide"), [(2_100_000_000, False), (2_147_000_000, True)])
+def test_counters_that_stop_past_32_bits_are_wide(size: int, wide: bool) -> None:
+    """A step past the end of a row that itself has fewer elements."""
+    source = kernel_of(lambda x: x.max(), [jax.ShapeDtypeStruct((size,), jnp.int8)]).source
+    assert f"start in range(part * 8192, {size}, " in source
+    assert ("tl.int64" in source) is wide
+
+
 def gradient_by_statistics(x: jax.Array, gain: jax.Array, scale: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
     wide = g.astype(jnp.float32) * gain.astype(jnp.float32)
     found = scale * (wide - x.astype(jnp.float32) * (wide * x.astype(jnp.float32)).mean(-1, keepdims=True))
