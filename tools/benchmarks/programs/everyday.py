@@ -312,11 +312,31 @@ def _loops() -> list[Program]:
 
         return lax.while_loop(lambda state: jnp.abs(state[1]).max() > 1e-5, step, (a, a))[0]
 
+    def mean_of_states(weights: jax.Array, x: jax.Array) -> jax.Array:
+        """Whose gradient is a scan over numbers that are all the same."""
+        return lax.scan(lambda h, row: (jnp.tanh(h @ weights + row),) * 2, x[0], x)[1].mean()
+
+    def masked(h: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 100, lambda _, h: jnp.tanh(0.05 * (h @ jnp.where(mask > 0, weights, 0))), h)
+
+    def rows_of_computed(table: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 1000, lambda i, c: c * 0.9 + (table * 2 + 1)[i], jnp.zeros(table.shape[1]))
+
+    def kept_where_better(table: jax.Array, scores: jax.Array) -> jax.Array:
+        def step(i: int, table: jax.Array) -> jax.Array:
+            return lax.cond(scores[i] > 0, lambda t: t.at[i].set(scores[i]), lambda t: t, table)
+
+        return lax.fori_loop(0, 1000, step, table)
+
     shapes: Sequence[tuple[int, ...]] = ((100, 16, 64), (64, 192), (64, 192), (192,))
     return [
         Program("GRU", gru, normals(*shapes)),
         Program("GRU gradient", jax.grad(lambda *a: (gru(*a) ** 2).mean(), 1), normals(*shapes)),
         Program("Viterbi", viterbi, normals((500, 32), (32, 32)), precision=0.0),
+        Program("gradient of a mean of states", jax.grad(mean_of_states), normals((64, 64), (256, 16, 64))),
+        Program("masked weights in a loop", masked, normals((4, 256), (256, 256), (256, 256))),
+        Program("rows of a computed table", rows_of_computed, normals((4000, 64))),
+        Program("rows kept where better", kept_where_better, normals((4000, 64), (1000,))),
         Program("exponential smoothing", smoothed, normals((5000,))),
         Program("n bodies", bodies, normals((256, 3), (256, 3))),
         Program("Newton's method", newton, _of(lambda random: 1 + random.random(10_000, np.float32))),
