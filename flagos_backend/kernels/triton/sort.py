@@ -22,6 +22,8 @@ from flagos_backend.kernels.triton.launching import launch
 E = ElementType
 _FLOATS = frozenset({E.F32, E.F16, E.BF16})
 _UNSIGNED = frozenset({E.U8, E.U16, E.U32})
+# Kernels count rows in 32 bits.
+_MAX_ROWS = (1 << 31) - 1
 _KEYS = _FLOATS | _UNSIGNED | frozenset({E.PRED, E.S8, E.S16, E.S32})
 # Kernels move elements by their bits.
 _STORED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -78,6 +80,8 @@ def _rows(instruction: Instruction) -> _Rows | str:
     size = shape.dims[instruction.attributes_as(SortAttributes).dimension]
     if shape.num_elements == 0 or size < 2:
         return "there is nothing to sort"
+    if shape.num_elements // size > _MAX_ROWS:
+        return f"it sorts up to {_MAX_ROWS} rows"
     alone = len(instruction.operands) == 1 and shape.element_type.bits == 32
     return _Rows(key, keys[0].descending, shape.element_type, shape.num_elements // size, size, alone)
 

@@ -23,6 +23,8 @@ _STORED = {16: torch.int16, 32: torch.int32}
 # Beyond this the network that chooses from a block is most of a sort.
 _MAX_K = 64
 _BLOCK = 1024
+# Kernels count columns in 32 bits, up to where a block after the last one would begin.
+_LONGEST_ROW = (1 << 31) - _BLOCK
 _WARPS = 4
 # A program walks a row alone: fewer rows than there are multiprocessors, of more blocks than this, leave them idle.
 _SHORT_ROW = 8
@@ -41,8 +43,8 @@ def unsupported(instruction: Instruction, target: Target) -> str:
         return f"it does not order {shape.element_type.name.lower()}"
     if not 0 < k <= _MAX_K:
         return f"it keeps up to {_MAX_K}"
-    if shape.num_elements == 0 or shape.dims[-1] >= 1 << 31:
-        return "it walks rows of 1 to 2**31 elements"
+    if shape.num_elements == 0 or shape.dims[-1] > _LONGEST_ROW:
+        return f"it walks rows of 1 to {_LONGEST_ROW} elements"
     if prod(shape.dims[:-1]) < target.multiprocessors and shape.dims[-1] > _SHORT_ROW * _BLOCK:
         return "there are too few rows"
     return ""

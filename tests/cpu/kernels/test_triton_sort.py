@@ -218,6 +218,7 @@ def test_results_go_where_they_are_wanted(dimension, rng):
         ("p = s32[] abs(a)\n q = s32[] abs(b)\n ROOT r = pred[] compare(p, q), direction=LT", (2, 9), "is computed"),
         ("p = s32[] subtract(a, b)\n ROOT r = pred[] compare(p, b), direction=LT", (2, 9), "by one key"),
         ("ROOT r = pred[] compare(a, b), direction=LT", (2, 4097), "rows of up to 4096"),
+        ("ROOT r = pred[] compare(a, b), direction=LT", (1 << 31, 2), "up to 2147483647 rows"),
     ],
 )
 def test_what_it_leaves_to_others(sorted_by, dims, reason):

@@ -83,6 +83,7 @@ def test_sizes_with_ties(dims, k, rng):
         (E.F64, (4, 9), 2, "does not order f64"),
         (E.F32, (4, 99), 65, "keeps up to 64"),
         (E.F32, (3, 1000), 4, "too few rows"),
+        (E.F16, (4, (1 << 31) - 1023), 4, "rows of 1 to 2147482624 elements"),
     ],
 )
 def test_what_it_leaves_to_others(element, dims, k, reason):
