@@ -160,6 +160,11 @@ class _Launcher:
         return bias, mask, sink
 
 
+def _is_wide(*arrays: Tensor) -> bool:
+    """Whether places within one batch and head of an array [B, H, ...] take more than 32 bits: the flag WIDE."""
+    return launching.exceeds_32_bits(*arrays, since=2)
+
+
 def _placed(result: Tensor, wanted: Tensor) -> Tensor:
     """``result`` where it is wanted."""
     return result if result is wanted else wanted.copy_(result)
@@ -216,7 +221,7 @@ def _forward(instruction: Instruction, call: AttentionCall, blocks: Blocks, targ
             q, k, v, bias, mask, sink, written, statistics,
             *q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *sink.stride(),
             *written.stride(), *launch.counts, *launch.scalars, HAS_SINK=a.sink is not None, EMPTY_ROWS=empty_rows,
-            **launch.flags,
+            WIDE=_is_wide(q, k, v, bias, mask, written), **launch.flags,
         )  # fmt: skip
         result = _placed(views.finish_query(output, written, a.output, "e"), output)
         return (result, statistics) if call.statistics else result
@@ -295,18 +300,20 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
             kernels.attention_delta, (-(-size.T // 64), heads),
             o, g, statistics, sink, delta, dsink, *o.stride(), *g.stride(), *sink.stride(), *dsink.stride(),
             size.H, size.T, size.E, BLOCK_M=64, BLOCK_E=launch.flags["BLOCK_E"], HAS_SINK="sink" in wanted,
-            PRECISION=launch.flags["PRECISION"],
+            WIDE=_is_wide(o, g, dsink), PRECISION=launch.flags["PRECISION"],
         )  # fmt: skip
         if "sink" in wanted:
             results["sink"] = _placed(views.finish_rows(of_sink, dsink, dims), of_sink)
         arrays = (q, k, v, bias, mask, g, statistics, delta)
         strides = (*q.stride(), *k.stride(), *v.stride(), *bias.stride(), *mask.stride(), *g.stride())
+        wide = _is_wide(q, k, v, bias, mask, g)
         if "query" in wanted:
             whole, dims = place("query", a.query, q)
             dq = views.query(whole, dims)
             launching.launch(
                 kernels.attention_query_gradient, (-(-size.T // blocks.keys), heads),
-                *arrays, dq, *strides, *dq.stride(), *launch.counts, *launch.scalars, launch.scale, **turned,
+                *arrays, dq, *strides, *dq.stride(), *launch.counts, *launch.scalars, launch.scale,
+                WIDE=wide or _is_wide(dq), **turned,
             )  # fmt: skip
             results["query"] = _placed(views.finish_query(whole, dq, dims, "d"), whole)
         if "key" in wanted or "value" in wanted:
@@ -316,7 +323,7 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
             launching.launch(
                 kernels.attention_key_gradient, (-(-size.S // blocks.keys), size.B * size.K),
                 *arrays, dk, dv, *strides, *dk.stride(), *dv.stride(), *launch.counts, *launch.scalars, launch.scale,
-                **flags,
+                WIDE=wide or _is_wide(dk, dv), **flags,
             )  # fmt: skip
             results["key"] = _placed(views.finish_key(dk_whole, dk, dk_dims, "d"), dk_whole)
             results["value"] = _placed(views.finish_key(dv_whole, dv, dv_dims, "e"), dv_whole)
@@ -329,7 +336,7 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
             launching.launch(
                 kernels.attention_bias_gradient, division.grid,
                 *arrays, partial, *strides, *partial.stride(), *launch.counts, *launch.scalars, *division.kept,
-                *division.summed, SUMS_QUERIES=division.sums_queries, **upright,
+                *division.summed, SUMS_QUERIES=division.sums_queries, WIDE=wide, **upright,
             )  # fmt: skip
             if division.parts > 1:
                 dbias.copy_(partial.sum(0))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flagos_backend.kernels.triton.attention_kernels import LOG2E, _as_multiplied, _key_range, _logits
+from flagos_backend.kernels.triton.attention_kernels import LOG2E, _as_multiplied, _key_range, _logits, _range
 
 # Kernels take dozens of arguments, which one to a line would bury the code: lists of them are filled.
 # fmt: off
@@ -23,13 +23,13 @@ DEEP = tl.constexpr(-(2.0**29))
 def attention_delta(
     output, gradient, statistics, sink, delta, sink_gradient, output_b, output_h, output_t, output_e, gradient_b,
     gradient_h, gradient_t, gradient_e, sink_b, sink_h, dsink_b, dsink_h, dsink_t, H, T, E, BLOCK_M: tl.constexpr,
-    BLOCK_E: tl.constexpr, HAS_SINK: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_E: tl.constexpr, HAS_SINK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). delta f32[B,H,T]: the sum over channels of output times its gradient. With
     HAS_SINK also ``sink_gradient`` [B,H,T]: of each row's sink, whose weight its statistics tell."""
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    t = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    e = tl.arange(0, BLOCK_E)
+    t = tl.program_id(0) * BLOCK_M + _range(BLOCK_M, WIDE)
+    e = _range(BLOCK_E, WIDE)
     inside = (t < T)[:, None] & (e < E)[None, :]
     o = tl.load(
         output + b * output_b + h * output_h + t[:, None] * output_t + e[None, :] * output_e, mask=inside, other=0
@@ -83,12 +83,12 @@ def _key_gradient_blocks(
     query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr,
-    FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Adds what the queries of [first, last) give to the gradients of one block of keys and values."""
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    d, e = _range(BLOCK_D, WIDE), _range(BLOCK_E, WIDE)
     for start in tl.range(first, last, BLOCK_M):
-        t = start + tl.arange(0, BLOCK_M)
+        t = start + _range(BLOCK_M, WIDE)
         q_pointers = query + t[:, None] * query_t + d[None, :] * query_d
         g_pointers = gradient + t[:, None] * gradient_t + e[None, :] * gradient_e
         if EDGE or not EVEN:
@@ -126,14 +126,14 @@ def attention_key_gradient(
     dv_e, H, G, T, S, D, E, scale, fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of keys, B·H/G). ``key_gradient`` [B,K,S,D] and ``value_gradient`` [B,K,S,E]."""
     start = tl.program_id(0) * BLOCK_N
     heads = H // G
     b, kh = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
-    s = start + tl.arange(0, BLOCK_N)
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    s = start + _range(BLOCK_N, WIDE)
+    d, e = _range(BLOCK_D, WIDE), _range(BLOCK_E, WIDE)
     in_key, in_value = (s < S)[:, None] & (d < D)[None, :], (s < S)[:, None] & (e < E)[None, :]
     k = tl.load(key + b * key_b + kh * key_h + s[:, None] * key_s + d[None, :] * key_d, mask=in_key, other=0.0)
     v = tl.load(
@@ -163,19 +163,19 @@ def attention_key_gradient(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, first, full_first, T, S, D, E,
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
             BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
-            PRECISION,
+            WIDE, PRECISION,
         )
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, full_first, full_last, T, S, D,
             E, query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
             BLOCK_M, BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
-            PRECISION,
+            WIDE, PRECISION,
         )
         dk, dv = _key_gradient_blocks(
             dk, dv, q, g, k, v, bias_here, mask_here, statistics + row, delta + row, s, full_last, last, T, S, D, E,
             query_t, query_d, gradient_t, gradient_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
             BLOCK_M, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN,
-            PRECISION,
+            WIDE, PRECISION,
         )
     key_place = b * dk_b + kh * dk_h + s[:, None] * dk_s + d[None, :] * dk_d
     value_place = b * dv_b + kh * dv_h + s[:, None] * dv_s + e[None, :] * dv_e
@@ -189,12 +189,12 @@ def _query_gradient_blocks(
     value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Adds what the keys of [first, last) give to the gradient of one block of queries."""
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    d, e = _range(BLOCK_D, WIDE), _range(BLOCK_E, WIDE)
     for start in tl.range(first, last, BLOCK_N):
-        s = start + tl.arange(0, BLOCK_N)
+        s = start + _range(BLOCK_N, WIDE)
         k_pointers = key + s[:, None] * key_s + d[None, :] * key_d
         v_pointers = value + s[:, None] * value_s + e[None, :] * value_e
         if EDGE or not EVEN:
@@ -229,15 +229,15 @@ def attention_query_gradient(
     mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, dq_b, dq_h, dq_t, dq_d, H, G, T, S, D, E, scale,
     fill, upper, lower, factor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
-    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr,
+    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). ``query_gradient`` [B,H,T,D]."""
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     kh = h // G
-    t = start + tl.arange(0, BLOCK_M)
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    t = start + _range(BLOCK_M, WIDE)
+    d, e = _range(BLOCK_D, WIDE), _range(BLOCK_E, WIDE)
     in_query = (t < T)[:, None] & (d < D)[None, :]
     q = tl.load(
         query + b * query_b + h * query_h + t[:, None] * query_t + d[None, :] * query_d, mask=in_query, other=0.0
@@ -261,17 +261,17 @@ def attention_query_gradient(
         dq = _query_gradient_blocks(
             dq, q, g, stats, dots, key, value, bias, mask, t, first, full_first, T, S, D, E, key_s, key_d, value_s,
             value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-            CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
+            CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, WIDE, PRECISION,
         )
     dq = _query_gradient_blocks(
         dq, q, g, stats, dots, key, value, bias, mask, t, full_first, full_last, T, S, D, E, key_s, key_d, value_s,
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, False,
-        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, WIDE, PRECISION,
     )
     dq = _query_gradient_blocks(
         dq, q, g, stats, dots, key, value, bias, mask, t, full_last, last, T, S, D, E, key_s, key_d, value_s,
         value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, WIDE, PRECISION,
     )
     place = b * dq_b + h * dq_h + t[:, None] * dq_t + d[None, :] * dq_d
     tl.store(query_gradient + place, (dq * factor).to(query_gradient.dtype.element_ty), mask=in_query)
@@ -284,14 +284,14 @@ def _bias_gradient_blocks(
     bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t, gradient_e, H, G, T, S, D, E,
     scale, fill, upper, lower, K0, K1, R1, R2, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     EDGE: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
-    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr,
+    HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Adds the gradient of the logits of keys ``s``: [first, last) count ``blocks`` blocks of queries from
     ``first_block`` on, of one after the other of the heads that share a bias."""
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    d, e = _range(BLOCK_D, WIDE), _range(BLOCK_E, WIDE)
     for index in tl.range(first, last):
-        t = (first_block + index % blocks) * BLOCK_M + tl.arange(0, BLOCK_M)
+        t = (first_block + index % blocks) * BLOCK_M + _range(BLOCK_M, WIDE)
         shared = index // blocks
         row = shared // (R1 * R2) * K0 + kept // K1
         row = ((row * R1 + shared // R2 % R1) * K1 + kept % K1) * R2 + shared % R2
@@ -338,7 +338,7 @@ def attention_bias_gradient(
     fill, upper, lower, K0, K1, R0, R1, R2, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr,
     HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr, ADDED: tl.constexpr, SUMS_QUERIES: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of keys times those of queries, K0·K1, parts). ``bias_gradient`` [parts, K0·K1, T or with
     SUMS_QUERIES 1, S]: the B·H batches and heads are [R0, K0, R1, K1, R2], and each program sums a part of those of R0,
@@ -347,7 +347,7 @@ def attention_bias_gradient(
     first_block, key_block = tl.program_id(0) // key_blocks, tl.program_id(0) % key_blocks
     kept = tl.program_id(1)
     start, s_start = first_block * BLOCK_M, key_block * BLOCK_N
-    s = s_start + tl.arange(0, BLOCK_N)
+    s = s_start + _range(BLOCK_N, WIDE)
     blocks, full = 1, (start + BLOCK_M <= T) & (s_start + BLOCK_N <= S)
     if SUMS_QUERIES:
         blocks, full = tl.cdiv(T, BLOCK_M), False
@@ -374,20 +374,21 @@ def attention_bias_gradient(
             edge, query_b, query_h, query_t, query_d, key_b, key_h, key_s, key_d, value_b,
             value_h, value_s, value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, gradient_b,
             gradient_h, gradient_t, gradient_e, H, G, T, S, D, E, scale, fill, upper, lower, K0, K1, R1, R2, BLOCK_M,
-            BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
+            BLOCK_D, BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, WIDE,
+            PRECISION,
         )
     total = _bias_gradient_blocks(
         total, query, key, value, bias, mask, gradient, statistics, delta, kept, s, first_block, blocks, edge, last,
         query_b, query_h, query_t, query_d, key_b, key_h, key_s, key_d, value_b, value_h, value_s,
         value_e, bias_b, bias_h, bias_t, bias_s, mask_b, mask_h, mask_t, mask_s, gradient_b, gradient_h, gradient_t,
         gradient_e, H, G, T, S, D, E, scale, fill, upper, lower, K0, K1, R1, R2, BLOCK_M, BLOCK_D, BLOCK_E, True, CAP,
-        HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, PRECISION,
+        HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, FINITE_FILL, ADDED, EVEN, WIDE, PRECISION,
     )
     place = bias_gradient + tl.program_id(2).to(tl.int64) * db_b + kept.to(tl.int64) * db_h + s.to(tl.int64) * db_s
     if SUMS_QUERIES:
         tl.store(place, tl.sum(total, 0).to(bias_gradient.dtype.element_ty), mask=s < S)
     else:
-        t = start + tl.arange(0, BLOCK_M)
+        t = start + _range(BLOCK_M, WIDE)
         tl.store(
             place[None, :] + t.to(tl.int64)[:, None] * db_t,
             total.to(bias_gradient.dtype.element_ty),

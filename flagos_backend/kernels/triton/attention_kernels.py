@@ -29,6 +29,15 @@ def _as_multiplied(x, element: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _range(SIZE: tl.constexpr, WIDE: tl.constexpr):
+    """0 to SIZE - 1, in 64 bits where positions that start with them, times a stride, take more than 32."""
+    numbers = tl.arange(0, SIZE)
+    if WIDE:
+        numbers = numbers.to(tl.int64)
+    return numbers
+
+
+@triton.jit
 def _hidden(t, s, upper, lower, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr):
     """Which key positions ``s`` the band hides from query positions ``t``; int1[t, s]."""
     hidden = (t + s) < 0
@@ -106,12 +115,12 @@ def _forward_blocks(
     value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One online-softmax step for each block of keys in [first, last)."""
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    d, e = _range(BLOCK_D, WIDE), _range(BLOCK_E, WIDE)
     for start in tl.range(first, last, BLOCK_N):
-        s = start + tl.arange(0, BLOCK_N)
+        s = start + _range(BLOCK_N, WIDE)
         k_pointers = key + s[:, None] * key_s + d[None, :] * key_d
         v_pointers = value + s[:, None] * value_s + e[None, :] * value_e
         if EDGE or not EVEN:
@@ -147,7 +156,7 @@ def attention_forward(
     sink_h, output_b, output_h, output_t, output_e, H, G, T, S, D, E, scale, fill, upper, lower, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_LOWER: tl.constexpr, FINITE_FILL: tl.constexpr,
-    HAS_SINK: tl.constexpr, EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SINK: tl.constexpr, EMPTY_ROWS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Grid (blocks of queries, B·H). ``scale``, ``fill`` in units of log2; ``statistics`` f32[B,H,T] in units of e."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with the most keys first
@@ -160,8 +169,8 @@ def attention_forward(
     bias += b64 * bias_b + h64 * bias_h
     mask += b64 * mask_b + h64 * mask_h
     start = block * BLOCK_M
-    t = start + tl.arange(0, BLOCK_M)
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    t = start + _range(BLOCK_M, WIDE)
+    d, e = _range(BLOCK_D, WIDE), _range(BLOCK_E, WIDE)
     q = tl.load(
         query + t[:, None] * query_t + d[None, :] * query_d, mask=(t < T)[:, None] & (d < D)[None, :], other=0.0
     )
@@ -177,17 +186,17 @@ def attention_forward(
         accumulator, row_sum, row_maximum = _forward_blocks(
             accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, first, full_first, T, S, D, E, key_s,
             key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D,
-            BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+            BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, WIDE, PRECISION,
         )
     accumulator, row_sum, row_maximum = _forward_blocks(
         accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, full_first, full_last, T, S, D, E, key_s,
         key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D,
-        BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+        BLOCK_E, False, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, WIDE, PRECISION,
     )
     accumulator, row_sum, row_maximum = _forward_blocks(
         accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, full_last, last, T, S, D, E, key_s, key_d,
         value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N, BLOCK_D, BLOCK_E, True,
-        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+        CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, WIDE, PRECISION,
     )
     if HAS_MASK and FINITE_FILL:
         # A row that sees no key has equal weights over all keys, also those that the band skipped.
@@ -196,7 +205,8 @@ def attention_forward(
             accumulator, row_sum, row_maximum = _forward_blocks(
                 accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, 0, tl.where(blind, first, 0), T, S, D,
                 E, key_s, key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N,
-                BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, PRECISION,
+                BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, WIDE,
+                PRECISION,
             )
         if HAS_UPPER:
             rest = (tl.maximum(last, full_last) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
@@ -204,7 +214,7 @@ def attention_forward(
                 accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, rest, tl.where(blind, S, rest), T, S,
                 D, E, key_s, key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
                 BLOCK_N, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN,
-                PRECISION,
+                WIDE, PRECISION,
             )
     tl.store(statistics + tl.program_id(1).to(tl.int64) * T + t, (row_maximum + tl.log2(row_sum)) / LOG2E, mask=t < T)
     out = accumulator / row_sum[:, None]

@@ -16,7 +16,7 @@ from flagos_backend.kernels.contraction import Contraction, contraction_of, elem
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton.launching import launch
+from flagos_backend.kernels.triton.launching import exceeds_32_bits, launch
 
 E = ElementType
 _HALVES = frozenset({E.F16, E.BF16})
@@ -101,6 +101,7 @@ def _multiply(
         BM=rows,
         BN=columns,
         BK=contracted,
+        WIDE=exceeds_32_bits(left, right),
         PRECISION=precision,
         num_warps=max(1, min(4, rows * columns // 512)),
         num_stages=_STAGES,

@@ -23,15 +23,19 @@ def multiply(
     lhs, rhs, result,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     LB: tl.constexpr, LM: tl.constexpr, LK: tl.constexpr, RB: tl.constexpr, RK: tl.constexpr, RN: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """[B, M, K] x [B, K, N] -> [B, M, N], the result row major. LB to RN: what a step along a dimension is."""
+    """[B, M, K] x [B, K, N] -> [B, M, N], the result row major. LB to RN: what a step along a dimension is. ``WIDE``:
+    places in an operand, which may be a part of a larger array, take more than 32 bits."""
     columns: tl.constexpr = (N + BN - 1) // BN
     tiles: tl.constexpr = (M + BM - 1) // BM * columns
-    batch, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    program, step = tl.program_id(0), tl.arange(0, BK)
+    if WIDE:
+        program, step = program.to(tl.int64), step.to(tl.int64)
+    batch, tile = program // tiles, program % tiles
     rows = tile // columns * BM + tl.arange(0, BM)[:, None]
     cols = tile % columns * BN + tl.arange(0, BN)[None, :]
-    across, down = tl.arange(0, BK)[None, :], tl.arange(0, BK)[:, None]
+    across, down = step[None, :], step[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, BK):
         a = tl.load(lhs + batch * LB + rows * LM + (k + across) * LK, mask=(rows < M) & (k + across < K), other=0.0)

@@ -6,9 +6,10 @@ import functools
 import importlib.util
 import os
 from collections.abc import Sequence
+from operator import mul
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from flagos_backend.devices.target import Target
 from flagos_backend.kernels.triton.loading import serialize_loading
@@ -32,9 +33,15 @@ def folds_in_clusters() -> bool:
     return (int(major), int(minor)) >= (3, 8)
 
 
+def exceeds_32_bits(*arrays: Tensor, since: int = 0) -> bool:
+    """Whether places in one of the arrays, counted in elements along its dimensions from ``since`` on, take more than
+    32 bits: kernels compute with 64, which costs registers, only where they do."""
+    return any(sum(map(mul, array.shape[since:], array.stride()[since:])) >= 1 << 31 for array in arrays)
+
+
 def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **flags: Any) -> None:
     """Launches ``function`` on the current stream. Where arrays are on torch's meta device, only compiles it."""
-    if isinstance(arguments[0], torch.Tensor) and arguments[0].is_meta:
+    if isinstance(arguments[0], Tensor) and arguments[0].is_meta:
         compile_only(function, grid, arguments, flags)
     else:
         serialize_loading()

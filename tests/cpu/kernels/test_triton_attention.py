@@ -9,10 +9,12 @@ import triton
 import triton.language as tl
 
 from flagos_backend.devices.target import Target
-from flagos_backend.ir.types import ElementType
+from flagos_backend.ir.types import ElementType, leaves
 from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
+from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import attention_kernels
 from support.attention import (
     BIAS_GRADIENTS,
@@ -23,6 +25,7 @@ from support.attention import (
     oracle,
     problem,
 )
+from support.memory import far_apart
 
 E = ElementType
 SIMULATED = Target("cpu", "simulated")
@@ -30,14 +33,18 @@ SIMULATED = Target("cpu", "simulated")
 SIZES = {"b": 1, "c": 2, "h": 1, "g": 2, "t": 40, "s": 52, "d": 16, "e": 24}
 
 
-def kernels(p, target=SIMULATED):
+def variants(p, target=SIMULATED):
     """The Triton kernels of both calls."""
     found = []
     for operation, call in zip((FORWARD, BACKWARD), p.calls, strict=True):
         (triton,) = (i for i in implementations_of(operation) if i.provider is Provider.TRITON)
         assert not triton.unsupported(call, target)
-        found.append(triton.variants(call, target)[0].kernel)
+        found.append(triton.variants(call, target)[0])
     return found
+
+
+def kernels(p, target=SIMULATED):
+    return [variant.kernel for variant in variants(p, target)]
 
 
 def check(p, element, target=SIMULATED):
@@ -181,6 +188,52 @@ def test_rows_of_infinities_that_have_weights_of_zero(name, rng):
     attention = replace(BIAS_GRADIENTS[name][0], fill=-math.inf)
     p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "b": 2}, of_bias="bhgts")
     assert_rows_of_infinities_are_zero(p, kernels(p), E.F32)
+
+
+OPERANDS = ["query", "key", "value", "bias", "mask", "sink"]
+GRADIENTS = ["of query", "of key", "of value", "of sink", "of bias"]
+
+
+@pytest.mark.parametrize("array", [*OPERANDS[:5], "output", "gradient", *GRADIENTS])
+def test_positions_of_large_arrays(array, rng):
+    """Which times a stride take more than 32 bits, within one batch and head."""
+    attention = replace(CASES["sink, cap, bias, mask"], upper=5)
+    check_far_apart(attention, array, "t" if "t" in dims_of(attention, array) else "s", rng)
+
+
+@pytest.mark.parametrize("array", ["query", "value", "of key"])
+def test_channels_of_large_arrays(array, rng):
+    check_far_apart(CASES["window"], array, "e" if array == "value" else "d", rng)
+
+
+def dims_of(attention, array):
+    """The dimensions of an operand or a result."""
+    rows = "t" + attention.heads_of_query + attention.outer_batch
+    return rows if array == "of sink" else getattr(attention, "output" if array == "gradient" else array.split()[-1])
+
+
+def check_far_apart(attention, array, letter, rng):
+    """The kernels, when elements of ``array`` lie far apart along the dimension ``letter``."""
+    p = problem(attention, E.F16, int(rng.integers(1 << 30)), sizes=SIZES)
+    (output, _), gradients = oracle(p)
+
+    def placed(name, like):
+        return far_apart(like, dims_of(attention, name).index(letter)) if name == array else like
+
+    names = [name for name in OPERANDS if getattr(attention, name)]
+    operands = [placed(*pair) for pair in zip(names, p.operands, strict=True)]
+    forward, backward = variants(p)
+    ours = forward.into(Run(), [placed("output", torch.empty_like(p.gradient)), None], *operands)
+    assert_close(ours[0], output, E.F16)
+    wanted = [name for name in GRADIENTS if getattr(attention, name.split()[-1])]
+    results = [
+        placed(name, torch.empty(leaf.dims, dtype=dtype_of(leaf.element_type)))
+        for name, leaf in zip(wanted, leaves(p.calls[1].shape), strict=True)
+    ]
+    upstream = placed("gradient", p.gradient)
+    found = backward.into(Run(), results, *operands[:3], *ours, upstream, *operands[3:])
+    for gradient, exact in zip(found, gradients, strict=True):
+        assert_close(gradient, exact, E.F16)
 
 
 def test_no_bfloat16_in_the_interpreter(rng):

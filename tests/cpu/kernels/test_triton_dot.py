@@ -16,6 +16,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import dot, table
+from support.memory import far_apart
 
 E = ElementType
 TARGET = Target("cpu", vendor="simulated", architecture="host", multiprocessors=4, warp_size=1)
@@ -87,6 +88,20 @@ def test_batches(rng: np.random.Generator) -> None:
 def test_several_free_and_contracted_dimensions(rng: np.random.Generator) -> None:
     attributes = DotAttributes((1, 2), (2, 1))
     compare(product(E.F32, (6, 4, 5), (7, 5, 4), (6, 7), attributes), "mkl,nlk->mn", rng)
+
+
+@pytest.mark.parametrize("operand", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_parts_of_large_arrays(operand: int, axis: int, rng: np.random.Generator) -> None:
+    """Whose elements lie more than 2**31 elements apart."""
+    instruction = product(E.F16, (3, 40, 20), (3, 20, 30), (3, 40, 30), DotAttributes((2,), (1,), (0,), (0,)))
+    operands = [torch.from_numpy(rng.standard_normal(d)).to(torch.float16) for d in ((3, 40, 20), (3, 20, 30))]
+    (variant,) = dot.variants(instruction, TARGET)
+    near = variant.kernel(Run(), *operands)
+    operands[operand] = far_apart(operands[operand], axis)
+    found = variant.kernel(Run(), *operands)
+    assert isinstance(found, torch.Tensor) and isinstance(near, torch.Tensor)
+    assert torch.equal(found, near)
 
 
 def test_nan_and_infinities(rng: np.random.Generator) -> None:

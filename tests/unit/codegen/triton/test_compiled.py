@@ -171,7 +171,7 @@ def attention_ptx(name: str, channels: int, **changes: object) -> str:
     rows, keys, warps, stages = ATTENTION[name]
     flags = ("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL", "ADDED", "SUMS_QUERIES")
     constants: dict[str, object] = {
-        **dict.fromkeys(flags, False), "HAS_UPPER": True, "EVEN": True, "PRECISION": "ieee", "CAP": 0.0,
+        **dict.fromkeys(flags, False), "HAS_UPPER": True, "EVEN": True, "WIDE": False, "PRECISION": "ieee", "CAP": 0.0,
         "BLOCK_M": rows, "BLOCK_N": keys, "BLOCK_D": channels, "BLOCK_E": channels,
     }  # fmt: skip
     constants |= changes
@@ -207,12 +207,13 @@ def test_attention(name: str) -> None:
     assert divisions[1] - divisions[0] == exponentials[1] - exponentials[0] > 0
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("name", ATTENTION)
-def test_attention_with_everything(name: str) -> None:
+def test_attention_with_everything(name: str, wide: bool) -> None:
     everything = dict.fromkeys(
         ("HAS_BIAS", "HAS_MASK", "HAS_SINK", "HAS_LOWER", "EMPTY_ROWS", "FINITE_FILL", "ADDED"), True
     )
-    assert ".entry" in attention_ptx(name, 64, **everything, EVEN=False, CAP=72.0)
+    assert ".entry" in attention_ptx(name, 64, **everything, EVEN=False, WIDE=wide, CAP=72.0)
 
 
 def test_a_gradient_of_a_bias_without_queries() -> None:
