@@ -17,6 +17,8 @@ from flagos_backend.kernels.triton.attention_kernels import LOG2E, _as_multiplie
 # fmt: off
 # In units of log2: below it a row's statistics are its maximum, to which no logarithm of a sum adds anything.
 DEEP = tl.constexpr(-(2.0**29))
+# Rows of a head whose statistics are read at once.
+SCANNED = tl.constexpr(1024)
 
 
 @triton.jit
@@ -68,13 +70,27 @@ def _weights(
         weights = tl.where(deep[:, None], equal, weights)
     if EDGE or HAS_MASK:
         weights = tl.where(hidden, 0.0, weights)
-    if HAS_MASK:
-        if FINITE_FILL:
-            blind = (statistics <= 0.5 * fill)[:, None] & (s < S)[None, :]
-            weights = tl.where(blind, 1.0 / S, weights)
-        else:
-            weights = tl.where((statistics == float("-inf"))[:, None], float("nan"), weights)
+    if HAS_MASK and FINITE_FILL:
+        blind = (statistics <= 0.5 * fill)[:, None] & (s < S)[None, :]
+        weights = tl.where(blind, 1.0 / S, weights)
+    elif HAS_MASK or (HAS_BIAS and EDGE and (HAS_UPPER or HAS_LOWER)):
+        weights = tl.where((statistics == float("-inf"))[:, None], float("nan"), weights)
     return weights
+
+
+@triton.jit
+def _with_blind_rows(first, last, statistics, rows, T, highest):
+    """Queries [first, last), and from the first to the last of those whose statistics (in units of log2) are at most
+    ``highest``, as are those of a row that sees no key. ``statistics`` [rows / T, T]. Reads 4 bytes of each row, which
+    in a block of keys takes hundreds."""
+    number = tl.arange(0, SCANNED)
+    least, end = number * 0 + first, number * 0 + last
+    for start in tl.range(0, rows, SCANNED):
+        row = start + number
+        blind = tl.load(statistics + row, mask=row < rows, other=float("inf")) * LOG2E <= highest
+        least = tl.where(blind, tl.minimum(least, row % T), least)
+        end = tl.where(blind, tl.maximum(end, row % T + 1), end)
+    return tl.min(least, 0), tl.max(end, 0)
 
 
 @triton.jit
@@ -149,8 +165,12 @@ def attention_key_gradient(
     if HAS_LOWER:
         last = tl.minimum(T, start + BLOCK_N + lower)
         full_last = tl.minimum(full_last, tl.maximum(0, start + lower + 1) // BLOCK_M * BLOCK_M)
-    if HAS_MASK and FINITE_FILL:  # rows that see no key give every key a weight
-        first, last = 0, T
+    if (HAS_MASK or HAS_BIAS) and (HAS_UPPER or HAS_LOWER):
+        # Rows that see no key give every key a weight, or are NaN for every key: also for those that the band skips.
+        first, last = _with_blind_rows(
+            first, last, statistics + (b * H + kh * G) * T, G * T, T, 0.5 * fill if HAS_MASK else float("-inf")
+        )
+        first = first // BLOCK_M * BLOCK_M
     full_first = tl.where(start + BLOCK_N > S, T + BLOCK_M, full_first)  # keys past the end: none is full
     full_first = tl.minimum(full_first, (tl.maximum(first, last) + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
     full_last = tl.maximum(full_last, full_first)
@@ -254,7 +274,7 @@ def attention_query_gradient(
     bias, mask = bias + b * bias_b + h * bias_h, mask + b * mask_b + h * mask_h
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first, full_first, full_last, last = _key_range(start, BLOCK_M, T, S, upper, lower, BLOCK_N, HAS_UPPER, HAS_LOWER)
-    if HAS_MASK and FINITE_FILL and ADDED:  # keys that the band skips have weights, too
+    if HAS_MASK and ADDED:  # keys that the band skips have weights, too
         blind = tl.max(((stats <= 0.5 * fill) & (t < T)).to(tl.int32), 0) > 0
         first, last = tl.where(blind, 0, first), tl.where(blind, S, last)
     if HAS_LOWER:

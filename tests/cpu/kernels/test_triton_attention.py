@@ -31,6 +31,7 @@ E = ElementType
 SIMULATED = Target("cpu", "simulated")
 # Small enough for an interpreter, and no multiple of the blocks.
 SIZES = {"b": 1, "c": 2, "h": 1, "g": 2, "t": 40, "s": 52, "d": 16, "e": 24}
+PLAIN = CASES["plain"]
 
 
 def variants(p, target=SIMULATED):
@@ -52,7 +53,8 @@ def check(p, element, target=SIMULATED):
     forward, backward = kernels(p, target)
     ours = p.forward(forward)
     assert_close(ours[0], output, element)
-    assert_close(ours[1], statistics.clamp_min(-1e30), E.F32)
+    lowest = -1e30 if math.isfinite(p.attention.fill) else -math.inf
+    assert_close(ours[1], statistics.clamp_min(lowest), E.F32)
     for gradient, exact in zip(p.backward(backward, *ours), gradients, strict=True):
         assert_close(gradient, exact, element)
 
@@ -234,6 +236,41 @@ def check_far_apart(attention, array, letter, rng):
     found = backward.into(Run(), results, *operands[:3], *ours, upstream, *operands[3:])
     for gradient, exact in zip(found, gradients, strict=True):
         assert_close(gradient, exact, E.F16)
+
+
+#: What hides a row is the fourth operand.
+BLIND = {
+    "mask, causal": replace(PLAIN, mask="bts", upper=0),
+    "mask of heads, window": replace(PLAIN, mask="bhgts", upper=1, lower=6),
+    "mask, lower band": replace(PLAIN, mask="bts", lower=3),
+    "mask, window, finite": replace(PLAIN, mask="bhgts", upper=0, lower=17, fill=-1e9),
+    "added mask, causal": replace(PLAIN, mask="bts", upper=0, added=True),
+    "added mask, window, finite": replace(PLAIN, mask="bts", upper=0, lower=3, fill=-1e9, added=True),
+    "bias, causal": replace(PLAIN, bias="gts", upper=0),
+    "bias of heads, window": replace(PLAIN, bias="bhgts", upper=1, lower=6),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", BLIND)
+def test_a_row_that_sees_no_key(name, first, rng):
+    """One, whose weights, NaN or equal, are those of keys as well whose blocks the band does not lead to it."""
+    attention = BLIND[name]
+    p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "t": 100, "s": 100})
+    row = int(rng.integers(20)) if first else int(rng.integers(80, 100))
+    if attention.mask is not None:
+        p.operands[3].fill_(True)
+    p.operands[3].view(-1, 100, 100)[-1, row] = -math.inf if attention.mask is None else False
+    nan = oracle(p)[1][2].isnan()
+    assert nan.all() if math.isinf(attention.fill) else not nan.any()
+    check(p, E.F32)
+
+
+def test_a_band_and_an_added_mask_that_leave_half_of_the_rows_no_key(rng):
+    attention = replace(PLAIN, mask="bts", upper=-50, added=True)
+    p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "t": 100, "s": 100})
+    assert oracle(p)[1][0][0, :50].isnan().all()
+    check(p, E.F32)
 
 
 def test_no_bfloat16_in_the_interpreter(rng):
