@@ -59,6 +59,8 @@ _BACKWARD: dict[int, tuple[Blocks, ...]] = {
 _WIDE_FORWARD = (Blocks(64, 32, 4, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2))
 _WIDE_BACKWARD = (Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1))
 _TINY = (Blocks(16, 16, 4, 1),)
+# Of all batches: what CUDA's grids have along their second axis.
+_MAX_HEADS = (1 << 16) - 1
 # Programs for each multiprocessor that the gradient of a bias is divided among: many batches may share a small one.
 _BIAS_PROGRAMS = 4
 
@@ -75,6 +77,8 @@ def unsupported(instruction: Instruction, attention: Attention) -> str:
         return f"{max(size.D, size.E)} channels are more than {_MAX_CHANNELS}"
     if 0 in (size.B, size.H, size.T, size.S):
         return "there is nothing to compute"
+    if size.B * size.H > _MAX_HEADS:
+        return f"{size.B * size.H} heads of all batches are more than {_MAX_HEADS}"
     if attention.mask is not None and attention.fill > _HIGHEST_FILL:
         return f"hidden logits are {attention.fill:g}, above {_HIGHEST_FILL:g}"
     if attention.mask is None and attention.hides() and not _rows_see_keys(attention, size.T, size.S):

@@ -133,6 +133,16 @@ def test_what_the_vendors_kernels_lack(changes, reason):
         assert reason in found and bool(found) is bool(reason)
 
 
+@pytest.mark.parametrize(("batches", "reason"), [(32767, ""), (32768, "65536 heads")])
+def test_heads_that_a_grid_does_not_have(batches, reason):
+    sizes = {"b": batches, "h": 1, "g": 2, "t": 64, "s": 64, "d": 32, "e": 32}
+    calls = calls_of(Attention("bthgd", "bshd", "bshe", "bthge"), E.BF16, sizes)
+    for operation, call in zip((FORWARD, BACKWARD), calls, strict=True):
+        (ours,) = (i for i in implementations_of(operation) if i.provider is Provider.TRITON)
+        found = ours.unsupported(call, Target("cuda", vendor="nvidia"))
+        assert reason in found and bool(found) is bool(reason)
+
+
 @pytest.mark.parametrize(("tells_nan", "names"), [(False, ["cudnn", "flash"]), (True, ["cudnn"])])
 def test_which_of_the_vendors_kernels_tell_nan(tells_nan, names):
     sizes = {"b": 1, "h": 2, "g": 2, "t": 64, "s": 64, "d": 32, "e": 32}
