@@ -15,6 +15,7 @@ from flagos_backend.torch.compile.attention import compute_weights_again
 from flagos_backend.torch.compile.corrections import correct_graph
 from flagos_backend.torch.compile.decompositions import decompositions_for, runs_on_host
 from flagos_backend.torch.compile.images import forget_places, keep_channels_last
+from flagos_backend.torch.compile.mutation import changed_inputs, keep_values
 from flagos_backend.torch.compile.options import CompileOptions, read_options
 from flagos_backend.torch.compile.segments import CompiledGraph
 from flagos_backend.torch.compile.specialization import compile_graph
@@ -53,7 +54,12 @@ def _partition(on_host: bool, joint: GraphModule, *arguments: Any, **options: An
     _drop_detached(joint)
     if not on_host:
         compute_weights_again(joint, options["num_fwd_outputs"])
+    changed = changed_inputs(joint)
+    # Saving a parameter or a buffer costs nothing, unless it changes.
+    static = options.get("static_lifetime_input_indices") or ()
+    options["static_lifetime_input_indices"] = [n for n in static if n not in changed.values()]
     forward, backward = min_cut_rematerialization_partition(joint, *arguments, **options)
+    keep_values(forward, changed, options["num_fwd_outputs"])
     keep_channels_last(forward, backward, options["num_fwd_outputs"])
     return forward, backward
 

@@ -90,6 +90,15 @@ def is_token(node: Node) -> bool:
     return isinstance(call, Node) and call.target is WITH_EFFECTS
 
 
+def viewed(node: Node) -> Node:
+    """What an output is a view of: the node itself where it has memory of its own."""
+    while _is_view(node):
+        base = node.args[0]
+        assert isinstance(base, Node)
+        node = base
+    return node
+
+
 def _is_view(node: Node) -> bool:
     """Whether the node only looks at its first argument, or picks one of several such views."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
