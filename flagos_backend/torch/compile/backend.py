@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.source import RandomValueSource
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
@@ -37,6 +38,7 @@ def flagos(
     or FallbackRefused for what cannot be part of a program.
     """
     settings = read_options(mode, options)
+    example_inputs = _as_called(graph, example_inputs)
     compiler: Callable[..., Callable[..., Any]] = aot_autograd(
         fw_compiler=functools.partial(_compile, "forward", settings),
         bw_compiler=functools.partial(_compile, "backward", settings),
@@ -45,6 +47,18 @@ def flagos(
         decompositions=decompositions_for(example_inputs),
     )
     return compiler(graph, example_inputs)
+
+
+def _as_called(graph: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Numbers of the module ``random`` are traced in PyTorch's default dtype; calls pass them in full precision."""
+    inputs = list(example_inputs)
+    for number, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        argument = node.meta.get("grapharg")
+        if argument is not None and isinstance(argument.source, RandomValueSource):
+            traced = inputs[number]
+            dtype = torch.float64 if traced.is_floating_point() else traced.dtype
+            inputs[number] = traced.new_empty((), dtype=dtype, device="cpu")
+    return inputs
 
 
 def _partition(on_host: bool, joint: GraphModule, *arguments: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
