@@ -24,6 +24,10 @@ from tools.fuzz.scope import NUMPY_DTYPE
 Array = np.ndarray[Any, Any]
 
 
+class ArgumentChanged(Exception):
+    """A program wrote over what its caller did not give away."""
+
+
 class Flagos:
     """The accepted backend, with one context for all programs."""
 
@@ -34,22 +38,26 @@ class Flagos:
         self._context = Context(backend)
 
     def run(self, module: Module, arguments: Sequence[Array]) -> list[Array]:
-        """The flat outputs. Raises FlagosStatusError when the program is refused or fails."""
+        """The flat outputs. Raises FlagosStatusError when the program is refused or fails, and ArgumentChanged."""
         message = schema.Program(schema_version=1, producer="tools.fuzz")
         message.module.MergeFromString(export_module(module))
         memory = self._context.devices[0].default_memory
         shapes = [shape for parameter in module.entry.parameters for shape in leaves(parameter.shape)]
         with Executable.compile(self._context, message.SerializeToString()) as executable:
+            given = [np.ascontiguousarray(argument).tobytes() for argument in arguments]
             buffers = [
-                memory.from_host(np.ascontiguousarray(a).tobytes(), s.dims, AbiElementType(s.element_type))
-                for a, s in zip(arguments, shapes, strict=True)
+                memory.from_host(data, shape.dims, AbiElementType(shape.element_type))
+                for data, shape in zip(given, shapes, strict=True)
             ]
             outputs, events = executable.execute([buffers])
             for event in events:
                 event.wait()
             results = [np.frombuffer(o.to_host(), _dtype(o.element_type)).reshape(o.dims) for o in outputs[0]]
+            changed = [number for number, buffer in enumerate(buffers) if buffer.to_host() != given[number]]
             for handle in (*buffers, *outputs[0], *events):
                 handle.close()
+        if changed:
+            raise ArgumentChanged(f"arguments {changed} are not what they were")
         return results
 
 

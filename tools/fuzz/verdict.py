@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from flagos_backend.ir.hlo import Module
-from tools.fuzz.engines import Flagos, Xla
+from tools.fuzz.engines import ArgumentChanged, Flagos, Xla
 from tools.fuzz.noise import disturb
 from tools.fuzz.oracle import widened
 
@@ -30,6 +30,7 @@ class Kind(enum.StrEnum):
     EMITTERS = "explained by XLA's newer emitters"
     ORACLE_REFUSES = "refused by XLA"
     DIFFERENT = "different"
+    CHANGED = "an argument changed"
     REFUSED = "refused by flagos"
     CRASHED = "crash"
     HUNG = "hang"
@@ -54,7 +55,7 @@ class Verdict:
 
     @property
     def is_failure(self) -> bool:
-        return self.kind in (Kind.DIFFERENT, Kind.REFUSED, Kind.CRASHED, Kind.HUNG)
+        return self.kind in (Kind.DIFFERENT, Kind.CHANGED, Kind.REFUSED, Kind.CRASHED, Kind.HUNG)
 
 
 class Judge:
@@ -73,6 +74,8 @@ class Judge:
         _announce(Engine.FLAGOS)
         try:
             ours = self._flagos.run(module, arguments)
+        except ArgumentChanged as error:
+            return Verdict(Kind.CHANGED, str(error))
         except Exception as error:  # any error is the finding
             return Verdict(Kind.REFUSED, f"{type(error).__name__}: {error}")
         wrong = [number for number, pair in enumerate(zip(ours, theirs, strict=True)) if not _close(*pair)]

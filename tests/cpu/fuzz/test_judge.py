@@ -12,6 +12,7 @@ from jaxlib import _hlo
 
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
+from plugin_abi.host import Buffer, Executable
 from tools.fuzz.verdict import Judge, Kind
 
 Array = np.ndarray[Any, Any]
@@ -108,3 +109,21 @@ def test_what_xla_rounds_is_no_finding_and_one_wrong_element_is(
     element = int(rng.integers(1 if text is _GATHERS else 2))
     monkeypatch.setattr(judge, "_flagos", _Wrong(judge._flagos, element, change))
     assert judge.judge(module, values).kind is Kind.DIFFERENT
+
+
+def test_an_argument_that_is_written_over_is_a_finding(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module(_hlo.hlo_module_from_text(f"HloModule m\n{_SINE}").as_serialized_hlo_module_proto())
+    execute = Executable.execute
+
+    def written_over(executable: Executable, arguments: list[list[Buffer]], **options: Any) -> Any:
+        (buffers,) = arguments
+        changed = bytes(len(buffers[0].to_host()))
+        done = execute(executable, arguments, **options)
+        monkeypatch.setattr(Buffer, "to_host", lambda _: changed)
+        return done
+
+    monkeypatch.setattr(Executable, "execute", written_over)
+    verdict = Judge().judge(module, _sine_arguments(rng))
+    assert verdict.kind is Kind.CHANGED and verdict.is_failure
