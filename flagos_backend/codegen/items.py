@@ -18,8 +18,6 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 # The numbers of native/cpu/parse.cc.
 PRODUCT, CALL, SLICE, UPDATE, WHILE, CONDITIONAL = range(2, 8)  # beside the kinds of loops
 TOP_K, COMPLEX, GATHER, SCATTER, ARG_EXTREME, LINEAR_ALGEBRA = range(9, 15)
-# Steps that change an array, and which of their operands it is.
-_OVERWRITABLE = {UPDATE: 1, SCATTER: 0}
 
 
 class NotNativeError(Exception):
@@ -37,11 +35,16 @@ def array_of(instruction: Instruction) -> ArrayShape:
     return _NOTHING if instruction.shape.element_type is ElementType.TOKEN else instruction.shape
 
 
+# Pairs of a target and the source that a step changes into it.
+Over = tuple[tuple[Instruction, Instruction], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A library call as the native program runs it: kind, buffers it reads, buffers it fills, numbers in between.
 
-    ``scratch``: buffers that only this step uses.
+    ``over``: a target may stand where its source does, and otherwise begins as a copy of it. ``scratch``: buffers that
+    only this step uses.
     """
 
     kind: int
@@ -49,6 +52,7 @@ class Step:
     targets: tuple[Instruction, ...]
     text: str
     numbers: tuple[int, ...] = ()
+    over: Over = ()
     scratch: tuple[Instruction, ...] = ()
     nested: tuple[int, ...] = ()
 
@@ -83,15 +87,17 @@ def writes_over(item: Item, target: Instruction, source: Instruction) -> bool:
         moved = any(s.value in loads for s in item.stores if s is not store)
         same = len(widths) == 1 and all(load.index == store.index for load in loads)
         return not item.folds and not parts and not moved and same
-    return overwritable(item) is source
+    return (target, source) in overwritten(item)
 
 
-def overwritable(item: Item) -> Instruction | None:
-    """The array that a step changes, which may be where its result is."""
-    if not isinstance(item, Step) or item.kind not in _OVERWRITABLE:
-        return None
-    array = item.sources[_OVERWRITABLE[item.kind]]
-    return array if item.sources.count(array) == 1 else None
+def overwritten(item: Item) -> Over:
+    """Targets that ``item`` may write over sources which it changes."""
+    return item.over if isinstance(item, Step) else ()
+
+
+def over(target: Instruction, source: Instruction, operands: Sequence[Instruction]) -> Over:
+    """A target and the operand that a step changes into it, if it reads that only as this one."""
+    return ((target, source),) if operands.count(source) == 1 else ()
 
 
 def targets(item: Item) -> Sequence[Instruction]:

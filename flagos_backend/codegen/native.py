@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import prod
 
 from flagos_backend.codegen import point_loop, row_loop
@@ -36,15 +37,13 @@ from flagos_backend.codegen.items import (
     Step,
     array_of,
     is_empty,
-    movable,
     operations,
-    overwritable,
+    over,
     scratch_of,
     scratches,
     sources,
     targets,
     text_of,
-    writes_over,
 )
 from flagos_backend.codegen.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.logarithms import with_base_two
@@ -53,6 +52,7 @@ from flagos_backend.codegen.long_folds import in_parts
 from flagos_backend.codegen.loops import simplify
 from flagos_backend.codegen.narrow_products import with_narrow_products
 from flagos_backend.codegen.pairs import with_pairs, with_rotations
+from flagos_backend.codegen.places import Places, changed_by_branches
 from flagos_backend.codegen.products import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.scatters import scatter_numbers
 from flagos_backend.codegen.short_folds import as_columns
@@ -64,7 +64,7 @@ from flagos_backend.codegen.wrapped_indices import with_wrapped_indices
 from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.indexing import View, dims_of, row_major
-from flagos_backend.fusion.region import Load, Region, Store, axis
+from flagos_backend.fusion.region import Region
 from flagos_backend.ir.attributes import ConstantAttributes, CustomCallAttributes, TopKAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
@@ -135,7 +135,7 @@ def emit(module: Module, argument_aliases: Sequence[int] = ()) -> NativeCode:
     """
     shared = _Shared()
     emitter = _Emitter(with_wrapped_indices(with_narrow_products(module)).entry, shared, "", outermost=True)
-    words, _ = emitter.emit(aliases={output: n for n, output in enumerate(argument_aliases) if output >= 0})
+    words, _ = emitter.emit({output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
         struct.pack(f"<{len(words)}q", *words),
         bytes(shared.data),
@@ -169,35 +169,32 @@ class _Emitter:
         self.shared = shared
         self.outermost = outermost
         self.indent = indent
+        self.name = computation.name
         self.flat: FlatComputation = with_extremes(flatten(computation))
         for instruction in (*self.flat.parameters, *self.flat.outputs):
             array_of(instruction)
         self.schedule: Schedule = schedule(self.flat)
         self.items: list[Item] = []
+        self.places = Places(self.flat, self.schedule.buffers, self.items)
         self.slots: dict[Instruction, int] = {}
         self.lines: list[str] = []
-        self.in_place: dict[Instruction, Instruction] = {}  # result -> parameter whose buffer it overwrites
-        self.aliases: dict[Instruction, Instruction] = {}  # loop result -> the operand that the loop leaves unchanged
-        self.shared_places: dict[Instruction, Instruction] = {}  # temporary -> what a step makes of it where it stands
+        self.branches: dict[Step, tuple[tuple[_Emitter, tuple[Instruction, ...]], ...]] = {}  # with what each takes
         self.brought: set[Instruction] = set()  # results of library calls that bring their memory
         self.released: dict[Step, list[Instruction]] = {}  # library call -> what nobody reads from then on
+        self.items += (lowered for item in self.schedule.items for lowered in self._lower(item))
+        self.places.share()
 
-    def emit(self, *, carried: bool = False, aliases: Mapping[int, int] | None = None) -> tuple[list[int], int]:
+    def emit(self, aliases: Mapping[int, int], *, settled: bool = False) -> tuple[list[int], int]:
         """The program's words and the bytes of scratch memory it needs.
 
-        ``carried``: result k may be written over parameter k, as in the body of a loop. ``aliases``: the same for any
-        pairs (result, parameter).
+        ``aliases``: results, by number, and the parameters over which they may be written; ``settled``: over which they
+        must be, because the caller has one place for both.
         """
-        self.items = [lowered for item in self.schedule.items for lowered in self._lower(item)]
-        self._find_shared_places()
-        if carried:
-            self._find_in_place({number: number for number in range(len(self.flat.outputs))})
-        results = self._assign_results(carried)
-        if aliases:
-            self._find_in_place(aliases)
+        results = self.places.assign(aliases, settled=settled)
+        self.items[:] = map(self._with_branches, self.items)
         self.slots.update((parameter, number) for number, parameter in enumerate(self.flat.parameters))
         for number, result in enumerate(results):
-            parameter = self.in_place.get(result)
+            parameter = self.places.in_place.get(result)
             if parameter is not None:
                 self.slots[result] = self.slots[parameter]
             elif result not in self.slots:
@@ -216,19 +213,6 @@ class _Emitter:
         for item in live:
             words += self._write(item)
         return words, arena_bytes
-
-    def buffer_of(self, value: Instruction) -> Instruction:
-        """Where ``value`` stands in memory."""
-        buffer = self.schedule.buffers.get(value, value)
-        while buffer in self.aliases:
-            buffer = self.aliases[buffer]
-        return buffer
-
-    def _place_of(self, buffer: Instruction) -> Instruction:
-        """The value whose place ``buffer`` has."""
-        while buffer in self.shared_places:
-            buffer = self.shared_places[buffer]
-        return buffer
 
     # ---- library calls ----
 
@@ -271,7 +255,7 @@ class _Emitter:
         """Where the operands of a library call stand."""
         known = self.schedule.views
         return tuple(
-            known.get((instruction, number)) or row_major(self.buffer_of(operand), array_of(operand).dims)
+            known.get((instruction, number)) or row_major(self.places.buffer_of(operand), array_of(operand).dims)
             for number, operand in enumerate(self.flat.operands(instruction))
         )
 
@@ -333,7 +317,9 @@ class _Emitter:
         numbers = scatter_numbers(item)
         if numbers is None:
             return self._lower_call(item)
-        return Step(SCATTER, self._buffers(item), (item,), f"native scatter {item.name} {item.shape}", numbers)
+        buffers = self._buffers(item)
+        changed = over(item, buffers[0], buffers)
+        return Step(SCATTER, buffers, (item,), f"native scatter {item.name} {item.shape}", numbers, changed)
 
     def _lower_linear_algebra(self, item: Instruction) -> Step:
         numbers = linear_algebra_numbers(item)
@@ -355,28 +341,35 @@ class _Emitter:
         starts = operands[1:] if kind == SLICE else operands[2:]
         types = [int(array_of(start).element_type) for start in starts]
         numbers = (array_of(item).element_type.bytes, len(dims), *dims, *block, *types)
-        buffers = tuple(self.buffer_of(o) for o in operands)
-        return Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers)
+        buffers = tuple(self.places.buffer_of(o) for o in operands)
+        changed = over(item, buffers[1], buffers) if kind == UPDATE else ()
+        return Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers, changed)
 
-    def _nested(self, computation: Computation, *, carried: bool = False) -> tuple[_Emitter, list[int], int]:
-        emitter = _Emitter(computation, self.shared, self.indent + "  ")
-        words, scratch = emitter.emit(carried=carried)
-        return emitter, words, scratch
+    # ---- control flow ----
+
+    def _nested(self, computation: Computation) -> _Emitter:
+        return _Emitter(computation, self.shared, self.indent + "  ")
 
     def _lower_while(self, item: Instruction) -> Step:
         try:
-            condition, condition_words, condition_scratch = self._nested(item.called[0])
-            body, body_words, body_scratch = self._nested(item.called[1], carried=True)
+            condition, body = map(self._nested, item.called)
+            condition_words, condition_scratch = condition.emit({})
+            body_words, body_scratch = body.emit({n: n for n in range(len(body.flat.parameters))})
         except NotNativeError:
             return self._lower_call(item)
-        leaves = self.flat.leaves_of[item]
+        leaves, buffers = self.flat.leaves_of[item], self._buffers(item)
         modes = [
-            _OVERWRITTEN if output in body.in_place else _INVARIANT if output is parameter else _BUFFERED
-            for output, parameter in zip(map(body.buffer_of, body.flat.outputs), body.flat.parameters, strict=True)
+            _OVERWRITTEN if output in body.places.in_place else _INVARIANT if output is parameter else _BUFFERED
+            for output, parameter in zip(
+                map(body.places.buffer_of, body.flat.outputs), body.flat.parameters, strict=True
+            )
         ]
-        carried = tuple(zip(leaves, modes, self._buffers(item), strict=True))
-        self.aliases.update((leaf, source) for leaf, mode, source in carried if mode == _INVARIANT)
+        carried = tuple(zip(leaves, modes, buffers, strict=True))
+        self.places.aliases.update((leaf, source) for leaf, mode, source in carried if mode == _INVARIANT)
         targets = tuple(leaf for leaf, mode, _ in carried if mode != _INVARIANT)
+        changed = tuple(
+            pair for leaf, mode, source in carried if mode != _INVARIANT for pair in over(leaf, source, buffers)
+        )
         second = tuple(
             Instruction(Opcode.COPY, t.shape, (t,), name=f"{t.name}.next")
             for t, mode, _ in carried
@@ -388,27 +381,43 @@ class _Emitter:
         nested = (len(condition_words), *condition_words, len(body_words), *body_words)
         times = "while" if trip_count is None else f"{trip_count} times"
         text = "\n".join((f"native loop {item.name} {times}", *condition.lines, *body.lines))
-        return Step(WHILE, self._buffers(item), targets, text, numbers, (*second, scratch), nested)
+        return Step(WHILE, buffers, targets, text, numbers, changed, (*second, scratch), nested)
 
     def _lower_conditional(self, item: Instruction) -> Step:
-        index, *operands = (self.flat.leaves_of[operand] for operand in item.operands)
-        nested: list[int] = []
-        lines: list[str] = []
-        scratch_bytes = 0
+        """Without the branches: what they write over depends on what is read after them."""
         try:
-            for computation in item.called:
-                emitter, words, scratch = self._nested(computation)
-                nested += [len(words), *words]
-                lines += [f"{self.indent}  branch {computation.name}", *emitter.lines]
-                scratch_bytes = max(scratch_bytes, scratch)
+            branches = tuple(map(self._nested, item.called))
+            for branch in branches:
+                branch.places.check_copies()
         except NotNativeError:
             return self._lower_call(item)
+        index, *operands = (self.flat.leaves_of[operand] for operand in item.operands)
         is_pred = array_of(index[0]).element_type is ElementType.PRED
-        targets = self.flat.leaves_of[item]
-        numbers = (int(is_pred), len(item.called), *(len(leaves) for leaves in operands), len(targets))
-        text = "\n".join((f"native conditional {item.name}", *lines))
-        memory = scratch_of(item, scratch_bytes)
-        return Step(CONDITIONAL, self._buffers(item), targets, text, numbers, (memory,), tuple(nested))
+        buffers, targets = self._buffers(item), self.flat.leaves_of[item]
+        numbers = (int(is_pred), len(branches), *(len(leaves) for leaves in operands), len(targets))
+        rest = iter(buffers[1:])
+        taken = [tuple(islice(rest, len(leaves))) for leaves in operands]
+        changed = changed_by_branches([branch.places for branch in branches], taken, targets)
+        step = Step(CONDITIONAL, buffers, targets, f"native conditional {item.name}", numbers, changed)
+        self.branches[step] = tuple(zip(branches, taken, strict=True))
+        return step
+
+    def _with_branches(self, item: Item) -> Item:
+        """A conditional whose places are known, with its branches."""
+        if not isinstance(item, Step) or item.kind != CONDITIONAL:
+            return item
+        changed = [pair for pair in item.over if self.places.is_changed_in_place(*pair)]
+        nested: list[int] = []
+        lines = [item.text]
+        scratch_bytes = 0
+        for branch, taken in self.branches[item]:
+            aliases = {item.targets.index(t): taken.index(source) for t, source in changed if source in taken}
+            words, scratch = branch.emit(aliases, settled=True)
+            nested += [len(words), *words]
+            lines += [f"{self.indent}  branch {branch.name}", *branch.lines]
+            scratch_bytes = max(scratch_bytes, scratch)
+        memory = scratch_of(item.sources[0], scratch_bytes)
+        return replace(item, text="\n".join(lines), scratch=(memory,), nested=tuple(nested))
 
     # ---- places ----
 
@@ -416,7 +425,7 @@ class _Emitter:
         """Arrays that are where the library that makes them puts them: nobody copies them to a place of ours."""
         for item in self.items if self.outermost else ():
             if isinstance(item, Step) and item.kind == CALL:
-                self.brought.update(t for t in item.targets if t not in self.in_place and array_of(t).num_bytes)
+                self.brought.update(t for t in item.targets if t not in self.places.in_place and array_of(t).num_bytes)
 
     def _written_over(self, result: Instruction) -> int:
         """The number of the parameter that a result is written over, or what stands for none."""
@@ -424,57 +433,9 @@ class _Emitter:
             return self.slots[result]
         return _RESULT_BROUGHT if result in self.brought else -1
 
-    def _find_shared_places(self) -> None:
-        """Temporaries that a step changes instead of a copy of them, because nobody reads them from then on."""
-        kept = set(map(self.buffer_of, self.flat.outputs))
-        writer = {target: item for item in self.items for target in targets(item)}
-        last = {self.buffer_of(s): number for number, item in enumerate(self.items) for s in sources(item)}
-        for number, item in enumerate(self.items):
-            array = overwritable(item)
-            if array is None or array in kept or last[array] != number:
-                continue
-            made_by = writer.get(array)
-            if made_by is not None and not (isinstance(made_by, Step) and made_by.kind == CALL):
-                (self.shared_places[array],) = targets(item)
-
-    def _find_in_place(self, aliases: Mapping[int, int]) -> None:
-        """Results that may be written over a parameter, because nobody reads it from then on."""
-        buffers = [self.buffer_of(output) for output in self.flat.outputs]
-        for result, number in aliases.items():
-            output, parameter = buffers[result], self.flat.parameters[number]
-            writers = [n for n, item in enumerate(self.items) if output in map(self._place_of, targets(item))]
-            readers = [n for n, item in enumerate(self.items) if parameter in map(self.buffer_of, sources(item))]
-            once = buffers.count(output) == 1 and parameter not in buffers
-            if not writers or not once or array_of(output).num_bytes != array_of(parameter).num_bytes:
-                continue
-            last = max(readers, default=-1)
-            if last < writers[0] or (writers == [last] and writes_over(self.items[last], output, parameter)):
-                self.in_place[output] = parameter
-
-    def _assign_results(self, carried: bool) -> list[Instruction]:
-        """One buffer for each output; outputs that are parameters, constants or repeated are copied.
-
-        ``carried``: parameter k as output k stays where it is.
-        """
-        taken: set[Instruction] = set()
-        results = []
-        written = {target for item in self.items for target in targets(item)}
-        for number, output in enumerate(self.flat.outputs):
-            buffer = self.buffer_of(output)
-            unchanged = carried and buffer is self.flat.parameters[number]
-            if not unchanged and (buffer in taken or buffer not in written):
-                dims = (array_of(buffer).num_elements,)
-                copy = Instruction(Opcode.COPY, output.shape, (buffer,), name=f"{output.name}.copy")
-                value = Load(movable(array_of(buffer)).element_type, buffer, axis(0, 1))
-                self.items.append(Region(dims, stores=(Store(copy, value, axis(0, 1)),)))
-                buffer = copy
-            taken.add(buffer)
-            results.append(buffer)
-        return results
-
     def _place_constants(self, first_slot: int) -> list[tuple[int, int]]:
         places: list[tuple[int, int]] = []
-        for source in dict.fromkeys(self.buffer_of(s) for item in self.items for s in sources(item)):
+        for source in dict.fromkeys(self.places.buffer_of(s) for item in self.items for s in sources(item)):
             if source.opcode is Opcode.CONSTANT:
                 content = source.attributes_as(ConstantAttributes).data
                 self.slots[source] = first_slot + len(places)
@@ -485,19 +446,19 @@ class _Emitter:
         first: dict[Instruction, int] = {}
         last: dict[Instruction, int] = {}
         for number, item in enumerate(self.items):
-            for target in map(self._place_of, (*targets(item), *scratches(item))):
+            for target in map(self.places.place_of, (*targets(item), *scratches(item))):
                 first.setdefault(target, number)
                 last[target] = number
-            for source in map(self.buffer_of, sources(item)):
-                last[self._place_of(source)] = number
+            for source in map(self.places.buffer_of, sources(item)):
+                last[self.places.place_of(source)] = number
         temporaries = [t for t in first if t not in self.slots]
         planned = [t for t in temporaries if t not in self.brought]
         intervals = [Interval(first[t], last[t], array_of(t).num_bytes) for t in planned]
         offsets, total = plan_arena(intervals)
         places = dict(zip(planned, offsets, strict=True))
         self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
-        self.slots.update((shared, self.slots[self._place_of(shared)]) for shared in self.shared_places)
-        self.slots.update((alias, self.slots[self.buffer_of(alias)]) for alias in self.aliases)
+        self.slots.update((shared, self.slots[self.places.place_of(shared)]) for shared in self.places.shared)
+        self.slots.update((alias, self.slots[self.places.buffer_of(alias)]) for alias in self.places.aliases)
         self._release([t for t in temporaries if t in self.brought], last)
         return total, [(places.get(t, _BROUGHT), array_of(t).num_bytes) for t in temporaries]
 

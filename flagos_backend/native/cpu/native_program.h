@@ -246,6 +246,7 @@ struct While {
   std::unique_ptr<NativeProgram> condition, body;
 };
 
+// What a branch writes over an operand stands in the slot of both.
 struct Conditional {
   bool is_pred;  // true: branch 0 when the predicate holds; else a number, out of range: the last branch
   std::vector<int64_t> sources, targets;

@@ -325,9 +325,16 @@ Conditional Parser::ParseConditional(NativeProgram& parent) {
     Require(last <= static_cast<int64_t>(conditional.sources.size()), "a branch has too few operands");
     conditional.branches.push_back(ParseNested(parent));
     const NativeProgram& branch = *conditional.branches.back();
-    CheckBuffers({conditional.sources.begin() + first, conditional.sources.begin() + last}, branch.argument_bytes_);
+    const std::vector<int64_t> operands(conditional.sources.begin() + first, conditional.sources.begin() + last);
+    CheckBuffers(operands, branch.argument_bytes_);
     CheckBuffers(conditional.targets, branch.result_bytes_);
-    for (int64_t overwritten : branch.overwritten_) Require(overwritten < 0, "a branch overwrites an operand");
+    for (size_t result = 0; result < conditional.targets.size(); ++result) {
+      for (size_t operand = 0; operand < operands.size(); ++operand) {
+        const bool overwrites = branch.overwritten_[result] == static_cast<int64_t>(operand);
+        Require(overwrites == (conditional.targets[result] == operands[operand]),
+                "a conditional and its branch disagree on what is overwritten");
+      }
+    }
     CheckScratch(conditional.scratch, branch);
     parent.work_ += branch.work_;
     first = last;
