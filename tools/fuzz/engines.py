@@ -44,11 +44,11 @@ class Flagos:
         memory = self._context.devices[0].default_memory
         shapes = [shape for parameter in module.entry.parameters for shape in leaves(parameter.shape)]
         with Executable.compile(self._context, message.SerializeToString()) as executable:
-            given = [np.ascontiguousarray(argument).tobytes() for argument in arguments]
             buffers = [
-                memory.from_host(data, shape.dims, AbiElementType(shape.element_type))
-                for data, shape in zip(given, shapes, strict=True)
+                memory.from_host(np.ascontiguousarray(a).tobytes(), s.dims, AbiElementType(s.element_type))
+                for a, s in zip(arguments, shapes, strict=True)
             ]
+            given = [buffer.to_host() for buffer in buffers]
             outputs, events = executable.execute([buffers])
             for event in events:
                 event.wait()

@@ -55,14 +55,14 @@ constexpr int64_t kEnoughTasks = 8, kTaskPoints = 1 << 14;
 
 void PlanColumns(Loop& loop, int64_t points) {
   const size_t rank = loop.dims.size();
-  const int64_t inner = loop.dims.back(), rows = loop.dims[rank - 2];
+  const int64_t inner = loop.dims.back(), rows = loop.dims[rank - 2], at_least_one = std::max<int64_t>(rows, 1);
   FixSteps(loop);
   FoldInPlace(loop);
   loop.columns =
       std::max<int64_t>(1, std::min({inner, loop.tile, loop.steps.empty() ? kMaxColumns : kMaxComputedColumns}));
   // Few rows are folded in one block: their accumulators then never leave the registers.
-  if (!loop.steps.empty() && rows * kFewestColumns <= loop.tile) {
-    loop.columns = std::min(loop.columns, loop.tile / std::max<int64_t>(rows, 1) / kFewestColumns * kFewestColumns);
+  if (!loop.steps.empty() && at_least_one * kFewestColumns <= loop.tile) {
+    loop.columns = std::min(loop.columns, loop.tile / at_least_one / kFewestColumns * kFewestColumns);
   }
   loop.rows = loop.tile / loop.columns;
   const bool in_place = loop.steps.empty() && loop.iotas.empty() &&

@@ -91,3 +91,15 @@ def test_sums_of_nothing(shape: tuple[int, int], context: Context) -> None:
     x = np.zeros(shape, np.float32)
     (ours,) = _run(context, lambda x, y: (x * y).sum(1), x, x)
     np.testing.assert_array_equal(ours, np.zeros(shape[0], np.float32))
+
+
+def test_sums_of_no_columns_of_few(context: Context) -> None:
+    """Dots with a batch of one column and nothing to add up, among other operations."""
+    x, y = np.zeros((0, 1, 1), np.float32), np.zeros((0, 1), np.float32)
+
+    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+        dot = jax.lax.dot_general(x, y, (((0,), (0,)), ((2,), (1,))))
+        return dot * 2 + dot
+
+    (result,) = _run(context, function, x, y)
+    assert result.shape == (1, 1) and result == 0
