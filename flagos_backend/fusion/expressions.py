@@ -41,17 +41,20 @@ class Expressions:
 
     def of(self, instruction: Instruction, indices: Indices, guard: Guard = None) -> Expression:
         """The value of ``instruction`` at ``indices``: a load when it is a buffer, else its computation."""
-        asked = instruction, indices, guard
-        found = self.made.get(asked)
-        if found is None:
-            # Chains of what only moves elements may be longer than calls can be deep.
-            while (found := self._at_hand(instruction, indices, guard)) is None:
-                moved = self._moved(instruction, indices, guard)
-                if moved is None:
-                    found = self.compute(instruction, indices, guard)
-                    break
-                instruction, indices = moved
-            self.made[asked] = found
+        # Chains of what only moves elements may be longer than calls can be deep.
+        passed = []
+        while (found := self.made.get((instruction, indices, guard))) is None:
+            passed.append((instruction, indices, guard))
+            found = self._at_hand(instruction, indices, guard)
+            if found is not None:
+                break
+            moved = self._moved(instruction, indices, guard)
+            if moved is None:
+                found = self.compute(instruction, indices, guard)
+                break
+            instruction, indices = moved
+        for key in passed:
+            self.made[key] = found
         return found
 
     def compute(self, instruction: Instruction, indices: Indices, guard: Guard = None) -> Expression:

@@ -1,7 +1,7 @@
 """Computes before a loop what is the same in each of its turns and costs a kernel of its own.
 
 What generated kernels compute on the way stays in the body: it is free there, and would have to be read from memory.
-But what products and the like read has to be in memory, and is written there once.
+But what products and the like read has to be in memory, and is written there before the loop.
 The counterpart is match/sink_invariants.py, for what is made of nothing but constants.
 """
 
@@ -25,15 +25,10 @@ _STAYS = frozenset(
         *(Opcode.GET_TUPLE_ELEMENT, Opcode.PARAMETER),
     }
 )
-_COSTLY = frozenset(
-    {
-        *(Opcode.CHOLESKY, Opcode.CONVOLUTION, Opcode.DOT, Opcode.FFT, Opcode.REDUCE, Opcode.REDUCE_WINDOW),
-        *(Opcode.SCATTER, Opcode.SORT, Opcode.TRIANGULAR_SOLVE),
-    }
-)
 _LIBRARY_CALLS = frozenset(
     {Opcode.CHOLESKY, Opcode.CONVOLUTION, Opcode.DOT, Opcode.FFT, Opcode.SORT, Opcode.TRIANGULAR_SOLVE}
 )
+_COSTLY = _LIBRARY_CALLS | {Opcode.REDUCE, Opcode.REDUCE_WINDOW, Opcode.SCATTER}
 _MOVES = frozenset({Opcode.CONVERT, Opcode.TRANSPOSE})
 
 

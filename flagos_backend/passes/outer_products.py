@@ -1,8 +1,8 @@
 """Dots that add nothing up, as outer products, become products of elements, which loops and kernels compute beside what
 is around them.
 
-After the passes of pipeline.py, of which hoist_invariants moves dots alone, and after match, which knows gradients by
-them.
+After the passes of pipeline.py, of which hoist_invariants knows dots as what costs a kernel, and after match, which
+knows gradients by them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from flagos_backend.passes.rewrite import (
 
 # How many elements an array has for each that its windows show.
 _LEAST_SHARE = 8
-# What is computed of each window, and how many arrays it is read from instead of one.
+# Values that are made of each window, and how many arrays it is read from instead of one.
 _MOST_OPERATIONS = 32
 _MOST_ARRAYS = 8
 _COUNTS = frozenset({ElementType.S32, ElementType.S64, ElementType.U32, ElementType.U64})
@@ -60,11 +60,11 @@ def _transform(computation: Computation, replaced: dict[int, Computation]) -> Co
 
 
 def _is_computed(value: Instruction) -> bool:
-    """Point by point, from what is less to read or lies in memory."""
-    return is_elementwise(value) or value.opcode is Opcode.BROADCAST or _counts(value)
+    """Point by point."""
+    return is_elementwise(value) or value.opcode is Opcode.BROADCAST or _is_count(value)
 
 
-def _counts(value: Instruction) -> bool:
+def _is_count(value: Instruction) -> bool:
     return value.opcode is Opcode.IOTA and array_shape(value).element_type in _COUNTS
 
 
@@ -117,7 +117,7 @@ class _Sunk:
         if value.opcode is Opcode.BROADCAST:
             dims = value.attributes_as(DimensionsAttributes).dimensions
             return self._emit(value, window, [self._part(value.operands[0], window.along(dims))])
-        if _counts(value):
+        if _is_count(value):
             return self._counted(value, window)
         if not is_elementwise(value) or self._operations > _MOST_OPERATIONS:
             self._arrays += 1
@@ -134,7 +134,9 @@ class _Sunk:
         if not last:
             return positions
         scalar = _Window((), ())
-        bounds = [self._constant(number, first) for number in (0, last)]
+        kind = array_shape(first).element_type
+        greatest = (1 << kind.bits - kind.is_signed) - 1
+        bounds = [self._constant(number, first) for number in (0, min(last, greatest))]
         start = self._emit(first, scalar, [bounds[0], first, bounds[1]], Opcode.CLAMP, NONE)
         if first.shape != ArrayShape(array_shape(value).element_type):
             start = self._emit(value, scalar, [start], Opcode.CONVERT, NONE)

@@ -40,7 +40,7 @@ class Positions:
         ]
         reach += [axis.blocks * axis.block for axis in tiling.axes]
         if tiling.looped is not None:  # its counter stops a step past the end
-            reach.append(tiling.looped.size + tiling.looped.block * tiling.parts)
+            reach.append(tiling.looped.size + tiling.looped.block * tiling.parts * tiling.unroll)
         reach += [size * tiling.parts for size in partials]
         return cls(region, tiling, max(reach, default=0) > _WIDE)
 
@@ -87,7 +87,9 @@ class Positions:
 
     def loop(self, axis: Axis) -> str:
         """The head of the loop along ``axis``."""
-        first = ("part" if axis.block == 1 else f"part * {axis.block}") if self.tiling.parts > 1 else "0"
+        first = "tl.full([], 0, tl.int64)" if self.are_wide else "0"
+        if self.tiling.parts > 1:
+            first = "part" if axis.block == 1 else f"part * {axis.block}"
         bounds = f"{first}, {axis.size}, {axis.block * self.tiling.parts}"
         if self.tiling.stages > 1:
             return f"for start in tl.range({bounds}, num_stages={self.tiling.stages}):"

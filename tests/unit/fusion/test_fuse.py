@@ -86,6 +86,18 @@ def test_chains_longer_than_calls_can_be_deep(
         np.testing.assert_array_equal(result, repeated(x, on_numpy or step))
 
 
+def test_what_is_reached_by_several_movements_is_computed_once(rng: np.random.Generator) -> None:
+    s, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((64,), (64, 8, 2)))
+
+    def function(s: jax.Array, b: jax.Array) -> jax.Array:
+        m = -s * s + 1
+        u = lax.broadcast_in_dim(m, (64, 8), (0,)) * b[:, :8, 0]
+        return lax.broadcast_in_dim(u, b.shape, (0, 1)) * b + lax.broadcast_in_dim(m, b.shape, (0,))
+
+    (region,) = check(function, s, b, policy=ACCELERATOR)
+    assert sum(isinstance(e, Apply) for e in region.expressions()) == 6
+
+
 def scaled(x: jax.Array, variance: jax.Array, scale: jax.Array) -> jax.Array:
     return x * (lax.rsqrt(variance + 0.1) * scale)
 

@@ -78,6 +78,18 @@ def test_small_windows(function: Callable[..., Any], start: int, rng: np.random.
     assert largest(module) <= (x.size if sorted_at_once else ROWS // 8)
 
 
+@pytest.mark.parametrize("start", [3, -1, 127])
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(np.int8, 300), (np.uint8, 300), (np.int16, 40_000), (np.uint16, 70_000), (np.int64, 300)]
+)
+def test_starts_that_do_not_reach_the_end(dtype: type[np.integer], size: int, start: int) -> None:
+    """Their types do not hold the greatest one that there is."""
+    with jax.enable_x64(True):
+        x, i = np.zeros(size, np.int32), np.array(start).astype(dtype)
+        module = sunk(lambda x, i: lax.dynamic_slice(jnp.arange(size) + 0 * x, (i,), (4,)), x, i)
+    assert largest(module) <= 4
+
+
 def test_in_loops(rng: np.random.Generator) -> None:
     """As a scan over numbers that are all the same, and the gradient of a mean of a scan's results."""
     x, weights = table(rng), (rng.standard_normal((COLUMNS, COLUMNS)) / 4).astype(np.float32)

@@ -79,6 +79,10 @@ def test_rows(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], 
     assert f" in blocks of 1x{block}:" in kernel.text, kernel.text
 
 
+def centred(x: jax.Array) -> jax.Array:
+    return x - x.max(-1, keepdims=True)
+
+
 def region_of_rows(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> Region:
     """The only region that folds rows, or the only one."""
     flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
@@ -158,12 +162,21 @@ def test_threads_of_a_program() -> None:
         assert prepare(region, replace(H100, vendor="amd", warp_size=lanes)).launches[0].warps == warps
 
 
-@pytest.mark.parametrize(("size", "wide"), [(2_100_000_000, False), (2_147_000_000, True)])
-def test_counters_that_stop_past_32_bits_are_wide(size: int, wide: bool) -> None:
+@pytest.mark.parametrize(
+    ("function", "dims", "first", "wide"),
+    [
+        pytest.param(lambda x: x.max(), (2_100_000_000,), "part * 8192", False, id="of parts, not near the end"),
+        pytest.param(lambda x: x.max(), (2_147_000_000,), "part * 8192", True, id="of parts"),
+        pytest.param(centred, (500, 2_147_480_000), "tl.full([], 0, tl.int64)", True, id="of one part"),
+    ],
+)
+def test_counters_that_stop_past_32_bits_are_wide(
+    function: Callable[..., Any], dims: tuple[int, ...], first: str, wide: bool
+) -> None:
     """A step past the end of a row that itself has fewer elements."""
-    source = kernel_of(lambda x: x.max(), [jax.ShapeDtypeStruct((size,), jnp.int8)]).source
-    assert f"start in range(part * 8192, {size}, " in source
-    assert ("tl.int64" in source) is wide
+    kernel = kernel_of(function, [jax.ShapeDtypeStruct(dims, jnp.int8)])
+    assert f"range({first}, {dims[-1]}, " in kernel.source
+    assert ("tl.int64" in kernel.source) is wide
 
 
 def gradient_by_statistics(x: jax.Array, gain: jax.Array, scale: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
