@@ -166,7 +166,7 @@ def _measure(
             progress.show(name)
             try:
                 if name in checked and expected is not None and not _agree(kernel(run, *arguments), expected):
-                    logger.warning("%s: %s computes something else than ATen and is not used", task.name, name)
+                    logger.warning("%s: %s computes something else than the others and is not used", task.name, name)
                     times[name] = None
                     continue
                 times[name] = _time(kernel, run, arguments, device, seconds / len(kernels), errand)

@@ -230,28 +230,20 @@ template <class T>
 void SolveStrip(const Triangle<T>& t, T* x, int64_t leading, int64_t count) {
   if (t.order <= kSmall) return SolveSmall(t, x, leading, count);
   if (count == 1) return SolveVector(t, x, leading);
-  const int64_t half = Half(t.order), rest = t.order - half;
-  const bool right = t.Has(LinearAlgebra::kRightSide);
-  T* const middle = x + half * (right ? 1 : leading);
+  const int64_t half = Half(t.order);
+  const bool right = t.Has(LinearAlgebra::kRightSide), forward = t.IsForward();
   const Triangle<T> upper = t.Part(0, half), lower = t.Part(half, t.order);
+  const Triangle<T>&first = forward ? upper : lower, &second = forward ? lower : upper;
+  T* const middle = x + half * (right ? 1 : leading);
+  T *const known = forward ? x : middle, *const unknown = forward ? middle : x;
+  SolveStrip(first, known, leading, count);
   const Operand<T> between = t.OffDiagonal(half);
-  if (t.IsForward()) {
-    SolveStrip(upper, x, leading, count);
-    if (right) {
-      SubtractProduct(middle, leading, {x, leading}, between, count, rest, half);
-    } else {
-      SubtractProduct(middle, leading, between, {x, leading}, rest, count, half);
-    }
-    SolveStrip(lower, middle, leading, count);
+  if (right) {
+    SubtractProduct(unknown, leading, {known, leading}, between, count, second.order, first.order);
   } else {
-    SolveStrip(lower, middle, leading, count);
-    if (right) {
-      SubtractProduct(x, leading, {middle, leading}, between, count, half, rest);
-    } else {
-      SubtractProduct(x, leading, between, {middle, leading}, half, count, rest);
-    }
-    SolveStrip(upper, x, leading, count);
+    SubtractProduct(unknown, leading, between, {known, leading}, second.order, count, first.order);
   }
+  SolveStrip(second, unknown, leading, count);
 }
 
 // b: rows x columns, whose rows are `leading` elements apart; becomes x.

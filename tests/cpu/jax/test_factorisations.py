@@ -3,12 +3,10 @@ judged by what defines them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+
+from support.instruction_sets import run_without
 
 PROGRAM = """
 import sys
@@ -44,9 +42,4 @@ print(jax.default_backend())
 
 @pytest.mark.parametrize("without", ["", "-AVX512F", "-AVX512F,-AVX2"])
 def test_factorisations(without: str, rng: np.random.Generator) -> None:
-    tunables = {"GLIBC_TUNABLES": f"glibc.cpu.hwcaps={without}"} if without else {}
-    environment = {**os.environ, "JAX_PLATFORMS": "flagos,cpu", **tunables}
-    command = [sys.executable, "-c", PROGRAM, str(rng.integers(2**31))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("flagos")
+    run_without(without, PROGRAM, rng)
