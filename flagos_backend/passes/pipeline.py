@@ -26,9 +26,9 @@ from flagos_backend.passes.trip_count import find_trip_counts
 
 Pass = Callable[[Module], Module]
 
-# After select_branches, which makes calls. Folding and simplifying feed each other; what the second round does not
-# reach is rare and stays correct.
-PASSES: tuple[tuple[str, Pass], ...] = (
+# After the branches, which become calls. Folding and simplifying feed each other; what the second round does not reach
+# is rare and stays correct.
+_PASSES: tuple[tuple[str, Pass], ...] = (
     ("inline_calls", inline_calls),
     ("dce", eliminate_dead_code),
     ("simplify", simplify),
@@ -45,6 +45,12 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("dce", eliminate_dead_code),
     ("settle_donors", settle_donors),
 )
+
+
+def passes_for(target: Target) -> tuple[tuple[str, Pass], ...]:
+    """All passes with their names, in order."""
+    branches = partial(select_branches, operations=target.untaken_operations)
+    return ("inline_calls", inline_calls), ("select_branches", branches), *_PASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +77,7 @@ def optimize_with_report(
     """
     reports = []
     size = _size(module)
-    branches: Pass = partial(select_branches, operations=target.untaken_operations)
-    passes: tuple[tuple[str, Pass], ...] = (("select_branches", branches), *PASSES)
-    for name, run in passes:
+    for name, run in passes_for(target):
         start = time.perf_counter()
         result = run(module)
         seconds = time.perf_counter() - start

@@ -6,6 +6,8 @@ part of the loop or kernel around it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from flagos_backend.fusion.support import FUNCTIONS, is_complex_elementwise, is_elementwise
@@ -13,7 +15,8 @@ from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, 
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
-from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
+from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape, index_in, users_of
+from flagos_backend.passes.simplify_updates import is_decidable
 
 # A kernel of more takes longer to compile than the branch in most programs takes to run.
 MAX_INSTRUCTIONS = 128
@@ -47,11 +50,13 @@ def select_branches(module: Module, operations: int) -> Module:
     def rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         if instruction.opcode is not Opcode.CONDITIONAL or not _selectable(instruction.shape):
             return None
-        costs = [work.of_computation(branch) for branch in instruction.called]
+        updated = _updated(instruction)
+        costs = [work.of_branch(branch, updated) for branch in instruction.called]
         if any(cost is None for cost in costs):
             return None
         counts, sizes = zip(*(cost for cost in costs if cost is not None), strict=True)
-        selected = (len(costs) - 1) * sum(leaf.num_elements for leaf in leaves(instruction.shape))
+        kept = enumerate(leaves(instruction.shape))
+        selected = (len(costs) - 1) * sum(leaf.num_elements for index, leaf in kept if index not in updated)
         if sum(counts) > MAX_INSTRUCTIONS or sum(sizes) + selected > operations:
             return None
         return _selected(instruction, emitter)
@@ -62,6 +67,37 @@ def select_branches(module: Module, operations: int) -> Module:
 def _selectable(shape: Shape) -> bool:
     elements = shape.elements if isinstance(shape, TupleShape) else (shape,)
     return all(isinstance(e, ArrayShape) and e.element_type is not ElementType.TOKEN for e in elements)
+
+
+def _updated(conditional: Instruction) -> dict[int, list[Instruction]]:
+    """The updates that make each element of the result from one array, the same in all branches: simplify_updates
+    chooses of what they write. Not those of arrays that are read as well before they are handed on."""
+    found: dict[int, list[Instruction]] = {}
+    users = [users_of(branch) for branch in conditional.called]
+    for index, _ in enumerate(leaves(conditional.shape)):
+        bases: set[tuple[int, int]] = set()
+        found[index] = []
+        for branch, argument, uses in zip(conditional.called, conditional.operands[1:], users, strict=True):
+            value = branch.root.operands[index] if branch.root.opcode is Opcode.TUPLE else branch.root
+            while is_decidable(value) and len(uses.get(id(value), ())) <= 1:
+                found[index].append(value)
+                value = value.operands[0]
+            bases.add(_argument(value, branch, argument))
+        if len(bases) > 1 or -1 in next(iter(bases)):
+            del found[index]
+    return found
+
+
+def _argument(value: Instruction, branch: Computation, argument: Instruction) -> tuple[int, int]:
+    """What ``value`` is outside of the branch: an instruction, by its id, and the element of it, else 0. With -1 for
+    what the branch itself makes."""
+    (parameter,) = branch.parameters
+    if value is parameter:
+        return id(argument), 0
+    index = index_in(value, parameter)
+    if index < 0:
+        return -1, -1
+    return (id(argument.operands[index]), 0) if argument.opcode is Opcode.TUPLE else (id(argument), index)
 
 
 def _selected(conditional: Instruction, emitter: Emitter) -> Instruction:
@@ -119,14 +155,24 @@ class _Work:
             known = self._known[id(computation)] = (computation, self._sum(computation))
         return known[1]
 
-    def _sum(self, computation: Computation) -> tuple[int, int] | None:
+    def of_branch(self, branch: Computation, updated: dict[int, list[Instruction]]) -> tuple[int, int] | None:
+        """As of_computation, where the updates in ``updated`` cost what they write."""
+        return self._sum(branch, {id(update) for updates in updated.values() for update in updates})
+
+    def _sum(self, computation: Computation, updates: Collection[int] = ()) -> tuple[int, int] | None:
         count = size = 0
         for instruction in computation.instructions:
-            cost = self._of(instruction)
+            cost = self._of_update(instruction) if id(instruction) in updates else self._of(instruction)
             if cost is None:
                 return None
             count, size = count + cost[0], size + cost[1]
         return count, size
+
+    def _of_update(self, instruction: Instruction) -> tuple[int, int] | None:
+        if any(self.of_computation(combines) is None for combines in instruction.called):
+            return None
+        # What is written, what is there, and the choice between them.
+        return 1, 3 * sum(array_shape(operand).num_elements for operand in instruction.operands[1:])
 
     def _of(self, instruction: Instruction) -> tuple[int, int] | None:
         opcode = instruction.opcode

@@ -6,7 +6,13 @@ from flagos_backend.ir.attributes import DimensionsAttributes, TupleIndexAttribu
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import TupleShape, leaves
-from flagos_backend.passes import simplify_arithmetic, simplify_indices, simplify_movement, simplify_sums
+from flagos_backend.passes import (
+    simplify_arithmetic,
+    simplify_indices,
+    simplify_movement,
+    simplify_sums,
+    simplify_updates,
+)
 from flagos_backend.passes.rewrite import Emitter, Rule, apply_rule, array_shape
 
 
@@ -45,6 +51,11 @@ def _while(instruction: Instruction, _: Emitter) -> Instruction | None:
     return instruction.operands[0] if instruction.attributes_as(WhileAttributes).trip_count == 0 else None
 
 
+def _select(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+    one = simplify_arithmetic.RULES[Opcode.SELECT](instruction, emitter)
+    return simplify_updates.RULES[Opcode.SELECT](instruction, emitter) if one is None else one
+
+
 def _reduce(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     """A fold of no elements is what it begins with: no kernel has to tell where it may not read."""
     operands = instruction.operands
@@ -64,6 +75,7 @@ _RULES: dict[Opcode, Rule] = {
     **simplify_arithmetic.RULES,
     **simplify_indices.RULES,
     Opcode.REDUCE: _reduce,
+    Opcode.SELECT: _select,
     Opcode.GET_TUPLE_ELEMENT: _get_tuple_element,
     Opcode.TUPLE: _tuple,
     Opcode.WHILE: _while,

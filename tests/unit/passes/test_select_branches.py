@@ -124,6 +124,56 @@ def test_large_results_that_are_handed_on_count() -> None:
     assert conditionals(select_branches(import_module(hlo), 199)) == 1
 
 
+def written(p: Any, x: Any, i: Any) -> Any:
+    return lax.cond(p, lambda x: x.at[i].set(1.0), lambda x: x, x)
+
+
+def written_either_way(p: Any, x: Any, i: Any) -> Any:
+    """With another result, and what is read of the array before."""
+    return lax.cond(
+        p,
+        lambda x: (x.at[i].add(x[i + 1]).at[:9, 2].multiply(2), i + 1),
+        lambda x: (lax.dynamic_update_slice(x, x[:2] + 1, (i, 0)), i),
+        x,
+    )
+
+
+def written_by_number(p: Any, x: Any, i: Any) -> Any:
+    branches = [lambda x: x.at[i].set(1.0), lambda x: x, lambda x: x.at[jnp.stack([i, i - 1])].add(x[:2])]
+    return lax.switch(i + p, branches, x)
+
+
+def written_in_turns(p: Any, x: Any, i: Any) -> Any:
+    return lax.fori_loop(0, 9, lambda k, x: lax.cond(p ^ (k % 2 == 0), lambda x: x.at[k].add(k), lambda x: x, x), x)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 511, 512, -1])
+@pytest.mark.parametrize("program", [written, written_either_way, written_by_number, written_in_turns])
+def test_updates_cost_what_they_write(
+    program: Callable[..., Any], place: int, taken: bool, rng: np.random.Generator
+) -> None:
+    """Not the array, of 4,096 elements."""
+    arguments = [np.bool_(taken), rng.standard_normal((512, 8)).astype(np.float32), np.int32(place)]
+    assert_selected(hlo_bytes(program, *arguments), arguments)
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        lambda x, y: x.at[:].set(1.0),
+        lambda x, y: y.at[0].set(1.0),
+        lambda x, y: x.at[0].set(1.0) + 1,
+        lambda x, y: x.at[0].set(1.0).at[1].set(x.at[0].set(1.0).sum()),
+    ],
+    ids=["all of it", "another array", "and computed", "and read"],
+)
+def test_what_is_not_only_updated_costs_all_of_it(branch: Callable[..., Any], rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((2, 64, 64)).astype(np.float32)
+    hlo = hlo_bytes(lambda p, x, y: lax.cond(p, branch, lambda x, y: x, x, y), np.bool_(True), x, y)
+    assert conditionals(optimize(import_module(hlo))) == 1
+
+
 def looping(x: jax.Array) -> jax.Array:
     return lax.while_loop(lambda x: x[0] < 9, lambda x: x + 1, x)
 

@@ -1,0 +1,133 @@
+"""Choices between arrays and their updates: stock XLA computes the same of the rewritten program, and no array is
+chosen as a whole; what is no such choice stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from flagos_backend.importer import export_module, import_module
+from flagos_backend.ir.hlo import Module
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape
+from flagos_backend.passes.pipeline import optimize
+from programs import hlo_bytes, run_on_xla
+
+Program = Callable[..., Any]
+
+
+def whole_choices(module: Module, shape: tuple[int, ...]) -> int:
+    """How many arrays of ``shape`` are chosen from two."""
+    instructions = [i for c in module.computations() for i in c.instructions if i.opcode is Opcode.SELECT]
+    return sum(isinstance(i.shape, ArrayShape) and i.shape.dims == shape for i in instructions)
+
+
+def optimized(program: Program, *arguments: Any) -> Module:
+    """The program after all passes, of which stock XLA computes what it computes of the program."""
+    hlo = hlo_bytes(program, *arguments)
+    module = optimize(import_module(hlo), verify=True)
+    for ours, theirs in zip(run_on_xla(export_module(module), arguments), run_on_xla(hlo, arguments), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    return module
+
+
+def row(p: Any, x: Any, u: Any, i: Any) -> Any:
+    return jnp.where(p, x.at[i].set(u), x)
+
+
+def row_if_not(p: Any, x: Any, u: Any, i: Any) -> Any:
+    return jnp.where(p, x, x.at[i].add(u, mode="drop"))
+
+
+def window(p: Any, x: Any, u: Any, i: Any) -> Any:
+    return jnp.where(p, lax.dynamic_update_slice(x, u[None, :3], (i, i)), x)
+
+
+def one_or_the_other(p: Any, x: Any, u: Any, i: Any) -> Any:
+    return jnp.where(p, x.at[i].set(u), x.at[i - 1].set(-u))
+
+
+def several(p: Any, x: Any, u: Any, i: Any) -> Any:
+    """Over each other, and one that both have."""
+    x = x.at[2].set(u * 3)
+    return jnp.where(p, x.at[i].set(u).at[i, 2].add(1).at[i + 1].multiply(u), x.at[i].set(-u))
+
+
+def rows(p: Any, x: Any, u: Any, i: Any) -> Any:
+    return jnp.where(p, x.at[jnp.stack([i, i - 2, i])].add(u), x)
+
+
+def in_turns(p: Any, x: Any, u: Any, i: Any) -> Any:
+    """As a search writes what it finds."""
+
+    def turn(k: Any, x: Any) -> Any:
+        return jnp.where((u[k] > 0) ^ p, x.at[(i + k) % 7].set(x[k] + u), x)
+
+    return lax.fori_loop(0, 6, turn, x)
+
+
+def nested(p: Any, x: Any, u: Any, i: Any) -> Any:
+    return jnp.where(p, jnp.where(u[0] > 0, x.at[i].set(u), x.at[i].add(u)), x)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("place", [0, 6, 7, -1, -9])
+@pytest.mark.parametrize(
+    "program", [row, row_if_not, window, one_or_the_other, several, rows, in_turns, nested], ids=lambda f: f.__name__
+)
+def test_only_what_is_written_is_chosen(program: Program, place: int, taken: bool, rng: np.random.Generator) -> None:
+    x, u = rng.integers(-9, 9, (7, 8)).astype(np.float32), rng.integers(-9, 9, 8).astype(np.float32)
+    module = optimized(program, np.bool_(taken), x, u, np.int32(place))
+    assert whole_choices(module, (7, 8)) == 0
+
+
+def element_by_element(p: Any, x: Any, u: Any, i: Any) -> Any:
+    return jnp.where(u > 0, x.at[i].set(u), x)
+
+
+def of_different_arrays(p: Any, x: Any, u: Any, i: Any) -> Any:
+    return jnp.where(p, x.at[i].set(u), x + 1)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("program", [element_by_element, of_different_arrays], ids=lambda f: f.__name__)
+def test_other_choices_stay(program: Program, taken: bool, rng: np.random.Generator) -> None:
+    x, u = rng.integers(-9, 9, (7, 8)).astype(np.float32), rng.integers(-9, 9, 8).astype(np.float32)
+    assert whole_choices(optimized(program, np.bool_(taken), x, u, np.int32(3)), (7, 8)) == 1
+
+
+def test_a_thousand_updates(rng: np.random.Generator) -> None:
+    """Neither their number nor that of the choices is a depth of calls."""
+
+    def program(p: Any, x: Any) -> Any:
+        y = x
+        for k in range(1000):
+            y = lax.dynamic_update_slice(y, x[k : k + 1] + k, (2 * k + 1,))
+        return jnp.where(p, y, x)
+
+    module = import_module(hlo_bytes(program, np.bool_(True), np.zeros(2048, np.float32)))
+    assert whole_choices(optimize(module), (2048,)) == 0
+
+
+def test_gradients(rng: np.random.Generator) -> None:
+    x, u = rng.integers(-9, 9, (7, 8)).astype(np.float32), rng.integers(-9, 9, 8).astype(np.float32)
+    program = jax.grad(lambda x, p, u, i: (in_turns(p, x, u, i) ** 2).sum())
+    optimized(lambda p, x, u, i: program(x, p, u, i), np.bool_(True), x, u, np.int32(1))
+
+
+def test_unsigned_indices(rng: np.random.Generator) -> None:
+    """None of their numbers is outside of every array: several windows are chosen with the array."""
+    x, u = rng.integers(-9, 9, (7, 8)).astype(np.float32), rng.integers(-9, 9, (2, 8)).astype(np.float32)
+    i = np.array([3, 9], np.uint32)
+    program = jax.jit(lambda p, x, u, i: jnp.where(p, lax.scatter(x, i[:, None], u, _ROWS, mode="drop"), x))
+    for taken in (False, True):
+        assert whole_choices(optimized(program, np.bool_(taken), x, u, i), (7, 8)) == 1
+
+
+_ROWS = lax.ScatterDimensionNumbers((1,), (0,), (0,))
