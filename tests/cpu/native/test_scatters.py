@@ -38,9 +38,9 @@ _SCATTERS = {
         "update_window_dims={3}, inserted_window_dims={}, scatter_dims_to_operand_dims={1}, index_vector_dim=3, "
         "input_batching_dims={0,2}, scatter_indices_batching_dims={2,0}",
     ),
-    "a single window": (
-        "[9,8] [2] [4,3]",
-        "update_window_dims={0,1}, inserted_window_dims={}, scatter_dims_to_operand_dims={0,1}, index_vector_dim=0",
+    "two windows": (
+        "[9,8] [2,2] [2,4,3]",
+        "update_window_dims={1,2}, inserted_window_dims={}, scatter_dims_to_operand_dims={0,1}, index_vector_dim=0",
     ),
     "a window that no index moves": (
         "[9,8] [5,1] [5,7]",
