@@ -56,6 +56,35 @@ def test_halves_are_rounded_after_each_operator(dtype: torch.dtype) -> None:
     check_function(lambda x, y: ((x * y + x) * y - x * 0.3 + y) / y, x, y, rtol=0, atol=0)
 
 
+_KINDS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32, torch.int64, torch.bool]
+
+
+@pytest.mark.parametrize("kind", [k for k in _KINDS if k is not torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [(), (1,), (257,), (8, 33)], ids=str)
+def test_halves_by_tensors_without_dimensions(dims: tuple[int, ...], dtype: torch.dtype, kind: torch.dtype) -> None:
+    """ATen multiplies and divides by them as by numbers, unrounded, and rounds them everywhere else."""
+    x, y = torch.randn(dims).to(dtype), (torch.rand(()) * 99 + 1).to(kind)
+    check_function(lambda x, y: (x * y, x / y, y * x, y / x, x + y, y - x), x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", _KINDS, ids=str)
+@pytest.mark.parametrize("other", [0.1, 2.328622817993164, 100, -7, 7e4, float("nan"), *_KINDS], ids=str)
+def test_what_is_compared_is_rounded_first(other: float | torch.dtype, dtype: torch.dtype) -> None:
+    """To the type that both are promoted to, in which a number or a tensor without dimensions may be as another."""
+    x = torch.randn(64).mul(20).to(dtype)
+    if isinstance(other, torch.dtype):
+        few, many = torch.tensor(2.328622817993164).to(other), torch.randn(64).mul(20).to(other)
+        values = (few, many)
+        x[::3] = few.to(dtype)
+    else:
+        values = (other,)
+        if dtype.is_floating_point or isinstance(other, int):
+            x[::3] = other
+    for y in values:
+        check_function(lambda x, y: (x < y, x == y, x >= y, x != y), x, y, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("sizes", [(17, 8, 8), (32, 64, 48), (5, 300, 3), (40, 0, 8)], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_of_bytes(sizes: tuple[int, int, int], turned: bool) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from flagos_backend.ir.attributes import CompareAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -161,12 +160,24 @@ def _scaled(emitter: Emitter, result: torch.Tensor, y: Operand, alpha: float) ->
 @lowering(aten.mul.Tensor, aten.mul.Scalar)
 def _mul(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
     _number(result)
-    return _binary(emitter, result, Opcode.MULTIPLY, x, y)
+    return _product(emitter, result, Opcode.MULTIPLY, x, y)
 
 
 @lowering(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
 def _div(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
-    return _binary(emitter, result, Opcode.DIVIDE, x, y)
+    return _product(emitter, result, Opcode.DIVIDE, x, y)
+
+
+def _product(emitter: Emitter, result: torch.Tensor, opcode: Opcode, x: Operand, y: Operand) -> Instruction:
+    """A second operand without dimensions is as good as a number: beside it ATen computes halves in float32, too."""
+    kind = element_type(result)
+    scalar = array(y) if isinstance(y, Instruction) and result.dim() > 0 else None
+    if kind not in _HALF or scalar is None or scalar.rank or scalar.element_type is kind:
+        return _binary(emitter, result, opcode, x, y)
+    _real(result, [x, y])
+    dims = tuple(result.shape)
+    operands = [emitter.operand(value, E.F32, dims) for value in (x, y)]
+    return emitter.convert(emitter.add(opcode, *operands), kind)
 
 
 @lowering(aten.maximum.default)
@@ -234,6 +245,8 @@ def _compare(direction: Comparison) -> Rule:
 
 
 def _common_type(x: Instruction, y: Operand) -> ElementType:
+    """What ATen rounds both to before it compares them."""
+
     def meta(value: Operand) -> Any:
         if not isinstance(value, Instruction):
             return value
@@ -241,12 +254,7 @@ def _common_type(x: Instruction, y: Operand) -> ElementType:
         dims = (1,) * array(value).rank
         return torch.empty(dims, dtype=TORCH_DTYPE[array(value).element_type], device="meta")
 
-    kind = ELEMENTWISE_TYPE_PROMOTION_KIND.ALWAYS_BOOL
-    compute, _ = elementwise_dtypes(meta(x), meta(y), type_promotion_kind=kind)
-    common = ELEMENT_TYPE[compute]
-    if array(x).element_type in _HALF and not isinstance(y, Instruction):
-        return E.F32 if common in _HALF else common
-    return common
+    return ELEMENT_TYPE[torch.result_type(meta(x), meta(y))]
 
 
 for _name, _direction in {
