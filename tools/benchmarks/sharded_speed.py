@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import report
-from benchmarks.jax_speed import Measured, Peak, drop_programs, line, measure, peak_of, render
+from benchmarks.jax_speed import Measured, Peak, best_of, drop_programs, line, measure, peak_of, render
 from benchmarks.programs import Program, Scale, programs
 
 # That the host shows, for each side.
@@ -79,6 +79,7 @@ def main() -> int:
     sides = [jax.devices(platform) for platform in (options.device, options.peer)]
     counts = [count for count in (2, 4, 8) if count <= min(map(len, sides))]
     peaks = [peak_of(side[0], scale) for side in sides]
+    best = best_of(peaks)
     source = report.origin("sharded_speed", "" if scale is Scale.HOST else sides[1][0].device_kind)
 
     def table(rows: Sequence[Measured]) -> str:
@@ -97,7 +98,7 @@ def main() -> int:
             if any(leaf.shape[0] % count for leaf in jax.tree.leaves(batch)):
                 continue
             # Devices of the host are its one processor.
-            peak = peaks[1] if scale is Scale.HOST else Peak(peaks[1].bytes * count, peaks[1].flops * count)
+            peak = best if scale is Scale.HOST else Peak(best.bytes * count, best.flops * count)
             for way, spread in WAYS.items():
                 named = replace(program, name=f"{program.name}, {way} over {count}")
                 if not fnmatch.fnmatch(named.name, options.only):
