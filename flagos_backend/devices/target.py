@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from flagos_backend.ir.types import ElementType
 
-# From this one on matrix units read 32-bit operands of a product only with the contracted dimension last, kernels can
-# start early, and multiprocessors can read each other's memory.
+# From this one on matrix units read 32-bit operands of a product only with the contracted dimension last, and kernels
+# can start early.
 _HOPPER = 90
-# So many can on every such chip.
-_CLUSTER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +45,6 @@ class Target:
     @property
     def launches_early(self) -> bool:
         """Whether a kernel may start while the one before it ends, and waits by itself for what that one wrote."""
-        return self._is_hopper_or_later
-
-    @property
-    def most_in_cluster(self) -> int:
-        """How many multiprocessors can work on one block, at most."""
-        return _CLUSTER if self._is_hopper_or_later else 1
-
-    @property
-    def _is_hopper_or_later(self) -> bool:
         version = self.architecture.removeprefix("sm_")
         return self.vendor == "nvidia" and version.isdecimal() and int(version) >= _HOPPER
 

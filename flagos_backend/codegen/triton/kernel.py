@@ -45,25 +45,18 @@ _MAX_THREADS = 1024
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel function of a source. ``arguments``: buffers by number, inputs then outputs then workspaces.
-    ``starts_early``: it may be launched while the kernel ahead of it ends, for which it waits itself. ``cluster``: how
-    many multiprocessors run each program together, with ``warps`` warps each."""
+    ``starts_early``: it may be launched while the kernel ahead of it ends, for which it waits itself."""
 
     function: str
     grid: int
     warps: int
     arguments: tuple[int, ...]
     starts_early: bool = False
-    cluster: int = 1
 
     @property
     def flags(self) -> dict[str, Any]:
         """For Triton's launch."""
-        flags: dict[str, Any] = {"num_warps": self.warps}
-        if self.starts_early:
-            flags["launch_pdl"] = True
-        if self.cluster > 1:
-            flags["num_ctas"] = self.cluster
-        return flags
+        return {"num_warps": self.warps, **({"launch_pdl": True} if self.starts_early else {})}
 
 
 @dataclass(eq=False)
@@ -198,7 +191,7 @@ class _Kernels:
         arguments = [self.numbers[buffer] for buffer in used]
         arguments += [self.numbers[buffer] for buffer in (halves.buffers.values() if halves else ())]
         warps = min(tiling.warps, _MAX_THREADS // self.target.warp_size)
-        self.launches.append(Launch(name, tiling.grid, warps, tuple(arguments), early, tiling.cluster))
+        self.launches.append(Launch(name, tiling.grid, warps, tuple(arguments), early))
 
     def add_halves(self, region: Region, tiling: Tiling, halves: Split) -> None:
         self.names |= {buffer: buffer.name for buffer in halves.buffers.values()}
@@ -231,8 +224,7 @@ def describe(region: Region, tiling: Tiling) -> str:
     shape = "x".join(map(str, region.dims)) or "scalar"
     blocks = "x".join(str(axis.block) for axis in tiling.axes)
     parts = f", {tiling.parts} parts" if tiling.parts > 1 else ""
-    cluster = f" on {tiling.cluster} multiprocessors each" if tiling.cluster > 1 else ""
-    return f"triton {names} over {shape} in blocks of {blocks}{parts}{cluster}: {_work(region)}"
+    return f"triton {names} over {shape} in blocks of {blocks}{parts}: {_work(region)}"
 
 
 def _work(region: Region) -> str:

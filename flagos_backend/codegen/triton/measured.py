@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from flagos_backend.codegen.triton.kernel import RegionKernel, array_of, prepare
-from flagos_backend.codegen.triton.tiling import Walk, walks
+from flagos_backend.codegen.triton.tiling import walks
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.region import Region
 from flagos_backend.ir.types import TupleShape
@@ -14,20 +14,13 @@ from flagos_backend.kernels import tuning
 from flagos_backend.kernels.policy import Policy
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton import launching
 
 
 def prepare_fastest(region: Region, target: Target) -> RegionKernel:
     """As ``prepare``; where there are several ways, the fastest measured, in the time that a library call is given."""
-    kernels: dict[str, RegionKernel] = {}
-    for walk in walks(region, target):
-        if walk is Walk.SPREAD and not launching.folds_in_clusters():
-            continue
-        kernel = prepare(region, target, walk)
-        if all((kernel.source, kernel.launches) != (other.source, other.launches) for other in kernels.values()):
-            kernels[walk.value] = kernel
+    kernels = {walk.value: prepare(region, target, walk) for walk in walks(region)}
     usual = next(iter(kernels.values()))
-    if len(kernels) == 1:
+    if all((kernel.source, kernel.launches) == (usual.source, usual.launches) for kernel in kernels.values()):
         return usual
     outcome = tuning.fastest(
         _task(usual),
@@ -35,8 +28,6 @@ def prepare_fastest(region: Region, target: Target) -> RegionKernel:
         {name: _call(kernel) for name, kernel in kernels.items()},
         Policy.from_environment().tune_seconds,
         warm_ups={name: kernel.compile for name, kernel in kernels.items()},
-        # Folds over the memory of several multiprocessors are new in Triton.
-        checked={Walk.SPREAD.value},
     )
     chosen = kernels[outcome.name]
     chosen.text += f"; {outcome.name}: {outcome.text}"

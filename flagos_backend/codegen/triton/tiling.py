@@ -143,8 +143,7 @@ class Tiling:
     """``axes``: one or two. ``loop``: the axis walked inside a program; the others are spread over the grid, and so are
     ``parts`` of the loop's axis, each of which takes one block in so many. With several parts the folds over the loop's
     axis leave a partial result for each, which a second kernel folds. ``stages``: how many steps of the loop are loaded
-    ahead; ``unroll``: how many are compiled as one; ``alignment``: where a loop along a row begins; ``cluster``: how
-    many multiprocessors hold a block together, with ``warps`` warps each."""
+    ahead; ``unroll``: how many are compiled as one; ``alignment``: where a loop along a row begins."""
 
     axes: tuple[Axis, ...]
     warps: int
@@ -153,7 +152,6 @@ class Tiling:
     stages: int = 1
     unroll: int = 1
     alignment: Alignment | None = None
-    cluster: int = 1
 
     @property
     def looped(self) -> Axis | None:
@@ -175,27 +173,22 @@ def power_of_two(size: int) -> int:
 
 
 class Walk(enum.Enum):
-    """How rows that are too long for one program's registers share the device. Alone, none loses what it has read from
-    the cache before its next walk; beside others, none waits alone for the memory; spread, each is read once, but all
-    its programs wait for each other at every fold. Which counts more depends on the chip, and on what is computed."""
+    """How programs share the device that walk rows several times each. Alone, none loses what it has read from the
+    cache before its next walk; beside others, none waits alone for the memory. Which counts more depends on the chip,
+    and on what is computed."""
 
     ALONE = "one on a multiprocessor"
     BESIDE = "several on a multiprocessor"
-    SPREAD = "each on several multiprocessors"
 
 
-def walks(region: Region, target: Target) -> tuple[Walk, ...]:
+def walks(region: Region) -> tuple[Walk, ...]:
     """The ways to run ``region`` that may differ, the usual one first."""
-    if len({fold.dims for fold in region.folds}) != 1:
+    groups = {fold.dims for fold in region.folds}
+    if len(groups) != 1:
         return (Walk.ALONE,)
-    real = [d for d, size in enumerate(region.dims) if size != 1]
-    folded = [d for d in real if d in region.folded]
-    is_walked = any(not store.index.dims.isdisjoint(folded) for store in region.stores)
-    if not is_walked or power_of_two(prod(region.dims[d] for d in folded)) <= MAX_ROW:
-        return (Walk.ALONE,)
-    kept = [d for d in real if d not in folded]
-    can_spread = _is_inner(region, folded, kept) and _Row.of(region, kept, folded).cluster(target) > 1
-    return tuple(walk for walk in Walk if walk is not Walk.SPREAD or can_spread)
+    size = prod(region.dims[d] for d in region.folded)
+    is_walked = any(not store.index.dims.isdisjoint(region.folded) for store in region.stores)
+    return tuple(Walk) if is_walked and power_of_two(size) > MAX_ROW else (Walk.ALONE,)
 
 
 def choose(region: Region, target: Target, *, splits: bool = True, walk: Walk = Walk.ALONE) -> Tiling:
@@ -366,11 +359,6 @@ def _rows(
     block = power_of_two(size)
     programs_wanted = 2 * target.multiprocessors
     row = _Row.of(region, kept, folded)
-    if walk is Walk.SPREAD:
-        axes, cluster = (_axis(region, "x", kept, 1), _axis(region, "r", folded, block)), row.cluster(target)
-        alignment = Alignment.of(region, kept, folded)
-        loop = Loop.NONE if alignment is None else Loop.SECOND
-        return Tiling(axes, _warps(block // cluster, _ROW_PER_LANE), loop, alignment=alignment, cluster=cluster)
     if MAX_ROW < block <= MAX_LONG_ROW and rows >= programs_wanted and row.pays_ahead(target, block):
         axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, block)
         warps = _warps(block, _LONG_ROW_PER_LANE)
@@ -437,13 +425,6 @@ class _Row:
         held as well, and of rows that only fold the instructions are few."""
         has_room = (_ROW_STAGES - 1) * sum(self.loaded) * block <= target.shared_memory_bytes
         return has_room and bool(self.stored) and not self.is_wide and not self.shares and self.fits_registers
-
-    def cluster(self, target: Target) -> int:
-        """How many multiprocessors hold a row in their registers; 1 where as many as can work together do not."""
-        block = power_of_two(self.size)
-        cluster = min(max(block // MAX_ROW, 1), target.most_in_cluster)
-        fits = block <= cluster * MAX_LONG_ROW and 0 < self.held * self.size <= cluster * _HELD
-        return cluster if fits else 1
 
     def step(self, target: Target, rows: int, walk: Walk) -> tuple[int, int, int]:
         """How much of a row is read at a time where ``rows`` are walked, how much of that by each lane, and how many

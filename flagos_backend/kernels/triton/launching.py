@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -22,15 +21,6 @@ def unavailable(target: Target) -> str:
     if target.is_host or (target.device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1"):
         return "Triton has no compiler for the host"
     return ""
-
-
-@functools.cache
-def folds_in_clusters() -> bool:
-    """Whether Triton folds what several multiprocessors hold together, which no version before 3.8 compiles."""
-    import triton
-
-    major, minor = triton.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= (3, 8)
 
 
 def exceeds_32_bits(*arrays: Tensor, since: int = 0) -> bool:

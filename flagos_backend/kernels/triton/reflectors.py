@@ -1,5 +1,5 @@
-"""QR factorisations of small matrices, one launch for all of a batch (reflectors_kernels.py): libraries take one for each
-step of each matrix."""
+"""QR factorisations of small matrices, one launch for all of a batch (reflectors_kernels.py): libraries take one for
+each step of each matrix."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rows that begin anywhere in memory, from the first whole unit on, against the reference: walked, and held by several
-multiprocessors."""
+"""Rows that begin anywhere in memory, walked from the first whole unit on, against the reference."""
 
 from __future__ import annotations
 
@@ -20,15 +19,10 @@ from programs import hlo_bytes
 from support.numbers import NUMPY_DTYPE, distance, random_values
 
 E = ElementType
+pytestmark = pytest.mark.usefixtures("short_blocks")
 _TYPES = [E.F32, E.F64, E.BF16, E.F16, E.S8, E.U16, E.S32, E.S64, E.PRED]
 # Of a row, and of what comes between it and the next one.
 _SIZES = [(1001, 0), (607, 3), (600, 1), (516, 16)]
-
-
-@pytest.fixture(params=["short_blocks", "spread_rows"], autouse=True)
-def way(request: pytest.FixtureRequest) -> str:
-    request.getfixturevalue(request.param)
-    return str(request.param)
 
 
 def compare(function: Callable[..., Any], *arguments: np.ndarray, ulp: float) -> RegionKernel:
@@ -128,10 +122,3 @@ def test_a_maximum_of_rounded_numbers_is_one_of_them(rng: np.random.Generator) -
     for rows in (slice(None), slice(0, 200)):  # walked, and in one block
         kernel = compare(lambda x, y: jax.nn.softmax(x + y, -1), x[:, rows], y[:, rows], ulp=1)
         assert "head = " in kernel.source or rows.stop
-
-
-def test_how_many_hold_a_row(way: str, rng: np.random.Generator) -> None:
-    for size, cluster in ((256, 1), (257, 2), (1000, 4), (1001, 4), (2048, 8), (2049, 1)):
-        x = rng.standard_normal((3, size)).astype(np.float32)
-        kernel = compare(lambda x: jax.nn.softmax(x, -1), x, ulp=16)
-        assert kernel.launches[0].cluster == (cluster if way == "spread_rows" else 1), size

@@ -4,10 +4,8 @@ takes more than its compiler does."""
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 
-import jax
 import pytest
 import torch
 import triton
@@ -16,17 +14,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flagos_backend.codegen.triton import RegionKernel, prepare, schedule, sources
-from flagos_backend.codegen.triton.tiling import Walk
 from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton import launching
 from flagos_backend.passes.pack_extremes import pack_extremes
 from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
-from unit.codegen.triton.test_sources import CASES, H100, bf16
+from unit.codegen.triton.test_sources import CASES, H100
 
 COMPILED_FOR = GPUTarget("cuda", 90, 32)
 POINTER = {
@@ -42,9 +38,7 @@ POINTER = {
 }
 
 
-def compile_kernel(
-    function: object, types: Sequence[object], constants: dict[str, object], warps: int, cluster: int = 1
-) -> str:
+def compile_kernel(function: object, types: Sequence[object], constants: dict[str, object], warps: int) -> str:
     """The PTX. ``types``: those of the parameters that are no constants."""
     names = iter(types)
     signature = {name: "constexpr" if name in constants else next(names) for name in function.arg_names}
@@ -53,7 +47,7 @@ def compile_kernel(
     aligned = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in arrays}
     values = {(function.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(function, signature, values, aligned)
-    return triton.compile(source, target=COMPILED_FOR, options={"num_warps": warps, "num_ctas": cluster}).asm["ptx"]
+    return triton.compile(source, target=COMPILED_FOR, options={"num_warps": warps}).asm["ptx"]
 
 
 def pointer(shape: object) -> str:
@@ -80,29 +74,10 @@ def compiled(kernel: RegionKernel) -> list[str]:
     shapes = [buffer.shape for buffer in (*kernel.inputs, *kernel.outputs)] + list(kernel.workspaces)
     return [
         compile_kernel(
-            getattr(module, launch.function),
-            [pointer(shapes[n]) for n in launch.arguments],
-            {},
-            launch.warps,
-            launch.cluster,
+            getattr(module, launch.function), [pointer(shapes[n]) for n in launch.arguments], {}, launch.warps
         )
         for launch in kernel.launches
     ]
-
-
-@pytest.mark.skipif(not launching.folds_in_clusters(), reason="Triton folds in clusters from version 3.8 on")
-@pytest.mark.parametrize("size", [32000, 50257, 128256])
-def test_rows_of_several_multiprocessors(size: int) -> None:
-    """Which read each other's results of a fold, and load and store 16 bytes at a time, also of rows that begin
-    anywhere."""
-    flat = flatten(optimize(import_module(hlo_bytes(lambda x: jax.nn.softmax(x, -1), bf16(8192, size)))).entry)
-    (region,) = schedule(flat, H100).items
-    assert isinstance(region, Region)
-    (ptx,) = compiled(prepare(region, H100, Walk.SPREAD))
-    assert "mapa.shared::cluster" in ptx and "barrier.cluster.arrive" in ptx
-    for access in ("ld", "st"):
-        widths = re.findall(rf"{access}\.global\S*?((?:\.v\d)?\.b\d+)", ptx)
-        assert widths.count(".v4.b32") >= 4 and len(widths) <= 11, widths
 
 
 def test_sums_of_16_bits_are_not_packed() -> None:

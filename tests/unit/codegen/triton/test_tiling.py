@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import pytest
 
 from flagos_backend.codegen.triton import RegionKernel, prepare, schedule
-from flagos_backend.codegen.triton.tiling import Walk, walks
-from flagos_backend.devices.target import Target
 from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
@@ -83,55 +81,12 @@ def centred(x: jax.Array) -> jax.Array:
     return x - x.max(-1, keepdims=True)
 
 
-def region_of_rows(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> Region:
-    """The only region that folds rows, or the only one."""
+def kernel_of(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> RegionKernel:
+    """That of the only region that folds rows, or of the only one."""
     flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
     regions = [item for item in schedule(flat, H100).items if isinstance(item, Region)]
     (region,) = [r for r in regions if r.folds and r.rank == 2] or regions
-    return region
-
-
-def kernel_of(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> RegionKernel:
-    return prepare(region_of_rows(function, shapes), H100)
-
-
-@pytest.mark.parametrize(
-    ("function", "shapes", "cluster", "warps"),
-    [
-        pytest.param(lambda x: jax.nn.softmax(x, -1), [bf16(8192, 16385)], 2, 16, id="just too long for one"),
-        pytest.param(lambda x: jax.nn.softmax(x, -1), [bf16(300, 128256)], 8, 16, id="a few hundred"),
-        pytest.param(lambda x: jax.nn.softmax(x, -1), [f32(8192, 262144)], 8, 32, id="as long as eight hold"),
-        pytest.param(softmax_gradient, [f32(8192, 40960), f32(8192, 40960)], 4, 16, id="two values held"),
-    ],
-)
-def test_rows_of_several_multiprocessors(
-    function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], cluster: int, warps: int
-) -> None:
-    region = region_of_rows(function, shapes)
-    assert Walk.SPREAD in walks(region, H100)
-    (launch,) = prepare(region, H100, Walk.SPREAD).launches
-    assert (launch.cluster, launch.warps, launch.grid) == (cluster, warps, shapes[0].shape[0])
-
-
-@pytest.mark.parametrize(
-    ("function", "shapes", "target"),
-    [
-        pytest.param(lambda x: jax.nn.softmax(x, -1), [bf16(8192, 16384)], H100, id="one holds it"),
-        pytest.param(lambda x: jax.nn.softmax(x, -1), [bf16(8192, 262145)], H100, id="eight do not hold it"),
-        pytest.param(softmax_gradient, [f32(8192, 200_000), f32(8192, 200_000)], H100, id="two values, too long"),
-        pytest.param(lambda x: jax.nn.softmax(x, 0), [f32(20000, 8192)], H100, id="columns"),
-        pytest.param(lambda x: jax.nn.logsumexp(x, -1), [bf16(8192, 32000)], H100, id="folds only"),
-        pytest.param(lambda x: x * 2, [bf16(8192, 32000)], H100, id="points"),
-        pytest.param(
-            lambda x: jax.nn.softmax(x, -1), [bf16(8192, 32000)], replace(H100, architecture="sm_80"), id="earlier chip"
-        ),
-        pytest.param(lambda x: jax.nn.softmax(x, -1), [bf16(8192, 32000)], replace(H100, vendor="amd"), id="AMD's"),
-    ],
-)
-def test_rows_that_stay_with_one(
-    function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], target: Target
-) -> None:
-    assert Walk.SPREAD not in walks(region_of_rows(function, shapes), target)
+    return prepare(region, H100)
 
 
 @pytest.mark.parametrize(
