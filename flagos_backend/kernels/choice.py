@@ -14,7 +14,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.kernels import tuning
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant, operation_of
 from flagos_backend.kernels.policy import Policy
-from flagos_backend.kernels.reference.registry import Kernel
+from flagos_backend.kernels.reference.registry import InPlaceKernel, Kernel
 from flagos_backend.kernels.vendor.library import is_vendor_reference, reference_variants, runs_library
 
 _TABLES = ("flaggems", "triton", "vendor")
@@ -26,13 +26,15 @@ THOROUGH_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``text``: why this kernel, and what the others lacked, for explain. ``into``, ``warm_up``: as of Variant."""
+    """``text``: why this kernel, and what the others lacked, for explain. ``into``, ``warm_up``, ``in_place``: as of
+    Variant."""
 
     kernel: Kernel
     provider: Provider
     text: str
     into: Kernel | None = None
     warm_up: Callable[[], object] | None = None
+    in_place: InPlaceKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def _starts_at_once(implementation: Implementation) -> bool:
 
 def _chosen(offer: _Offer, variant: Variant, reasons: list[str]) -> Choice:
     text = "; ".join([_label(offer, variant), *reasons])
-    return Choice(variant.kernel, offer.implementation.provider, text, variant.into, variant.warm_up)
+    return Choice(variant.kernel, offer.implementation.provider, text, variant.into, variant.warm_up, variant.in_place)
 
 
 def _label(offer: _Offer, variant: Variant) -> str:

@@ -10,7 +10,7 @@ from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.printer import print_instruction
-from flagos_backend.kernels.reference.registry import Kernel
+from flagos_backend.kernels.reference.registry import InPlaceKernel, Kernel
 
 
 class Provider(enum.StrEnum):
@@ -28,13 +28,15 @@ class Variant:
 
     ``into(run, outputs, *operands)``, for kernels that can, computes the same, each array of the result in the
     row-major one that ``outputs`` has for it, if any. ``warm_up()``, for kernels whose first call takes long, does what
-    that would, for the current device: loads modules, compiles. It may be called from any thread.
+    that would, for the current device: loads modules, compiles. It may be called from any thread. ``in_place``, for
+    kernels that can, computes the same over operands.
     """
 
     name: str
     kernel: Kernel
     into: Kernel | None = None
     warm_up: Callable[[], object] | None = None
+    in_place: InPlaceKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)

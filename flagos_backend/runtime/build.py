@@ -83,12 +83,13 @@ class Pending:
 @dataclass(frozen=True, slots=True)
 class PreparedKernel:
     """``is_reference``: what the registry promises of the instruction's storage, in place and not, holds for it.
-    ``into``: as of kernels.implementation.Variant. ``note`` is for explain."""
+    ``into``, ``in_place``: as of kernels.implementation.Variant. ``note`` is for explain."""
 
     kernel: Kernel
     is_reference: bool
     note: str = ""
     into: Kernel | None = None
+    in_place: registry.InPlaceKernel | None = None
 
 
 class Builder:
@@ -437,7 +438,7 @@ def _choose_storage(
     instruction: Instruction, pending: Pending, prepared: PreparedKernel, owner: Ownership, dying: frozenset[int]
 ) -> tuple[Kernel, str]:
     """The in-place variant when it is safe, else the kernel itself; defines where the results lie."""
-    variant = registry.prepare_in_place(instruction) if prepared.is_reference else None
+    variant = registry.prepare_in_place(instruction) if prepared.is_reference else prepared.in_place
     if variant is not None:
         reused = [pending.operands[number] for number in variant.operands]
         if all(owner.may_overwrite(slot, pending.operands, dying) for slot in reused):

@@ -15,7 +15,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD, AttentionBackwar
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton import attention, dot, interpreter, reflectors, scans, sort, top_k, windows
+from flagos_backend.kernels.triton import attention, dot, interpreter, reflectors, scans, scatter, sort, top_k, windows
 from flagos_backend.kernels.triton.launching import unavailable
 
 
@@ -49,6 +49,10 @@ def _unsupported_scan(instruction: Instruction, target: Target) -> str:
 
 
 def _unsupported_scatter(instruction: Instruction, target: Target) -> str:
+    return unavailable(target) or scatter.unsupported(instruction, target)
+
+
+def _unsupported_select_and_scatter(instruction: Instruction, target: Target) -> str:
     return unavailable(target) or windows.scatter_unsupported(instruction)
 
 
@@ -97,7 +101,11 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
         (name, _ours("qr_product", _unsupported_reflectors, reflectors.product_variants))
         for name in reflectors.PRODUCTS
     ),
-    (str(Opcode.SELECT_AND_SCATTER), _ours("select_and_scatter", _unsupported_scatter, windows.scatter_variants)),
+    (
+        str(Opcode.SELECT_AND_SCATTER),
+        _ours("select_and_scatter", _unsupported_select_and_scatter, windows.scatter_variants),
+    ),
+    (str(Opcode.SCATTER), _ours("scatter", _unsupported_scatter, scatter.variants)),
     (str(Opcode.SORT), _ours("sort", _unsupported_sort, sort.variants)),
     (str(Opcode.TOP_K), _ours("top_k", _unsupported_top_k, top_k.variants)),
 )

@@ -64,7 +64,7 @@ class _Builder(Builder):
             self.warm_ups["; ".join(signature_of(instruction))] = choice.warm_up
         is_reference = choice.provider is Provider.REFERENCE
         kernel = _started(instruction, choice.kernel) if instruction.opcode in COLLECTIVES else choice.kernel
-        return PreparedKernel(kernel, is_reference, f" [{choice.text}]", choice.into)
+        return PreparedKernel(kernel, is_reference, f" [{choice.text}]", choice.into, choice.in_place)
 
     def inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
         flat = flatten(computation)

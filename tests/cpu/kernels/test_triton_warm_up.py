@@ -24,7 +24,10 @@ from support.attention import CASES, SIZES, calls_of
 
 E = ElementType
 CHIP = Target("cpu", "simulated", multiprocessors=4, warp_size=4)
-KERNELS = ("attention", "attention_gradient", "dot", "scans", "sort", "swaps", "top_k", "turning", "windows")
+KERNELS = (
+    *("attention", "attention_gradient", "dot", "reflectors", "scans", "scatter", "sort", "swaps", "top_k", "turning"),
+    "windows",
+)
 SORT = """
 less { a = f32[] parameter(0) b = f32[] parameter(1) c = s32[] parameter(2) d = s32[] parameter(3)
   ROOT r = pred[] compare(a, b), direction=LT }
@@ -51,6 +54,22 @@ SCAN = """
 fold { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] add(a, b) }
 ENTRY e { x = f32[9000,2] parameter(0) i = f32[] constant(0)
   ROOT r = f32[9000,2] reduce-window(x, i), window={size=9000x1 pad=8999_0x0_0}, to_apply=fold }
+"""
+UPDATES = """
+fold { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] maximum(a, b) }
+ENTRY e { x = f32[90,8] parameter(0) i = s32[5,2] parameter(1) u = f32[4,5] parameter(2)
+  ROOT r = f32[90,8] scatter(x, i, u), update_window_dims={0}, inserted_window_dims={1},
+    scatter_dims_to_operand_dims={0,1}, index_vector_dim=1, to_apply=fold }
+"""
+ASSIGNMENT = """
+second { a = bf16[] parameter(0) ROOT b = bf16[] parameter(1) }
+ENTRY e { x = bf16[90,8] parameter(0) i = s64[3000] parameter(1) u = bf16[3000,8] parameter(2)
+  ROOT r = bf16[90,8] scatter(x, i, u), update_window_dims={1}, inserted_window_dims={0},
+    scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=second }
+"""
+QR = """
+ENTRY e { x = f32[2,5,3] parameter(0)
+  ROOT r = (f32[2,5,3], f32[2,3]) custom-call(x), custom_call_target="flagos.geqrf" }
 """
 LU = """
 ENTRY e { x = f32[2,5,3] parameter(0)
@@ -102,6 +121,9 @@ INSTRUCTIONS = {
     "top-k": _top_k(),
     "dot": _from_text(DOT, Opcode.DOT),
     "lu": _from_text(LU, Opcode.CUSTOM_CALL),
+    "qr": _from_text(QR, Opcode.CUSTOM_CALL),
+    "updates": _from_text(UPDATES, Opcode.SCATTER),
+    "assignment": _from_text(ASSIGNMENT, Opcode.SCATTER),
     "scan": _from_text(SCAN, Opcode.REDUCE_WINDOW),
     "fold of windows": _from_text(FOLD, Opcode.REDUCE_WINDOW),
     "scatter of windows": _from_text(SCATTER, Opcode.SELECT_AND_SCATTER),
