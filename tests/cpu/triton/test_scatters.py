@@ -1,4 +1,4 @@
-"""Our Triton scatters in the interpreter against updates made one by one."""
+"""Our Triton scatters against updates made one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import ScatterAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -21,9 +20,9 @@ from flagos_backend.kernels.implementation import Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.triton import scatter
 from flagos_backend.passes.rewrite import array_shape
-from support.against_xla import from_storage, hlo_of_text, to_storage
+from support.against_xla import from_storage, hlo_of_text
+from support.kernels import target, to_storage
 
-SIMULATED = Target("cpu", "simulated", multiprocessors=4)
 RUN = Run(asynchronous=True)
 (TRITON,) = (i for i in implementations_of(str(Opcode.SCATTER)) if i.provider is Provider.TRITON)
 
@@ -130,8 +129,8 @@ def one_by_one(call: Instruction, operation: str, x: np.ndarray, i: np.ndarray, 
 
 
 def variant_of(call: Instruction) -> Variant:
-    assert not TRITON.unsupported(call, SIMULATED)
-    (variant,) = TRITON.variants(call, SIMULATED)
+    assert not TRITON.unsupported(call, target())
+    (variant,) = TRITON.variants(call, target())
     return variant
 
 
@@ -139,22 +138,22 @@ def check(call: Instruction, operation: str, *arrays: np.ndarray) -> None:
     """As a new array, in a place that is given, and over the operand, row-major or not."""
     expected = one_by_one(call, operation, *arrays)
     shapes = [array_shape(operand) for operand in call.operands]
-    given = [to_storage(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
+    given = [to_storage(array, shape.element_type) for array, shape in zip(arrays, shapes, strict=True)]
     variant = variant_of(call)
     made = variant.kernel(RUN, *given)
     assert variant.into is not None
     home = torch.empty_like(given[0])
     assert variant.into(RUN, (home,), *given) is home
     results = [made, home]
-    assert np.array_equal(from_storage(given[0], shapes[0]), arrays[0], equal_nan=arrays[0].dtype.kind == "f")
+    assert np.array_equal(from_storage(given[0].cpu(), shapes[0]), arrays[0], equal_nan=arrays[0].dtype.kind == "f")
     if variant.in_place is not None:
         assert variant.in_place.operands == (0,)
         turned = given[0].clone().movedim(0, -1).contiguous().movedim(-1, 0)
-        for target in (given[0].clone(), turned):
-            assert variant.in_place.kernel(RUN, target, *given[1:]) is target
-            results.append(target)
+        for array in (given[0].clone(), turned):
+            assert variant.in_place.kernel(RUN, array, *given[1:]) is array
+            results.append(array)
     for result in results:
-        np.testing.assert_array_equal(from_storage(result, shapes[0]), expected)
+        np.testing.assert_array_equal(from_storage(result.cpu(), shapes[0]), expected)
 
 
 def indices_of(case: str, rng: np.random.Generator, dtype: Any = np.int32) -> np.ndarray:
@@ -224,8 +223,8 @@ def test_extremes_of_special_numbers(operation: str, element: str, rng: np.rando
         x, u = rng.choice(special, array), rng.choice(special, updates)
         indices = rng.integers(0, 60, index_dims).astype(np.int32)
         expected = one_by_one(call, operation, x, indices, u)
-        made = variant_of(call).kernel(RUN, torch.from_numpy(x.copy()), torch.from_numpy(indices), torch.from_numpy(u))
-        np.testing.assert_array_equal(made.numpy(), expected)
+        given = [torch.from_numpy(a).to(target().device_type) for a in (x.copy(), indices, u)]
+        np.testing.assert_array_equal(variant_of(call).kernel(RUN, *given).cpu().numpy(), expected)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +238,10 @@ def test_extremes_of_special_numbers(operation: str, element: str, rng: np.rando
     ],
 )
 def test_what_is_left_to_others(case: str, operation: str, element: str, reason: str) -> None:
-    assert reason in TRITON.unsupported(instruction(case, operation, element), SIMULATED)
+    assert reason in TRITON.unsupported(instruction(case, operation, element), target())
 
 
 def test_a_table_of_too_many_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "_MAX_COMPARED", 0)
     monkeypatch.setattr(scatter, "_TABLE_RATIO", 0.1)
-    assert "too many places" in TRITON.unsupported(instruction("rows", "assign", "f32"), SIMULATED)
+    assert "too many places" in TRITON.unsupported(instruction("rows", "assign", "f32"), target())

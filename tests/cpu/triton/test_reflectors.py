@@ -1,4 +1,4 @@
-"""Our Triton QR factorisations in the interpreter against LAPACK's, in float64."""
+"""Our Triton QR factorisations against LAPACK's, in float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -15,15 +14,15 @@ from flagos_backend.kernels.implementation import Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.triton import reflectors
 from support.against_xla import hlo_of_text
+from support.kernels import target
 
-SIMULATED = Target("cpu", "simulated", multiprocessors=4)
 KINDS = {"f32": torch.float32, "f64": torch.float64}
 
 
-def instruction(target: str, operands: list[str], results: str) -> Instruction:
+def instruction(name: str, operands: list[str], results: str) -> Instruction:
     given = " ".join(f"p{n} = {shape} parameter({n})" for n, shape in enumerate(operands))
     names = ", ".join(f"p{n}" for n in range(len(operands)))
-    text = f'ENTRY e {{ {given} ROOT r = {results} custom-call({names}), custom_call_target="{target}" }}'
+    text = f'ENTRY e {{ {given} ROOT r = {results} custom-call({names}), custom_call_target="{name}" }}'
     module = import_module(hlo_of_text(text))
     (call,) = (i for i in module.entry.instructions if i.opcode is Opcode.CUSTOM_CALL)
     return call
@@ -33,11 +32,17 @@ def dims_of(*dims: int) -> str:
     return f"[{','.join(map(str, dims))}]"
 
 
-def variant(target: str, call: Instruction) -> Variant:
-    (ours,) = (i for i in implementations_of(target) if i.provider is Provider.TRITON)
-    assert not ours.unsupported(call, SIMULATED)
-    (found,) = ours.variants(call, SIMULATED)
+def variant(name: str, call: Instruction) -> Variant:
+    (ours,) = (i for i in implementations_of(name) if i.provider is Provider.TRITON)
+    assert not ours.unsupported(call, target())
+    (found,) = ours.variants(call, target())
     return found
+
+
+def run(variant: Variant, *operands: torch.Tensor) -> list[torch.Tensor]:
+    """On the device and back; the layout of operands stays."""
+    found = variant.kernel(Run(asynchronous=True), *(operand.to(target().device_type) for operand in operands))
+    return [result.cpu() for result in (found if isinstance(found, tuple) else (found,))]
 
 
 def factored(
@@ -49,9 +54,9 @@ def factored(
     steps = min(rows, columns)
     whole, factors, thin = (f"{kind}{dims_of(*batch, *d)}" for d in ((rows, columns), (steps,), (rows, steps)))
     factor = variant(names[0], instruction(names[0], [whole], f"({whole}, {factors})"))
-    packed, taus = factor.kernel(Run(asynchronous=True), a)
+    packed, taus = run(factor, a)
     product = variant(names[1], instruction(names[1], [thin, factors], thin))
-    return [packed, taus, product.kernel(Run(asynchronous=True), packed[..., :steps], taus)]
+    return [packed, taus, *run(product, packed[..., :steps], taus)]
 
 
 def check(a: torch.Tensor, tolerance: float) -> None:
@@ -124,7 +129,7 @@ def test_more_columns_than_reflectors(rng: np.random.Generator) -> None:
     padded = torch.cat((packed, torch.from_numpy(rng.standard_normal((8, 5)))), 1)
     name = reflectors.PRODUCTS[1]
     call = instruction(name, ["f64[8,8]", "f64[3]"], "f64[8,8]")
-    whole = variant(name, call).kernel(Run(asynchronous=True), padded, taus)
+    (whole,) = run(variant(name, call), padded, taus)
     torch.testing.assert_close(whole, torch.linalg.householder_product(padded, taus))
     torch.testing.assert_close(whole[:, :3], thin)
 
@@ -138,4 +143,4 @@ def test_what_is_left_to_others(shape: str, reason: str) -> None:
     name = reflectors.FACTORS[1]
     call = instruction(name, [shape], f"({shape}, {kind}[{min(dims)}])")
     (ours,) = (i for i in implementations_of(name) if i.provider is Provider.TRITON)
-    assert reason in ours.unsupported(call, SIMULATED)
+    assert reason in ours.unsupported(call, target())
