@@ -132,10 +132,11 @@ _FLOAT_BINARY: dict[Opcode, Binary] = {
     O.REMAINDER: _remainder,
     O.SUBTRACT: torch.sub,
 }
-# What torch computes on half-width floats in float32, rounding once. Anything else is widened here, to the same effect.
+# What torch computes on half-width floats in float32, rounding once. Anything else is widened here, to the same effect,
+# but for torch.sqrt of float32, which may be off by a last bit.
 _HALF_NATIVE = frozenset(
     {
-        *(O.ABS, O.CEIL, O.FLOOR, O.IMAG, O.IS_FINITE, O.NEGATE, O.REAL, O.ROUND_EVEN, O.SIGN),
+        *(O.ABS, O.CEIL, O.FLOOR, O.IMAG, O.IS_FINITE, O.NEGATE, O.REAL, O.ROUND_EVEN, O.SIGN, O.SQRT),
         *(O.ADD, O.DIVIDE, O.MAXIMUM, O.MINIMUM, O.MULTIPLY, O.REMAINDER, O.SUBTRACT),
     }
 )

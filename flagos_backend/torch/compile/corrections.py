@@ -91,6 +91,12 @@ def _embedding_bag(args: Sequence[Any], result: Any) -> Any:
     return (output, bags.new_empty(0), *rest)
 
 
+def _nansum(args: Sequence[Any], result: Any) -> Any:
+    """No dimensions are all of them, which PyTorch traces as none."""
+    x, dims, keeps = [*args, *(None, False)[len(args) - 1 :]]
+    return result if dims is None or len(dims) else result.new_empty([1] * x.dim() if keeps else [])
+
+
 def _placed(traced: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     return torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=device)
 
@@ -101,6 +107,7 @@ _CORRECTIONS: Mapping[Any, _Correction] = {
     aten.native_group_norm.default: _norm(aten.native_group_norm.default, anywhere=True),
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,
+    aten.nansum.default: _nansum,
 }
 
 

@@ -200,8 +200,9 @@ def _in_wide_types(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def decomposition(*operands: Any, **keywords: Any) -> Any:
         tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-        numbers = [tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-        return rule(*operands, **keywords) if set(numbers) <= set(_WIDE) else NotImplemented
+        # Without any, ATen says what it thinks of it.
+        numbers = {tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()}
+        return rule(*operands, **keywords) if numbers and numbers <= set(_WIDE) else NotImplemented
 
     return decomposition
 

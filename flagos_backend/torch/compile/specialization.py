@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from flagos_backend.torch.compile import report
 from flagos_backend.torch.compile.corrections import correct_graph, corrected
 from flagos_backend.torch.compile.counters import counters_as_tensors
-from flagos_backend.torch.compile.errors import FallbackRefused
+from flagos_backend.torch.compile.errors import FallbackRefused, UnsupportedNode
 from flagos_backend.torch.compile.executable import StridesDiffer, launcher_of
 from flagos_backend.torch.compile.layout import Strided
+from flagos_backend.torch.compile.lowering.aten_call import views_read_as_they_lie
 from flagos_backend.torch.compile.options import CompileOptions, Fallback
 from flagos_backend.torch.compile.program import BuiltProgram, build_program, place_of
 from flagos_backend.torch.compile.segments import CompiledGraph, cut, decides_sizes, run_segments
@@ -74,6 +75,14 @@ def _specialize(
     logger.info("%s", program.report)
     sources, is_direct = program.outputs.sources, program.outputs.is_direct
 
+    begin_their_memory = views_read_as_they_lie(graph.graph)
+
+    def look(inputs: list[Any]) -> None:
+        for number, node in begin_their_memory.items():
+            if inputs[number].storage_offset():
+                reason = "it reads the memory around a view"
+                raise UnsupportedNode(target=node.target, reason=reason, place=place_of(node))
+
     def run_direct(inputs: list[Any]) -> list[Any]:
         assert launch is not None
         outputs = launch(inputs)
@@ -81,12 +90,13 @@ def _specialize(
         return outputs
 
     def run(inputs: list[Any]) -> list[Any]:
+        look(inputs)
         results = launch(inputs) if launch is not None else []
         outputs = [source(inputs, results) for source in sources]
         inputs.clear()
         return outputs
 
-    return program, run_direct if is_direct else run
+    return program, run_direct if is_direct and not begin_their_memory else run
 
 
 def compile_graph(graph: GraphModule, kind: str, options: CompileOptions) -> CompiledGraph:

@@ -85,6 +85,91 @@ def test_what_is_compared_is_rounded_first(other: float | torch.dtype, dtype: to
         check_function(lambda x, y: (x < y, x == y, x >= y, x != y), x, y, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("operand", [torch.tensor([100001]), torch.tensor(100001), torch.tensor([[0.7]])], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [(), (1,), (2, 3)], ids=str)
+def test_halves_by_tensors_of_one_element(dims: tuple[int, ...], dtype: torch.dtype, operand: torch.Tensor) -> None:
+    check_function(lambda x, y: (x * y, x / y), torch.randn(dims).to(dtype), operand, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("source", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool], ids=str)
+def test_floats_that_are_copied_to_integers(kind: torch.dtype, source: torch.dtype) -> None:
+    """What is out of range becomes what eager mode makes of it."""
+    values = torch.tensor(
+        [-1.0, -1.5, 300.0, 3e4, 7e4, 3e10, torch.inf, -torch.inf, torch.nan, 2.5, -0.0], dtype=source
+    )
+
+    def copied(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = x.clone()
+        z[:] = y
+        return x.clone().copy_(y), z
+
+    check_function(copied, torch.zeros(values.shape, dtype=kind), values, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.7])
+def test_gradients_of_thresholds(threshold: float, dtype: torch.dtype) -> None:
+    x = torch.full((3,), threshold, dtype=dtype, requires_grad=True)
+    ours, theirs = (f(x, threshold, 0.0).sum() for f in (compiled(functional.threshold), functional.threshold))
+    assert_same(*(torch.autograd.grad(y, x)[0] for y in (ours, theirs)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("source", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_sums_in_halves_are_of_what_is_rounded(source: torch.dtype, dtype: torch.dtype) -> None:
+    x = torch.tensor([[1e5], [-1e5]]).to(source)
+    check_function(lambda x: x.sum(0, dtype=dtype), x, rtol=0, atol=0)
+    # Few enough for each to be told apart from its neighbour.
+    check_function(lambda x: x.sum(1, dtype=dtype), torch.randn(300, 2).to(source), rtol=0, atol=0)
+
+
+def test_doubles_become_halves_by_way_of_float32() -> None:
+    steps = 2.0 ** -torch.arange(8, 40, dtype=torch.float64)
+    x = torch.cat([torch.randn(5000, dtype=torch.float64), 1 + 2**-11 + steps, 1 + 2**-9 + steps, 65519.999999 - steps])
+    check_function(lambda x: (x.to(torch.float16), x.to(torch.bfloat16), x.half() + 1), x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_square_roots_of_all_halves(dtype: torch.dtype) -> None:
+    """Alone, and beside an operator that makes a plan of the program."""
+    x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    check_function(lambda x: x.sqrt(), x, rtol=0, atol=0)
+    check_function(lambda x: (x.sqrt(), x**0.5, x.sort().values), x, rtol=0, atol=0)
+
+
+_REFUSED = {
+    "gelu of integers": lambda x: functional.gelu(x.int()),
+    "softmax of integers": lambda x: functional.softmax(x.int(), 0),
+    "log-softmax of integers": lambda x: functional.log_softmax(x.int(), 0),
+    "a difference of booleans": lambda x: (x > 0) - x,
+    "a number less booleans": lambda x: 1 - (x > 0),
+    "relu of booleans": lambda x: torch.relu(x > 0),
+    "filled": lambda x: torch.full_like(x.half(), 70000.0),
+    "filled in place": lambda x: x.half().fill_(70000.0),
+    "padded": lambda x: functional.pad(x.half(), (1, 1), value=70000.0),
+    "filled by a mask": lambda x: x.half().masked_fill(x > 0, 1 << 20),
+    "filled with a tensor": lambda x: x.half().masked_fill(x > 0, torch.tensor(70000.0)),
+    "bytes filled": lambda x: x.to(torch.int8).masked_fill(x > 0, torch.tensor(100001)),
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_eager_mode_refuses_is_refused(name: str) -> None:
+    x = torch.tensor([-1.0, 2.0, 3.0])
+    with pytest.raises(RuntimeError):
+        _REFUSED[name](x)
+    with pytest.raises(RuntimeError):
+        compiled(_REFUSED[name])(x)
+
+
+def test_sums_without_nan_of_no_dimensions_are_of_all() -> None:
+    x = torch.randn(2, 3)
+    x[0, 1] = torch.nan
+    check_function(lambda x: (torch.nansum(x, dim=()), torch.nansum(x, dim=(), keepdim=True), torch.nansum(x)), x)
+
+
 @pytest.mark.parametrize("sizes", [(17, 8, 8), (32, 64, 48), (5, 300, 3), (40, 0, 8)], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_of_bytes(sizes: tuple[int, int, int], turned: bool) -> None:

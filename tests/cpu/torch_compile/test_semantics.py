@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 
+from flagos_backend.errors import FlagosBackendError
 from flagos_backend.torch.compile import report, sites
 from flagos_backend.torch.compile.backend import flagos
 from support.torch_compile import assert_same, check_function, compiled
@@ -67,6 +69,20 @@ def test_inputs_are_not_copied() -> None:
     run(x)
     x.fill_(5)
     assert_same(run(x), torch.full((64,), 6.0))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_memory_around_a_view_is_not_read(dynamic: bool) -> None:
+    """The same graph for a view that begins elsewhere; it is refused, as for one that was traced so."""
+    memory = torch.arange(12.0)
+    function = torch.compile(lambda x: x.t().as_strided((2,), (1,), 0) + 1, backend="flagos", dynamic=dynamic)
+    assert_same(function(memory[:4]), torch.tensor([1.0, 2.0]))
+    with pytest.raises(FlagosBackendError, match="FLAGOS-653"):
+        function(memory[4:8])
+    assert_same(function(memory), torch.tensor([1.0, 2.0]))
+    beyond = torch.compile(lambda x: x.as_strided((8,), (1,)) + 1, backend="flagos")
+    with pytest.raises(BackendCompilerFailed, match="FLAGOS-653"):
+        beyond(memory[:4])
 
 
 def test_outputs_outlive_everything() -> None:

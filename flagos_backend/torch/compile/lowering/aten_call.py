@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flagos_backend.ir.attributes import CustomCallAttributes
@@ -48,6 +49,36 @@ _READS_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.def
 _NAMED = ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format"))
 
 
+def views_read_as_they_lie(graph: Graph) -> dict[int, Node]:
+    """The inputs, by number, that must begin where their memory does, as they did when traced, and what says so."""
+    numbers = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
+    found: dict[int, Node] = {}
+    for reader in graph.nodes:
+        source = reader
+        while isinstance(source.target, Overload) and _views_its_first(source.target):
+            source = source.args[0]
+        if reader.target in _READS_STRIDES and source in numbers:
+            found[numbers[source]] = reader
+    return found
+
+
+def _views_its_first(target: Overload) -> bool:
+    first = next(iter(target._schema.arguments), None)
+    return target in _READS_STRIDES or (first is not None and first.alias_info is not None)
+
+
+def _span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
+
+
+def _refuse_reading_around(target: Overload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    names = [argument.name for argument in target._schema.arguments]
+    given = dict(zip(names, arguments, strict=False)) | dict(keywords)
+    x, offset = given["self"], given.get("storage_offset") or 0
+    if x.storage_offset() or offset + _span(given["size"], given["stride"]) > _span(x.shape, x.stride()):
+        raise NoLoweringError("it reads the memory around a view")
+
+
 def draws_random_numbers(target: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of ``target`` does: attention is tagged so and draws nothing where it leaves nothing out."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
@@ -70,6 +101,8 @@ def call_aten(
 ) -> Any:
     """Emits ``target`` as it is; what it gives has the structure of ``result``, its traced value. ``traced`` are the
     traced ``args`` and ``kwargs``. Raises NoLoweringError for what cannot cross."""
+    if target in _READS_STRIDES:
+        _refuse_reading_around(target, *traced)
     writer = _Writer()
     config = {
         "arguments": [
@@ -201,7 +234,5 @@ class _Writer:
         if not traced.is_contiguous():
             written["strided"] = True
         if strides:
-            if traced.storage_offset() != 0:
-                raise NoLoweringError("it reads the memory around a view")
             written["strides"] = list(traced.stride())
         return written

@@ -18,6 +18,7 @@ aten = torch.ops.aten
 
 
 def _filled(emitter: Emitter, result: torch.Tensor, value: complex) -> Instruction:
+    emitter.refuse_overflow(value, element_type(result))
     return emitter.operand(value, element_type(result), tuple(result.shape))
 
 

@@ -101,6 +101,7 @@ def _logical_not(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Inst
 
 @lowering(aten.relu.default)
 def _relu(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
+    _number(result)
     return _binary(emitter, result, Opcode.MAXIMUM, x, 0, exact_number=True)
 
 
@@ -114,6 +115,10 @@ def _binary(
     dims = tuple(result.shape)
     operands = [emitter.operand(value, compute, dims) for value in (x, y)]
     return emitter.convert(emitter.add(opcode, *operands), kind)
+
+
+def _is_boolean(operand: Operand) -> bool:
+    return array(operand).element_type is E.PRED if isinstance(operand, Instruction) else isinstance(operand, bool)
 
 
 def _number(result: torch.Tensor) -> None:
@@ -139,6 +144,8 @@ def _rsub(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, alpha:
 def _sum(emitter: Emitter, result: torch.Tensor, opcode: Opcode, x: Operand, y: Operand) -> Instruction:
     """Unlike products, sums of halves and a number round the number first."""
     _number(result)
+    if opcode is Opcode.SUBTRACT and any(_is_boolean(operand) for operand in (x, y)):
+        raise NoLoweringError("differences of booleans are refused by ATen")
     if element_type(result) in _HALF:
         x, y = (v if isinstance(v, Instruction) else torch.tensor(v, dtype=result.dtype).item() for v in (x, y))
     return _binary(emitter, result, opcode, x, y)
@@ -169,10 +176,10 @@ def _div(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Inst
 
 
 def _product(emitter: Emitter, result: torch.Tensor, opcode: Opcode, x: Operand, y: Operand) -> Instruction:
-    """A second operand without dimensions is as good as a number: beside it ATen computes halves in float32, too."""
+    """A second operand of one element is as good as a number: beside it ATen computes halves in float32, too."""
     kind = element_type(result)
-    scalar = array(y) if isinstance(y, Instruction) and result.dim() > 0 else None
-    if kind not in _HALF or scalar is None or scalar.rank or scalar.element_type is kind:
+    one = array(y) if isinstance(y, Instruction) else None
+    if kind not in _HALF or one is None or one.num_elements != 1 or one.element_type is kind:
         return _binary(emitter, result, opcode, x, y)
     _real(result, [x, y])
     dims = tuple(result.shape)
@@ -279,8 +286,9 @@ def _where(emitter: Emitter, result: torch.Tensor, condition: Any, x: Operand, y
 
 @lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(emitter: Emitter, result: torch.Tensor, x: Instruction, mask: Instruction, value: Any) -> Instruction:
-    half = isinstance(value, float) and element_type(result) in _HALF
-    if half and torch.finfo(result.dtype).max < abs(value) < float("inf"):
+    if not isinstance(value, Instruction):
+        emitter.refuse_overflow(value, element_type(result))
+    elif array(value).element_type is not element_type(result):
         raise NoLoweringError("ATen refuses a value out of range")
     return _where(emitter, result, mask, value, x)
 
@@ -307,7 +315,11 @@ def _threshold_backward(
     emitter: Emitter, result: torch.Tensor, gradient: Instruction, x: Instruction, threshold: float
 ) -> Instruction:
     _real(result, [gradient, x])
-    passes = _compare(Comparison.LE)(emitter, result, x, threshold)
+    kind, dims = array(x).element_type, tuple(result.shape)
+    if kind in _HALF:  # the threshold is not rounded
+        kind = E.F32
+    operands = [emitter.operand(value, kind, dims) for value in (x, threshold)]
+    passes = emitter.builder.add(Opcode.COMPARE, operands, CompareAttributes(Comparison.LE))
     return _where(emitter, result, passes, 0, gradient)
 
 
@@ -344,10 +356,6 @@ def _convert_element_type(emitter: Emitter, result: torch.Tensor, x: Instruction
 
 
 def _convert(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
-    before, after = array(x).element_type, element_type(result)
-    if before is after:
-        return x
-    _real(result, [x])
-    if before.is_float and after.is_integer:
-        raise NoLoweringError("what is out of range is ATen's to say")
-    return emitter.convert(x, after)
+    if array(x).element_type is not element_type(result):
+        _real(result, [x])
+    return emitter.cast(x, element_type(result))

@@ -11,7 +11,7 @@ from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE
+from flagos_backend.torch.compile.dtypes import ELEMENT_TYPE, TORCH_DTYPE
 from flagos_backend.torch.compile.errors import NoLoweringError
 
 
@@ -45,6 +45,21 @@ class Emitter:
             return self.builder.scalar(value, kind)
         except (ValueError, OverflowError, KeyError) as error:
             raise NoLoweringError(str(error)) from None
+
+    def refuse_overflow(self, value: complex, kind: ElementType) -> None:
+        """Raises NoLoweringError for a number with which ATen refuses to fill halves, as they cannot hold it."""
+        half = kind in (ElementType.F16, ElementType.BF16) and isinstance(value, int | float)
+        if half and torch.finfo(TORCH_DTYPE[kind]).max < abs(value) < float("inf"):
+            raise NoLoweringError("ATen refuses a value out of range")
+
+    def cast(self, operand: Instruction, kind: ElementType) -> Instruction:
+        """As ATen converts: halves are made of float32, which doubles become first."""
+        before = array(operand).element_type
+        if before.is_float and kind.is_integer:
+            raise NoLoweringError("what is out of range is ATen's to say")
+        if before is ElementType.F64 and kind in (ElementType.F16, ElementType.BF16):
+            operand = self.convert(operand, ElementType.F32)
+        return self.convert(operand, kind)
 
     def convert(self, operand: Instruction, kind: ElementType) -> Instruction:
         return operand if array(operand).element_type is kind else self.builder.convert(operand, kind)

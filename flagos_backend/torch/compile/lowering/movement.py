@@ -43,7 +43,7 @@ def _expand(emitter: Emitter, result: torch.Tensor, x: Instruction, *_: Any, **_
 
 @lowering(aten.copy.default)
 def _copy(emitter: Emitter, result: torch.Tensor, _: Instruction, source: Instruction, *__: Any) -> Instruction:
-    return emitter.operand(source, element_type(result), tuple(result.shape))
+    return emitter.expand(emitter.cast(source, element_type(result)), tuple(result.shape))
 
 
 @lowering(aten.permute.default)
@@ -156,6 +156,7 @@ def _flip(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Sequence
 def _constant_pad(
     emitter: Emitter, result: torch.Tensor, x: Instruction, padding: Sequence[int], value: float = 0
 ) -> Instruction:
+    emitter.refuse_overflow(value, element_type(result))
     rank = array(x).rank
     low, high = [0] * rank, [0] * rank
     for i in range(len(padding) // 2):

@@ -65,7 +65,10 @@ def _sum(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims) -> 
 def _sum_rule(
     emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = None, *_: Any, **__: Any
 ) -> Instruction:
-    return emitter.convert(_sum(emitter, result, x, dims), element_type(result))
+    kind = element_type(result)
+    if kind in (E.F16, E.BF16):  # what is added up is rounded first
+        x = emitter.cast(x, kind)
+    return emitter.convert(_sum(emitter, result, x, dims), kind)
 
 
 @lowering(aten.mean.default, aten.mean.dim)
