@@ -16,13 +16,13 @@ from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
 from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape, index_in, users_of
-from flagos_backend.passes.simplify_updates import is_decidable
+from flagos_backend.passes.simplify_updates import MAX_UPDATES, is_decidable
 
 # A kernel of more takes longer to compile than the branch in most programs takes to run.
 MAX_INSTRUCTIONS = 128
 
 # A function takes about as long as this many additions.
-_FUNCTION_WEIGHT = 16
+_FUNCTION_WEIGHT = 32
 _FUNCTIONS = frozenset({*FUNCTIONS, Opcode.ATAN2, Opcode.POWER})
 
 _FREE = frozenset(
@@ -83,7 +83,7 @@ def _updated(conditional: Instruction) -> dict[int, list[Instruction]]:
                 found[index].append(value)
                 value = value.operands[0]
             bases.add(_argument(value, branch, argument))
-        if len(bases) > 1 or -1 in next(iter(bases)):
+        if len(bases) > 1 or -1 in next(iter(bases)) or len(found[index]) > MAX_UPDATES:
             del found[index]
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from flagos_backend.ir.attributes import (
@@ -9,11 +10,17 @@ from flagos_backend.ir.attributes import (
     DimensionsAttributes,
     DynamicSliceAttributes,
     ScatterAttributes,
+    TupleIndexAttributes,
 )
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.passes.rewrite import Emitter, Rule, array_shape
+from flagos_backend.passes.rewrite import Emitter, Rule, array_shape, with_operands
+
+# Updates that one choice decides about: each choice writes them again.
+MAX_UPDATES = 16
+# How many instructions of a window are looked through for what it reads.
+_MAX_STEPS = 64
 
 
 def is_decidable(update: Instruction) -> bool:
@@ -37,54 +44,89 @@ def _select(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     if array_shape(condition).dims:
         return None
     found = _updates(*values)
-    if found is None or not any(found):
+    if found is None or not 0 < sum(map(len, found)) <= MAX_UPDATES:
         return None
-    first = (found[0] or found[1])[0]
-    array = first.operands[0]
+    array = (found[0] or found[1])[0].operands[0]
     for taken, updates in enumerate(found):
+        rewritten: dict[int, Instruction] = {}
         for update in updates:
-            array = _decided(update, array, condition, taken, emitter)
+            operands = [_on_rewritten(operand, rewritten, emitter) for operand in update.operands[1:]]
+            array = _decided(update, array, operands, condition, taken, emitter)
+            rewritten[id(update)] = array
     return array
 
 
 def _updates(a: Instruction, b: Instruction) -> tuple[list[Instruction], list[Instruction]] | None:
-    """The updates, in order, after the last value that both are made from; None if there is none."""
+    """The updates, in order, after the last value that both are made from; None if there is none near."""
     chains: tuple[list[Instruction], list[Instruction]] = ([a], [b])
-    seen: tuple[dict[int, int], dict[int, int]] = ({id(a): 0}, {id(b): 0})
+    seen: tuple[dict[object, int], dict[object, int]] = ({_identity(a): 0}, {_identity(b): 0})
     while True:
         ends = [chain[-1] for chain in chains]
         for mine, end in enumerate(ends):
-            place = seen[1 - mine].get(id(end))
+            place = seen[1 - mine].get(_identity(end))
             if place is not None:
                 lengths = [place, place]
                 lengths[mine] = len(chains[mine]) - 1
                 return chains[0][: lengths[0]][::-1], chains[1][: lengths[1]][::-1]
-        if not any(map(is_decidable, ends)):
+        if not any(map(is_decidable, ends)) or max(map(len, chains)) > MAX_UPDATES:
             return None
         for chain, places, end in zip(chains, seen, ends, strict=True):
             if is_decidable(end):
-                places[id(end.operands[0])] = len(chain)
+                places[_identity(end.operands[0])] = len(chain)
                 chain.append(end.operands[0])
 
 
+def _identity(value: Instruction) -> object:
+    """The same of two instructions that take one element of one tuple."""
+    if value.opcode is Opcode.GET_TUPLE_ELEMENT:
+        return id(value.operands[0]), value.attributes_as(TupleIndexAttributes).index
+    return id(value)
+
+
+def _on_rewritten(value: Instruction, rewritten: dict[int, Instruction], emitter: Emitter) -> Instruction:
+    """``value`` made of the updates as they were rewritten, which are what they were where they are taken, and of which
+    nobody needs two. Only where it is made of them in a few steps."""
+    if not rewritten:
+        return value
+    order: list[Instruction] = []
+    waiting, met = [value], {id(value)}
+    while waiting and len(order) < _MAX_STEPS:
+        order.append(waiting.pop(0))
+        if id(order[-1]) not in rewritten:
+            waiting += [o for o in order[-1].operands if id(o) not in met]
+            met |= {id(operand) for operand in order[-1].operands}
+    made = dict(rewritten)
+    for instruction in reversed(order):
+        operands = [made.get(id(operand), operand) for operand in instruction.operands]
+        if id(instruction) not in made and any(map(operator.is_not, operands, instruction.operands)):
+            made[id(instruction)] = emitter.put(with_operands(instruction, tuple(operands), instruction.called))
+    return made.get(id(value), value)
+
+
 def _decided(
-    update: Instruction, array: Instruction, condition: Instruction, taken: int, emitter: Emitter
+    update: Instruction,
+    array: Instruction,
+    operands: Sequence[Instruction],
+    condition: Instruction,
+    taken: int,
+    emitter: Emitter,
 ) -> Instruction:
-    """``update`` of ``array``, which changes nothing where ``condition`` has the other value than ``taken``."""
+    """``update`` of ``array`` by ``operands``, which changes nothing where ``condition`` has the other value than
+    ``taken``."""
 
     def choice(values: Sequence[Instruction]) -> Instruction:
         return emitter.emit(Opcode.SELECT, values[0].shape, [condition, *values], like=update)
 
     if update.opcode is Opcode.DYNAMIC_UPDATE_SLICE:
-        _, window, *starts = update.operands
+        window, *starts = operands
         sizes = DynamicSliceAttributes(array_shape(window).dims)
         before = emitter.emit(Opcode.DYNAMIC_SLICE, window.shape, [array, *starts], sizes, like=update)
-        operands = [array, choice((before, window) if taken else (window, before)), *starts]
+        changed = [array, choice((before, window) if taken else (window, before)), *starts]
     else:
-        _, indices, updates = update.operands
+        indices, updates = operands
         nowhere = _nowhere(indices, emitter, update)
-        operands = [array, choice((nowhere, indices) if taken else (indices, nowhere)), updates]
-    return emitter.emit(update.opcode, update.shape, operands, update.attributes, update.called, like=update)
+        changed = [array, choice((nowhere, indices) if taken else (indices, nowhere)), updates]
+    return emitter.emit(update.opcode, update.shape, changed, update.attributes, update.called, like=update)
 
 
 def _nowhere(indices: Instruction, emitter: Emitter, like: Instruction) -> Instruction:

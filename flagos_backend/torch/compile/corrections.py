@@ -93,7 +93,8 @@ def _embedding_bag(args: Sequence[Any], result: Any) -> Any:
 
 def _nansum(args: Sequence[Any], result: Any) -> Any:
     """No dimensions are all of them, which PyTorch traces as none."""
-    x, dims, keeps = [*args, *(None, False)[len(args) - 1 :]]
+    defaults: list[Any] = [None, False]
+    x, dims, keeps = [*args, *defaults[len(args) - 1 :]]
     return result if dims is None or len(dims) else result.new_empty([1] * x.dim() if keeps else [])
 
 

@@ -103,7 +103,7 @@ def test_other_choices_stay(program: Program, taken: bool, rng: np.random.Genera
 
 
 def test_a_thousand_updates(rng: np.random.Generator) -> None:
-    """Neither their number nor that of the choices is a depth of calls."""
+    """Are chosen as a whole, and are no depth of calls."""
 
     def program(p: Any, x: Any) -> Any:
         y = x
@@ -112,7 +112,70 @@ def test_a_thousand_updates(rng: np.random.Generator) -> None:
         return jnp.where(p, y, x)
 
     module = import_module(hlo_bytes(program, np.bool_(True), np.zeros(2048, np.float32)))
-    assert whole_choices(optimize(module), (2048,)) == 0
+    assert whole_choices(optimize(module), (2048,)) == 1
+
+
+def two(x: Any, value: Any, i: Any) -> Any:
+    """The second window overlaps the first one at times."""
+    x = lax.dynamic_update_slice(x, jnp.full((2, 8), value, x.dtype), (i, 0))
+    return lax.dynamic_update_slice(x, x[:1] + value, (i + 1, 0))
+
+
+def by_number(k: Any, x: Any) -> Any:
+    return lax.switch(
+        k, [lambda x: x, lambda x: two(x, 1, k), lambda x: two(x, 3, k + 2), lambda x: two(x, 5, k - 1)], x
+    )
+
+
+def else_if(k: Any, x: Any) -> Any:
+    inner = lambda x: lax.cond(k == 1, lambda x: two(x, 3, k + 1), lambda x: x, x)  # noqa: E731
+    return lax.cond(k == 0, lambda x: two(x, 1, k), inner, x)
+
+
+def else_if_of_rows(k: Any, x: Any) -> Any:
+    inner = lambda x: lax.cond(k == 1, lambda x: x.at[k].set(3).at[k + 2].add(1), lambda x: x, x)  # noqa: E731
+    return lax.cond(k == 0, lambda x: x.at[k].set(1).at[k + 1].set(2), inner, x)
+
+
+def else_if_by_where(k: Any, x: Any) -> Any:
+    return jnp.where(k == 0, two(x, 1, k), jnp.where(k == 1, two(x, 3, k + 1), x))
+
+
+@pytest.mark.parametrize(
+    ("program", "updates"),
+    [(by_number, 6), (else_if, 4), (else_if_of_rows, 4), (else_if_by_where, 4)],
+    ids=lambda p: getattr(p, "__name__", ""),
+)
+def test_each_update_is_made_once(program: Program, updates: int, rng: np.random.Generator) -> None:
+    """Whatever decides about it: of an array that is also kept as it was, a loop would copy all."""
+    x = rng.integers(-9, 9, (7, 8)).astype(np.float32)
+    for k in range(4):
+        optimized(program, np.int32(k), x)
+    module = optimized(lambda x: lax.fori_loop(0, 9, lambda i, x: program(i % 4, x), x), x)
+    instructions = [i for c in module.computations() for i in c.instructions]
+    assert sum(i.opcode is Opcode.DYNAMIC_UPDATE_SLICE for i in instructions) == updates
+    assert whole_choices(module, (7, 8)) == 0 and not any(i.opcode is Opcode.CONDITIONAL for i in instructions)
+
+
+def sums_of_choices(x: Any) -> Any:
+    y, total = x, 0.0
+    for k in range(60):
+        y = lax.dynamic_update_slice(y, x[k : k + 1] * k, (k + 5,))
+        total = total + jnp.where(x[k] > 0, y, x)[k + 6]
+    return total
+
+
+def against_the_first(x: Any) -> Any:
+    y = x
+    for k in range(60):
+        y = jnp.where(x[k] > 0, lax.dynamic_update_slice(y, x[k : k + 1], (k + 5,)), x)
+    return y
+
+
+@pytest.mark.parametrize("program", [sums_of_choices, against_the_first], ids=lambda f: f.__name__)
+def test_programs_do_not_grow_with_the_square_of_their_choices(program: Program, rng: np.random.Generator) -> None:
+    module = optimized(program, rng.integers(-9, 9, 128).astype(np.float32))
+    assert sum(len(c.instructions) for c in module.computations()) < 60 * 80
 
 
 def test_gradients(rng: np.random.Generator) -> None:
