@@ -72,6 +72,8 @@ def plan_scatter(
 def _starts(plan: ScatterPlan, indices: Tensor) -> tuple[list[Tensor], Tensor | None]:
     """Start positions for each dimension of ``plan.indexed``, flat over the windows, and which windows are valid (None
     when no index can be out of bounds)."""
+    if not plan.indexed:  # there may be no indices at all
+        return [], None
     values = index_values(indices, plan.index_type)
     vectors = [values] if plan.index_vector_dim == indices.dim() else list(values.unbind(plan.index_vector_dim))
     valid: Tensor | None = None
@@ -87,8 +89,8 @@ def _starts(plan: ScatterPlan, indices: Tensor) -> tuple[list[Tensor], Tensor | 
     return [vector.reshape(-1) for vector in vectors], None if valid is None else valid.reshape(-1)
 
 
-def _linear(starts: list[Tensor], strides: tuple[int, ...], count: int) -> Tensor:
-    total = torch.zeros(count, dtype=torch.int64, device=starts[0].device if starts else None)
+def _linear(starts: list[Tensor], strides: tuple[int, ...], count: int, device: torch.device) -> Tensor:
+    total = torch.zeros(count, dtype=torch.int64, device=device)
     for start, stride in zip(starts, strides, strict=True):
         total += start * stride
     return total
@@ -103,7 +105,7 @@ def _update_rows(plan: ScatterPlan, combiner: Combiner) -> Update:
 
     def update(run: Run, targets: list[Tensor], indices: Tensor, updates: list[Tensor]) -> None:
         starts, valid = _starts(plan, indices)
-        positions = _linear(starts, strides, plan.num_windows)
+        positions = _linear(starts, strides, plan.num_windows, targets[0].device)
         values = [u.permute(plan.to_rows).reshape(-1, width) for u in updates]
         combiner.apply(run, [t.view(rows, width) for t in targets], positions, values, valid)
 
@@ -118,7 +120,7 @@ def _update_elements(plan: ScatterPlan, combiner: Combiner) -> Update:
 
     def update(run: Run, targets: list[Tensor], indices: Tensor, updates: list[Tensor]) -> None:
         starts, valid = _starts(plan, indices)
-        first = _linear(starts, indexed_strides, plan.num_windows)
+        first = _linear(starts, indexed_strides, plan.num_windows, targets[0].device)
         values = [u.permute(plan.to_rows).reshape(plan.num_windows, -1) for u in updates]
         if valid is not None and not run.asynchronous and not valid.all():  # before there is one for each element
             first, values, valid = first[valid], [v[valid] for v in values], None

@@ -209,9 +209,8 @@ class _Launcher:
 
     def __call__(self, target: Tensor, indices: Tensor, updates: Tensor) -> None:
         scatter, plan = self._scatter, self._scatter.plan
-        vector_last = indices if plan.index_vector_dim == indices.dim() else indices.movedim(plan.index_vector_dim, -1)
-        rows = vector_last.contiguous()
         signed, unsigned = self._views(target)
+        rows = self._rows(indices) if plan.indexed else signed  # of which nothing is read
         offsets = rows if self._flags["IN_A_ROW"] else self._table_of_offsets(target)
         table = self._last(rows) if self._written is self._kernels.OF_TABLE else rows
         arrays = (signed, unsigned, rows, self._views(updates)[0], offsets, table)
@@ -224,6 +223,11 @@ class _Launcher:
             *self._numbers,
             **self._flags,
         )
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        """[windows, components], row-major."""
+        dimension = self._scatter.plan.index_vector_dim
+        return (indices if dimension == indices.dim() else indices.movedim(dimension, -1)).contiguous()
 
     def _views(self, array: Tensor) -> tuple[Tensor, Tensor]:
         """As the kernel combines it: floats that are added as they are, all others as their bits."""

@@ -391,3 +391,15 @@ ENTRY main {{
 }}"""
     operands = _array(rng, np.int32, (40,)), _indices(rng, np.int32, (30, 1)), _array(rng, np.int32, (30,))
     _same(_ours(context, text, *operands), np.asarray(run_on_xla(hlo_of_text(text), operands)[0]))
+
+
+def test_windows_without_indices(context: Context, rng: np.random.Generator) -> None:
+    """All begin at 0; arrays without elements have no memory."""
+    scatter = (
+        "[40] [3,0] [3,23]",
+        ("update_window_dims={1}, inserted_window_dims={}, scatter_dims_to_operand_dims={}, index_vector_dim=1"),
+    )
+    x, updates = rng.integers(-9, 9, 40).astype(np.float32), rng.integers(-9, 9, (3, 23)).astype(np.float32)
+    ours = _ours(context, _text(scatter, "add", "f32", "s32"), x, np.zeros((3, 0), np.int32), updates, native=False)
+    x[:23] += updates.sum(0)
+    np.testing.assert_array_equal(ours, x)
