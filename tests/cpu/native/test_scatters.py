@@ -393,13 +393,18 @@ ENTRY main {{
     _same(_ours(context, text, *operands), np.asarray(run_on_xla(hlo_of_text(text), operands)[0]))
 
 
-def test_windows_without_indices(context: Context, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("element", ["f32", "f16"])
+def test_windows_without_indices(element: str, context: Context, rng: np.random.Generator) -> None:
     """All begin at 0; arrays without elements have no memory."""
     scatter = (
         "[40] [3,0] [3,23]",
         ("update_window_dims={1}, inserted_window_dims={}, scatter_dims_to_operand_dims={}, index_vector_dim=1"),
     )
-    x, updates = rng.integers(-9, 9, 40).astype(np.float32), rng.integers(-9, 9, (3, 23)).astype(np.float32)
-    ours = _ours(context, _text(scatter, "add", "f32", "s32"), x, np.zeros((3, 0), np.int32), updates, native=False)
+    x = rng.integers(-9, 9, 40).astype(_DTYPES[element])
+    updates = rng.integers(-9, 9, (3, 23)).astype(_DTYPES[element])
+    with compile(context, _text(scatter, "add", element, "s32")) as executable:
+        memory = context.devices[0].default_memory
+        given = [put(memory, array) for array in (x, np.zeros((3, 0), np.int32), updates)]
+        ours = get(run(executable, *given)[0])
     x[:23] += updates.sum(0)
     np.testing.assert_array_equal(ours, x)
