@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax import lax
 
-from cpu.native.harness import compile, get, put, run
+from cpu.native.harness import compile, get, put, run, run_function
 from plugin_abi.host import Artifact, Context
 from programs import run_on_xla
 from support.against_xla import hlo_of_text
@@ -393,18 +395,19 @@ ENTRY main {{
     _same(_ours(context, text, *operands), np.asarray(run_on_xla(hlo_of_text(text), operands)[0]))
 
 
-@pytest.mark.parametrize("element", ["f32", "f16"])
-def test_windows_without_indices(element: str, context: Context, rng: np.random.Generator) -> None:
-    """All begin at 0; arrays without elements have no memory."""
-    scatter = (
-        "[40] [3,0] [3,23]",
-        ("update_window_dims={1}, inserted_window_dims={}, scatter_dims_to_operand_dims={}, index_vector_dim=1"),
-    )
-    x = rng.integers(-9, 9, 40).astype(_DTYPES[element])
-    updates = rng.integers(-9, 9, (3, 23)).astype(_DTYPES[element])
-    with compile(context, _text(scatter, "add", element, "s32")) as executable:
-        memory = context.devices[0].default_memory
-        given = [put(memory, array) for array in (x, np.zeros((3, 0), np.int32), updates)]
-        ours = get(run(executable, *given)[0])
-    x[:23] += updates.sum(0)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("combine", [lax.scatter_add, lax.scatter_mul], ids=["add", "multiply"])
+def test_windows_without_indices(
+    combine: Callable[..., jax.Array], dtype: type, context: Context, rng: np.random.Generator
+) -> None:
+    """All begin at 0; what has no elements has no memory, where a program makes it."""
+    numbers = lax.ScatterDimensionNumbers((1,), (), ())
+
+    def function(x: jax.Array, updates: jax.Array) -> jax.Array:
+        indices = jnp.broadcast_to(jnp.zeros((0,), jnp.int32), (3, 0))
+        return combine(x, indices, updates + 1, numbers, mode="clip")
+
+    x, updates = rng.integers(-9, 9, 40).astype(dtype), rng.integers(-3, 3, (3, 23)).astype(dtype)
+    (ours,), _ = run_function(context, function, x, updates)
+    x[:23] = x[:23] * (updates + 1).prod(0) if combine is lax.scatter_mul else x[:23] + (updates + 1).sum(0)
     np.testing.assert_array_equal(ours, x)
