@@ -403,11 +403,13 @@ def test_windows_without_indices(
     """All begin at 0; what has no elements has no memory, where a program makes it."""
     numbers = lax.ScatterDimensionNumbers((1,), (), ())
 
-    def function(x: jax.Array, updates: jax.Array) -> jax.Array:
-        indices = jnp.broadcast_to(jnp.zeros((0,), jnp.int32), (3, 0))
-        return combine(x, indices, updates + 1, numbers, mode="clip")
+    def function(x: jax.Array, shift: jax.Array) -> jax.Array:
+        indices = jnp.broadcast_to(jnp.zeros((0,), jnp.int32), (2, 0))
+        made = (jnp.arange(46).reshape(2, 23) + shift) % 7
+        return combine(x, indices, made.astype(dtype), numbers, mode="clip")
 
-    x, updates = rng.integers(-9, 9, 40).astype(dtype), rng.integers(-3, 3, (3, 23)).astype(dtype)
-    (ours,), _ = run_function(context, function, x, updates)
-    x[:23] = x[:23] * (updates + 1).prod(0) if combine is lax.scatter_mul else x[:23] + (updates + 1).sum(0)
+    x = rng.integers(-9, 9, 40).astype(dtype)
+    (ours,), _ = run_function(context, function, x, np.array(1, np.int32))
+    combined = ((np.arange(46).reshape(2, 23) + 1) % 7).astype(dtype)
+    x[:23] = x[:23] * combined.prod(0) if combine is lax.scatter_mul else x[:23] + combined.sum(0)
     np.testing.assert_array_equal(ours, x)
