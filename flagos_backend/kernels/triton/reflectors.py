@@ -19,7 +19,7 @@ from flagos_backend.kernels.triton.launching import launch
 FACTORS = ("Qr", "flagos.geqrf")
 PRODUCTS = ("ProductOfElementaryHouseholderReflectors", "flagos.householder_product")
 # What a program holds of a matrix in registers, and what a warp does.
-_MAX_BYTES, _WARP_BYTES, _MAX_WARPS = 1 << 16, 1 << 13, 8
+_MAX_BYTES, _WARP_BYTES, _MAX_WARPS = 1 << 16, 1 << 12, 4
 
 
 def _matrices(instruction: Instruction) -> ArrayShape:

@@ -7,12 +7,12 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.implementation import Implementation, Provider
-from flagos_backend.kernels.vendor import attention, byte_products, convolution, dot, lu
+from flagos_backend.kernels.vendor import attention, byte_products, convolution, dot, eigh, lu
 from flagos_backend.kernels.vendor.library import LIBRARY, is_vendor_reference, reference_variants
 
 _VENDOR = Provider.VENDOR
 # What more than the reference kernel makes.
-_VARIANTS = {"flagos.lu": lu.variants}
+_VARIANTS = {"flagos.eigh": eigh.variants, "flagos.lu": lu.variants}
 
 
 def _on_the_host(instruction: Instruction, target: Target) -> str:

@@ -1,0 +1,36 @@
+"""Eigenvalues and eigenvectors of symmetric and Hermitian matrices: for float32 of 32 to 512 rows ATen takes cuSOLVER's
+Jacobi method, for float64 its divide and conquer, which may take less than half as long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flagos_backend.devices.target import Target
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.implementation import Variant
+from flagos_backend.kernels.reference.registry import Run, Value
+from flagos_backend.kernels.vendor.library import reference_variants
+
+_WIDER = {ElementType.F32: torch.float64, ElementType.C64: torch.complex128}
+_JACOBI = range(32, 513)
+
+
+def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+    """As it is; where that may be slower, also in float64, rounded at the end."""
+    plain = reference_variants(instruction, target)
+    shape = instruction.operands[0].shape
+    assert isinstance(shape, ArrayShape)
+    wider = _WIDER.get(shape.element_type)
+    if target.vendor != "nvidia" or wider is None or shape.dims[-1] not in _JACOBI or not shape.num_elements:
+        return plain
+    (only,) = plain
+
+    def in_float64(run: Run, a: Tensor) -> Value:
+        vectors, values = only.kernel(run, a.to(wider))
+        return vectors.to(a.dtype), values.to(a.real.dtype)
+
+    return only, replace(only, name="in float64", kernel=in_float64, into=None)
