@@ -98,6 +98,7 @@ ProgramInfo ReadInfo(Reader& reader) {
   }
   info.is_small = reader.Integer() != 0;
   info.only_copies = reader.Integer() != 0;
+  info.calls_host = reader.Integer() != 0;
   CheckInfo(info);
   return info;
 }

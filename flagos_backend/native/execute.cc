@@ -368,6 +368,15 @@ void CheckOutputs(const Executable& executable, const FlagosExecuteArgs& args) {
   }
 }
 
+// A host callback may raise, which its program's caller hears at once: whoever hands on the tokens of such a program, as
+// JAX does, would otherwise hand on a failed one. Not within a callback, whose device is busy with it.
+bool WaitsForCallbacks(const Launch& launch) {
+  const Context& context = *launch.executable->context;
+  return launch.executable->info().calls_host && !launch.nested && !context.inline_launches &&
+         std::none_of(launch.shares.begin(), launch.shares.end(),
+                      [](const Share& share) { return share.place.device->accelerator != nullptr; });
+}
+
 // What the host may wait for. The streams of an accelerator keep the order of its launches by themselves.
 Ref<Event> Done(const Share& share) {
   return share.place.device->accelerator ? share.done : share.place.device->InOrder(share.done);
@@ -407,7 +416,13 @@ FlagosError* execute(FlagosExecuteArgs* host) {
       }
       std::vector<Ref<Event>> done;
       for (const Share& share : launch->shares) done.push_back(Done(share));
+      const bool waits = WaitsForCallbacks(*launch);
       Dispatch(launch);
+      if (waits) {
+        for (const Ref<Event>& event : done) {
+          if (const Status& status = event->Wait(); !status.ok()) throw Failure(status);
+        }
+      }
       for (size_t d = 0; d < done.size(); ++d) {
         for (size_t i = 0; i < outputs; ++i) args.outputs[d][i] = made[d][i].release();
         if (args.done != nullptr) args.done[d] = done[d].Detach();

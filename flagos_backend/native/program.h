@@ -33,6 +33,8 @@ struct ProgramInfo {
   bool is_small = false;
   // Its results are its arguments, at most of another type or shape.
   bool only_copies = false;
+  // It has host callbacks.
+  bool calls_host = false;
 };
 
 struct Argument {

@@ -195,6 +195,7 @@ def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
         compiled.cost.properties(),
         int(compiled.is_small),
         int(compiled.only_copies),
+        int(compiled.calls_host),
         _native(compiled),
     )
 

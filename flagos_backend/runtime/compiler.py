@@ -119,6 +119,11 @@ class CompiledProgram:
         """Whether its results are its arguments, at most of another type or shape: it is how jnp.array copies."""
         return all(instruction.opcode in _COPIES for instruction in self.module.entry.instructions)
 
+    @functools.cached_property
+    def calls_host(self) -> bool:
+        """Whether it has host callbacks."""
+        return any(_calls_host(i) for computation in self.module.computations() for i in computation.instructions)
+
     @property
     def peak_bytes(self) -> int:
         arrays = sum(shape.num_bytes for shape in (*self.arguments, *self.outputs))

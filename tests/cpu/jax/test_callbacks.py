@@ -144,6 +144,25 @@ def test_an_exception_ends_the_program_with_its_traceback_and_nothing_else() -> 
     np.testing.assert_array_equal(np.asarray(jax.jit(lambda x: x + 1)(X)), X + 1)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_exception_is_heard_at_the_call_and_by_no_later_program(ordered: bool) -> None:
+    """No token of a program that failed is handed on."""
+
+    def culprit(_: Any) -> None:
+        raise LookupError("nothing here")
+
+    heard: list[float] = []
+    failing = jax.jit(lambda x: (io_callback(culprit, None, x, ordered=ordered), x + 1)[1])
+    working = jax.jit(lambda x: (io_callback(lambda a: heard.append(float(a[0])), None, x, ordered=ordered), x + 1)[1])
+    for n in range(2):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="LookupError: nothing here"):
+            failing(X)
+        jax.effects_barrier()
+        np.testing.assert_array_equal(working(X + n), X + n + 1)
+        jax.effects_barrier()
+    assert heard == [0, 1]
+
+
 def test_a_wrong_shape_is_named() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="Incorrect output shape for return value #0"):
         jax.jit(lambda x: jax.pure_callback(lambda a: np.zeros(5, np.float32), F32, x))(X).block_until_ready()

@@ -394,11 +394,9 @@ def test_a_failing_host_callback_fails_the_program(backend: Backend) -> None:
 
     with Context(backend, host_callback=callback) as context:
         memory = context.devices[0].default_memory
-        product, _ = run(
-            compile(context, CALLBACK), put(memory, np.ones(3, np.float32)), put(memory, np.array(1, np.uint8))
-        )
+        arguments = put(memory, np.ones(3, np.float32)), put(memory, np.array(1, np.uint8))
         with pytest.raises(FlagosStatusError, match="the host does not like it") as failure:
-            product.wait(60)
+            run(compile(context, CALLBACK), *arguments)
         assert failure.value.code == StatusCode.OUT_OF_RANGE
 
 
