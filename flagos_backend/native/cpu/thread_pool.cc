@@ -40,12 +40,24 @@ bool ComesSoon(const Condition& condition) {
   return false;
 }
 
-int NumProcessors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+// Those that the process might run on when this was first asked; none where the system does not say.
+const cpu_set_t& Processors() {
+  static const cpu_set_t found = [] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
+    return set;
+  }();
+  return found;
 }
+
+int NumProcessors() {
+  const int count = CPU_COUNT(&Processors());
+  return count > 0 ? count : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+// Of more threads, one beside the caller is no great loss, and each is told of a processor alone.
+constexpr int kMostKeptOff = 8;
 
 std::atomic<ThreadPool*> shared_pool{nullptr};
 
@@ -135,7 +147,19 @@ void ThreadPool::Leave() {
   done_.notify_one();
 }
 
+// A thread that the system wakes, or leaves, where the caller runs comes when the loop is over. It may stay there for
+// as long as the two take turns, and nothing else tells it to go.
+void ThreadPool::KeepOff(int processor) {
+  if (processor == kept_off_ || processor < 0 || num_threads_ > kMostKeptOff) return;
+  kept_off_ = processor;
+  cpu_set_t others = Processors();
+  if (processor < CPU_SETSIZE) CPU_CLR(processor, &others);
+  if (CPU_COUNT(&others) == 0) return;
+  for (std::thread& thread : threads_) pthread_setaffinity_np(thread.native_handle(), sizeof others, &others);
+}
+
 void ThreadPool::OpenLoop() {
+  KeepOff(sched_getcpu());
   loop_.store((NumberOf(loop_.load()) + 1) * kNumber + kOpen);
   if (asleep_.load() == 0) return;
   std::lock_guard<std::mutex> lock(mutex_);

@@ -33,10 +33,12 @@ class ThreadPool {
   void TakeChunks();
   void OpenLoop();
   void CloseLoop();
+  void KeepOff(int processor);
 
   const int num_threads_;
   std::vector<std::thread> threads_;
-  std::mutex busy_;  // held by the one loop in progress
+  int kept_off_ = -1;  // the processor that the pool's threads do not run on, by number; -1: none
+  std::mutex busy_;    // held by the one loop in progress
   // The number of the last loop, whether it takes more threads, and how many of the pool's are in it: kNumber, kOpen and
   // kInside of thread_pool.cc. A thread that comes late finds it closed, and nobody waits for that.
   std::atomic<uint64_t> loop_{0};

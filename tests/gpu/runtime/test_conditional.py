@@ -156,6 +156,7 @@ def test_a_body_that_cannot_be_captured_leaves_the_loop_to_the_host(
         return jax.lax.while_loop(lambda state: state[0] > 0, turn, (x.reshape(-1)[0].astype(jnp.int32), x))
 
     monkeypatch.setattr(combining, "_assign_without_waiting", waits)
+    monkeypatch.setenv("FLAGOS_PER_OP", "scatter=reference")
     compiled = jax.jit(counted_down)
     for value in (6, 3, 1, 7, 27, 2):
         assert_as_on_the_cpu(counted_down, compiled, argument(value, rng))

@@ -7,16 +7,38 @@ import random
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "flagos_backend/native"
 
 
-def test_each_element_is_visited_once(tmp_path: Path) -> None:
-    program = tmp_path / "thread_pool"
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("native") / "thread_pool"
     sources = [Path(__file__).with_name("thread_pool.cc"), NATIVE / "cpu/thread_pool.cc"]
     compiler = os.environ.get("CXX", "c++")
-    arguments = ["-std=c++17", "-O1", f"-I{NATIVE}", *map(str, sources), "-o", str(program), "-pthread", "-ldl"]
+    arguments = ["-std=c++17", "-O1", f"-I{NATIVE}", *map(str, sources), "-o", str(path), "-pthread", "-ldl"]
     subprocess.run([compiler, *arguments], check=True)
+    return path
+
+
+def test_each_element_is_visited_once(program: Path) -> None:
     seed = str(random.randrange(2**31))
     done = subprocess.run([str(program), seed], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "0\n", f"seed {seed}"
+
+
+def test_threads_keep_off_the_caller_s_processor(program: Path) -> None:
+    processors = sorted(os.sched_getaffinity(0))[:4]  # more threads than a few are left to the system
+    if len(processors) < 2:
+        pytest.skip("this process may run on one processor only")
+    done = subprocess.run(
+        [str(program), "apart"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        preexec_fn=lambda: os.sched_setaffinity(0, processors),
+    )
+    assert done.stdout == "0\n"

@@ -1,12 +1,16 @@
 // Loops of the shared pool from several threads at once: of all sizes, with pauses that let its threads fall asleep or
-// not, and loops inside loops. Prints how many elements were not visited exactly once.
+// not, and loops inside loops. Prints how many elements were not visited exactly once. With "apart": how many of the
+// parts that the pool's threads took they might have taken on the caller's processor, or "alone" if there is one only.
 
 #include "cpu/thread_pool.h"
+
+#include <sched.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
@@ -46,9 +50,55 @@ int64_t Wrong(unsigned seed, int loops) {
   return wrong;
 }
 
+struct Parts {
+  const std::thread::id caller = std::this_thread::get_id();
+  int processor;
+  std::atomic<int> taken{0}, beside{0};
+};
+
+void Take(void* user, int64_t, int64_t) {
+  Parts& parts = *static_cast<Parts*>(user);
+  std::this_thread::sleep_for(std::chrono::microseconds(50));
+  if (std::this_thread::get_id() == parts.caller) return;
+  cpu_set_t mine;
+  if (sched_getaffinity(0, sizeof mine, &mine) != 0) std::abort();
+  ++parts.taken;
+  parts.beside += CPU_ISSET(parts.processor, &mine) != 0;
+}
+
+// The caller on each of its processors in turn.
+int Apart() {
+  cpu_set_t all;
+  if (sched_getaffinity(0, sizeof all, &all) != 0) std::abort();
+  if (CPU_COUNT(&all) < 2) {
+    std::printf("alone\n");
+    return 0;
+  }
+  ThreadPool& pool = ThreadPool::Shared();
+  int beside = 0;
+  for (int processor = 0; processor < CPU_SETSIZE; ++processor) {
+    if (!CPU_ISSET(processor, &all)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(processor, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) std::abort();
+    Parts parts;
+    parts.processor = processor;
+    while (parts.taken < 20) pool.ParallelFor(8, 1, Take, &parts);
+    beside += parts.beside;
+  }
+  std::printf("%d\n", beside);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "apart") == 0) {
+    const int status = Apart();
+    std::fflush(stdout);
+    std::_Exit(status);
+  }
   const unsigned seed = argc > 1 ? static_cast<unsigned>(std::atoi(argv[1])) : 0;
   std::atomic<int64_t> wrong{Wrong(seed, 2000)};
   std::vector<std::thread> callers;
