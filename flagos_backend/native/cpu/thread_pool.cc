@@ -56,8 +56,8 @@ int NumProcessors() {
   return count > 0 ? count : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-// Of more threads, one beside the caller is no great loss, and each is told of a processor alone.
-constexpr int kMostKeptOff = 8;
+// Of more threads, one beside the caller is no great loss.
+constexpr int kMostSentAway = 8;
 
 std::atomic<ThreadPool*> shared_pool{nullptr};
 
@@ -136,7 +136,9 @@ uint64_t ThreadPool::AwaitLoopAfter(uint64_t number) {
 bool ThreadPool::Enter(uint64_t number) {
   uint64_t loop = loop_.load();
   while ((loop & kOpen) != 0 && NumberOf(loop) == number) {
-    if (loop_.compare_exchange_weak(loop, loop + kInside)) return true;
+    if (!loop_.compare_exchange_weak(loop, loop + kInside)) continue;
+    came_.fetch_add(1, std::memory_order_relaxed);
+    return true;
   }
   return false;
 }
@@ -147,19 +149,35 @@ void ThreadPool::Leave() {
   done_.notify_one();
 }
 
-// A thread that the system wakes, or leaves, where the caller runs comes when the loop is over. It may stay there for
-// as long as the two take turns, and nothing else tells it to go.
-void ThreadPool::KeepOff(int processor) {
-  if (processor == kept_off_ || processor < 0 || num_threads_ > kMostKeptOff) return;
-  kept_off_ = processor;
+// A thread that the system wakes, or leaves, where the caller runs comes when the loop is over, and may stay there for as
+// long as the two take turns. It is sent away, and may then run anywhere again.
+void ThreadPool::SendAway() {
+  const int processor = sched_getcpu();
   cpu_set_t others = Processors();
-  if (processor < CPU_SETSIZE) CPU_CLR(processor, &others);
+  if (processor < 0 || processor >= CPU_SETSIZE) return;
+  CPU_CLR(processor, &others);
   if (CPU_COUNT(&others) == 0) return;
-  for (std::thread& thread : threads_) pthread_setaffinity_np(thread.native_handle(), sizeof others, &others);
+  for (std::thread& thread : threads_) {
+    pthread_setaffinity_np(thread.native_handle(), sizeof others, &others);
+    pthread_setaffinity_np(thread.native_handle(), sizeof others, &Processors());
+  }
+}
+
+// Loops may also be too short, or too far apart, for anybody to come in time: there it is tried ever more rarely.
+void ThreadPool::NoteWhoCame() {
+  const uint32_t came = came_.load(std::memory_order_relaxed);
+  if (came != seen_come_ || num_threads_ > kMostSentAway) {
+    seen_come_ = came;
+    missed_ = 0;
+    patience_ = kFewestMissed;
+  } else if (++missed_ == patience_) {
+    SendAway();
+    missed_ = 0;
+    patience_ = std::min(2 * patience_, kMostMissed);
+  }
 }
 
 void ThreadPool::OpenLoop() {
-  KeepOff(sched_getcpu());
   loop_.store((NumberOf(loop_.load()) + 1) * kNumber + kOpen);
   if (asleep_.load() == 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -197,6 +215,7 @@ void ThreadPool::ParallelFor(int64_t count, int64_t grain, Body body, void* user
   OpenLoop();
   TakeChunks();
   CloseLoop();
+  NoteWhoCame();
 }
 
 OpenMpScope::OpenMpScope(bool wanted) : before_(t_open_mp) { t_open_mp = before_ || wanted; }

@@ -33,12 +33,12 @@ class ThreadPool {
   void TakeChunks();
   void OpenLoop();
   void CloseLoop();
-  void KeepOff(int processor);
+  void SendAway();
+  void NoteWhoCame();
 
   const int num_threads_;
   std::vector<std::thread> threads_;
-  int kept_off_ = -1;  // the processor that the pool's threads do not run on, by number; -1: none
-  std::mutex busy_;    // held by the one loop in progress
+  std::mutex busy_;  // held by the one loop in progress
   // The number of the last loop, whether it takes more threads, and how many of the pool's are in it: kNumber, kOpen and
   // kInside of thread_pool.cc. A thread that comes late finds it closed, and nobody waits for that.
   std::atomic<uint64_t> loop_{0};
@@ -51,6 +51,12 @@ class ThreadPool {
   void* user_ = nullptr;
   int64_t count_ = 0, chunk_ = 0;
   std::atomic<int64_t> next_{0};
+  // How often one of the pool's threads came in time for a loop, and what the caller knows of it: how many loops in a row
+  // it has been alone in, and after how many it sends the others away from its processor.
+  static constexpr int kFewestMissed = 8, kMostMissed = 8192;
+  std::atomic<uint32_t> came_{0};
+  uint32_t seen_come_ = 0;
+  int missed_ = 0, patience_ = kFewestMissed;
 };
 
 // While one lives, loops of this thread run on the OpenMP threads that PyTorch's operators use from it. After an operator

@@ -1,6 +1,6 @@
 // Loops of the shared pool from several threads at once: of all sizes, with pauses that let its threads fall asleep or
-// not, and loops inside loops. Prints how many elements were not visited exactly once. With "apart": how many of the
-// parts that the pool's threads took they might have taken on the caller's processor, or "alone" if there is one only.
+// not, and loops inside loops. Prints how many elements were not visited exactly once. With "apart", on two
+// processors: from how many of them the caller does not get rid of the pool's thread, once that is stuck there.
 
 #include "cpu/thread_pool.h"
 
@@ -52,42 +52,43 @@ int64_t Wrong(unsigned seed, int loops) {
 
 struct Parts {
   const std::thread::id caller = std::this_thread::get_id();
-  int processor;
-  std::atomic<int> taken{0}, beside{0};
+  cpu_set_t callers;
+  std::atomic<int> stuck{0}, freed{0};
 };
 
-void Take(void* user, int64_t, int64_t) {
+// The pool's thread binds itself to the caller's processor, where it can come in time only by chance.
+void Stick(void* user, int64_t, int64_t) {
   Parts& parts = *static_cast<Parts*>(user);
-  std::this_thread::sleep_for(std::chrono::microseconds(50));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(10);
+  while (std::chrono::steady_clock::now() < end) {
+  }
   if (std::this_thread::get_id() == parts.caller) return;
   cpu_set_t mine;
   if (sched_getaffinity(0, sizeof mine, &mine) != 0) std::abort();
-  ++parts.taken;
-  parts.beside += CPU_ISSET(parts.processor, &mine) != 0;
+  if (parts.stuck == 0) {
+    if (sched_setaffinity(0, sizeof parts.callers, &parts.callers) != 0) std::abort();
+    ++parts.stuck;
+  } else if (CPU_COUNT(&mine) > 1) {
+    ++parts.freed;
+  }
 }
 
-// The caller on each of its processors in turn.
+// From each of the caller's processors in turn: how many of them the pool's thread stayed on.
 int Apart() {
   cpu_set_t all;
   if (sched_getaffinity(0, sizeof all, &all) != 0) std::abort();
-  if (CPU_COUNT(&all) < 2) {
-    std::printf("alone\n");
-    return 0;
-  }
   ThreadPool& pool = ThreadPool::Shared();
-  int beside = 0;
+  int stayed = 0;
   for (int processor = 0; processor < CPU_SETSIZE; ++processor) {
     if (!CPU_ISSET(processor, &all)) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(processor, &one);
-    if (sched_setaffinity(0, sizeof one, &one) != 0) std::abort();
     Parts parts;
-    parts.processor = processor;
-    while (parts.taken < 20) pool.ParallelFor(8, 1, Take, &parts);
-    beside += parts.beside;
+    CPU_ZERO(&parts.callers);
+    CPU_SET(processor, &parts.callers);
+    if (sched_setaffinity(0, sizeof parts.callers, &parts.callers) != 0) std::abort();
+    for (int i = 0; i < 20000 && parts.freed == 0; ++i) pool.ParallelFor(8, 1, Stick, &parts);
+    stayed += parts.freed == 0;
   }
-  std::printf("%d\n", beside);
+  std::printf("%d\n", stayed);
   return 0;
 }
 
