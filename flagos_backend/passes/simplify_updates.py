@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+from flagos_backend.fusion.support import is_complex_elementwise, is_elementwise
 from flagos_backend.ir.attributes import (
     ConstantAttributes,
     DimensionsAttributes,
@@ -19,8 +20,15 @@ from flagos_backend.passes.rewrite import Emitter, Rule, array_shape, with_opera
 
 # Updates that one choice decides about: each choice writes them again.
 MAX_UPDATES = 16
-# How many instructions of a window are looked through for what it reads.
+# How many instructions of a window are looked through for what it reads, and which, beside what works on elements: they
+# are made once more, so they have no effects, and are work of generated kernels.
 _MAX_STEPS = 64
+_LOOKED_THROUGH = frozenset(
+    {
+        *(Opcode.BROADCAST, Opcode.CONCATENATE, Opcode.DYNAMIC_SLICE, Opcode.GATHER, Opcode.PAD, Opcode.REDUCE),
+        *(Opcode.RESHAPE, Opcode.REVERSE, Opcode.SLICE, Opcode.TRANSPOSE),
+    }
+)
 
 
 def is_decidable(update: Instruction) -> bool:
@@ -92,15 +100,21 @@ def _on_rewritten(value: Instruction, rewritten: dict[int, Instruction], emitter
     waiting, met = [value], {id(value)}
     while waiting and len(order) < _MAX_STEPS:
         order.append(waiting.pop(0))
-        if id(order[-1]) not in rewritten:
+        if id(order[-1]) not in rewritten and _is_looked_through(order[-1]):
             waiting += [o for o in order[-1].operands if id(o) not in met]
             met |= {id(operand) for operand in order[-1].operands}
     made = dict(rewritten)
     for instruction in reversed(order):
         operands = [made.get(id(operand), operand) for operand in instruction.operands]
-        if id(instruction) not in made and any(map(operator.is_not, operands, instruction.operands)):
+        changes = any(map(operator.is_not, operands, instruction.operands))
+        if changes and id(instruction) not in made and _is_looked_through(instruction):
             made[id(instruction)] = emitter.put(with_operands(instruction, tuple(operands), instruction.called))
     return made.get(id(value), value)
+
+
+def _is_looked_through(instruction: Instruction) -> bool:
+    plain = is_elementwise(instruction) or is_complex_elementwise(instruction)
+    return plain or instruction.opcode in _LOOKED_THROUGH
 
 
 def _decided(

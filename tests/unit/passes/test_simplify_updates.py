@@ -157,6 +157,19 @@ def test_each_update_is_made_once(program: Program, updates: int, rng: np.random
     assert whole_choices(module, (7, 8)) == 0 and not any(i.opcode is Opcode.CONDITIONAL for i in instructions)
 
 
+def test_what_draws_is_not_drawn_twice() -> None:
+    """The second window of an update that two choices decide about is drawn below what the first one wrote."""
+
+    def function(p: Any, x: Any, u: Any) -> Any:
+        y = lax.dynamic_update_slice(x, u, (1, 0))
+        y = lax.dynamic_update_slice(y, lax.rng_uniform(0.0, y[0, 0], (1, 8)), (2, 0))
+        return jnp.where(p == 0, x.at[0].set(1), jnp.where(p == 1, y, x))
+
+    module = import_module(hlo_bytes(function, np.int32(1), np.ones((7, 8), np.float32), np.ones((1, 8), np.float32)))
+    instructions = [i for c in optimize(module, verify=True).computations() for i in c.instructions]
+    assert sum(i.opcode is Opcode.RNG for i in instructions) == 1
+
+
 def sums_of_choices(x: Any) -> Any:
     y, total = x, 0.0
     for k in range(60):
