@@ -144,7 +144,13 @@ PyObject* DropReplayEntry(PyObject*, PyObject* arguments) {
 PyObject* PrepareConditionalsEntry(PyObject*, PyObject* arguments) {
   return Enter("preparing conditional nodes", [arguments] {
     Reader reader(arguments);
-    AcceleratorOf(reader).streams().conditionals();
+    Streams& streams = AcceleratorOf(reader).streams();
+    {
+      // The driver loads a kernel, for which it may wait for the device, as long as a collective waits for a lost peer:
+      // who watches for that is Python's.
+      python::ReleaseGil released;
+      streams.conditionals();
+    }
     return Object::Share(python::Known()->none);
   });
 }
