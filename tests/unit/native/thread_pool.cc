@@ -1,6 +1,6 @@
 // Loops of the shared pool from several threads at once: of all sizes, with pauses that let its threads fall asleep or
-// not, and loops inside loops. Prints how many elements were not visited exactly once. With "apart", on the
-// first two of its processors: from how many of them the caller does not get rid of the pool's thread, once that is stuck there.
+// not, and loops inside loops. Prints how many elements were not visited exactly once. With "apart", on the first two
+// of its processors: from how many of them the caller does not get rid of the pool's thread, once that is stuck there.
 
 #include "cpu/thread_pool.h"
 
