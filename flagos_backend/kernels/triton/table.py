@@ -15,7 +15,7 @@ from flagos_backend.kernels.attention import BACKWARD, FORWARD, AttentionBackwar
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.kernels.triton import attention, dot, interpreter, reflectors, scans, scatter, sort, top_k, windows
+from flagos_backend.kernels.triton import attention, dot, interpreter, qr, scans, scatter, sort, top_k, windows
 from flagos_backend.kernels.triton.launching import unavailable
 
 
@@ -40,8 +40,8 @@ def _unsupported_fold(instruction: Instruction, target: Target) -> str:
     return reason or windows.fold_unsupported(instruction)
 
 
-def _unsupported_reflectors(instruction: Instruction, target: Target) -> str:
-    return unavailable(target) or reflectors.unsupported(instruction, target)
+def _unsupported_qr(instruction: Instruction, target: Target) -> str:
+    return unavailable(target) or qr.unsupported(instruction, target)
 
 
 def _unsupported_scan(instruction: Instruction, target: Target) -> str:
@@ -96,11 +96,8 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
         (name, _ours("scan", _unsupported_scan, scans.variants))
         for name in (str(Opcode.REDUCE_WINDOW), *scans.ATEN, *scans.PLACED)
     ),
-    *((name, _ours("qr", _unsupported_reflectors, reflectors.factor_variants)) for name in reflectors.FACTORS),
-    *(
-        (name, _ours("qr_product", _unsupported_reflectors, reflectors.product_variants))
-        for name in reflectors.PRODUCTS
-    ),
+    *((name, _ours("qr", _unsupported_qr, qr.factor_variants)) for name in qr.FACTORS),
+    *((name, _ours("qr_product", _unsupported_qr, qr.product_variants)) for name in qr.PRODUCTS),
     (
         str(Opcode.SELECT_AND_SCATTER),
         _ours("select_and_scatter", _unsupported_select_and_scatter, windows.scatter_variants),

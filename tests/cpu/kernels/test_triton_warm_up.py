@@ -25,7 +25,7 @@ from support.attention import CASES, SIZES, calls_of
 E = ElementType
 CHIP = Target("cpu", "simulated", multiprocessors=4, warp_size=4)
 KERNELS = (
-    *("attention", "attention_gradient", "dot", "reflectors", "scans", "scatter", "sort", "swaps", "top_k", "turning"),
+    *("attention", "attention_gradient", "dot", "qr", "scans", "scatter", "sort", "swaps", "top_k", "turning"),
     "windows",
 )
 SORT = """

@@ -12,7 +12,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.kernels.triton import reflectors
+from flagos_backend.kernels.triton import qr
 from support.against_xla import hlo_of_text
 from support.kernels import target
 
@@ -45,9 +45,7 @@ def run(variant: Variant, *operands: torch.Tensor) -> list[torch.Tensor]:
     return [result.cpu() for result in (found if isinstance(found, tuple) else (found,))]
 
 
-def factored(
-    a: torch.Tensor, names: tuple[str, str] = (reflectors.FACTORS[1], reflectors.PRODUCTS[1])
-) -> list[torch.Tensor]:
+def factored(a: torch.Tensor, names: tuple[str, str] = (qr.FACTORS[1], qr.PRODUCTS[1])) -> list[torch.Tensor]:
     """R and reflectors, their factors, and Q of as many columns as there are reflectors."""
     kind = next(name for name, dtype in KINDS.items() if dtype is a.dtype)
     *batch, rows, columns = a.shape
@@ -118,7 +116,7 @@ def test_what_is_no_number_spoils_its_own_matrix(number: float, rng: np.random.G
 
 def test_transposed_operands_and_the_older_names(rng: np.random.Generator) -> None:
     a = torch.from_numpy(rng.standard_normal((2, 6, 9))).float()
-    turned = factored(a.mT, (reflectors.FACTORS[0], reflectors.PRODUCTS[0]))
+    turned = factored(a.mT, (qr.FACTORS[0], qr.PRODUCTS[0]))
     for ours, expected in zip(turned, factored(a.mT.contiguous()), strict=True):
         assert torch.equal(ours, expected)
 
@@ -128,7 +126,7 @@ def test_more_columns_than_reflectors(rng: np.random.Generator) -> None:
     a = torch.from_numpy(rng.standard_normal((8, 3)))
     packed, taus, thin = factored(a)
     padded = torch.cat((packed, torch.from_numpy(rng.standard_normal((8, 5)))), 1)
-    name = reflectors.PRODUCTS[1]
+    name = qr.PRODUCTS[1]
     call = instruction(name, ["f64[8,8]", "f64[3]"], "f64[8,8]")
     (whole,) = run(variant(name, call), padded, taus)
     torch.testing.assert_close(whole, torch.linalg.householder_product(padded, taus))
@@ -141,7 +139,7 @@ def test_more_columns_than_reflectors(rng: np.random.Generator) -> None:
 )
 def test_what_is_left_to_others(shape: str, reason: str) -> None:
     kind, dims = shape[:3], [int(size) for size in shape[4:-1].split(",")]
-    name = reflectors.FACTORS[1]
+    name = qr.FACTORS[1]
     call = instruction(name, [shape], f"({shape}, {kind}[{min(dims)}])")
     (ours,) = (i for i in implementations_of(name) if i.provider is Provider.TRITON)
     assert reason in ours.unsupported(call, target())

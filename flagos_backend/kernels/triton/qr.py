@@ -1,4 +1,4 @@
-"""QR factorisations of small matrices, one launch for all of a batch (reflectors_kernels.py): libraries take one for
+"""QR factorisations of small matrices, one launch for all of a batch (qr_kernels.py): libraries take one for
 each step of each matrix."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _flags(shape: ArrayShape) -> dict[str, Any]:
 
 def factor_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     """[..., m, n] -> as LAPACK's geqrf has it: R and the reflectors [..., m, n], and their factors [..., min(m, n)]."""
-    from flagos_backend.kernels.triton import reflectors_kernels as kernels
+    from flagos_backend.kernels.triton import qr_kernels as kernels
 
     shape = _matrices(instruction)
     *batch, rows, columns = shape.dims
@@ -71,7 +71,7 @@ def factor_variants(instruction: Instruction, target: Target) -> tuple[Variant, 
 
 def product_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     """What ``factor_variants`` gives -> the columns [..., m, n] of Q."""
-    from flagos_backend.kernels.triton import reflectors_kernels as kernels
+    from flagos_backend.kernels.triton import qr_kernels as kernels
 
     shape = _matrices(instruction)
     *batch, rows, columns = shape.dims
