@@ -119,7 +119,7 @@ class UnsupportedElementType(FlagosBackendError):
 class UnsupportedShape(FlagosBackendError):
     number = 104
     code = StatusCode.UNIMPLEMENTED
-    template = "The shape is not supported: {reason}. At {place}. Give every dimension a fixed size."
+    template = "The shape is not supported: {reason}. At {place}. Give every dimension a fixed size, and have fewer."
 
 
 class UnsupportedLayout(FlagosBackendError):
@@ -165,8 +165,21 @@ class PassFailed(FlagosBackendError):
     number = 202
     code = StatusCode.INTERNAL
     template = (
-        "The pass {name} made an invalid graph: {reason}. At {place}. This is a bug of the backend: please report it."
+        "The pass {name} made an invalid graph: {reason}. At {place}. {dump}. This is a bug of the backend: please "
+        "report it."
     )
+
+
+class PassOptionInvalid(FlagosBackendError):
+    number = 203
+    code = StatusCode.INVALID_ARGUMENT
+    template = "{variable} holds '{value}', which is not {wanted}. Correct it or leave it out."
+
+
+class LoopNestInvalid(FlagosBackendError):
+    number = 204
+    code = StatusCode.INTERNAL
+    template = "A loop nest breaks the rule: {rule}. At {place}. This is a bug of the backend: please report it."
 
 
 # 3xx: kernels.
@@ -200,6 +213,12 @@ class KernelPolicyInvalid(FlagosBackendError):
     number = 304
     code = StatusCode.INVALID_ARGUMENT
     template = "{variable} holds '{value}', which is not {wanted}. Correct the variable or unset it."
+
+
+class ConfigInvalid(FlagosBackendError):
+    number = 305
+    code = StatusCode.INVALID_ARGUMENT
+    template = "The file of {variable}, {path}, cannot be used: {reason}. Correct the file, or unset the variable."
 
 
 class KernelBuildFailed(FlagosBackendError):

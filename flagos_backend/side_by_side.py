@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
+from flagos_backend.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 
@@ -28,7 +29,8 @@ def side_by_side(function: Callable[[T], R], items: Sequence[T], device: torch.d
         with torch.get_device_module(device).device(device):
             return function(item)
 
-    if threads < 2:
+    # An interpreter that ends still runs exit handlers, but starts no threads.
+    if threads < 2 or not threading.main_thread().is_alive():
         return [call(item) for item in items]
     with ThreadPoolExecutor(threads, thread_name_prefix="flagos-compile") as pool:
         return list(pool.map(call, items))

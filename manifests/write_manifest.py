@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plugin_abi.elf import ElfError, ElfFile
 from plugin_abi.errors import Refusal
-from plugin_abi.initializers import foreign_initializers
+from plugin_abi.libraries import Resolution, current_linker, resolve
 from plugin_abi.manifest import parse_manifest
+from plugin_abi.policy import load_time_code
 
 TEMPLATE = Path(__file__).resolve().parent / "flagos.json.in"
 HEADER = Path(__file__).resolve().parents[1] / "plugin_abi" / "include" / "flagos" / "plugin_abi.h"
@@ -35,6 +36,9 @@ def variables(facts: dict[str, str | int], library: Path, output: Path) -> dict[
     """What the template's placeholders stand for; manifests/README.md lists them."""
     data = library.read_bytes()
     elf = ElfFile(data)
+    # Of another machine's libraries this one cannot say where they will be found.
+    here = elf.machine == os.uname().machine
+    dependencies = resolve(elf, library, current_linker()) if here else Resolution({}, ())
     version = abi_version(HEADER.read_text(encoding="utf-8"))
     path = os.path.relpath(library.resolve(), output.resolve().parent)
     return {
@@ -49,7 +53,7 @@ def variables(facts: dict[str, str | int], library: Path, output: Path) -> dict[
         "CXX11_ABI": {1: "true", 0: "false", -1: "null"}[int(facts["cxx11_abi"])],
         "GLIBC": str(facts["glibc"]),
         "SHA256": hashlib.sha256(data).hexdigest(),
-        "STATIC_INITIALIZERS": str(len(foreign_initializers(elf))),
+        "STATIC_INITIALIZERS": str(len(load_time_code(elf, dependencies))),
     }
 
 

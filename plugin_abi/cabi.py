@@ -1,18 +1,25 @@
 """The plugin ABI for cffi, made from the text of the header itself: one source of truth for Python and C.
 
-Serves the loader, the trial load and the host client.
+Serves the loader, the trial load and the host client. A process that loads a backend parses no C: `abi_types` holds
+what cffi made of the header (`python -m plugin_abi.layout --write`).
 """
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import cffi
+from plugin_abi import abi_types
+
+if TYPE_CHECKING:
+    import _cffi_backend
+    import cffi
+
+#: One over this package's header, or one that parsed a header itself.
+Ffi: TypeAlias = "_cffi_backend.FFI | cffi.FFI"
 
 HEADER: Final = Path(__file__).parent / "include" / "flagos" / "plugin_abi.h"
 _CPLUSPLUS_BLOCK: Final = re.compile(r"^#ifdef __cplusplus$.*?^#endif$", re.MULTILINE | re.DOTALL)
@@ -27,23 +34,16 @@ def declarations(header: str) -> str:
 
 def ffi_from_header(header: str) -> cffi.FFI:
     """An FFI over a plugin_abi.h; another minor version's text gives the FFI of a host of that version."""
+    import cffi  # with its C parser, some 60 ms: for whoever has another header
+
     ffi = cffi.FFI()
     ffi.cdef(declarations(header) + _ENTRY_DECLARATION)
     return ffi
 
 
-_lock = threading.Lock()
-_ffi: cffi.FFI | None = None
-
-
-def ffi() -> cffi.FFI:
-    """The FFI of this package's own header. Takes some 25 ms the first time, and is one: another's types are others."""
-    global _ffi
-    if _ffi is None:
-        with _lock:
-            if _ffi is None:
-                _ffi = ffi_from_header(HEADER.read_text("utf-8"))
-    return _ffi
+def ffi() -> _cffi_backend.FFI:
+    """The FFI of this package's own header. There is one: another's types are others."""
+    return abi_types.ffi
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class StructLayout:
         return next(field for field in self.fields if field.name == name)
 
 
-def struct_layout(ffi: cffi.FFI, name: str) -> StructLayout:
+def struct_layout(ffi: Ffi, name: str) -> StructLayout:
     """The layout of one struct of the header."""
     fields: list[tuple[str, Any]] = ffi.typeof(name).fields
     return StructLayout(
@@ -86,13 +86,13 @@ def struct_names(header: str) -> tuple[str, ...]:
     return tuple(pattern.findall(header))
 
 
-def layouts(ffi: cffi.FFI, header: str) -> Iterator[StructLayout]:
+def layouts(ffi: Ffi, header: str) -> Iterator[StructLayout]:
     """The layout of every struct that a header defines."""
     return (struct_layout(ffi, name) for name in struct_names(header))
 
 
-def constants(header: str) -> dict[str, int]:
+def constants(ffi: Ffi, header: str) -> dict[str, int]:
     """The enumerators of a header by name, in its order."""
     names = re.findall(r"\b(FLAGOS_[A-Z0-9_]+) = -?[0-9]+", header)
-    library: Any = ffi_from_header(header).dlopen(None)
+    library: Any = ffi.dlopen(None)
     return {name: getattr(library, name) for name in names}

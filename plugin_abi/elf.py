@@ -1,6 +1,7 @@
 """A reader of ELF64 shared libraries that trusts no offset: what a library is, exports, needs and would run at load.
 
-Third stage of the host side: policy judges what this reads. Never executes, maps executable, or writes anything.
+Third stage of the host side: policy judges what this reads. Never executes, maps or writes anything. What would run is
+found as the dynamic linker finds it: program headers, addresses, the last tag. Section headers only serve descriptions.
 Format: System V gABI chapters 4 and 5, the GNU symbol versioning and hash extensions.
 """
 
@@ -8,46 +9,78 @@ from __future__ import annotations
 
 import enum
 import struct
+import sys
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
+from plugin_abi.files import OpenFile
+
+#: Bounds of what a library may ask a reader to do, far above those of any that exists.
 MAX_SYMBOLS: Final = 4_000_000
 MAX_ENTRIES: Final = 65_536
 MAX_NAME: Final = 65_536
+MAX_TABLE: Final = 256 << 20
 
 _ET_DYN: Final = 3
-_PT_LOAD, _PT_DYNAMIC = 1, 2
 _SHT_SYMTAB, _SHT_NOBITS = 2, 8
 _STB_LOCAL: Final = 0
-_STT_FUNC, _STT_FILE = 2, 4
+_STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _STV_INTERNAL, _STV_HIDDEN = 1, 2
 _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 
 
-class _Tag(enum.IntEnum):
+class SegmentType(enum.IntEnum):
+    """The program headers that matter here."""
+
+    LOAD = 1
+    DYNAMIC = 2
+    GNU_STACK = 0x6474E551
+
+
+#: The rights of a segment.
+EXECUTABLE, WRITABLE = 1, 2
+
+
+class Tag(enum.IntEnum):
     """The dynamic tags that matter here."""
 
     NULL = 0
     NEEDED = 1
+    PLTRELSZ = 2
     HASH = 4
     STRTAB = 5
     SYMTAB = 6
     RELA = 7
     RELASZ = 8
+    RELAENT = 9
     STRSZ = 10
+    SYMENT = 11
     INIT = 12
     SONAME = 14
     RPATH = 15
+    REL = 17
+    PLTREL = 20
+    TEXTREL = 22
+    JMPREL = 23
     INIT_ARRAY = 25
     INIT_ARRAYSZ = 27
     RUNPATH = 29
+    FLAGS = 30
+    PREINIT_ARRAY = 32
+    PREINIT_ARRAYSZ = 33
     GNU_HASH = 0x6FFFFEF5
+    DEPAUDIT = 0x6FFFFEFB
+    AUDIT = 0x6FFFFEFC
+    FLAGS_1 = 0x6FFFFFFB
     VERDEF = 0x6FFFFFFC
     VERDEFNUM = 0x6FFFFFFD
     VERNEED = 0x6FFFFFFE
     VERNEEDNUM = 0x6FFFFFFF
+    AUXILIARY = 0x7FFFFFFD
+    FILTER = 0x7FFFFFFF
 
 
 #: e_machine to the name that `uname -m` gives the architecture.
@@ -70,6 +103,11 @@ def machine_number(name: str) -> int:
     return next((number for number, known in MACHINES.items() if known == name), -1)
 
 
+_SYMBOL: Final = struct.Struct("<IBBHQQ")
+_RELOCATION_SIZE: Final = 24
+_PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
+
+
 class Defect(enum.Enum):
     """The ways in which bytes fail to be a library that can be read."""
 
@@ -87,8 +125,7 @@ class ElfError(ValueError):
         self.defect = defect
 
 
-@dataclass(frozen=True)
-class Symbol:
+class Symbol(NamedTuple):
     """One entry of a symbol table."""
 
     name: str
@@ -105,6 +142,11 @@ class Symbol:
     @property
     def is_absolute(self) -> bool:
         return self.section == _SHN_ABS
+
+    @property
+    def is_resolver(self) -> bool:
+        """Whether the value is that of a function that the dynamic linker calls to learn the symbol's address."""
+        return self.is_defined and self.kind == _STT_GNU_IFUNC
 
     @property
     def is_exported(self) -> bool:
@@ -125,6 +167,8 @@ class Segment:
     offset: int
     address: int
     file_size: int
+    memory_size: int
+    flags: int
 
 
 @dataclass(frozen=True)
@@ -147,38 +191,105 @@ class VersionNeed:
     versions: tuple[str, ...]
 
 
-class ElfFile:
-    """One ELF64 little-endian file over its bytes. Every property raises ElfError when what it needs is not sound."""
+class Relocation(NamedTuple):
+    """One thing that the dynamic linker writes: at `offset`, what `kind` makes of a dynamic symbol and `addend`."""
+
+    offset: int
+    kind: int
+    symbol: int
+    addend: int
+
+
+@dataclass(frozen=True)
+class Relocations:
+    """All that the dynamic linker writes, by columns: a library has thousands, and few questions are about each."""
+
+    offsets: array[int]
+    kinds: array[int]
+    symbols: array[int]
+    addends: array[int]
+
+    @classmethod
+    def of(cls, table: bytes) -> Relocations:
+        """Those of tables of Elf64_Rela, one after the other."""
+        columns = []
+        # The words of an entry are its offset, its kind and symbol in halves, and its addend.
+        for code, first, words in (("Q", 0, 3), ("I", 2, 6), ("I", 3, 6), ("q", 2, 3)):
+            column = array(code, table)
+            if sys.byteorder == "big":
+                column.byteswap()
+            columns.append(column[first::words])
+        return cls(*columns)
+
+    def within(self, start: int, end: int) -> Iterator[Relocation]:
+        """Those that write to places after `start` and before `end`."""
+        return (self._at(index) for index, offset in enumerate(self.offsets) if start < offset < end)
+
+    def of_kind(self, kind: int | None) -> Iterator[Relocation]:
+        """Those of one kind."""
+        if kind not in self.kinds:
+            return iter(())
+        return (self._at(index) for index, found in enumerate(self.kinds) if found == kind)
+
+    def _at(self, index: int) -> Relocation:
+        return Relocation(self.offsets[index], self.kinds[index], self.symbols[index], self.addends[index])
+
+
+class _Memory:
+    """Bytes that are there already, read as a file is."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
-        if bytes(self._data[:4]) != b"\x7fELF":
+        self.size = len(self._data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return bytes(self._data[offset : offset + size])
+
+
+class ElfFile:
+    """One ELF64 little-endian file over its bytes, or over an open file.
+
+    Every property raises ElfError when what it needs is not sound, and OSError where the file cannot be read.
+    """
+
+    def __init__(self, data: bytes | memoryview | OpenFile) -> None:
+        self.file = data if isinstance(data, OpenFile) else _Memory(data)
+        self._header = self.file.read(0, 64)
+        if self._header[:4] != b"\x7fELF":
             raise ElfError(Defect.NOT_ELF, "the file does not begin with the ELF magic number")
-        if len(self._data) < 64:
-            raise ElfError(Defect.TRUNCATED, f"the file ends after {len(self._data)} bytes, inside the ELF header")
+        if len(self._header) < 64:
+            raise ElfError(Defect.TRUNCATED, f"the file ends after {len(self._header)} bytes, inside the ELF header")
         # Class and byte order come before all else: they say how the rest is laid out.
-        self.is_64_bit = self._data[4] == 2
-        self.is_little_endian = self._data[5] == 1
+        self.is_64_bit = self._header[4] == 2
+        self.is_little_endian = self._header[5] == 1
         order = "<" if self.is_little_endian else ">"
         self.type: int
         self.machine_number: int
-        self.type, self.machine_number = struct.unpack_from(order + "HH", self._data, 16)
+        self.type, self.machine_number = struct.unpack_from(order + "HH", self._header, 16)
         if not (self.is_64_bit and self.is_little_endian):
             raise ElfError(Defect.NOT_64_LITTLE, f"the file is for {self._describe()}")
 
     def _describe(self) -> str:
-        bits = {1: "32-bit", 2: "64-bit"}.get(self._data[4], "unknown-class")
-        order = {1: "little-endian", 2: "big-endian"}.get(self._data[5], "unknown-order")
+        bits = {1: "32-bit", 2: "64-bit"}.get(self._header[4], "unknown-class")
+        order = {1: "little-endian", 2: "big-endian"}.get(self._header[5], "unknown-order")
         return f"{self.machine} ({bits}, {order})"
 
     # ---- Bounds-checked access ----
 
-    def _bytes(self, offset: int, size: int, what: str) -> memoryview:
-        if offset < 0 or size < 0 or offset + size > len(self._data):
+    def _within(self, offset: int, size: int, what: str) -> None:
+        if offset < 0 or size < 0 or offset + size > self.file.size:
             raise ElfError(
-                Defect.TRUNCATED, f"{what} lies at {offset}..{offset + size}, the file ends at {len(self._data)}"
+                Defect.TRUNCATED, f"{what} lies at {offset}..{offset + size}, the file ends at {self.file.size}"
             )
-        return self._data[offset : offset + size]
+
+    def _bytes(self, offset: int, size: int, what: str) -> bytes:
+        self._within(offset, size, what)
+        if size > MAX_TABLE:
+            raise ElfError(Defect.MALFORMED, f"{what} has {size} bytes")
+        data = self.file.read(offset, size)
+        if len(data) < size:
+            raise ElfError(Defect.TRUNCATED, f"the file was cut off while {what} was read")
+        return data
 
     def _unpack(self, layout: str, offset: int, what: str) -> tuple[int, ...]:
         return struct.unpack(layout, self._bytes(offset, struct.calcsize(layout), what))
@@ -191,12 +302,16 @@ class ElfFile:
             raise ElfError(Defect.MALFORMED, f"{what} is a string without an end")
         return table[offset:end].decode("utf-8", "backslashreplace")
 
-    def _file_offset(self, address: int, what: str) -> int:
-        """Where in the file lies what the loader would map at `address`."""
+    def file_offset(self, address: int, what: str, size: int = 1) -> int:
+        """Where in the file lies what the loader would map at `address`, all `size` bytes of it."""
         for segment in self.segments:
-            if segment.kind == _PT_LOAD and segment.address <= address < segment.address + segment.file_size:
+            if segment.kind == SegmentType.LOAD and 0 <= address - segment.address <= segment.file_size - size:
                 return segment.offset + address - segment.address
         raise ElfError(Defect.MALFORMED, f"{what} is at address {address:#x}, which no segment maps")
+
+    def _mapped(self, address: int, size: int, what: str) -> bytes:
+        """What the loader would map at `address`, before relocation."""
+        return self._bytes(self.file_offset(address, what, size), size, what) if size else b""
 
     # ---- Headers ----
 
@@ -213,16 +328,14 @@ class ElfFile:
     def segments(self) -> tuple[Segment, ...]:
         (offset,) = self._unpack("<Q", 32, "e_phoff")
         entry_size, count = self._unpack("<HH", 54, "e_phentsize")
-        if count and entry_size < 56:
+        if count and entry_size != _PROGRAM_HEADER.size:
             raise ElfError(Defect.MALFORMED, f"program headers of {entry_size} bytes")
         segments = []
-        for index in range(count):
-            place = offset + index * entry_size
-            kind, _, at, address, _, size = self._unpack("<IIQQQQ", place, "a program header")
-            segment = Segment(kind, at, address, size)
-            if kind == _PT_LOAD:
-                self._bytes(at, size, "a loaded segment")
-            segments.append(segment)
+        table = self._bytes(offset, count * entry_size, "a program header")
+        for kind, flags, at, address, _, size, memory_size, _ in _PROGRAM_HEADER.iter_unpack(table):
+            segments.append(Segment(kind, at, address, size, memory_size, flags))
+            if kind == SegmentType.LOAD:
+                self._within(at, size, "a loaded segment")
         return tuple(segments)
 
     @cached_property
@@ -239,106 +352,148 @@ class ElfFile:
         ]
         if names_index >= count:
             raise ElfError(Defect.MALFORMED, f"the section names are in section {names_index} of {count}")
-        names = bytes(self._bytes(raw[names_index][4], raw[names_index][5], "the section names"))
+        names = _Names(self, self._bytes(raw[names_index][4], raw[names_index][5], "the section names"))
         return tuple(
-            Section(self._string(names, name, "a section name"), kind, address, at, size, link)
+            Section(names.at(name, "a section name"), kind, address, at, size, link)
             for name, kind, _, address, at, size, link, _ in raw
         )
 
-    def section_bytes(self, name: str) -> bytes:
-        """The contents of the first section of that name; b"" where there is none."""
+    def section_bytes(self, name: str, limit: int) -> bytes:
+        """The first `limit` bytes of the first section of that name; b"" where there is none."""
         for section in self.sections:
             if section.name == name and section.kind != _SHT_NOBITS:
-                return bytes(self._bytes(section.offset, section.size, f"section {name}"))
+                return self._bytes(section.offset, min(section.size, limit), f"section {name}")
         return b""
 
     # ---- The dynamic section: what the dynamic linker would act on ----
 
     @cached_property
-    def _dynamic(self) -> tuple[tuple[int, int], ...]:
-        for segment in self.segments:
-            if segment.kind == _PT_DYNAMIC:
-                entries = []
-                for index in range(min(segment.file_size // 16, MAX_ENTRIES)):
-                    tag, value = self._unpack("<QQ", segment.offset + index * 16, "the dynamic section")
-                    if tag == _Tag.NULL:
-                        break
-                    entries.append((tag, value))
+    def dynamic(self) -> tuple[tuple[int, int], ...]:
+        """Tags and values as the linker reads them: where the last PT_DYNAMIC says in memory, up to DT_NULL."""
+        segment = next((s for s in reversed(self.segments) if s.kind == SegmentType.DYNAMIC), None)
+        if segment is None:
+            return ()
+        entries: list[tuple[int, int]] = []
+        for index in range(MAX_ENTRIES):
+            place = self.file_offset(segment.address + index * 16, "the dynamic section", 16)
+            tag, value = self._unpack("<qQ", place, "the dynamic section")
+            if tag == Tag.NULL:
                 return tuple(entries)
-        return ()
+            entries.append((tag, value))
+        raise ElfError(Defect.MALFORMED, f"the dynamic section has more than {MAX_ENTRIES} entries")
 
-    def _tag(self, tag: _Tag) -> int | None:
-        return next((value for key, value in self._dynamic if key == tag), None)
+    @cached_property
+    def tags(self) -> dict[int, int]:
+        """The value of each tag; of one that is there twice the last, as the linker takes it."""
+        return dict(self.dynamic)
+
+    def _tag(self, tag: Tag) -> int | None:
+        return self.tags.get(tag)
 
     @cached_property
     def _dynamic_strings(self) -> bytes:
-        address, size = self._tag(_Tag.STRTAB), self._tag(_Tag.STRSZ)
+        address, size = self._tag(Tag.STRTAB), self._tag(Tag.STRSZ)
         if address is None or size is None:
             raise ElfError(Defect.MALFORMED, "the dynamic section names no string table")
-        what = "the dynamic string table"
-        return bytes(self._bytes(self._file_offset(address, what), size, what))
+        return self._mapped(address, size, "the dynamic string table")
 
-    def _dynamic_names(self, tag: _Tag) -> tuple[str, ...]:
-        return tuple(self._string(self._dynamic_strings, value, tag.name) for key, value in self._dynamic if key == tag)
+    @cached_property
+    def _names(self) -> _Names:
+        return _Names(self, self._dynamic_strings)
+
+    def _dynamic_names(self, tag: Tag) -> tuple[str, ...]:
+        return tuple(self._names.at(value, tag.name) for key, value in self.dynamic if key == tag)
 
     @property
     def needed(self) -> tuple[str, ...]:
         """The libraries that it names as dependencies, in order."""
-        return self._dynamic_names(_Tag.NEEDED)
+        return self._dynamic_names(Tag.NEEDED)
 
     @property
     def soname(self) -> str | None:
-        return next(iter(self._dynamic_names(_Tag.SONAME)), None)
+        return next(reversed(self._dynamic_names(Tag.SONAME)), None)
 
     @property
     def rpath(self) -> tuple[str, ...]:
         """DT_RPATH's folders, unexpanded; () where DT_RUNPATH takes its place."""
-        return () if self.runpath else self._folders(_Tag.RPATH)
+        return () if Tag.RUNPATH in self.tags else self._folders(Tag.RPATH)
 
     @property
     def runpath(self) -> tuple[str, ...]:
-        return self._folders(_Tag.RUNPATH)
+        return self._folders(Tag.RUNPATH)
 
-    def _folders(self, tag: _Tag) -> tuple[str, ...]:
-        return tuple(folder for value in self._dynamic_names(tag) for folder in value.split(":") if folder)
+    def _folders(self, tag: Tag) -> tuple[str, ...]:
+        """The linker takes an empty entry for the current folder."""
+        return tuple(folder or "." for value in self._dynamic_names(tag)[-1:] for folder in value.split(":"))
 
     # ---- Symbols ----
 
-    def _symbol(self, raw: memoryview, index: int, strings: bytes) -> Symbol:
-        name, info, other, section, value = struct.unpack_from("<IBBHQ", raw, index * 24)
-        text = self._string(strings, name, f"symbol {index}")
-        return Symbol(text, value, section, info >> 4, info & 15, other & 3)
+    def _symbol(self, raw: bytes, index: int) -> Symbol:
+        name, info, other, section, value, _ = _SYMBOL.unpack_from(raw, index * _SYMBOL.size)
+        return Symbol(self._names.at(name, "a symbol"), value, section, info >> 4, info & 15, other & 3)
 
     def _symbol_count(self) -> int:
         """How many dynamic symbols there are; only the hash tables know."""
-        address = self._tag(_Tag.HASH)
+        address = self._tag(Tag.HASH)
         if address is not None:
-            _, chains = self._unpack("<II", self._file_offset(address, "DT_HASH"), "DT_HASH")
+            _, chains = self._unpack("<II", self.file_offset(address, "DT_HASH"), "DT_HASH")
             return chains
-        address = self._tag(_Tag.GNU_HASH)
+        address = self._tag(Tag.GNU_HASH)
         if address is None:
             raise ElfError(Defect.MALFORMED, "the dynamic section has no symbol hash table")
-        start = self._file_offset(address, "DT_GNU_HASH")
+        start = self.file_offset(address, "DT_GNU_HASH")
         buckets, first, bloom, _ = self._unpack("<IIII", start, "DT_GNU_HASH")
         table = start + 16 + bloom * 8
-        last = max(self._unpack(f"<{buckets}I", table, "the buckets of DT_GNU_HASH")) if 0 < buckets < 2**28 else 0
-        if last < first:
+        if not 0 < buckets <= MAX_SYMBOLS:
             return first
-        chains_at = table + buckets * 4
-        while not self._unpack("<I", chains_at + (last - first) * 4, "the chains of DT_GNU_HASH")[0] & 1:
-            last += 1
-        return last + 1
+        last = max(self._unpack(f"<{buckets}I", table, "the buckets of DT_GNU_HASH"))
+        return first if last < first else last + self._chain_length(table + (buckets + last - first) * 4)
+
+    def _chain_length(self, start: int) -> int:
+        """How many words from `start` up to one that is odd, which ends a chain of DT_GNU_HASH."""
+        length, size = 0, 1024
+        while length <= MAX_SYMBOLS:
+            size = min(size, self.file.size - start - length * 4)
+            chain = self._bytes(start + length * 4, max(size, 4) & ~3, "the chains of DT_GNU_HASH")
+            for (word,) in struct.iter_unpack("<I", chain):
+                length += 1
+                if word & 1:
+                    return length
+            size *= 2
+        return length
 
     @cached_property
     def dynamic_symbols(self) -> tuple[Symbol, ...]:
-        address = self._tag(_Tag.SYMTAB)
+        address = self._tag(Tag.SYMTAB)
         if address is None:
             return ()
         count = self._symbol_count()
         if count > MAX_SYMBOLS:
             raise ElfError(Defect.MALFORMED, f"it claims {count} dynamic symbols")
-        raw = self._bytes(self._file_offset(address, "DT_SYMTAB"), count * 24, "the dynamic symbols")
-        return tuple(self._symbol(raw, index, self._dynamic_strings) for index in range(1, count))
+        raw = self._mapped(address, count * _SYMBOL.size, "the table of dynamic symbols")
+        return tuple(self._symbol(raw, index) for index in range(1, count))
+
+    def symbol(self, index: int) -> Symbol:
+        """The dynamic symbol that a relocation uses. Not every one of those is known to a hash table."""
+        if 0 < index <= len(self.dynamic_symbols):
+            return self.dynamic_symbols[index - 1]
+        address = self._tag(Tag.SYMTAB)
+        if address is None:
+            raise ElfError(Defect.MALFORMED, f"a relocation uses symbol {index}, and there is no table of them")
+        return self._symbol(self._mapped(address + index * _SYMBOL.size, _SYMBOL.size, f"symbol {index}"), 0)
+
+    @cached_property
+    def relocations(self) -> Relocations:
+        """What the linker writes when it loads the library, but for words to which it only adds the load address."""
+        tables = []
+        for table, size in ((Tag.RELA, Tag.RELASZ), (Tag.JMPREL, Tag.PLTRELSZ)):
+            address, length = self._tag(table), self._tag(size) or 0
+            if address is None or not length:
+                continue
+            if length // _RELOCATION_SIZE > MAX_SYMBOLS:
+                raise ElfError(Defect.MALFORMED, f"DT_{table.name} has {length} bytes")
+            tables.append(self._mapped(address, length - length % _RELOCATION_SIZE, f"DT_{table.name}"))
+        return Relocations.of(b"".join(tables))
 
     @cached_property
     def exported(self) -> tuple[str, ...]:
@@ -350,31 +505,15 @@ class ElfFile:
             if symbol.is_exported and not (symbol.is_absolute and symbol.name in versions)
         )
 
-    @cached_property
-    def static_symbols(self) -> tuple[Symbol, ...]:
-        """The full symbol table; () in a stripped library."""
-        for section in self.sections:
-            if section.kind == _SHT_SYMTAB:
-                if section.link >= len(self.sections):
-                    raise ElfError(Defect.MALFORMED, f".symtab's strings are in section {section.link}")
-                count = section.size // 24
-                if count > MAX_SYMBOLS:
-                    raise ElfError(Defect.MALFORMED, f"it claims {count} symbols")
-                raw = self._bytes(section.offset, count * 24, ".symtab")
-                table = self.sections[section.link]
-                strings = bytes(self._bytes(table.offset, table.size, ".strtab"))
-                return tuple(self._symbol(raw, index, strings) for index in range(1, count))
-        return ()
-
     # ---- Symbol versions ----
 
     @cached_property
     def version_needs(self) -> tuple[VersionNeed, ...]:
-        address, count = self._tag(_Tag.VERNEED), self._tag(_Tag.VERNEEDNUM) or 0
+        address, count = self._tag(Tag.VERNEED), self._tag(Tag.VERNEEDNUM) or 0
         if address is None:
             return ()
         needs: list[VersionNeed] = []
-        place, budget = self._file_offset(address, "DT_VERNEED"), MAX_ENTRIES
+        place, budget = self.file_offset(address, "DT_VERNEED"), MAX_ENTRIES
         for _ in range(min(count, MAX_ENTRIES)):
             _, versions, file, auxiliary, following = self._unpack("<HHIII", place, "a needed version")
             names, at = [], place + auxiliary
@@ -384,11 +523,11 @@ class ElfFile:
                 raise ElfError(Defect.MALFORMED, f"it needs more than {MAX_ENTRIES} symbol versions")
             for _ in range(versions):
                 _, _, _, name, step = self._unpack("<IHHII", at, "a needed version")
-                names.append(self._string(self._dynamic_strings, name, "a needed version"))
+                names.append(self._names.at(name, "a needed version"))
                 if step == 0:
                     break
                 at += step
-            library = self._string(self._dynamic_strings, file, "a needed version's library")
+            library = self._names.at(file, "a needed version's library")
             needs.append(VersionNeed(library, tuple(names)))
             if following == 0:
                 break
@@ -398,14 +537,14 @@ class ElfFile:
     @cached_property
     def version_definitions(self) -> tuple[str, ...]:
         """The symbol versions that it provides."""
-        address, count = self._tag(_Tag.VERDEF), self._tag(_Tag.VERDEFNUM) or 0
+        address, count = self._tag(Tag.VERDEF), self._tag(Tag.VERDEFNUM) or 0
         if address is None:
             return ()
-        names, place = [], self._file_offset(address, "DT_VERDEF")
+        names, place = [], self.file_offset(address, "DT_VERDEF")
         for _ in range(min(count, MAX_ENTRIES)):
             _, _, _, _, _, auxiliary, following = self._unpack("<HHHHIII", place, "a defined version")
             name, _ = self._unpack("<II", place + auxiliary, "a defined version")
-            names.append(self._string(self._dynamic_strings, name, "a defined version"))
+            names.append(self._names.at(name, "a defined version"))
             if following == 0:
                 break
             place += following
@@ -416,57 +555,57 @@ class ElfFile:
     @property
     def comments(self) -> tuple[str, ...]:
         """The texts that compilers and linkers left in .comment."""
-        texts = self.section_bytes(".comment")[:MAX_NAME].split(b"\0")
+        texts = self.section_bytes(".comment", MAX_NAME).split(b"\0")
         return tuple(dict.fromkeys(text.decode("utf-8", "replace") for text in texts if text))
 
     def code_at(self, address: int, size: int) -> bytes:
         """Up to `size` bytes of what would be mapped at `address`; b"" where nothing is."""
-        try:
-            offset = self._file_offset(address, "code")
-        except ElfError:
-            return b""
-        return bytes(self._data[offset : offset + size])
+        for segment in self.segments:
+            room = segment.address + segment.file_size - address
+            if segment.kind == SegmentType.LOAD and 0 < room <= segment.file_size:
+                return self.file.read(segment.offset + address - segment.address, min(size, room))
+        return b""
 
-    def _relocated(self, start: int, end: int) -> dict[int, int | None]:
-        """What RELA writes into [start, end): address to value; None where the value needs a symbol."""
-        address, size = self._tag(_Tag.RELA), self._tag(_Tag.RELASZ) or 0
-        if address is None:
-            return {}
-        raw = self._bytes(self._file_offset(address, "DT_RELA"), size - size % 24, "the relocations")
-        return {
-            at: (None if info >> 32 else addend & 0xFFFF_FFFF_FFFF_FFFF)
-            for at, info, addend in struct.iter_unpack("<QQq", raw)
-            if start <= at < end
-        }
-
-    def initializers(self) -> Iterator[int | None]:
-        """The addresses of the functions that dlopen would call; None where only the dynamic linker could tell.
-
-        DT_INIT counts unless it is the start of `.init`, which holds nothing but the C runtime's own prologue.
-        """
-        address = self._tag(_Tag.INIT)
-        if address is not None and not any(s.name == ".init" and s.address == address for s in self.sections):
-            yield address
-        start, size = self._tag(_Tag.INIT_ARRAY), self._tag(_Tag.INIT_ARRAYSZ) or 0
-        if start is not None and size:
-            yield from self._pointers(start, size, "DT_INIT_ARRAY")
-        for section in self.sections:
-            if section.name == ".ctors" or section.name.startswith(".ctors."):
-                # The first and the last word only mark the ends.
-                ends = (0, 0xFFFF_FFFF_FFFF_FFFF)
-                pointers = self._pointers(section.address, section.size, section.name) if section.size >= 8 else ()
-                yield from (pointer for pointer in pointers if pointer not in ends)
-
-    def _pointers(self, start: int, size: int, what: str) -> Iterator[int | None]:
-        relocated = self._relocated(start, start + size)
-        raw = self._bytes(self._file_offset(start, what), size - size % 8, what)
-        for index, (value,) in enumerate(struct.iter_unpack("<Q", raw)):
-            yield relocated.get(start + index * 8, value)
+    def pointers(self, table: Tag, size: Tag) -> tuple[tuple[int, int], ...]:
+        """The words of an array that two tags describe, before relocation: where each lies, and its value."""
+        start, length = self._tag(table), self._tag(size) or 0
+        if start is None or not length:
+            return ()
+        raw = self._mapped(start, length - length % 8, f"DT_{table.name}")
+        return tuple((start + index * 8, value) for index, (value,) in enumerate(struct.iter_unpack("<Q", raw)))
 
     def function_names(self, addresses: frozenset[int]) -> dict[int, str]:
-        """The names that the symbol table gives to functions at these addresses."""
-        return {
-            symbol.value: symbol.name
-            for symbol in self.static_symbols
-            if symbol.kind == _STT_FUNC and symbol.is_defined and symbol.value in addresses
-        }
+        """The names that .symtab gives to functions at these addresses: for messages, since nothing holds it to the
+        truth. {} in a stripped library."""
+        try:
+            return self._function_names(addresses)
+        except ElfError:
+            return {}
+
+    def _function_names(self, addresses: frozenset[int]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for section in self.sections:
+            if section.kind != _SHT_SYMTAB or section.link >= len(self.sections):
+                continue
+            strings = self.sections[section.link]
+            texts = self._bytes(strings.offset, strings.size, ".strtab")
+            raw = self._bytes(section.offset, section.size - section.size % _SYMBOL.size, ".symtab")
+            for name, info, _, where, value, _ in _SYMBOL.iter_unpack(raw):
+                if value in addresses and where != _SHN_UNDEF and info & 15 in (_STT_FUNC, _STT_GNU_IFUNC):
+                    found[value] = self._string(texts, name, "a function")
+        return found
+
+
+class _Names:
+    """Strings of one table. All may name the same long text, so what they amount to is bounded by the table."""
+
+    def __init__(self, elf: ElfFile, table: bytes) -> None:
+        self._elf, self._table = elf, table
+        self._budget = (1 << 20) + 16 * len(table)
+
+    def at(self, offset: int, what: str) -> str:
+        text = self._elf._string(self._table, offset, what)
+        self._budget -= len(text)
+        if self._budget < 0:
+            raise ElfError(Defect.MALFORMED, f"{what} and those before it name far more text than their table holds")
+        return text

@@ -24,10 +24,13 @@ class RefusalCode(enum.IntEnum):
     MANIFEST_FORMAT_VERSION = 108
     MANIFEST_MISSING_FIELD = 109
     MANIFEST_INVALID_FIELD = 110
+    RESOURCE_DIR_UNUSABLE = 111
     # The choice among manifests.
     DISABLED = 120
     NOT_SELECTED = 121
     DUPLICATE_LIBRARY = 122
+    # Any of the checks.
+    CHECK_FAILED = 130
     # The library file, read without running it.
     LIBRARY_NOT_FOUND = 200
     LIBRARY_UNREADABLE = 201
@@ -45,6 +48,10 @@ class RefusalCode(enum.IntEnum):
     DEPENDENCY_MISSING = 213
     GLIBC_TOO_OLD = 214
     SYMBOL_VERSION_MISSING = 215
+    EXECUTABLE_STACK = 216
+    WRITABLE_CODE = 217
+    UNCHECKED_LOAD = 218
+    LIBRARY_CHANGED = 219
     # The ABI version.
     ABI_TOO_OLD = 300
     ABI_TOO_NEW = 301
@@ -62,6 +69,14 @@ class RefusalCode(enum.IntEnum):
     INFO_MISMATCH = 504
     TABLE_INVALID = 505
     TRIAL_UNAVAILABLE = 506
+
+
+def printable(text: str) -> str:
+    """`text` as one line without anything that a terminal would act on: others' texts are shown, not obeyed."""
+    if text.isprintable():
+        return text
+    line = text.replace("\n", " ")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
 
 
 #: A choice that the user made is no defect: it is logged for information, not as a warning.
@@ -82,7 +97,8 @@ class Refusal:
 
     def __str__(self) -> str:
         cause = f" Cause: {self.cause}." if self.cause else ""
-        return f"F{int(self.code)} {self.code.name}: {self.fact} (in {self.place}).{cause} Cure: {self.cure}."
+        line = f"F{int(self.code)} {self.code.name}: {self.fact} (in {self.place}).{cause} Cure: {self.cure}."
+        return printable(line)
 
 
 class StatusCode(enum.IntEnum):

@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from plugin_abi.elf import ElfError, ElfFile
+from plugin_abi.elf import ElfFile
 from plugin_abi.libraries import open_elf
 
+_VERSION: Final = r"([0-9]++(?:\.[0-9]++)++)"
+#: A pattern tries one place after the other, or, in an atomic group, the first alone: never pairs of places, since what
+#: stands in .comment is anybody's.
 _COMPILERS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
-    (re.compile(r"GCC: \(.*?\) ([0-9]+(?:\.[0-9]+)+)"), "gcc"),
-    (re.compile(r"GCC: \(.*\) ([0-9]+(?:\.[0-9]+)+)"), "gcc"),
-    (re.compile(r"Intel.* oneAPI .*?Compiler ([0-9]+(?:\.[0-9]+)+)"), "icx"),
-    (re.compile(r"(?:.* )?clang version ([0-9]+(?:\.[0-9]+)+)"), "clang"),
-    (re.compile(r"rustc version ([0-9]+(?:\.[0-9]+)+)"), "rustc"),
+    (re.compile(rf"GCC: \(.*?\) {_VERSION}"), "gcc"),
+    (re.compile(rf"GCC: \(.*\) {_VERSION}"), "gcc"),
+    (re.compile(rf"Intel(?>.*? oneAPI )(?>.*?Compiler ){_VERSION}"), "icx"),
+    (re.compile(rf"(?:.* )?clang version {_VERSION}"), "clang"),
+    (re.compile(rf"rustc version {_VERSION}"), "rustc"),
 )
 _OLD_STRING: Final = re.compile(r"_ZNK?Ss|_Z.*RKSs")
 
@@ -93,7 +96,7 @@ def package_folder(name: str) -> Path | None:
     if not locations:
         try:
             spec = importlib.util.find_spec(top)
-        except (ImportError, ValueError):
+        except (ImportError, ValueError, AttributeError):
             return None
         locations = list(spec.submodule_search_locations or ()) if spec is not None else []
     folders = (Path(location, *rest) for location in locations)
@@ -105,7 +108,7 @@ def _library_facts(path: Path) -> tuple[str | None, bool | None]:
         library = open_elf(path)
         compilers = compilers_of(library)
         return (compilers[0] if compilers else None), cxx11_abi_of(library)
-    except (OSError, ElfError):
+    except (OSError, ValueError):
         return None, None
 
 

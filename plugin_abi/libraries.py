@@ -1,20 +1,22 @@
 """Which file the dynamic linker would take for a needed library, found without asking it (and so without loading).
 
-Serves policy: dependencies that are missing, and symbol versions that they do not provide. Source: ld.so(8).
+Serves policy: dependencies that are missing, symbol versions that they do not provide, and which ones are the backend's
+own. Source: ld.so(8).
 """
 
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from plugin_abi.elf import ElfError, ElfFile
+from plugin_abi.elf import Defect, ElfError, ElfFile
+from plugin_abi.files import NotRegularError, OpenFile, real_path
 
 _CACHE_FILE: Final = Path("/etc/ld.so.cache")
 _CACHE_MAGIC: Final = b"glibc-ld.so.cache1.1"
@@ -23,14 +25,25 @@ MAX_LIBRARIES: Final = 512
 
 
 def open_elf(path: Path) -> ElfFile:
-    """Read a library through a map of its file, so that only the pages that are looked at are read.
+    """Open a library; of its file only what is asked for is read.
 
-    Raises OSError where the file cannot be read and ElfError where it is no ELF64 file.
+    Raises OSError or ValueError where the file cannot be opened and ElfError where it is no ELF64 file.
     """
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return ElfFile(b"")
-        return ElfFile(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+    return ElfFile(OpenFile(path))
+
+
+class UnusableLibrary(Exception):
+    """A file that the dynamic linker would take and fail on, or wait for, rather than look further."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The file for a needed name. `own`: the library that needs it says where it is, not the system or the user."""
+
+    path: Path
+    own: bool
+    #: Open, unless the process has loaded it already.
+    elf: ElfFile | None
 
 
 @dataclass(frozen=True)
@@ -45,19 +58,48 @@ class Linker:
 
     def find(
         self, name: str, machine: int, origin: Path, rpath: tuple[str, ...], runpath: tuple[str, ...]
-    ) -> Path | None:
-        """The file for a needed `name` of a library that lies in `origin`, or None."""
+    ) -> Found | None:
+        """The file for a needed `name` of a library that lies in `origin`, or None. Raises UnusableLibrary."""
         if "/" in name:
             path = Path(_expand(name, origin))
-            return path if _matches(path, machine) else None
-        if name in self.loaded:
-            return self.loaded[name]
-        folders = [*(_expand(f, origin) for f in rpath), *self.library_path, *(_expand(f, origin) for f in runpath)]
-        candidates: Iterator[Path] = (Path(folder) / name for folder in folders)
-        for path in (*candidates, *self.cache.get(name, ()), *(folder / name for folder in self.default_folders)):
-            if _matches(path, machine):
-                return path
+            return self._found(path, machine, own=True)
+        loaded = self.loaded.get(name)
+        if loaded is not None and _answers_to(loaded, name):
+            return Found(loaded, not self._is_system(loaded), None)
+        for folders, own in ((rpath, True), (self.library_path, False), (runpath, True)):
+            for folder in folders:
+                found = self._found(Path(_expand(folder, origin)) / name, machine, own)
+                if found is not None:
+                    return found
+        for path in (*self.cache.get(name, ()), *(folder / name for folder in self.default_folders)):
+            found = self._found(path, machine, own=False)
+            if found is not None:
+                return found
         return None
+
+    def _found(self, path: Path, machine: int, own: bool) -> Found | None:
+        """The file at `path`, if the linker would take it: what it cannot open and what is for another architecture it
+        passes over. Raises UnusableLibrary."""
+        try:
+            elf = open_elf(path)
+        except ElfError as error:
+            if error.defect is Defect.NOT_64_LITTLE:
+                return None
+            raise UnusableLibrary(f"{path} is no library: {error}") from error
+        except NotRegularError as error:
+            raise UnusableLibrary(f"{path} is not a regular file") from error
+        except (OSError, ValueError):
+            return None
+        return Found(path, own and not self._is_system(path), elf) if elf.machine_number == machine else None
+
+    def _is_system(self, path: Path) -> bool:
+        """Whether a file is one that the system's own folders hold, whoever names it."""
+        return path.parent in self._system_folders or Path(real_path(path.parent)) in self._system_folders
+
+    @cached_property
+    def _system_folders(self) -> frozenset[Path]:
+        folders = {*self.default_folders, *(path.parent for paths in self.cache.values() for path in paths)}
+        return frozenset(folders | {Path(real_path(folder)) for folder in folders})
 
 
 def _expand(folder: str, origin: Path) -> str:
@@ -68,13 +110,14 @@ def _expand(folder: str, origin: Path) -> str:
     return folder
 
 
-def _matches(path: Path, machine: int) -> bool:
-    """Whether the linker would take this file; it passes over libraries of another architecture."""
-    try:
-        with path.open("rb") as file:
-            return ElfFile(file.read(64)).machine_number == machine
-    except (OSError, ElfError, ValueError):
-        return False
+#: Files that this process loaded by descriptor. The linker knows one that has no soname by no name but its path.
+loaded_by_descriptor: set[Path] = set()
+
+
+def _answers_to(loaded: Path, name: str) -> bool:
+    """Whether the linker takes a loaded library for a needed name: by its soname, else by what it was loaded as."""
+    soname = _soname(loaded)
+    return loaded not in loaded_by_descriptor if soname is None else soname == name
 
 
 def _read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
@@ -134,7 +177,7 @@ def _loaded_libraries() -> dict[str, Path]:
     return loaded
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _soname(path: Path) -> str | None:
     try:
         return open_elf(path).soname
@@ -161,34 +204,76 @@ def current_linker() -> Linker:
 
 
 @dataclass(frozen=True)
+class Dependency:
+    """A library that is to be loaded before those that need it, so that the linker looks for no file itself."""
+
+    name: str
+    path: Path
+    #: Whether the backend's own folders lead to it, not the system's or the user's.
+    own: bool
+    #: Open; None: the process has it already.
+    elf: ElfFile | None
+    needed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Resolution:
     """The files that a library and its dependencies need: found ones, and who misses what."""
 
     found: Mapping[str, Path]
     missing: tuple[tuple[str, Path], ...]
+    #: Why a missing one is missing, where there is a file of its name.
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    #: The backend's own, and what it and they need of the system and is not loaded; each after those that it needs.
+    first: tuple[Dependency, ...] = ()
+    #: Those that need each other: no order serves them.
+    circular: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> tuple[tuple[Dependency, ElfFile], ...]:
+        """The backend's own that are not in the process yet."""
+        return tuple((d, d.elf) for d in self.first if d.own and d.elf is not None)
 
 
 def resolve(library: ElfFile, path: Path, linker: Linker) -> Resolution:
     """Walk the dependencies breadth first, as the dynamic linker does. At most MAX_LIBRARIES of them."""
     found: dict[str, Path] = {}
+    first: list[Dependency] = []
+    reasons: dict[str, str] = {}
     missing: list[tuple[str, Path]] = []
-    queue: list[tuple[ElfFile, Path, tuple[str, ...]]] = [(library, path, ())]
-    while queue and len(found) < MAX_LIBRARIES:
-        elf, place, inherited = queue.pop(0)
+    queue: list[tuple[ElfFile, Path, tuple[str, ...], bool]] = [(library, path, (), True)]
+    while queue:
+        elf, place, inherited, is_own = queue.pop(0)
         # DT_RPATH also serves the dependencies of who names it; DT_RUNPATH serves its owner alone.
-        origin = place.parent.resolve()
+        origin = Path(real_path(place.parent))
         rpath = () if elf.runpath else (*(_expand(folder, origin) for folder in elf.rpath), *inherited)
         for name in elf.needed:
-            if name in found:
+            if name in found or name in reasons:
                 continue
-            file = linker.find(name, elf.machine_number, origin, rpath, elf.runpath)
+            if len(found) == MAX_LIBRARIES:
+                raise ElfError(Defect.MALFORMED, f"it needs more than {MAX_LIBRARIES} libraries")
+            try:
+                file = linker.find(name, elf.machine_number, origin, rpath, elf.runpath)
+                needed = file.elf.needed if file is not None and file.elf is not None else ()
+            except (OSError, UnusableLibrary, ElfError) as error:
+                reasons[name], file, needed = str(error), None, ()
             if file is None:
                 missing.append((name, place))
                 continue
-            found[name] = file
-            if name not in linker.loaded:
-                try:
-                    queue.append((open_elf(file), file, rpath))
-                except (OSError, ElfError, ValueError):
-                    missing.append((name, place))
-    return Resolution(found, tuple(missing))
+            found[name] = file.path
+            if file.own or (is_own and file.elf is not None):
+                first.append(Dependency(name, file.path, file.own, file.elf, needed))
+            if file.elf is not None:
+                queue.append((file.elf, file.path, rpath, file.own))
+    return Resolution(found, tuple(missing), reasons, *_in_order(first))
+
+
+def _in_order(dependencies: list[Dependency]) -> tuple[tuple[Dependency, ...], tuple[str, ...]]:
+    """Dependencies so that each comes after those that it needs, and the names of those for which none is first."""
+    ordered: list[Dependency] = []
+    waiting = {dependency.name: dependency for dependency in dependencies}
+    while ready := [d for d in waiting.values() if not any(n in waiting and n != d.name for n in d.needed)]:
+        ordered += ready
+        for dependency in ready:
+            del waiting[dependency.name]
+    return tuple(ordered), tuple(waiting)

@@ -5,28 +5,31 @@ The whole host side in one call: search, manifest, policy, trial, dlopen, negoti
 
 from __future__ import annotations
 
-import atexit
-import os
+import ctypes
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from plugin_abi import cabi, log
+from plugin_abi import cabi, dynamic_load, ending, log
 from plugin_abi.cache import cache_folder
-from plugin_abi.errors import CHOSEN_BY_USER, Refusal, RefusalCode
+from plugin_abi.dynamic_load import Loadable
+from plugin_abi.errors import CHOSEN_BY_USER, Refusal, RefusalCode, printable
+from plugin_abi.files import OpenFile, kept_from_writers, real_path
 from plugin_abi.frameworks import RunningFramework
-from plugin_abi.libraries import current_linker
+from plugin_abi.libraries import Dependency, current_linker, loaded_by_descriptor
 from plugin_abi.log import BACKEND_LEVELS, backend_logger, logger
 from plugin_abi.manifest import Manifest, OptionValue, read_manifest
 from plugin_abi.negotiation import PluginInfo, call_entry, judge
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
 from plugin_abi.search import DISABLE_VARIABLE, FoundManifest, SearchEnvironment, SearchResult, find_manifests
-from plugin_abi.trial import Trial, trial_mode, trial_timeout
+from plugin_abi.trial import Trial, TrialMode, trial_mode, trial_timeout
 from plugin_abi.versions import AbiVersion
 
 DEFAULT_PLATFORM: Final = "flagos"
+_Input = TypeVar("_Input")
+_Output = TypeVar("_Output")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +53,12 @@ class Backend:
 
     @property
     def options(self) -> dict[str, OptionValue]:
-        """The manifest's options for context_create; the host's own come after them and win."""
-        return dict(self.manifest.options) if self.manifest is not None else {}
+        """The manifest's options for context_create, its resource_dir among them; the host's own come after them and
+        win."""
+        if self.manifest is None:
+            return {}
+        folder = self.manifest.resource_dir
+        return {**dict(self.manifest.options), **({} if folder is None else {"resource_dir": real_path(folder)})}
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class _State:
     backends: dict[str, Backend] = field(default_factory=dict)
     native: list[Backend] = field(default_factory=list)
     results: dict[str, LoadResult] = field(default_factory=dict)
-    #: The cffi libraries and the log callback: they must outlive every call.
+    #: The libraries and the log callback: they must outlive every call.
     libraries: list[Any] = field(default_factory=list)
     log_callback: Any = None
     #: Manifests and codes that this process has warned of.
@@ -111,7 +118,8 @@ _state = _State()
 
 def _on_log(_user_data: Any, level: int, message: Any, size: int) -> None:
     text = bytes(cabi.ffi().buffer(message, size)).decode("utf-8", "replace")
-    backend_logger.log(BACKEND_LEVELS[min(max(level, 0), len(BACKEND_LEVELS) - 1)], "backend: %s", text)
+    line = printable(text)
+    backend_logger.log(BACKEND_LEVELS[min(max(level, 0), len(BACKEND_LEVELS) - 1)], "backend: %s", line)
 
 
 def _log_callback() -> Any:
@@ -136,23 +144,36 @@ def _negotiate(entry: Any, manifest: Manifest | None, priority: int, place: str)
     if refusal is not None:
         return refusal
     # An interpreter that has ended can take no more lines; a second negotiation without a callback says so.
-    atexit.register(call_entry, ffi, entry, HOST_ABI, ffi.NULL, 0)
+    ending.register(call_entry, ffi, entry, HOST_ABI, ffi.NULL, 0)
     address = int(ffi.cast("uintptr_t", api))
     return Backend(manifest, answer.plugin_info, answer.version, address, priority, place, api)
 
 
+def _descriptor(dependency: Dependency) -> int:
+    assert dependency.elf is not None and isinstance(dependency.elf.file, OpenFile)
+    return dependency.elf.file.descriptor
+
+
 def _open(library: Library, manifest: Manifest) -> Backend | Refusal:
     """dlopen a library that passed every check, for good, and negotiate with it."""
-    path = os.path.realpath(library.path)
-    ffi = cabi.ffi()
+    path = library.file.place
+    first = [d for d in library.dependencies.first if d.elf is not None]
+    loads = [Loadable(d.name, str(d.path), _descriptor(d)) for d in first]
     try:
-        handle: Any = ffi.dlopen(path, os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_NODELETE)
-        entry = handle.flagos_plugin_entry
+        with kept_from_writers(library.files):
+            changed = library.refuse_change()
+            if changed is not None:
+                return changed
+            handle = dynamic_load.load(Loadable(path, path, library.file.descriptor), loads)
+        address = ctypes.cast(handle.flagos_plugin_entry, ctypes.c_void_p).value or 0
     except (OSError, AttributeError) as error:
         fact = "the dynamic linker does not load it"
         return Refusal(RefusalCode.DLOPEN_FAILED, fact, path, "correct what the cause names", str(error), error)
-    _state.libraries.append(handle)
-    return _negotiate(entry, manifest, manifest.priority, path)
+    loaded_by_descriptor.update(Path(real_path(d.path)) for d in first)
+    # The descriptors stay open: what /proc/self/fd/N means must not become another file.
+    _state.libraries.append((handle, library))
+    ffi = cabi.ffi()
+    return _negotiate(ffi.cast("FlagosPluginEntry", address), manifest, manifest.priority, path)
 
 
 @dataclass(frozen=True)
@@ -173,18 +194,29 @@ class _Session:
         folder = cache_folder(variables, environment.privileged)
         return cls(policy, Trial(trial_mode(variables), trial_timeout(variables), folder))
 
+    def without_loading(self) -> _Session:
+        """The same where the library will not enter this process: then only a trial can tell what its entry answers."""
+        mode = TrialMode.AUTO if self.trial.mode is TrialMode.NEVER else self.trial.mode
+        return replace(self, trial=replace(self.trial, mode=mode))
+
     def check(self, manifest: Manifest) -> Library | Refusal:
         """Everything that can be known without the library's code in this process."""
+        return _guarded(manifest.path, self._check, manifest)
+
+    def _check(self, manifest: Manifest) -> Library | Refusal:
         library = examine(manifest, self.policy)
         if isinstance(library, Refusal):
             return library
         return self.trial.judge(library, manifest, self.policy.abi) or library
 
     def load(self, manifest: Manifest) -> Backend | Refusal:
-        library = self.check(manifest)
+        return _guarded(manifest.path, self._load, manifest)
+
+    def _load(self, manifest: Manifest) -> Backend | Refusal:
+        library = self._check(manifest)
         if isinstance(library, Refusal):
             return library
-        real = os.path.realpath(library.path)
+        real = library.file.place
         known = _state.backends.get(real)
         if known is not None:
             return known
@@ -194,6 +226,17 @@ class _Session:
         return backend
 
 
+def _guarded(place: Path, judge: Callable[[_Input], _Output | Refusal], given: _Input) -> _Output | Refusal:
+    """Whatever goes wrong over one manifest is that manifest's refusal: no file, and no fault of a check, takes the
+    device from the others."""
+    try:
+        return judge(given)
+    except Exception as error:
+        fact = f"a check of it failed with {type(error).__name__}"
+        cure = "correct what the cause names, or remove the manifest"
+        return Refusal(RefusalCode.CHECK_FAILED, fact, str(place), cure, str(error), error)
+
+
 # ---- Choosing among several ----------------------------------------------------------------------------------------
 
 
@@ -201,13 +244,15 @@ def _read(found: FoundManifest, session: _Session, seen: dict[str, Path]) -> Can
     """Read one found manifest; one whose library an earlier manifest has already named is refused."""
     if found.refusal is not None:
         return Candidate(found, None, None, found.refusal)
-    manifest = read_manifest(found.path)
+    manifest = _guarded(found.path, read_manifest, found.path)
     if isinstance(manifest, Refusal):
         return Candidate(found, None, None, manifest)
-    library = locate(manifest, session.policy.linker)
+    if manifest.unknown_fields:
+        logger.info("%s", unknown_fields_message(manifest))
+    library = _guarded(found.path, lambda of: locate(of, session.policy.linker), manifest)
     if isinstance(library, Refusal):
         return Candidate(found, manifest, None, library)
-    real = os.path.realpath(library)
+    real = real_path(library)
     if real in seen:
         fact = f"its library {real} already belongs to the manifest {seen[real]}"
         cure = "remove one of the two manifests"
@@ -217,14 +262,15 @@ def _read(found: FoundManifest, session: _Session, seen: dict[str, Path]) -> Can
     return Candidate(found, manifest, library, None)
 
 
+def unknown_fields_message(manifest: Manifest) -> str:
+    """What to tell who wrote fields into a manifest that nobody reads."""
+    return printable(f"manifest {manifest.path}: nobody reads {', '.join(manifest.unknown_fields)}")
+
+
 def _candidates(environment: SearchEnvironment, session: _Session) -> tuple[SearchResult, tuple[Candidate, ...]]:
     searched = find_manifests(environment)
     seen: dict[str, Path] = {}
     return searched, tuple(_read(found, session, seen) for found in searched.manifests)
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\n", " ")
 
 
 def warn(warnings: Iterable[Warned]) -> None:
@@ -237,7 +283,7 @@ def warn(warnings: Iterable[Warned]) -> None:
 
 
 def _report(refusal: Refusal, manifest: Path) -> tuple[Warned, ...]:
-    line = _printable(f"manifest {manifest} is not used: {refusal}")
+    line = printable(f"manifest {manifest} is not used: {refusal}")
     if refusal.code in CHOSEN_BY_USER:
         logger.info("%s", line)
         return ()
@@ -315,7 +361,7 @@ def register_native(entry_address: int, priority: int = 0, place: str = "this pr
         entry = cabi.ffi().cast("FlagosPluginEntry", entry_address)
         backend = _negotiate(entry, None, priority, place)
         if isinstance(backend, Refusal):
-            logger.warning("%s", _printable(f"native backend is not used: {backend}"))
+            logger.warning("%s", printable(f"native backend is not used: {backend}"))
         else:
             _state.native.append(backend)
         return backend
@@ -326,13 +372,14 @@ def check(
     frameworks: Iterable[RunningFramework] = (),
     environment: SearchEnvironment | None = None,
 ) -> Refusal | None:
-    """Why a manifest would be refused; None where it would be accepted. The library never enters this process."""
+    """Why a manifest would be refused; None where it would be accepted. The library never enters this process: it is
+    tried in a child, also where FLAGOS_TRIAL_LOAD leaves that out for loads."""
     environment = environment or SearchEnvironment.current()
     log.configure(environment.variables)
-    manifest = read_manifest(Path(manifest_path))
+    manifest = _guarded(manifest_path, read_manifest, manifest_path)
     if isinstance(manifest, Refusal):
         return manifest
-    outcome = _Session.begin(environment, frameworks).check(manifest)
+    outcome = _Session.begin(environment, frameworks).without_loading().check(manifest)
     return outcome if isinstance(outcome, Refusal) else None
 
 

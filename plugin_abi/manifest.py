@@ -6,15 +6,17 @@ Second stage of the host side: search finds the files, this reads them, policy j
 from __future__ import annotations
 
 import enum
+import errno
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from plugin_abi.errors import Refusal, RefusalCode
+from plugin_abi.files import NotRegularError, OpenFile, absence
 from plugin_abi.versions import AbiRange, AbiVersion, VersionRange
 
 MAX_BYTES: Final = 256 * 1024
@@ -103,6 +105,8 @@ class Manifest:
     sha256: str | None = None
     options: tuple[tuple[str, OptionValue], ...] = ()
     static_initializers: int = 0
+    #: Fields that no loader of this format reads, each with the known one that it resembles.
+    unknown_fields: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def library_is_bare(self) -> bool:
@@ -142,12 +146,30 @@ class _Object:
 
     values: Mapping[str, Any]
     path: str = ""
+    #: The fields that were looked for here, and all objects that were entered, this one first.
+    asked: set[str] = field(default_factory=set)
+    entered: list[_Object] = field(default_factory=list)
+
+    def enter(self, values: Mapping[str, Any], key: str) -> _Object:
+        inner = _Object(values, self.at(key), entered=self.entered)
+        self.entered.append(inner)
+        return inner
+
+    def accept_all(self) -> None:
+        """The names here are the writer's own."""
+        self.asked.update(self.values)
+
+    def unknown(self) -> list[str]:
+        """The fields that nobody looked for, but for notes to people and editors."""
+        notes = ("$", "_")
+        return [k for k in self.values if k not in self.asked and k != "description" and not k.startswith(notes)]
 
     def at(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 
     def get(self, key: str, kind: type[_T], *, nullable: bool = False) -> _T | None:
         """The value, or None when it is absent (or null, where null means absent). Raises _Invalid."""
+        self.asked.add(key)
         if key not in self.values:
             return None
         value = self.values[key]
@@ -186,10 +208,10 @@ class _Object:
 
     def object(self, key: str) -> _Object | None:
         value = self.get(key, dict)
-        return None if value is None else _Object(value, self.at(key))
+        return None if value is None else self.enter(value, key)
 
     def need_object(self, key: str) -> _Object:
-        return _Object(self.need(key, dict), self.at(key))
+        return self.enter(self.need(key, dict), key)
 
 
 def _article(noun: str) -> str:
@@ -229,6 +251,7 @@ def _abi_range(top: _Object) -> AbiRange:
 
 
 def _revisions(place: _Object) -> tuple[str, ...]:
+    place.asked.add("git_revision")
     value = place.values.get("git_revision", [])
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or len(items) > MAX_ITEMS or not all(isinstance(item, str) for item in items):
@@ -279,6 +302,7 @@ def _built_with(top: _Object) -> BuiltWith:
     cxx11_abi = place.get("cxx11_abi", bool, nullable=True)
     python = place.need_object("python")
     frameworks = place.object("framework") or _Object({}, place.at("framework"))
+    frameworks.accept_all()
     if len(frameworks.values) > MAX_ITEMS:
         _invalid(frameworks.path, f"names more than {MAX_ITEMS} frameworks", "name those that the backend uses")
     return BuiltWith(
@@ -318,6 +342,7 @@ def _options(top: _Object) -> tuple[tuple[str, OptionValue], ...]:
     place = top.object("options")
     if place is None:
         return ()
+    place.accept_all()
     if len(place.values) > MAX_ITEMS:
         _invalid(place.path, f"has more than {MAX_ITEMS} entries", "remove some")
     return tuple(
@@ -340,10 +365,24 @@ def _format_version(top: _Object) -> str:
     return text
 
 
+def _unknown_fields(top: _Object) -> tuple[str, ...]:
+    """What is misspelt counts for nothing, and neither does the check that it asked for."""
+    found: list[str] = []
+    unknown = [(place, key) for place in (top, *top.entered) for key in place.unknown()]
+    if unknown:
+        # Not at every start: nearly all manifests have none.
+        import difflib
+
+        for place, key in unknown[:MAX_ITEMS]:
+            near = difflib.get_close_matches(_shorten(key), sorted(place.asked), n=1)
+            found.append(_shorten(place.at(key)) + (f" (did you mean {near[0]}?)" if near else ""))
+    return tuple(found)
+
+
 def _manifest(path: Path, top: _Object) -> Manifest:
     format_version = _format_version(top)
     resource_dir = top.text("resource_dir")
-    return Manifest(
+    manifest = Manifest(
         path=path,
         format_version=format_version,
         name=top.need_text("name", _NAME, "flagos"),
@@ -359,6 +398,7 @@ def _manifest(path: Path, top: _Object) -> Manifest:
         options=_options(top),
         static_initializers=top.integer("static_initializers", 0, 0, 1_000_000),
     )
+    return replace(manifest, unknown_fields=_unknown_fields(top))
 
 
 # ---- Bytes to JSON -------------------------------------------------------------------------------------------------
@@ -456,30 +496,17 @@ def parse_manifest(data: bytes, path: Path) -> Manifest | Refusal:
         return Refusal(invalid.code, invalid.fact, str(path), invalid.cure, exception=invalid)
 
 
-def absence(path: Path) -> str:
-    """What is so of a path at which no file is."""
-    return "is a link that leads to no file" if path.is_symlink() else "does not exist"
-
-
 def read_manifest(path: Path) -> Manifest | Refusal:
     """Read one manifest file; no more than MAX_BYTES of it, and nothing but a regular file."""
     try:
-        if not path.exists():
+        data = OpenFile(path).read(0, MAX_BYTES + 1)
+    except NotRegularError:
+        fact = "it is not a regular file"
+        return Refusal(RefusalCode.MANIFEST_UNREADABLE, fact, str(path), "put a manifest file there")
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ELOOP):
             fact = f"the file {absence(path)}"
             return Refusal(RefusalCode.MANIFEST_NOT_FOUND, fact, str(path), "correct the path that names it")
-        if not path.is_file():
-            return Refusal(
-                RefusalCode.MANIFEST_UNREADABLE, "it is not a regular file", str(path), "put a manifest file there"
-            )
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        return Refusal(
-            RefusalCode.MANIFEST_UNREADABLE,
-            "the file cannot be read",
-            str(path),
-            "make it readable to this user, or remove it",
-            cause=str(error),
-            exception=error,
-        )
+        fact, cure = "the file cannot be read", "make it readable to this user, or remove it"
+        return Refusal(RefusalCode.MANIFEST_UNREADABLE, fact, str(path), cure, str(error), error)
     return parse_manifest(data, path)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-import cffi
-
 from plugin_abi import __version__, cabi
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.manifest import Manifest, PythonAbi
@@ -117,7 +115,7 @@ def _judge_info(answer: EntryAnswer, manifest: Manifest | None, place: str) -> R
     return Refusal(RefusalCode.INFO_MISMATCH, f"the library reports {'; '.join(differences)}", place, cure)
 
 
-def _text(ffi: cffi.FFI, pointer: Any) -> str | None:
+def _text(ffi: cabi.Ffi, pointer: Any) -> str | None:
     if pointer == ffi.NULL:
         return None
     text = ffi.string(pointer, MAX_TEXT)
@@ -125,7 +123,7 @@ def _text(ffi: cffi.FFI, pointer: Any) -> str | None:
     return text.decode("utf-8", "replace")
 
 
-def _read_info(ffi: cffi.FFI, info: Any) -> dict[str, Any] | None:
+def _read_info(ffi: cabi.Ffi, info: Any) -> dict[str, Any] | None:
     """The fields of a FlagosPluginInfo that its struct_size covers."""
     if info == ffi.NULL:
         return None
@@ -138,7 +136,7 @@ def _read_info(ffi: cffi.FFI, info: Any) -> dict[str, Any] | None:
     return values
 
 
-def call_entry(ffi: cffi.FFI, entry: Any, host: AbiRange, log: Any, log_level: int) -> tuple[EntryAnswer, Any]:
+def call_entry(ffi: cabi.Ffi, entry: Any, host: AbiRange, log: Any, log_level: int) -> tuple[EntryAnswer, Any]:
     """Call an entry in this process; its answer and the FlagosApi pointer that came with it."""
     name = ffi.new("char[]", HOST_NAME.encode())
     args: Any = ffi.new("FlagosEntryArgs*")
@@ -159,13 +157,13 @@ def call_entry(ffi: cffi.FFI, entry: Any, host: AbiRange, log: Any, log_level: i
     return answer, args.api
 
 
-def slots(ffi: cffi.FFI) -> dict[str, int]:
+def slots(ffi: cabi.Ffi) -> dict[str, int]:
     """The function slots of the table as this host's header has them: name to offset."""
     fields: list[tuple[str, Any]] = ffi.typeof("FlagosApi").fields
     return {name: field.offset for name, field in fields if field.type.kind == "function"}
 
 
-def _read_table(ffi: cffi.FFI, api: Any) -> TableFacts:
+def _read_table(ffi: cabi.Ffi, api: Any) -> TableFacts:
     """Look at a function table; nothing beyond its own struct_size is read."""
     pointer, size = ffi.sizeof("void*"), api.struct_size
     empty = (name for name, at in slots(ffi).items() if at + pointer <= size and getattr(api, name) == ffi.NULL)

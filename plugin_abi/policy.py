@@ -5,7 +5,6 @@ Fourth stage of the host side: after search, manifest and ELF reading; before th
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -17,16 +16,19 @@ from typing import Final
 
 from plugin_abi.elf import Defect, ElfError, ElfFile, machine_number
 from plugin_abi.errors import Refusal, RefusalCode
+from plugin_abi.files import NotRegularError, OpenFile, absence, exists, real_path
 from plugin_abi.frameworks import RunningFramework, compilers_of, cxx11_abi_of, detect
 from plugin_abi.initializers import foreign_initializers
-from plugin_abi.libraries import Linker, Resolution, open_elf, resolve
-from plugin_abi.manifest import Binding, FrameworkRequirement, Manifest, PythonAbi, absence
+from plugin_abi.libraries import Linker, Resolution, UnusableLibrary, open_elf, resolve
+from plugin_abi.linkage import faults
+from plugin_abi.manifest import Binding, FrameworkRequirement, Manifest, PythonAbi
 from plugin_abi.versions import AbiRange, AbiVersion, release_tuple
 
 ENTRY_SYMBOL: Final = "flagos_plugin_entry"
 HOST_ABI: Final = AbiRange(AbiVersion(1, 0), AbiVersion(1, 0))
 INITIALIZERS_VARIABLE: Final = "FLAGOS_STATIC_INITIALIZERS"
-MAX_LIBRARY_BYTES: Final = 4 << 30
+#: Its hash is made at each start; what a backend has beyond code belongs into its resource_dir.
+MAX_LIBRARY_BYTES: Final = 1 << 30
 
 _DEFECTS: Final = {
     Defect.NOT_ELF: RefusalCode.LIBRARY_NOT_ELF,
@@ -69,12 +71,31 @@ def static_initializers_policy(variables: Mapping[str, str]) -> StaticInitialize
 
 @dataclass(frozen=True)
 class Library:
-    """A library file that was read once; hash and ELF facts are of the same bytes."""
+    """A library file that was opened once: hash and ELF facts are of that file, and it is what will be loaded."""
 
     path: Path
+    file: OpenFile
     elf: ElfFile
-    sha256: str
     dependencies: Resolution
+
+    @property
+    def sha256(self) -> str:
+        return self.file.sha256
+
+    @property
+    def files(self) -> tuple[OpenFile, ...]:
+        """The library's file and those of the dependencies that are loaded with it, which are open too."""
+        held = (dependency.elf.file for dependency in self.dependencies.first if dependency.elf is not None)
+        return (self.file, *(file for file in held if isinstance(file, OpenFile)))
+
+    def refuse_change(self) -> Refusal | None:
+        """A refusal where one of the files was written to since it was opened: what was checked is not there now."""
+        changed = next((file for file in self.files if not file.is_unchanged()), None)
+        if changed is None:
+            return None
+        fact = f"{changed.path} was written to while it was being checked"
+        cure = "start again when its installation has ended; install libraries by renaming them into place"
+        return Refusal(RefusalCode.LIBRARY_CHANGED, fact, str(self.path), cure)
 
 
 @dataclass(frozen=True)
@@ -115,50 +136,79 @@ def locate(manifest: Manifest, linker: Linker) -> Path | Refusal:
     if not manifest.library_is_bare:
         path = manifest.path.parent / declared
     else:
-        found = linker.find(declared, machine_number(os.uname().machine), manifest.path.parent, (), ())
-        path = found if found is not None else Path(declared)
+        try:
+            found = linker.find(declared, machine_number(os.uname().machine), manifest.path.parent, (), ())
+        except UnusableLibrary as error:
+            cure = f"install the backend's library as {declared}"
+            return Refusal(RefusalCode.LIBRARY_UNREADABLE, str(error), str(manifest.path), cure)
+        path = found.path if found is not None else Path(declared)
     try:
-        if path.exists():
-            return path
-        cause = ""
-    except OSError as error:
-        cause = str(error)
+        path.stat()
+        return path
+    except PermissionError as error:
+        fact = f"library_path {declared!r} leads to {path}, which this user may not reach"
+        cure = "make the library readable to this user"
+        return Refusal(RefusalCode.LIBRARY_UNREADABLE, fact, str(manifest.path), cure, str(error), error)
+    except (OSError, ValueError) as error:
+        cause = "" if isinstance(error, FileNotFoundError) else str(error)
     fact = f"library_path {declared!r} leads to {path}, which {absence(path)}"
     cure = "install the backend's library there, or correct library_path"
     if manifest.library_is_bare:
         fact = f"the dynamic linker's folders have no library {declared!r}"
-        if (manifest.path.parent / declared).exists():
+        if exists(manifest.path.parent / declared):
             cure = f"write library_path as './{declared}' to name the file beside the manifest"
     return Refusal(RefusalCode.LIBRARY_NOT_FOUND, fact, str(manifest.path), cure, cause)
 
 
 def read_library(path: Path, linker: Linker) -> Library | Refusal:
-    """Read a library's bytes once, for its hash and its ELF facts."""
+    """Open a library once, for its ELF facts, its hash and the load."""
 
     def refuse(code: RefusalCode, fact: str, cure: str, cause: str = "", error: Exception | None = None) -> Refusal:
         return Refusal(code, fact, str(path), cure, cause, error)
 
     try:
-        if not path.is_file():
-            return refuse(RefusalCode.LIBRARY_UNREADABLE, "it is not a regular file", "correct library_path")
-        if path.stat().st_size > MAX_LIBRARY_BYTES:
-            return refuse(RefusalCode.LIBRARY_MALFORMED, f"it has more than {MAX_LIBRARY_BYTES} bytes", _REBUILD)
-        data = path.read_bytes()
-    except OSError as error:
-        cure = "make the library readable to this user"
-        return refuse(RefusalCode.LIBRARY_UNREADABLE, "the library cannot be read", cure, str(error), error)
-    try:
-        elf = ElfFile(data)
-        sha256 = hashlib.sha256(data).hexdigest()
+        file = OpenFile(path)
+        if file.size > MAX_LIBRARY_BYTES:
+            fact = f"it has {file.size} bytes, more than {MAX_LIBRARY_BYTES}"
+            return refuse(RefusalCode.LIBRARY_MALFORMED, fact, "install a complete build of the library, or strip it")
+        elf = ElfFile(file)
         if elf.is_shared_library and elf.machine == os.uname().machine:
-            return Library(path, elf, sha256, resolve(elf, path, linker))
-        return Library(path, elf, sha256, Resolution({}, ()))
+            return Library(path, file, elf, resolve(elf, path, linker))
+        return Library(path, file, elf, Resolution({}, ()))
     except ElfError as error:
         cure = "install a complete build of the library for this machine"
         return refuse(_DEFECTS[error.defect], str(error), cure, error=error)
+    except NotRegularError as error:
+        return refuse(RefusalCode.LIBRARY_UNREADABLE, "it is not a regular file", "correct library_path", error=error)
+    except (OSError, ValueError) as error:
+        cure = "make the library readable to this user"
+        return refuse(RefusalCode.LIBRARY_UNREADABLE, "the library cannot be read", cure, str(error), error)
 
 
 # ---- The library against its manifest ------------------------------------------------------------------------------
+
+
+def _check_resource_dir(case: _Case) -> Refusal | None:
+    """A backend reads its other files from where it was installed: below the folder that holds the folder of its
+    manifest, or that of its library."""
+    declared, manifest = case.manifest.resource_dir, case.manifest.path
+    if declared is None:
+        return None
+    real = Path(real_path(declared))
+    trees = [Path(real_path(file)).parent for file in (manifest, case.library.path)]
+    # The root is no installation's own.
+    trees = [tree.parent if tree.parent != tree.parent.parent else tree for tree in trees]
+    fact = f"its resource_dir {declared}"
+    # Path.is_dir raises where this user may not look.
+    if not os.path.isdir(real) or not os.access(real, os.R_OK | os.X_OK):  # noqa: PTH112
+        fact += " is no folder that this user may read"
+        cure = "install the backend's files there, or correct resource_dir"
+    elif not any(real.is_relative_to(tree) for tree in trees):
+        fact += f" leads to {real}, outside {' and '.join(map(str, dict.fromkeys(trees)))}"
+        cure = "install the backend's files beside its library or its manifest"
+    else:
+        return None
+    return Refusal(RefusalCode.RESOURCE_DIR_UNUSABLE, fact, str(manifest), cure)
 
 
 def _check_kind(case: _Case) -> Refusal | None:
@@ -206,8 +256,35 @@ def _check_exports(case: _Case) -> Refusal | None:
     )
 
 
+def _check_linkage(case: _Case) -> Refusal | None:
+    fault = next(faults(case.library.elf), None)
+    return case.refuse(fault.code, fault.fact, fault.cure) if fault is not None else None
+
+
+def _check_own_dependencies(case: _Case) -> Refusal | None:
+    """What a backend brings along is held to the same rules as its library."""
+    circular = case.library.dependencies.circular
+    if circular:
+        fact = f"{', '.join(circular)} need each other, so that none can be loaded before the others"
+        return case.refuse(RefusalCode.UNCHECKED_LOAD, fact, "let their links form no circle")
+    for dependency, elf in case.library.dependencies.own:
+        try:
+            fault = next(faults(elf), None)
+        except ElfError as error:
+            return case.refuse(_DEFECTS[error.defect], f"{dependency.path}: {error}", "install that library again")
+        if fault is not None:
+            return case.refuse(fault.code, f"{dependency.path}: {fault.fact}", fault.cure)
+    return None
+
+
+def load_time_code(elf: ElfFile, dependencies: Resolution) -> tuple[str, ...]:
+    """What loading a library would run of it and of the dependencies that are its own, beyond the compiler's own."""
+    own = ((d.name, name) for d, own in dependencies.own for name in foreign_initializers(own))
+    return (*foreign_initializers(elf), *(f"{name} of {library}" for library, name in own))
+
+
 def _check_initializers(case: _Case) -> Refusal | None:
-    found = foreign_initializers(case.library.elf)
+    found = load_time_code(case.library.elf, case.library.dependencies)
     declared = case.manifest.static_initializers
     allowed = declared if case.policy.static_initializers is StaticInitializers.DECLARED else 0
     if len(found) <= allowed:
@@ -244,7 +321,10 @@ def _check_dependencies(case: _Case) -> Refusal | None:
     missing = case.library.dependencies.missing
     if not missing:
         return None
-    shown = ", ".join(f"{name} (needed by {owner.name})" for name, owner in missing)
+    reasons = case.library.dependencies.reasons
+    shown = ", ".join(
+        f"{name} (needed by {owner.name}{'; ' + reasons[name] if name in reasons else ''})" for name, owner in missing
+    )
     cure = "install what provides it, or add its folder to LD_LIBRARY_PATH before the process starts"
     return case.refuse(RefusalCode.DEPENDENCY_MISSING, f"the dynamic linker would not find {shown}", cure)
 
@@ -256,7 +336,7 @@ def _check_symbol_versions(case: _Case) -> Refusal | None:
             continue
         try:
             provided = set(open_elf(path).version_definitions)
-        except (OSError, ElfError) as error:
+        except (OSError, ValueError) as error:
             return case.refuse(
                 RefusalCode.DEPENDENCY_MISSING, f"{path} cannot be read", "install that library again", str(error)
             )
@@ -347,14 +427,17 @@ def _revision_fits(needed: FrameworkRequirement, running: RunningFramework) -> b
 _CHECKS: Final[tuple[Callable[[_Case], Refusal | None], ...]] = (
     _check_architecture,
     _check_kind,
+    _check_linkage,
     _check_sha256,
     _check_entry,
     _check_exports,
+    _check_dependencies,
+    _check_own_dependencies,
     _check_initializers,
     _check_compiler,
     _check_cxx11_abi,
-    _check_dependencies,
     _check_symbol_versions,
+    _check_resource_dir,
     _check_python,
     _check_frameworks,
 )
@@ -376,3 +459,6 @@ def examine(manifest: Manifest, policy: Policy) -> Library | Refusal:
         return next(filter(None, (check(case) for check in _CHECKS)), library)
     except ElfError as error:
         return case.refuse(_DEFECTS[error.defect], str(error), "install a complete build of the library")
+    except OSError as error:
+        cure = "make the library readable to this user"
+        return case.refuse(RefusalCode.LIBRARY_UNREADABLE, "the library cannot be read", cure, str(error))

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import fnmatch
 import functools
 import importlib.metadata
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from plugin_abi.errors import Refusal, RefusalCode
+from plugin_abi.errors import Refusal, RefusalCode, printable
+from plugin_abi.files import real_path
 from plugin_abi.frameworks import package_folder
 from plugin_abi.log import logger
 
@@ -87,10 +90,27 @@ def package_manifest_folders() -> tuple[Path, ...]:
     An entry point's value is the package's name. A source tree that is used in place announces nothing: its backend
     package is the sibling of this one.
     """
-    entries = sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: (e.name, e.value))
-    folders = [folder for entry in entries if (folder := package_folder(entry.value)) is not None]
-    folders.append(Path(__file__).parents[1] / "flagos_backend")
-    return tuple(dict.fromkeys((folder / "manifests").resolve() for folder in folders))
+    folders = [*_announced_folders(), Path(__file__).parents[1] / "flagos_backend"]
+    return tuple(dict.fromkeys(Path(os.path.realpath(folder / "manifests")) for folder in folders))
+
+
+def _announced_folders() -> list[Path]:
+    """What one package's metadata contains, or an import hook does with it, keeps no other from being found."""
+    folders = []
+    try:
+        entries = sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: (e.name, e.value))
+    except Exception as error:
+        logger.warning("the packages that bring manifests cannot be listed: %s", printable(repr(error)))
+        return []
+    for entry in entries:
+        try:
+            folder = package_folder(entry.value)
+        except Exception as error:
+            logger.warning("the package %s cannot be found: %s", *map(printable, (entry.value, repr(error))))
+            continue
+        if folder is not None:
+            folders.append(folder)
+    return folders
 
 
 @dataclass(frozen=True)
@@ -148,17 +168,19 @@ def places(environment: SearchEnvironment) -> tuple[Place, ...]:
 def _files(place: Place) -> list[FoundManifest]:
     """The manifests of one place: a folder's *.json sorted by name, or the file itself, even when it is missing."""
     try:
-        if place.path.is_dir():
-            names = sorted(entry.name for entry in os.scandir(place.path) if entry.name.endswith(".json"))
-            return [FoundManifest(place.path / name, place.origin) for name in names]
-        if place.path.exists() or place.origin in (Origin.REPLACED, Origin.ADDED):
+        if not stat.S_ISDIR(place.path.stat().st_mode):
             return [FoundManifest(place.path, place.origin)]
+        with os.scandir(place.path) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
+        return [FoundManifest(place.path / name, place.origin) for name in names]
     except (OSError, ValueError) as error:
-        cure = "make the folder readable to this user, or take it out of the search"
-        fact = "the folder cannot be listed"
+        if isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            named = place.origin in (Origin.REPLACED, Origin.ADDED)
+            return [FoundManifest(place.path, place.origin)] if named else []
+        cure = "make it readable to this user, or take it out of the search"
+        fact = "the file or folder cannot be looked at"
         refusal = Refusal(RefusalCode.MANIFEST_UNREADABLE, fact, str(place.path), cure, str(error), error)
         return [FoundManifest(place.path, place.origin, refusal)]
-    return []
 
 
 def _globs(environment: SearchEnvironment, name: str) -> tuple[str, ...]:
@@ -188,11 +210,12 @@ def find_manifests(environment: SearchEnvironment) -> SearchResult:
     manifests = []
     for place in looked:
         files = _files(place)
-        logger.info("search: %s (%s): %d manifests", place.path, place.origin.value, len(files))
+        logger.info("search: %s (%s): %d manifests", printable(str(place.path)), place.origin.value, len(files))
         for found in files:
-            real = os.path.realpath(found.path)
+            real = real_path(found.path)
             if real in seen:
-                logger.info("duplicate: %s is %s, which was found before", found.path, seen[real])
+                pair = printable(str(found.path)), printable(str(seen[real]))
+                logger.info("duplicate: %s is %s, which was found before", *pair)
                 continue
             seen[real] = found.path
             manifests.append(found if found.refusal is not None else _chosen(found, disabled, selected))

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import selectors
 import signal
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from plugin_abi import cabi, negotiation
+from plugin_abi import cabi, dynamic_load, negotiation
+from plugin_abi.elf import ElfFile
 from plugin_abi.errors import Refusal, RefusalCode
+from plugin_abi.files import OpenFile
 from plugin_abi.log import logger
 from plugin_abi.manifest import Manifest
 from plugin_abi.negotiation import ENTRY_OK, HOST_NAME, EntryAnswer, TableFacts, judge, slots
@@ -38,6 +41,13 @@ BAD_VERDICT_SECONDS: Final = 3600.0
 _CHILD: Final = Path(__file__).parent / "trial_child.py"
 _NOT_LOADED: Final = 3
 _STDERR_TAIL: Final = 400
+_MAX_STATUS: Final = 64
+#: Bounds of what a child may say, and a kept verdict.
+MAX_RESULT: Final = 1 << 20
+MAX_VERDICT: Final = 1 << 16
+#: How long after its own deadline the supervisor may take to end everything.
+_GRACE_SECONDS: Final = 10.0
+_DAMAGED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class TrialMode(enum.Enum):
@@ -70,13 +80,13 @@ def trial_timeout(variables: Mapping[str, str]) -> float:
 @functools.cache
 def _rules() -> str:
     """A digest of the code that judges: verdicts of another are not its own."""
-    files = (Path(__file__), _CHILD, Path(negotiation.__file__))
+    files = (Path(__file__), _CHILD, Path(negotiation.__file__), Path(dynamic_load.__file__))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _key(library: Library, manifest: Manifest, host: AbiRange) -> str:
     """What a verdict depends on: the library, what it is loaded with, who judges it and what it is compared with."""
-    dependencies = []
+    dependencies: list[object] = [file.stamp for file in library.files[1:]]
     for name, path in sorted(library.dependencies.found.items()):
         with contextlib.suppress(OSError):
             status = path.stat()
@@ -92,11 +102,16 @@ def _key(library: Library, manifest: Manifest, host: AbiRange) -> str:
 def _recall(folder: Path, key: str, place: str) -> tuple[bool, Refusal | None]:
     """Whether a verdict is kept that still holds, and which."""
     try:
-        descriptor = os.open(folder / f"{key}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if os.fstat(descriptor).st_uid != os.geteuid():
-                return False, None
-            value = json.loads(file.read(65536))
+        file = OpenFile(folder / f"{key}.json")
+        return read_verdict(file.read(0, MAX_VERDICT), place) if file.owner == os.geteuid() else (False, None)
+    except OSError:
+        return False, None
+
+
+def read_verdict(data: bytes, place: str) -> tuple[bool, Refusal | None]:
+    """Whether the bytes of a file are a verdict that still holds, and which. Never raises for what they contain."""
+    try:
+        value = json.loads(data)
         if value["good"] is True:
             return True, None
         age = time.time() - float(value["time"])
@@ -104,8 +119,8 @@ def _recall(folder: Path, key: str, place: str) -> tuple[bool, Refusal | None]:
             cure = f"{value['cure']}; to try it again now, set {MODE_VARIABLE}=1"
             fact = f"{value['fact']} (when it was tried {int(age)} s ago)"
             return True, Refusal(RefusalCode(value["code"]), fact, place, cure, str(value["cause"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        # Absent, damaged or of another version: as good as never tried.
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        # Damaged or of another version: as good as never tried.
         pass
     return False, None
 
@@ -137,7 +152,22 @@ def _python() -> str | None:
     return None
 
 
-def _request(library: Library, host: AbiRange, timeout: float, result_fd: int) -> str:
+def _loads(library: Library) -> list[tuple[str, str, int]]:
+    """What the child is to load, in order, the library last. What this process has, the child loads by its path."""
+    items = [
+        (d.name, str(d.path), file.descriptor if (file := _file(d.elf)) is not None else -1)
+        for d in library.dependencies.first
+        if d.own or d.elf is not None
+    ]
+    path = library.file.place
+    return [*items, (path, path, library.file.descriptor)]
+
+
+def _file(elf: ElfFile | None) -> OpenFile | None:
+    return elf.file if elf is not None and isinstance(elf.file, OpenFile) else None
+
+
+def _request(library: Library, host: AbiRange, timeout: float, result_fd: int, status_fd: int) -> str:
     ffi = cabi.ffi()
 
     def layout(name: str) -> dict[str, Any]:
@@ -147,12 +177,14 @@ def _request(library: Library, host: AbiRange, timeout: float, result_fd: int) -
 
     return json.dumps(
         {
-            "library": os.path.realpath(library.path),
+            "host": os.getpid(),
+            "loads": _loads(library),
             "min": host.min.number,
             "max": host.max.number,
             "host_name": HOST_NAME,
             "timeout": timeout,
             "result_fd": result_fd,
+            "status_fd": status_fd,
             "args": layout("FlagosEntryArgs"),
             "info": layout("FlagosPluginInfo"),
             "entry_ok": ENTRY_OK,
@@ -171,32 +203,74 @@ class _Outcome:
     errors: str
 
 
+class _Pipe:
+    """What comes out of a child through one pipe, of which no more than `limit` bytes are kept, the last ones."""
+
+    def __init__(self, limit: int) -> None:
+        self.kept, self._limit = b"", limit
+        self.reading, self.writing = os.pipe()
+
+    def read(self) -> bool:
+        """Take what is there; whether there may be more."""
+        data = os.read(self.reading, 1 << 16)
+        self.kept = (self.kept + data)[-self._limit :]
+        return bool(data)
+
+    def close_writing(self) -> None:
+        if self.writing >= 0:
+            os.close(self.writing)
+            self.writing = -1
+
+    def close(self) -> None:
+        self.close_writing()
+        os.close(self.reading)
+
+
 def _run_child(library: Library, host: AbiRange, python: str, timeout: float) -> _Outcome:
-    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as errors:
-        request = _request(library, host, timeout, result.fileno())
+    """Raises OSError where no child can be started."""
+    with contextlib.ExitStack() as stack:
+        pipes = []
+        for limit in (MAX_RESULT, _STDERR_TAIL, _MAX_STATUS):
+            pipes.append(_Pipe(limit))
+            stack.callback(pipes[-1].close)
+        result, errors, status = pipes
+        request = _request(library, host, timeout, result.writing, status.writing)
         child = subprocess.Popen(
             [python, "-I", "-S", str(_CHILD), request],
             stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            pass_fds=(result.fileno(),),
+            stdout=errors.writing,
+            stderr=errors.writing,
+            pass_fds=(result.writing, status.writing, *(file.descriptor for file in library.files)),
             start_new_session=True,
         )
         try:
-            status: int | None = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            status = None
+            _collect(pipes, time.monotonic() + timeout + _GRACE_SECONDS)
         finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        result.seek(0)
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - _STDERR_TAIL))
-        return _Outcome(status, result.read(1 << 20), errors.read().decode("utf-8", "replace").strip())
+            if child.poll() is None and not status.kept:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        text = errors.kept.decode("utf-8", "replace").strip()
+        if not status.kept:
+            # The supervisor did not live to tell.
+            return _Outcome(child.returncode or None, b"", text)
+        return _Outcome(json.loads(status.kept), result.kept, text)
+
+
+def _collect(pipes: list[_Pipe], deadline: float) -> None:
+    """Read all pipes until the supervisor has told how the child ended, by then with all that it started."""
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            pipe.close_writing()
+            selector.register(pipe.reading, selectors.EVENT_READ, pipe)
+        while selector.get_map() and (remaining := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining):
+                if not key.data.read():
+                    selector.unregister(key.fd)
 
 
 def _answer(result: bytes) -> EntryAnswer:
-    """The child's account of the entry's answer. Raises ValueError, KeyError or TypeError where it is damaged."""
+    """The child's account of the entry's answer. Raises what _DAMAGED lists where it is no such account."""
     value = json.loads(result)
     args, seen = value["args"], value["table"]
     version = AbiVersion.from_number(seen["version"]) if seen else None
@@ -231,12 +305,12 @@ def _try(library: Library, manifest: Manifest, host: AbiRange, timeout: float) -
         cure = f"{vendor}; {TIMEOUT_VARIABLE} allows a slow library more time"
         return Refusal(RefusalCode.ENTRY_HANGS, fact, place, cure, outcome.errors)
     if outcome.status == _NOT_LOADED:
-        with contextlib.suppress(ValueError, KeyError):
+        with contextlib.suppress(*_DAMAGED):
             cause = str(json.loads(outcome.result)["error"])
             fact = "the dynamic linker does not load it"
             return Refusal(RefusalCode.DLOPEN_FAILED, fact, place, "correct what the cause names", cause)
     if outcome.status == 0:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(*_DAMAGED):
             return judge(_answer(outcome.result), manifest, host, place)
     fact = f"its trial load ended the process with {_describe(outcome.status)}"
     return Refusal(RefusalCode.ENTRY_CRASHED, fact, place, vendor, outcome.errors)
@@ -270,6 +344,9 @@ class Trial:
                 return refusal
         logger.info("trial: loading %s in a child process", library.path)
         refusal = _try(library, manifest, host, self.timeout)
+        changed = library.refuse_change()
+        if changed is not None:
+            return changed
         if self.folder is not None and (refusal is None or refusal.code is not RefusalCode.TRIAL_UNAVAILABLE):
             _keep(self.folder, key, refusal)
         return refusal

@@ -1,23 +1,36 @@
-"""The child of a trial load: loads one library, calls its entry once and writes down what it answered.
+"""The processes of a trial load: a supervisor, and its child that loads one library and calls its entry once.
 
 A script for `python -I -S`, run by trial.py; it imports neither this package nor anything outside the standard library.
+
+The supervisor runs no code of the library. It adopts whatever the child leaves behind (PR_SET_CHILD_SUBREAPER), daemons
+and processes of other sessions included, and ends with all of it. The child's account goes to `result_fd`. How the
+child ended is the supervisor's to say, through `status_fd`, which the child has not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import resource
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_TEXT = 4096
+#: How long the supervisor insists on the end of what the child left behind.
+_END_SECONDS = 5.0
 
-#: Exit statuses beside what a signal gives.
+#: Exit statuses of the child beside what a signal gives.
 DONE, NOT_LOADED = 0, 3
+
+
+# ---- The child -----------------------------------------------------------------------------------------------------
 
 
 def _read_text(address: int) -> str:
@@ -53,19 +66,28 @@ def _look_at(address: int, request: dict[str, Any]) -> dict[str, Any] | None:
     return {"size": size, "version": values.get("version", 0), "empty": empty}
 
 
-def _main() -> NoReturn:
-    request = json.loads(sys.argv[1])
-    # Nobody wants a core file of a plugin on trial, nor a plugin that outlives its judge.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.alarm(int(request["timeout"]) + 2)
+def _load(request: dict[str, Any]) -> ctypes.CDLL:
+    """As the host would load it: with the host's own code, from the descriptors that it has checked."""
+    place = Path(__file__).with_name("dynamic_load.py")
+    spec = importlib.util.spec_from_file_location("flagos_dynamic_load", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    *dependencies, library = (module.Loadable(*values) for values in request["loads"])
+    loaded: ctypes.CDLL = module.load(library, dependencies)
+    return loaded
 
+
+def _try(request: dict[str, Any]) -> NoReturn:
     def answer(value: dict[str, Any]) -> None:
-        os.write(request["result_fd"], json.dumps(value).encode())
+        data = json.dumps(value).encode()
+        while data:
+            data = data[os.write(request["result_fd"], data) :]
 
     try:
-        library = ctypes.CDLL(request["library"], mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        entry = library.flagos_plugin_entry
+        entry = _load(request).flagos_plugin_entry
     except (OSError, AttributeError) as error:
         answer({"error": str(error)})
         os._exit(NOT_LOADED)
@@ -92,6 +114,97 @@ def _main() -> NoReturn:
     table = _look_at(values.pop("api"), request) if status == request["entry_ok"] else None
     answer({"status": status, "args": values, "info": info, "table": table})
     # Neither the library's destructors nor Python's own end are part of the trial.
+    os._exit(DONE)
+
+
+# ---- The supervisor ------------------------------------------------------------------------------------------------
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _descendants() -> list[int]:
+    """The processes below this one, by their parents in /proc."""
+    children: dict[int, list[int]] = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdecimal():
+            with contextlib.suppress(OSError):
+                # The name of the program, in parentheses, may contain anything.
+                parent = (place / "stat").read_bytes().rpartition(b")")[2].split()[1]
+                children.setdefault(int(parent), []).append(int(place.name))
+    found, below = [], [os.getpid()]
+    while below:
+        below = [child for parent in below for child in children.get(parent, ())]
+        found += below
+    return found
+
+
+def _reap() -> tuple[bool, dict[int, int]]:
+    """Collect what has ended: whether processes are left, and the exit codes by process."""
+    ended: dict[int, int] = {}
+    try:
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return True, ended
+            ended[process] = os.waitstatus_to_exitcode(status)
+    except ChildProcessError:
+        return False, ended
+
+
+def _end_descendants() -> None:
+    deadline = time.monotonic() + _END_SECONDS
+    while _reap()[0] and time.monotonic() < deadline:
+        for process in _descendants():
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.001)
+
+
+def _supervise(child: int, timeout: float) -> int | None:
+    """Wait for the child: its exit code, below zero a signal; None when it took too long or the host went away."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left, ended = _reap()
+        if child in ended or not left:
+            return ended.get(child)
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return None
+        caught = signal.sigtimedwait(_WATCHED, remaining)
+        if caught is not None and caught.si_signo == signal.SIGTERM:
+            return None
+
+
+_WATCHED = {signal.SIGCHLD, signal.SIGTERM}
+
+
+def _main() -> NoReturn:
+    request = json.loads(sys.argv[1])
+    # Nobody wants a core file of a plugin on trial, nor a plugin that outlives its judge.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    supervisor = os.getpid()
+    if os.getppid() != request["host"]:
+        os._exit(DONE)
+    child = os.fork()
+    if child == 0:
+        os.close(request["status_fd"])
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        if os.getppid() != supervisor:
+            os._exit(DONE)
+        _try(request)
+    # Who holds these has not ended: the host reads them up to their end.
+    os.close(request["result_fd"])
+    os.close(1)
+    os.close(2)
+    status = _supervise(child, request["timeout"])
+    _end_descendants()
+    os.write(request["status_fd"], json.dumps(status).encode())
     os._exit(DONE)
 
 

@@ -28,6 +28,8 @@ def isolate_environment() -> None:
     for name in list(os.environ):
         if name.startswith(("FLAGOS_", "JAX_", "XLA_", "TF_", "PJRT_")) and not name.startswith(kept):
             del os.environ[name]
+    # PyTorch refuses what it warns of elsewhere, where a continuous integration's variable is set.
+    os.environ.pop("CI", None)
     # The host, also where there is an accelerator, unless a run is meant for another device: "cuda", "simulated", ...
     os.environ["FLAGOS_DEVICE"] = os.environ.get("FLAGOS_TEST_DEVICE", "cpu")
     # Another backend than the one of this tree, named by its manifest.

@@ -67,7 +67,7 @@ def compiler_facts(cxx: str) -> dict[str, str | int]:
 def source_digest(source: Path) -> str:
     """Twelve hex digits that change whenever a native source file does."""
     digest = hashlib.sha256()
-    for folder in ("plugin_abi/include", "flagos_backend/native"):
+    for folder in ("plugin_abi/include", "plugin_abi/glibc", "flagos_backend/native"):
         for path in sorted((source / folder).rglob("*")):
             if path.suffix in {".h", ".cc", ".c", ".txt", ".map"}:
                 digest.update(path.relative_to(source).as_posix().encode() + b"\0" + path.read_bytes())

@@ -18,7 +18,7 @@ import transformers
 
 import gpt2
 from demo_report import Training, compare, conclude
-from flagos_backend.torch.compile.report import reports
+from flagos_backend.frontends.torch.compile.report import reports
 
 TOLERANCE = 1e-3
 """Largest difference of the two losses: kernels that sum in another order part a little, and AdamW spreads that."""
@@ -68,7 +68,7 @@ def train(
 def show_programs() -> None:
     """Prints what each graph became."""
     for report in reports():
-        rest = report.fallback + report.callbacks
+        rest = report.fallback + report.outside
         print(
             f"  {report.name}: {report.lowered.total()} nodes lowered to HLO, {report.whole.total()} left whole"
             f" ({_most(report.whole)}), {rest.total()} without a lowering{f' ({_most(rest)})' if rest else ''}"
@@ -99,7 +99,7 @@ def main() -> int:
     theirs = train(twin, twin, batches)
     theirs = Training(theirs.losses, 0.0, theirs.step_time)  # eager compiles nothing: its first step is just slower
     problems = compare(ours, theirs, "PyTorch CPU", fall=FALL, tolerance=TOLERANCE)
-    print("What its graphs became on flagos (flagos_backend.torch.compile.report):")
+    print("What its graphs became on flagos (flagos_backend.frontends.torch.compile.report):")
     show_programs()
     return conclude(problems)
 

@@ -24,6 +24,9 @@ isolate() {
       LD_PRELOAD | LD_LIBRARY_PATH | PYTEST_* | MYPY* | RUFF_* | PIP_TARGET | PIP_PREFIX | PIP_USER | PIP_REQUIRE_VIRTUALENV) unset "$name" ;;
     esac
   done
+  # Archives hold the time of the commit, so that one commit has one wheel.
+  SOURCE_DATE_EPOCH="$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 315532800)"
+  export SOURCE_DATE_EPOCH
   export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 }
 

@@ -17,6 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     folder = cache_root()
+    if folder is None:
+        raise CommandFailed("there is no cache folder: neither XDG_CACHE_HOME nor HOME is an absolute path; set one")
     print(folder if folder.is_dir() else f"{folder} (does not exist)")
     for part in sorted(folder.iterdir()) if folder.is_dir() else ():
         files = [part] if not part.is_dir() else [path for path in part.rglob("*") if path.is_file()]

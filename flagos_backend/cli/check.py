@@ -9,10 +9,11 @@ import argparse
 from pathlib import Path
 
 from plugin_abi import loader
-from plugin_abi.errors import Refusal
+from plugin_abi.elf import ElfError
+from plugin_abi.errors import Refusal, RefusalCode, printable
 from plugin_abi.frameworks import compilers_of, cxx11_abi_of
 from plugin_abi.libraries import current_linker
-from plugin_abi.manifest import BuiltWith, Manifest, PythonAbi, PythonRequirement
+from plugin_abi.manifest import BuiltWith, Manifest, PythonAbi, PythonRequirement, read_manifest
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, read_library
 
 _ELF_MAGIC = b"\x7fELF"
@@ -24,9 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     path: Path = options.path
-    refusal = check_library(path) if _is_library(path) else loader.check(path)
+    refusal = check_library(path) if _is_library(path) else _check_manifest(path)
     print(f"{path}: accepted" if refusal is None else f"{path}: refused\n  {refusal}")
     return 0 if refusal is None else 1
+
+
+def _check_manifest(path: Path) -> Refusal | None:
+    manifest = read_manifest(path)
+    if isinstance(manifest, Manifest) and manifest.unknown_fields:
+        print(loader.unknown_fields_message(manifest))
+    return loader.check(path)
 
 
 def _is_library(path: Path) -> bool:
@@ -45,11 +53,16 @@ def check_library(path: Path) -> Refusal | None:
     library = read_library(path, linker)
     if isinstance(library, Refusal):
         return library
-    print(f"{path}: {library.elf.machine}, {', '.join(compilers_of(library.elf)) or 'no known compiler'}")
-    print(f"  sha256    {library.sha256}")
-    print(f"  exports   {', '.join(sorted(library.elf.exported)) or 'nothing'}")
-    print(f"  needs     {', '.join(library.elf.needed) or 'nothing'}")
-    outcome = examine(_manifest_of(library), Policy(linker=linker))
+    try:
+        manifest = _manifest_of(library)
+        print(f"{path}: {library.elf.machine}, {', '.join(compilers_of(library.elf)) or 'no known compiler'}")
+        print(f"  sha256    {library.sha256}")
+        print(f"  exports   {printable(', '.join(sorted(library.elf.exported))) or 'nothing'}")
+        print(f"  needs     {printable(', '.join(library.elf.needed)) or 'nothing'}")
+    except ElfError as error:
+        cure = "install a complete build of the library"
+        return Refusal(RefusalCode.LIBRARY_MALFORMED, str(error), str(path), cure, exception=error)
+    outcome = examine(manifest, Policy(linker=linker))
     return outcome if isinstance(outcome, Refusal) else None
 
 

@@ -9,16 +9,20 @@ import argparse
 import os
 import platform
 
-from flagos_backend import __version__
+from flagos_backend import __version__, environment, torch_loading
 from flagos_backend.cli.devices import describe_devices
 from plugin_abi import loader
+from plugin_abi.files import exists
 from plugin_abi.frameworks import detect
 from plugin_abi.host import Context
 from plugin_abi.loader import Backend, Candidate
 from plugin_abi.policy import HOST_ABI
 
-FRAMEWORKS = ("jax", "jaxlib", "torch", "triton", "flag_gems")
-_VARIABLE_PREFIXES = ("FLAGOS_", "JAX_PLATFORMS", "XLA_FLAGS")
+FRAMEWORKS = ("jax", "jaxlib", "torch", "triton", "flag_gems", "llvmlite")
+_VARIABLE_PREFIXES = (
+    *("FLAGOS_", "FLAGCX_PATH", "JAX_PLATFORMS", "XLA_FLAGS"),
+    *(environment.USE_FLAGGEMS, *environment.FAMILIES),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _print_environment()
+    _print_flaggems()
     _print_search()
     result = loader.load(options.platform)
     if result.accepted is None:
@@ -55,11 +60,24 @@ def _print_environment() -> None:
             print(f"  {name}={os.environ[name]}")
 
 
+def _print_flaggems() -> None:
+    """What PyTorch programs that this environment starts get of FlagGems."""
+    print("FlagGems")
+    if detect("torch") is None:
+        print("  nothing: torch is not installed")
+        return
+    torch_loading.load()
+    from flagos_backend.gems import switch
+
+    for line in switch.describe():
+        print(f"  {line}")
+
+
 def _print_search() -> None:
     searched, candidates = loader.search()
     print("Searched")
     for place in searched.places:
-        print(f"  {place.path} ({place.origin.value}){'' if place.path.exists() else ': does not exist'}")
+        print(f"  {place.path} ({place.origin.value}){'' if exists(place.path) else ': does not exist'}")
     print("Manifests")
     for candidate in candidates:
         print(f"  {candidate.found.path}: {_verdict(candidate)}")
@@ -74,6 +92,8 @@ def _verdict(candidate: Candidate) -> str:
     if refusal is not None:
         return f"refused\n    {refusal}"
     assert candidate.manifest is not None
+    if candidate.manifest.unknown_fields:
+        print(f"  {loader.unknown_fields_message(candidate.manifest)}")
     return f"accepted, for the platform {candidate.manifest.platform}, priority {candidate.manifest.priority}"
 
 

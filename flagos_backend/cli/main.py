@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from flagos_backend import __version__
-from flagos_backend.cli import bench, cache, check, compile, devices, doctor, explain
+from flagos_backend.cli import bench, cache, check, compile, devices, doctor, explain, opt
 from flagos_backend.cli.failure import CommandFailed
 from plugin_abi.errors import FlagosStatusError
 
@@ -30,6 +30,7 @@ SUBCOMMANDS: Final[dict[str, Subcommand]] = {
     "check": check,
     "explain": explain,
     "compile": compile,
+    "opt": opt,
     "bench": bench,
     "cache": cache,
 }
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (CommandFailed, FlagosStatusError) as error:
         print(f"flagos: {error}", file=sys.stderr)
-        return 1
+        return error.status if isinstance(error, CommandFailed) else 1
     except BrokenPipeError:
         # The reader went away (a pager, head): that is no failure, and Python's own flush at exit must not report it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

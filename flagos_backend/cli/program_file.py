@@ -61,7 +61,7 @@ def _module(data: bytes, form: Form, path: Path) -> bytes:
     if form is Form.HLO_PROTO:
         return data
     try:
-        from flagos_backend.jax import jax_internals
+        from flagos_backend.frontends.jax import jax_internals
     except ImportError as error:
         cure = "pip install 'flagos[jax]', or give a serialized HloModuleProto"
         raise CommandFailed(f"{path} is {form.value}, which jaxlib reads; {error}. Cure: {cure}") from error

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.torch_loading import Tensor, torch
 
 # Gets every participant's contribution, in order; returns what each of them takes away, in the same order.
 Combine = Callable[[Sequence[Any]], Sequence[Any]]

@@ -4,7 +4,7 @@ each set of devices that meets. Gives launches their communicators."""
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import logging
 import os
 import threading
@@ -14,18 +14,19 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
 
+from flagos_backend import flagcx
 from flagos_backend.collectives.communicator import Communicator, Meeting
 from flagos_backend.collectives.flagcx import unlike_nccl
 from flagos_backend.collectives.options import BACKEND_VARIABLE, timeout_seconds, wanted_backend
 from flagos_backend.collectives.spanning import SpanningCommunicator
 from flagos_backend.collectives.transport import Transport, members_text, reason_of
 from flagos_backend.collectives.watch import Watch
-from flagos_backend.devices.vendors import vendor_of
+from flagos_backend.devices.vendors import product_of, vendor_of
 from flagos_backend.errors import CollectiveAborted, CollectiveOverdue, RendezvousFailed, StatusCode
+from flagos_backend.torch_loading import torch
 
 # (key, timeout in ms; 0 does not wait) -> the value or a status code; (key, value) -> a status code.
 KeyValueGet = Callable[[str, int], bytes | int]
@@ -142,9 +143,7 @@ class ContextPeers:
 
     def _maker(self) -> str:
         """Of this process's devices, as FlagGems names it."""
-        # Of other types all are one maker's, and not all of their modules know a product.
-        product = torch.get_device_module("cuda").get_device_name() if self.device_type == "cuda" else ""
-        return vendor_of(self.device_type, product)
+        return vendor_of(self.device_type, product_of(self.device_type))
 
     def keep(self, recorded: Recorded) -> None:
         """A transport waits at its end for the graphs that it is in: they are given up first."""
@@ -317,7 +316,7 @@ def backend_for(device_type: str) -> str:
 def _load_flagcx() -> None:
     """FlagCX's module registers its backend itself. One that is installed and broken is no reason to go on without: the
     other processes may have one that works."""
-    if _FLAGCX in dist.Backend.backend_list or importlib.util.find_spec(_FLAGCX) is None:
+    if _FLAGCX in dist.Backend.backend_list or not flagcx.find():
         return
     try:
         importlib.import_module(_FLAGCX)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-import torch
-from torch import Tensor
-
 from flagos_backend.collectives.communicator import Combine, Communicator, Meeting, Reducer
 from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes, joined
+from flagos_backend.torch_loading import Tensor, torch
 
 Arrays = Sequence[Tensor]
 Value = TypeVar("Value")

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import torch
-from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ReduceOp
 
 from flagos_backend.errors import CollectiveFailed, CollectiveOverdue
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.torch_loading import Tensor, torch
 
 Fold = Callable[[Sequence[Tensor]], Tensor]
 

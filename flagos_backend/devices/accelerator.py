@@ -6,13 +6,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
-
-import torch
 
 from flagos_backend.devices.attributes import CORE_COUNT, DLPACK_DEVICE, MEMORY_BYTES, TORCH_DEVICE
 from flagos_backend.devices.streams import own_stream
@@ -20,9 +17,14 @@ from flagos_backend.devices.target import Target
 from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import DeviceMemoryExhausted
+from flagos_backend.torch_loading import torch
 
 Capsule = Any
-from_dlpack: Callable[[Capsule], torch.Tensor] = torch._C._from_dlpack
+
+
+def from_dlpack(capsule: Capsule) -> torch.Tensor:
+    """A tensor over what the capsule holds; torch.utils.dlpack's wrapper does more."""
+    return torch._C._from_dlpack(capsule)
 
 
 class StreamKind(enum.IntEnum):

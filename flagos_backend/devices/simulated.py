@@ -12,11 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from flagos_backend.devices import target
 from flagos_backend.devices.accelerator import Capsule, DeviceFacts, Event, MemoryStats, StreamKind, from_dlpack
-from flagos_backend.devices.target import Target
 from flagos_backend.errors import DeviceMemoryExhausted
+from flagos_backend.torch_loading import torch
 
 SIMULATED = "simulated"
 #: Small enough that a test can fill it, large enough for every other test.
@@ -60,7 +59,7 @@ class SimulatedAccelerator:
         _interpret_one_at_a_time()
         self.ordinal = ordinal
         self.device = torch.device("cpu")
-        self.target = Target("cpu", vendor=SIMULATED, architecture="host", multiprocessors=2, warp_size=1)
+        self.target = target.SIMULATED
 
     def facts(self) -> DeviceFacts:
         return DeviceFacts("simulated accelerator", MEMORY_BYTES)

@@ -12,6 +12,42 @@ _HOPPER = 90
 
 
 @dataclass(frozen=True, slots=True)
+class VendorFacts:
+    """What a vendor's toolchain offers beyond plain Triton.
+
+    ``math_library``: Triton binds its device library, whose functions round correctly, and whose products and sums
+    round once; ``launch_options`` tell the vendor's compiler so. ``assembly``: kernels may hold NVIDIA's assembly.
+    ``tensor_float``: matrix units read 32-bit floats rounded to TF32. ``limits_registers``: kernels may be told how
+    many registers a thread takes. ``fast_float64``: 64-bit floats are computed at no less than half the rate of 32-bit
+    ones, so that an iteration which then needs fewer steps may gain by them.
+    """
+
+    math_library: bool = False
+    launch_options: tuple[tuple[str, bool], ...] = ()
+    assembly: bool = False
+    tensor_float: bool = False
+    limits_registers: bool = False
+    fast_float64: bool = False
+
+
+_NONE = VendorFacts()
+# By FlagGems' name of the vendor. Each operation rounds itself, and subnormal numbers stay what they are.
+_VENDORS = {
+    "amd": VendorFacts(math_library=True, launch_options=(("enable_fp_fusion", False),)),
+    "nvidia": VendorFacts(
+        math_library=True,
+        launch_options=(("enable_fp_fusion", False), ("enable_reflect_ftz", False)),
+        assembly=True,
+        tensor_float=True,
+        limits_registers=True,
+        fast_float64=True,
+    ),
+}
+# PyTorch's device types whose libraries go by switches of the process for products of 32-bit floats.
+_WITH_SWITCHES = frozenset({"cuda"})
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Equal for all devices that can run the same generated code; part of every cache key.
 
@@ -33,6 +69,16 @@ class Target:
         return self.device_type == "cpu" and not self.vendor
 
     @property
+    def facts(self) -> VendorFacts:
+        """Of its vendor; of one that is not known, nothing."""
+        return _VENDORS.get(self.vendor, _NONE)
+
+    @property
+    def has_tensor_float_switches(self) -> bool:
+        """Whether PyTorch's switches decide if its library rounds 32-bit operands of products."""
+        return self.device_type in _WITH_SWITCHES
+
+    @property
     def untaken_operations(self) -> int:
         """How many operations on elements cost no more than a branch around them, which takes some 100 ns of a host and
         some 10 us of an accelerator, where each branch is a node of a graph."""
@@ -46,7 +92,13 @@ class Target:
     def launches_early(self) -> bool:
         """Whether a kernel may start while the one before it ends, and waits by itself for what that one wrote."""
         version = self.architecture.removeprefix("sm_")
-        return self.vendor == "nvidia" and version.isdecimal() and int(version) >= _HOPPER
+        return self.facts.assembly and version.isdecimal() and int(version) >= _HOPPER
 
 
 HOST = Target("cpu")
+# The path of an accelerator over host memory, for tests: an unknown vendor with none of a vendor's extras.
+SIMULATED = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)
+# NVIDIA's H100 and H200, for looking at their programs where there is none.
+HOPPER = Target("cuda", "nvidia", "sm_90", multiprocessors=132, shared_memory_bytes=232448, warp_size=32)
+#: By the name that the command line knows them under.
+NAMED_TARGETS = {"cpu": HOST, "simulated": SIMULATED, "sm_90": HOPPER}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flagos_backend.torch_loading import torch
+
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
@@ -38,6 +40,14 @@ def vendor_of(device_type: str, product: str) -> str:
         if vendor.device_type == device_type and (not vendor.products or product.startswith(vendor.products)):
             return vendor.name
     return device_type
+
+
+def product_of(device_type: str) -> str:
+    """The name of the product that the current device of ``device_type`` is; "" where one vendor makes all of them, as
+    not all of torch's device modules know a name."""
+    if not any(vendor.products for vendor in VENDORS if vendor.device_type == device_type):
+        return ""
+    return str(torch.get_device_module(device_type).get_device_name())
 
 
 def package_of(device_type: str) -> str:

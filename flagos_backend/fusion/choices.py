@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from flagos_backend.fusion.indexing import Indices, dims_of, movement_of, reshape_indices
-from flagos_backend.fusion.literals import literal_of
 from flagos_backend.fusion.recompute import CHEAP
-from flagos_backend.fusion.region import Affine, Apply, Expression, Index, Shift
-from flagos_backend.fusion.rewriting import Pool
 from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
+from flagos_backend.loop_ir.indexing import Indices, dims_of, movement_of, reshape_indices
+from flagos_backend.loop_ir.literals import literal_of
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Shift
+from flagos_backend.loop_ir.rewriting import Pool
 
 # Of operations that are computed at all points of a choice, though only some need them.
 MAX_LIGHT = 8

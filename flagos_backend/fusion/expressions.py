@@ -6,14 +6,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from flagos_backend.fusion.choices import Choices
-from flagos_backend.fusion.indexing import Indices, dims_of, gathered, movement_of, reshape_indices, shifted
-from flagos_backend.fusion.literals import literal_of, number_of, uniform_literal
-from flagos_backend.fusion.region import Apply, Expression, Index, Literal, Load, linear
-from flagos_backend.fusion.support import element_type
 from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes
+from flagos_backend.ir.elementwise import element_type
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
+from flagos_backend.loop_ir.indexing import Indices, dims_of, gathered, movement_of, reshape_indices, shifted
+from flagos_backend.loop_ir.literals import literal_of, number_of, uniform_literal
+from flagos_backend.loop_ir.region import Apply, Expression, Index, Literal, Load, linear
 
 # Where a value is needed.
 Guard = Expression | None

@@ -7,6 +7,7 @@ regions that want it; a second walk forwards builds the regions. Both take time 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,25 @@ from math import prod
 
 from flagos_backend.fusion.choices import MAX_LIGHT, Choices, common_source, light_operations
 from flagos_backend.fusion.expressions import Expressions, typed
-from flagos_backend.fusion.flat import FlatComputation
-from flagos_backend.fusion.indexing import (
+from flagos_backend.fusion.pads import borders_of, is_growing_pad
+from flagos_backend.fusion.policy import HOST, Policy
+from flagos_backend.fusion.recompute import CHEAP
+from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
+from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
+from flagos_backend.ir.effects import Effects
+from flagos_backend.ir.elementwise import (
+    is_arithmetic,
+    is_complex_elementwise,
+    is_elementwise,
+    is_regular,
+    reduction_opcode,
+    widens,
+)
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape
+from flagos_backend.loop_ir.flat import FlatComputation
+from flagos_backend.loop_ir.indexing import (
     Indices,
     View,
     dims_of,
@@ -26,24 +44,7 @@ from flagos_backend.fusion.indexing import (
     shifted,
     view_of_source,
 )
-from flagos_backend.fusion.pads import borders_of, is_growing_pad
-from flagos_backend.fusion.policy import HOST, Policy
-from flagos_backend.fusion.recompute import CHEAP
-from flagos_backend.fusion.region import Affine, Expression, Fold, Load, Region, Store, axis, linear
-from flagos_backend.fusion.support import (
-    is_arithmetic,
-    is_complex_elementwise,
-    is_elementwise,
-    is_regular,
-    reduction_opcode,
-    widens,
-)
-from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
-from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
-from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape
-from flagos_backend.passes.effects import Effects
+from flagos_backend.loop_ir.region import Affine, Expression, Fold, Load, Region, Store, axis, linear
 
 # Of operations that are repeated; each takes no longer than a square root.
 _MAX_REPEATED = 6
@@ -109,6 +110,9 @@ class _Fuser:
         self.computation = computation
         self.policy = policy
         self.effects = Effects()
+        # Made once: each part of a concatenation asks for them. No method of this object, which would be a cycle.
+        self._operands = functools.cache(computation.operands)
+        self._starts: dict[Instruction, tuple[int, ...]] = {}
         self.loops: dict[_Key, tuple[int, ...]] = {}  # region -> its dimensions
         self.keys: dict[Instruction, list[_Key]] = {}  # buffer made by regions -> those, in order
         self.demands: defaultdict[Instruction, dict[tuple[_Key, Indices], None]] = defaultdict(dict)
@@ -349,8 +353,12 @@ class _Fuser:
         """Whether ``value`` is a buffer, whoever reads it; else it may be computed just where it is read."""
         return value in self.wanted or value in self.parameters or not self._is_elementwise(value)
 
-    def _operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        return self.computation.operands(instruction)
+    def _starts_of_parts(self, concatenation: Instruction, dimension: int) -> tuple[int, ...]:
+        found = self._starts.get(concatenation)
+        if found is None:
+            sizes = (dims_of(operand)[dimension] for operand in concatenation.operands)
+            found = self._starts[concatenation] = tuple(itertools.accumulate(sizes, initial=0))
+        return found
 
     def _make_buffer(self, instruction: Instruction) -> None:
         key = _Key(instruction)
@@ -411,7 +419,7 @@ class _Fuser:
             self._want(part.operand, key, part.indices)
 
     def _choices_of(self, key: _Key) -> Choices:
-        return self.choices.setdefault(key, Choices(self.loops[key], self.computation.operands))
+        return self.choices.setdefault(key, Choices(self.loops[key], self._operands))
 
     def _spread_gather(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
         array, positions = self._operands(instruction)
@@ -493,7 +501,7 @@ class _Fuser:
             return Region(dims, (Store(target, expressions.compute(target, here), linear(here, dims, rank)),))
         if target.opcode is Opcode.CONCATENATE:
             dimension = target.attributes_as(DimensionAttributes).dimension
-            before = sum(dims_of(operand)[dimension] for operand in target.operands[: key.part])
+            before = self._starts_of_parts(target, dimension)[key.part]
             there = tuple(index.scaled(1, before) if d == dimension else index for d, index in enumerate(here))
             value = expressions.of(self._operands(target)[key.part], here)
             return Region(dims, (Store(target, value, linear(there, dims_of(target), rank)),))

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule
-from flagos_backend.fusion.literals import starts_neutral, uniform_literal
 from flagos_backend.fusion.recompute import recomputed
-from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
-from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store, unmoved
-from flagos_backend.fusion.spaces import Placement, common_dims, moved_bytes, place, shared_bytes, substitute
 from flagos_backend.fusion.updates import copied, is_update, sources, targets
+from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.passes.effects import Effects
+from flagos_backend.loop_ir.flat import FlatComputation
+from flagos_backend.loop_ir.literals import starts_neutral, uniform_literal
+from flagos_backend.loop_ir.region import Apply, Expression, Fold, Load, Region, Store
+from flagos_backend.loop_ir.rewriting import Pool, rewrite, rewrite_store, unmoved
+from flagos_backend.loop_ir.spaces import Placement, common_dims, moved_bytes, place, shared_bytes, substitute
 
 # Past these a kernel compiles slowly and spills its registers.
 MAX_OPERATIONS = 320
@@ -120,7 +120,10 @@ class _Merger:
                     _order(reader, node)
             self.readers[buffer][node] = None
         for buffer in node.writes:
-            for writer in self.writers[buffer]:  # another part of the same buffer, which may overwrite
+            # Another part of the same buffer, which may overwrite. Those of a concatenation do not: they stay in a row,
+            # as many as they are.
+            parts = self.writers[buffer]
+            for writer in parts[-1:] if buffer.opcode is Opcode.CONCATENATE else parts:
                 _order(writer, node)
             self.writers[buffer].append(node)
 

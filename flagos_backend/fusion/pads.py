@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flagos_backend.fusion.indexing import dims_of
-from flagos_backend.fusion.support import is_computed
 from flagos_backend.ir.attributes import PadAttributes
+from flagos_backend.ir.elementwise import is_computed
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.loop_ir.indexing import dims_of
 
 
 def is_growing_pad(instruction: Instruction) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flagos_backend.fusion.indexing import View
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.operator_call import takes_strides
+from flagos_backend.loop_ir.indexing import View
 
 # More operations than this in one region and its tiles no longer stay in the first-level cache.
 MAX_OPERATIONS = 48

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from flagos_backend.fusion.region import Apply, Expression, Fold, Load, Region, Store
-from flagos_backend.fusion.rewriting import Pool, rewrite, unmoved
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.loop_ir.region import Apply, Expression, Fold, Load, Region, Store
+from flagos_backend.loop_ir.rewriting import Pool, rewrite, unmoved
 
 # What takes no more than a division does.
 CHEAP = frozenset(

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import prod
 
-from flagos_backend.fusion.indexing import dims_of
-from flagos_backend.fusion.region import Load, Region
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.loop_ir.indexing import dims_of
+from flagos_backend.loop_ir.region import Load, Region
 
 Item = Region | Instruction
 Buffers = Callable[[Item], tuple[Instruction, ...]]

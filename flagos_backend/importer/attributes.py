@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -43,6 +42,7 @@ from flagos_backend.ir.attributes import (
     WindowAttributes,
     WindowDimension,
 )
+from flagos_backend.ir.config import parse_config
 from flagos_backend.ir.opcode import (
     Comparison,
     ComparisonOrder,
@@ -242,9 +242,9 @@ def _while(proto: Any, place: object) -> Attributes:
     if not proto.backend_config:
         return WhileAttributes()
     try:
-        known = json.loads(proto.backend_config).get("known_trip_count")
+        known = parse_config(proto.backend_config).get("known_trip_count")
         return WhileAttributes(None if known is None else int(known.get("n", 0)))
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise MalformedProgram(fact=f"its backend_config does not parse ({error})", place=place) from None
 
 

@@ -16,6 +16,7 @@ from flagos_backend.errors import (
 )
 from flagos_backend.importer.attributes import read_attributes
 from flagos_backend.importer.literals import read_literal
+from flagos_backend.importer.scan import expand_scan
 from flagos_backend.importer.schema import HloModuleProto
 from flagos_backend.importer.shapes import ShapeReader, require_row_major
 from flagos_backend.ir.attributes import NONE, ConstantAttributes
@@ -177,6 +178,12 @@ class _Importer:
         if opcode is Opcode.CONSTANT:
             return self._constant(proto.literal, shape, name, metadata, instructions, place)
         called = self._called(opcode, proto, place)
+        if proto.opcode == "scan":
+            if len(called) != 1:
+                raise MalformedProgram(fact=f"it calls {len(called)} computations, not one", place=place)
+            expanded = expand_scan(proto, operands, called[0], shape, place)
+            self._depth[id(expanded)] = self._depth[id(called[0])] + 2  # the loop's step calls the body
+            called = (expanded,)
         attributes = read_attributes(opcode, proto, place)
         instruction = Instruction(opcode, shape, operands, attributes, called, name, metadata)
         instructions.append(instruction)
@@ -206,7 +213,7 @@ class _Importer:
     @staticmethod
     def _foreign_opcode(proto: Any, shape: Shape, place: _Place) -> Opcode:
         """The IR's opcode for an opcode that it lacks but can express; UnsupportedOpcode otherwise."""
-        if proto.opcode == "fusion":
+        if proto.opcode in ("fusion", "scan"):
             return Opcode.CALL
         if proto.opcode == "bitcast" and len(place.operands) == 1:
             require_row_major(proto.shape, place)

@@ -9,6 +9,7 @@ from flagos_backend.errors import MalformedProgram, UnsupportedElementType, Unsu
 from flagos_backend.importer.schema import ShapeProto
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
 
+MAX_RANK = 1024  # far beyond any program; index maps have as many coefficients for each dimension
 MAX_ELEMENTS = 2**48  # far beyond any memory, far below what overflows a byte count
 _TUPLE = 13
 _ELEMENT_TYPES = {int(t): t for t in ElementType}
@@ -42,6 +43,8 @@ def _read_shape(proto: Any, place: object) -> Shape:
         raise UnsupportedElementType(element_type=_FOREIGN_TYPES.get(number, f"number {number}"), place=place)
     if any(proto.is_dynamic_dimension):
         raise UnsupportedShape(reason="a dimension is dynamic", place=place)
+    if len(proto.dimensions) > MAX_RANK:
+        raise UnsupportedShape(reason=f"it has {len(proto.dimensions)} dimensions, more than {MAX_RANK}", place=place)
     shape = ArrayShape(element_type, tuple(proto.dimensions))
     if any(size < 0 for size in shape.dims) or shape.num_elements > MAX_ELEMENTS:
         raise MalformedProgram(fact=f"the dimensions {shape.dims} are impossible", place=place)

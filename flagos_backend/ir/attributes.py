@@ -18,6 +18,7 @@ from flagos_backend.ir.opcode import (
     RngDistribution,
     TransposeA,
 )
+from flagos_backend.ir.types import ArrayShape
 
 Dims = tuple[int, ...]
 
@@ -161,6 +162,10 @@ class GatherAttributes:
     start_indices_batching_dims: Dims = ()
     indices_are_sorted: bool = False
 
+    def index_shape(self, indices: tuple[ArrayShape, ...]) -> ArrayShape | None:
+        """The shape of the index vectors that are in the operands ``indices``; None if those do not hold any."""
+        return indices[0] if len(indices) == 1 else None
+
 
 @dataclass(frozen=True, slots=True)
 class ScatterAttributes:
@@ -174,6 +179,14 @@ class ScatterAttributes:
     scatter_indices_batching_dims: Dims = ()
     indices_are_sorted: bool = False
     unique_indices: bool = False
+
+    def num_arrays(self, num_operands: int) -> int:
+        """How many arrays are updated."""
+        return num_operands // 2
+
+    def index_shape(self, indices: tuple[ArrayShape, ...]) -> ArrayShape | None:
+        """As of GatherAttributes."""
+        return indices[0] if len(indices) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

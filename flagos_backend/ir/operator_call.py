@@ -3,11 +3,11 @@ kernels/reference/CUSTOM_CALLS.md holds the format; kernels/reference/aten.py ru
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.config import parse_config
 from flagos_backend.ir.hlo import Instruction
 
 
@@ -17,7 +17,7 @@ def takes_strides(instruction: Instruction, operand: int) -> bool:
     if not isinstance(attributes, CustomCallAttributes) or not attributes.target.startswith("aten::"):
         return False
     try:
-        config = json.loads(attributes.backend_config)
+        config = parse_config(attributes.backend_config)
     except ValueError:
         return False  # whoever prepares the kernel refuses it
     mine = [tensor for tensor in tensors_of(config) if tensor["tensor"] == operand]

@@ -11,6 +11,7 @@ from typing import Self
 from flagos_backend.errors import MalformedProgram
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.config import parse_config
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
@@ -39,7 +40,7 @@ class StridedView:
         if not isinstance(attributes, CustomCallAttributes) or attributes.target != TARGET:
             return None
         try:
-            config = json.loads(attributes.backend_config)
+            config = parse_config(attributes.backend_config)
             view = cls(tuple(config.pop("strides")), config.pop("offset", 0))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _malformed(instruction, f"its backend config is not {{strides, offset}} ({error})") from error

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flagos_backend.devices.simulated import SIMULATED
 from flagos_backend.devices.target import Target
 from flagos_backend.errors import FlagosBackendError, KernelRefused
+from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.kernels import tuning
+from flagos_backend.kernels.flaggems import loading
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant, operation_of
 from flagos_backend.kernels.policy import Policy
 from flagos_backend.kernels.reference.registry import InPlaceKernel, Kernel
@@ -97,8 +100,10 @@ def _allowed(
     for implementation in implementations_of(operation):
         if implementation is _REFERENCE and runs_library(instruction, target):
             implementation = _REFERENCE_ON_LIBRARY
-        reason = policy.denies(operation, implementation, target)
+        names = _names(operation, instruction) if policy.whitelist or policy.blacklist else ()
+        reason = policy.denies(operation, implementation, target, names)
         denied = denied or bool(reason)
+        reason = reason or _unasked(implementation, target, operation, policy)
         reason = reason or implementation.unsupported(instruction, target)
         if not reason:
             try:
@@ -109,6 +114,23 @@ def _allowed(
                 failures.append(error)
         reasons.append(f"not {implementation.identifier}: {reason}")
     return offers, reasons, failures, denied
+
+
+def _names(operation: str, instruction: Instruction) -> Collection[str]:
+    """What else the lists may call an operation."""
+    if not isinstance(instruction.attributes, CustomCallAttributes) or not operation.startswith("aten::"):
+        return ()
+    if loading.missing():
+        return (operation.removeprefix("aten::"),)
+    return loading.names_of(instruction.attributes.target.removeprefix("aten::").removesuffix(".default"))
+
+
+def _unasked(implementation: Implementation, target: Target, operation: str, policy: Policy) -> str:
+    """Why kernels that the simulated device could run, in seconds each, must be asked for, or ""."""
+    if implementation.provider is not Provider.FLAGOS or target.vendor != SIMULATED:
+        return ""
+    asked = any(wish.meets(implementation, target) for wish in policy.wishes(operation))
+    return "" if asked else "Triton's interpreter runs FlagGems where FLAGOS_PREFER=flagos asks for it"
 
 
 def _contenders(allowed: list[_Offer], reasons: list[str], instruction: Instruction, policy: Policy) -> list[_Offer]:

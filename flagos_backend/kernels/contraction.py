@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from torch import Tensor
-
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.torch_loading import Tensor
 
 
 @dataclass(frozen=True, slots=True)

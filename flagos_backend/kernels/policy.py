@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from flagos_backend import environment
 from flagos_backend.devices.target import Target
 from flagos_backend.errors import KernelPolicyInvalid
 from flagos_backend.kernels.implementation import Implementation, Provider
 
 DEFAULT_SECONDS = 1.0
-_TRUE, _FALSE = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off", "no", ""})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Wish:
     def meets(self, implementation: Implementation, target: Target) -> bool:
         if self.identifier:
             return implementation.identifier == self.identifier
-        return implementation.provider is self.provider and self.vendor in ("", target.vendor)
+        return implementation.provider is self.provider and self.vendor in ("", target.vendor, target.device_type)
 
     def __str__(self) -> str:
         return f"impl:{self.identifier}" if self.identifier else f"{self.provider}{self.vendor and ':' + self.vendor}"
@@ -46,7 +45,8 @@ class Wish:
 class Policy:
     """``prefer`` and ``per_op``: tried in order before measuring; ``strict``: nothing else may run. ``allow`` and
     ``deny``: makers whose libraries may (not) run, ``*`` for all. ``whitelist`` and ``blacklist``: operations that
-    FlagGems may (not) compute. ``tune_seconds``: what measuring one instruction may cost; 0 measures nothing."""
+    FlagGems may (not) compute. ``flaggems``: whether it may compute any. ``tune_seconds``: what measuring one
+    instruction may cost; 0 measures nothing."""
 
     prefer: tuple[Wish, ...] = ()
     per_op: Mapping[str, tuple[Wish, ...]] = field(default_factory=dict)
@@ -55,12 +55,21 @@ class Policy:
     deny: frozenset[str] = frozenset()
     whitelist: frozenset[str] = frozenset()
     blacklist: frozenset[str] = frozenset()
+    flaggems: bool = True
     tune_seconds: float = DEFAULT_SECONDS
 
     @classmethod
-    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Policy:
-        """Raises KernelPolicyInvalid for a value that is none."""
+    def from_environment(cls, given: Mapping[str, str] | None = None) -> Policy:
+        """``given``: instead of the process' variables. Raises KernelPolicyInvalid for a value that is none, and
+        ConfigInvalid."""
+        variables = environment.variables(given)
         prefer = variables.get("FLAGOS_PREFER", "")
+        if variables.get("FLAGOS_FLAGOS_WHITELIST") and variables.get("FLAGOS_FLAGOS_BLACKLIST"):
+            raise KernelPolicyInvalid(
+                variable="FLAGOS_FLAGOS_BLACKLIST",
+                value=variables["FLAGOS_FLAGOS_BLACKLIST"],
+                wanted="possible beside FLAGOS_FLAGOS_WHITELIST, which excludes all that it does not name",
+            )
         return cls(
             _wishes(prefer, "FLAGOS_PREFER") if prefer else (),
             _per_op(variables.get("FLAGOS_PER_OP", "")),
@@ -69,23 +78,30 @@ class Policy:
             deny=_names(variables, "FLAGOS_DENY_VENDORS"),
             whitelist=_names(variables, "FLAGOS_FLAGOS_WHITELIST"),
             blacklist=_names(variables, "FLAGOS_FLAGOS_BLACKLIST"),
+            flaggems=environment.uses_flaggems(variables) is not False,
             tune_seconds=_seconds(variables),
         )
 
     def wishes(self, operation: str) -> tuple[Wish, ...]:
         return self.per_op.get(operation, self.prefer)
 
-    def denies(self, operation: str, implementation: Implementation, target: Target) -> str:
-        """Why the user does not want ``implementation`` to run, or ""."""
+    def denies(
+        self, operation: str, implementation: Implementation, target: Target, names: Collection[str] = ()
+    ) -> str:
+        """Why the user does not want ``implementation`` to run, or "". ``names``: what FlagGems calls the operation."""
         vendor = target.vendor if implementation.library else ""
-        if vendor and (vendor in self.deny or "*" in self.deny):
+        makers = {vendor, target.device_type} if vendor else frozenset()  # FlagOS' plugins say cuda for NVIDIA
+        if vendor and (makers & self.deny or "*" in self.deny):
             return f"FLAGOS_DENY_VENDORS excludes the libraries of {vendor}"
-        if vendor and self.allow and vendor not in self.allow and "*" not in self.allow:
+        if vendor and self.allow and not makers & self.allow and "*" not in self.allow:
             return f"FLAGOS_ALLOW_VENDORS does not name {vendor}"
         if implementation.provider is Provider.FLAGOS:
-            if operation in self.blacklist:
+            if not self.flaggems:
+                return f"{environment.USE_FLAGGEMS} is 0"
+            known = {operation, *names}
+            if known & self.blacklist:
                 return "FLAGOS_FLAGOS_BLACKLIST names it"
-            if self.whitelist and operation not in self.whitelist:
+            if self.whitelist and not known & self.whitelist:
                 return "FLAGOS_FLAGOS_WHITELIST does not name it"
         return ""
 
@@ -110,9 +126,9 @@ def _names(variables: Mapping[str, str], variable: str) -> frozenset[str]:
 
 def _flag(variables: Mapping[str, str], name: str) -> bool:
     value = variables.get(name, "").strip().lower()
-    if value not in _TRUE | _FALSE:
+    if value and value not in environment.TRUE | environment.FALSE:
         raise KernelPolicyInvalid(variable=name, value=value, wanted="1 or 0")
-    return value in _TRUE
+    return value in environment.TRUE
 
 
 def _seconds(variables: Mapping[str, str]) -> float:

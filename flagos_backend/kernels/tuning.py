@@ -22,8 +22,6 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-import torch
-
 import flagos_backend
 from flagos_backend.cache import private_folder
 from flagos_backend.devices.target import Target
@@ -36,6 +34,7 @@ from flagos_backend.kernels.reference.aten import is_pointwise
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.side_by_side import side_by_side
+from flagos_backend.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 
@@ -346,7 +345,7 @@ def _read(path: Path | None) -> _Times | None:
         return None
     try:
         found: Any = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     valid = isinstance(found, dict) and all(v is None or (isinstance(v, float) and 0 < v < 1e6) for v in found.values())
     return found if valid else None

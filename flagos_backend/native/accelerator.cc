@@ -1,6 +1,6 @@
 #include "accelerator.h"
 
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -86,17 +86,16 @@ AcceleratorFacts ReadFacts(Reader reader) {
 }  // namespace
 
 bool MayHaveAccelerators() noexcept {
-  struct stat entry;
   return std::any_of(std::begin(kDeviceNodes), std::end(kDeviceNodes),
-                     [&entry](const char* node) { return stat(node, &entry) == 0; });
+                     [](const char* node) { return access(node, F_OK) == 0; });
 }
 
 std::vector<AcceleratorFacts> FindAccelerators(const python::Settings& settings, const std::string& name,
                                                int64_t count) {
   python::Require(settings);
   python::Gil gil;
-  if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; no context can be created any more");
-  Object describe_module = python::Import("flagos_backend.runtime.bridge");
+  if (!gil) python::FailTooLate();
+  Object describe_module = python::Import("flagos_backend.bridge");
   python::SetDescribe(python::Attribute(describe_module.get(), "describe_exception"));
   Object module = python::Import("flagos_backend.devices.discovery");
   Object open = python::Attribute(module.get(), "open_accelerators");
@@ -140,7 +139,7 @@ Conditionals& Streams::conditionals() { Fail(FLAGOS_UNIMPLEMENTED, "this device'
 
 Ref<Block> Accelerator::NewBlock(Memory* memory, size_t bytes, const char* method, int64_t argument) {
   python::Gil gil;
-  if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be allocated any more");
+  if (!gil) python::FailTooLate();
   Object function = python::Attribute(facts_.object, method);
   Object size = python::Integer(static_cast<int64_t>(bytes));
   Object stream = python::Integer(argument);

@@ -135,7 +135,7 @@ Bridge& TheBridge() {
       {"prepare_conditionals", PrepareConditionalsEntry, python::kMethodVarArgs, "Fails where graphs have none."},
       {"open_conditional", OpenConditionalEntry, python::kMethodVarArgs, "Begins a conditional node's body."},
       {"close_conditional", CloseConditionalEntry, python::kMethodVarArgs, "Ends a conditional node's body."}};
-  Object module = python::Import("flagos_backend.runtime.bridge");
+  Object module = python::Import("flagos_backend.bridge");
   python::SetDescribe(python::Attribute(module.get(), "describe_exception"));
   const auto function = [](python::PyMethodDef& method) {
     return python::Check(python::Known()->PyCFunction_NewEx(&method, nullptr, nullptr), "PyCFunction_NewEx");
@@ -203,7 +203,7 @@ void ClosePeers(Context* context) noexcept {
   if (context->peers == nullptr) return;
   try {
     python::Gil gil;
-    if (!gil) return;
+    if (!gil || python::EndsInterpreter()) return;  // its modules are being taken down
     Object close = python::Attribute(context->peers, "close");
     python::Call(close.get(), {}, "closing the context");
   } catch (...) {

@@ -1,4 +1,4 @@
-// The Python side as the native one sees it: flagos_backend.runtime.bridge.
+// The Python side as the native one sees it: flagos_backend.bridge.
 #ifndef FLAGOS_NATIVE_BRIDGE_H_
 #define FLAGOS_NATIVE_BRIDGE_H_
 

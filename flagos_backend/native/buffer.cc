@@ -104,7 +104,9 @@ FlagosError* buffer_view(FlagosBufferViewArgs* host) {
            static_cast<size_t>(alignment), ElementName(shape.type));
     }
     // Everything that can fail comes before the release callback is ours to call.
-    Ref<Block> block = Block::Wrap(args.memory, args.data, shape.bytes, false);
+    // Programs write whole vectors around the caches.
+    const bool writable = args.writable != 0 && reinterpret_cast<uintptr_t>(args.data) % kHostAlignment == 0;
+    Ref<Block> block = Block::Wrap(args.memory, args.data, shape.bytes, writable);
     Ref<Contents> contents = Make<Contents>(args.context, Event::Ready(), block);
     args.buffer = new Buffer(args.memory, std::move(shape), std::move(contents));
     block->SetRelease(args.release, args.release_user_data);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "callers.h"
 #include "error.h"
 
 // Refuses a host whose struct has no room for an "out" field that the call cannot do without.
@@ -48,9 +49,11 @@ Struct ReadStruct(const Struct* host) noexcept {
   return value;
 }
 
-// Runs body(args) on a complete copy of *host; on success what body wrote goes back to the host.
+// Runs body(args) on a complete copy of *host; on success what body wrote goes back to the host. Threads of Python's own
+// are noted, and do not return once the interpreter is finalized.
 template <class Args, class Body>
 FlagosError* Enter(const char* function, Args* host, Body&& body) noexcept {
+  const python::CallOfHost call;
   try {
     if (host == nullptr) Fail(FLAGOS_INVALID_ARGUMENT, "%s: the argument struct is NULL", function);
     if (host->struct_size < sizeof(size_t)) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "api.h"
+#include "block_cache.h"
 #include "bridge.h"
 #include "call.h"
 #include "flagos/build_facts.h"
@@ -21,6 +22,10 @@ constexpr int64_t kMaxDevices = 1024;
 constexpr int64_t kStoreTimeoutMs = 120000;
 constexpr const char* kMemoryKinds[] = {"device", "pinned_host", "unpinned_host"};
 constexpr int64_t kNumMemoryKinds = sizeof(kMemoryKinds) / sizeof(kMemoryKinds[0]);
+// A host's launch takes longer than its dispatch, so that few suffice. The work of an accelerator may be shorter, and what
+// a launch there writes is free for the next one, which comes after it on the stream.
+constexpr int64_t kHostRunAheadLaunches = 32, kHostRunAheadBytes = int64_t{64} << 20;
+constexpr int64_t kAcceleratorRunAheadLaunches = 256;
 constexpr int32_t kDeviceKind = 0, kPinnedKind = 1;
 
 int64_t HostMemoryBytes() {
@@ -248,6 +253,7 @@ void FlagosContext::AddDevices(const std::vector<int64_t>& counts, std::vector<f
       if (static_cast<int32_t>(process) == process_index) {
         device->local_hardware_id = static_cast<int32_t>(local);
         device->queue = std::make_unique<flagos::DeviceQueue>(Format("flagos-dev%lld", static_cast<long long>(id)));
+        queues.push_back(device->queue.get());
         if (!accelerators.empty()) {
           auto& facts = accelerators[static_cast<size_t>(local)];
           device->accelerator = std::make_unique<flagos::Accelerator>(facts, local);
@@ -259,12 +265,23 @@ void FlagosContext::AddDevices(const std::vector<int64_t>& counts, std::vector<f
           }
         }
         AddMemories(*device);
+        device->run_ahead = std::make_unique<flagos::RunAhead>(RunAheadLimits(*device));
         addressable_devices.push_back(device.get());
       }
       devices.push_back(device.get());
       owned_devices.push_back(std::move(device));
     }
   }
+}
+
+flagos::RunAhead::Limits FlagosContext::RunAheadLimits(const FlagosDevice& device) const {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const bool on_host = device.accelerator == nullptr;
+  const int64_t bytes = on_host ? flagos::kHostRunAheadBytes : device.accelerator->facts().memory_bytes / 16;
+  return {static_cast<size_t>(options.Integer(
+              "run_ahead_launches", "FLAGOS_RUN_AHEAD_LAUNCHES",
+              on_host ? flagos::kHostRunAheadLaunches : flagos::kAcceleratorRunAheadLaunches, 1, kMost)),
+          static_cast<size_t>(options.Integer("run_ahead_bytes", "FLAGOS_RUN_AHEAD_BYTES", bytes, 0, kMost))};
 }
 
 void FlagosContext::AddMemories(FlagosDevice& device) {

@@ -12,10 +12,12 @@
 
 #include "accelerator.h"
 #include "event.h"
+#include "launch_order.h"
 #include "memory.h"
 #include "options.h"
 #include "profiler.h"
 #include "python.h"
+#include "run_ahead.h"
 #include "threads.h"
 
 struct FlagosDevice {
@@ -31,6 +33,7 @@ struct FlagosDevice {
   std::vector<FlagosMemory*> memories;
   std::vector<FlagosNamedValue> attributes;
   std::unique_ptr<flagos::DeviceQueue> queue;        // NULL: another process's
+  std::unique_ptr<flagos::RunAhead> run_ahead;       // NULL: another process's
   std::unique_ptr<flagos::Accelerator> accelerator;  // NULL: the host, or another process's
 
   bool addressable() const noexcept { return queue != nullptr; }
@@ -87,11 +90,10 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
   std::vector<FlagosMemory*> memories;
   flagos::Profiler profiler;
   std::unique_ptr<flagos::ThreadPool> transfers;
-  // Held while a launch is put into the queues of its devices: every queue sees the launches in one order.
-  std::mutex launch_mutex;
-  // Of the latest launch over several processes: complete when it is in the queues. With spanning_mutex.
+  flagos::LaunchOrder launch_order;
+  std::vector<flagos::DeviceQueue*> queues;  // of all devices of this process
+  // Of the latest launch over several processes: complete when it is in the queues. With the mutex of launch_order.
   flagos::Ref<flagos::Event> last_spanning;
-  std::mutex spanning_mutex;
 
   FlagosDevice* FindDevice(int64_t id) const noexcept;
 
@@ -100,6 +102,7 @@ struct FlagosContext : flagos::RefCounted<FlagosContext> {
   void AddDevices(const std::vector<int64_t>& counts, std::vector<flagos::AcceleratorFacts> accelerators);
   void AddHostFacts(FlagosDevice& device) const;
   void AddMemories(FlagosDevice& device);
+  flagos::RunAhead::Limits RunAheadLimits(const FlagosDevice& device) const;
 };
 
 namespace flagos {

@@ -70,6 +70,7 @@ NativeForm::NativeForm(Reader reader) {
     calls.back().operands = Shapes(call.Tuple());
     calls.back().results = Shapes(call.Tuple());
   }
+  functions = ReadIntegers(reader.Tuple());
 }
 
 ProgramInfo ReadInfo(Reader& reader) {

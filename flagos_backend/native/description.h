@@ -1,4 +1,4 @@
-// Reads what runtime/bridge.py says of a compiled program.
+// Reads what bridge.py says of a compiled program.
 #ifndef FLAGOS_NATIVE_DESCRIPTION_H_
 #define FLAGOS_NATIVE_DESCRIPTION_H_
 
@@ -18,13 +18,14 @@ struct NativeForm {
     std::vector<Shape> operands, results;
   };
   std::vector<Call> calls;
+  std::vector<int64_t> functions;  // addresses of machine code, which the bridge keeps as long as the program
 
   NativeForm() = default;
   explicit NativeForm(python::Reader reader);
 };
 
 std::vector<int64_t> ReadIntegers(python::Reader reader);
-// The order is that of CompiledProgram.describe in runtime/bridge.py. Throws Failure(INTERNAL) for what contradicts itself.
+// The order is that of CompiledProgram.describe in bridge.py. Throws Failure(INTERNAL) for what contradicts itself.
 ProgramInfo ReadInfo(python::Reader& reader);
 
 }  // namespace flagos

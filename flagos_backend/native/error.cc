@@ -5,7 +5,6 @@
 #include <cstring>
 #include <new>
 
-#include "api.h"
 #include "call.h"
 
 namespace flagos {
@@ -102,49 +101,15 @@ FlagosError* NewError(const Status& status) noexcept {
   }
 }
 
-Status TakeError(FlagosError* error) {
-  if (error == nullptr) return Status();
-  Status status = error->status;
-  api::error_destroy(error);
-  return status;
-}
-
-namespace api {
-
-FlagosError* error_create(FlagosErrorCreateArgs* host) {
-  return Enter("error_create", host, [](FlagosErrorCreateArgs& args) {
-    FLAGOS_REQUIRE_FIELD(args, error);
-    if (args.code < FLAGOS_CANCELLED || args.code > FLAGOS_UNAUTHENTICATED) {
-      Fail(FLAGOS_INVALID_ARGUMENT,
-           "error_create: code %d is not an error code; use FLAGOS_CANCELLED (1) to "
-           "FLAGOS_UNAUTHENTICATED (16)",
-           args.code);
-    }
-    if (args.message == nullptr && args.message_size != 0) {
-      Fail(FLAGOS_INVALID_ARGUMENT, "error_create: message is NULL but message_size is %zu", args.message_size);
-    }
-    std::string message(args.message ? args.message : "", args.message ? args.message_size : 0);
-    args.error = NewError(Status(args.code, std::move(message)));
-  });
-}
-
-void error_destroy(FlagosError* error) {
+void DeleteError(FlagosError* error) noexcept {
   if (error != nullptr && error != OutOfMemory()) delete error;
 }
 
-void error_describe(FlagosErrorDescribeArgs* host) {
-  // Nothing to report a failure with: without an error to describe, the fields stay untouched.
-  FlagosError* refused = Enter("error_describe", host, [](FlagosErrorDescribeArgs& args) {
-    FLAGOS_REQUIRE(args, error);
-    const ErrorData& data = *args.error->status.data();
-    args.message = data.message.data();
-    args.message_size = data.message.size();
-    args.code = data.code;
-    args.payloads = args.error->payloads.data();
-    args.num_payloads = args.error->payloads.size();
-  });
-  error_destroy(refused);
+Status TakeError(FlagosError* error) {
+  if (error == nullptr) return Status();
+  Status status = error->status;
+  DeleteError(error);
+  return status;
 }
 
-}  // namespace api
 }  // namespace flagos

@@ -57,6 +57,7 @@ Status StatusOfException(const char* place) noexcept;
 
 // NULL when `status` is ok.
 FlagosError* NewError(const Status& status) noexcept;
+void DeleteError(FlagosError* error) noexcept;  // NULL is success
 // Destroys `error`; NULL is success.
 Status TakeError(FlagosError* error);
 

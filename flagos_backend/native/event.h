@@ -13,6 +13,10 @@
 #include "point.h"
 #include "ref.h"
 
+namespace flagos {
+class DeviceQueue;
+}
+
 struct FlagosEvent final : flagos::RefCounted<FlagosEvent> {
  public:
   using Callback = std::function<void(const flagos::Status&)>;
@@ -36,6 +40,8 @@ struct FlagosEvent final : flagos::RefCounted<FlagosEvent> {
   bool ready() noexcept {
     return ready_.load(std::memory_order_acquire) || (has_point_.load(std::memory_order_acquire) && Poll());
   }
+  // Whether somebody has found it ready already. Any lock may be held.
+  bool is_complete() const noexcept { return ready_.load(std::memory_order_acquire); }
   // Why it failed; only once ready.
   const flagos::Status& status() const noexcept { return status_; }
 
@@ -49,6 +55,10 @@ struct FlagosEvent final : flagos::RefCounted<FlagosEvent> {
 
   // An event that the host completes with event_set.
   bool set_by_host = false;
+
+  // The queue in which the task stands that completes this, and before which nothing stands that waits for anybody but
+  // other queues: what comes later in that queue need not wait. NULL: none. With the mutex of the LaunchOrder.
+  const flagos::DeviceQueue* queue = nullptr;
 
  private:
   static void Run(const Callback& callback, const flagos::Status& status) noexcept;

@@ -45,6 +45,8 @@ using flagos::Fail;
 FlagosExecutable::FlagosExecutable(flagos::Context* context_, std::unique_ptr<flagos::Program> program_)
     : context(flagos::Ref<flagos::Context>::Share(context_)), program(std::move(program_)) {
   const flagos::ProgramInfo& info = this->info();
+  for (const flagos::Shape& shape : info.arguments) launch_bytes_ += shape.bytes;
+  for (const flagos::Shape& shape : info.outputs) launch_bytes_ += shape.bytes;
   for (size_t i = 0; i < info.device_assignment.size(); ++i) {
     const int64_t id = info.device_assignment[i];
     flagos::Device* device = context->FindDevice(id);

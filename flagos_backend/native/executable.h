@@ -21,9 +21,13 @@ struct FlagosExecutable : flagos::RefCounted<FlagosExecutable> {
   // Whether devices of other processes take part.
   bool spans() const noexcept { return places.size() < info().device_assignment.size(); }
 
+  // Bytes in the arguments and results of one device.
+  size_t launch_bytes() const noexcept { return launch_bytes_; }
+
   std::vector<flagos::Memory*> OutputMemories(const flagos::Device& device) const;
 
  private:
+  size_t launch_bytes_ = 0;
   std::vector<FlagosDevice*> devices_;
   std::vector<int32_t> output_types_;
   std::vector<int64_t> output_dims_;

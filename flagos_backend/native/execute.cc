@@ -25,6 +25,7 @@ struct Share {
 
 struct Launch {
   Ref<Executable> executable;
+  uint64_t number = 0;                     // in the order of dispatch
   std::vector<Memory*> portable_memories;  // of a device that the program was not compiled for
   std::unique_ptr<LaunchState> state;
   std::vector<Share> shares;
@@ -164,6 +165,9 @@ void RunShare(Launch& launch, Share& share) noexcept {
   Ref<Point> point;
   try {
     const ProgramInfo& info = launch.executable->info();
+    for (const Argument& argument : share.arguments) {
+      if (const Status& made = argument.contents->issued->status(); !made.ok()) throw Failure(made);
+    }
     ScopedSpan span(share.place.device->context->profiler, "execute", info.name, share.place.device->id);
     std::vector<Ref<Block>> blocks = RunProgram(launch, share, point);
     for (size_t i = 0; i < blocks.size(); ++i) {
@@ -190,17 +194,21 @@ void FailAll(Launch& launch, const Status& status) {
   }
 }
 
-// Puts every share into its device's queue; no other launch comes in between on any of them, or two launches with
-// collectives could wait for each other.
+// Puts every share into its device's queue, behind what was dispatched before. With the order's mutex.
 void Enqueue(const std::shared_ptr<Launch>& launch) {
-  std::lock_guard<std::mutex> lock(launch->executable->context->launch_mutex);
+  Context& context = *launch->executable->context;
+  std::vector<std::pair<DeviceQueue*, Task>> tasks;
+  tasks.reserve(launch->shares.size());
   for (Share& share : launch->shares) {
     DeviceQueue* queue = share.place.device->queue.get();
-    queue->Push([launch, &share, queue] {
+    // A host callback waits for whatever its function does.
+    if (!launch->executable->info().calls_host) share.issued->queue = queue;
+    tasks.emplace_back(queue, [launch, &share, queue] {
       QueueScope scope(queue, launch->nested);
       RunShare(*launch, share);
     });
   }
+  context.launch_order.Enter(launch->number, std::move(tasks), context.queues);
 }
 
 // Outputs of a share that runs later: empty contents that share one event.
@@ -215,38 +223,84 @@ void Promise(Share& share, size_t outputs) {
 }
 
 // Launches over several processes reach the queues in the order in which the host makes them, alike in every process,
-// or they would wait for each other: this one comes after the one before it, among `inputs`, and before the next.
+// or they would wait for each other: this one comes after the one before it, among `inputs`, and before the next. With
+// the order's mutex.
 Ref<Event> TakeTurn(Context& context, std::vector<Ref<Event>>& inputs) {
   auto queued = Make<Event>();
-  std::lock_guard<std::mutex> lock(context.spanning_mutex);
-  if (context.last_spanning && !context.last_spanning->ready()) inputs.push_back(context.last_spanning);
+  if (context.last_spanning && !context.last_spanning->is_complete()) inputs.push_back(context.last_spanning);
   context.last_spanning = queued;
   return queued;
 }
 
-void Dispatch(const std::shared_ptr<Launch>& launch) {
-  std::vector<Ref<Event>> inputs;
-  for (const Share& share : launch->shares) {
+// Asks the devices whether the arguments are there, which takes no lock.
+void Poll(const Launch& launch) {
+  for (const Share& share : launch.shares) {
+    for (const Argument& argument : share.arguments) argument.contents->issued->ready();
+  }
+}
+
+// What the launch waits for before it may enter the queues. What stands in the queue of a share's own device will be
+// there when the share's place is reached. With the order's mutex.
+std::vector<Ref<Event>> Outside(const Launch& launch) {
+  std::vector<Ref<Event>> events;
+  for (const Share& share : launch.shares) {
     for (const Argument& argument : share.arguments) {
-      if (!argument.contents->issued->ready() || !argument.contents->issued->status().ok()) {
-        inputs.push_back(argument.contents->issued);
+      const Ref<Event>& issued = argument.contents->issued;
+      const bool there = issued->is_complete() && issued->status().ok();
+      if (!there && issued->queue != share.place.device->queue.get()) events.push_back(issued);
+    }
+  }
+  return events;
+}
+
+// Returns what the launch waits for, or may hold up others by.
+WaitsFor Dispatch(const std::shared_ptr<Launch>& launch) {
+  const Executable& executable = *launch->executable;
+  LaunchOrder& order = executable.context->launch_order;
+  std::vector<Ref<Event>> outside;
+  Ref<Event> queued;
+  bool waits = false;
+  Poll(*launch);
+  {
+    std::lock_guard<std::mutex> lock(order.mutex);
+    launch->number = order.Next();
+    outside = Outside(*launch);
+    if (executable.spans()) queued = TakeTurn(*executable.context, outside);
+    waits = !outside.empty();
+    if (!waits) Enqueue(launch);
+  }
+  if (waits) {
+    WhenAll(outside)->OnReady([launch, queued](const Status& status) {
+      if (status.ok()) {
+        std::lock_guard<std::mutex> lock(launch->executable->context->launch_order.mutex);
+        Enqueue(launch);
+      } else {
+        FailAll(*launch, status);
       }
-    }
+      if (queued) queued->Complete(Status());
+    });
+  } else if (queued) {
+    queued->Complete(Status());
   }
-  const Ref<Event> queued = launch->executable->spans() ? TakeTurn(*launch->executable->context, inputs) : nullptr;
-  if (inputs.empty()) {
-    Enqueue(launch);
-    if (queued) queued->Complete(Status());
-    return;
-  }
-  WhenAll(inputs)->OnReady([launch, queued](const Status& status) {
-    if (status.ok()) {
-      Enqueue(launch);
-    } else {
-      FailAll(*launch, status);
+  if (executable.spans()) return WaitsFor::kProcesses;
+  return waits || executable.info().calls_host ? WaitsFor::kHost : WaitsFor::kNothing;
+}
+
+// Slows the caller down where it is too far ahead of a device. What a host callback launches is waited for by a launch
+// that is in flight.
+void LimitRunAhead(const Launch& launch) {
+  if (launch.nested) return;
+  const size_t bytes = launch.executable->launch_bytes();
+  for (const Share& share : launch.shares) {
+    RunAhead& run_ahead = *share.place.device->run_ahead;
+    if (run_ahead.Fits(bytes)) continue;
+    WaitsFor worst = WaitsFor::kNothing;
+    for (Device* device : launch.executable->context->addressable_devices) {
+      worst = std::max(worst, device->run_ahead->Worst());
     }
-    if (queued) queued->Complete(Status());
-  });
+    run_ahead.Admit(bytes, worst);
+    python::RequireOpen();  // Python may have ended meanwhile
+  }
 }
 
 // Whether it lies in memory that the host may write on when nobody needs it any more.
@@ -289,7 +343,7 @@ bool RunInline(Launch& launch, bool copies_foreign) {
   Share& share = launch.shares[0];
   const bool wanted = copies_foreign || launch.executable->info().is_small ||
                       launch.executable->context->inline_launches ||
-                      launch.executable->program->Immediate(*share.place.device);
+                      launch.executable->program->Immediate(*share.place.device) || python::EndsInterpreter();
   if (!wanted) return false;
   for (const Argument& argument : share.arguments) {
     if (!argument.contents->issued->ready() || !argument.contents->issued->status().ok()) return false;
@@ -402,6 +456,7 @@ FlagosError* execute(FlagosExecuteArgs* host) {
     if (executable.info().device_assignment.size() > 1)
       launch->state = executable.program->Begin(launch->shares.size());
     TakeArguments(executable, args.arguments, donated, launch->shares);
+    LimitRunAhead(*launch);
     const bool copies_foreign = CopiesForeign(*launch);
     if (!RunInline(*launch, copies_foreign)) {
       if (copies_foreign) KeepForeign(*launch);
@@ -417,7 +472,12 @@ FlagosError* execute(FlagosExecuteArgs* host) {
       std::vector<Ref<Event>> done;
       for (const Share& share : launch->shares) done.push_back(Done(share));
       const bool waits = WaitsForCallbacks(*launch);
-      Dispatch(launch);
+      std::vector<std::pair<RunAhead*, Ref<Event>>> in_flight;
+      for (const Share& share : launch->shares) in_flight.emplace_back(share.place.device->run_ahead.get(), share.done);
+      const WaitsFor waits_for = Dispatch(launch);
+      for (auto& [run_ahead, event] : in_flight) {
+        run_ahead->Add(std::move(event), executable.launch_bytes(), waits_for);
+      }
       if (waits) {
         for (const Ref<Event>& event : done) {
           if (const Status& status = event->Wait(); !status.ok()) throw Failure(status);
@@ -430,6 +490,9 @@ FlagosError* execute(FlagosExecuteArgs* host) {
       return;
     }
     Share& share = launch->shares[0];
+    if (!share.done->is_complete()) {
+      share.place.device->run_ahead->Add(share.done, executable.launch_bytes(), WaitsFor::kNothing);
+    }
     for (size_t i = 0; i < outputs; ++i) {
       made[0].push_back(
           std::make_unique<Buffer>((*share.memories)[i], executable.info().outputs[i], std::move(share.outputs[i])));

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 
 namespace flagos {
 namespace {
@@ -48,13 +50,26 @@ bool LogEnabled(int32_t level) noexcept { return level <= g_level.load(std::memo
 
 void Log(int32_t level, const char* format, ...) noexcept {
   if (!LogEnabled(level)) return;
-  char line[2048];
-  va_list list;
+  char short_line[2048];
+  va_list list, again;
   va_start(list, format);
-  const int size = std::vsnprintf(line, sizeof(line), format, list);
+  va_copy(again, list);
+  const int size = std::vsnprintf(short_line, sizeof(short_line), format, list);
   va_end(list);
+  size_t length = size < 0 ? 0 : static_cast<size_t>(size);
+  char* line = short_line;
+  std::unique_ptr<char[]> long_line;
+  if (length >= sizeof(short_line)) {
+    long_line.reset(new (std::nothrow) char[length + 1]);
+    if (long_line) {
+      line = long_line.get();
+      std::vsnprintf(line, length + 1, format, again);
+    } else {
+      length = sizeof(short_line) - 1;  // what there is memory for
+    }
+  }
+  va_end(again);
   if (size < 0) return;
-  const size_t length = std::min(static_cast<size_t>(size), sizeof(line) - 1);
   std::replace(line, line + length, '\n', ' ');
   if (const Sink* sink = g_sink.load(std::memory_order_acquire)) {
     sink->callback(sink->user_data, level, line, length);

@@ -1,81 +1,14 @@
 #include "memory.h"
 
-#include <sys/mman.h>
-
-#include <cstdlib>
-#include <map>
-#include <mutex>
-
 #include "accelerator.h"
+#include "block_cache.h"
 #include "error.h"
 
 namespace flagos {
 namespace {
 
-// From here on a block is worth keeping: below, malloc does as well.
-constexpr size_t kLarge = size_t{1} << 20;
-constexpr size_t kHugePage = size_t{2} << 20;
 // Empty arrays have an address too.
 alignas(kBlockAlignment) char g_empty[kBlockAlignment];
-
-// Freed large blocks by size.
-struct Cache {
-  std::mutex mutex;
-  std::multimap<size_t, void*> blocks;
-  size_t bytes = 0;
-  size_t limit = 0;
-};
-Cache& TheCache() {
-  static auto* const cache = new Cache;
-  return *cache;
-}
-
-// Sizes in steps of an eighth of their power of two, so that similar sizes share blocks.
-size_t SizeClass(size_t bytes) {
-  if (bytes < kLarge) return (bytes + kBlockAlignment - 1) & ~(kBlockAlignment - 1);
-  const size_t step = (size_t{1} << (63 - __builtin_clzll(bytes))) / 8;
-  return (bytes + step - 1) / step * step;
-}
-
-void* AllocateBytes(size_t bytes) {
-  const size_t size = SizeClass(bytes);
-  if (size < bytes) return nullptr;
-  if (size < kLarge) return std::aligned_alloc(kBlockAlignment, size);
-  {
-    Cache& cache = TheCache();
-    std::lock_guard<std::mutex> lock(cache.mutex);
-    auto found = cache.blocks.find(size);
-    if (found != cache.blocks.end()) {
-      void* data = found->second;
-      cache.blocks.erase(found);
-      cache.bytes -= size;
-      return data;
-    }
-  }
-  const size_t alignment = size >= 2 * kHugePage ? kHugePage : kBlockAlignment;
-  void* data = nullptr;
-  if (posix_memalign(&data, alignment, size) != 0) return nullptr;
-  if (alignment == kHugePage) madvise(data, size / kHugePage * kHugePage, MADV_HUGEPAGE);  // advice: may fail
-  return data;
-}
-
-void FreeBytes(void* data, size_t bytes) noexcept {
-  const size_t size = SizeClass(bytes);
-  if (size >= kLarge) {
-    Cache& cache = TheCache();
-    std::lock_guard<std::mutex> lock(cache.mutex);
-    if (cache.bytes + size <= cache.limit) {
-      try {
-        cache.blocks.emplace(size, data);
-        cache.bytes += size;
-        return;
-      } catch (...) {
-        // No memory to remember it: give it back instead.
-      }
-    }
-  }
-  std::free(data);
-}
 
 void RaiseTo(std::atomic<int64_t>& peak, int64_t value) noexcept {
   int64_t seen = peak.load(std::memory_order_relaxed);
@@ -84,12 +17,6 @@ void RaiseTo(std::atomic<int64_t>& peak, int64_t value) noexcept {
 }
 
 }  // namespace
-
-void SetCacheLimit(size_t bytes) noexcept {
-  Cache& cache = TheCache();
-  std::lock_guard<std::mutex> lock(cache.mutex);
-  cache.limit = bytes;
-}
 
 Ref<Block> Block::Allocate(Memory* memory, size_t bytes) {
   if (bytes == 0) return Ref<Block>::Adopt(new Block(memory, g_empty, 0));

@@ -48,8 +48,6 @@ using Memory = ::FlagosMemory;
 
 // What zero-copy and every kernel may rely on: the alignment that malloc gives, so that nearly all host arrays qualify.
 inline constexpr size_t kHostAlignment = 16;
-// What our own allocations have: a cache line, and a full vector register.
-inline constexpr size_t kBlockAlignment = 64;
 
 // Contiguous memory. Who may write is decided by who holds references.
 class Block : public RefCounted<Block> {
@@ -95,9 +93,6 @@ class Block : public RefCounted<Block> {
   FlagosReleaseCallback release_ = nullptr;
   void* release_user_data_ = nullptr;
 };
-
-// Sets how many bytes of freed large blocks are kept for reuse, which saves touching fresh pages.
-void SetCacheLimit(size_t bytes) noexcept;
 
 }  // namespace flagos
 

@@ -1,6 +1,8 @@
 #include "python.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -10,16 +12,22 @@
 #include <thread>
 #include <vector>
 
+#include "callers.h"
 #include "log.h"
 
 namespace flagos::python {
 namespace {
 
 std::atomic<const Functions*> g_functions{nullptr};
-// Set first by the exit hook: what comes in from now on is refused, or waiting for the rest might never end.
-std::atomic<bool> g_ending{false};
-// Set last by the exit hook; from then on no thread enters the interpreter.
-std::atomic<bool> g_closing{false};
+// How far the interpreter has got with its end.
+enum class Phase {
+  kOpen,
+  kClosing,  // its exit handlers have run; other threads begin nothing, and what they began is waited for
+  kClosed,   // nothing is begun; the thread that ends it may still compute, and have others of ours do so
+  kGone,     // it was finalized: nobody enters it
+};
+std::atomic<Phase> g_phase{Phase::kOpen};
+std::atomic<pthread_t> g_ender{};  // the thread that ends it, from kClosing to kClosed
 std::atomic<bool> g_keeps_discarded{false};
 // The exit hook is registered and sys.path is complete.
 std::atomic<bool> g_prepared{false};
@@ -30,6 +38,10 @@ PyObject* g_describe = nullptr;  // guarded by the GIL
 
 thread_local bool t_keep = false;
 thread_local PyThreadState* t_kept = nullptr;
+thread_local int t_uses = 0;  // of g_users, those of this thread
+
+// How long a thread waits for the end while the process does nothing: another may wait for it.
+constexpr std::chrono::seconds kPatience{10};
 
 std::mutex& SetupMutex() {
   static auto* const mutex = new std::mutex;
@@ -79,28 +91,154 @@ const char* ResolveAll(void* library, Functions& functions) {
   return nullptr;
 }
 
-// atexit runs it at the start of finalization, while the interpreter still works: whatever of ours runs in it comes to
-// its end, and nothing enters it again. Without this a worker could be killed inside Python, or take the process down.
-PyObject* OnExit(PyObject*, PyObject*) {
-  const Functions& py = *Known();
-  PyThreadState* state = py.PyEval_SaveThread();
-  g_ending.store(true, std::memory_order_seq_cst);
-  if (auto* drain = g_drain.load(std::memory_order_acquire)) drain();
-  g_closing.store(true, std::memory_order_seq_cst);
-  while (g_users.load(std::memory_order_seq_cst) != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  py.PyEval_RestoreThread(state);
-  Sweep();
-  py.Py_IncRef(py.none);
-  return py.none;
+bool IsClosing() noexcept { return g_phase.load(std::memory_order_seq_cst) != Phase::kOpen; }
+
+// Whether this thread can have the GIL. From a certain moment on CPython gives it to none but the one that ends it, which
+// does not come to that moment while it waits for another.
+bool MayEnter() noexcept { return !IsClosing() || EndsInterpreter() || Known()->Py_IsInitialized() != 0; }
+
+void BeginUse() noexcept {
+  ++t_uses;
+  g_users.fetch_add(1, std::memory_order_seq_cst);
 }
 
-// With the GIL.
+void EndUse() noexcept {
+  g_users.fetch_sub(1, std::memory_order_seq_cst);
+  --t_uses;
+}
+
+[[noreturn]] void Stay() noexcept {
+  for (;;) pause();
+}
+
+// CPython ends a thread that asks for the GIL while the interpreter is finalized: it unwinds it, through frames that
+// hold locks or may not throw, which takes the process down. The thread stays here instead until the process ends.
+struct StaysWhereUnwound {
+  bool unwound = true;
+  ~StaysWhereUnwound() {
+    if (unwound) Stay();
+  }
+};
+
+// Not inlined: in a frame that may not throw, the compiler may leave out what an unwinding would run.
+__attribute__((noinline)) void Enter(PyThreadState* state) {
+  StaysWhereUnwound guard;
+  Known()->PyEval_RestoreThread(state);
+  guard.unwound = false;
+}
+
+__attribute__((noinline)) int EnterNew() {
+  StaysWhereUnwound guard;
+  const int ensured = Known()->PyGILState_Ensure();
+  guard.unwound = false;
+  return ensured;
+}
+
+bool IsCalledByPython() {
+  const Functions& py = *Known();
+  if (HoldsGil()) return py.PyEval_GetFrame() != nullptr;
+  if (py.PyGILState_GetThisThreadState() == nullptr) return false;
+  const int ensured = EnterNew();
+  const bool is_called = py.PyEval_GetFrame() != nullptr;
+  py.PyGILState_Release(ensured);
+  return is_called;
+}
+
+// With the GIL: whatever of ours runs in the interpreter comes to its end, and no other thread begins anything again. The
+// GIL is not given up between the last look at the other threads and the interpreter's finalization.
+void Close() {
+  const Functions& py = *Known();
+  auto* const drain = g_drain.load(std::memory_order_acquire);
+  {
+    ReleaseGil released;
+    if (drain != nullptr) drain();
+    g_ender.store(pthread_self(), std::memory_order_seq_cst);
+    g_phase.store(Phase::kClosing, std::memory_order_seq_cst);
+    if (drain != nullptr) drain();  // what came meanwhile
+  }
+  Settling settling;
+  for (;;) {
+    PyThreadState* state = py.PyEval_SaveThread();
+    do {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    } while (g_users.load(std::memory_order_seq_cst) > t_uses);
+    py.PyEval_RestoreThread(state);
+    Sweep();
+    if (g_users.load(std::memory_order_seq_cst) <= t_uses && settling.is_over()) break;
+  }
+  g_phase.store(Phase::kClosed, std::memory_order_seq_cst);
+}
+
+void MarkGone() { g_phase.store(Phase::kGone, std::memory_order_seq_cst); }
+
+// For this thread, from kClosing on, but no longer than the process is at work.
+void WaitForClosed() noexcept {
+  Idleness idleness;
+  while (g_phase.load() == Phase::kClosing && !idleness.lasts(kPatience)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+// A forked child has none of the other threads.
+void ForgetThreads() {
+  g_users.store(t_uses, std::memory_order_seq_cst);
+  ForgetOtherCallers();
+  ReleaseCallers();
+}
+
+// With the GIL. atexit lets go of its handlers when the last of them has run, and so of the one whose capsule this is.
+// That is the last moment at which other threads can run Python code: next the interpreter is finalized. Being called
+// as a handler would be too early: handlers run in the reverse order of their registration, and may compute.
+void OnHandlersDropped(PyObject*) {
+  if (IsClosing()) return;
+  const Functions& py = *Known();
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  py.PyErr_Fetch(&type, &value, &traceback);
+  Close();
+  py.PyErr_Restore(type, value, traceback);
+}
+
+PyObject* DoNothing(PyObject*, PyObject*) {
+  Known()->Py_IncRef(Known()->none);
+  return Known()->none;
+}
+
+// With the GIL: a function of Python that is kept by who holds it, and `keeps`.
+Object MakeFunction(PyMethodDef& method, PyObject* keeps) {
+  return Check(Known()->PyCFunction_NewEx(&method, keeps, nullptr), "PyCFunction_NewEx");
+}
+
+void Register(const char* module, const char* name, PyObject* function) {
+  Object imported = Import(module);
+  Object register_function = Attribute(imported.get(), name);
+  Call(register_function.get(), {function}, name);
+}
+
+void RegisterHandler() {
+  static PyMethodDef method{"flagos_backend_exit", DoNothing, kMethodVarArgs, "Its going away says something."};
+  static int address = 0;  // a capsule holds one
+  Object capsule = Check(Known()->PyCapsule_New(&address, nullptr, OnHandlersDropped), "PyCapsule_New");
+  Register("atexit", "register", MakeFunction(method, capsule.get()).get());
+}
+
+PyObject* OnThreadsJoined(PyObject* self, PyObject* arguments) {
+  try {
+    RegisterHandler();
+  } catch (...) {
+    Log(FLAGOS_LOG_WARNING, "%s", StatusOfException("registering the exit handler").data()->message.c_str());
+  }
+  return DoNothing(self, arguments);
+}
+
+// With the GIL. Only an interpreter that ends waits for its threads; a living one may be asked to run what is registered
+// with atexit, which it then forgets.
 void RegisterExitHook() {
-  static PyMethodDef method{"flagos_backend_exit", OnExit, kMethodVarArgs, "Lets the backend leave the interpreter."};
-  Object hook = Check(Known()->PyCFunction_NewEx(&method, nullptr, nullptr), "PyCFunction_NewEx");
-  Object atexit = Import("atexit");
-  Object register_hook = Attribute(atexit.get(), "register");
-  Call(register_hook.get(), {hook.get()}, "atexit.register");
+  static PyMethodDef method{"flagos_backend_threads_exit", OnThreadsJoined, kMethodVarArgs, "Registers with atexit."};
+  try {
+    Register("threading", "_register_atexit", MakeFunction(method, nullptr).get());
+  } catch (const Failure&) {  // it ends already
+    RegisterHandler();
+  }
 }
 
 // With the setup mutex, without the GIL: the mutex is only ever taken by threads that do not hold it.
@@ -200,6 +338,8 @@ void Prepare(const Settings& settings, bool started) {
   Gil gil;
   if (!gil) return;
   RegisterExitHook();
+  Known()->Py_AtExit(MarkGone);
+  pthread_atfork(HoldCallers, ReleaseCallers, ForgetThreads);
   if (!started) return;
   Log(FLAGOS_LOG_INFO, "started CPython %s", Known()->Py_GetVersion());
   PreparePath(settings);
@@ -277,16 +417,16 @@ Gil::Gil() noexcept {
     mode_ = Mode::kHeldBefore;
     return;
   }
-  g_users.fetch_add(1, std::memory_order_seq_cst);
-  if (g_closing.load(std::memory_order_seq_cst)) {
-    g_users.fetch_sub(1, std::memory_order_seq_cst);
+  BeginUse();
+  if (!MayEnter()) {
+    EndUse();
     return;
   }
   if (t_kept != nullptr) {
-    py->PyEval_RestoreThread(t_kept);
+    Enter(t_kept);
     mode_ = Mode::kKept;
   } else {
-    ensured_ = py->PyGILState_Ensure();
+    ensured_ = EnterNew();
     mode_ = t_keep ? Mode::kKept : Mode::kEnsured;
   }
   if (g_trash_waits.load(std::memory_order_relaxed)) Sweep();
@@ -299,7 +439,7 @@ Gil::~Gil() {
   } else {
     Known()->PyGILState_Release(ensured_);
   }
-  g_users.fetch_sub(1, std::memory_order_seq_cst);
+  EndUse();
 }
 
 ReleaseGil::ReleaseGil() noexcept {
@@ -307,7 +447,7 @@ ReleaseGil::ReleaseGil() noexcept {
 }
 
 ReleaseGil::~ReleaseGil() {
-  if (state_ != nullptr) Known()->PyEval_RestoreThread(state_);
+  if (state_ != nullptr) Enter(state_);
 }
 
 void KeepThreadState() noexcept { t_keep = true; }
@@ -315,20 +455,51 @@ void KeepThreadState() noexcept { t_keep = true; }
 void DropThreadState() noexcept {
   t_keep = false;
   if (t_kept == nullptr) return;
-  g_users.fetch_add(1, std::memory_order_seq_cst);
-  if (!g_closing.load(std::memory_order_seq_cst)) {
-    Known()->PyEval_RestoreThread(t_kept);
+  BeginUse();
+  if (MayEnter()) {
+    Enter(t_kept);
     Known()->PyGILState_Release(1 /* PyGILState_UNLOCKED: the thread was new to Python */);
   }
   t_kept = nullptr;
-  g_users.fetch_sub(1, std::memory_order_seq_cst);
+  EndUse();
+}
+
+bool EndsInterpreter() noexcept {
+  const Phase phase = g_phase.load(std::memory_order_seq_cst);
+  return phase != Phase::kOpen && phase != Phase::kGone && pthread_equal(g_ender.load(), pthread_self()) != 0;
+}
+
+void FailTooLate() {
+  Fail(FLAGOS_UNAVAILABLE,
+       "Python has ended: its exit handlers have all run, and no other thread runs Python code any more. Compute and "
+       "wait for results before: in the program, or in a handler of atexit, threading or weakref.finalize, of whatever "
+       "order");
 }
 
 void RequireOpen() {
-  if (g_ending.load(std::memory_order_relaxed)) {
-    Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be compiled or run any more");
+  if (!IsClosing() || EndsInterpreter()) return;
+  if (!MayEnter()) FailTooLate();
+  // A thread that is inside is waited for. So is one that was not called by Python code: by the one that ends it.
+  if (t_uses > 0 || !IsCalledByPython()) return;
+  // CPython would end this one at its next step. It gets no error, which it might print. Where a thread inside waits for
+  // it, it does.
+  ReleaseGil released;
+  {
+    Staying staying;
+    WaitForClosed();
   }
+  if (g_phase.load() == Phase::kClosing) FailTooLate();
+  Stay();
 }
+
+void StayAtEnd() noexcept {
+  if (!IsClosing() || g_phase.load(std::memory_order_seq_cst) == Phase::kClosing || EndsInterpreter()) return;
+  if (t_keep || Known()->PyGILState_GetThisThreadState() == nullptr) return;
+  ReleaseGil released;
+  Stay();
+}
+
+bool IsOurs() noexcept { return t_keep; }
 
 void SetDrain(void (*drain)()) noexcept { g_drain.store(drain, std::memory_order_release); }
 
@@ -340,7 +511,7 @@ void Discard(PyObject* object, size_t bytes) noexcept {
     Known()->Py_DecRef(object);
     return;
   }
-  if (g_closing.load(std::memory_order_relaxed)) return;  // the process ends; its memory goes with it
+  if (!MayEnter()) return;  // the process ends; its memory goes with it
   Trash& trash = TheTrash();
   try {
     std::lock_guard<std::mutex> lock(trash.mutex);

@@ -51,6 +51,8 @@ inline constexpr int kMethodVarArgs = 1;
   X(PyCapsule_GetPointer, void*, (PyObject*, const char*))                            \
   X(PyCapsule_IsValid, int, (PyObject*, const char*))                                 \
   X(PyCapsule_SetName, int, (PyObject*, const char*))                                 \
+  X(PyDict_GetItemString, PyObject*, (PyObject*, const char*))                        \
+  X(PyDict_Next, int, (PyObject*, ptrdiff_t*, PyObject**, PyObject**))                \
   X(PyTuple_New, PyObject*, (ptrdiff_t))                                              \
   X(PyTuple_Size, ptrdiff_t, (PyObject*))                                             \
   X(PyTuple_GetItem, PyObject*, (PyObject*, ptrdiff_t))                               \
@@ -73,7 +75,9 @@ inline constexpr int kMethodVarArgs = 1;
   X(PyErr_NormalizeException, void, (PyObject**, PyObject**, PyObject**))             \
   X(PyErr_Restore, void, (PyObject*, PyObject*, PyObject*))                           \
   X(PyErr_SetString, void, (PyObject*, const char*))                                  \
-  X(PyErr_Clear, void, ())
+  X(PyErr_Clear, void, ())                                                            \
+  X(Py_AtExit, int, (void (*)()))                                                     \
+  X(PyEval_GetFrame, PyObject*, ())
 
 struct Functions {
 #define FLAGOS_PYTHON_MEMBER(name, result, parameters) result(*name) parameters;
@@ -98,7 +102,8 @@ const Functions* Known() noexcept;
 // Finds an interpreter that the process has already and registers the shutdown hook. Never starts one.
 void Notice() noexcept;
 
-// Holds the GIL; false once the interpreter is shutting down, and then nothing of Python may be touched.
+// Holds the GIL; false once only the thread that ends the interpreter can have it, in all others, and then nothing of
+// Python may be touched.
 class Gil {
  public:
   Gil() noexcept;
@@ -131,10 +136,22 @@ bool HoldsGil() noexcept;
 void KeepThreadState() noexcept;
 void DropThreadState() noexcept;
 
-// Throws Failure(UNAVAILABLE) once the interpreter is about to go: what is enqueued still runs, nothing new begins.
+// Before work that the host asks for. Returns as long as Python code can run: until the last exit handler has run, and
+// for the thread that ends the interpreter until it is gone. Then throws Failure(UNAVAILABLE), or where Python code of
+// another thread asks, does not return: CPython lets none of it go on.
 void RequireOpen();
+// Before a call of the host returns: does not where Python code of another thread than the one that ends the interpreter
+// made it, and the interpreter is being finalized.
+void StayAtEnd() noexcept;
+// Whether this thread ends the interpreter, and so may be the only one that can run Python code.
+bool EndsInterpreter() noexcept;
+// Why Gil is false, as a Failure(UNAVAILABLE).
+[[noreturn]] void FailTooLate();
 
-// Called once, before the interpreter goes: wait for what runs in it. Set by the context.
+// Whether this thread is one of the backend, which keeps its thread state.
+bool IsOurs() noexcept;
+
+// Called once, after the last exit handler: wait for what runs in the interpreter. Set by the context.
 void SetDrain(void (*drain)()) noexcept;
 
 // An owned reference. Only made, copied and destroyed with the GIL.

@@ -104,9 +104,7 @@ class PythonProgram final : public Program, public LibraryCaller {
 
  private:
   static void CheckOpen(const python::Gil& gil) {
-    if (!gil) {
-      Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be compiled or run any more");
-    }
+    if (!gil) python::FailTooLate();
   }
 
   // The program on one device, as the bridge's `bind` has it.
@@ -290,7 +288,7 @@ std::unique_ptr<Program> MakeProgram(PyObject* compiled) {
   if (python->native().words.empty()) return python;
   const NativeForm& native = python->native();
   LibraryCaller* const caller = python.get();
-  return MakeTileProgram(std::move(python), caller, native.words, native.constants);
+  return MakeTileProgram(std::move(python), caller, native.words, native.constants, native.functions);
 }
 
 }  // namespace
@@ -298,7 +296,7 @@ std::unique_ptr<Program> MakeProgram(PyObject* compiled) {
 std::unique_ptr<Program> CompilePythonProgram(Context* context, const void* program, size_t size) {
   python::Require(context->python);
   python::Gil gil;
-  if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be compiled any more");
+  if (!gil) python::FailTooLate();
   Object bytes = python::Bytes(program, size);
   Object facts = Facts(context);
   Object compiled = python::Call(TheBridge().compile, {bytes.get(), facts.get()}, "compile");
@@ -309,7 +307,7 @@ std::unique_ptr<Program> LoadPythonProgram(Context* context, const void* seriali
                                            const std::vector<int64_t>& assignment) {
   python::Require(context->python);
   python::Gil gil;
-  if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be loaded any more");
+  if (!gil) python::FailTooLate();
   const python::Functions& py = *python::Known();
   Object bytes = python::Bytes(serialized, size);
   Object ids = python::Check(py.PyTuple_New(static_cast<ptrdiff_t>(assignment.size())), "PyTuple_New");

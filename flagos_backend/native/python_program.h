@@ -1,4 +1,4 @@
-// Programs that the Python side compiled and runs: flagos_backend.runtime.bridge.
+// Programs that the Python side compiled and runs: flagos_backend.bridge.
 #ifndef FLAGOS_NATIVE_PYTHON_PROGRAM_H_
 #define FLAGOS_NATIVE_PYTHON_PROGRAM_H_
 

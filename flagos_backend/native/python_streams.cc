@@ -69,7 +69,7 @@ class PythonStreams final : public Streams {
   }
 
   static void CheckOpen(const python::Gil& gil) {
-    if (!gil) Fail(FLAGOS_UNAVAILABLE, "the Python interpreter is shutting down; nothing can be enqueued any more");
+    if (!gil) python::FailTooLate();
   }
 
   static Object Number(Stream stream) { return python::Integer(static_cast<int64_t>(stream)); }

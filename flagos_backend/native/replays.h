@@ -27,7 +27,7 @@ struct Replayed {
 
 class Replays {
  public:
-  // Both outlive this object. `runner`: of runtime/bridge.py.
+  // Both outlive this object. `runner`: of bridge.py.
   Replays(const ProgramInfo& info, PyObject* const& runner) : info_(info), runner_(runner) {}
 
   bool Has(const Device& device);

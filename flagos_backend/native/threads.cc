@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <iterator>
 #include <thread>
 
 #include "error.h"
@@ -134,7 +135,11 @@ struct DeviceQueue::State {
   std::string name;
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Task> tasks;
+  struct Entry {
+    Task task;
+    Place place;
+  };
+  std::deque<Entry> tasks;
   int threads = 0;
   int idle = 0;     // threads that wait for a task
   int running = 0;  // threads that run a task; more than one when some come back from a wait
@@ -159,14 +164,26 @@ DeviceQueue::DeviceQueue(std::string name) : state_(std::make_shared<State>()) {
 
 DeviceQueue::~DeviceQueue() { StopThreads(state_, t_owner == state_.get()); }
 
-void DeviceQueue::Push(Task task) {
+void DeviceQueue::Push(Task task, Place place) {
   std::unique_lock<std::mutex> lock(state_->mutex);
   if (state_->stop) {
     lock.unlock();
     RunGuarded(task);
     return;
   }
-  state_->tasks.push_back(std::move(task));
+  PushLocked(std::move(task), std::move(place));
+}
+
+std::unique_lock<std::mutex> DeviceQueue::Lock() { return std::unique_lock<std::mutex>(state_->mutex); }
+
+void DeviceQueue::PushLocked(Task task, Place place) {
+  auto at = state_->tasks.end();
+  while (at != state_->tasks.begin()) {
+    const Place& before = std::prev(at)->place;
+    if (before.number <= place.number || (before.gang && before.gang->fixed)) break;
+    --at;
+  }
+  state_->tasks.insert(at, {std::move(task), std::move(place)});
   state_->Wake(state_);
 }
 
@@ -215,7 +232,8 @@ void DeviceQueue::Loop(const std::shared_ptr<State>& state) {
     });
     --state->idle;
     if (state->tasks.empty()) return;
-    Task task = std::move(state->tasks.front());
+    Task task = std::move(state->tasks.front().task);
+    if (Gang* gang = state->tasks.front().place.gang.get()) --gang->waiting;
     state->tasks.pop_front();
     ++state->running;
     lock.unlock();

@@ -2,6 +2,7 @@
 #ifndef FLAGOS_NATIVE_THREADS_H_
 #define FLAGOS_NATIVE_THREADS_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 namespace flagos {
 
@@ -32,6 +34,19 @@ class ThreadPool {
   std::shared_ptr<State> state_;
 };
 
+// Tasks in several queues that may wait for each other, as the shares of a launch over several devices do.
+struct Gang {
+  Gang(uint64_t number_, size_t tasks_) : number(number_), tasks(tasks_), waiting(tasks_) {}
+
+  // Whether one of the tasks has begun. Reliable while all queues are locked.
+  bool begun() const noexcept { return waiting < tasks; }
+
+  const uint64_t number;
+  const size_t tasks;
+  std::atomic<size_t> waiting;  // tasks that have not begun
+  bool fixed = false;           // begun, or before one that is; with all queues locked
+};
+
 // Tasks begin in order, each when the one before has ended or blocks. Whoever finds the queue idle may also run one right
 // in its own thread.
 class DeviceQueue {
@@ -40,7 +55,17 @@ class DeviceQueue {
   // Runs what was pushed, then ends the thread.
   ~DeviceQueue();
 
-  void Push(Task task);
+  // Where a task comes: after all of lower numbers and after fixed gangs, before the others.
+  struct Place {
+    uint64_t number = UINT64_MAX;
+    std::shared_ptr<Gang> gang = nullptr;
+  };
+  void Push(Task task, Place place);
+  void Push(Task task) { Push(std::move(task), Place()); }
+
+  // For who has to see several queues at rest: nothing begins while the lock is held.
+  std::unique_lock<std::mutex> Lock();
+  void PushLocked(Task task, Place place);
 
   // True: nothing runs or waits, and the caller is now the one that runs; ends with Leave.
   bool TryEnter();

@@ -149,12 +149,15 @@ void CheckSizes(const ProgramInfo& info, const cpu::NativeProgram& native) {
 }  // namespace
 
 std::unique_ptr<Program> MakeTileProgram(std::unique_ptr<Program> python, LibraryCaller* caller,
-                                         const std::string& words, const std::string& constants) {
+                                         const std::string& words, const std::string& constants,
+                                         const std::vector<int64_t>& functions) {
   std::vector<int64_t> numbers(words.size() / sizeof(int64_t));
   std::memcpy(numbers.data(), words.data(), numbers.size() * sizeof(int64_t));
+  std::vector<cpu::MachineFunction> code;
+  for (const int64_t address : functions) code.push_back(reinterpret_cast<cpu::MachineFunction>(address));
   std::string error;
   const auto* data = reinterpret_cast<const uint8_t*>(constants.data());
-  auto native = cpu::NativeProgram::Parse(numbers.data(), numbers.size(), data, constants.size(), &error);
+  auto native = cpu::NativeProgram::Parse(numbers.data(), numbers.size(), data, constants.size(), code, &error);
   if (native == nullptr) {
     Fail(FLAGOS_INTERNAL,
          "compile: the native program of %s is malformed: %s; this is a defect of the backend, please "

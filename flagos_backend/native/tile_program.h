@@ -25,9 +25,10 @@ class LibraryCaller {
   virtual void Drop(std::vector<Ref<Block>>& blocks) noexcept = 0;
 };
 
-// `words` and `constants` as codegen/native.py wrote them; `caller` is part of `python`. Throws Failure.
+// `words` and `constants` as codegen/cpu/emitter.py wrote them; `functions`: the addresses of its machine code; `caller` is part of `python`. Throws Failure.
 std::unique_ptr<Program> MakeTileProgram(std::unique_ptr<Program> python, LibraryCaller* caller,
-                                         const std::string& words, const std::string& constants);
+                                         const std::string& words, const std::string& constants,
+                                         const std::vector<int64_t>& functions);
 
 }  // namespace flagos
 

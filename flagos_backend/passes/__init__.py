@@ -1,1 +1,1 @@
-"""Graph to graph, one pass a file, every result verified in tests. ``pipeline.optimize`` runs them in order."""
+"""Graph to graph, one pass a file. pipelines.py declares the order for each target, pass_manager.py runs it."""

@@ -1,7 +1,7 @@
 """Images with their channels last, as matrix units and oneDNN read them: convolutions take and make them so, and what
 is between convolutions follows, until a program begins or ends or moves elements otherwise.
 
-After the passes of pipeline.py; where the target is an accelerator after match/, before lay_out_convolutions.py.
+Where the target is an accelerator canonicalize_convolutions.py follows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flagos_backend.ir.attributes import (
     TupleIndexAttributes,
     WindowAttributes,
 )
+from flagos_backend.ir.config import parse_config
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.operator_call import tensors_of
@@ -182,7 +183,10 @@ def _call(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     numbers = [n for n, o in enumerate(instruction.operands) if _has_rank(o.shape)]
     shapes = list(leaves(instruction.shape))
     types = {array_shape(instruction.operands[number]).element_type for number in numbers}
-    config = json.loads(call.backend_config)
+    try:
+        config = parse_config(call.backend_config)
+    except ValueError:
+        return None  # whoever prepares the kernel refuses it
     tensors = [tensor for tensor in tensors_of(config) if tensor["tensor"] in numbers]
     if not types or any("strides" in tensor or "dtype" in tensor or "order" in tensor for tensor in tensors):
         return None

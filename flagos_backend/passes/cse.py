@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.passes.effects import Effects
 from flagos_backend.passes.rewrite import Substitution, rewrite_computations
 
 # A barrier or token exists to be distinct; parameters are distinct by number.

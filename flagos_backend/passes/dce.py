@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.hlo import Computation, Module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.passes.effects import Effects
 from flagos_backend.passes.rewrite import Substitution, rewrite_computations
 
 
@@ -12,15 +12,11 @@ def eliminate_dead_code(module: Module) -> Module:
     effects = Effects()
 
     def transform(computation: Computation, replaced: dict[int, Computation]) -> Computation:
-        needed = {id(computation.root)}
-        live = []
-        for instruction in reversed(computation.instructions):
-            if id(instruction) in needed or instruction.opcode is Opcode.PARAMETER or effects.of(instruction):
-                needed.update(map(id, instruction.operands))
-                live.append(instruction)
+        needed = {id(instruction) for instruction in effects.needed(computation)}
+        live = [i for i in computation.instructions if id(i) in needed or i.opcode is Opcode.PARAMETER]
         substitution = Substitution(replaced)
         instructions = []
-        for instruction in reversed(live):
+        for instruction in live:
             instructions.append(substitution.apply(instruction))
             substitution.record(instruction, instructions[-1])
         if len(live) == len(computation.instructions) and not substitution.values:

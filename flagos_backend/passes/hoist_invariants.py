@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from flagos_backend.fusion.support import is_elementwise
 from flagos_backend.ir.attributes import TupleIndexAttributes
+from flagos_backend.ir.effects import Effects
+from flagos_backend.ir.elementwise import is_elementwise
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
-from flagos_backend.passes.effects import Effects
 from flagos_backend.passes.rewrite import Substitution, array_shape, index_in, rewrite_computations, with_operands
 
 # A turn may never come, so that what might not end, or end the program, stays in it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from flagos_backend.fusion.support import is_complex_elementwise, is_elementwise
 from flagos_backend.ir.attributes import (
     ConstantAttributes,
     DimensionsAttributes,
@@ -13,6 +12,7 @@ from flagos_backend.ir.attributes import (
     ScatterAttributes,
     TupleIndexAttributes,
 )
+from flagos_backend.ir.elementwise import is_complex_elementwise, is_elementwise
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape

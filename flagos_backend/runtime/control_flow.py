@@ -1,5 +1,5 @@
-"""The kernels of while and conditional, made by build.py from the plans of their computations. Each takes the slots of
-the plan it stands in, so that storage can be given up before the loop is over."""
+"""The kernels of while and conditional, made by plan_builder.py from the plans of their computations. Each takes the
+slots of the plan it stands in, so that storage can be given up before the loop is over."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
-
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.reference.registry import Conditionals, Run, Value
+from flagos_backend.kernels.reference.registry import Conditionals, Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.torch_loading import torch
 
 # Runs a plan: takes its flat arguments, emptying the list, and returns its flat results. A third argument is as of
 # Plan.run: nothing, or an array for each result.
@@ -261,45 +260,3 @@ class Conditional(ControlFlow):
         others = [selector == index for index in range(len(self.callees) - 1)]
         another = functools.reduce(torch.logical_or, others) if others else selector != selector
         return [*others, another.logical_not()]
-
-
-def lifted_while(condition: Callee, body: Callee, operands: Sequence[int], results: Sequence[int]) -> SlotKernel:
-    """while of a scalar function on arrays: every element goes round until its own condition fails."""
-
-    def run_while(run: Run, values: list[Any]) -> None:
-        state = [values[slot] for slot in operands]
-        active = condition(run, state.copy())[0]
-        while active.any():
-            state = [select(active, new, old) for new, old in zip(body(run, state.copy()), state, strict=True)]
-            active = active & condition(run, state.copy())[0]
-        for slot, value in zip(results, state, strict=True):
-            values[slot] = value
-
-    return run_while
-
-
-def lifted_conditional(
-    selector: int, branches: Sequence[Callee], operands: Sequence[Sequence[int]], results: Sequence[int]
-) -> SlotKernel:
-    """conditional of a scalar function on arrays: every branch runs on all elements, each element keeps its own."""
-    last = len(branches) - 1
-
-    def run_conditional(run: Run, values: list[Any]) -> None:
-        choice = values[selector]
-        chosen = branches[last](run, [values[slot] for slot in operands[last]])
-        for index in reversed(range(last)):
-            # A PRED selector takes the first branch when true; an integer out of range takes the last.
-            mask = choice if choice.dtype is torch.bool else choice == index
-            outcome = branches[index](run, [values[slot] for slot in operands[index]])
-            chosen = [select(mask, new, old) for new, old in zip(outcome, chosen, strict=True)]
-        for slot, value in zip(results, chosen, strict=True):
-            values[slot] = value
-
-    return run_conditional
-
-
-def select(mask: torch.Tensor, on_true: Value, on_false: Value) -> Value:
-    """The elements of ``on_true`` where ``mask`` holds; tokens pass."""
-    if isinstance(on_true, tuple) or isinstance(on_false, tuple):
-        return on_true
-    return torch.where(mask, on_true, on_false)

@@ -1,5 +1,5 @@
-"""A compiled computation: a straight line of steps over numbered slots, run by one loop. Built by build.py; the last
-stage before execution, called by runtime/bridge.py."""
+"""A compiled computation: a straight line of steps over numbered slots, run by one loop. Built by plan_builder.py and
+called by bridge.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference import storage
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.torch_loading import torch
 
 # A step as Plan.run reads it: kernel, operands unless it works on the slots itself, the slot to set, slots to free
 CompiledStep = tuple[Callable[..., Any], tuple[int, ...] | None, int, tuple[int, ...]]

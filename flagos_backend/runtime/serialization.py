@@ -1,4 +1,4 @@
-"""Executables as bytes: a checked header, then the program that they were compiled from. Used by runtime/bridge.py.
+"""Executables as bytes: a checked header, then the program that they were compiled from. Used by bridge.py.
 
 What the passes and the plan made of the program is not stored: a load makes it again, and so cannot run anything that
 this build would not have made itself.

@@ -1,13 +1,12 @@
-"""Values in the slots of a plan: where the leaves of a tuple are, and what puts them there. Used by build.py."""
+"""Values in the slots of a plan: where the leaves of a tuple are, and what puts them there. Used by plan_builder.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
+from flagos_backend.torch_loading import torch
 
 # Slots of the leaves of a value that may be a tuple.
 Tree = int | tuple["Tree", ...]

@@ -1,1 +1,1 @@
-"""The PyTorch front end. Importing this package imports nothing else."""
+"""The public names of the PyTorch front end, which is frontends/torch. Importing this package imports nothing else."""

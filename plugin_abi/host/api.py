@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import cffi
-
 from plugin_abi import cabi
 from plugin_abi.errors import FlagosStatusError, StatusCode
 from plugin_abi.loader import Backend
@@ -136,7 +134,7 @@ class Api:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.ffi: cffi.FFI = cabi.ffi()
+        self.ffi: cabi.Ffi = cabi.ffi()
         #: The table may end before this host's header does: what lies beyond is not touched.
         self._functions: dict[str, Any] = {
             name: getattr(backend.api, name)

@@ -6,11 +6,11 @@ Part of the host client; contexts and executables make these objects.
 from __future__ import annotations
 
 import enum
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plugin_abi.errors import FlagosStatusError
+from plugin_abi.finalizer import Finalizer
 from plugin_abi.host import callbacks
 from plugin_abi.host.api import Api, ElementType
 
@@ -36,7 +36,7 @@ class Handle:
         self.api = api
         self.pointer = pointer
         # The finalizer also keeps what must outlive the handle, first of all its context.
-        self._finalizer = weakref.finalize(self, _destroy, api.function(destroy), pointer, keep_alive)
+        self._finalizer = Finalizer(self, _destroy, api.function(destroy), pointer, keep_alive)
 
     def close(self) -> None:
         """Destroy the handle; a second call does nothing."""

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from jaxlib import _hlo
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.kernels.reference import storage
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
 from support.numbers import NUMPY_DTYPE
 

@@ -9,10 +9,17 @@ from torch import Tensor
 
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.custom_calls.attention import (
+    BACKWARD,
+    FORWARD,
+    Attention,
+    AttentionBackwardCall,
+    AttentionCall,
+    Views,
+)
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
-from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 

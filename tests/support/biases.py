@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from flagos_backend.ir.attributes import CustomCallAttributes
-from flagos_backend.kernels.attention import BACKWARD
+from flagos_backend.ir.custom_calls.attention import BACKWARD
 from support.matching import TOKENS
 
 B, T, H, K, D = 2, TOKENS, 4, 2, 8

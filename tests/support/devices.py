@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from flagos_backend.collectives import InProcessCommunicator
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.errors import CollectiveAborted
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import leaves
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.build import build_plan
 from support.against_xla import from_storage, hlo_of_text, to_storage
 
 

@@ -11,9 +11,7 @@ import torch
 from flagos_backend.codegen.triton import RegionKernel, prepare
 from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule
-from flagos_backend.fusion.region import Region
 from flagos_backend.ir.attributes import ConstantAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -21,6 +19,8 @@ from flagos_backend.ir.types import ArrayShape, ElementType, Shape
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.registry import prepare as prepare_reference
 from flagos_backend.kernels.reference.storage import dtype_of, from_bytes
+from flagos_backend.loop_ir.flat import FlatComputation
+from flagos_backend.loop_ir.region import Region
 
 # Few multiprocessors, so that small arrays already go to several programs and through split folds.
 SIMULATED = Target("cpu", vendor="simulated", architecture="host", multiprocessors=4, shared_memory_bytes=1 << 16)

@@ -12,27 +12,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import leaves
-from flagos_backend.ir.verifier import verify
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.match.match import MatchResult, match
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.build import build_plan
+from flagos_backend.passes.pass_manager import PipelineResult
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, from_storage, to_storage
+from support.passes import SIMULATED, matched_attention, run_until
 
 TOKENS = 24  # queries, and keys; no other array has two dimensions of that
 
 
-def matched(function, *args) -> tuple[Module, MatchResult]:
-    module = optimize(import_module(hlo_bytes(function, *args)))
-    result = match(module)
-    verify(result.module)
-    return module, result
+def matched(function, *args) -> tuple[Module, PipelineResult]:
+    """The program as the matching of attention gets it, and what it makes of it."""
+    module = run_until("unhoist_masks", import_module(hlo_bytes(function, *args)), SIMULATED)
+    return module, matched_attention(module)
 
 
 def targets(module: Module) -> list[str]:
@@ -115,7 +113,7 @@ def assert_as_close(ours, program, true) -> None:
         assert root_mean_square_error(x, z) <= close
 
 
-def assert_as_close_as_the_program(function, args, module: Module, result: MatchResult) -> None:
+def assert_as_close_as_the_program(function, args, module: Module, result: PipelineResult) -> None:
     """Called, forward and backward, and as right as what was written."""
     assert targets(result.module) == [FORWARD, BACKWARD], result.notes
     assert_as_close(run(result.module, args), run(module, args), exact(function, args))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from flagos_backend.codegen.triton.pieces import NEAR
-from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
 from flagos_backend.ir.attributes import ConstantAttributes, DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
+from flagos_backend.loop_ir.flat import FlatComputation
+from flagos_backend.loop_ir.intrinsics import Intrinsic
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
 
 _COMPARE = {
     "EQ": np.equal,
@@ -148,7 +148,7 @@ def _value(
         return np.trunc(np.true_divide(*operands)).astype(dtype)
     if expression.opcode is Opcode.CONVERT:
         return operands[0].astype(dtype)
-    if expression.opcode is Opcode.LOG and expression.detail == NEAR:
+    if expression.opcode is Opcode.LOG and expression.detail == Intrinsic.NEAR:
         return np.log2(1 - operands[0].astype(np.float64) ** 2).astype(dtype)
     table = _UNARY if len(operands) == 1 else _BINARY
     return table[expression.opcode](*operands).astype(dtype)

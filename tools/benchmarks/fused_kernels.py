@@ -23,14 +23,14 @@ from jaxlib import _jax
 from benchmarks import report
 from flagos_backend.codegen.triton import prepare_fastest, schedule
 from flagos_backend.devices.accelerator import TorchAccelerator
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
+from flagos_backend.passes.pipelines import optimize
 
 Call = Callable[[], object]
 ROWS, COLUMNS = 32768, 4096
@@ -163,7 +163,7 @@ def hlo_of(function: Callable[..., object], arguments: Sequence[jax.ShapeDtypeSt
 def ours(case: Case, arguments: Sequence[torch.Tensor], accelerator: TorchAccelerator) -> tuple[Call, int, list[str]]:
     """A call, the bytes of arguments and results, and what its kernels are."""
     shapes = [jax.ShapeDtypeStruct(a.shape, str(a.dtype).removeprefix("torch.")) for a in arguments]
-    flat = flatten(optimize(import_module(hlo_of(case.function, shapes))).entry)
+    flat = flatten(optimize(import_module(hlo_of(case.function, shapes)), accelerator.target).entry)
     items = schedule(flat, accelerator.target)
     memory: dict[Instruction, torch.Tensor] = dict(zip(flat.parameters, arguments, strict=True))
     steps: list[Call] = []

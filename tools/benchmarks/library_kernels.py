@@ -19,10 +19,10 @@ from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import CustomCallAttributes, DotAttributes
 from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
-from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider, operation_of
 from flagos_backend.kernels.reference.registry import Run

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.torch_models import Block, Gpt2, resnet18
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile.backend import flagos
 
 
 def _nothing(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:

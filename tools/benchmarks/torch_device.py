@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks import report
-from flagos_backend.torch.autoload import enable
+from flagos_backend.frontends.torch.autoload import enable
 
 #: Microseconds that a call may cost.
 GOAL = 15.0

@@ -15,7 +15,7 @@ import torch
 from benchmarks import report
 from benchmarks.programs import Scale
 from benchmarks.torch_programs import Program, Step, programs
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile.backend import flagos
 
 EAGER, OURS = "eager", "flagos"
 # Seconds after which it is another contender's turn; a step on an accelerator takes hundredths of it.
@@ -78,10 +78,10 @@ def measure(program: Program, device: torch.device, modes: Sequence[str], peak: 
             errors[name] = f"differs from eager by {apart:.3g} of the largest magnitude"
             del steps[name]
     floor = max(program.bytes_moved / peak[0], program.flops / peak[1])
-    return Measured(program.name, floor, _take_turns(steps, module.synchronize), first, errors)
+    return Measured(program.name, floor, take_turns(steps, module.synchronize), first, errors)
 
 
-def _take_turns(steps: dict[str, Step], synchronize: Callable[[], None]) -> dict[str, float]:
+def take_turns(steps: dict[str, Step], synchronize: Callable[[], None]) -> dict[str, float]:
     """Median seconds of a step, of up to ten launched one after the other."""
 
     def seconds(step: Step, calls: int) -> float:
@@ -107,7 +107,7 @@ def peak_of(device: torch.device, scale: Scale) -> tuple[float, float]:
     big, product = x.repeat(4, 1), torch.empty_like(x)
     target = torch.empty_like(big)
     module = torch.get_device_module(device)
-    times = _take_turns(
+    times = take_turns(
         {"copy": lambda: target.copy_(big), "product": lambda: torch.mm(x, x, out=product)}, module.synchronize
     )
     return 2.0 * big.nbytes / times["copy"], 2.0 * side**3 / times["product"]

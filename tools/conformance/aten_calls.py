@@ -13,13 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flagos_backend.ir.builder import Builder
+from flagos_backend.gems.decisions import instruction_of
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape
-from flagos_backend.torch.compile.dtypes import STORED_TYPE
-from flagos_backend.torch.compile.lowering.aten_call import call_aten
-from flagos_backend.torch.compile.lowering.emitter import Emitter
 
 
 @dataclass(frozen=True)
@@ -60,22 +55,7 @@ class Call:
 
         Raises NoLoweringError for what cannot be compiled.
         """
-        builder = Builder("call")
-        # Laid out row by row, results come as they are and in no other order of their dimensions.
-        result = tree_map(lambda part: part.contiguous() if isinstance(part, torch.Tensor) else part, outcome)
-
-        def emitted(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return builder.parameter(ArrayShape(STORED_TYPE[value.dtype], tuple(value.shape)))
-
-        traced = (list(self.arguments), dict(self.keywords))
-        arguments, keywords = tree_map(emitted, traced)
-        value = call_aten(Emitter(builder), self.operator, result, arguments, keywords, traced, effect=False)
-        call: Instruction = next(part for part in tree_leaves(value) if isinstance(part, Instruction))
-        while call.opcode is not Opcode.CUSTOM_CALL:
-            (call,) = call.operands
-        return call
+        return instruction_of(self.operator, self.arguments, self.keywords, outcome)
 
     def __str__(self) -> str:
         written = [_text(value) for value in self.arguments]

@@ -33,7 +33,7 @@ def operator_of(function: str) -> str:
 def prepare_device(device: str) -> None:
     """Makes FlagGems compute on tensors of ``device``; SIMULATED's are the host's, in Triton's interpreter."""
     if device == SIMULATED.kind:
-        from tools.conformance.flaggems_interpreter import load
+        from flagos_backend.kernels.flaggems.loading import load
 
         load()
 

@@ -14,11 +14,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from flagos_backend.devices.target import Target
+from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Implementation, Provider, operation_of
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.torch.compile.errors import NoLoweringError
 from tools.conformance import tensors
 from tools.conformance.aten_calls import Call, load
 from tools.conformance.flaggems import prepare_device

@@ -16,9 +16,9 @@ from tools.conformance.worker import serve
 def main(platform: str) -> None:
     jax.config.update("jax_enable_x64", True)
     if platform == FLAGOS:
-        import flagos_backend.jax
+        import flagos_backend.frontends.jax
 
-        flagos_backend.jax.initialize()  # JAX does that only for what is installed
+        flagos_backend.frontends.jax.initialize()  # JAX does that only for what is installed
     from jax._src.internal_test_util import test_harnesses
 
     device, cpu = jax.devices(platform)[0], jax.devices("cpu")[0]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from flagos_backend.torch import autoload
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch import autoload
+from flagos_backend.frontends.torch.compile.backend import flagos
 from tools.conformance import tensors
 from tools.conformance.device import FLAGOS
 from tools.conformance.model_zoo import MODELS, Model, declare_torchvision_operators, without_dropout

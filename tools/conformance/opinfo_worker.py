@@ -20,7 +20,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile.backend import flagos
 from tools.conformance import tensors
 from tools.conformance.device import FLAGOS, HOST
 from tools.conformance.opinfo import Case, Direction, Mode
@@ -273,8 +273,8 @@ def _displaced(results: Any, eager: Any) -> str:
 
 
 def _inner_device() -> torch.device:
-    from flagos_backend.torch import autoload
-    from flagos_backend.torch.device.runtime import runtime
+    from flagos_backend.frontends.torch import autoload
+    from flagos_backend.frontends.torch.device.runtime import runtime
 
     autoload.enable()  # beside another accelerator it is not there by itself
 

@@ -19,6 +19,8 @@ from tools.conformance.worker_pool import worker_command
 
 # Variables of a Side: each STRIDE-th test only, from number OFFSET on.
 STRIDE, OFFSET = "FLAGOS_CONFORMANCE_STRIDE", "FLAGOS_CONFORMANCE_OFFSET"
+# A plugin's skip whose reason begins with this is of a test that says nothing of us, and not the suite's own.
+NOT_APPLICABLE = "not applicable: "
 _MAX_RESTARTS = 50
 _REGULAR_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.conformance.pytest_files import OFFSET, STRIDE
+from tools.conformance.pytest_files import NOT_APPLICABLE, OFFSET, STRIDE
 
 _FOLDER = Path(os.environ["FLAGOS_CONFORMANCE_FOLDER"])
 
@@ -54,6 +54,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         status, message = "failed", _last_line(report)
     elif report.skipped and status == "passed":
         status, message = "skipped", str(report.longrepr)[-300:]
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        if NOT_APPLICABLE in reason:
+            status, message = "not applicable", reason.partition(NOT_APPLICABLE)[2]
     _outcomes[report.nodeid] = (status, message, seconds + report.duration)
 
 

@@ -15,6 +15,9 @@ E = ElementType
 # XLA adds up the starts of a slice of a slice, and of gathers that are slices: what the inner one clamped it loses.
 _MERGED = frozenset({Opcode.DYNAMIC_SLICE, Opcode.GATHER})
 
+# StableHLO folds integer divisions of constants and ends the process at a divisor of zero, which XLA itself defines.
+_DIVIDES = frozenset({Opcode.DIVIDE, Opcode.REMAINDER})
+
 _WIDER = {E.F16: E.F64, E.BF16: E.F64, E.F32: E.F64, E.C64: E.C128}
 # What XLA computes with errors of its own: functions, and sums that it rounds after each addition.
 _INEXACT = frozenset(
@@ -29,7 +32,7 @@ _INEXACT = frozenset(
 
 
 def as_written(module: Module) -> Module:
-    """``module`` with barriers behind what XLA would merge wrongly."""
+    """``module`` with barriers behind what XLA would merge wrongly, or fold with a crash."""
     return _rewritten(module, _Literal)
 
 
@@ -77,6 +80,9 @@ class _Rewrite(abc.ABC):
 
 class _Literal(_Rewrite):
     def _value(self, copy: Instruction) -> Instruction:
+        if copy.opcode in _DIVIDES and _is_integer(copy.shape):
+            dividend, divisor = copy.operands
+            copy = replace(copy, operands=(dividend, self._behind_barrier(divisor)))
         value = self._add(copy)
         return self._behind_barrier(value) if copy.opcode in _MERGED else value
 
@@ -94,6 +100,10 @@ class _Widened(_Rewrite):
 
     def _converted(self, value: Instruction, shape: Shape) -> Instruction:
         return value if shape == value.shape else self._add(Instruction(Opcode.CONVERT, shape, (value,), name="wide"))
+
+
+def _is_integer(shape: Shape) -> bool:
+    return isinstance(shape, ArrayShape) and shape.element_type.is_integer
 
 
 def _wide(shape: Shape) -> Shape:

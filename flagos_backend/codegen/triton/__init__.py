@@ -1,4 +1,4 @@
-"""The emitter for accelerators: a region in, Triton source and a prepared kernel out. Beside codegen/native.py."""
+"""The emitter for accelerators: a region in, Triton source and a prepared kernel out. Beside codegen/cpu/emitter.py."""
 
 from flagos_backend.codegen.triton.compiling import warm_up_together
 from flagos_backend.codegen.triton.kernel import RegionKernel, prepare

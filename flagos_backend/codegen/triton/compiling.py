@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-import torch
-
 from flagos_backend.codegen.triton.kernel import RegionKernel
 from flagos_backend.side_by_side import side_by_side
+from flagos_backend.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 

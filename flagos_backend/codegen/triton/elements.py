@@ -1,16 +1,16 @@
 """How element types are held in a kernel, and how they go to memory and back.
 
-16-bit floats are held as float32, and rounded where they leave the kernel, where the program converts to them, and
-where a result jumps (comparisons, whole numbers): between operations they keep what float32 holds, as elsewhere.
+16-bit floats are held as float32 that their type holds: each operation rounds its result, at the latest where it is
+stored.
 """
 
 from __future__ import annotations
 
 import enum
 
-from flagos_backend.fusion.region import Apply, Expression
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
+from flagos_backend.loop_ir.region import Apply, Expression
 
 E = ElementType
 

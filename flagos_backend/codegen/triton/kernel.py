@@ -8,33 +8,22 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-import torch
-
-from flagos_backend.codegen.logarithms import with_base_two
+from flagos_backend.codegen.loop_pass_manager import run_loop_pipeline
 from flagos_backend.codegen.triton import sources
-from flagos_backend.codegen.triton.divisions import with_reciprocals, without_branches
 from flagos_backend.codegen.triton.elements import Dialect
-from flagos_backend.codegen.triton.exponentials import below_maximum
-from flagos_backend.codegen.triton.packed_sums import without_packed_sums
-from flagos_backend.codegen.triton.pieces import chosen_last, with_near_arguments
+from flagos_backend.codegen.triton.loop_pipeline import triton_loop_pipeline
 from flagos_backend.codegen.triton.split import Split, partial_size, split
-from flagos_backend.codegen.triton.sums import joined
 from flagos_backend.codegen.triton.tiling import Tiling, Walk, choose
 from flagos_backend.codegen.triton.writer import Partial, write_kernel
 from flagos_backend.devices.target import Target
 from flagos_backend.errors import KernelBuildFailed, KernelLaunchFailed
-from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import launching
+from flagos_backend.loop_ir.region import Apply, Load, Region
+from flagos_backend.torch_loading import torch
 
-# Makers whose device library Triton binds, and what their compilers must be told so that each operation rounds itself
-# and subnormal numbers stay what they are.
-_WITH_LIBDEVICE: dict[str, dict[str, Any]] = {
-    "amd": {"enable_fp_fusion": False},
-    "nvidia": {"enable_fp_fusion": False, "enable_reflect_ftz": False},
-}
 # Up to how many points a kernel lets the next one start as soon as all its own programs have. That one waits on the
 # multiprocessors, which costs a longer kernel more than the start of the next one takes.
 _SHORT = 1 << 18
@@ -135,15 +124,11 @@ class RegionKernel:
         return KernelBuildFailed(kernel=self.text, source=sources.path_of(self.source), reason=_reason(error))
 
 
-def prepare(region: Region, target: Target, walk: Walk = Walk.ALONE) -> RegionKernel:
-    """The kernel of ``region`` on ``target``; ``walk`` as of ``choose``. Cheap: nothing is compiled yet."""
-    dialect = Dialect.LIBDEVICE if target.vendor in _WITH_LIBDEVICE else Dialect.PLAIN
-    region = joined(with_base_two(region))
-    if dialect is Dialect.LIBDEVICE:  # elsewhere nothing says that a product and a sum are rounded once
-        region = with_reciprocals(region)
-    if target.vendor == "nvidia":
-        region = without_branches(without_packed_sums(below_maximum(region)))
-        region = chosen_last(with_near_arguments(region))
+def prepare(region: Region, target: Target, walk: Walk = Walk.ALONE, *, excess_precision: bool = False) -> RegionKernel:
+    """The kernel of ``region`` on ``target``; ``walk`` as of ``choose``, ``excess_precision`` as in
+    codegen/transforms/excess_precision.py. Cheap: nothing is compiled yet."""
+    dialect = Dialect.LIBDEVICE if target.facts.math_library else Dialect.PLAIN
+    (region,) = run_loop_pipeline(triton_loop_pipeline(target, excess_precision), region)
     tiling = choose(region, target, walk=walk)
     inputs = tuple(dict.fromkeys(e.source for e in region.expressions() if isinstance(e, Load)))
     outputs = tuple(dict.fromkeys(store.target for store in region.stores))
@@ -158,7 +143,7 @@ def prepare(region: Region, target: Target, walk: Walk = Walk.ALONE) -> RegionKe
         kernels.add_halves(region, tiling, halves)
     text = describe(region, tiling)
     workspaces = tuple(array_of(buffer) for buffer in halves.buffers.values()) if halves else ()
-    options = _WITH_LIBDEVICE.get(target.vendor, {})
+    options = dict(target.facts.launch_options)
     functions = "\n\n".join(["", *kernels.functions])
     source = _head(dialect, _work(region), functions) + functions
     launches = tuple(kernels.launches)

@@ -3,22 +3,21 @@ whoever runs kernels on a device."""
 
 from __future__ import annotations
 
-import torch
-
 from flagos_backend.codegen.triton.kernel import RegionKernel, array_of, prepare
 from flagos_backend.codegen.triton.tiling import walks
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.region import Region
 from flagos_backend.ir.types import TupleShape
 from flagos_backend.kernels import tuning
 from flagos_backend.kernels.policy import Policy
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.loop_ir.region import Region
+from flagos_backend.torch_loading import torch
 
 
-def prepare_fastest(region: Region, target: Target) -> RegionKernel:
+def prepare_fastest(region: Region, target: Target, *, excess_precision: bool = False) -> RegionKernel:
     """As ``prepare``; where there are several ways, the fastest measured, in the time that a library call is given."""
-    kernels = {walk.value: prepare(region, target, walk) for walk in walks(region)}
+    kernels = {walk.value: prepare(region, target, walk, excess_precision=excess_precision) for walk in walks(region)}
     usual = next(iter(kernels.values()))
     if all((kernel.source, kernel.launches) == (usual.source, usual.launches) for kernel in kernels.values()):
         return usual

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flagos_backend.codegen.triton.tiling import Axis, Loop, Tiling
-from flagos_backend.fusion.region import Affine, Expression, Fold, Index, Load, Region
+from flagos_backend.loop_ir.region import Affine, Expression, Fold, Index, Load, Region
 
 # Past this many elements positions need 64 bits.
 _WIDE = 2**31 - 1

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from flagos_backend.codegen.logarithms import BASE_TWO
-from flagos_backend.codegen.triton.divisions import BY_SUM, CORRECTED, SCALE, STRAIGHT
 from flagos_backend.codegen.triton.elements import HALF, HELD, Dialect, from_memory, rounded, to_memory
-from flagos_backend.codegen.triton.exponentials import BELOW
-from flagos_backend.codegen.triton.packed_sums import ALONE
-from flagos_backend.codegen.triton.pieces import NEAR
-from flagos_backend.codegen.triton.running import TERM, difference
-from flagos_backend.fusion.literals import identity_of, number_of
-from flagos_backend.fusion.region import Apply, Expression, Fold, Literal
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
+from flagos_backend.loop_ir.intrinsics import Intrinsic
+from flagos_backend.loop_ir.literals import identity_of, number_of
+from flagos_backend.loop_ir.region import Apply, Expression, Fold, Literal
 
 E = ElementType
 O = Opcode  # noqa: E741
@@ -55,10 +50,6 @@ def _infix(operator: str) -> Text:
 def _call(function: str) -> Text:
     return lambda *operands: f"{function}({', '.join(operands)})"
 
-
-# What a small change of a float moves by a whole step: a reader must find what the rounded float would give, or a
-# maximum is no element of what it is the maximum of.
-_JUMPS = frozenset({O.CEIL, O.COMPARE, O.FLOOR, O.IS_FINITE, O.REMAINDER, O.ROUND_AFZ, O.ROUND_EVEN, O.SIGN})
 
 _FLOAT: dict[Opcode, Text] = {
     O.ABS: _call("tl.abs"),
@@ -140,13 +131,13 @@ _PLAIN = _FLOAT | {
     O.LOG: _call("tl.log"),
     O.SIN: _call("tl.sin"),
 }
-_DIVISIONS = {
-    SCALE: _call("fm.divisor_scale"),
-    CORRECTED: _call("fm.divide_corrected"),
-    BY_SUM: _call("fm.divide_by_sum"),
-    STRAIGHT: _call("nv.divide_straight"),
+_DIVISIONS: dict[str, Callable[..., str]] = {
+    Intrinsic.SCALE: _call("fm.divisor_scale"),
+    Intrinsic.CORRECTED: _call("fm.divide_corrected"),
+    Intrinsic.BY_SUM: _call("fm.divide_by_sum"),
+    Intrinsic.STRAIGHT: _call("nv.divide_straight"),
 }
-_BELOW = {BELOW: _call("nv.exp_below"), TERM: _call("nv.exp_term")}
+_BELOW: dict[str, Callable[..., str]] = {Intrinsic.BELOW: _call("nv.exp_below"), Intrinsic.TERM: _call("nv.exp_term")}
 _NEAR = {O.LOG: _call("nv.log2_of_rest"), O.SQRT: _call("nv.sqrt_near")}
 _ALONE = {O.ADD: _call("nv.add_alone"), O.SUBTRACT: _call("nv.subtract_alone")}
 _LOG2 = {Dialect.LIBDEVICE: _call("libdevice.log2"), Dialect.PLAIN: _call("tl.log2")}
@@ -244,12 +235,10 @@ def _integer(opcode: Opcode, element_type: ElementType) -> Text:
 
 
 def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
-    """What ``expression`` computes, from the names of its operands. KeyError for what fusion/support.py forbids."""
+    """What ``expression`` computes, from the names of its operands, before it is rounded to 16 bits; conversions round.
+    KeyError for what ir/elementwise.py forbids."""
     opcode, element_type = expression.opcode, expression.element_type
     source = expression.operands[-1].element_type
-    if opcode in _JUMPS or (opcode is O.CONVERT and not element_type.is_float) or opcode is O.BITCAST_CONVERT:
-        pairs = zip(expression.operands, operands, strict=True)
-        operands = [t if _is_rounded(e) else rounded(t, e.element_type, dialect) for e, t in pairs]
     if E.C64 in (source, element_type):
         return _of_complex(expression, operands)
     if opcode is O.CONVERT:
@@ -262,7 +251,7 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
         return f"fm.is_finite({operands[0]})"
     if element_type is E.PRED:
         return _PRED[opcode](*operands)
-    if expression.detail == ALONE:
+    if expression.detail == Intrinsic.ALONE:
         return _ALONE[opcode](*operands)
     if not element_type.is_float:
         return _integer(opcode, element_type)(*operands) if element_type in HELD else _PRED[opcode](*operands)
@@ -272,9 +261,9 @@ def apply(expression: Apply, operands: list[str], dialect: Dialect) -> str:
         return _DIVISIONS[expression.detail](*operands)
     if opcode is O.EXP and expression.detail:
         return _BELOW[expression.detail](*operands)
-    if expression.detail == NEAR:
+    if expression.detail == Intrinsic.NEAR:
         return _NEAR[opcode](*operands)
-    if opcode is O.LOG and expression.detail == BASE_TWO:
+    if opcode is O.LOG and expression.detail == Intrinsic.BASE_TWO:
         if element_type is E.F64:
             return f"fm.log2_of_centered({operands[0]}, {_LOG[dialect]}(fm.centered({operands[0]})))"
         return _LOG2[dialect](*operands)
@@ -328,25 +317,6 @@ def _is_coefficient(expression: Expression) -> bool:
     if isinstance(expression, Apply) and expression.opcode is O.SELECT:
         return all(isinstance(choice, Literal) for choice in expression.operands[1:])
     return isinstance(expression, Literal)
-
-
-def _is_rounded(expression: Expression) -> bool:
-    """Whether its type is known to hold what stands for it in a kernel."""
-    if expression.element_type not in HALF or not isinstance(expression, Apply):
-        return True
-    return expression.opcode in _JUMPS or expression.opcode in (O.CONVERT, O.BITCAST_CONVERT)
-
-
-def rounded_first(expressions: Sequence[Expression]) -> set[Expression]:
-    """16-bit floats that are rounded where they are computed: of which there is a maximum or a minimum, which is one of
-    them, and those from whose difference an exponential would make a factor of what they are not rounded by."""
-    sensitive: list[Expression] = []
-    for e in expressions:
-        if isinstance(e, Fold) and e.combine in (O.MAXIMUM, O.MINIMUM):
-            sensitive.append(e.value)
-        else:
-            sensitive += difference(e) or ()
-    return {e for e in sensitive if not _is_rounded(e)}
 
 
 def _compare(expression: Apply, operands: list[str], source: ElementType) -> str:

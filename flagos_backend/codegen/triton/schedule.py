@@ -7,11 +7,11 @@ from math import prod
 
 from flagos_backend.codegen.triton.tiling import choose, only_folds, supports
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.flat import FlatComputation
 from flagos_backend.fusion.fuse import Schedule, fuse
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.policy import ACCELERATOR
-from flagos_backend.fusion.region import Region
+from flagos_backend.loop_ir.flat import FlatComputation
+from flagos_backend.loop_ir.region import Region
 
 # Below this many points any grid is as good as another: starting the kernel takes longest.
 _SMALL = 1 << 17

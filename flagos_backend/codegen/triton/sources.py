@@ -43,9 +43,10 @@ def load(source: str) -> ModuleType:
 @functools.cache
 def _loaded(source: str) -> ModuleType:
     path = path_of(source)
-    if not path.is_file() or path.read_text() != source:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            file.write(source)
+    text = source.encode()
+    if not path.is_file() or path.read_bytes() != text:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            file.write(text)
         Path(file.name).replace(path)
     spec = importlib.util.spec_from_file_location(f"flagos_triton_{path.stem}", path)
     assert spec is not None

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from math import prod
 
 from flagos_backend.codegen.triton.tiling import Axis, Tiling
-from flagos_backend.fusion.literals import identity_of, literal_of, starts_neutral
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Load, Region, Store, below, linear
-from flagos_backend.fusion.region import axis as dimension
-from flagos_backend.fusion.rewriting import Pool, rewrite, rewrite_store
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.loop_ir.literals import identity_of, literal_of, starts_neutral
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Load, Region, Store, below, linear
+from flagos_backend.loop_ir.region import axis as dimension
+from flagos_backend.loop_ir.rewriting import Pool, rewrite, rewrite_store
 
 # What partial results are kept in, where that is not the fold's own type.
 _WIDER = {ElementType.PRED: ElementType.S32, ElementType.F16: ElementType.F32, ElementType.BF16: ElementType.F32}

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Load, Region, below
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Load, Region, below
 
 # Elements of a block: enough bytes in flight for the memory, few enough values for the registers.
 _FLAT_BLOCK = 1024

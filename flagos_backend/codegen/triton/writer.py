@@ -10,16 +10,17 @@ from collections import ChainMap
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
+from flagos_backend.codegen.transforms.excess_precision import rounds
 from flagos_backend.codegen.triton import elements, scalars
 from flagos_backend.codegen.triton.elements import Dialect
+from flagos_backend.codegen.triton.loop_transforms.running import GROUP, exponential, running_sums
 from flagos_backend.codegen.triton.positions import Positions
-from flagos_backend.codegen.triton.running import GROUP, exponential, running_sums
 from flagos_backend.codegen.triton.tiling import Axis, Loop, Tiling
-from flagos_backend.fusion.literals import starts_neutral
-from flagos_backend.fusion.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, below
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType, leaves
+from flagos_backend.loop_ir.literals import starts_neutral
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, below
 
 _EQUAL = {Comparison.EQ: "==", Comparison.NE: "!="}
 
@@ -98,7 +99,8 @@ class _Writer:
     def write(self, first: Sequence[str]) -> Written:
         self._lines(first)
         self._analyse()
-        self.rounded = scalars.rounded_first(self.expressions)
+        read = {operand for e in self.expressions for operand in e.operands}
+        self.rounded = {e for e in read if rounds(e)}  # others are stored alone, which rounds them
         arguments = [*dict.fromkeys(self.names.values()), *(partial.name for partial in self.partials.values())]
         self._lines(self.positions.grid())
         self._lines(self.positions.alignment(self.values))

@@ -184,9 +184,12 @@ def _expect_batching(
 
 
 def _gather(operation: Operation) -> Shape:
-    operation.expect_operands(2)
-    operand, indices = operation.arrays()
+    arrays = operation.arrays()
     a = operation.attributes_as(GatherAttributes)
+    indices = a.index_shape(arrays[1:])
+    if indices is None:
+        broken(f"gather takes an array and its indices, got {len(arrays)} operands")
+    operand = arrays[0]
     vector, batch = _index_batch(indices, a.index_vector_dim)
     if vector != len(a.start_index_map):
         broken(f"start_index_map {list(a.start_index_map)} must have an entry for each of {vector} index components")
@@ -212,14 +215,16 @@ def _gather(operation: Operation) -> Shape:
 
 
 def _scatter(operation: Operation) -> Shape:
-    count = len(operation.operands) // 2
-    if len(operation.operands) != 2 * count + 1 or count < 1:
-        broken(f"scatter takes n arrays, the indices and n updates, got {len(operation.operands)} operands")
+    a = operation.attributes_as(ScatterAttributes)
+    count = a.num_arrays(len(operation.operands))
     arrays = operation.arrays()
-    operands, indices, updates = arrays[:count], arrays[count], arrays[count + 1 :]
+    operands, updates = arrays[:count], arrays[len(arrays) - count :]
+    indices = a.index_shape(arrays[count : len(arrays) - count])
+    if indices is None or count < 1:
+        broken(f"scatter takes n arrays, the indices and n updates, got {len(operation.operands)} operands")
     expect_same_dims(operands)
     expect_same_dims(updates)
-    operand, update, a = operands[0], updates[0], operation.attributes_as(ScatterAttributes)
+    operand, update = operands[0], updates[0]
     vector, batch = _index_batch(indices, a.index_vector_dim)
     if vector != len(a.scatter_dims_to_operand_dims):
         broken(f"scatter_dims_to_operand_dims must have an entry for each of {vector} index components")

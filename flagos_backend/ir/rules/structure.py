@@ -24,6 +24,7 @@ from flagos_backend.ir.rules.common import (
     expect_same_dims,
     scalar,
 )
+from flagos_backend.ir.rules.custom_calls import custom_call
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
 
 TOKEN = ArrayShape(ElementType.TOKEN)
@@ -308,7 +309,7 @@ RULES: dict[Opcode, Rule] = {
     Opcode.BATCH_NORM_INFERENCE: _batch_norm,
     Opcode.BATCH_NORM_GRAD: _batch_norm,
     Opcode.CHOLESKY: _cholesky,
-    Opcode.CUSTOM_CALL: _declared,
+    Opcode.CUSTOM_CALL: custom_call,
     Opcode.FFT: _fft,
     Opcode.RNG: _rng,
     Opcode.RNG_BIT_GENERATOR: _rng_bit_generator,

@@ -1,4 +1,4 @@
-"""Imports FlagGems when it can work here, and says why where it cannot. The only place that imports it."""
+"""Imports FlagGems when it can work here, and says why where it cannot. Only this and interpreted.py import it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from flagos_backend.devices.target import Target
 from flagos_backend.kernels.triton.loading import serialize_loading
@@ -33,16 +33,17 @@ def unavailable(target: Target) -> str:
     """Why FlagGems cannot compute for ``target``, or ""."""
     if target.is_host or (target.device_type == "cpu" and not _interpreted()):
         return "FlagGems has no kernels for the host"
-    return _missing()
+    return missing()
 
 
 def _interpreted() -> bool:
-    """Whether a test runs its kernels in Triton's interpreter, for which it has prepared FlagGems itself."""
-    return os.environ.get("TRITON_INTERPRET") == "1" and "flag_gems" in sys.modules
+    """Whether kernels run in Triton's interpreter, as in a process whose device is simulated."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @functools.cache
-def _missing() -> str:
+def missing() -> str:
+    """Why FlagGems cannot compute for any device here, or ""."""
     if importlib.util.find_spec("flag_gems") is None:
         return "FlagGems is not installed"
     for module, package in _NEEDED.items():
@@ -64,7 +65,7 @@ def version_problem(flag_gems: str, triton: str) -> str:
         return "FlagGems needs Triton, which is not installed"
     if _numbers(flag_gems) < _OLDEST:
         return f"FlagGems {flag_gems} is older than {_OLDEST[0]}.{_OLDEST[1]}"
-    if not _TRITON[0] <= _numbers(triton) <= _TRITON[1] and os.environ.get("TRITON_INTERPRET") != "1":
+    if not _TRITON[0] <= _numbers(triton) <= _TRITON[1] and not _interpreted():
         newest = f"{_TRITON[1][0]}.{_TRITON[1][1]}"
         return f"FlagGems {flag_gems} launches its kernels wrongly on Triton {triton}; it needs Triton up to {newest}"
     return ""
@@ -82,6 +83,10 @@ def load() -> ModuleType:
         if importlib.util.find_spec("triton.tools.tensor_descriptor") is not None:
             importlib.import_module("triton.tools.tensor_descriptor")
         serialize_loading()
+        if _interpreted() and "flag_gems" not in sys.modules:
+            interpreted: Any = importlib.import_module("flagos_backend.kernels.flaggems.interpreted")
+            found: ModuleType = interpreted.load()
+            return found
         return importlib.import_module("flag_gems")
 
 
@@ -90,10 +95,10 @@ def has(name: str) -> bool:
     that uses none of it does not spend."""
     if "flag_gems" in sys.modules:
         return name in functions()
-    unconditional = _listed().get(name)
-    if unconditional is None:
+    entry = listed().get(name)
+    if entry is None:
         return False
-    return unconditional or name in functions()
+    return entry.always or name in functions()
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -101,16 +106,33 @@ def function(name: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: functions()[name](*args, **kwargs)
 
 
+class Entry(NamedTuple):
+    """What FlagGems' table says of an operator: the name of its function, and whether it is there unconditionally."""
+
+    function: str
+    always: bool
+
+
 @functools.cache
-def _listed() -> dict[str, bool]:
-    """The operators in its table as it is written, and whether they are there unconditionally."""
+def listed() -> dict[str, Entry]:
+    """The operators in its table as it is written."""
     spec = importlib.util.find_spec("flag_gems")
     assert spec is not None and spec.origin is not None
     for node in ast.parse(Path(spec.origin).read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _TABLE:
             entries = [entry.elts for entry in ast.walk(node.value) if isinstance(entry, ast.Tuple)][1:]
-            return {ast.literal_eval(entry[0]): len(entry) == 2 for entry in entries}
-    return dict.fromkeys(functions(), True)
+            return {
+                ast.literal_eval(entry[0]): Entry(ast.unparse(entry[1]).rpartition(".")[2], len(entry) == 2)
+                for entry in entries
+            }
+    return {name: Entry(function.__name__, True) for name, function in functions().items()}
+
+
+def names_of(name: str) -> frozenset[str]:
+    """What users call the ATen operator ``name``: as FlagGems' function, by its own name, with and without overload."""
+    packet = name.partition(".")[0]
+    own = {name, packet, f"aten::{packet}", f"aten::{name}"}
+    return frozenset(own | {listed()[name].function} if name in listed() else own)
 
 
 @functools.cache

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import ConvolutionAttributes, CustomCallAttributes
+from flagos_backend.ir.custom_calls.attention import FORWARD, AttentionCall
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
-from flagos_backend.kernels.attention import FORWARD, AttentionCall
 from flagos_backend.kernels.contraction import contraction_of
 from flagos_backend.kernels.flaggems import guards, loading
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
@@ -23,6 +20,7 @@ from flagos_backend.kernels.reference.convolution import Engine, prepare_with
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import interpreter
+from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
 

@@ -1,16 +1,15 @@
 """Custom calls ``aten::<op>.<overload>``: the PyTorch operator of that name, run on the operands. CUSTOM_CALLS.md holds
-the format of the backend config; torch/compile/lowering/aten_call.py writes it."""
+the format of the backend config; frontends/torch/compile/lowering/aten_call.py writes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from flagos_backend.errors import AtenCallFailed
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.torch_dtypes import TORCH_DTYPE
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.custom_calls import (
     REQUIRED,
@@ -20,26 +19,13 @@ from flagos_backend.kernels.reference.custom_calls import (
     read_config,
 )
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
-from flagos_backend.kernels.reference.storage import STORAGE_DTYPE, dtype_of
+from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 
-# What an element type is to PyTorch, where that is not its storage dtype.
-_UNSIGNED_AND_SMALL = {
-    E.U16: torch.uint16,
-    E.U32: torch.uint32,
-    E.U64: torch.uint64,
-    E.F8E4M3FN: torch.float8_e4m3fn,
-    E.F8E5M2: torch.float8_e5m2,
-    E.F8E4M3FNUZ: torch.float8_e4m3fnuz,
-    E.F8E5M2FNUZ: torch.float8_e5m2fnuz,
-    E.F8E8M0FNU: torch.float8_e8m0fnu,
-}
-_DENSE = (E.PRED, E.S8, E.S16, E.S32, E.S64, E.U8, E.F16, E.BF16, E.F32, E.F64, E.C64, E.C128)
 # Dtypes of PyTorch that no element type stands for: an integer of the size carries the bits.
 _BITS = {"complex32": torch.complex32}
-#: The dtype that PyTorch itself gives each element type it has.
-TORCH_DTYPE: dict[ElementType, torch.dtype] = {**{e: STORAGE_DTYPE[e] for e in _DENSE}, **_UNSIGNED_AND_SMALL}
 
 _NAMED: dict[str, Callable[[str], Any]] = {
     "dtype": lambda name: getattr(torch, name),

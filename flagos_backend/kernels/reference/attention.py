@@ -9,12 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.types import ArrayShape, ElementType, leaves
-from flagos_backend.kernels.attention import (
+from flagos_backend.ir.custom_calls.attention import (
     BACKWARD,
     FORWARD,
     Attention,
@@ -23,9 +18,12 @@ from flagos_backend.kernels.attention import (
     Sizes,
     Views,
 )
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.custom_calls import Config, custom_call
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.torch_loading import Tensor, torch
 
 # Logits that exist at once.
 _BLOCK_ELEMENTS = 1 << 22

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import BatchNormAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel
+from flagos_backend.torch_loading import Tensor, torch
 
 
 class _Layout:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
 from flagos_backend.collectives.communicator import Communicator, Meeting, Reducer
-from flagos_backend.collectives.groups import Position, group_mode, participants_of
 from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.errors import CollectiveGroupMismatch
 from flagos_backend.ir.attributes import CollectiveAttributes, CollectivePermuteAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.participants import Position, group_mode, participants_of
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.kernels.reference.computations import plain_combiner, scalar_function
+from flagos_backend.kernels.reference.computations import plain_combiner
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+from flagos_backend.kernels.reference.scalar_functions import scalar_function
+from flagos_backend.torch_loading import Tensor, torch
 
 FindMeeting = Callable[[Run], Meeting | None]
 Arrays = tuple[Tensor, ...]

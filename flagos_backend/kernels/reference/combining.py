@@ -9,19 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.hlo import Computation
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
-from flagos_backend.kernels.reference.computations import (
-    ScalarFunction,
-    plain_combiner,
-    returned_parameter,
-    scalar_function,
-)
+from flagos_backend.kernels.reference.computations import plain_combiner, returned_parameter
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
+from flagos_backend.torch_loading import Tensor, torch
 
 # combine(run, targets, rows, updates, valid): targets [positions, width] are updated in place with updates [n, width],
 # row by row at ``rows`` [n] (int64); those that are not ``valid`` [n] (None: all are) lie anywhere and are left out.

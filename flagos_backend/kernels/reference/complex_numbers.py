@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
-
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.reference.integers import Binary, Unary
+from flagos_backend.torch_loading import torch
 
 O = Opcode  # noqa: E741
 
@@ -102,6 +101,17 @@ def _power(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.pow(a.to(torch.complex128), b.to(torch.complex128)).to(a.dtype)
 
 
+def _atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """-i log((x + iy) / sqrt(x² + y²)), as XLA defines it: the real function where both are real.
+
+    Both sums cancel, so single precision goes through double.
+    """
+    wide_y, wide_x = y.to(torch.complex128), x.to(torch.complex128)
+    rotated = torch.complex(wide_x.real - wide_y.imag, wide_x.imag + wide_y.real)
+    logarithm = torch.log(_divide(rotated, torch.sqrt(wide_x * wide_x + wide_y * wide_y)))
+    return torch.complex(logarithm.imag, -logarithm.real).to(y.dtype)
+
+
 def clamp(low: torch.Tensor, x: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     """As XLA's CPU does: real parts alone decide, a lower bound wins over its equal, NaN bounds nothing below."""
     raised = torch.where(low.real >= x.real, low, x)
@@ -135,6 +145,7 @@ UNARY: dict[Opcode, Unary] = {
 }
 BINARY: dict[Opcode, Binary] = {
     O.ADD: _partwise(torch.add),
+    O.ATAN2: _atan2,
     O.DIVIDE: _divide,
     O.MULTIPLY: torch.mul,
     O.POWER: _power,

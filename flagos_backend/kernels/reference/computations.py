@@ -1,28 +1,14 @@
-"""What kernels do with the scalar functions an instruction calls: run them on arrays, or recognise a plain one."""
+"""Recognises the plain ones among the scalar functions that an instruction calls."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-
-from torch import Tensor
 
 from flagos_backend.ir.attributes import ParameterAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.build import build_lifted
-
-# Takes the arguments, which broadcast together, and returns the results (0-d when they depend on no argument).
-ScalarFunction = Callable[[Run, list[Tensor]], list[Tensor]]
 
 _COMMUTATIVE = frozenset(
     {Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR}
 )
-
-
-def scalar_function(computation: Computation) -> ScalarFunction:
-    """``computation`` applied element by element. Raises UnsupportedOpcode when it is not elementwise."""
-    return build_lifted(computation).run
 
 
 def parameter_number(instruction: Instruction) -> int | None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-import torch
-
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -16,6 +14,7 @@ from flagos_backend.kernels.reference.conversion import converter
 from flagos_backend.kernels.reference.integers import Binary, Unary
 from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.reference.registry import Kernel, Storage, kernel
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 # How many bfloat16 a host's matrix units multiply at once.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.attributes import ReducePrecisionAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -13,6 +11,7 @@ from flagos_backend.kernels.reference import integers, small_floats
 from flagos_backend.kernels.reference.integers import Unary
 from flagos_backend.kernels.reference.registry import Kernel, Storage, identity, kernel
 from flagos_backend.kernels.reference.storage import dtype_of, wrap
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 

@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import ConvolutionAttributes, WindowDimension
+from flagos_backend.ir.custom_calls.weight_gradient import is_weight_gradient
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 from flagos_backend.kernels.reference.small_floats import decode, encode
-from flagos_backend.kernels.weight_gradient import is_weight_gradient
+from flagos_backend.torch_loading import Tensor, torch
 
 # convolve(input [n, c, spatial...], weight [o, c / groups, spatial...]) -> [n, o, spatial...]
 Convolve = Callable[[Tensor, Tensor], Tensor]
@@ -153,13 +151,21 @@ def _by_weight_gradient(geometry: _Geometry, engine: Engine) -> Convolve:
     assert backward is not None
     strides, dilations = geometry.field("window_dilation"), geometry.field("stride")
     paddings, zeros = geometry.field("padding_low"), [0] * geometry.rank
+    # Of a kernel of one point only every so many inputs count. Those are picked here: with strides, on one thread,
+    # oneDNN writes outside of its memory (torch 2.13; AVX2, channels last).
+    picks = paddings == zeros and all(count == 1 for count in geometry.counts) and strides != [1] * geometry.rank
+    steps = [1] * geometry.rank if picks else strides
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
         inputs, gradient = x.transpose(0, 1), geometry.turned(weight).transpose(0, 1)
+        if picks:
+            spatial = zip(gradient.shape[2:], strides, strict=True)
+            everything: list[slice] = [slice(None), slice(None)]
+            inputs = inputs[tuple(everything + [slice(0, (size - 1) * step + 1, step) for size, step in spatial])]
         like = x.new_empty((gradient.shape[1], inputs.shape[1], *geometry.counts))
         wanted = (False, True, False)
         gradient, inputs = _in_format(gradient), _in_format(inputs)
-        _, result, _ = backward(gradient, inputs, like, None, strides, paddings, dilations, False, zeros, 1, wanted)
+        _, result, _ = backward(gradient, inputs, like, None, steps, paddings, dilations, False, zeros, 1, wanted)
         return result.transpose(0, 1)
 
     return convolve

@@ -7,9 +7,6 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, WindowAttributes, WindowDimension
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
@@ -18,6 +15,7 @@ from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.computations import parameter_number, plain_combiner
 from flagos_backend.kernels.reference.cumulative_sum import cumulative_sum
 from flagos_backend.kernels.reference.ordering import total_order
+from flagos_backend.torch_loading import Tensor, torch
 
 _TRIVIAL = WindowDimension(1)
 

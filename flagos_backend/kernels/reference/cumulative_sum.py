@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from flagos_backend.torch_loading import Tensor, torch
 
 _BLOCK = 8
 # torch adds up everything narrower in double.

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from flagos_backend.errors import HostCallbackMissing, MalformedProgram, UnknownCustomCall, UnsupportedAttribute
 from flagos_backend.ir.attributes import CustomCallAttributes, SortAttributes
+from flagos_backend.ir.config import parse_config
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value, identity, kernel
 from flagos_backend.kernels.reference.sorting import top_k
+from flagos_backend.torch_loading import Tensor
 
 Config = Mapping[str, Any]
 TargetPreparer = Callable[[Instruction, Config], Kernel]
@@ -81,7 +80,7 @@ def read_config(instruction: Instruction, defaults: Mapping[str, Any]) -> Config
     """The JSON backend config over ``defaults``. Raises MalformedProgram or UnsupportedAttribute, naming the key."""
     text = instruction.attributes_as(CustomCallAttributes).backend_config
     try:
-        given = json.loads(text) if text else {}
+        given = parse_config(text) if text else {}
     except ValueError as error:
         raise malformed(instruction, f"its backend config is not JSON ({error})") from error
     if not isinstance(given, dict):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import DynamicSliceAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -18,6 +15,7 @@ from flagos_backend.kernels.reference.index_arithmetic import (
     scalar_index_on_device,
 )
 from flagos_backend.kernels.reference.registry import InPlaceKernel, Kernel, Run, Storage, identity, in_place, kernel
+from flagos_backend.torch_loading import Tensor, torch
 
 
 class _Window:

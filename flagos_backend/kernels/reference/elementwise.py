@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
-
 from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -18,6 +16,7 @@ from flagos_backend.kernels.reference.integers import Binary, Unary
 from flagos_backend.kernels.reference.ordering import total_order
 from flagos_backend.kernels.reference.registry import Kernel, Storage, kernel
 from flagos_backend.kernels.reference.storage import from_bytes, wrap
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 O = Opcode  # noqa: E741

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-import torch
-from torch import Tensor
-
 from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
@@ -18,6 +15,7 @@ from flagos_backend.kernels.reference import householder, storage
 from flagos_backend.kernels.reference.custom_calls import Config, custom_call, malformed
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.schur import NotConverged, schur
+from flagos_backend.torch_loading import Tensor, torch
 
 _LINALG_ERROR: type[Exception] = getattr(torch.linalg, "LinAlgError")  # noqa: B009 (not in its stubs)
 _TYPES = (ElementType.F32, ElementType.F64, ElementType.C64, ElementType.C128)
@@ -29,7 +27,7 @@ Factorise = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 def _matrix(instruction: Instruction) -> ArrayShape:
-    shape = instruction.operands[0].shape
+    shape = instruction.operands[0].shape if instruction.operands else None
     if not isinstance(shape, ArrayShape) or shape.rank < 2:
         raise malformed(instruction, f"its first operand is {shape}, not a matrix")
     if shape.element_type not in _TYPES:

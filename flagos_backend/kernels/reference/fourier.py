@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import FftAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import FftType, Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference import storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+from flagos_backend.torch_loading import Tensor, torch
 
 _TRANSFORMS: dict[FftType, Callable[..., Tensor]] = {
     FftType.FFT: torch.fft.fftn,

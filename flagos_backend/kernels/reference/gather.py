@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import GatherAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.index_arithmetic import WindowOffsets, index_values, row_major_strides
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+from flagos_backend.torch_loading import Tensor, torch
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from flagos_backend import tensor_float
+from flagos_backend.torch_loading import Tensor, torch
 
 
 def reflector(column: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.types import ElementType
+from flagos_backend.torch_loading import Tensor, torch
 
 _MAX_INT64 = (1 << 63) - 1
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.reference.storage import dtype_of, wrap
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 Unary = Callable[[torch.Tensor], torch.Tensor]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import CholeskyAttributes, TriangularSolveAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode, TransposeA
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.batch_norm import widened
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel
+from flagos_backend.torch_loading import Tensor, torch
 
 
 @kernel(Opcode.CHOLESKY)

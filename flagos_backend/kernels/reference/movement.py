@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.attributes import DimensionAttributes, DimensionsAttributes, PadAttributes, SliceAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -15,6 +13,7 @@ from flagos_backend.kernels.reference.custom_calls import Config, custom_call
 from flagos_backend.kernels.reference.elementwise import splat_constant
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, identity, kernel
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from flagos_backend.errors import UnsupportedAttribute
 from flagos_backend.ir.attributes import DotAttributes, RaggedDotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel, prepare
+from flagos_backend.torch_loading import Tensor, torch
 
 Dot = Callable[[Run, Tensor, Tensor], Tensor]
 

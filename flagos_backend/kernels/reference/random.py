@@ -8,9 +8,6 @@ from __future__ import annotations
 import threading
 from math import prod
 
-import torch
-from torch import Tensor
-
 from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.attributes import RngAttributes, RngBitGeneratorAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -18,6 +15,7 @@ from flagos_backend.ir.opcode import Opcode, RngAlgorithm, RngDistribution
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel
+from flagos_backend.torch_loading import Tensor, torch
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _THREEFRY_PARITY = 0x1BD11BDA

@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-import torch
-
 from flagos_backend.ir.attributes import DimensionsAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.reference import integers, small_floats
-from flagos_backend.kernels.reference.computations import ScalarFunction, plain_combiner, scalar_function
+from flagos_backend.kernels.reference.computations import plain_combiner
 from flagos_backend.kernels.reference.elementwise import binary_function, element_type_of, splat_constant
 from flagos_backend.kernels.reference.integers import Unary
 from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, identity, kernel
+from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
 from flagos_backend.kernels.reference.storage import wrap
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 O = Opcode  # noqa: E741

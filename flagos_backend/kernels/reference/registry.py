@@ -1,5 +1,5 @@
 """The table of reference kernels. A kernel is prepared once from its instruction, at compile time, and called by the
-plan at each run; families of kernels register here by decorator. Between the IR and runtime/build.py."""
+plan at each run; families of kernels register here by decorator. Between the IR and compile/plan_builder.py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 from flagos_backend.collectives.communicator import Communicator, Meeting
-from flagos_backend.collectives.groups import Position
 from flagos_backend.errors import UnsupportedOpcode
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.participants import Position
 from flagos_backend.ir.types import Shape
+from flagos_backend.torch_loading import torch
 
 # An array in its storage dtype (storage.py), a tuple of values, or () for a token.
 Value = torch.Tensor | tuple["Value", ...]

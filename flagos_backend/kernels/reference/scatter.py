@@ -6,9 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import ScatterAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -17,6 +14,7 @@ from flagos_backend.kernels.reference.combining import Combiner, prepare_combine
 from flagos_backend.kernels.reference.computations import returned_parameter
 from flagos_backend.kernels.reference.index_arithmetic import WindowOffsets, index_values, row_major_strides
 from flagos_backend.kernels.reference.registry import InPlaceKernel, Kernel, Run, Storage, in_place, kernel
+from flagos_backend.torch_loading import Tensor, torch
 
 # Updates row-major targets, which it may write over.
 Update = Callable[[Run, list[Tensor], Tensor, list[Tensor]], None]

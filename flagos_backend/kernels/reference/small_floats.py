@@ -7,9 +7,8 @@ import functools
 import math
 from dataclasses import dataclass
 
-import torch
-
 from flagos_backend.ir.types import ElementType
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 

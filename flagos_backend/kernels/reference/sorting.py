@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import SortAttributes, TopKAttributes
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
-from flagos_backend.kernels.reference.computations import ScalarFunction, parameter_number, scalar_function
+from flagos_backend.kernels.reference.computations import parameter_number
 from flagos_backend.kernels.reference.ordering import SortKey, sort_keys, total_order
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
+from flagos_backend.torch_loading import Tensor, torch
 
 # Computes a key, as torch orders it, from the operands.
 KeyFunction = Callable[[Run, Sequence[Tensor]], Tensor]

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-import torch
+import functools
 
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.torch_loading import torch
 
 E = ElementType
 
-# Unsigned integers wider than a byte lie as the signed type of the same bits, because torch computes on few unsigned
-# types; floats of a byte or less lie as their bits. The element type of the IR says what the bits mean.
-STORAGE_DTYPE: dict[ElementType, torch.dtype] = {
-    E.PRED: torch.bool,
-    E.S1: torch.int8,
-    E.S2: torch.int8,
-    E.S4: torch.int8,
-    E.S8: torch.int8,
-    E.S16: torch.int16,
-    E.S32: torch.int32,
-    E.S64: torch.int64,
-    E.U1: torch.uint8,
-    E.U2: torch.uint8,
-    E.U4: torch.uint8,
-    E.U8: torch.uint8,
-    E.U16: torch.int16,
-    E.U32: torch.int32,
-    E.U64: torch.int64,
-    E.F16: torch.float16,
-    E.BF16: torch.bfloat16,
-    E.F32: torch.float32,
-    E.F64: torch.float64,
-    E.C64: torch.complex64,
-    E.C128: torch.complex128,
-    **{e: torch.uint8 for e in E if e.is_float and e.bits <= 8},
-}
+
+@functools.cache
+def storage_dtypes() -> dict[ElementType, torch.dtype]:
+    """By element type. Unsigned integers wider than a byte lie as the signed type of the same bits, because torch
+    computes on few unsigned types; floats of a byte or less lie as their bits. The element type says what they mean."""
+    return {
+        E.PRED: torch.bool,
+        E.S1: torch.int8,
+        E.S2: torch.int8,
+        E.S4: torch.int8,
+        E.S8: torch.int8,
+        E.S16: torch.int16,
+        E.S32: torch.int32,
+        E.S64: torch.int64,
+        E.U1: torch.uint8,
+        E.U2: torch.uint8,
+        E.U4: torch.uint8,
+        E.U8: torch.uint8,
+        E.U16: torch.int16,
+        E.U32: torch.int32,
+        E.U64: torch.int64,
+        E.F16: torch.float16,
+        E.BF16: torch.bfloat16,
+        E.F32: torch.float32,
+        E.F64: torch.float64,
+        E.C64: torch.complex64,
+        E.C128: torch.complex128,
+        **{e: torch.uint8 for e in E if e.is_float and e.bits <= 8},
+    }
 
 
 def dtype_of(element_type: ElementType) -> torch.dtype:
     """The storage dtype; KeyError for TOKEN, which has no storage."""
-    return STORAGE_DTYPE[element_type]
+    return storage_dtypes()[element_type]
 
 
 def from_bytes(data: bytes, shape: ArrayShape) -> torch.Tensor:
@@ -61,11 +65,11 @@ def to_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def wrap(tensor: torch.Tensor, element_type: ElementType) -> torch.Tensor:
-    """Brings the bytes of an integer narrower than 8 bits back into its range, by dropping its high bits; other types
+    """Brings the bytes of a number narrower than 8 bits back into its range, by dropping their high bits; other types
     as they are."""
     bits = element_type.bits
-    if bits >= 8 or not element_type.is_integer:
+    if bits >= 8 or element_type is ElementType.PRED:
         return tensor
-    if element_type.is_unsigned:
+    if element_type.is_unsigned or element_type.is_float:
         return tensor & ((1 << bits) - 1)
     return (tensor << (8 - bits)) >> (8 - bits)

@@ -3,13 +3,12 @@ calls and control flow belong to the plan."""
 
 from __future__ import annotations
 
-import torch
-
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.kernels.reference.computations import scalar_function
 from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel
+from flagos_backend.kernels.reference.scalar_functions import scalar_function
+from flagos_backend.torch_loading import torch
 
 
 @kernel(Opcode.MAP)

@@ -12,15 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from flagos_backend.ir.attributes import WindowAttributes, WindowDimension
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.combining import prepare_combiner
-from flagos_backend.kernels.reference.computations import ScalarFunction, scalar_function
 from flagos_backend.kernels.reference.cumulative import (
     combine_of,
     identity_of,
@@ -31,12 +27,14 @@ from flagos_backend.kernels.reference.cumulative import (
 )
 from flagos_backend.kernels.reference.index_arithmetic import Kept, row_major_strides
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
+from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
+from flagos_backend.torch_loading import Tensor, torch
 
 # Folds the windows along one dimension: arrays in, one value for each window out.
 Fold = Callable[[Run, list[Tensor]], list[Tensor]]
 
 _TRIVIAL = WindowDimension(1)
-_SEQUENTIAL_LIMIT = 8  # windows up to this size fold place by place
+_SEQUENTIAL_LIMIT = 8  # windows of up to this many elements fold one after another
 
 
 def window_count(size: int, window: WindowDimension) -> int:
@@ -47,32 +45,63 @@ def window_count(size: int, window: WindowDimension) -> int:
     return 0 if padded < extent else (padded - extent) // window.stride + 1
 
 
-def _element_at(places: Tensor, size: int, window: WindowDimension) -> Tensor:
-    """The element at each place of the dilated base (0 is its first), or -1 for padding and holes."""
-    elements = places.div(window.base_dilation, rounding_mode="floor")
-    inside = (places >= 0) & (places % window.base_dilation == 0) & (elements < size)
-    return torch.where(inside, elements, -1)
+_GREATEST_PERIOD = 1 << 31
 
 
-def window_positions(size: int, window: WindowDimension) -> Tensor:
-    """[windows, window size]: the element under each place of each window, or -1 for padding and holes."""
-    starts = torch.arange(window_count(size, window)) * window.stride - window.padding_low
-    places = starts.unsqueeze(1) + torch.arange(window.size) * window.window_dilation
-    return _element_at(places, size, window)
+@dataclass(frozen=True, slots=True)
+class _Covered:
+    """What the windows along a dimension hold: window i the elements ``first[i]``, ``first[i] + step``, ...,
+    ``count[i]`` of them. Padding and holes are left out, so there is never more than the dimension has."""
+
+    first: Tensor
+    count: Tensor
+    step: int
+
+    @property
+    def greatest(self) -> int:
+        return int(self.count.max()) if len(self.count) else 0
+
+    def positions(self) -> Tensor:
+        """[windows, greatest count]: the elements of each window in order, then -1."""
+        number = torch.arange(self.greatest)
+        return torch.where(number < self.count.unsqueeze(1), self.first.unsqueeze(1) + number * self.step, -1)
 
 
-def _occupied(size: int, window: WindowDimension) -> Tensor:
-    """[windows]: whether any place of each window holds an element. Windows as wide as the array have too many places
-    to list them."""
-    starts = torch.arange(window_count(size, window)) * window.stride - window.padding_low
+def _covered(size: int, window: WindowDimension) -> _Covered:
+    """Place k of a window is at start + k * step and holds an element where a multiple of the base's dilation is: at
+    one k among ``period`` ones, which a congruence gives. No work is proportional to a dilation, padding or size."""
     step, hole = window.window_dilation, window.base_dilation
-    first = starts.div(step, rounding_mode="floor").neg().clamp(min=0)
-    last = ((size - 1) * hole - starts).div(step, rounding_mode="floor").clamp(max=window.size - 1)
-    found = torch.zeros_like(starts, dtype=torch.bool)
-    for ahead in range(hole // math.gcd(step, hole)):  # then the places meet the same holes again
-        place = first + ahead
-        found |= (place <= last) & ((starts + place * step) % hole == 0)
-    return found & (size > 0)
+    common = math.gcd(step, hole)
+    period = hole // common
+    inverse = pow(step // common, -1, period)
+    if period > _GREATEST_PERIOD:  # products of two residues would overflow
+        return _covered_one_by_one(size, window)
+    start = torch.arange(window_count(size, window)) * window.stride - window.padding_low
+    least = (-(start // step)).clamp(min=0)
+    place = least + ((-start // common) % period * inverse - least) % period
+    last = (((size - 1) * hole - start) // step).clamp(max=window.size - 1)
+    count = ((last - place) // period + 1).clamp(min=0)
+    count = torch.where(start % common == 0, count, 0) if size else torch.zeros_like(start)
+    first = torch.where(count > 0, (start + place * step) // hole, 0)
+    return _Covered(first, count, step // common)
+
+
+def _covered_one_by_one(size: int, window: WindowDimension) -> _Covered:
+    """The same for dilations of more than 32 bits, whose windows are few, in integers of any size."""
+    step, hole = window.window_dilation, window.base_dilation
+    common = math.gcd(step, hole)
+    period = hole // common
+    inverse = pow(step // common, -1, period)
+    first, counts = [], []
+    for number in range(window_count(size, window)):
+        start = number * window.stride - window.padding_low
+        least = max(-(start // step), 0)
+        place = least + (-start // common * inverse - least) % period
+        last = min(((size - 1) * hole - start) // step, window.size - 1)
+        count = 0 if start % common or not size else max((last - place) // period + 1, 0)
+        counts.append(count)
+        first.append((start + place * step) // hole if count else 0)
+    return _Covered(torch.tensor(first, dtype=torch.int64), torch.tensor(counts, dtype=torch.int64), step // common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,48 +166,35 @@ def _sequential_fold(axis: _Axis, reducer: ScalarFunction, positions: Tensor) ->
     return fold
 
 
-def _doubling_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension) -> Fold:
-    """Folds of 1, 2, 4, ... places at every start, put together by the binary digits of the window size."""
-    dimension, dilation = axis.dimension, window.window_dilation
-    windows = (window_count(size, window) - 1) * window.stride + 1
-    places = torch.arange(windows + (window.size - 1) * dilation) - window.padding_low
-    elements = _element_at(places, size, window)
-    select = axis.selection(elements)
-    exists = elements >= 0
-    result_exists: Tensor | None = None
-    digits: list[tuple[int, Callable[..., list[Tensor]] | None]] = []  # offset of the part, None: not a digit
-    joins: list[tuple[int, Callable[..., list[Tensor]]]] = []
-    taken = 0
-    for bit in range(window.size.bit_length()):
+def _doubling_fold(axis: _Axis, reducer: ScalarFunction, size: int, covered: _Covered) -> Fold:
+    """Folds of 1, 2, 4, ... elements from every one on, put together by the binary digits of each window's count."""
+    dimension = axis.dimension
+    taken = torch.zeros_like(covered.count)
+    parts: list[tuple[Callable[[Tensor], Tensor], Callable[..., list[Tensor]]] | None] = []
+    for bit in range(covered.greatest.bit_length()):
         length = 1 << bit
-        if bit:
-            shift = (length // 2) * dilation
-            left, right = exists[: len(exists) - shift], exists[shift:]
-            joins.append((shift, _joining(axis, reducer, left, right)))
-            exists = left | right
-        if window.size & length:
-            part = exists[taken * dilation :][:windows]
-            join = None if result_exists is None else _joining(axis, reducer, result_exists, part)
-            result_exists = part if result_exists is None else result_exists | part
-            digits.append((taken * dilation, join))
-            taken += length
-        else:
-            digits.append((-1, None))
+        has_part = covered.count & length != 0
+        last = size - 1 - (length - 1) * covered.step
+        place = (covered.first + taken * covered.step).clamp(max=last)  # beyond it are windows without the part
+        select, join = axis.selection(place), _joining(axis, reducer, taken > 0, has_part)
+        parts.append((select, join) if has_part.any() else None)
+        taken = taken + torch.where(has_part, length, 0)
 
     def fold(run: Run, arrays: list[Tensor]) -> list[Tensor]:
-        level = [select(array) for array in arrays]
+        level = arrays
         result: list[Tensor] = []
-        for bit, (offset, join) in enumerate(digits):
+        for bit, part in enumerate(parts):
             if bit:
-                shift, double = joins[bit - 1]
+                shift = (covered.step << bit) // 2
                 count = level[0].shape[dimension] - shift
                 left = [array.narrow(dimension, 0, count) for array in level]
-                level = double(run, left, [array.narrow(dimension, shift, count) for array in level])
-            if offset >= 0:
-                part = [array.narrow(dimension, offset, windows) for array in level]
-                result = part if join is None else join(run, result, part)
-        strided = (slice(None),) * dimension + (slice(None, None, window.stride),)
-        return [array[strided] for array in result]
+                right = [array.narrow(dimension, shift, count) for array in level]
+                level = [v.expand_as(a) for v, a in zip(reducer(run, left + right), left, strict=True)]
+            if part is not None:
+                select, join = part
+                chosen = [select(array) for array in level]
+                result = join(run, result, chosen) if result else chosen
+        return result
 
     return fold
 
@@ -217,9 +233,10 @@ def _padded_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: Window
 def _prepare_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension) -> Fold:
     if size > 1 and (is_prefix(size, window) or is_suffix(size, window)):
         return _prefix_scan(axis, reducer, size, suffix=is_suffix(size, window))
-    if window.size <= _SEQUENTIAL_LIMIT:
-        return _sequential_fold(axis, reducer, window_positions(size, window))
-    return _doubling_fold(axis, reducer, size, window)
+    covered = _covered(size, window)
+    if covered.greatest <= _SEQUENTIAL_LIMIT:
+        return _sequential_fold(axis, reducer, covered.positions())
+    return _doubling_fold(axis, reducer, size, covered)
 
 
 @kernel(Opcode.REDUCE_WINDOW, storage=Storage.SHARED)
@@ -236,7 +253,7 @@ def prepare_reduce_window(instruction: Instruction) -> Kernel:
         results = tuple(initial.expand(result_dims) for initial in operands[count:])
         return results[0] if count == 1 else results
 
-    occupied = [_occupied(size, w) for size, w in zip(shape.dims, window, strict=True)]
+    occupied = [_covered(size, w).count > 0 for size, w in zip(shape.dims, window, strict=True)]
     if not all(bool(flags.any()) for flags in occupied):
         return initial_only
     reducer = scalar_function(instruction.called[0])
@@ -248,7 +265,9 @@ def prepare_reduce_window(instruction: Instruction) -> Kernel:
         identity = identity_of(combine_of(instruction.called[0]), shape.element_type) if count == 1 else None
         for d in reversed(range(shape.rank)):
             axis, size, w = _Axis(d, shape.rank), shape.dims[d], window[d]
-            if identity is not None and w.base_dilation == 1 and (w.padding_low or w.padding_high):
+            padding = abs(w.padding_low) + abs(w.padding_high)
+            small = padding <= size + result_dims[d]
+            if identity is not None and w.base_dilation == 1 and padding and small:
                 folds.append(_padded_fold(axis, reducer, size, w, identity))
             elif w != _TRIVIAL:
                 folds.append(_prepare_fold(axis, reducer, size, w))
@@ -275,7 +294,7 @@ def prepare_select_and_scatter(instruction: Instruction) -> Kernel:
     window = instruction.attributes_as(WindowAttributes).window
     shape = instruction.operands[0].shape
     assert isinstance(shape, ArrayShape)
-    tables = [window_positions(size, w) for size, w in zip(shape.dims, window, strict=True)]
+    tables = [_covered(size, w).positions() for size, w in zip(shape.dims, window, strict=True)]
     dims = shape.dims
     if any(len(table) == 0 for table in tables):  # no windows
         return lambda run, _, source, initial: initial.expand(dims).clone(memory_format=torch.contiguous_format)

@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.simulated import SIMULATED
 from flagos_backend.devices.target import Target
+from flagos_backend.ir.custom_calls.attention import Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType, leaves
-from flagos_backend.kernels.attention import Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import launching
+from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
 _TYPES = frozenset({E.F16, E.BF16, E.F32})

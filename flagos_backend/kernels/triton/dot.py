@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -17,6 +14,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton.launching import exceeds_32_bits, launch
+from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
 _HALVES = frozenset({E.F16, E.BF16})
@@ -45,7 +43,7 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     contraction = contraction_of(instruction)
     shape = instruction.shape
     assert isinstance(shape, ArrayShape)
-    rounds = instruction.attributes_as(DotAttributes).allows_tensor_float and target.vendor == "nvidia"
+    rounds = instruction.attributes_as(DotAttributes).allows_tensor_float and target.facts.tensor_float
     tile = _tile(contraction, target)
     dtype, precision = dtype_of(shape.element_type), "tf32" if rounds else "ieee"
 

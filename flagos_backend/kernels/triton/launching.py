@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Any
 
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.kernels.triton.loading import serialize_loading
+from flagos_backend.torch_loading import Tensor
 
 
 def unavailable(target: Target) -> str:

@@ -6,15 +6,13 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.triton.launching import launch
+from flagos_backend.torch_loading import Tensor, torch
 
 FACTORS = ("Qr", "flagos.geqrf")
 PRODUCTS = ("ProductOfElementaryHouseholderReflectors", "flagos.householder_product")

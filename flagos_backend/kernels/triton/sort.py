@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import SortAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -18,6 +15,7 @@ from flagos_backend.kernels.reference.ordering import INFINITY, OperandKey, oper
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton.launching import launch
+from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
 _FLOATS = frozenset({E.F32, E.F16, E.BF16})
@@ -116,7 +114,7 @@ def _program(rows: _Rows, target: Target) -> dict[str, Any]:
         "LOG_L": target.warp_size.bit_length() - 1,
         "num_warps": warps,
         # Else NVIDIA's assembler takes more where a program has few threads, and leaves no room for a second one.
-        **({"maxnreg": _MAX_REGISTERS} if target.vendor == "nvidia" else {}),
+        **({"maxnreg": _MAX_REGISTERS} if target.facts.limits_registers else {}),
     }
 
 

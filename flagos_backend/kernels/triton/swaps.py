@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-import torch
-from torch import Tensor
-
 from flagos_backend.kernels.triton.launching import launch
+from flagos_backend.torch_loading import Tensor, torch
 
 # A place takes as many steps as there are swaps: one to a thread, and programs for all multiprocessors.
 _MAX_BLOCK, _LANES = 128, 32

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-
 from flagos_backend.devices.target import Target
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD, AttentionBackwardCall, AttentionCall
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import leaves
-from flagos_backend.kernels.attention import BACKWARD, FORWARD, AttentionBackwardCall, AttentionCall
 from flagos_backend.kernels.implementation import Implementation, Provider, Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import attention, dot, interpreter, qr, scans, scatter, sort, top_k, windows
 from flagos_backend.kernels.triton.launching import unavailable
+from flagos_backend.torch_loading import torch
 
 
 def _unsupported(instruction: Instruction, target: Target) -> str:

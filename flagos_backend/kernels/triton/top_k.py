@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import TopKAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -14,6 +11,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.triton.launching import launch
+from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
 _FLOATS = frozenset({E.F32, E.F16, E.BF16})

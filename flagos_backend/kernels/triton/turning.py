@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from flagos_backend.kernels.triton.launching import launch
+from flagos_backend.torch_loading import Tensor, torch
 
 _BLOCK, _WARPS = 64, 4
 

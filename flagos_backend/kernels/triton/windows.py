@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import CompareAttributes, WindowAttributes, WindowDimension
 from flagos_backend.ir.hlo import Computation, Instruction
@@ -21,6 +18,7 @@ from flagos_backend.kernels.reference.computations import parameter_number, plai
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton.launching import launch
+from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
 _TYPES = frozenset({E.F16, E.BF16, E.F32, E.F64})

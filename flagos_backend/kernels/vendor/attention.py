@@ -6,18 +6,16 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
+from flagos_backend.ir.custom_calls.attention import Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType, leaves
-from flagos_backend.kernels.attention import Attention, AttentionBackwardCall, AttentionCall, Views
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.vendor import placing
+from flagos_backend.torch_loading import Tensor, torch
 
 _TYPES = frozenset({ElementType.F16, ElementType.BF16})
 _MAX_CHANNELS, _CHANNEL_MULTIPLE = 256, 8

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
@@ -16,6 +13,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.conversion import converter
 from flagos_backend.kernels.reference.registry import Kernel
 from flagos_backend.kernels.triton import launching, turning
+from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
 # CUDA's product wants more than 16 rows, and multiples of eight of the other sizes; sixteen are what is loaded at once.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from flagos_backend import tensor_float
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import ConvolutionAttributes
@@ -17,6 +15,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.convolution import Engine, prepare_with
 from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.vendor.dot import MAX_CONTRACTED_INTEGERS, integer_product
+from flagos_backend.torch_loading import torch
 
 
 def unsupported(instruction: Instruction, target: Target) -> str:
@@ -35,7 +34,7 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     backward: Callable[..., Any] = torch.ops.aten.convolution_backward
     # HLO's default precision lets f32 be rounded to TF32, as XLA does on GPUs, and so does cuDNN by default.
     may_round = instruction.attributes_as(ConvolutionAttributes).precision is Precision.DEFAULT
-    if target.device_type == "cuda" and not may_round:
+    if target.has_tensor_float_switches and not may_round:
         forward, backward = _exact_convolution, _exact_backward
     # Accelerators have no integer matrix products; one of 32 bits needs fewer digits.
     width = ElementType.S64 if array_shape(instruction).element_type.bits > 32 else ElementType.S32

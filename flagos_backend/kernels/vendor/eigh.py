@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.vendor.library import reference_variants
+from flagos_backend.torch_loading import Tensor, torch
 
 _WIDER = {ElementType.F32: torch.float64, ElementType.C64: torch.complex128}
 _JACOBI = range(32, 513)
@@ -25,7 +23,7 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     shape = instruction.operands[0].shape
     assert isinstance(shape, ArrayShape)
     wider = _WIDER.get(shape.element_type)
-    if target.vendor != "nvidia" or wider is None or shape.dims[-1] not in _JACOBI or not shape.num_elements:
+    if not target.facts.fast_float64 or wider is None or shape.dims[-1] not in _JACOBI or not shape.num_elements:
         return plain
     (only,) = plain
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from flagos_backend import tensor_float
 from flagos_backend.devices.target import Target
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.implementation import Variant, operation_of
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.aten import prepare_into
@@ -72,7 +72,7 @@ def runs_library(instruction: Instruction, target: Target) -> bool:
 
 def reference_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     kernel, into = registry.prepare(instruction), prepare_into(instruction)
-    if target.device_type == "cuda" and operation_of(instruction) in _MULTIPLIES:
+    if target.has_tensor_float_switches and operation_of(instruction) in _MULTIPLIES:
         return (Variant("", _settled(kernel), into and _settled(into)),)
     return (Variant("", kernel, into),)
 

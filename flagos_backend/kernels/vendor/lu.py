@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
@@ -11,6 +9,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.factorizations import prepare_lu
 from flagos_backend.kernels.triton import launching, swaps
 from flagos_backend.kernels.vendor.library import reference_variants
+from flagos_backend.torch_loading import torch
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from flagos_backend.torch_loading import Tensor, torch
 
 aten = torch.ops.aten
 _ALLOCATE = frozenset({aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from flagos_backend.devices.target import Target
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.implementation import Implementation, Provider
 from flagos_backend.kernels.vendor import attention, byte_products, convolution, dot, eigh, lu
 from flagos_backend.kernels.vendor.library import LIBRARY, is_vendor_reference, reference_variants

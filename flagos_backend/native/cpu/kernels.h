@@ -8,7 +8,7 @@
 
 namespace flagos::cpu {
 
-// The numbers are part of the program format that flagos_backend/codegen/native.py writes.
+// The numbers are part of the program format that flagos_backend/codegen/cpu/emitter.py writes.
 enum class Type : int64_t {
   kPred = 1,
   kS8 = 2,

@@ -145,6 +145,11 @@ class Runner {
     return true;
   }
 
+  bool operator()(const MachineCode& code) const {
+    code.function(slots_);
+    return true;
+  }
+
   bool operator()(const Call& call) const {
     std::vector<void*> sources, targets, released;
     for (int64_t slot : call.sources) sources.push_back(slots_[slot]);

@@ -1,5 +1,5 @@
 // A program that runs on the host CPU without Python: loop nests over tiles and matrix products, between buffers whose
-// places were planned at compile time. flagos_backend/codegen/native.py writes the words that Parse reads.
+// places were planned at compile time. flagos_backend/codegen/cpu/emitter.py writes the words that Parse reads.
 #ifndef FLAGOS_NATIVE_CPU_NATIVE_PROGRAM_H_
 #define FLAGOS_NATIVE_CPU_NATIVE_PROGRAM_H_
 
@@ -230,6 +230,13 @@ struct ComplexArithmetic {
   TileFunction function;
 };
 
+// Several small steps as one function that LLVM made of them: codegen/cpu/llvm. It reads and writes memory of the slots
+// that Parse checked, within their sizes as its writer knows them.
+using MachineFunction = void (*)(char* const* slots);
+struct MachineCode {
+  MachineFunction function;
+};
+
 class NativeProgram;
 
 // How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
@@ -279,10 +286,11 @@ struct CallHandler {
 
 class NativeProgram {
  public:
-  // Checks everything, also that no step reaches outside its buffers, so that Run needs no checks. On failure returns
-  // nullptr and says why.
+  // Checks everything, also that no step reaches outside its buffers, so that Run needs no checks; what `functions` do
+  // inside is not seen. On failure returns nullptr and says why. The functions outlive the program.
   static std::unique_ptr<NativeProgram> Parse(const int64_t* words, size_t num_words, const uint8_t* constants,
-                                              size_t constants_size, std::string* error);
+                                              size_t constants_size, const std::vector<MachineFunction>& functions,
+                                              std::string* error);
 
   size_t num_arguments() const { return argument_bytes_.size(); }
   size_t num_results() const { return result_bytes_.size(); }
@@ -306,8 +314,9 @@ class NativeProgram {
   friend class Parser;
   friend class RepeatedProgram;
   friend class Runner;
-  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgExtreme,
-                            ComplexArithmetic, GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional>;
+  using Step =
+      std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgExtreme, ComplexArithmetic,
+                   GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional, MachineCode>;
 
   // Of a run: the addresses of all buffers.
   size_t num_slots() const;

@@ -8,7 +8,7 @@
 namespace flagos::cpu {
 
 // X(first, second): second(first(a, b), c), but for SubtractFrom, which is c - first(a, b). The numbers are part of the
-// program format that flagos_backend/codegen/pairs.py writes.
+// program format that flagos_backend/codegen/cpu/transforms/fuse_op_pairs.py writes.
 // clang-format off
 #define FLAGOS_CPU_FLOAT_PAIRS(X)                                                                             \
   X(Add, Add) X(Add, Subtract) X(Add, SubtractFrom) X(Add, Multiply)                                          \

@@ -27,7 +27,8 @@ enum : int64_t {
   kGatherItem,
   kScatterItem,
   kArgExtremeItem,
-  kLinearAlgebraItem
+  kLinearAlgebraItem,
+  kMachineCodeItem
 };
 
 void CheckProductTypes(const MatrixProduct& product) {
@@ -40,8 +41,9 @@ void CheckProductTypes(const MatrixProduct& product) {
 
 }  // namespace
 
-Parser::Parser(const int64_t* words, size_t num_words, Constants constants, int depth)
-    : next_(words), end_(words + num_words), constants_(std::move(constants)), depth_(depth) {
+Parser::Parser(const int64_t* words, size_t num_words, Constants constants,
+               const std::vector<MachineFunction>& functions, int depth)
+    : next_(words), end_(words + num_words), constants_(std::move(constants)), functions_(functions), depth_(depth) {
   Require(depth <= kMaxDepth, "programs are nested too deeply");
 }
 
@@ -107,6 +109,9 @@ void Parser::ParseStep(NativeProgram& program) {
       program.steps_.emplace_back(p);
       return;
     }
+    case kMachineCodeItem:
+      program.steps_.emplace_back(ParseMachineCode(program));
+      return;
     case kTopKItem: {
       const TopK top_k = ParseTopK();
       program.work_ += top_k.rows * top_k.columns;
@@ -246,7 +251,7 @@ BlockCopy Parser::ParseBlockCopy(bool is_update) {
 // A nested program; the words say how long it is.
 std::unique_ptr<NativeProgram> Parser::ParseNested(NativeProgram& parent) {
   const int64_t length = Count();
-  Parser nested(next_, static_cast<size_t>(length), constants_, depth_ + 1);
+  Parser nested(next_, static_cast<size_t>(length), constants_, functions_, depth_ + 1);
   next_ += length;
   std::unique_ptr<NativeProgram> program = nested.Parse();
   parent.has_calls_ |= program->has_calls_;
@@ -423,6 +428,20 @@ ComplexArithmetic Parser::ParseComplexArithmetic() {
   return step;
 }
 
+MachineCode Parser::ParseMachineCode(NativeProgram& program) {
+  const int64_t number = Word();
+  Require(number >= 0 && number < static_cast<int64_t>(functions_.size()) &&
+              functions_[static_cast<size_t>(number)] != nullptr,
+          "unknown machine code");
+  const int64_t work = Word();
+  Require(work >= 0, "negative work");
+  program.work_ += work;
+  ReadableSlots();
+  WritableSlots();
+  Require(Count() == 0, "machine code has no scratch");
+  return {functions_[static_cast<size_t>(number)]};
+}
+
 LinearAlgebra Parser::ParseLinearAlgebra() {
   using Kind = LinearAlgebra::Kind;
   LinearAlgebra step;
@@ -508,10 +527,13 @@ MatrixProduct::Operand Parser::ParseOperand(Type type, const std::vector<int64_t
 }
 
 std::unique_ptr<NativeProgram> NativeProgram::Parse(const int64_t* words, size_t num_words, const uint8_t* constants,
-                                                    size_t constants_size, std::string* error) {
+                                                    size_t constants_size,
+                                                    const std::vector<MachineFunction>& functions, std::string* error) {
   try {
-    auto data = std::make_shared<const std::vector<uint8_t>>(constants, constants + constants_size);
-    return Parser(words, num_words, std::move(data), 0).Parse();
+    auto data = std::make_shared<std::vector<uint8_t>>();
+    data->reserve(constants_size + 1);  // constants without elements have an address too
+    data->assign(constants, constants + constants_size);
+    return Parser(words, num_words, std::move(data), functions, 0).Parse();
   } catch (const Failure& failure) {
     *error = failure.message;
     return nullptr;

@@ -33,7 +33,8 @@ class Parser {
   using Constants = std::shared_ptr<const std::vector<uint8_t>>;
 
   // Throws Failure, as everything below does.
-  Parser(const int64_t* words, size_t num_words, Constants constants, int depth);
+  Parser(const int64_t* words, size_t num_words, Constants constants, const std::vector<MachineFunction>& functions,
+         int depth);
 
   std::unique_ptr<NativeProgram> Parse();
 
@@ -168,6 +169,7 @@ class Parser {
 
   // parse_loop.cc
   Loop ParseLoop();
+  MachineCode ParseMachineCode(NativeProgram& program);
   RowLoop ParseRowLoop();
   RowLoop::Phase ParsePhase(RowLoop& loop);
   int64_t ParseDims(LoopBase& loop);
@@ -180,6 +182,7 @@ class Parser {
   const int64_t* next_;
   const int64_t* const end_;
   const Constants constants_;
+  const std::vector<MachineFunction>& functions_;
   const int depth_;
   std::vector<int64_t> slot_bytes_;
   std::vector<Brought> brought_;  // by slot

@@ -1,1 +1,1 @@
-"""Programs on accelerators: plans of generated kernels and library kernels, and their replay. Beside plan.py."""
+"""Programs on accelerators: how plans are divided, recorded as graphs and replayed."""

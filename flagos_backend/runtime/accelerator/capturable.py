@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from flagos_backend.collectives import Communicator
 from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.effects import COLLECTIVES, HOST_CALLBACK
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.reference.aten import drops_out
-from flagos_backend.passes.effects import COLLECTIVES, HOST_CALLBACK
 from flagos_backend.runtime.control_flow import Conditional, ControlFlow, CountedLoop, While
 from flagos_backend.runtime.plan import Step
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape
@@ -22,6 +20,7 @@ from flagos_backend.runtime.accelerator.communication import CommunicationStream
 from flagos_backend.runtime.accelerator.conditional import ConditionalNode, ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import GraphMemory, lent_stream
 from flagos_backend.runtime.plan import Plan
+from flagos_backend.torch_loading import torch
 
 # torch's allocations are aligned so, and kernels are chosen for it.
 _ALIGNMENT = 512

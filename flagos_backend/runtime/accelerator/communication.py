@@ -1,5 +1,5 @@
 """Collectives of a launch that is recorded go to a stream beside the one that computes: what does not wait for them
-goes on meanwhile. Where they start and are waited for, overlap.py says; capture.py gives the stream."""
+goes on meanwhile. Where they start and are waited for, compile/overlap.py says; capture.py gives the stream."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.torch_loading import torch
 
 
 class CommunicationStream:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import logging
 import threading
 
-import torch
-
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.choice import implementations_of
+from flagos_backend.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 
@@ -19,7 +18,8 @@ _begun: set[torch.device] = set()
 
 def load_beside(accelerator: Accelerator) -> None:
     """Once for each device. The process ends after the thread, under which what it loads must not go away."""
-    if accelerator.device in _begun:
+    # An interpreter that ends still runs exit handlers, but starts no threads.
+    if accelerator.device in _begun or not threading.main_thread().is_alive():
         return
     _begun.add(accelerator.device)
     threading.Thread(target=_load, args=(accelerator,), name="flagos-load").start()

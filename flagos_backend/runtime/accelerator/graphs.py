@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from flagos_backend.collectives import Communicator
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
@@ -17,6 +15,7 @@ from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.accelerator.memory import give_back, shared_memory
 from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.plan import Plan
+from flagos_backend.torch_loading import torch
 
 # (address of the native accelerator, graphs and arrays as Captures has them) -> what they prove. Raises RuntimeError
 # that says why no graph of the plan can be replayed.

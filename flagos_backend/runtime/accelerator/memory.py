@@ -10,10 +10,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from flagos_backend.devices.streams import own_stream
 from flagos_backend.devices.undisturbed import undisturbed
+from flagos_backend.torch_loading import torch
 
 
 class Pool:

@@ -1,31 +1,33 @@
 """What was recorded of a program on each of its devices, and which launches use it. Between segments.py, which divides
-plans, and runtime/bridge.py."""
+plans, and bridge.py."""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING
 
+from flagos_backend.ir.effects import COLLECTIVES
+from flagos_backend.ir.hlo import Module
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.effects import COLLECTIVES
-from flagos_backend.runtime.accelerator.graphs import GraphReplay
-from flagos_backend.runtime.accelerator.segments import Division, Recorder, divide
 from flagos_backend.runtime.plan import Plan
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.context_peers import ContextPeers
     from flagos_backend.collectives.spanning import SpanningCommunicator
-    from flagos_backend.runtime.compiler import CompiledProgram
+    from flagos_backend.runtime.accelerator.segments import Division, Recorder
 
 
 class Recordings:
     """Of one program, by the local ordinals of its devices. Every method may be called from several threads.
 
+    ``donors``: the arguments that a launch uses up. ``outcomes``: takes what became of each recording, as a text.
     ``peers``: through which its devices meet, if they do.
     """
 
-    def __init__(self, compiled: CompiledProgram, peers: ContextPeers | None) -> None:
-        self._compiled = compiled
+    def __init__(
+        self, module: Module, donors: tuple[int, ...], outcomes: dict[int, object], peers: ContextPeers | None
+    ) -> None:
+        self._module, self._donors, self._outcomes = module, donors, outcomes
         self._peers = peers
         self._divisions: dict[int, Division] = {}
         self._recorders: dict[int, tuple[Plan, Recorder]] = {}
@@ -33,7 +35,7 @@ class Recordings:
     @functools.cached_property
     def meet(self) -> bool:
         """Whether devices may meet in what is recorded."""
-        instructions = (i for computation in self._compiled.module.computations() for i in computation.instructions)
+        instructions = (i for computation in self._module.computations() for i in computation.instructions)
         if self._peers is None or not any(instruction.opcode in COLLECTIVES for instruction in instructions):
             return False
         return not self._peers.no_recording
@@ -49,7 +51,7 @@ class Recordings:
         """What a launch can use. ``in_place``: whether the arguments that are given up are its alone. ``launch``: of
         several devices that meet, which use it together: where one cannot, none does, and what they recorded
         differently they record again without collectives."""
-        division = self._divisions.get(local_ordinal) if in_place or not self._compiled.donors else None
+        division = self._divisions.get(local_ordinal) if in_place or not self._donors else None
         if launch is None or not self.meet:
             return division
         own = division and tuple(division.meetings)
@@ -59,6 +61,9 @@ class Recordings:
         return None if None in every else self._divided_again(local_ordinal, division)
 
     def _divided_again(self, local_ordinal: int, division: Division | None) -> Division:
+        from flagos_backend.runtime.accelerator.graphs import GraphReplay
+        from flagos_backend.runtime.accelerator.segments import Division
+
         assert division is not None
         for replay in division.meetings.values():
             if isinstance(replay, GraphReplay):
@@ -68,6 +73,10 @@ class Recordings:
         return self._divide(local_ordinal, "the devices recorded it differently")
 
     def _divide(self, local_ordinal: int, no_meetings: str) -> Division:
+        # Of accelerators: the host does without.
+        from flagos_backend.runtime.accelerator.graphs import GraphReplay
+        from flagos_backend.runtime.accelerator.segments import divide
+
         plan, recorder = self._recorders[local_ordinal]
         division = divide(plan, recorder, recorder.no_conditionals, recorder.rehearse, no_meetings)
         for replay in division.meetings.values():
@@ -79,4 +88,4 @@ class Recordings:
 
     def note(self, local_ordinal: int, outcome: object) -> None:
         """What became of the recording, as text for explain."""
-        self._compiled.outcomes[local_ordinal] = outcome
+        self._outcomes[local_ordinal] = outcome

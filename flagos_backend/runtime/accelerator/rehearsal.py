@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
@@ -16,6 +14,7 @@ from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.runtime.accelerator.capture import reason_of
 from flagos_backend.runtime.control_flow import ControlFlow
 from flagos_backend.runtime.plan import Plan
+from flagos_backend.torch_loading import torch
 
 
 class _EveryPart:

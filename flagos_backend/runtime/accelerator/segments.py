@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import torch
-
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
@@ -24,6 +22,7 @@ from flagos_backend.runtime.accelerator.capturable import (
 )
 from flagos_backend.runtime.control_flow import ControlFlow, CountedLoop, owned_copy
 from flagos_backend.runtime.plan import Plan, Step
+from flagos_backend.torch_loading import torch
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.spanning import SpanningCommunicator

@@ -399,7 +399,7 @@ typedef struct FlagosBufferViewArgs { /* memory that somebody else owns, dense r
   const int64_t* dims;
   size_t rank;
   int32_t element_type;
-  int32_t reserved;
+  int32_t writable; /* 1: an execution to which the buffer is donated may write its result there; 0: nobody writes */
   FlagosReleaseCallback release; /* may be NULL */
   void* release_user_data;
   FlagosBuffer* buffer; /* out */

@@ -215,7 +215,7 @@ FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, data) == 24, FlagosBufferVie
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, dims) == 32, FlagosBufferViewArgs_dims);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, rank) == 40, FlagosBufferViewArgs_rank);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, element_type) == 48, FlagosBufferViewArgs_element_type);
-FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, reserved) == 52, FlagosBufferViewArgs_reserved);
+FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, writable) == 52, FlagosBufferViewArgs_writable);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, release) == 56, FlagosBufferViewArgs_release);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, release_user_data) == 64, FlagosBufferViewArgs_release_user_data);
 FLAGOS_LAYOUT_ASSERT(offsetof(FlagosBufferViewArgs, buffer) == 72, FlagosBufferViewArgs_buffer);

@@ -83,6 +83,6 @@ def test_an_array_on_several_devices_is_refused() -> None:
 
 
 def test_a_device_that_dlpack_has_no_name_for_is_refused(device: jax.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flagos_backend.jax.dlpack.DLPACK_DEVICE", ("no_such_attribute", "nor_this"))
+    monkeypatch.setattr("flagos_backend.frontends.jax.dlpack.DLPACK_DEVICE", ("no_such_attribute", "nor_this"))
     with pytest.raises(BufferError, match="not available"):
         jax.device_put(np.ones(4), device).__dlpack_device__()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile.backend import flagos
 from plugin_abi.host import Artifact, Context, Executable
 
 FLAGOS = torch.device("flagos")

@@ -12,9 +12,9 @@ import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 RUNS = 3
 

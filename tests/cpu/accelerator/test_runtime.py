@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cpu.native.harness import ELEMENT_TYPE, add_one, compile, get, put, run
+from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.devices.simulated import SimulatedAccelerator
-from flagos_backend.runtime.accelerator import plan
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Artifact, Context, ElementType, HostBufferSemantics, Memory

@@ -15,11 +15,11 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 from cpu.native.harness import compile, get, put, run
+from flagos_backend import bridge
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime import bridge
 from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Memory
@@ -27,7 +27,7 @@ from support.against_xla import assert_same
 from support.divided_programs import called_back, chain, until_large
 from support.poisoned_replays import PoisonedReplay
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 RUNS = 5
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flagos_backend.torch.compile import report, sites
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile import report, sites
+from flagos_backend.frontends.torch.compile.backend import flagos
 from plugin_abi.host import Artifact, Context, Executable
 
 RUNS = 3
@@ -319,7 +319,7 @@ def test_outputs_outlive_the_program() -> None:
 
 
 def test_a_tensor_of_a_device_that_nobody_drives_is_refused() -> None:
-    from flagos_backend.torch.compile.placement import is_supported
+    from flagos_backend.frontends.torch.compile.placement import is_supported
 
     assert not is_supported(torch.device("meta"))
     assert not is_supported(torch.device("cuda:0"))

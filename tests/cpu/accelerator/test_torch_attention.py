@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile.backend import flagos
 from plugin_abi.host import Artifact, Context, Executable
 
 transformers = pytest.importorskip("transformers", reason="the transformers library is not installed")

@@ -46,6 +46,16 @@ def test_explain_names_the_operations(program: Path, capsys: pytest.CaptureFixtu
         assert opcode in out
 
 
+def test_explain_says_what_becomes_of_16_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "halves.hlo"
+    path.write_bytes(hlo_bytes(lambda x: jnp.exp(x) * x, np.ones(8, jnp.bfloat16)))
+    assert "16-bit results are rounded one by one" in output_of(capsys, "explain", str(path))
+    monkeypatch.setenv("FLAGOS_EXCESS_PRECISION", "1")
+    assert "16-bit results keep float32's digits within a kernel" in output_of(capsys, "explain", str(path))
+
+
 def test_compile_describes_the_interface(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = output_of(capsys, "compile", str(program))
     assert "2 arguments (0 may be donated), 1 outputs: f32[16]" in out

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import segments
-from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import to_storage
 from support.poisoned_replays import PoisonedReplay, assert_same, breaking_anywhere

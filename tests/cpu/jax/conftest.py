@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # the tools are no part of the wheel
 os.environ["JAX_PLATFORMS"] = "flagos,cpu"
 if os.environ["FLAGOS_DEVICE"] != "cpu":
     # Where XLA too rounds what it multiplies unless asked not to, which the oracle is no measure for.
@@ -16,13 +19,13 @@ import jax
 import numpy as np
 import pytest
 
-import flagos_backend.jax
-from flagos_backend.jax import jax_internals
+import flagos_backend.frontends.jax
+from flagos_backend.frontends.jax import jax_internals
 from support.emitted import emitted
 
 __all__ = ["emitted"]
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 
 @pytest.fixture(autouse=True)

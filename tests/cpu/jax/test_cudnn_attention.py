@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flagos_backend.frontends.jax.errors import UnsupportedParameter
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.jax.errors import UnsupportedParameter
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
-from flagos_backend.passes.match.match import match
-from flagos_backend.passes.pipeline import optimize
+from support.passes import SIMULATED, matched_attention, run_until
 
 _MODULE = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
 BATCH, QUERIES, KEYS, HEADS, WIDTH = 2, 6, 8, 4, 16
@@ -143,8 +142,8 @@ def test_accelerators_see_one_attention_and_one_gradient(kind: str, rng: np.rand
     operands = [jnp.asarray(x, jnp.bfloat16) for x in arrays(rng, HEADS)]
     operands = on("flagos", [*operands, operands[0]])
     hlo = jax.jit(gradients).lower(*operands).compiler_ir("hlo").as_serialized_hlo_module_proto()
-    matched = match(optimize(import_module(hlo))).module
-    instructions = [i for c in matched.computations() for i in c.instructions]
+    found = matched_attention(run_until("match_attention", import_module(hlo), SIMULATED)).module
+    instructions = [i for c in found.computations() for i in c.instructions]
     assert not [i for i in instructions if i.opcode is Opcode.DOT]
     assert [i.attributes_as(CustomCallAttributes).target for i in instructions if i.opcode is Opcode.CUSTOM_CALL] == [
         FORWARD,

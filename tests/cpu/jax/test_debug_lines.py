@@ -10,8 +10,8 @@ import pytest
 
 PROGRAM = """
 import jax
-import flagos_backend.jax
-flagos_backend.jax.initialize()
+import flagos_backend.frontends.jax
+flagos_backend.frontends.jax.initialize()
 jax.jit(lambda x: jax.numpy.tanh(x) @ x, inline=True).lower(jax.numpy.ones((8, 8))).compile()
 """
 

@@ -11,8 +11,8 @@ from support.instruction_sets import run_without
 PROGRAM = """
 import sys
 import jax, numpy as np
-import flagos_backend.jax
-flagos_backend.jax.initialize()
+import flagos_backend.frontends.jax
+flagos_backend.frontends.jax.initialize()
 jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(int(sys.argv[1]))
 

@@ -11,8 +11,8 @@ from support.instruction_sets import run_without
 PROGRAM = """
 import sys
 import jax, numpy as np
-import flagos_backend.jax
-flagos_backend.jax.initialize()
+import flagos_backend.frontends.jax
+flagos_backend.frontends.jax.initialize()
 rng = np.random.default_rng(int(sys.argv[1]))
 sizes = [(1, 1, 1), (1, 1100, 67), (67, 1100, 1), (3, 5, 7), (7, 2052, 64), (40, 513, 70), (257, 90, 530), (33, 64, 17)]
 

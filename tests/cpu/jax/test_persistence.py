@@ -67,8 +67,8 @@ def test_serialized_executable(device: jax.Device) -> None:
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
-import flagos_backend.jax
-flagos_backend.jax.initialize()
+import flagos_backend.frontends.jax
+flagos_backend.frontends.jax.initialize()
 jax.config.update("jax_compilation_cache_dir", sys.argv[1])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from flagos_backend.jax import jax_internals, registration
+from flagos_backend.frontends.jax import jax_internals, registration
 
 Array = np.ndarray
 

@@ -14,7 +14,7 @@ PROGRAM = """
 import hashlib, sys
 import jax, numpy as np
 import flagos_backend.jax
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 rng = np.random.default_rng(int(sys.argv[1]))
 sizes = [(2, 1, 2), (3, 5, 7), (16, 1100, 33), (40, 513, 70), (257, 90, 1030), (300, 600, 129), (530, 512, 64)]
 digest = hashlib.sha256()

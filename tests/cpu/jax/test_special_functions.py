@@ -74,7 +74,9 @@ def test_base_two_logarithm(dtype: str, rng: np.random.Generator) -> None:
         powers = np.arange(-14, 16)
         x = np.concatenate([2.0**powers, 10 ** rng.uniform(-4, 4, 400), 1 + rng.uniform(-0.1, 0.1, 100)]).astype(kind)
         special = np.array([0.0, -1.0, np.inf, np.nan], kind)
-        ours, at_special = (np.asarray(jax.jit(jnp.log2)(v)) for v in (x, special))
+        # Of 16 bits the program has two operations, each rounded; one that is exact at powers of two needs the option.
+        log2 = jax.jit(jnp.log2, compiler_options={"xla_allow_excess_precision": kind.itemsize == 2})
+        ours, at_special = (np.asarray(log2(v)) for v in (x, special))
     np.testing.assert_array_equal(ours[: len(powers)].astype(np.float64), powers)
     np.testing.assert_array_equal(at_special.astype(np.float64), [-np.inf, np.nan, np.inf, np.nan])
     with mpmath.workdps(40):

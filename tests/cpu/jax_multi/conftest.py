@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-import flagos_backend.jax
-from flagos_backend.jax import jax_internals
+import flagos_backend.frontends.jax
+from flagos_backend.frontends.jax import jax_internals
 from support.emitted import emitted
 
 __all__ = ["emitted"]
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ def flag_gems():
     """FlagGems on host tensors. tools/test installs it; elsewhere it may be missing."""
     if importlib.util.find_spec("flag_gems") is None and os.environ.get("FLAGOS_TEST_INSTALLED") != "1":
         pytest.skip("FlagGems is not installed: pip install --no-deps flag_gems SQLAlchemy")
-    from tools.conformance.flaggems_interpreter import load
+    from flagos_backend.kernels.flaggems.loading import load
 
     return load()
 

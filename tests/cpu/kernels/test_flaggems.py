@@ -10,12 +10,12 @@ import torch
 
 from flagos_backend.ir.attributes import ConvolutionAttributes, WindowDimension
 from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.custom_calls.attention import FORWARD, Attention
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.torch_dtypes import TORCH_DTYPE
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.kernels.attention import FORWARD, Attention
 from flagos_backend.kernels.flaggems import loading
 from flagos_backend.kernels.implementation import operation_of
-from flagos_backend.kernels.reference.aten import TORCH_DTYPE
 from support.attention import assert_close, calls_of, oracle, problem
 from support.flaggems import SIMULATED, aten_call, check, dot, refusal
 from tools.conformance.flaggems_worker import flaggems_of
@@ -180,8 +180,9 @@ def test_nothing_is_registered_with_torch(flag_gems, draw):
 
 def test_its_operators_are_known_without_loading_it(flag_gems):
     """What is left out for a condition on torch's version is decided by loading."""
-    listed = loading._listed()
-    assert {name for name, always in listed.items() if always} <= loading.functions().keys() <= listed.keys()
+    listed, functions = loading.listed(), loading.functions()
+    assert {name for name, entry in listed.items() if entry.always} <= functions.keys() <= listed.keys()
+    assert all(functions[name].__name__ == listed[name].function for name in functions)
     assert len(listed) > 300
 
 

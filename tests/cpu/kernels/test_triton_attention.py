@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from flagos_backend.devices.target import Target
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD, Attention
 from flagos_backend.ir.types import ElementType, leaves
-from flagos_backend.kernels.attention import BACKWARD, FORWARD, Attention
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference.registry import Run

@@ -10,6 +10,7 @@ import pytest
 import torch
 from jax import lax
 
+from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction
@@ -20,11 +21,10 @@ from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import scans
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.accelerator import plan
 from programs import hlo_bytes
 from support.against_xla import hlo_of_text
 from support.numbers import NUMPY_DTYPE, random_values
+from support.passes import for_accelerator
 
 E = ElementType
 SIMULATED = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)
@@ -60,7 +60,7 @@ def windows(operation: str, x: np.ndarray, dimension: int, reverse: bool) -> Ins
     """The reduce-window that JAX makes."""
     with jax.enable_x64(True):
         hlo = hlo_bytes(lambda x: OPERATIONS[operation](x, axis=dimension, reverse=reverse), x)
-    module = optimize(import_module(hlo))
+    module = for_accelerator(import_module(hlo))
     (found,) = (i for c in module.computations() for i in c.instructions if i.opcode is Opcode.REDUCE_WINDOW)
     return found
 
@@ -168,7 +168,7 @@ def test_operators_of_pytorch(
     monkeypatch.setenv("FLAGOS_PREFER", "triton")  # not FlagGems, which another test may have loaded
     element_type = E[given.upper()]
     dimension = int(rng.integers(-2, 2))
-    module = optimize(import_module(hlo_of_text(call_text(operator, given, result, dimension))))
+    module = for_accelerator(import_module(hlo_of_text(call_text(operator, given, result, dimension))))
     built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)
     assert "triton.scan" in built.explain(), built.explain()
     assert "not triton.scan" not in built.explain()
@@ -191,7 +191,7 @@ def test_places_of_extremes(
     """Of equal ones the last, of NaNs too."""
     result = f"({given}[4,11], s64[4,11])"
     text = call_text(operator, given, "R", dimension).replace("R[4,11]", result).replace("null", "[0, 1]")
-    module = optimize(import_module(hlo_of_text(text)))
+    module = for_accelerator(import_module(hlo_of_text(text)))
     built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)
     assert "triton.scan" in built.explain() and "not triton.scan" not in built.explain(), built.explain()
     x = torch.from_numpy(rng.integers(0, 5, (4, 11))).to(dtype_of(E[given.upper()]))
@@ -213,7 +213,7 @@ def test_places_of_extremes(
     ],
 )
 def test_operators_left_to_aten(text: str) -> None:
-    module = optimize(import_module(hlo_of_text(text)))
+    module = for_accelerator(import_module(hlo_of_text(text)))
     built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)
     assert "not triton.scan" in built.explain(), built.explain()
 
@@ -234,7 +234,7 @@ def test_windows_left_to_others(window: str, initial: str, dims: int) -> None:
         f"ENTRY main {{ x = f32[{dims}] parameter(0) i = f32[] {initial}\n"
         f" ROOT r = f32[{result}] reduce-window(x, i), window={{{window}}}, to_apply=fold }}"
     )
-    module = optimize(import_module(hlo_of_text(text)))
+    module = for_accelerator(import_module(hlo_of_text(text)))
     built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)
     assert "not triton.scan" in built.explain(), built.explain()
 

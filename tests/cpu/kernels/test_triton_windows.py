@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import WindowDimension
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.windows import window_count
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.accelerator import plan
 from programs import run_on_xla
 from support.against_xla import hlo_of_text
 from support.kernels import to_storage
 from support.numbers import random_values
+from support.passes import for_accelerator
 from unit.kernels.test_windows import window_text
 
 E = ElementType
@@ -56,7 +56,7 @@ def compare(
     text: str, element_type: ElementType, arrays: list[np.ndarray], kernel: str, expected: np.ndarray | None = None
 ) -> None:
     hlo = hlo_of_text(text)
-    module = optimize(import_module(hlo))
+    module = for_accelerator(import_module(hlo))
     built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)
     assert kernel in built.explain(), built.explain()
     with torch.inference_mode():
@@ -164,6 +164,6 @@ def test_what_is_left_to_others(window: str, element_type: str) -> None:
         f" ROOT r = {element_type}[{','.join(map(str, result))}] reduce-window(x, i),"
         f" window={{{window}}}, to_apply=fold }}"
     )
-    module = optimize(import_module(hlo_of_text(text)))
+    module = for_accelerator(import_module(hlo_of_text(text)))
     built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)
     assert "not triton.reduce_window" in built.explain(), built.explain()

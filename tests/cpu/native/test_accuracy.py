@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -27,6 +28,47 @@ def test_special_values_of_the_reciprocal_square_root(context: Context) -> None:
         ours = get(run(executable, put(context.devices[0].default_memory, x))[0])
     np.testing.assert_array_equal(ours[:5], [np.inf, -np.inf, 0.0, np.nan, np.nan])
     np.testing.assert_allclose(ours[5:], [1 / math.sqrt(5e-324), 1 / math.sqrt(1.7e308)], rtol=1e-15)
+
+
+_DOUBLES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray], float]] = {
+    # By name: the opcode, the function in a wider type, and what it may be off by in units in the last place.
+    "exp": ("exponential", np.exp, 0.9),
+    "expm1": ("exponential-minus-one", np.expm1, 1.8),
+    "log": ("log", np.log, 0.9),
+    "log1p": ("log-plus-one", np.log1p, 0.9),
+    "logistic": ("logistic", lambda x: 1 / (1 + np.exp(-x)), 2.0),
+    "tanh": ("tanh", np.tanh, 2.2),
+}
+_SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, -5e-324, 1e-310, -1e-310, 1e308, -1e308, 1.0, -1.0, 0.5, -0.5]
+_SPECIAL += [700.0, -700.0, 709.7, 709.8, -745.1, -745.2, -746.0, 2.2250738585072014e-308, 40.0, -40.0, 22.0, -22.0]
+
+
+@pytest.mark.parametrize("name", _DOUBLES)
+def test_functions_of_doubles(name: str, context: Context, rng: np.random.Generator) -> None:
+    opcode, function, bound = _DOUBLES[name]
+    x = np.concatenate(
+        [
+            _SPECIAL,
+            rng.standard_normal(20000),
+            rng.standard_normal(5000) * 1e-9,
+            rng.uniform(-740, 709, 20000),
+            rng.uniform(0.4, 2.1, 20000),
+            np.exp(rng.uniform(-700, 700, 5000)),
+        ]
+    )
+    text = f"ENTRY main {{\n  x = f64[{x.size}] parameter(0)\n  ROOT y = f64[{x.size}] {opcode}(x)\n}}"
+    with compile(context, text) as executable:
+        ours = get(run(executable, put(context.devices[0].default_memory, x))[0])
+    with np.errstate(all="ignore"):
+        exact = function(x.astype(np.longdouble))
+        expected = exact.astype(np.float64)
+        error = np.abs(ours - exact) / np.spacing(np.abs(expected))
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(ours[~finite], expected[~finite])
+    # A quotient by more than doubles hold is zero.
+    finite &= (name != "logistic") | (x > -709)
+    np.testing.assert_array_less(error[finite], bound)
+    np.testing.assert_array_equal(np.signbit(ours[expected == 0]), np.signbit(expected[expected == 0]))
 
 
 _SUM = """

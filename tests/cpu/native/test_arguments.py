@@ -244,7 +244,7 @@ def launch():
     try:
         return [run(long, put(memory, np.eye(64, dtype=np.float32))), run(short, put(memory, np.ones(4, np.float32)))]
     except FlagosStatusError as error:
-        assert "shutting down" in str(error), error
+        assert "Python has ended" in str(error), error
 def work():
     while results := launch():
         results[0][0].wait()

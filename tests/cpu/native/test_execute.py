@@ -116,6 +116,15 @@ def test_the_fingerprint_follows_program_and_options(context: Context) -> None:
     assert len(set(prints)) == 3
 
 
+def test_the_fingerprint_follows_the_environment(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fingerprint(value: str, **options: str) -> str:
+        monkeypatch.setenv("FLAGOS_EXCESS_PRECISION", value)
+        return compile(context, add_one(4), options=options).describe().fingerprint
+
+    assert fingerprint("") == fingerprint("0") != fingerprint("1")
+    assert fingerprint("1", excess_precision="0") == fingerprint("0", excess_precision="0")
+
+
 def test_an_optimized_program_is_a_program(context: Context, memory: Memory) -> None:
     executable = compile(context, add_one(3))
     again = Executable.compile(context, executable.artifact(Artifact.OPTIMIZED_PROGRAM))

@@ -12,11 +12,11 @@ import torch
 from jaxlib import _hlo
 
 from cpu.native.harness import compile, get, put
-from flagos_backend.fusion.support import COMBINES, ELEMENTWISE
 from flagos_backend.importer import schema
 from flagos_backend.importer.export import export_module
 from flagos_backend.ir.attributes import NONE, CompareAttributes, DimensionsAttributes
 from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.elementwise import COMBINES, ELEMENTWISE
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from flagos_backend.frontends.jax import trampolines
 from flagos_backend.importer import schema
-from flagos_backend.jax import trampolines
 from programs import hlo_bytes
 from support import pjrt
 from support.against_xla import hlo_of_text

@@ -329,7 +329,7 @@ def test_malformed_topology(api: Pjrt, content: bytes) -> None:
 
 def test_compile_ahead_of_time_and_load(api: Pjrt, client: Client, backend: loader.Backend) -> None:
     """A topology of its own, without a client; the executable then moves into one."""
-    from flagos_backend.jax import trampolines
+    from flagos_backend.frontends.jax import trampolines
 
     array, _kept = api.named_values(
         {"flagos_api": backend.address, "flagos_converter": trampolines.converter_address()}

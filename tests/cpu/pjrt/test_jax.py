@@ -17,14 +17,14 @@ import torch
 from jax.experimental import serialize_executable, topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-import flagos_backend.jax
-from flagos_backend.jax.registration import client_options
+import flagos_backend.frontends.jax
+from flagos_backend.frontends.jax.registration import client_options
 from plugin_abi import loader
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> None:
-    flagos_backend.jax.initialize()
+    flagos_backend.frontends.jax.initialize()
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from unit.plugin_abi.defects import DEFECTS
 from unit.plugin_abi.plugins import Plugins, Toolchain
 
 PROGRAM = """
-import flagos_backend.jax, jax
-flagos_backend.jax.initialize()
+import flagos_backend.frontends.jax, jax
+flagos_backend.frontends.jax.initialize()
 print(jax.default_backend(), jax.jit(lambda x: x + 1)(41))
 try:
     jax.devices("flagos")

@@ -33,8 +33,8 @@ def _printed(program: str, manifest: Path) -> str:
 
 def test_jax_keeps_arrays_there_and_tells_what_it_does_not_compile(plugins: Plugins) -> None:
     program = """
-        import flagos_backend.jax, jax, numpy
-        flagos_backend.jax.initialize()
+        import flagos_backend.frontends.jax, jax, numpy
+        flagos_backend.frontends.jax.initialize()
         device = jax.devices("flagos")[0]
         print(device.device_kind, numpy.asarray(jax.device_put(numpy.arange(3), device)).tolist())
         try:
@@ -49,8 +49,8 @@ def test_jax_keeps_arrays_there_and_tells_what_it_does_not_compile(plugins: Plug
 
 def test_what_a_device_says_of_dlpack_is_what_jax_gives_and_takes(plugins: Plugins) -> None:
     program = """
-        import flagos_backend.jax, jax, numpy, torch
-        flagos_backend.jax.initialize()
+        import flagos_backend.frontends.jax, jax, numpy, torch
+        flagos_backend.frontends.jax.initialize()
         array = jax.device_put(numpy.arange(3), jax.devices("flagos")[0])
         try:
             tensor = torch.from_dlpack(array)
@@ -67,7 +67,7 @@ def test_what_a_device_says_of_dlpack_is_what_jax_gives_and_takes(plugins: Plugi
 
 def test_pytorch_computes_in_its_memory_and_tells_what_it_does_not_compile(plugins: Plugins) -> None:
     program = """
-        from flagos_backend.torch.autoload import enable
+        from flagos_backend.frontends.torch.autoload import enable
         import torch
         enable()
         x = torch.arange(3.0, device="flagos")
@@ -84,7 +84,7 @@ def test_pytorch_computes_in_its_memory_and_tells_what_it_does_not_compile(plugi
 
 def test_tensors_of_the_host_do_not_go_to_a_device_with_other_memory(plugins: Plugins) -> None:
     program = """
-        import flagos_backend.torch, torch
+        import flagos_backend.frontends.torch, torch
         try:
             torch.compile(lambda x: x * 2, backend="flagos")(torch.ones(2))
         except Exception as error:
@@ -96,9 +96,9 @@ def test_tensors_of_the_host_do_not_go_to_a_device_with_other_memory(plugins: Pl
 
 def test_a_backend_without_its_chip_is_no_device_and_says_why(plugins: Plugins) -> None:
     program = """
-        import flagos_backend.jax, jax, torch
-        from flagos_backend.torch.autoload import enable
-        flagos_backend.jax.initialize()
+        import flagos_backend.frontends.jax, jax, torch
+        from flagos_backend.frontends.torch.autoload import enable
+        flagos_backend.frontends.jax.initialize()
         enable()
         print(jax.jit(lambda x: x + 1)(41), torch.ones(2).sum().item())
         def compiled():

@@ -16,12 +16,12 @@ import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
+from flagos_backend import bridge
 from flagos_backend.collectives import context_peers
 from flagos_backend.collectives.context_peers import ContextPeers
 from flagos_backend.collectives.transport import Transport
 from flagos_backend.errors import CaptureRefused
-from flagos_backend.runtime import bridge
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay
 from flagos_backend.runtime.accelerator.recordings import Recordings
 from flagos_backend.runtime.accelerator.segments import Division
@@ -31,7 +31,7 @@ from support.poisoned_replays import PoisonedReplay
 if TYPE_CHECKING:
     from cpu.replay.conftest import Driver
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 RUNS = 6
 # Runs after which a program is captured.

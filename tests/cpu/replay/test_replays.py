@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 from cpu.accelerator.test_runtime import PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
+from flagos_backend import bridge
 from flagos_backend.devices import streams
 from flagos_backend.devices.target import Target
-from flagos_backend.runtime import bridge
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from flagos_backend.runtime.plan import Plan
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cpu.replay.conftest import Driver
     from support.tape import Kernel
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 RUNS = 6
 # Runs after which a program is captured.

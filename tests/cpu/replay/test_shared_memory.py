@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 from cpu.native.harness import compile, get, put, run
 from flagos_backend.runtime.accelerator.memory import shared_memory
 from flagos_backend.runtime.plan import Plan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cpu.replay.conftest import Driver
     from support.tape import Kernel
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 # Runs after which a program is captured.
 FIRST = 2

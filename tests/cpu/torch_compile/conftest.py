@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from flagos_backend.torch import autoload
-from flagos_backend.torch.compile import report
+from flagos_backend.frontends.torch import autoload
+from flagos_backend.frontends.torch.compile import report
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,13 +12,13 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from flagos_backend.codegen.triton.tiling import supports
-from flagos_backend.fusion.flat import flatten
+from flagos_backend.compile.compiler import CompiledProgram, compile_program
+from flagos_backend.frontends.torch.compile import executable, report
 from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.policy import ACCELERATOR
-from flagos_backend.fusion.region import Region
-from flagos_backend.runtime.compiler import CompiledProgram, compile_program
-from flagos_backend.torch.compile import executable, report
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 
 DEVICES = ["cpu", "flagos"]
 FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flagos_backend.torch.compile import report
+from flagos_backend.frontends.torch.compile import report
 from support.torch_compile import assert_same, compiled
 
 

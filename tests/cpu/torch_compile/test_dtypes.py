@@ -178,3 +178,13 @@ def test_products_of_bytes(sizes: tuple[int, int, int], turned: bool) -> None:
     y = torch.randint(-128, 128, (columns, contracted) if turned else (contracted, columns), dtype=torch.int8)
     x[:1], y[:1] = -128, -128
     check_function(lambda x, y: torch._int_mm(x, y.t() if turned else y) * 2, x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bits_are_rounded_one_by_one_unless_they_may_keep_digits(dtype: torch.dtype) -> None:
+    x, y, z = (torch.randn(1000).to(dtype) for _ in range(3))
+    options = {"excess_precision": True}
+    rounded, wide = (compiled(lambda x, y, z: x * y + z, options=o)(x, y, z) for o in (None, options))
+    assert_same(rounded, x * y + z, rtol=0, atol=0)
+    assert_same(wide, (x.float() * y.float() + z.float()).to(dtype), rtol=0, atol=0)
+    assert not torch.equal(rounded, wide)

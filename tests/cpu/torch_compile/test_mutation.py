@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from flagos_backend.torch.compile import backend
+from flagos_backend.frontends.torch.compile import backend
 from support.torch_compile import compiled
 
 DEVICES = ["cpu", "flagos"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from flagos_backend.torch.compile import report
+from flagos_backend.frontends.torch.compile import report
 from support.torch_compile import assert_same, compiled
 
 DTYPES = [

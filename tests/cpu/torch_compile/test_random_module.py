@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile.backend import flagos
 from support.torch_compile import assert_same
 
 

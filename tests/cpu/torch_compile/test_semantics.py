@@ -12,8 +12,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 
 from flagos_backend.errors import FlagosBackendError
-from flagos_backend.torch.compile import report, sites
-from flagos_backend.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile import report, sites
+from flagos_backend.frontends.torch.compile.backend import flagos
 from support.torch_compile import assert_same, check_function, compiled
 
 
@@ -162,7 +162,7 @@ def test_conditional_loop_and_custom_operator() -> None:
 
     for sign in (1, -1):
         check_function(program, torch.rand(5) * sign)
-    assert sum(report.reports()[-1].callbacks.values()) == 2
+    assert sum(report.reports()[-1].outside.values()) == 2
 
 
 def test_error_of_an_operator_is_pytorch_s() -> None:

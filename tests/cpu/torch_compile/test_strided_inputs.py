@@ -12,9 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.testing import assert_close
 
-from flagos_backend.torch.compile import executable
-from flagos_backend.torch.compile.options import read_options
-from flagos_backend.torch.compile.specialization import compile_graph
+from flagos_backend.frontends.torch.compile import executable
+from flagos_backend.frontends.torch.compile.options import read_options
+from flagos_backend.frontends.torch.compile.specialization import compile_graph
 from support.torch_compile import check_function
 
 DEVICES = ["cpu", "flagos"]
@@ -48,9 +48,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     copies: list[int] = []
     original = executable._laid_out
 
-    def laid_out(specs: Any, site: Any, number: int, tensor: Tensor) -> Tensor:
+    def laid_out(specs: Any, origins: Any, site: Any, number: int, tensor: Tensor) -> Tensor:
         copies.append(number)
-        return original(specs, site, number, tensor)
+        return original(specs, origins, site, number, tensor)
 
     monkeypatch.setattr(executable, "_laid_out", laid_out)
     return copies

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flagos_backend.torch.compile import report
+from flagos_backend.frontends.torch.compile import report
 from support.torch_compile import compiled
 
 Case = tuple[Callable[..., Tensor], Sequence[tuple[int, ...]]]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flagos_backend.torch.compile import report
+from flagos_backend.frontends.torch.compile import report
 from support.torch_compile import check_function, check_training, compiled
 
 
@@ -125,7 +125,7 @@ def test_the_mean_of_nothing() -> None:
 def test_loops_beside_library_calls_take_the_threads_that_torch_takes() -> None:
     code = """
     import os, torch
-    from flagos_backend.torch.compile.backend import flagos
+    from flagos_backend.frontends.torch.compile.backend import flagos
     torch.set_num_threads(1)
     x = torch.randn(512, 512)
     def threads_after(call):

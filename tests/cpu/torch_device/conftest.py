@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flagos_backend.torch import autoload
+from flagos_backend.frontends.torch import autoload
 
 assert autoload.enable() == ""
 DEVICE = torch.device("flagos", 0)

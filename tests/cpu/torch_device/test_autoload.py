@@ -31,7 +31,7 @@ IMPORT = """
     names = {e.name for e in metadata.entry_points(group="torch.backends")}
     import torch
     if "flagos" not in names and torch._is_device_backend_autoload_enabled():
-        from flagos_backend.torch.autoload import autoload
+        from flagos_backend.frontends.torch.autoload import autoload
         autoload()
 """
 
@@ -41,7 +41,7 @@ def test_importing_torch_is_enough() -> None:
 
 
 def test_ours_may_come_first() -> None:
-    code = "    import flagos_backend.torch.device.registration\n" + IMPORT
+    code = "    import flagos_backend.frontends.torch.device.registration\n" + IMPORT
     assert printed(code + "    print(torch.ones(2, device='flagos').device)") == "flagos:0"
 
 
@@ -53,20 +53,51 @@ def test_it_can_be_switched_off() -> None:
     assert printed(IMPORT + enabled, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "tensor([1.], device='flagos:0')"
 
 
-def test_a_refused_backend_leaves_torch_alone(tmp_path: Path) -> None:
+def test_the_first_use_says_why_every_backend_is_refused(tmp_path: Path) -> None:
     manifest = tmp_path / "bad.json"
     manifest.write_text("{")
-    code = IMPORT + "    print(torch._C._get_privateuse1_backend_name(), torch.ones(2).sum().item())"
+    code = """
+    print(torch.ones(2).sum().item(), torch.flagos.is_available(), torch.flagos.device_count())
+    for use in (
+        lambda: torch.ones(2, device="flagos"), lambda: torch.ones(2).to("flagos"), lambda: torch.ones(2).flagos(),
+        lambda: torch.nn.Linear(2, 2).to("flagos"), lambda: torch.Generator("flagos"), torch.flagos.init,
+    ):
+        try:
+            use()
+        except RuntimeError as error:
+            print(error)
+    """
     for _ in range(2):  # found out, and remembered
-        done = run(code, FLAGOS_DRIVER_FILES=str(manifest))
-        assert (done.returncode, done.stdout.strip()) == (0, "privateuseone 2.0")
+        done = run(IMPORT + code, FLAGOS_DRIVER_FILES=str(manifest))
+        first, *errors = done.stdout.splitlines()
+        assert (done.returncode, first) == (0, "2.0 False 0"), done.stderr
+        assert len(errors) == 6 and all("no such device flagos" in error and "F105" in error for error in errors)
         assert done.stderr.count("is not used: F105 MANIFEST_NOT_JSON") == 1
+
+
+def test_a_refused_backend_leaves_the_place_to_others(tmp_path: Path) -> None:
+    manifest = tmp_path / "bad.json"
+    manifest.write_text("{")
+    package = tmp_path / "other-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[torch.backends]\nother = math:floor\n")
+    code = f"""
+    import sys
+    sys.path.append({str(tmp_path)!r})
+    import torch
+    from flagos_backend.frontends.torch.autoload import enable
+    print(enable())
+    print(torch._C._get_privateuse1_backend_name())
+    """
+    done = run(code, FLAGOS_DRIVER_FILES=str(manifest), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.stdout.splitlines() == ["no backend is accepted; see `flagos doctor`", "privateuseone"], done.stderr
 
 
 def test_an_exception_of_ours_is_one_warning() -> None:
     code = """
     import sys
-    sys.modules["flagos_backend.torch.device.verdict"] = None
+    sys.modules["flagos_backend.frontends.torch.device.verdict"] = None
     """
     done = run(code + IMPORT + "    print(torch.ones(2).sum().item())")
     assert (done.returncode, done.stdout.strip()) == (0, "2.0")
@@ -80,7 +111,7 @@ def test_another_extension_has_the_place() -> None:
     import types
     torch.utils.rename_privateuse1_backend("other")
     torch._register_device_module("other", types.SimpleNamespace(is_available=lambda: False))
-    from flagos_backend.torch.autoload import autoload
+    from flagos_backend.frontends.torch.autoload import autoload
     autoload()
     print(torch._C._get_privateuse1_backend_name())
     print(torch.compile(lambda x: x + 1, backend="flagos")(torch.ones(2)).tolist())
@@ -131,14 +162,18 @@ PROBE = """
 """
 
 
-def test_who_does_not_use_the_device_finds_torch_as_it_was() -> None:
-    assert printed(IMPORT + PROBE) == printed(IMPORT + PROBE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+def test_who_does_not_use_the_device_finds_torch_as_it_was(tmp_path: Path) -> None:
+    refused = tmp_path / "bad.json"
+    refused.write_text("{")
+    without = printed(IMPORT + PROBE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert printed(IMPORT + PROBE) == without
+    assert printed(IMPORT + PROBE, FLAGOS_DRIVER_FILES=str(refused)) == without
 
 
 def test_a_machine_with_another_accelerator_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
     import torch
-    from flagos_backend.torch import autoload
+    from flagos_backend.frontends.torch import autoload
     torch.accelerator.current_accelerator = lambda: torch.device("cuda")
     torch.cuda.device_count = lambda: 1
     print(autoload.enable("auto"))
@@ -156,7 +191,7 @@ def test_dynamo_compiles_nothing_of_the_device(imports_dynamo_first: bool) -> No
     code = f"""
     import sys
     {"import torch._dynamo" if imports_dynamo_first else "import torch"}
-    from flagos_backend.torch import autoload
+    from flagos_backend.frontends.torch import autoload
     autoload.enable()
     assert ("torch._dynamo" in sys.modules) is {imports_dynamo_first}
     torch.ones(1, device="flagos")

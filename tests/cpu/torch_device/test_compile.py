@@ -14,8 +14,8 @@ from torch.testing import assert_close
 from torch.utils._mode_utils import no_dispatch
 from torch.utils.checkpoint import checkpoint
 
-from flagos_backend.torch.compile.backend import flagos
-from flagos_backend.torch.compile.drawing import drawing_on_flagos
+from flagos_backend.frontends.torch.compile.backend import flagos
+from flagos_backend.frontends.torch.compile.drawing import drawing_on_flagos
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_constants_and_numbers_of_the_host(device: torch.device) -> None:
 
 
 def test_a_launch_inside_a_launch_goes_on_with_the_device_s_random_numbers(device: torch.device) -> None:
-    """As where an operator is called back that launches another program."""
+    """As where an operator inside a program launches another one."""
     torch.ones(1, device=device)
     torch.manual_seed(8)  # all devices
     torch.flagos.manual_seed(7)

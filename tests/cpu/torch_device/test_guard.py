@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 
-from flagos_backend.torch.device import registration
+from flagos_backend.frontends.torch.device import registration
 
 #: Each ended the process once: all but the last with PyTorch's own guard. By name: a program, and what it prints.
 PROGRAMS = {
@@ -99,7 +99,7 @@ PROGRAMS = {
 BEFORE = """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
-    from flagos_backend.torch import autoload
+    from flagos_backend.frontends.torch import autoload
 
     assert autoload.enable() == ""
     x = torch.randn(5, 5, device="flagos", requires_grad=True)

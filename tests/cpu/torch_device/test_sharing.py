@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flagos_backend.torch.device import buffers
-from flagos_backend.torch.device.errors import BufferRefused
+from flagos_backend.frontends.torch.device import buffers
+from flagos_backend.frontends.torch.device.errors import BufferRefused
 
 flagos = torch.flagos
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 from torch.testing import assert_close
 
-from flagos_backend.torch.device.operators import resizing
+from flagos_backend.frontends.torch.device import memory
 
 
 def saved(value: Any) -> io.BytesIO:
@@ -95,7 +95,7 @@ def test_attributes_and_printing(device: torch.device) -> None:
 
 
 resizes_storages = pytest.mark.skipif(
-    not resizing.can_resize_storages(), reason="this PyTorch (before 2.13) cannot exchange the memories of two storages"
+    not memory.can_exchange_storages(), reason="this PyTorch (before 2.13) cannot exchange the memories of two storages"
 )
 
 
@@ -154,7 +154,7 @@ def test_a_storage_of_negative_size_is_refused(device: torch.device) -> None:
         torch.ones(3, device=device).untyped_storage().resize_(-1)
 
 
-@pytest.mark.skipif(resizing.can_resize_storages(), reason="this PyTorch can exchange the memories of two storages")
+@pytest.mark.skipif(memory.can_exchange_storages(), reason="this PyTorch can exchange the memories of two storages")
 def test_resizing_is_refused_by_name_where_pytorch_cannot(device: torch.device) -> None:
     with pytest.raises(NotImplementedError, match=r"takes PyTorch 2\.13 or later"):
         torch.ones(3, device=device).untyped_storage().resize_(0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -151,6 +153,22 @@ def test_autocast(device: torch.device) -> None:
             functional.binary_cross_entropy(y.float().sigmoid(), torch.ones_like(x))
     y.sum().backward()
     assert layer.weight.grad is not None and layer.weight.grad.dtype is torch.float32
+
+
+@pytest.mark.parametrize("first", ["torch.ones(1, device='flagos')", "None"])
+def test_autocast_without_a_type_has_that_of_the_host_or_of_accelerators(first: str) -> None:
+    code = f"""
+import torch
+from flagos_backend.frontends.torch.autoload import enable
+enable()
+{first}
+found = torch.autocast("flagos").fast_dtype
+from flagos_backend.frontends.torch.device.runtime import runtime
+print(found, runtime().device.is_host_memory, torch.autocast("flagos").fast_dtype)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
+    found, host, later = done.stdout.split()
+    assert found == later == ("torch.bfloat16" if host == "True" else "torch.float16"), done.stderr
 
 
 def test_autocast_of_the_host_leaves_the_device_alone(device: torch.device) -> None:

@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils._pytree import tree_leaves
 
-from flagos_backend.torch import autoload
-from flagos_backend.torch.compile import report
+from flagos_backend.frontends.torch import autoload
+from flagos_backend.frontends.torch.compile import report
 from support.processes import expect_error, make_checks
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -73,7 +73,7 @@ def every_collective_is_part_of_the_program() -> None:
         ]
 
     assert_as_eager(function, x)
-    assert not reported("callbacks")
+    assert not reported("outside")
     lowered = reported("lowered")
     assert lowered["broadcast"] == WORLD
     assert lowered["all_gather_into_tensor"] == 2
@@ -89,7 +89,7 @@ def every_collective_is_part_of_the_program() -> None:
     got, want = x.clone(), x.clone()
     torch.testing.assert_close(compiled(in_place, fullgraph=True)(got), in_place(want))
     torch.testing.assert_close(got, want)
-    assert not reported("callbacks")
+    assert not reported("outside")
 
 
 _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -123,7 +123,7 @@ def reductions_of_many_dtypes() -> None:
             want = (want.double() / WORLD).to(dtype)
         torch.testing.assert_close(a, want, msg=lambda text, case=f"{name} of {dtype}": f"{case}: {text}")
     assert reported("lowered")["all_reduce"] == len(cases)
-    assert not reported("callbacks")
+    assert not reported("outside")
 
 
 def coalesced_collectives() -> None:
@@ -151,7 +151,7 @@ def coalesced_collectives() -> None:
         "all_gather_into_tensor_coalesced": 1,
         "reduce_scatter_tensor_coalesced": 1,
     }
-    assert not reported("callbacks")
+    assert not reported("outside")
 
 
 def parts_of_different_sizes_are_called_back() -> None:
@@ -163,7 +163,7 @@ def parts_of_different_sizes_are_called_back() -> None:
         return collectives.all_to_all_single(x * 2, [RANK + 1] * WORLD, sent, group) + 1
 
     assert_as_eager(function, x)
-    assert reported("callbacks") == {"all_to_all_single": 1}
+    assert reported("outside") == {"all_to_all_single": 1}
 
 
 def collectives_in_subgroups() -> None:
@@ -178,7 +178,7 @@ def collectives_in_subgroups() -> None:
             return [gathered, collectives.broadcast(x, 1, group), collectives.all_reduce(x, "sum", group)]
 
         assert_as_eager(function, torch.randn(3, generator=generator(RANK)))
-        assert not reported("callbacks")
+        assert not reported("outside")
     dist.barrier()
 
 
@@ -253,7 +253,7 @@ def tensor_parallel_mlp() -> None:
     torch.testing.assert_close(up.grad, whole[1].grad.chunk(WORLD)[RANK])
     torch.testing.assert_close(down.grad, whole[2].grad.chunk(WORLD, 1)[RANK])
     assert reported("lowered")["all_reduce"] == 2  # one forward, one backward
-    assert not reported("callbacks")
+    assert not reported("outside")
 
 
 def sequence_parallel_mlp() -> None:
@@ -275,7 +275,7 @@ def sequence_parallel_mlp() -> None:
     torch.testing.assert_close(down.grad, whole[2].grad.chunk(WORLD, 1)[RANK])
     lowered = reported("lowered")
     assert lowered["all_gather_into_tensor"] == lowered["reduce_scatter_tensor"] == 2
-    assert not reported("callbacks")
+    assert not reported("outside")
 
 
 class Model(nn.Module):
@@ -311,7 +311,7 @@ def _train(while_training: Callable[[], AbstractContextManager[None]]) -> None:
     for a, b in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
     assert report.reports()
-    assert not reported("callbacks")
+    assert not reported("outside")
 
 
 def distributed_data_parallel() -> None:
@@ -355,7 +355,7 @@ def dtensor() -> None:
     )
     torch.testing.assert_close(got.to_local(), (a @ b).sum(0))
     assert reported("lowered")["all_gather_into_tensor"] == 1
-    assert not reported("callbacks")
+    assert not reported("outside")
 
 
 def a_group_that_is_gone() -> None:

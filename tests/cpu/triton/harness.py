@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from flagos_backend.codegen.triton import RegionKernel, schedule
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.build import build_plan
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 from support import kernels
 from support.numbers import NUMPY_DTYPE, distance
 

@@ -16,9 +16,9 @@ from jax import lax
 from cpu.triton.harness import run_both
 from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.importer import import_module
-from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
 from support.numbers import distance
+from support.passes import for_accelerator
 
 TYPES = [np.bool_, np.int8, np.uint8, np.int32, np.uint64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
@@ -28,7 +28,7 @@ def compare(
 ) -> list[RegionKernel]:
     """``function`` in so many generated kernels gives what the reference does, and NumPy if ``expected`` is given."""
     with jax.enable_x64(True):
-        computation = optimize(import_module(hlo_bytes(function, *arguments))).entry
+        computation = for_accelerator(import_module(hlo_bytes(function, *arguments))).entry
     ours, theirs, made = run_both(computation, arguments)
     assert len(made) == kernels
     for a, b in zip(ours, theirs, strict=True):
@@ -154,7 +154,9 @@ def test_scans(rng: np.random.Generator) -> None:
     def after(one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return one[0] * two[0], one[1] * two[0] + two[1]
 
-    computation = optimize(import_module(hlo_bytes(lambda a, b: lax.associative_scan(after, (a, b))[1], a, b))).entry
+    computation = for_accelerator(
+        import_module(hlo_bytes(lambda a, b: lax.associative_scan(after, (a, b))[1], a, b))
+    ).entry
     ours, theirs, made = run_both(computation, [a, b])
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
     assert len(made) <= 8, "one for each step down, and one for several steps up"

@@ -18,8 +18,8 @@ from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes, run_on_xla
+from support.passes import for_accelerator
 
 E = ElementType
 O = Opcode  # noqa: E741
@@ -160,7 +160,7 @@ def test_what_each_part_has_for_itself(opcode: Opcode) -> None:
 
 def program(function: Callable[..., jax.Array], *arguments: np.ndarray) -> tuple[Computation, bytes]:
     hlo = hlo_bytes(function, *arguments)
-    return optimize(import_module(hlo)).entry, hlo
+    return for_accelerator(import_module(hlo)).entry, hlo
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 130])

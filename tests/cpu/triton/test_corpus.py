@@ -8,9 +8,9 @@ import pytest
 from cpu.triton.harness import run_both
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.passes.pipeline import optimize
 from programs import PROGRAMS
 from support.numbers import distance
+from support.passes import for_accelerator
 
 # Control flow is the runtime's: its bodies get schedules of their own.
 _CONTROL = {Opcode.WHILE, Opcode.CONDITIONAL, Opcode.CALL}
@@ -21,7 +21,7 @@ _SINGLE_OPERATIONS = ("unary_", "binary_", "convert_from_")
 @pytest.mark.parametrize("name", sorted(n for n in PROGRAMS if not n.startswith(_SINGLE_OPERATIONS)))
 def test_program(name: str) -> None:
     program = PROGRAMS[name]
-    computation = optimize(import_module(program.hlo())).entry
+    computation = for_accelerator(import_module(program.hlo())).entry
     if any(instruction.opcode in _CONTROL for instruction in computation.instructions):
         pytest.skip("control flow at the top")
     arguments = program.arguments()

@@ -15,11 +15,11 @@ import pytest
 from cpu.triton.harness import run_generated
 from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.importer import import_module
-from flagos_backend.passes.pack_extremes import pack_extremes
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.passes.accelerator.pack_argminmax import pack_extremes
 from programs import hlo_bytes
 from support.against_xla import hlo_of_text
 from support.extremes import DTYPES, answer, array_of, text_of
+from support.passes import SIMULATED, for_accelerator, run_until
 
 BF16 = ml_dtypes.bfloat16
 # Shape, dimension: rows and columns, single elements and rows, several of a block, those of which partial results stay.
@@ -39,7 +39,7 @@ _LONG = [("u8", 70000), ("f16", 70000), ("bf16", 70000), ("bf16", 65536), ("s16"
 
 
 def run(hlo: bytes, *arrays: np.ndarray) -> tuple[list[np.ndarray], list[RegionKernel]]:
-    return run_generated(pack_extremes(optimize(import_module(hlo))).entry, arrays)
+    return run_generated(for_accelerator(import_module(hlo)).entry, arrays)
 
 
 def check(function: Callable[..., Any], *arrays: np.ndarray) -> tuple[list[np.ndarray], list[RegionKernel]]:
@@ -211,5 +211,5 @@ def test_rows_and_columns_of_one_array(rng: np.random.Generator) -> None:
 def test_another_computation_is_left_as_it_is(old: str, new: str) -> None:
     text = text_of("f32", np.dtype(np.float32), "s32", (4, 50), 1, largest=True)
     assert old in text
-    module = optimize(import_module(hlo_of_text(text.replace(old, new))))
+    module = run_until("pack_argminmax", import_module(hlo_of_text(text.replace(old, new))), SIMULATED)
     assert pack_extremes(module) is module

@@ -10,9 +10,9 @@ import pytest
 
 from cpu.triton.harness import check, reducer
 from flagos_backend.codegen.triton import tiling
-from flagos_backend.fusion.support import COMBINES, ELEMENTWISE
 from flagos_backend.ir.attributes import DimensionsAttributes
 from flagos_backend.ir.builder import Builder
+from flagos_backend.ir.elementwise import COMBINES, ELEMENTWISE
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType

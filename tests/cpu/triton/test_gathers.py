@@ -15,9 +15,9 @@ from jax import lax
 from cpu.triton.harness import run_both
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
 from support.numbers import distance
+from support.passes import for_accelerator
 
 Modes = lax.GatherScatterMode
 
@@ -25,7 +25,7 @@ Modes = lax.GatherScatterMode
 def compare(function: Callable[..., Any], *arguments: np.ndarray, ulp: float = 0, kernels: int = 1) -> None:
     """``function`` in so many generated kernels, and nothing else, gives what the reference does."""
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
-    computation = optimize(import_module(hlo_bytes(function, *shapes))).entry
+    computation = for_accelerator(import_module(hlo_bytes(function, *shapes))).entry
     assert not kernels or any(i.opcode is Opcode.GATHER for i in computation.instructions)
     ours, theirs, made = run_both(computation, arguments)
     assert len(made) == kernels
@@ -140,7 +140,7 @@ def test_columns_beside_rows(rng: np.random.Generator) -> None:
         unit = rows / jnp.sqrt((rows * rows).sum(-1, keepdims=True))
         return unit, unit.sum(0)
 
-    computation = optimize(
+    computation = for_accelerator(
         import_module(hlo_bytes(function, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (table, ids))))
     ).entry
     ours, theirs, _ = run_both(computation, (table, ids))
@@ -163,7 +163,7 @@ def test_a_table_that_an_update_writes_over_is_read_before(rng: np.random.Genera
         return lax.dynamic_update_slice(table, rows[:4], (at, np.int32(0))), rows
 
     shapes = [jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for a in (table, ids, at)]
-    computation = optimize(import_module(hlo_bytes(function, *shapes))).entry
+    computation = for_accelerator(import_module(hlo_bytes(function, *shapes))).entry
     ours, theirs, _ = run_both(computation, (table, ids, np.asarray(at)))
     for a, b in zip(ours, theirs, strict=True):
         assert not np.any(distance(a, b))

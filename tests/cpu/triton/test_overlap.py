@@ -16,14 +16,15 @@ from torch.utils._pytree import tree_leaves
 
 from flagos_backend.codegen.triton import schedule
 from flagos_backend.collectives.communicator import Combine, Meeting
+from flagos_backend.compile import accelerator_plan as plan
+from flagos_backend.compile import overlap
+from flagos_backend.compile.overlap import Wait, overlapped
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
+from flagos_backend.ir.effects import COLLECTIVES
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.effects import COLLECTIVES
-from flagos_backend.runtime.accelerator import overlap, plan
-from flagos_backend.runtime.accelerator.overlap import Wait, overlapped
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 from support.square_programs import DEVICES, Alike, Square
 
 TARGET = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)

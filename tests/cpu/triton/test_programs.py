@@ -15,9 +15,9 @@ from jax import lax
 from cpu.triton.harness import run_both
 from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.importer import import_module
-from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
 from support.against_xla import hlo_of_text
+from support.passes import for_accelerator
 
 BF16 = ml_dtypes.bfloat16
 
@@ -25,7 +25,7 @@ BF16 = ml_dtypes.bfloat16
 def check(function: Callable[..., Any], *arguments: Any, rtol: float = 1e-4, atol: float = 1e-5) -> list[RegionKernel]:
     """Compares with the reference; returns the kernels."""
     arrays = [np.asarray(a) for a in arguments]
-    computation = optimize(import_module(hlo_bytes(function, *arrays))).entry
+    computation = for_accelerator(import_module(hlo_bytes(function, *arrays))).entry
     ours, theirs, made = run_both(computation, arrays)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), rtol=rtol, atol=atol)
@@ -196,7 +196,7 @@ def test_nothing_is_read_of_empty_arrays(rng: np.random.Generator) -> None:
       r = f32[1,0] reshape(t)
       ROOT p = f32[1,3] pad(r, y), padding=0_0_0x0_3_3
     }"""
-    computation = optimize(import_module(hlo_of_text(text))).entry
+    computation = for_accelerator(import_module(hlo_of_text(text))).entry
     ours, _, (padded,) = run_both(computation, [f32(rng, 2, 1, 0), np.asarray(np.float32(3))])
     np.testing.assert_array_equal(ours[0], np.full((1, 3), 3, np.float32))
     assert padded.inputs == (computation.parameters[1],)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.accelerator import plan
 from support.against_xla import hlo_of_text
+from support.passes import for_accelerator
 
 HEAD = "x = f32[4,6] parameter(0)\n  y = f32[6,5] parameter(1)\n  "
 
@@ -32,7 +32,7 @@ HEAD = "x = f32[4,6] parameter(0)\n  y = f32[6,5] parameter(1)\n  "
 )  # fmt: skip
 def test_results_are_made_in_their_places(body: str, homes: int, rng: np.random.Generator) -> None:
     less = "less { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = pred[] compare(a, b), direction=LT }\n"
-    module = optimize(import_module(hlo_of_text(f"{less}ENTRY main {{\n  {HEAD}{body}\n}}")))
+    module = for_accelerator(import_module(hlo_of_text(f"{less}ENTRY main {{\n  {HEAD}{body}\n}}")))
     target = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)
     run, device = Run(), torch.device("cpu")
     built = plan.build(module.entry, (), device, target)

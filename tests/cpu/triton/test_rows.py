@@ -14,9 +14,9 @@ from cpu.triton.harness import run_both
 from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import ElementType
-from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
 from support.numbers import NUMPY_DTYPE, distance, random_values
+from support.passes import for_accelerator
 
 E = ElementType
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -29,7 +29,7 @@ def compare(function: Callable[..., Any], *arguments: np.ndarray, ulp: float) ->
     """What one kernel makes of ``function`` is what the reference does."""
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
-        computation = optimize(import_module(hlo_bytes(function, *shapes))).entry
+        computation = for_accelerator(import_module(hlo_bytes(function, *shapes))).entry
     ours, theirs, (kernel,) = run_both(computation, arguments)
     for a, b in zip(ours, theirs, strict=True):
         assert a.shape == b.shape

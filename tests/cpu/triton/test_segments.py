@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.accelerator import plan, segments
+from flagos_backend.runtime.accelerator import segments
 from support.against_xla import hlo_of_text, to_storage
+from support.passes import for_accelerator
 from support.poisoned_replays import PoisonedReplay, assert_same, breaking_anywhere
 
 TARGET = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)
@@ -85,7 +86,7 @@ def test_programs_divided_anywhere(what: str, donated: tuple[int, ...], rng: np.
     lines = PROGRAMS[what].strip().splitlines()
     body = "\n".join(sorted(lines, key=lambda line: "ROOT" in line))
     text = f"{LESS}ENTRY main {{\n x = f32[4,6] parameter(0)\n y = f32[6,5] parameter(1)\n{body}\n}}"
-    module = optimize(import_module(hlo_of_text(text)))
+    module = for_accelerator(import_module(hlo_of_text(text)))
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 6), (6, 5))]
     found = [divided_and_not(module, donated, arrays, int(rng.integers(1 << 31))) for _ in range(8)]
     assert max(found) > 1

@@ -15,8 +15,7 @@ import torch
 from jax import lax
 
 from flagos_backend.codegen.triton import prepare, schedule
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
+from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import DynamicSliceAttributes
 from flagos_backend.ir.builder import Builder
@@ -24,13 +23,14 @@ from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.accelerator import plan
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 from flagos_backend.runtime.plan import Plan, Step
 from programs import hlo_bytes, run_on_xla
 from support import kernels
 from support.against_xla import assert_same, from_storage, hlo_of_text, to_storage
 from support.numbers import NUMPY_DTYPE, special_values
+from support.passes import for_accelerator
 
 E = ElementType
 INTEGERS = [E.S8, E.S16, E.S32, E.S64, E.U8, E.U16, E.U32, E.U64]
@@ -69,7 +69,7 @@ def check(function: Callable[..., Any], *arguments: Any, donated: Sequence[int] 
 
 
 def check_hlo(hlo: bytes, arrays: Sequence[np.ndarray], donated: Sequence[int] = ()) -> Plan:
-    computation = optimize(import_module(hlo)).entry
+    computation = for_accelerator(import_module(hlo)).entry
     built = build(computation, donated)
     for ours, theirs in zip(run(built, computation, arrays), run_on_xla(hlo, arrays), strict=True):
         assert_same(ours, np.asarray(theirs), 1e-5)
@@ -314,7 +314,7 @@ def test_an_array_of_more_elements_than_32_bits_count() -> None:
       x = s8[70000,70000] parameter(0)  u = s8[1,9] parameter(1)  i = s32[] parameter(2)  j = u16[] parameter(3)
       s = s8[1,9] dynamic-slice(x, i, j), dynamic_slice_sizes={1,9}
       ROOT r = s8[1,9] add(s, u) }"""
-    flat = flatten(optimize(import_module(hlo_of_text(text))).entry)
+    flat = flatten(for_accelerator(import_module(hlo_of_text(text))).entry)
     (region,) = schedule(flat, kernels.target()).items
     assert isinstance(region, Region)
     assert "* 70000" in prepare(region, kernels.target()).source

@@ -11,6 +11,6 @@ os.environ["FLAGOS_DEVICE"] = (torch.accelerator.current_accelerator() or torch.
 os.environ["JAX_PLATFORMS"] = "flagos,cpu"
 os.environ["FLAGOS_PREFER"] = "vendor"  # nothing is measured: these tests are not about kernels
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()

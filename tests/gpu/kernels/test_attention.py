@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flagos_backend.devices.accelerator import TorchAccelerator
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.types import ElementType, leaves
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference.storage import dtype_of

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 from flagos_backend.devices.target import Target
 from flagos_backend.kernels.reference import combining
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.accelerator.recordings import Recordings
 from support.decided_programs import PROGRAMS, argument, guarded_step
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 # Runs after which a program is captured.
 FIRST = 2

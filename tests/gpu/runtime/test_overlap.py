@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from flagos_backend.collectives.communicator import Combine, Meeting
+from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.hlo import Module
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.accelerator import plan
 from flagos_backend.runtime.accelerator.capture import Recording
 from flagos_backend.runtime.accelerator.memory import GraphMemory
 from flagos_backend.runtime.plan import Plan

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 from cpu.native.harness import compile, get, put, run
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay
 from plugin_abi.host import Artifact, Context, Memory
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 RUNS = 6
 # Runs after which a program is captured.

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 from flagos_backend.runtime.accelerator.recordings import Recordings
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 
 # Runs after which a program is captured.
 FIRST = 2

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flagos_backend.frontends.torch.compile.backend import flagos
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
-from flagos_backend.torch.compile.backend import flagos
 
 DEVICE = torch.device(os.environ["FLAGOS_DEVICE"], 0)
 MODULE = torch.get_device_module(DEVICE)

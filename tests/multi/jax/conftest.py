@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-import flagos_backend.jax
-from flagos_backend.jax import jax_internals
+import flagos_backend.frontends.jax
+from flagos_backend.frontends.jax import jax_internals
 
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 # The oracle knows no shorter products.
 jax.config.update("jax_default_matmul_precision", "highest")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flagos_backend.cli.main import main
+from plugin_abi.elf import ElfFile, Tag
 
 ENTRY = "int flagos_plugin_entry(void* args) { (void)args; return 2; }"
 
@@ -50,6 +51,28 @@ def test_a_manifest_gets_the_loaders_verdict(tmp_path: Path, capsys: pytest.Capt
     path.write_text("{")
     assert main(["check", str(path)]) == 1
     assert "MANIFEST_NOT_JSON" in capsys.readouterr().out
+
+
+def test_a_field_that_nobody_reads_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the verdict, whatever that is."""
+    example = Path(__file__).parents[3] / "manifests" / "examples" / "40_flagos_nvidia.json"
+    path = tmp_path / "50_vendor.json"
+    path.write_text(example.read_text().replace('"priority"', '"sha265": "00", "priority"'))
+    assert main(["check", str(path)]) == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == f"manifest {path}: nobody reads sha265 (did you mean sha256?)"
+    assert "LIBRARY_NOT_FOUND" in "".join(rest)
+
+
+def test_a_library_whose_tables_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = build(tmp_path, ENTRY)
+    data = bytearray(library.read_bytes())
+    elf = ElfFile(bytes(data))
+    place = elf.file_offset(elf.tags[Tag.SYMTAB], "the symbols") + 24
+    data[place : place + 4] = b"\xff\xff\xff\x7f"
+    library.write_bytes(data)
+    assert main(["check", str(library)]) == 1
+    assert "LIBRARY_MALFORMED" in capsys.readouterr().out
 
 
 def test_an_absent_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

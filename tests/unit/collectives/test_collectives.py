@@ -14,10 +14,10 @@ import torch
 
 from conftest import fresh
 from flagos_backend.collectives import InProcessCommunicator
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.errors import CollectiveGroupMismatch
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.build import build_plan
 from support.against_xla import hlo_of_text, run_on_backend
 from support.devices import on_each, run_on_devices
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from flagos_backend.fusion.flat import FlatComputation, flatten
 from flagos_backend.fusion.fuse import Schedule, fuse
 from flagos_backend.fusion.policy import ACCELERATOR, HOST, MAX_OPERATIONS, Policy
-from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.loop_ir.flat import FlatComputation, flatten
+from flagos_backend.loop_ir.region import Apply, Load, Region
 from programs import hlo_bytes, run_on_xla
 from support.regions import evaluate
 

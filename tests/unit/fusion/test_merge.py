@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from flagos_backend.fusion.flat import flatten
 from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.merge import MAX_BUFFERS, MAX_OPERATIONS, merge
 from flagos_backend.fusion.policy import ACCELERATOR
-from flagos_backend.fusion.region import Apply, Load, Region
 from flagos_backend.importer import import_module
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Apply, Load, Region
+from flagos_backend.passes.pipelines import optimize
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import hlo_of_text
 from support.regions import evaluate

@@ -8,6 +8,7 @@ from jaxlib import _hlo
 from flagos_backend import errors
 from flagos_backend.importer import import_module, schema
 from programs import PROGRAMS
+from support.against_xla import hlo_of_text
 
 SEEDS = (
     "while_counted_and_dynamic",
@@ -326,3 +327,10 @@ def mutate(message, choice):
             value[choice.draw(st.integers(0, len(value) - 1))] = number
         else:
             setattr(message, field.name, number)
+
+
+def test_a_shape_of_too_many_dimensions_is_refused_before_any_work() -> None:
+    dims = ",".join(["1"] * 30_000)
+    hlo = hlo_of_text(f"ENTRY e {{ x = f32[{dims}] parameter(0) ROOT r = f32[{dims}] negate(x) }}")
+    with pytest.raises(errors.UnsupportedShape, match="30000 dimensions"):
+        import_module(hlo)

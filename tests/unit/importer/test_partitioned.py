@@ -13,7 +13,7 @@ from jaxlib import _hlo, _jax, xla_client
 
 from flagos_backend.importer import export_module, import_module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.passes.pipeline import optimize
+from support.passes import simplified
 
 PASSES = "shardy-xla,spmd-partitioning,spmd-prepare,sharding-propagation,collective-permute-motion,tuple-simplifier,dce"
 MESH = AbstractMesh((2, 2), ("x", "y"))
@@ -75,7 +75,7 @@ PROGRAMS = {
 def test_partitioned_program(name):
     function, specs, *shapes = PROGRAMS[name]
     module = import_module(partitioned(function, specs, *shapes), num_partitions=4)
-    optimized = optimize(module, verify=True)
+    optimized = simplified(module)
     opcodes = {i.opcode for c in optimized.computations() for i in c.instructions}
     expected = {"psum": "all-reduce", "gradient": "all-reduce"}.get(name, name)
     assert Opcode(expected) in opcodes

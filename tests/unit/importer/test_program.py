@@ -4,6 +4,7 @@ import pytest
 
 from flagos_backend import errors
 from flagos_backend.importer import import_module, import_program, schema
+from flagos_backend.importer.options import allows_excess_precision
 from flagos_backend.ir.attributes import CompareAttributes
 from flagos_backend.ir.opcode import ComparisonOrder
 from programs import PROGRAMS
@@ -46,6 +47,28 @@ def test_everything_filled_in():
     assert len(program.argument_shardings) == 5
     assert program.options == {"explain": "1"}
     assert program.compile_options == b"opaque"
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "allowed"),
+    [
+        ({}, "", False),
+        ({}, "0", False),
+        ({}, "1", True),
+        ({"excess_precision": "0"}, "1", False),
+        ({"excess_precision": "1"}, "0", True),
+    ],
+)
+def test_excess_precision(options, value, allowed):
+    """The program's option goes before the environment, and nothing means no."""
+    assert allows_excess_precision(load(options=options).options, {"FLAGOS_EXCESS_PRECISION": value}) is allowed
+
+
+def test_excess_precision_of_other_values_is_refused():
+    with pytest.raises(errors.MalformedProgram, match="option excess_precision is 'yes', neither 1 nor 0"):
+        allows_excess_precision({"excess_precision": "yes"}, {})
+    with pytest.raises(errors.KernelPolicyInvalid, match="FLAGOS_EXCESS_PRECISION holds 'yes', which is not 1 or 0"):
+        allows_excess_precision({}, {"FLAGOS_EXCESS_PRECISION": "yes"})
 
 
 def test_process_groups():

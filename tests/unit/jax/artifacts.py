@@ -8,8 +8,8 @@ import jaxlib._jax as _jax
 import numpy as np
 from jax._src.lib import xla_client
 
+from flagos_backend.frontends.jax.convert import convert
 from flagos_backend.importer import schema
-from flagos_backend.jax.convert import convert
 
 #: The oldest StableHLO that a plugin of twelve weeks must read: what jaxlib 0.10.2 writes for one that names none.
 STABLEHLO = "1.13.7"

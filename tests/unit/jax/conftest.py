@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from flagos_backend.jax import callbacks, dlpack, jax_internals, lowering
+from flagos_backend.frontends.jax import callbacks, dlpack, jax_internals, lowering
 
 
 @pytest.fixture(scope="session", autouse=True)

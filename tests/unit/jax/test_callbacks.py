@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from flagos_backend.errors import StatusCode
+from flagos_backend.frontends.jax import callbacks, trampolines
+from flagos_backend.frontends.jax.errors import HostCallbackFailed, HostCallbackGone
 from flagos_backend.importer import schema
-from flagos_backend.jax import callbacks, trampolines
-from flagos_backend.jax.errors import HostCallbackFailed, HostCallbackGone
 from plugin_abi import cabi
 from plugin_abi.host.api import ElementType
 from unit.jax.artifacts import artifact, compile_options
@@ -207,7 +207,7 @@ def test_a_defect_of_the_converter_is_a_status_too(monkeypatch: pytest.MonkeyPat
     def broken(*_: Any) -> bytes:
         raise MemoryError("no more")
 
-    monkeypatch.setattr("flagos_backend.jax.convert.convert", broken)
+    monkeypatch.setattr("flagos_backend.frontends.jax.convert.convert", broken)
     status, answer = run_converter(b"mlir", b"", b"")
     assert status == StatusCode.INTERNAL
     assert "MemoryError: no more" in answer.decode()

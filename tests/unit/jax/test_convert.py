@@ -14,9 +14,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from jaxlib import _hlo
 
 from flagos_backend.errors import StatusCode
-from flagos_backend.importer import schema
-from flagos_backend.jax.convert import convert
-from flagos_backend.jax.errors import (
+from flagos_backend.frontends.jax.convert import convert
+from flagos_backend.frontends.jax.errors import (
     InvalidCompileOption,
     MalformedCompileOptions,
     MalformedGraph,
@@ -26,6 +25,7 @@ from flagos_backend.jax.errors import (
     UnsupportedArrayLayout,
     UnsupportedPartitioning,
 )
+from flagos_backend.importer import schema
 from unit.jax.artifacts import artifact, compile_options, instructions, opcodes, program
 
 P = PartitionSpec
@@ -268,6 +268,12 @@ def test_a_wrong_value_for_an_option_of_xla_is_named(lower: Lower) -> None:
 
 def test_options_of_xla_are_accepted_and_left_out(lower: Lower) -> None:
     assert not program(lower(jnp.sin, X), overrides={"xla_embed_ir_in_executable": True}).options
+
+
+@pytest.mark.parametrize(("value", "option"), [(True, "1"), ("True", "1"), (False, "0"), ("False", "0")])
+def test_excess_precision_is_followed(lower: Lower, value: object, option: str) -> None:
+    overrides = {"xla_allow_excess_precision": value, "xla_embed_ir_in_executable": True}
+    assert dict(program(lower(jnp.sin, X), overrides=overrides).options) == {"excess_precision": option}
 
 
 @pytest.mark.parametrize(("layout", "refused"), [("{1,0}", False), ("{0,1}", True), ("default", False)])

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import pytest
 
-from flagos_backend.jax import jax_internals
-from flagos_backend.jax.errors import JaxApiChanged
+from flagos_backend.frontends.jax import jax_internals
+from flagos_backend.frontends.jax.errors import JaxApiChanged
 
 NAMES = re.findall(r'lookup\(\s*"([\w.]+)",\s*"([\w.]+)"', inspect.getsource(jax_internals))
 

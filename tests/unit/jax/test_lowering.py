@@ -22,8 +22,8 @@ from jax.experimental.sparse import linalg as sparse_linalg
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import flagos_backend.kernels.reference
-from flagos_backend.jax import jax_internals, lowering
-from flagos_backend.jax.errors import UnsupportedParameter
+from flagos_backend.frontends.jax import jax_internals, lowering
+from flagos_backend.frontends.jax.errors import UnsupportedParameter
 
 Lower = Callable[..., Any]
 

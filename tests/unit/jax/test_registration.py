@@ -10,10 +10,10 @@ from pathlib import Path
 #: Reports on stdout how JAX comes up after initialize().
 PROGRAM = """
 import sys
-import flagos_backend.jax
+import flagos_backend.frontends.jax
 light = "jax" not in sys.modules and "torch" not in sys.modules and "cffi" not in sys.modules
-flagos_backend.jax.initialize()
-flagos_backend.jax.initialize()
+flagos_backend.frontends.jax.initialize()
+flagos_backend.frontends.jax.initialize()
 import jax
 loaded = "plugin_abi.loader" in sys.modules and sys.modules["plugin_abi.loader"].last_result() is not None
 print("light", light, "searched", loaded)
@@ -71,6 +71,7 @@ def test_a_program_for_other_platforms_does_not_look_for_backends(tmp_path: Path
 
 def test_what_is_registered_for_a_backend_leaves_torch_alone() -> None:
     """Another platform's user, who has flagos installed, does not wait for it."""
-    program = "import sys; from flagos_backend.jax import callbacks, dlpack, lowering; print('torch' in sys.modules)"
+    imports = "from flagos_backend.frontends.jax import callbacks, dlpack, lowering"
+    program = f"import sys; {imports}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

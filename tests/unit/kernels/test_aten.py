@@ -12,8 +12,9 @@ from flagos_backend.errors import AtenCallFailed, MalformedProgram, UnknownCusto
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.torch_dtypes import TORCH_DTYPE
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
-from flagos_backend.kernels.reference.aten import TORCH_DTYPE, drops_out, prepare_into, prepare_operator
+from flagos_backend.kernels.reference.aten import drops_out, prepare_into, prepare_operator
 from flagos_backend.kernels.reference.registry import Kernel, Run, prepare
 
 E = ElementType

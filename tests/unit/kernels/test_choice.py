@@ -58,6 +58,10 @@ def chosen(variables, target=CHIP):
         ({"FLAGOS_FLAGOS_BLACKLIST": "dot"}, Provider.TRITON),
         ({"FLAGOS_FLAGOS_WHITELIST": "sort"}, Provider.TRITON),
         ({"FLAGOS_FLAGOS_WHITELIST": "sort,dot"}, Provider.FLAGOS),
+        ({"USE_FLAGGEMS": "0"}, Provider.TRITON),
+        ({"VLLM_FL_PREFER": "vendor"}, Provider.VENDOR),
+        ({"TE_FL_PER_OP": f"dot=vendor:{CHIP.device_type}|flagos"}, Provider.VENDOR),
+        ({"SGLANG_FL_PREFER": "vendor", "SGLANG_FL_DENY_VENDORS": CHIP.device_type}, Provider.FLAGOS),
     ],
 )
 def test_wishes(providers, variables, provider):

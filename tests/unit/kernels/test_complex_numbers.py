@@ -13,7 +13,7 @@ from flagos_backend.ir.opcode import Opcode as O
 from flagos_backend.ir.types import ElementType as E
 from programs import run_on_xla
 from support.against_xla import check, hlo_of_text, run_on_backend
-from support.numbers import complex_distance, distance, special_values
+from support.numbers import NUMPY_DTYPE, complex_distance, distance, special_values
 
 TYPES = [E.C64, E.C128]
 
@@ -172,3 +172,20 @@ def test_quotients_at_infinity_and_zero(numerator: complex, denominator: complex
     text = "ENTRY e { a = c128[2] parameter(0)\n b = c128[2] parameter(1)\n ROOT r = c128[2] divide(a, b) }"
     (ours,) = check(text, a, b)
     np.testing.assert_array_equal(ours, np.array([quotient] * 2))
+
+
+@pytest.mark.parametrize("element_type", TYPES, ids=lambda t: t.name)
+def test_arc_tangents_of_quotients(element_type: E, rng: np.random.Generator) -> None:
+    dtype = NUMPY_DTYPE[element_type]
+    # Away from x² + y² = 0, where the function has its poles.
+    y, x = (rng.uniform(0.5, 2, 200) + 1j * rng.uniform(-0.4, 0.4, 200) for _ in range(2))
+    y, x = y.astype(dtype), x.astype(dtype)
+    name = element_type.name.lower()
+    text = f"ENTRY e {{ y = {name}[200] parameter(0) x = {name}[200] parameter(1) ROOT r = {name}[200] atan2(y, x) }}"
+    (ours,) = run_on_backend(hlo_of_text(text), [y, x])
+    exact = [complex(mpmath.atan(mpmath.mpc(a) / mpmath.mpc(b))) for a, b in zip(y.tolist(), x.tolist(), strict=True)]
+    np.testing.assert_allclose(ours, exact, rtol=8 * float(np.finfo(dtype).eps), atol=8 * float(np.finfo(dtype).eps))
+    real = rng.standard_normal((2, 200))
+    (ours,) = run_on_backend(hlo_of_text(text), [*real.astype(dtype)])
+    expected = np.arctan2(*real.astype(dtype).real.astype(np.float64))
+    np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=8 * float(np.finfo(dtype).eps))

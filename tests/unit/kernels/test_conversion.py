@@ -145,11 +145,11 @@ def test_stochastic_convert_saturates() -> None:
 
 
 def test_unsupported_bitcast_is_refused_by_name(rng: np.random.Generator) -> None:
+    from flagos_backend.compile.plan_builder import build_plan
     from flagos_backend.ir.attributes import ParameterAttributes
     from flagos_backend.ir.hlo import Computation, Instruction
     from flagos_backend.ir.opcode import Opcode
     from flagos_backend.ir.types import ArrayShape
-    from flagos_backend.runtime.build import build_plan
 
     x = Instruction(Opcode.PARAMETER, ArrayShape(E.C64, (2,)), attributes=ParameterAttributes(0), name="x")
     root = Instruction(Opcode.BITCAST_CONVERT, ArrayShape(E.S64, (2,)), (x,), name="bits")

@@ -13,12 +13,12 @@ import torch
 from jax import lax
 
 import flagos_backend.kernels.reference as reference
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.errors import MalformedProgram, UnknownCustomCall, UnsupportedAttribute, UnsupportedElementType
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape
 from flagos_backend.kernels.reference.custom_calls import known_targets
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes
 from support.against_xla import hlo_of_text, run_on_backend
 from support.numbers import NUMPY_DTYPE

@@ -9,6 +9,8 @@ import torch
 
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.reference import small_floats
+from flagos_backend.kernels.reference.ordering import total_order
+from support.against_xla import hlo_of_text, run_on_backend
 from support.numbers import NUMPY_DTYPE
 
 TYPES = list(small_floats.FORMATS)
@@ -70,3 +72,35 @@ def test_double_rounds_once() -> None:
     value = torch.tensor([1.0625 + 2.0**-40], dtype=torch.float64)
     code = small_floats.encode(value, ElementType.F8E4M3FN).numpy()
     assert code.view(ml_dtypes.float8_e4m3fn).astype(np.float32) == 1.125
+
+
+@pytest.mark.parametrize("element_type", TYPES, ids=lambda t: t.name)
+def test_the_total_order_of_every_two_codes(element_type: ElementType) -> None:
+    """By sign, then magnitude, zeros of both signs apart. Where -0 would be, the types without it have a NaN, which
+    therefore is below everything, as on stock XLA."""
+    codes = codes_of(element_type)
+    values = codes.view(NUMPY_DTYPE[element_type]).astype(np.float64)
+    signs = np.where(np.signbit(values) & ~np.isnan(values), -1, 1)
+    if element_type is not ElementType.F8E8M0FNU:
+        signs = np.where(codes >= len(codes) // 2, -1, 1)
+    magnitude = np.where(np.isnan(values), np.inf, np.abs(values))
+    ranks = list(zip(signs, signs * magnitude, signs * np.isnan(values), strict=True))
+    distinct = sorted(set(ranks))
+    expected = np.array([distinct.index(rank) for rank in ranks])
+    order = total_order(torch.from_numpy(codes), element_type).numpy().astype(np.int64)
+    number = ~np.isnan(values)  # NaNs of several codes may be in any order of their own
+    either = number[:, None] | number
+    np.testing.assert_array_equal(
+        np.sign(order[:, None] - order)[either], np.sign(expected[:, None] - expected)[either]
+    )
+
+
+@pytest.mark.parametrize("source", ["s4", "u4"])
+def test_a_bitcast_to_four_bits_keeps_only_them(source: str) -> None:
+    codes = np.arange(16, dtype=np.uint8)
+    integers = codes.astype(ml_dtypes.uint4 if source == "u4" else np.uint8)
+    if source == "s4":
+        integers = (codes.astype(np.int8) - 16 * (codes >= 8)).astype(ml_dtypes.int4)
+    text = f"ENTRY e {{ x = {source}[16] parameter(0) ROOT r = f4e2m1fn[16] bitcast-convert(x) }}"
+    (ours,) = run_on_backend(hlo_of_text(text), [integers])
+    np.testing.assert_array_equal(ours.view(np.uint8), codes)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage
-from flagos_backend.runtime.build import build_plan
 from programs import PROGRAMS
 from support.against_xla import to_storage
 

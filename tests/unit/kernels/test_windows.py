@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from flagos_backend.ir.attributes import WindowDimension
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.reference.windows import window_count
 from programs import hlo_bytes
-from support.against_xla import check, check_function, check_hlo, run_on_backend
+from support.against_xla import check, check_function, check_hlo, hlo_of_text, run_on_backend
 from support.numbers import random_values
 
 E = ElementType
@@ -75,6 +76,82 @@ ENTRY e {{
   ROOT r = {result_shape} reduce-window(x, i), {window_text(window)}, to_apply=reduce
 }}"""
     check(text, rng.integers(-9, 9, dims).astype(np.int32), np.array(rng.integers(-9, 9), np.int32))
+
+
+FAR = 10**9
+# No work is proportional to any of these values.
+GREAT = {
+    "base dilation": (5, WindowDimension(2, FAR, 0, 1, base_dilation=FAR)),
+    "size": (20, WindowDimension(FAR + 1, 1, FAR // 2, FAR // 2)),
+    "many of one dilation": (40, WindowDimension(12, 10**12, base_dilation=10**12, window_dilation=2 * 10**12)),
+    "window dilation": (4, WindowDimension(2, 1, FAR // 2, FAR // 2 + 1, window_dilation=FAR)),
+    "both dilations": (9, WindowDimension(3, FAR, window_dilation=999_999_937, base_dilation=FAR + 7)),
+    "common divisor": (40, WindowDimension(60, 6 * FAR, 9 * FAR, 9 * FAR, 4 * FAR, 6 * FAR)),
+    "padding": (4, WindowDimension(1, FAR, FAR, FAR)),
+    "negative padding": (6, WindowDimension(2, FAR, -FAR, -FAR, base_dilation=FAR, window_dilation=FAR)),
+    "least common multiple": (3, WindowDimension(2**31, 2**40, 2**40, 2**40, 2**31 - 1, 2**31 + 11)),
+}
+
+
+def elements_of_windows(size: int, w: WindowDimension) -> list[list[int]]:
+    """By asking each element in which place it lies."""
+    found = []
+    for number in range(window_count(size, w)):
+        places = [e * w.base_dilation + w.padding_low - number * w.stride for e in range(size)]
+        inside = [p % w.window_dilation == 0 and 0 <= p // w.window_dilation < w.size for p in places]
+        found.append([e for e in range(size) if inside[e]])
+    return found
+
+
+@pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.parametrize("name", GREAT)
+def test_great_values(name: str, reducer: str, rng: np.random.Generator) -> None:
+    size, w = GREAT[name]
+    windows = elements_of_windows(size, w)
+    x = rng.integers(-3, 9, size).astype(np.int32)
+    text = f"""
+reduce {{
+  a = s32[] parameter(0)
+  b = s32[] parameter(1)
+  {REDUCERS[reducer]}
+}}
+ENTRY e {{
+  x = s32[{size}] parameter(0)
+  i = s32[] parameter(1)
+  ROOT r = s32[{len(windows)}] reduce-window(x, i), {window_text((w,))}, to_apply=reduce
+}}"""
+    function = {
+        "add": lambda a, b: a + b,
+        "maximum": max,
+        "minimum": min,
+        "multiply": lambda a, b: a * b,
+        "shifted add": lambda a, b: a + b - 5,
+    }[reducer]
+    expected = [functools.reduce(function, [int(x[e]) for e in window], 2) for window in windows]
+    (ours,) = run_on_backend(hlo_of_text(text), [x, np.int32(2)])
+    np.testing.assert_array_equal(ours, np.array(expected).astype(np.int32))
+
+
+@pytest.mark.parametrize("name", ["size", "padding", "base dilation"])
+def test_selections_of_great_values(name: str, rng: np.random.Generator) -> None:
+    size, w = GREAT[name]
+    windows = elements_of_windows(size, w)
+    x, source = rng.permutation(size).astype(np.int32), rng.integers(1, 9, len(windows)).astype(np.int32)
+    text = f"""
+ge {{ a = s32[] parameter(0) b = s32[] parameter(1) ROOT c = pred[] compare(a, b), direction=GE }}
+add {{ a = s32[] parameter(0) b = s32[] parameter(1) ROOT c = s32[] add(a, b) }}
+ENTRY e {{
+  x = s32[{size}] parameter(0)
+  s = s32[{len(windows)}] parameter(1)
+  i = s32[] constant(0)
+  ROOT r = s32[{size}] select-and-scatter(x, s, i), {window_text((w,))}, select=ge, scatter=add
+}}"""
+    expected = np.zeros(size, np.int32)
+    for window, value in zip(windows, source, strict=True):
+        if window:
+            expected[max(window, key=lambda e: x[e])] += value
+    (ours,) = run_on_backend(hlo_of_text(text), [x, source])
+    np.testing.assert_array_equal(ours, expected)
 
 
 CUMULATIVE = [

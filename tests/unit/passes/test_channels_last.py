@@ -16,18 +16,18 @@ from flagos_backend.ir.attributes import ConvolutionAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
+from flagos_backend.passes.accelerator.canonicalize_convolutions import lay_out_convolutions
 from flagos_backend.passes.channels_last import channels_last
 from flagos_backend.passes.dce import eliminate_dead_code
-from flagos_backend.passes.lay_out_convolutions import lay_out_convolutions
-from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes
-from unit.passes.test_lay_out_convolutions import compare, gradients
+from support.passes import simplified
+from unit.passes.accelerator.test_canonicalize_convolutions import compare, gradients
 
 
 def moved(function: Callable[..., Any], *arguments: np.ndarray) -> list[Instruction]:
     """The instructions of the program for an accelerator, which computes the same as stock XLA."""
     hlo = hlo_bytes(function, *arguments)
-    module = channels_last(optimize(import_module(hlo)))
+    module = channels_last(simplified(import_module(hlo)))
     verify(module)
     compare(hlo, module, *arguments)
     assert channels_last(module) is module
@@ -138,5 +138,5 @@ def test_the_first_of_equal_elements_is_chosen(window: tuple[int, ...], rng: np.
 
 def test_programs_without_convolutions_stay(rng: np.random.Generator) -> None:
     hlo = hlo_bytes(lambda x: x.transpose(0, 3, 1, 2) * 2 + 1, rng.standard_normal((2, 3, 4, 5)).astype(np.float32))
-    module = optimize(import_module(hlo))
+    module = simplified(import_module(hlo))
     assert channels_last(module) is module

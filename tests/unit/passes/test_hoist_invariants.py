@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import DotAttributes
@@ -19,13 +20,12 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.contracted_last import contracted_last
+from flagos_backend.passes.accelerator.contracting_dims_minor import contracted_last
 from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.inline_calls import inline_calls
 from flagos_backend.passes.simplify import simplify
 from flagos_backend.passes.trip_count import find_trip_counts
-from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes
 from support.against_xla import from_storage, to_storage
 

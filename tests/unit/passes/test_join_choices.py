@@ -9,10 +9,10 @@ import pytest
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
-from flagos_backend.passes.match.join_choices import join_choices
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.passes.attention.join_choices import join_choices
 from programs import hlo_bytes
 from support.matching import run
+from support.passes import simplified
 
 
 def opcodes(module):
@@ -31,7 +31,7 @@ def subtracted(x, g):
 def test_one_choice(rng, function):
     args = [rng.standard_normal((3, 5)).astype(np.float32) for _ in range(2)]
     args[0][0, :2], args[1][1, :2] = (np.nan, 0), (np.nan, np.inf)
-    module = optimize(import_module(hlo_bytes(function, *args)))
+    module = simplified(import_module(hlo_bytes(function, *args)))
     joined = join_choices(module)
     verify(joined)
     assert opcodes(module).count(Opcode.SELECT) == 2
@@ -54,5 +54,5 @@ def other_numbers(x, g):
 
 @pytest.mark.parametrize("function", [other_values, other_choices, other_numbers])
 def test_what_is_none(rng, function):
-    module = optimize(import_module(hlo_bytes(function, *(np.zeros(4, np.float32) for _ in range(2)))))
+    module = simplified(import_module(hlo_bytes(function, *(np.zeros(4, np.float32) for _ in range(2)))))
     assert join_choices(module) is module

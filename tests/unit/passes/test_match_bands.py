@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from flagos_backend.importer import import_module
-from flagos_backend.passes.match.bands import split
-from flagos_backend.passes.match.symbols import Term
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.passes.attention.bands import split
+from flagos_backend.passes.attention.symbols import Term
 from programs import hlo_bytes
+from support.passes import simplified
 
 T, S = 6, 9
 QUERY, KEY = 1, 2
@@ -21,7 +21,7 @@ def positions():
 
 def band_of(function, *args, visible=True):
     """The band of a predicate [T, S] (of its negation unless ``visible``), and how many parts are none."""
-    root = optimize(import_module(hlo_bytes(function, *args))).entry.root
+    root = simplified(import_module(hlo_bytes(function, *args))).entry.root
     band, rest = split(Term(root, (QUERY, KEY)), visible, QUERY, KEY)
     return band, rest
 
@@ -117,7 +117,7 @@ def test_no_bands(name):
 
 
 def test_positions_of_other_dimensions_are_no_band():
-    root = optimize(import_module(hlo_bytes(jax.jit(lower_triangle)))).entry.root
+    root = simplified(import_module(hlo_bytes(jax.jit(lower_triangle)))).entry.root
     band, rest = split(Term(root, (3, KEY)), True, QUERY, KEY)
     assert band.is_all
     assert rest

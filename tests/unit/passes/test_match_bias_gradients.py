@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType, leaves
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from support.biases import (
     EVERY,
     OF_HEADS,

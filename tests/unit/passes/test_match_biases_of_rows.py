@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from programs import hlo_bytes, run_on_xla
 from support.biases import EVERY, B, D, H, K, T, added, arguments, attend, lower, product, repeated, weigh
 from support.matching import assert_near_miss, errors, exact, gradient, matched, run, targets

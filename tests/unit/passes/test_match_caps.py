@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same
 from support.matching import (

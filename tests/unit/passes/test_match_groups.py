@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from flagos_backend.ir.attributes import DimensionsAttributes
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import leaves
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from support.matching import (
     assert_as_close_as_the_program,
     errors,

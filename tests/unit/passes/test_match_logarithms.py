@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from programs import hlo_bytes, run_on_xla
 from support.matching import assert_as_close, assert_near_miss, errors, exact, matched, run, targets, weights_like
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flagos_backend.ir.custom_calls.attention import FORWARD, AttentionCall
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.kernels.attention import FORWARD, AttentionCall
 from programs import hlo_bytes, run_on_xla
 from support.matching import assert_as_close, assert_near_miss, errors, matched, run, targets, weights_like
 

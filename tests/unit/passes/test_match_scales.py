@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from support.matching import (
     assert_as_close_as_the_program,
     errors,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from support.matching import assert_as_close, assert_near_miss, errors, matched, run, targets, weights_like
 
 B, T, K, G, D, E = 2, 24, 2, 2, 8, 6  # weights_like looks for two dimensions of 24

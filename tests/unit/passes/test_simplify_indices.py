@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import GatherAttributes, ScatterAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.pipeline import optimize
 from flagos_backend.passes.rewrite import array_shape
-from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
+from support.passes import simplified
 
 
 def instructions(function: Callable[..., Any], *arguments: np.ndarray) -> list[Instruction]:
     """The optimized program, which computes the same as stock XLA."""
     hlo = hlo_bytes(function, *arguments)
-    module = optimize(import_module(hlo))
+    module = simplified(import_module(hlo))
     verify(module)
     with torch.inference_mode():
         results = build_plan(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])

@@ -16,8 +16,8 @@ from flagos_backend.importer import export_module, import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.passes.pipeline import optimize
 from programs import hlo_bytes, run_on_xla
+from support.passes import simplified
 
 Program = Callable[..., Any]
 
@@ -31,7 +31,7 @@ def whole_choices(module: Module, shape: tuple[int, ...]) -> int:
 def optimized(program: Program, *arguments: Any) -> Module:
     """The program after all passes, of which stock XLA computes what it computes of the program."""
     hlo = hlo_bytes(program, *arguments)
-    module = optimize(import_module(hlo), verify=True)
+    module = simplified(import_module(hlo))
     for ours, theirs in zip(run_on_xla(export_module(module), arguments), run_on_xla(hlo, arguments), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     return module
@@ -112,7 +112,7 @@ def test_a_thousand_updates(rng: np.random.Generator) -> None:
         return jnp.where(p, y, x)
 
     module = import_module(hlo_bytes(program, np.bool_(True), np.zeros(2048, np.float32)))
-    assert whole_choices(optimize(module), (2048,)) == 1
+    assert whole_choices(simplified(module), (2048,)) == 1
 
 
 def two(x: Any, value: Any, i: Any) -> Any:
@@ -166,7 +166,7 @@ def test_what_draws_is_not_drawn_twice() -> None:
         return jnp.where(p == 0, x.at[0].set(1), jnp.where(p == 1, y, x))
 
     module = import_module(hlo_bytes(function, np.int32(1), np.ones((7, 8), np.float32), np.ones((1, 8), np.float32)))
-    instructions = [i for c in optimize(module, verify=True).computations() for i in c.instructions]
+    instructions = [i for c in simplified(module).computations() for i in c.instructions]
     assert sum(i.opcode is Opcode.RNG for i in instructions) == 1
 
 

@@ -5,22 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import leaves
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.match.sink_invariants import sink_invariants
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.build import build_plan
+from flagos_backend.passes.attention.sink_invariants import sink_invariants
 from programs import hlo_bytes
 from support.against_xla import from_storage, hlo_of_text, run_on_backend, to_storage
+from support.passes import simplified
 
 N = 5
 
 
 def sunk(hlo):
-    before = optimize(import_module(hlo))
+    before = simplified(import_module(hlo))
     after = sink_invariants(before)
     verify(after)
     return before, after

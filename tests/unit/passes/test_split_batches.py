@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.importer import import_module
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.verifier import verify
-from flagos_backend.kernels.attention import BACKWARD, FORWARD
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.passes.attention.split_batches import split_batches
 from flagos_backend.passes.dce import eliminate_dead_code
-from flagos_backend.passes.match.split_batches import split_batches
-from flagos_backend.passes.pipeline import optimize
-from flagos_backend.runtime.build import build_plan
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, from_storage, to_storage
 from support.matching import check, gradient, matched
+from support.passes import simplified
 
 B, N, T, D = 2, 4, 24, 8
 
@@ -136,7 +136,7 @@ PRODUCTS = {
 def test_products_compute_the_same(draw, name):
     function, dims = PRODUCTS[name]
     args = [draw(*d) for d in dims]
-    module = optimize(import_module(hlo_bytes(function, *args)))
+    module = simplified(import_module(hlo_bytes(function, *args)))
     split = eliminate_dead_code(split_batches(module))
     verify(split)
     assert split is not module
@@ -149,7 +149,7 @@ def test_products_compute_the_same(draw, name):
 
 
 def test_a_product_without_a_batch_keeps_its_rows(draw):
-    module = optimize(
+    module = simplified(
         import_module(hlo_bytes(lambda x, w: (x.reshape(B * T, D) @ w).reshape(B, T, D), draw(B, T, D), draw(D, D)))
     )
     assert split_batches(module) is module

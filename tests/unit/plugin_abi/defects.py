@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 from collections.abc import Callable
@@ -129,6 +130,43 @@ def _missing_dependency(plugins: Plugins) -> Path:
         dependency.unlink()
     library = plugins.toolchain.build(flags=(f"-L{folder}", "-Wl,--no-as-needed", "-lminimal_gone"))
     return plugins.add(NAME, library)
+
+
+def _beside(place: Callable[[Path], None]) -> Callable[[Plugins], Path]:
+    """The missing dependency's run path leads to something of its name that is no library."""
+
+    def make(plugins: Plugins) -> Path:
+        folder = plugins.toolchain.folder
+        _missing_dependency(plugins)
+        source, dependency = folder / "gone.c", folder / "libminimal_gone.so"
+        subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(dependency)], check=True)
+        flags = (f"-L{folder}", "-Wl,--no-as-needed", "-lminimal_gone", "-Wl,-rpath,$ORIGIN")
+        path = plugins.add(NAME, plugins.toolchain.build(flags=flags))
+        dependency.unlink()
+        place(path.parent / dependency.name)
+        return path
+
+    return make
+
+
+def _library_pipe(plugins: Plugins) -> Path:
+    path = plugins.add(NAME)
+    library = path.parent / f"lib-{NAME}.so"
+    library.unlink()
+    os.mkfifo(library)
+    return path
+
+
+def _sparse_library(plugins: Plugins) -> Path:
+    path = plugins.add(NAME)
+    os.truncate(path.parent / f"lib-{NAME}.so", 4 << 30)
+    return path
+
+
+def _resources_through_a_link(plugins: Plugins) -> Path:
+    path = plugins.add(NAME, resource_dir="./resources")
+    (path.parent / "resources").symlink_to("/usr")
+    return path
 
 
 def elf_hash(name: bytes) -> int:
@@ -259,6 +297,31 @@ DEFECTS: dict[str, Defect] = {
     "glibc too new": Defect(RefusalCode.GLIBC_TOO_OLD, _future_glibc, ("GLIBC_2.9.9", "libc.so.6")),
     "libstdc++ too new": Defect(
         RefusalCode.SYMBOL_VERSION_MISSING, _future_libstdcxx, ("GLIBCXX_3.9.99", "libstdc++.so.6")
+    ),
+    "dependency that is no library": Defect(
+        RefusalCode.DEPENDENCY_MISSING,
+        _beside(lambda path: path.write_bytes(b"a text") and None),
+        ("libminimal_gone.so is no library", "ELF magic"),
+    ),
+    "dependency that is a pipe": Defect(
+        RefusalCode.DEPENDENCY_MISSING, _beside(os.mkfifo), ("libminimal_gone.so is not a regular file",)
+    ),
+    "dependency that is a folder": Defect(
+        RefusalCode.DEPENDENCY_MISSING, _beside(Path.mkdir), ("libminimal_gone.so is not a regular file",)
+    ),
+    "library a pipe": Defect(RefusalCode.LIBRARY_UNREADABLE, _library_pipe, ("not a regular file",)),
+    "library of four gigabytes of nothing": Defect(
+        RefusalCode.LIBRARY_MALFORMED, _sparse_library, (f"{4 << 30} bytes", "strip it")
+    ),
+    "resources missing": Defect(
+        RefusalCode.RESOURCE_DIR_UNUSABLE, _fields(resource_dir="../no-such-folder"), ("no folder", "no-such-folder")
+    ),
+    "resources a file": Defect(
+        RefusalCode.RESOURCE_DIR_UNUSABLE, _fields(resource_dir=f"./lib-{NAME}.so"), ("no folder", f"lib-{NAME}.so")
+    ),
+    "resources elsewhere": Defect(RefusalCode.RESOURCE_DIR_UNUSABLE, _fields(resource_dir="/usr"), ("/usr, outside",)),
+    "resources elsewhere through a link": Defect(
+        RefusalCode.RESOURCE_DIR_UNUSABLE, _resources_through_a_link, ("leads to /usr, outside",)
     ),
     # The versions.
     "ABI too old": Defect(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import resource
 import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugin_abi.elf import Defect, ElfError, ElfFile
+from plugin_abi import elf as elf_module
+from plugin_abi.elf import Defect, ElfError, ElfFile, Tag
 from plugin_abi.errors import Refusal
+from plugin_abi.files import OpenFile
 from plugin_abi.frameworks import compilers_of, cxx11_abi_of
 from plugin_abi.initializers import foreign_initializers
 from plugin_abi.libraries import current_linker, open_elf
+from plugin_abi.linkage import faults
 from plugin_abi.policy import Policy, examine, read_library
 from unit.plugin_abi.plugins import FIXTURES, INCLUDE, Plugins, Toolchain
 
@@ -71,6 +78,21 @@ def test_the_symbols_are_what_readelf_says(library: Path) -> None:
         (name, value, special.get(index) or int(index if index != "UND" else 0)) for name, value, index in shown
     ]
     assert [(symbol.name, symbol.value, symbol.section) for symbol in elf.dynamic_symbols] == expected
+
+
+@needs_readelf
+def test_the_relocations_are_what_readelf_says(library: Path) -> None:
+    text = _readelf("-r", str(library))
+    rows = re.findall(r"^([0-9a-f]{16})  ([0-9a-f]{8})([0-9a-f]{8}) R_", text, re.MULTILINE)
+    shown = sorted(tuple(int(word, 16) for word in row) for row in rows)
+    found = open_elf(library).relocations
+    assert sorted(zip(found.offsets, found.symbols, found.kinds, strict=True)) == shown
+    for kind in set(found.kinds):
+        assert sorted(r.offset for r in found.of_kind(kind)) == [at for at, _, each in shown if each == kind]
+    pairs = zip(found.offsets, found.addends, strict=True)
+    assert sorted((r.offset, r.addend) for r in found.within(-1, 1 << 64)) == sorted(pairs)
+    relative = dict(re.findall(r"^([0-9a-f]{16}) .* R_X86_64_RELATIVE +([0-9a-f]+)$", text, re.MULTILINE))
+    assert {f"{r.offset:016x}": f"{r.addend:x}" for r in found.of_kind(8)} == relative
 
 
 @needs_readelf
@@ -138,8 +160,8 @@ def test_a_constructor_that_jumps_is_no_frame_dummy(tmp_path: Path) -> None:
     flags = ["-O2", "-fno-ipa-icf", "-shared", "-fPIC", "-nostartfiles", "-Wl,-s"]
     subprocess.run(["gcc", *flags, str(source), "-o", str(library)], check=True)
     elf = open_elf(library)
-    (address,) = elf.initializers()
-    assert address is not None
+    ((place, _),) = elf.pointers(Tag.INIT_ARRAY, Tag.INIT_ARRAYSZ)
+    (address,) = (relocation.addend for relocation in elf.relocations.within(place - 1, place + 1))
     code = elf.code_at(address, 5).removeprefix(b"\xf3\x0f\x1e\xfa")
     assert code[:1] in (b"\xe9", b"\xeb"), "the compiler made no jump of it: this test shows nothing"
     assert foreign_initializers(elf) == (f"{address:#x}",)
@@ -212,9 +234,9 @@ def _sound() -> bytes:
 
 
 def _everything(elf: ElfFile) -> Iterator[object]:
-    yield from (elf.needed, elf.soname, elf.rpath, elf.runpath, elf.exported, elf.static_symbols, elf.comments)
+    yield from (elf.needed, elf.soname, elf.rpath, elf.runpath, elf.exported, elf.relocations, elf.comments)
     yield from (elf.version_needs, elf.version_definitions, foreign_initializers(elf), compilers_of(elf))
-    yield cxx11_abi_of(elf)
+    yield from (cxx11_abi_of(elf), elf.function_names(frozenset(range(0, 1 << 16, 16))), list(faults(elf)))
 
 
 def _read_all(data: bytes) -> None:
@@ -296,3 +318,53 @@ def test_a_library_is_read_once_for_hash_and_facts(toolchain: Toolchain) -> None
     assert not isinstance(library, Refusal)
     done = subprocess.run(["sha256sum", str(library.path)], capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == library.sha256
+
+
+# ---- What reading costs ----
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """Through a map this would be a bus error, which ends the process."""
+    library = tmp_path / "cut.so"
+    whole = _system_library("libstdc++.so.6").read_bytes()
+    for size in (0, 64, 5000, len(whole) // 2):
+        library.write_bytes(whole)
+        elf = open_elf(library)
+        os.truncate(library, size)
+        with pytest.raises(ElfError, match="cut off"):
+            list(_everything(elf))
+
+
+_MANY = 400_000
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        *("GCC: (" + ") 1" * _MANY, "GCC: (" + ") (" * _MANY, "GCC: (x) " + "1" * _MANY, "GCC: (x) " + "1." * _MANY),
+        *("Intel" + " oneAPI " * _MANY, "Intel oneAPI " + "Compiler " * _MANY, "Intel oneAPI Compiler " * _MANY),
+        *("clang version " * _MANY, "x " * _MANY, "rustc version " + "1" * _MANY),
+    ],
+    ids=lambda comment: comment[:24],
+)
+def test_no_comment_is_read_more_than_a_few_times(comment: str) -> None:
+    """Where the work grows with the square of the length, these take hours."""
+    compilers_of(cast("ElfFile", SimpleNamespace(comments=(comment,))))
+
+
+def test_names_that_share_one_text_are_bounded(toolchain: Toolchain) -> None:
+    """A thousand symbols of a text of 64 KB would be 64 MB, and four million of them 256 GB."""
+    elf = ElfFile(toolchain.build().read_bytes())
+    names = elf_module._Names(elf, b"x" * 60_000 + b"\0")
+    with pytest.raises(ElfError, match="far more text"):
+        for _ in range(1000):
+            names.at(0, "a symbol")
+
+
+def test_a_large_file_is_hashed_in_little_memory(tmp_path: Path) -> None:
+    place = tmp_path / "large"
+    place.touch()
+    os.truncate(place, 128 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert OpenFile(place).sha256 == "254bcc3fc4f27172636df4bf32de9f107f620d559b20d760197e452b97453917"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,29 @@ def test_a_moved_field_does_not_compile(compiler: str, dialect: str, tmp_path: P
 
 
 def test_the_golden_file_is_the_layout_that_cffi_sees() -> None:
-    assert GOLDEN.read_text("utf-8") == layout.golden(HEADER)
-    assert layout.ASSERTS.read_text("utf-8") == layout.asserts(HEADER)
+    ffi = cabi.ffi_from_header(HEADER)
+    assert GOLDEN.read_text("utf-8") == layout.golden(ffi, HEADER)
+    assert layout.ASSERTS.read_text("utf-8") == layout.asserts(ffi, HEADER)
+
+
+def test_the_types_that_are_shipped_are_the_headers() -> None:
+    """Judged by what they mean: versions of cffi may write the file differently."""
+    shipped, parsed = ([layout.golden(ffi, HEADER), *_types(ffi)] for ffi in (cabi.ffi(), cabi.ffi_from_header(HEADER)))
+    # Of a struct that is named before it is defined cffi says its tag or its typedef, which are one name.
+    assert [text.replace("struct ", "") for text in shipped] == [text.replace("struct ", "") for text in parsed]
+
+
+def _types(ffi: cabi.Ffi) -> list[str]:
+    """Every name of a type with what it stands for: of functions the arguments and the result."""
+    typedefs, structs, unions = ffi.list_types()
+    names = [*typedefs, *(f"struct {name}" for name in structs), *(f"union {name}" for name in unions)]
+    return [f"{name}: {ffi.typeof(name).cname}" for name in names]
+
+
+def test_a_process_that_loads_a_backend_parses_no_c() -> None:
+    program = "import sys, plugin_abi.loader, plugin_abi.host; print({'cffi', 'pycparser'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_the_golden_file_is_the_layout_that_the_compiler_sees(tmp_path: Path) -> None:
@@ -85,7 +107,7 @@ def test_the_header_includes_only_stdint_and_stddef() -> None:
 
 
 def test_the_python_enumerations_are_the_headers() -> None:
-    constants = cabi.constants(HEADER)
+    constants = cabi.constants(cabi.ffi(), HEADER)
     kinds = {"": StatusCode, "TYPE_": ElementType, "HOST_": HostBufferSemantics, "ARTIFACT_": Artifact}
     for prefix, kind in kinds.items():
         for member in kind:

@@ -15,6 +15,7 @@ import pytest
 from plugin_abi import cabi, loader
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.frameworks import RunningFramework
+from plugin_abi.host import Context
 from plugin_abi.versions import AbiVersion
 from unit.plugin_abi.plugins import GIT_REVISION, Plugins
 
@@ -63,6 +64,35 @@ def test_the_library_is_local_to_its_handle_and_never_unloaded(plugins: Plugins)
     for _ in range(4):
         dlclose(handle._handle)
     assert str(library) in Path("/proc/self/maps").read_text()
+
+
+def test_the_backend_is_given_its_resources(plugins: Plugins) -> None:
+    """As an option of its context, by the real path; the minimal backend shows its options as attributes."""
+    (plugins.folder / "share").mkdir()
+    (plugins.folder / "linked").symlink_to("share")
+    plugins.add(resource_dir="../linked", options={"resource_dir": "elsewhere", "num_threads": 4})
+    backend = loader.load(environment=plugins.environment()).accepted
+    assert backend is not None
+    assert backend.options == {"resource_dir": str(plugins.folder / "share"), "num_threads": 4}
+    with Context(backend) as context:
+        assert context.devices[0].attributes["resource_dir"] == str(plugins.folder / "share")
+
+
+def test_resources_may_lie_beside_the_library(plugins: Plugins) -> None:
+    """The manifest may be in a folder of the system and the library elsewhere."""
+    vendor = plugins.folder / "opt" / "vendor"
+    (vendor / "share").mkdir(parents=True)
+    library = plugins.add(folder="opt/vendor/lib").parent / "lib-50_minimal.so"
+    manifest = plugins.add(folder="etc", library_path=str(library), resource_dir=str(vendor / "share"))
+    assert loader.check(manifest, environment=plugins.environment()) is None
+
+
+def test_a_misspelt_field_is_one_line_of_information(plugins: Plugins, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = plugins.add(sha265="0" * 64, resource_dri="..")
+    caplog.set_level(logging.INFO, logger="flagos.loader")
+    assert loader.load(environment=plugins.environment()).accepted is not None
+    line = f"manifest {manifest}: nobody reads sha265 (did you mean sha256?), resource_dri (did you mean resource_dir?)"
+    assert [message for message in caplog.messages if "nobody reads" in message] == [line]
 
 
 # ---- Which one ----
@@ -136,6 +166,13 @@ def test_declared_static_initializers_are_allowed(plugins: Plugins) -> None:
     library = plugins.toolchain.build(flags=("-DMINIMAL_CONSTRUCTOR",))
     plugins.add("declared", library, static_initializers=1)
     assert _accepted(loader.load(environment=plugins.environment())) == "declared"
+
+
+def test_the_glibc_of_the_build_is_no_requirement(plugins: Plugins) -> None:
+    """What a library needs is in its symbol versions: one that was compiled with a newer glibc may load on an older."""
+    newer = "2.999"
+    plugins.add("newer", plugins.toolchain.build(glibc=newer), built_with__glibc=newer)
+    assert _accepted(loader.load(environment=plugins.environment())) == "newer"
 
 
 def test_a_stripped_library_has_no_static_initializers_of_its_own(plugins: Plugins) -> None:

@@ -87,6 +87,36 @@ def test_unknown_keys_are_ignored_at_every_level() -> None:
     VALIDATOR.validate(fields)
 
 
+@pytest.mark.parametrize(
+    ("place", "field", "told"),
+    [
+        ((), "sha265", "sha265 (did you mean sha256?)"),
+        ((), "static_initialisers", "static_initialisers (did you mean static_initializers?)"),
+        (("built_with",), "git_revison", "built_with.git_revison (did you mean git_revision?)"),
+        (("built_with", "python"), "versoin", "built_with.python.versoin (did you mean version?)"),
+        (("built_with", "framework", "jax"), "bindings", "built_with.framework.jax.bindings (did you mean binding?)"),
+        (("abi_version",), "maximum", "abi_version.maximum (did you mean max?)"),
+        ((), "from_a_later_format", "from_a_later_format"),
+    ],
+)
+def test_a_misspelt_field_is_told_with_the_nearest_known_one(place: tuple[str, ...], field: str, told: str) -> None:
+    fields = copy.deepcopy(FULL)
+    inner = fields
+    for name in place:
+        inner = inner[name]
+    inner[field] = "0" * 64
+    manifest = _parse(fields)
+    assert isinstance(manifest, Manifest) and manifest.unknown_fields == (told,)
+
+
+def test_names_that_are_the_writers_own_are_no_misspelling() -> None:
+    fields = copy.deepcopy(FULL) | {"$schema": "manifest.schema.json", "_comment": "why", "description": "what"}
+    fields["options"] = {"anything": 1}
+    fields["built_with"]["framework"]["some_framework"] = {"version": ">=1"}
+    manifest = _parse(fields)
+    assert isinstance(manifest, Manifest) and manifest.unknown_fields == ()
+
+
 @pytest.mark.parametrize("name", ["bare.so", "./relative.so", "/absolute/lib.so"])
 def test_a_library_path_is_bare_only_without_a_slash(name: str) -> None:
     manifest = _parse(FULL | {"library_path": name})

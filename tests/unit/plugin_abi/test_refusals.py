@@ -117,6 +117,11 @@ def test_every_code_of_a_refusal_has_its_defect() -> None:
         RefusalCode.NOT_SELECTED: "test_search.py",
         RefusalCode.DUPLICATE_LIBRARY: "test_loader.py",
         RefusalCode.TRIAL_UNAVAILABLE: "test_trial.py",
+        RefusalCode.CHECK_FAILED: "test_isolation.py",
+        RefusalCode.EXECUTABLE_STACK: "test_load_time.py",
+        RefusalCode.WRITABLE_CODE: "test_load_time.py",
+        RefusalCode.UNCHECKED_LOAD: "test_load_time.py",
+        RefusalCode.LIBRARY_CHANGED: "test_what_is_loaded.py",
     }
     assert {defect.code for defect in DEFECTS.values()} | set(elsewhere) == set(RefusalCode)
 

@@ -82,6 +82,18 @@ def test_a_file_that_is_named_but_missing_is_refused(environment: SearchEnvironm
         assert result.refusals[0].place == missing
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a/" * 2000 + "m.json", "loop.json"], ids=["long", "deep", "loop"])
+def test_a_place_that_cannot_be_is_a_refusal_of_its_own(
+    name: str, environment: SearchEnvironment, tmp_path: Path
+) -> None:
+    _put(tmp_path / "etc/a.json")
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    result = loader.load(environment=_with(environment, FLAGOS_ADD_DRIVER_FILES=str(tmp_path / name)))
+    codes = [refusal.code for refusal in result.refusals if refusal.place.startswith(str(tmp_path / name[:5]))]
+    assert codes in ([RefusalCode.MANIFEST_UNREADABLE], [RefusalCode.MANIFEST_NOT_FOUND])
+    assert [refusal.code for refusal in result.refusals][1:] == [RefusalCode.MANIFEST_MISSING_FIELD]
+
+
 def test_a_folder_that_cannot_be_listed_is_refused(
     environment: SearchEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,13 +28,6 @@ def slow(*_: object) -> object:
     return object()
 
 
-def test_the_types_of_the_header_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cabi, "_ffi", None)
-    monkeypatch.setattr(cabi, "ffi_from_header", slow)
-    found = in_threads(cabi.ffi)
-    assert len(found) == 4 and all(each is cabi.ffi() for each in found)
-
-
 def test_every_closure_that_a_backend_is_given_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "_closures", {})
     monkeypatch.setattr(cabi, "ffi", lambda: SimpleNamespace(callback=slow))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from plugin_abi import cache, loader, trial
 from plugin_abi.errors import Refusal, RefusalCode
 from unit.plugin_abi.defects import CRASH, HANG
+from unit.plugin_abi.load_time import own_library, with_own
 from unit.plugin_abi.plugins import Plugins
 
 
@@ -66,6 +70,15 @@ def test_a_bad_verdict_is_kept_for_a_while(plugins: Plugins, monkeypatch: pytest
     assert _children(plugins) == 2
 
 
+def test_a_check_tries_also_where_a_load_would_not(plugins: Plugins) -> None:
+    """What only the entry tells is part of the answer, and the library stays out of this process."""
+    bad = plugins.add("40_bad", plugins.toolchain.build(version="9.9.9"))
+    refusal = _check(plugins, bad, FLAGOS_TRIAL_LOAD="0")
+    result = loader.load(environment=plugins.environment(FLAGOS_TRIAL_LOAD="0"))
+    assert refusal is not None and [r.code for r in result.refusals] == [refusal.code] == [RefusalCode.INFO_MISMATCH]
+    assert _children(plugins) == 1
+
+
 def test_the_user_has_a_library_always_tried_or_never(plugins: Plugins) -> None:
     manifest = plugins.add()
     for _ in range(2):
@@ -95,6 +108,78 @@ def test_a_hang_ends_with_everything_that_the_child_started(plugins: Plugins) ->
     while alive := [process for _, process in plugins.ran() if _runs(process)]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.01)
+
+
+ESCAPES = {
+    "a daemon": 'if(fork()==0){setsid();if(fork()==0){minimal_mark("escaped");for(;;)pause();}_exit(0);}',
+    "deaf to signals": "if(fork()==0){setsid();signal(SIGTERM,SIG_IGN);signal(SIGHUP,SIG_IGN);"
+    'minimal_mark("escaped");for(;;)pause();}',
+    "a chain": 'for(int i=0;i<4;++i){if(fork()!=0)break;setsid();minimal_mark("escaped");if(i==3)for(;;)pause();}'
+    "if(getsid(0)==getpid())for(;;)pause();",
+}
+
+
+@pytest.mark.parametrize("ends", ["", "_exit(0);", "for(;;)pause();"], ids=["answers", "exits", "hangs"])
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_a_trial_ends_with_processes_that_leave_its_session(escape: str, ends: str, plugins: Plugins) -> None:
+    """However the child itself ends; nothing of it is left when the verdict is there, and the host inherits nobody."""
+    wait = "usleep(100000);"
+    code = f"-DBEFORE_NEGOTIATION=static int once;if(!once){{once=1;{ESCAPES[escape]}{wait}{ends}}}"
+    flags = ("-D_DEFAULT_SOURCE", "-include", "signal.h", code)
+    manifest = plugins.add("escapes", plugins.toolchain.build(flags=flags))
+    refusal = _check(plugins, manifest, FLAGOS_TRIAL_TIMEOUT="1" if ends.startswith("for") else "20")
+    codes = {"": None, "_exit(0);": RefusalCode.ENTRY_CRASHED}
+    assert (refusal.code if refusal else None) is codes.get(ends, RefusalCode.ENTRY_HANGS), refusal
+    escaped = [process for what, process in plugins.ran() if what == "escaped"]
+    assert escaped and not [process for process in escaped if _runs(process)]
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+    assert not {str(process) for process in escaped} & set(children.stdout.split())
+
+
+def test_what_a_trial_prints_is_bounded_and_shown_without_effect(plugins: Plugins) -> None:
+    """Gigabytes on its way to the last words, which would clear the screen and forge a line of the log."""
+    words = '"\\033[2J\\nflagos: all is well\\n\\233[31m\\342\\200\\256"'
+    noise = (
+        f"static char m[1<<20];for(int i=0;i<256;++i)if(write(2,m,sizeof m)<0)_exit(9);fputs({words},stderr);abort();"
+    )
+    manifest = plugins.add("noise", plugins.toolchain.build(flags=(f"-DBEFORE_NEGOTIATION={noise}",)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refusal = _check(plugins, manifest)
+    assert refusal is not None and refusal.code is RefusalCode.ENTRY_CRASHED
+    assert len(refusal.cause) <= 400 and "all is well" in refusal.cause
+    assert str(refusal).isprintable() and "\\x1b[2J flagos: all is well" in str(refusal)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    assert str(_check(plugins, manifest)).isprintable()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "0" * (4 << 20), "[]", "null", '{"status": {}}', "\\xff"])
+def test_a_false_account_of_the_entry_is_a_crash(text: str, plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library can find the pipe of the account and write to it."""
+    outcome = trial._Outcome(0, text.encode("latin-1")[: trial.MAX_RESULT], "")
+    monkeypatch.setattr(trial, "_run_child", lambda *_: outcome)
+    refusal = _check(plugins, plugins.add())
+    assert refusal is not None and refusal.code is RefusalCode.ENTRY_CRASHED
+
+
+def test_a_supervisor_that_is_killed_is_a_crash(plugins: Plugins) -> None:
+    code = "-DBEFORE_NEGOTIATION=kill(getppid(),9);for(;;)pause();"
+    manifest = plugins.add("kills", plugins.toolchain.build(flags=("-D_DEFAULT_SOURCE", "-include", "signal.h", code)))
+    refusal = _check(plugins, manifest)
+    assert refusal is not None and refusal.code is RefusalCode.ENTRY_CRASHED and "SIGKILL" in refusal.fact
+    # The kernel ends the orphan; nobody waits for that.
+    deadline = time.monotonic() + 30
+    while (left := [process for _, process in plugins.ran() if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+
+
+def test_a_trial_needs_nothing_that_its_host_has_loaded(plugins: Plugins) -> None:
+    """The dependency is in this process already, and its run path leads to it in the child."""
+    dependency = own_library(plugins, "in-the-host", soname=True)
+    manifest = with_own(plugins, "50_own", dependency)
+    ctypes.CDLL(str(manifest.parent / dependency.name))
+    assert _check(plugins, manifest) is None
+    assert loader.load(environment=plugins.environment()).accepted is not None
 
 
 def test_a_hang_in_a_static_initializer_is_seen_too(plugins: Plugins) -> None:
@@ -153,7 +238,19 @@ def test_a_folder_that_is_a_link_keeps_no_verdicts(plugins: Plugins) -> None:
     assert list(target.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"good": "yes"}', '{"good": false, "time": "x"}', "\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"good": "yes"}', '{"good": false, "time": "x"}', "\xff", "null"),
+        *(
+            "[" * 60_000,
+            '{"a":' * 12_000,
+            '{"good": false, "time": 1e999}',
+            '{"good": false, "time": ' + "9" * 5000 + "}",
+        ),
+    ],
+    ids=lambda content: content[:24],
+)
 def test_a_damaged_verdict_is_no_verdict(plugins: Plugins, content: str) -> None:
     manifest = plugins.add()
     _check(plugins, manifest)
@@ -166,6 +263,8 @@ def test_a_damaged_verdict_is_no_verdict(plugins: Plugins, content: str) -> None
 def test_a_privileged_process_keeps_no_verdicts() -> None:
     assert cache.cache_folder({"HOME": "/nonexistent"}, privileged=True) is None
     assert cache.cache_folder({"HOME": "relative"}, privileged=False) is None
+    assert cache.cache_folder({}, privileged=False) is None
+    assert cache.cache_folder({"XDG_CACHE_HOME": "relative"}, privileged=False) is None
 
 
 @pytest.mark.parametrize(

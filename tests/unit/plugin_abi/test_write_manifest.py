@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from plugin_abi import loader
 from plugin_abi.manifest import Manifest, read_manifest
+from unit.plugin_abi.load_time import own_library
 from unit.plugin_abi.plugins import GIT_REVISION, Plugins, Toolchain
 
 SCRIPT = Path(__file__).parents[3] / "manifests" / "write_manifest.py"
@@ -78,6 +80,17 @@ def test_static_initializers_are_counted_and_declared(plugins: Plugins) -> None:
     assert _write(plugins.folder, _library(plugins, "-DMINIMAL_CONSTRUCTOR"), _facts(plugins.toolchain)).returncode == 0
     manifest = read_manifest(plugins.folder / "manifests" / "50_flagos.json")
     assert isinstance(manifest, Manifest) and manifest.static_initializers == 1
+
+
+def test_code_of_own_dependencies_counts_where_they_are_found(plugins: Plugins) -> None:
+    dependency = own_library(plugins, "described", "-Wl,-init=at_load_value")
+    link = (f"-L{dependency.parent}", "-Wl,--no-as-needed", f"-l:{dependency.name}", "-Wl,-rpath,$ORIGIN")
+    library = _library(plugins, *link)
+    shutil.copy(dependency, library.parent)
+    assert _write(plugins.folder, library, _facts(plugins.toolchain)).returncode == 0
+    manifest = read_manifest(plugins.folder / "manifests" / "50_flagos.json")
+    assert isinstance(manifest, Manifest) and manifest.static_initializers == 1
+    assert loader.check(manifest.path, environment=plugins.environment()) is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
@@ -23,7 +24,6 @@ from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, capture
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeReplays
 from flagos_backend.runtime.accelerator.memory import GraphMemory, shared_memory
-from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.plan import Plan
 from support.against_xla import hlo_of_text
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference.registry import Run
@@ -22,7 +23,6 @@ from flagos_backend.runtime.accelerator.capture import run_into
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import BodyMemory
 from flagos_backend.runtime.accelerator.segments import divide
-from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage

@@ -14,20 +14,20 @@ import pytest
 import torch
 
 from conftest import SEED_VARIABLE
+from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import leaves
 from flagos_backend.kernels.reference import custom_calls
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.pipeline import optimize
 from flagos_backend.runtime.accelerator import capturable, segments
 from flagos_backend.runtime.accelerator.capturable import Limits, has_run, reason_against
 from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.accelerator.segments import Division, divide, outline
-from flagos_backend.runtime.build import build_plan
 from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage
+from support.passes import simplified
 from support.poisoned_replays import PoisonedReplay, assert_same, breaking_anywhere
 
 CALLBACK = 'f32[4] custom-call(%s), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"'
@@ -314,7 +314,7 @@ def test_loops_that_are_too_long_are_recorded_turn_by_turn(monkeypatch: pytest.M
     text = re.sub("pred.. compare.f, h., direction=LT", "pred[] compare(i, n), direction=LT", LOOP)
     counter = "  i = s32[] get-tuple-element(p), index=0\n  n = s32[] constant(7)\n"
     text = text.replace("  h = f32[] constant(100)\n", counter)
-    module = optimize(import_module(hlo_of_text(text)))
+    module = simplified(import_module(hlo_of_text(text)))
     with torch.inference_mode():
         plan = build_plan(module.entry)
     x, w = torch.randn(4), torch.randn(4)
@@ -542,7 +542,7 @@ def test_segments_in_which_devices_meet(condition: str, meets: bool, monkeypatch
     """Of one body, which two loops run, each segment is its own; where data decides, devices may go on without others,
     which a segment would wait for."""
     monkeypatch.setattr(segments, "MIN_STEPS", 1)
-    plan = build_plan(optimize(import_module(hlo_of_text(MEETING.replace("CONDITION", condition)))).entry)
+    plan = build_plan(simplified(import_module(hlo_of_text(MEETING.replace("CONDITION", condition)))).entry)
     run(plan, torch.full((4,), 2.0))
     division = divide(plan, segments._Unrecorded, no_meetings="")
     assert len(division.meetings) == (4 if meets else 0)

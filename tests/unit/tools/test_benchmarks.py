@@ -1,4 +1,4 @@
-"""The speeds in the README: from kept results, and those that are kept."""
+"""The speeds in docs/measurements.md: from kept results, and those that are kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import marked
-from tools.benchmarks import readme
+from tools.benchmarks import measurements
 
 ROOT = Path(__file__).resolve().parents[3]
 ORIGIN = {
@@ -27,7 +27,7 @@ def jax_row(name: str, ours: float, peer: float, error: str = "") -> dict[str, o
 def page(tmp_path: Path) -> Path:
     """One with the marks of every part, in a folder with results."""
     found = tmp_path / "README.md"
-    parts = [line for name in readme.PARTS for line in marked.marks(name, "tools.benchmarks.readme")]
+    parts = [line for name in measurements.PARTS for line in marked.marks(name, "tools.benchmarks.measurements")]
     found.write_text("\n".join(["before", *parts, "after", ""]))
     of_jax = {"rows": [jax_row("a", 1, 2), jax_row("b", 0, 0, "failed"), jax_row("c", 2, 1)]}
     of_torch = {
@@ -37,7 +37,8 @@ def page(tmp_path: Path) -> Path:
         ]
     }
     of_kernels = {"rows": [{"name": "f", "unit": "TB/s", "copy": 4.0, "ours": 3.5, "torch": 1.0, "xla": 2.0}]}
-    contents = dict.fromkeys(readme.PARTS, of_jax) | {n: of_torch for n in readme.PARTS if n.startswith("torch")}
+    of_pytorch = {name: of_torch for name in measurements.PARTS if name.startswith("torch")}
+    contents = dict.fromkeys(measurements.PARTS, of_jax) | of_pytorch
     contents |= {"fused_kernels": of_kernels, "jax_speed_accelerator": {**of_jax, "asking": [jax_row("g", 1, 1.5)]}}
     (tmp_path / "results").mkdir()
     for name, content in contents.items():
@@ -46,13 +47,13 @@ def page(tmp_path: Path) -> Path:
 
 
 def part(page: Path, name: str) -> str:
-    begin, end = marked.marks(name, "tools.benchmarks.readme")
+    begin, end = marked.marks(name, "tools.benchmarks.measurements")
     return page.read_text().partition(begin)[2].partition(end)[0]
 
 
 def test_parts_say_what_was_measured(page: Path) -> None:
     for _ in range(2):  # again over what it has written
-        readme.update(page, page.parent / "results")
+        measurements.update(page, page.parent / "results")
         assert page.read_text().startswith("before\n") and page.read_text().endswith("after\n")
         of_jax = part(page, "jax_speed_host")
         assert "a chip; jax 0.1; 2026-01-02; `tools/bench x` ([file](results/jax_speed_host.txt))." in of_jax
@@ -67,17 +68,19 @@ def test_parts_say_what_was_measured(page: Path) -> None:
 
 def test_a_page_without_marks(page: Path) -> None:
     page.write_text("nothing\n")
-    with pytest.raises(ValueError, match=r"put the lines '<!-- jax_speed_host: written by tools\.benchmarks\.readme"):
-        readme.update(page, page.parent / "results")
+    with pytest.raises(ValueError, match=r"put the lines '<!-- jax_speed_host: written by tools\.benchmarks\."):
+        measurements.update(page, page.parent / "results")
 
 
-def test_the_readme_says_what_is_kept(tmp_path: Path) -> None:
-    before = (ROOT / "README.md").read_text()
+def test_the_page_says_what_is_kept(tmp_path: Path) -> None:
+    before = (ROOT / "docs" / "measurements.md").read_text()
     results = tmp_path / "tools" / "benchmarks" / "results"
     results.mkdir(parents=True)
-    for name in readme.PARTS:
+    for name in measurements.PARTS:
         kept = (ROOT / "tools" / "benchmarks" / "results" / f"{name}.json").read_text()
         (results / f"{name}.json").write_text(kept)
-    (tmp_path / "README.md").write_text(before)
-    readme.update(tmp_path / "README.md", results)
-    assert (tmp_path / "README.md").read_text() == before
+    page = tmp_path / "docs" / "measurements.md"
+    page.parent.mkdir()
+    page.write_text(before)
+    measurements.update(page, results)
+    assert page.read_text() == before

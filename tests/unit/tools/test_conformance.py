@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from tools.conformance import device, jax_tests, readme, report
+from tools.conformance import device, figures, jax_tests, report
 from tools.conformance.comparison import compare
 from tools.conformance.results import HOST, Device, Record, ResultFile, Status, load
 from tools.conformance.worker_pool import run_in_workers
@@ -196,7 +196,7 @@ def test_devices_have_tables_of_their_own(tmp_path: Path) -> None:
     assert len(json.loads(written[0].read_text())["runs"]) == 2
     assert "\nOf what passed, 1 are judged otherwise.\n" in written[1].read_text()
     assert written[3].read_text().startswith("# some tests on flagos, cuda: 0 of 1")
-    rows = readme.block(tmp_path / "results", "results").splitlines()[2:]
+    rows = figures.block(tmp_path / "results", "results").splitlines()[2:]
     assert [row.split("|")[1].strip() for row in rows] == [
         "[some tests](results/some_tests.md)",
         "[some tests, cuda](results/some_tests_cuda.md)",
@@ -253,15 +253,15 @@ def test_the_readme_says_what_is_published(tmp_path: Path) -> None:
     records = [Record("a", "g", Status.PASSED), Record("b", "g", Status.FAILED, "why")]
     report.publish([_written(tmp_path / "1", records)], tmp_path / "kept" / "results")
     page = tmp_path / "README.md"
-    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    page.write_text(f"before\n{figures.BEGIN}\nold\n{figures.END}\nafter\n")
     for _ in range(2):
-        readme.update(page, tmp_path / "kept" / "results")
-        first, *inside, last = page.read_text().partition(readme.BEGIN)[2].splitlines()
+        figures.update(page, tmp_path / "kept" / "results")
+        first, *inside, last = page.read_text().partition(figures.BEGIN)[2].splitlines()
         assert (first, inside[0].count("|"), len(inside), last) == ("", 6, 4, "after")
         assert inside[2].startswith("| [some tests](kept/results/some_tests.md) | 50.00 % |")
     page.write_text("no marks")
     with pytest.raises(ValueError, match="no place for the figures"):
-        readme.update(page, tmp_path / "kept" / "results")
+        figures.update(page, tmp_path / "kept" / "results")
 
 
 def test_what_is_published_names_no_folder_of_the_machine(tmp_path: Path) -> None:

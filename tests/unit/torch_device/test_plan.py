@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flagos_backend.torch.device.plan import AS_IS, FRESH, KernelFlag, name_of, overload, plan_kernel, returns_view
+from flagos_backend.frontends.torch.device.plan import (
+    AS_IS,
+    FRESH,
+    KernelFlag,
+    name_of,
+    overload,
+    plan_kernel,
+    returns_view,
+)
 
 
 @pytest.mark.parametrize("name", ["aten::add.Tensor", "aten::mm", "aten::max.dim_max"])

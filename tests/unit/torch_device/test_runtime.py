@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flagos_backend.torch.device import runtime as module
+from flagos_backend.frontends.torch.device import runtime as module
 
 
 def test_it_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flagos_backend.torch.device import verdict
+from flagos_backend.frontends.torch.device import verdict
 from plugin_abi import loader
 from plugin_abi.loader import LoadResult
 
@@ -48,10 +48,11 @@ def test_a_changed_variable_is_asked_about(asked: list[str], monkeypatch: pytest
     assert len(asked) == 2
 
 
-def test_a_damaged_file_is_no_answer(asked: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["nonsense", "[" * 100_000, "null"], ids=["no JSON", "deep", "null"])
+def test_a_damaged_file_is_no_answer(content: str, asked: list[str], tmp_path: Path) -> None:
     verdict.accepted()
     (kept,) = (tmp_path / "cache").rglob("torch-*.json")
-    kept.write_text("nonsense")
+    kept.write_text(content)
     assert verdict.accepted() is False
     assert len(asked) == 2
 

@@ -3,5 +3,6 @@
 from benchmarks.programs.everyday import everyday
 from benchmarks.programs.program import Program, Scale
 from benchmarks.programs.suite import programs
+from benchmarks.programs.wild import wild
 
-__all__ = ["Program", "Scale", "everyday", "programs"]
+__all__ = ["Program", "Scale", "everyday", "programs", "wild"]

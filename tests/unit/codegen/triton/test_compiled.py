@@ -4,8 +4,10 @@ takes more than its compiler does."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 import triton
@@ -14,20 +16,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flagos_backend.codegen.triton import RegionKernel, prepare, schedule, sources
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
+from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.passes.pack_extremes import pack_extremes
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
+from support.passes import for_accelerator
 from unit.codegen.triton.test_sources import CASES, H100
 
 COMPILED_FOR = GPUTarget("cuda", 90, 32)
 POINTER = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
     torch.bool: "*i1",
     torch.uint8: "*u8",
     torch.int8: "*i8",
@@ -38,7 +41,9 @@ POINTER = {
 }
 
 
-def compile_kernel(function: object, types: Sequence[object], constants: dict[str, object], warps: int) -> str:
+def compile_kernel(
+    function: object, types: Sequence[object], constants: dict[str, object], warps: int, **options: object
+) -> str:
     """The PTX. ``types``: those of the parameters that are no constants."""
     names = iter(types)
     signature = {name: "constexpr" if name in constants else next(names) for name in function.arg_names}
@@ -47,7 +52,7 @@ def compile_kernel(function: object, types: Sequence[object], constants: dict[st
     aligned = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in arrays}
     values = {(function.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(function, signature, values, aligned)
-    return triton.compile(source, target=COMPILED_FOR, options={"num_warps": warps}).asm["ptx"]
+    return triton.compile(source, target=COMPILED_FOR, options={"num_warps": warps, **options}).asm["ptx"]
 
 
 def pointer(shape: object) -> str:
@@ -56,8 +61,13 @@ def pointer(shape: object) -> str:
 
 
 def regions(name: str) -> list[RegionKernel]:
-    target, function, shapes = CASES[name]
-    flat = flatten(pack_extremes(optimize(import_module(hlo_bytes(function, *shapes)))).entry)
+    return kernels_of(*CASES[name])
+
+
+def kernels_of(
+    target: Target, function: Callable[..., object], shapes: Sequence[jax.ShapeDtypeStruct]
+) -> list[RegionKernel]:
+    flat = flatten(for_accelerator(import_module(hlo_bytes(function, *shapes))).entry)
     return [prepare(item, target) for item in schedule(flat, target).items if isinstance(item, Region)]
 
 
@@ -74,10 +84,22 @@ def compiled(kernel: RegionKernel) -> list[str]:
     shapes = [buffer.shape for buffer in (*kernel.inputs, *kernel.outputs)] + list(kernel.workspaces)
     return [
         compile_kernel(
-            getattr(module, launch.function), [pointer(shapes[n]) for n in launch.arguments], {}, launch.warps
+            getattr(module, launch.function),
+            [pointer(shapes[n]) for n in launch.arguments],
+            {},
+            launch.warps,
+            **kernel.options,
         )
         for launch in kernel.launches
     ]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=lambda dtype: dtype.__name__)
+def test_products_and_sums_of_16_bit_floats_round_one_by_one(dtype: type) -> None:
+    """Two at once, which gives what float32 rounded to 16 bits gives."""
+    (kernel,) = kernels_of(H100, lambda x, y: x * y + y, [jax.ShapeDtypeStruct((1024, 768), dtype)] * 2)
+    (ptx,) = compiled(kernel)
+    assert "mul.rn." in ptx and "add.rn." in ptx and "fma." not in ptx and "cvt." not in ptx
 
 
 def test_sums_of_16_bits_are_not_packed() -> None:

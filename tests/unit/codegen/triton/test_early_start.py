@@ -12,11 +12,11 @@ import pytest
 
 from flagos_backend.codegen.triton import RegionKernel, prepare, schedule
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
+from support.passes import for_accelerator
 from unit.codegen.triton.test_compiled import compiled
 from unit.codegen.triton.test_sources import H100, NO_DEVICE_LIBRARY, bf16, f32
 
@@ -40,7 +40,7 @@ NORM = gradients, [f32(8192, 1024), f32(1024), f32(8192, 1024)]
 
 
 def kernels_of(function: Callable[..., Any], shapes: list[Any], target: Target) -> list[RegionKernel]:
-    flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
+    flat = flatten(for_accelerator(import_module(hlo_bytes(function, *shapes))).entry)
     return [prepare(item, target) for item in schedule(flat, target).items if isinstance(item, Region)]
 
 

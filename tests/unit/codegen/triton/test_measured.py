@@ -12,19 +12,19 @@ import pytest
 
 from flagos_backend.codegen.triton import prepare, prepare_fastest, schedule
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
 from flagos_backend.kernels import tuning
 from flagos_backend.kernels.reference.registry import Kernel
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
+from support.passes import for_accelerator
 
 H200 = Target("cuda", "nvidia", "sm_90", multiprocessors=132, shared_memory_bytes=232448, warp_size=32)
 
 
 def region_of(function: Callable[..., Any], *dims: int) -> Region:
-    flat = flatten(optimize(import_module(hlo_bytes(function, jax.ShapeDtypeStruct(dims, jnp.bfloat16)))).entry)
+    flat = flatten(for_accelerator(import_module(hlo_bytes(function, jax.ShapeDtypeStruct(dims, jnp.bfloat16)))).entry)
     (region,) = schedule(flat, H200).items
     assert isinstance(region, Region)
     return region

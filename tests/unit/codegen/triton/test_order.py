@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unit.codegen.triton.test_exponentials import sources
+from unit.codegen.triton.loop_transforms.test_exponentials import sources
 from unit.codegen.triton.test_sources import bf16, s32
 
 

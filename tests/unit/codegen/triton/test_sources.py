@@ -18,12 +18,11 @@ from jax import lax
 
 from flagos_backend.codegen.triton import prepare, schedule
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
-from flagos_backend.passes.pack_extremes import pack_extremes
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
+from support.passes import for_accelerator
 
 H100 = Target("cuda", "nvidia", "sm_90", multiprocessors=132, shared_memory_bytes=232448, warp_size=32)
 NO_DEVICE_LIBRARY = Target("npu", "ascend", "910b", multiprocessors=40)
@@ -69,7 +68,7 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
     # Positions beside values in one integer, of 32 bits where both fit.
     "argmax_of_narrow_rows": (H100, lambda x: jnp.argmax(x, -1), (bf16(8192, 32000),)),
     "argmax_and_maximum_of_columns": (H100, lambda x: (jnp.argmax(x, 0), x.max(0)), (f32(1024, 1024),)),
-    "bfloat16_rounds_where_it_is_stored": (H100, lambda x, y: x * y + y, (bf16(1000, 768), bf16(1000, 768))),
+    "bfloat16_rounds_each_result": (H100, lambda x, y: x * y + y, (bf16(1000, 768), bf16(1000, 768))),
     "broadcast_of_a_row_and_a_column": (H100, lambda x, r, c: x * r + c, (f32(512, 640), f32(640), f32(512, 1))),
     "column_sum_in_parts": (H100, lambda x: x.sum(0), (f32(16384, 4096),)),
     "complex_numbers": (
@@ -129,7 +128,7 @@ CASES: dict[str, tuple[Target, Callable[..., Any], tuple[jax.ShapeDtypeStruct, .
 @pytest.mark.parametrize("name", CASES)
 def test_source(name: str) -> None:
     target, function, shapes = CASES[name]
-    flat = flatten(pack_extremes(optimize(import_module(hlo_bytes(function, *shapes)))).entry)
+    flat = flatten(for_accelerator(import_module(hlo_bytes(function, *shapes))).entry)
     items = schedule(flat, target).items
     sources = [prepare(item, target).source if isinstance(item, Region) else f"# {item}\n" for item in items]
     content = "\n\n".join(sources)

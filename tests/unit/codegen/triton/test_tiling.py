@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 from flagos_backend.codegen.triton import RegionKernel, prepare, schedule
-from flagos_backend.fusion.flat import flatten
-from flagos_backend.fusion.region import Region
 from flagos_backend.importer import import_module
-from flagos_backend.passes.pipeline import optimize
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
+from support.passes import for_accelerator
 from unit.codegen.triton.test_sources import H100, bf16, f32, s32
 
 # One block for each row, walked by as many programs as there are multiprocessors.
@@ -83,7 +83,7 @@ def centred(x: jax.Array) -> jax.Array:
 
 def kernel_of(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> RegionKernel:
     """That of the only region that folds rows, or of the only one."""
-    flat = flatten(optimize(import_module(hlo_bytes(function, *shapes))).entry)
+    flat = flatten(for_accelerator(import_module(hlo_bytes(function, *shapes))).entry)
     regions = [item for item in schedule(flat, H100).items if isinstance(item, Region)]
     (region,) = [r for r in regions if r.folds and r.rank == 2] or regions
     return prepare(region, H100)
@@ -111,7 +111,7 @@ def test_warps_of_rows(rows: int, size: int, together: int, warps: int) -> None:
 
 def test_threads_of_a_program() -> None:
     """At most 1,024, also where a warp has twice as many."""
-    flat = flatten(optimize(import_module(hlo_bytes(lambda x: jax.nn.softmax(x, -1), bf16(4096, 65536)))).entry)
+    flat = flatten(for_accelerator(import_module(hlo_bytes(lambda x: jax.nn.softmax(x, -1), bf16(4096, 65536)))).entry)
     (region,) = schedule(flat, H100).items
     for lanes, warps in ((32, 32), (64, 16)):
         assert prepare(region, replace(H100, vendor="amd", warp_size=lanes)).launches[0].warps == warps

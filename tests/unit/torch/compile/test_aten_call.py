@@ -8,12 +8,12 @@ import weakref
 import pytest
 import torch
 
+from flagos_backend.frontends.torch.compile.errors import NoLoweringError
+from flagos_backend.frontends.torch.compile.lowering.aten_call import result_shape, unpack
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.torch.compile.errors import NoLoweringError
-from flagos_backend.torch.compile.lowering.aten_call import result_shape, unpack
 
 
 def call(builder: Builder, result: object) -> Instruction:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from flagos_backend.torch.compile import decompositions
+from flagos_backend.frontends.torch.compile import decompositions
 
 aten = torch.ops.aten
 # PyTorch's number of each way to reduce.

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from flagos_backend.torch.compile.layout import Strided, contiguous_strides, input_layout_of, layout_of
+from flagos_backend.frontends.torch.compile.layout import Strided, contiguous_strides, input_layout_of, layout_of
 
 
 @pytest.mark.parametrize("sizes", [(), (5,), (3, 4), (2, 3, 4), (2, 1, 4), (1, 1), (2, 0, 3)], ids=str)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flagos_backend.torch.compile.errors import UnknownOption
-from flagos_backend.torch.compile.options import MODES, CompileOptions, Fallback, read_options
+from flagos_backend.frontends.torch.compile.errors import UnknownOption
+from flagos_backend.frontends.torch.compile.options import MODES, CompileOptions, Fallback, read_options
 
 
 def test_nothing_given_is_the_default() -> None:
@@ -20,8 +20,8 @@ def test_pytorchs_modes(mode: str) -> None:
 
 
 def test_values() -> None:
-    given = read_options(None, {"fallback": "error", "max_specializations": 3})
-    assert given == CompileOptions(Fallback.ERROR, 3)
+    given = read_options(None, {"fallback": "error", "max_specializations": 3, "excess_precision": True})
+    assert given == CompileOptions(Fallback.ERROR, 3, excess_precision=True)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ def test_values() -> None:
         (None, {"max_specializations": 0}, "max_specializations = 0"),
         (None, {"max_specializations": True}, "max_specializations = True"),
         (None, {"max_specializations": "3"}, "max_specializations = '3'"),
+        (None, {"excess_precision": 1}, "excess_precision = 1"),
     ],
     ids=str,
 )

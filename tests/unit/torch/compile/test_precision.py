@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from flagos_backend.frontends.torch.compile.options import CompileOptions
+from flagos_backend.frontends.torch.compile.program import build_program
 from flagos_backend.importer import import_program
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.opcode import Precision
-from flagos_backend.torch.compile.options import CompileOptions
-from flagos_backend.torch.compile.program import build_program
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from flagos_backend.frontends.torch.compile.lowering.aten_call import draws_random_numbers
+from flagos_backend.frontends.torch.compile.options import CompileOptions
+from flagos_backend.frontends.torch.compile.program import build_program
 from flagos_backend.importer import import_program
 from flagos_backend.ir.attributes import CustomCallAttributes
-from flagos_backend.torch.compile.lowering.aten_call import draws_random_numbers
-from flagos_backend.torch.compile.options import CompileOptions
-from flagos_backend.torch.compile.program import build_program
 
 aten = torch.ops.aten
 QUERY = torch.ones(1, 2, 8, 16, dtype=torch.bfloat16)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.fx import Graph, GraphModule
 
-from flagos_backend.torch.compile.segments import Segment, run_segments
+from flagos_backend.frontends.torch.compile.segments import Segment, run_segments
 
 
 def test_threads_have_values_of_their_own() -> None:

@@ -1,0 +1,577 @@
+"""Writes a computation as a native program: the words that native/cpu/native_program.cc parses and runs without Python.
+
+Everything the program touches is planned here: loop nests, registers, and where each temporary stands in the arena.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import prod
+
+from flagos_backend.codegen.cpu import emit_map_loop as point_loop
+from flagos_backend.codegen.cpu import emit_row_loop as row_loop
+from flagos_backend.codegen.cpu.arena import Interval, plan_arena
+from flagos_backend.codegen.cpu.buffer_assignment import Places, changed_by_branches
+from flagos_backend.codegen.cpu.encoding import is_arithmetic_type
+from flagos_backend.codegen.cpu.fusion_policy import schedule
+from flagos_backend.codegen.cpu.llvm.code import NotCompilableError
+from flagos_backend.codegen.cpu.llvm.runs import Branch, Loop, Program, Run, runs_of, write_run
+from flagos_backend.codegen.cpu.llvm.runs import Module as MachineModule
+from flagos_backend.codegen.cpu.lower.argminmax import extreme_numbers, with_extremes
+from flagos_backend.codegen.cpu.lower.dot import MatrixProduct, as_matrix_product
+from flagos_backend.codegen.cpu.lower.dot_transposed import as_arranged_product
+from flagos_backend.codegen.cpu.lower.dot_widened import as_widened_product
+from flagos_backend.codegen.cpu.lower.gather import gather_numbers
+from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbers
+from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
+from flagos_backend.codegen.cpu.lower.transposed_convolution import as_patch_products
+from flagos_backend.codegen.cpu.pipelines import cpu_emission_pipeline, cpu_loop_pipeline
+from flagos_backend.codegen.cpu.steps import (
+    ARG_EXTREME,
+    CALL,
+    COMPLEX,
+    CONDITIONAL,
+    GATHER,
+    LINEAR_ALGEBRA,
+    MACHINE_CODE,
+    PRODUCT,
+    SCATTER,
+    SLICE,
+    TOP_K,
+    UPDATE,
+    WHILE,
+    Item,
+    NotNativeError,
+    Step,
+    array_of,
+    is_empty,
+    operations,
+    over,
+    scratch_of,
+    scratches,
+    sources,
+    targets,
+    text_of,
+)
+from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
+from flagos_backend.codegen.loop_pass_manager import run_loop_pipeline
+from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.ir.attributes import ConstantAttributes, TopKAttributes, WhileAttributes
+from flagos_backend.ir.hlo import Computation, Instruction, Module
+from flagos_backend.ir.library_calls import may_use_threads, runs_alone
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.loop_ir.flat import FlatComputation, flatten
+from flagos_backend.loop_ir.indexing import View, dims_of, row_major
+from flagos_backend.loop_ir.region import Region
+
+logger = logging.getLogger(__name__)
+
+# Loops of fewer trips are over before compiling them pays.
+_MANY_TRIPS = 8
+_MAGIC = 0x31504F4F4C534F46
+_MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
+# ComplexOp of native/cpu/kernels.h.
+_COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
+# Instead of a place: the library call that makes the array brings the memory that it is in.
+_BROUGHT = -1
+_RESULT_BROUGHT = -2  # beside the argument that a result is written over, and -1 for none
+# at::internal::GRAIN_SIZE: the elements that one thread of a loop of torch's has at least.
+_TORCH_GRAIN = 1 << 15
+# How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
+_BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCode:
+    """``words``: little-endian int64; ``constants``: the data they point into; ``steps``: a line each, for explain.
+
+    ``calls``: the instructions that the program hands back to its host, by number, with their flat operands.
+    ``llvm``: LLVM IR of the ``functions`` that it calls, which have a name each, or None where nobody calls it.
+    ``operations``: how many operations of arrays the other steps replace. ``uses_blas``: whether steps call the BLAS
+    that torch brings into the process.
+    """
+
+    words: bytes = field(repr=False)
+    constants: bytes = field(repr=False)
+    calls: tuple[Call, ...]
+    llvm: str = field(repr=False)
+    functions: tuple[str | None, ...]
+    steps: tuple[str, ...]
+    operations: int
+    uses_blas: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A library call: reads the buffers of ``operands`` and makes one for each of ``results``, or fills one where the
+    program has a place for it. ``views``: where in a buffer an operand is, for those that are not the whole of it."""
+
+    instruction: Instruction
+    operands: tuple[ArrayShape, ...]
+    results: tuple[ArrayShape, ...]
+    views: tuple[View | None, ...]
+
+
+def _may_share_out(call: Call) -> bool:
+    """Whether torch may use more threads than the one that makes the call. Its own loops do so from a size on, and the
+    libraries that it calls as they like."""
+    if runs_alone(call.instruction):
+        return False
+    large = any(shape.num_elements >= _TORCH_GRAIN for shape in (*call.operands, *call.results))
+    return large or may_use_threads(call.instruction)
+
+
+def emit(
+    module: Module,
+    argument_aliases: Sequence[int] = (),
+    excess_precision: bool = False,
+    machine_code: bool = False,
+) -> NativeCode:
+    """The entry computation, after the passes of ``native_pipeline``, as a native program.
+
+    ``argument_aliases``: for each flat argument, the flat output that may be written over it, or -1.
+    ``excess_precision``: as in codegen/transforms/excess_precision.py. ``machine_code``: whether small steps of loops
+    become functions for LLVM to compile.
+
+    Raises:
+        NotNativeError: a value has no place in memory (elements wider than 8 bytes where tiles move them).
+    """
+    shared = _Shared(excess_precision, machine_code)
+    emitter = _Emitter(module.entry, shared, "", outermost=True)
+    words, _ = emitter.emit({output: n for n, output in enumerate(argument_aliases) if output >= 0})
+    return NativeCode(
+        struct.pack(f"<{len(words)}q", *words),
+        bytes(shared.data),
+        tuple(shared.calls),
+        shared.machine.text(),
+        tuple(None if function is None else function.name for function in shared.machine.functions),
+        tuple(emitter.lines),
+        shared.operations,
+        shared.uses_blas,
+    )
+
+
+class _Shared:
+    """What a program and the programs nested in it have in common."""
+
+    def __init__(self, excess_precision: bool, machine_code: bool) -> None:
+        self.excess_precision = excess_precision
+        self.machine_code = machine_code
+        self.machine = MachineModule()
+        self.data = bytearray()
+        self.calls: list[Call] = []
+        self.operations = 0
+        self.uses_blas = False
+
+    def place(self, content: bytes) -> int:
+        """The offset at which ``content`` now stands."""
+        self.data.extend(b"\0" * (-len(self.data) % 64))
+        offset = len(self.data)
+        self.data.extend(content)
+        return offset
+
+
+class _Emitter:
+    """One computation. ``indent`` sets the lines of nested programs apart in the explanation. ``outermost``: its steps
+    run once, so that memory which library calls bring lives as long as it is needed. ``repeated``: they run in a loop,
+    so that compiling them pays."""
+
+    def __init__(
+        self,
+        computation: Computation,
+        shared: _Shared,
+        indent: str,
+        *,
+        outermost: bool = False,
+        repeated: bool = False,
+    ) -> None:
+        self.shared = shared
+        self.outermost = outermost
+        self.repeated = repeated
+        self.indent = indent
+        self.name = computation.name
+        self.flat: FlatComputation = with_extremes(flatten(computation))
+        for instruction in (*self.flat.parameters, *self.flat.outputs):
+            array_of(instruction)
+        self.schedule: Schedule = schedule(self.flat)
+        self.items: list[Item] = []
+        self.places = Places(self.flat, self.schedule.buffers, self.items)
+        self.slots: dict[Instruction, int] = {}
+        self.lines: list[str] = []
+        self.branches: dict[Step, tuple[tuple[_Emitter, tuple[Instruction, ...]], ...]] = {}  # with what each takes
+        self.brought: set[Instruction] = set()  # results of library calls that bring their memory
+        self.loops: dict[int, Loop] = {}  # by the identity of steps: what these run, as branch_programs
+        self.branch_programs: dict[int, tuple[Branch, ...]] = {}
+        self.program: Program | None = None  # once everything has its place
+        self.released: dict[Step, list[Instruction]] = {}  # library call -> what nobody reads from then on
+        self.items += (lowered for item in self.schedule.items for lowered in self._lower(item))
+        self.places.share()
+
+    def emit(self, aliases: Mapping[int, int], *, settled: bool = False) -> tuple[list[int], int]:
+        """The program's words and the bytes of scratch memory it needs.
+
+        ``aliases``: results, by number, and the parameters over which they may be written; ``settled``: over which they
+        must be, because the caller has one place for both.
+        """
+        results = self.places.assign(aliases, settled=settled)
+        self.items[:] = map(self._with_branches, self.items)
+        self.slots.update((parameter, number) for number, parameter in enumerate(self.flat.parameters))
+        for number, result in enumerate(results):
+            parameter = self.places.in_place.get(result)
+            if parameter is not None:
+                self.slots[result] = self.slots[parameter]
+            elif result not in self.slots:
+                self.slots[result] = len(self.flat.parameters) + number
+        self._find_brought()
+        constants = self._place_constants(len(self.flat.parameters) + len(results))
+        arena_bytes, temporaries = self._place_temporaries(len(self.flat.parameters) + len(results) + len(constants))
+        self.program = Program(
+            self.items,
+            self.slots,
+            len(self.flat.parameters),
+            results,
+            len(constants),
+            [offset for offset, _ in temporaries],
+            self.loops,
+            self.branch_programs,
+        )
+        words = [_MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
+        words += [array_of(p).num_bytes for p in self.flat.parameters]
+        words += [array_of(r).num_bytes for r in results]
+        words += [self._written_over(result) for result in results]
+        for offset, size in (*constants, *temporaries):
+            words += [offset, size]
+        steps = list(self._steps(self.program))
+        words.append(len(steps))
+        for step in steps:
+            words += step
+        return words, arena_bytes
+
+    # ---- library calls ----
+
+    def _lower(self, item: Region | Instruction) -> Sequence[Item]:
+        if isinstance(item, Region):
+            return run_loop_pipeline(cpu_loop_pipeline(), item)
+        if item.opcode is Opcode.DOT:
+            product = as_matrix_product(item, *self._views(item))
+            if product is not None:
+                return [product]
+            widened = as_widened_product(item, *self._views(item))
+            if widened is not None:
+                return widened
+            arranged = as_arranged_product(item, *self._views(item))
+            if arranged is not None:
+                return arranged
+        if item.opcode is Opcode.CONVOLUTION:
+            patches = as_patch_products(item, *self._buffers(item))
+            if patches is not None:
+                return patches
+        lower = {
+            Opcode.DYNAMIC_SLICE: self._lower_dynamic_slice,
+            Opcode.DYNAMIC_UPDATE_SLICE: self._lower_dynamic_update_slice,
+            Opcode.WHILE: self._lower_while,
+            Opcode.CONDITIONAL: self._lower_conditional,
+            Opcode.TOP_K: self._lower_top_k,
+            **dict.fromkeys(_COMPLEX_OPS, self._lower_complex),
+            Opcode.GATHER: self._lower_gather,
+            Opcode.REDUCE: self._lower_reduce,
+            Opcode.SCATTER: self._lower_scatter,
+            **dict.fromkeys((Opcode.CHOLESKY, Opcode.TRIANGULAR_SOLVE, Opcode.CUSTOM_CALL), self._lower_linear_algebra),
+        }.get(item.opcode, self._lower_call)
+        return [lower(item)]
+
+    def _buffers(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        return tuple(view.buffer for view in self._views(instruction))
+
+    def _views(self, instruction: Instruction) -> tuple[View, ...]:
+        """Where the operands of a library call stand."""
+        known = self.schedule.views
+        return tuple(
+            known.get((instruction, number)) or row_major(self.places.buffer_of(operand), array_of(operand).dims)
+            for number, operand in enumerate(self.flat.operands(instruction))
+        )
+
+    def _lower_call(self, item: Instruction) -> Step:
+        targets = self.flat.leaves_of[item]
+        operands = self.flat.operands(item)
+        views = tuple(self.schedule.views.get((item, number)) for number in range(len(operands)))
+        shapes = tuple(array_of(v.buffer if v else o) for o, v in zip(operands, views, strict=True))
+        call = Call(item, shapes, tuple(array_of(t) for t in targets), views)
+        self.shared.calls.append(call)
+        text = f"call {item.opcode} {item.name}"
+        numbers = (len(self.shared.calls) - 1, int(_may_share_out(call)))
+        return Step(CALL, self._buffers(item), targets, text, numbers)
+
+    def _lower_dynamic_slice(self, item: Instruction) -> Step:
+        array, *starts = self.flat.operands(item)
+        return self._copy_block(item, (array, *starts), dims_of(array), dims_of(item), "native dynamic-slice")
+
+    def _lower_dynamic_update_slice(self, item: Instruction) -> Step:
+        array, update, *starts = self.flat.operands(item)
+        operands = (update, array, *starts)
+        return self._copy_block(item, operands, dims_of(item), dims_of(update), "native dynamic-update-slice")
+
+    def _lower_top_k(self, item: Instruction) -> Step:
+        (operand,) = self.flat.operands(item)
+        attributes = item.attributes_as(TopKAttributes)
+        element_type, dims = array_of(operand).element_type, dims_of(operand)
+        values, indices = self.flat.leaves_of[item]
+        if not is_arithmetic_type(element_type) or not 0 < attributes.k <= _MAX_TOP_K:
+            return self._lower_call(item)
+        numbers = (int(element_type), prod(dims[:-1]), dims[-1], attributes.k, int(attributes.largest))
+        text = f"native top {attributes.k} {item.name} of {array_of(operand)}"
+        return Step(TOP_K, self._buffers(item), (values, indices), text, numbers)
+
+    def _lower_complex(self, item: Instruction) -> Step:
+        """Others are multiplied and divided in loop nests, whose elements have no more than 8 bytes."""
+        shape = array_of(item)
+        if shape.element_type is not ElementType.C128:
+            return self._lower_call(item)
+        known = self.schedule.views
+        repeated = [int((item, number) in known) for number in range(2)]
+        numbers = (_COMPLEX_OPS[item.opcode], shape.num_elements, *repeated)
+        return Step(COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
+
+    def _lower_gather(self, item: Instruction) -> Step:
+        numbers = gather_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        return Step(GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
+
+    def _lower_reduce(self, item: Instruction) -> Step:
+        numbers = extreme_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        text = f"native extremes {item.name} of {array_of(self.flat.operands(item)[0])}"
+        return Step(ARG_EXTREME, self._buffers(item), self.flat.leaves_of[item], text, numbers)
+
+    def _lower_scatter(self, item: Instruction) -> Step:
+        numbers = scatter_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        buffers = self._buffers(item)
+        changed = over(item, buffers[0], buffers)
+        return Step(SCATTER, buffers, (item,), f"native scatter {item.name} {item.shape}", numbers, changed)
+
+    def _lower_linear_algebra(self, item: Instruction) -> Step:
+        numbers = linear_algebra_numbers(item)
+        if numbers is None:
+            return self._lower_call(item)
+        text = f"native {item.opcode} {item.name} {item.shape}"
+        return Step(LINEAR_ALGEBRA, self._buffers(item), self.flat.leaves_of[item], text, numbers)
+
+    def _copy_block(
+        self,
+        item: Instruction,
+        operands: tuple[Instruction, ...],
+        dims: tuple[int, ...],
+        block: tuple[int, ...],
+        name: str,
+    ) -> Step:
+        """A block at run-time starts: sliced out of an array, or written into a copy of one."""
+        kind = SLICE if item.opcode is Opcode.DYNAMIC_SLICE else UPDATE
+        starts = operands[1:] if kind == SLICE else operands[2:]
+        types = [int(array_of(start).element_type) for start in starts]
+        numbers = (array_of(item).element_type.bytes, len(dims), *dims, *block, *types)
+        buffers = tuple(self.places.buffer_of(o) for o in operands)
+        changed = over(item, buffers[1], buffers) if kind == UPDATE else ()
+        return Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers, changed)
+
+    # ---- control flow ----
+
+    def _nested(self, computation: Computation, *, repeated: bool) -> _Emitter:
+        return _Emitter(computation, self.shared, self.indent + "  ", repeated=repeated)
+
+    def _lower_while(self, item: Instruction) -> Step:
+        trip_count = item.attributes_as(WhileAttributes).trip_count
+        first_function = len(self.shared.machine.functions)
+        repeated = self.repeated or trip_count is None or trip_count >= _MANY_TRIPS
+        try:
+            condition, body = (self._nested(called, repeated=repeated) for called in item.called)
+            condition_words, condition_scratch = condition.emit({})
+            body_words, body_scratch = body.emit({n: n for n in range(len(body.flat.parameters))})
+        except NotNativeError:
+            return self._lower_call(item)
+        leaves, buffers = self.flat.leaves_of[item], self._buffers(item)
+        modes = [
+            _OVERWRITTEN if output in body.places.in_place else _INVARIANT if output is parameter else _BUFFERED
+            for output, parameter in zip(
+                map(body.places.buffer_of, body.flat.outputs), body.flat.parameters, strict=True
+            )
+        ]
+        carried = tuple(zip(leaves, modes, buffers, strict=True))
+        self.places.aliases.update((leaf, source) for leaf, mode, source in carried if mode == _INVARIANT)
+        targets = tuple(leaf for leaf, mode, _ in carried if mode != _INVARIANT)
+        changed = tuple(
+            pair for leaf, mode, source in carried if mode != _INVARIANT for pair in over(leaf, source, buffers)
+        )
+        second = tuple(
+            Instruction(Opcode.COPY, t.shape, (t,), name=f"{t.name}.next")
+            for t, mode, _ in carried
+            if mode == _BUFFERED
+        )
+        scratch = scratch_of(item, max(condition_scratch, body_scratch))
+        numbers = (-1 if trip_count is None else trip_count, len(modes), *modes)
+        nested = (len(condition_words), *condition_words, len(body_words), *body_words)
+        times = "while" if trip_count is None else f"{trip_count} times"
+        text = "\n".join((f"native loop {item.name} {times}", *condition.lines, *body.lines))
+        step = Step(WHILE, buffers, targets, text, numbers, changed, (*second, scratch), nested)
+        assert condition.program is not None and body.program is not None
+        buffered, overwritten = ([mode == kind for mode in modes] for kind in (_BUFFERED, _OVERWRITTEN))
+        functions = range(first_function, len(self.shared.machine.functions))
+        self.loops[id(step)] = Loop(condition.program, body.program, trip_count, buffered, overwritten, functions)
+        return step
+
+    def _lower_conditional(self, item: Instruction) -> Step:
+        """Without the branches: what they write over depends on what is read after them."""
+        try:
+            branches = tuple(self._nested(called, repeated=self.repeated) for called in item.called)
+            for branch in branches:
+                branch.places.check_copies()
+        except NotNativeError:
+            return self._lower_call(item)
+        index, *operands = (self.flat.leaves_of[operand] for operand in item.operands)
+        is_pred = array_of(index[0]).element_type is ElementType.PRED
+        buffers, targets = self._buffers(item), self.flat.leaves_of[item]
+        numbers = (int(is_pred), len(branches), *(len(leaves) for leaves in operands), len(targets))
+        rest = iter(buffers[1:])
+        taken = [tuple(islice(rest, len(leaves))) for leaves in operands]
+        changed = changed_by_branches([branch.places for branch in branches], taken, targets)
+        step = Step(CONDITIONAL, buffers, targets, f"native conditional {item.name}", numbers, changed)
+        self.branches[step] = tuple(zip(branches, taken, strict=True))
+        return step
+
+    def _with_branches(self, item: Item) -> Item:
+        """A conditional whose places are known, with its branches."""
+        if not isinstance(item, Step) or item.kind != CONDITIONAL:
+            return item
+        changed = [pair for pair in item.over if self.places.is_changed_in_place(*pair)]
+        nested: list[int] = []
+        lines = [item.text]
+        scratch_bytes = 0
+        branch_programs = []
+        for branch, taken in self.branches[item]:
+            first_function = len(self.shared.machine.functions)
+            aliases = {item.targets.index(t): taken.index(source) for t, source in changed if source in taken}
+            words, scratch = branch.emit(aliases, settled=True)
+            assert branch.program is not None
+            functions = range(first_function, len(self.shared.machine.functions))
+            branch_programs.append(Branch(branch.program, taken, functions))
+            nested += [len(words), *words]
+            lines += [f"{self.indent}  branch {branch.name}", *branch.lines]
+            scratch_bytes = max(scratch_bytes, scratch)
+        memory = scratch_of(item.sources[0], scratch_bytes)
+        step = replace(item, text="\n".join(lines), scratch=(memory,), nested=tuple(nested))
+        self.branch_programs[id(step)] = tuple(branch_programs)
+        return step
+
+    # ---- places ----
+
+    def _find_brought(self) -> None:
+        """Arrays that are where the library that makes them puts them: nobody copies them to a place of ours."""
+        for item in self.items if self.outermost else ():
+            if isinstance(item, Step) and item.kind == CALL:
+                self.brought.update(t for t in item.targets if t not in self.places.in_place and array_of(t).num_bytes)
+
+    def _written_over(self, result: Instruction) -> int:
+        """The number of the parameter that a result is written over, or what stands for none."""
+        if self.slots[result] < len(self.flat.parameters):
+            return self.slots[result]
+        return _RESULT_BROUGHT if result in self.brought else -1
+
+    def _place_constants(self, first_slot: int) -> list[tuple[int, int]]:
+        places: list[tuple[int, int]] = []
+        for source in dict.fromkeys(self.places.buffer_of(s) for item in self.items for s in sources(item)):
+            if source.opcode is Opcode.CONSTANT:
+                content = source.attributes_as(ConstantAttributes).data
+                self.slots[source] = first_slot + len(places)
+                places.append((self.shared.place(content), len(content)))
+        return places
+
+    def _place_temporaries(self, first_slot: int) -> tuple[int, list[tuple[int, int]]]:
+        first: dict[Instruction, int] = {}
+        last: dict[Instruction, int] = {}
+        for number, item in enumerate(self.items):
+            for target in map(self.places.place_of, (*targets(item), *scratches(item))):
+                first.setdefault(target, number)
+                last[target] = number
+            for source in map(self.places.buffer_of, sources(item)):
+                last[self.places.place_of(source)] = number
+        temporaries = [t for t in first if t not in self.slots]
+        planned = [t for t in temporaries if t not in self.brought]
+        intervals = [Interval(first[t], last[t], array_of(t).num_bytes) for t in planned]
+        offsets, total = plan_arena(intervals)
+        places = dict(zip(planned, offsets, strict=True))
+        self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
+        self.slots.update((shared, self.slots[self.places.place_of(shared)]) for shared in self.places.shared)
+        self.slots.update((alias, self.slots[self.places.buffer_of(alias)]) for alias in self.places.aliases)
+        self._release([t for t in temporaries if t in self.brought], last)
+        return total, [(places.get(t, _BROUGHT), array_of(t).num_bytes) for t in temporaries]
+
+    def _release(self, temporaries: Sequence[Instruction], last: Mapping[Instruction, int]) -> None:
+        """Memory that calls brought is given back at the first call after its last use: calls have the interpreter."""
+        waiting = list(temporaries)
+        for number, item in enumerate(self.items):
+            if isinstance(item, Step) and item.kind == CALL:
+                self.released[item] = [t for t in waiting if last[t] < number]
+                waiting = [t for t in waiting if last[t] >= number]
+
+    # ---- words ----
+
+    def _steps(self, program: Program) -> Iterator[list[int]]:
+        """The words of each step: an item, or several that are one function of machine code."""
+        if not self.shared.machine_code or self.shared.excess_precision:
+            yield from (self._write(item) for item in program.items if not is_empty(item))
+            return
+        for is_run, members in runs_of(program, repeated=self.repeated):
+            run = self._compiled(program, members) if is_run else None
+            if run is None:
+                yield from map(self._write, members)
+                continue
+            for item in members:
+                lines = text_of(item).replace("(BLAS)", "(compiled)").split("\n")
+                lines[0] += ", compiled"
+                self.lines += (self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(lines))
+                self.shared.operations += operations(item)
+            yield [MACHINE_CODE, run.number, run.work, len(run.reads), *run.reads, len(run.writes), *run.writes, 0]
+
+    def _compiled(self, program: Program, items: Sequence[Item]) -> Run | None:
+        """The function that ``items`` become, or None for what is not written as LLVM IR."""
+        try:
+            return write_run(self.shared.machine, program, items)
+        except NotCompilableError as error:
+            logger.debug("%s: not compiled: %s", self.name, error)
+            return None
+
+    def _write(self, item: Item) -> list[int]:
+        self.lines += (
+            self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(text_of(item).split("\n"))
+        )
+        self.shared.operations += operations(item)
+        if isinstance(item, Region):
+            (region,) = run_loop_pipeline(cpu_emission_pipeline(self.shared.excess_precision), item)
+            if row_loop.folds_rows(region, simplify(region)):
+                return row_loop.write(region, self.slots)
+            return point_loop.write(region, self.slots)
+        if isinstance(item, MatrixProduct):
+            self.shared.uses_blas = True
+            return self._write_product(item)
+        self.shared.uses_blas |= item.kind == LINEAR_ALGEBRA
+        words = [item.kind, *item.numbers]
+        for group in (item.sources, item.targets, self.released.get(item, item.scratch)):
+            words += [len(group), *(self.slots[buffer] for buffer in group)]
+        return [*words, *item.nested]
+
+    def _write_product(self, product: MatrixProduct) -> list[int]:
+        sizes = (product.m, product.n, product.k)
+        types = (product.element_type, *product.operand_types)
+        words = [PRODUCT, *map(int, types), len(product.batch), *product.batch, *sizes]
+        for operand in (product.lhs, product.rhs, product.result):
+            words += [self.slots[operand.buffer], operand.offset, *operand.batch_strides]
+            words += [operand.leading, int(operand.transposed)]
+        return words

@@ -1,0 +1,1 @@
+"""Small steps of loops as LLVM IR. Read runs.py first."""

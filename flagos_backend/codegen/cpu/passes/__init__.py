@@ -1,0 +1,1 @@
+"""Graph passes whose results only native programs have. Run just before emitter.py."""

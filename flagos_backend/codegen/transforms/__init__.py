@@ -1,0 +1,1 @@
+"""Transforms of loop nests that every target has."""

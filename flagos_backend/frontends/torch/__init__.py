@@ -1,0 +1,1 @@
+"""The PyTorch front end. Importing this package imports nothing else."""

@@ -1,0 +1,53 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import torch
+
+from flagos_backend import tensor_float
+from flagos_backend.frontends.torch.compile.errors import NoLoweringError
+from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
+from flagos_backend.frontends.torch.compile.lowering.table import lowering
+from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode, Precision
+from flagos_backend.ir.types import ArrayShape
+
+aten = torch.ops.aten
+
+
+def _dot(
+    emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction, attributes: DotAttributes
+) -> Instruction:
+    kind = element_type(result)
+    if not kind.is_float or kind.bits < 16 or {array(x).element_type, array(y).element_type} != {kind}:
+        raise NoLoweringError("products of other types are ATen's")
+    shape = ArrayShape(kind, tuple(result.shape))
+    return emitter.builder.add(Opcode.DOT, [x, y], attributes, shape=shape)
+
+
+def _precision() -> Precision:
+    """What torch's setting says of products of f32. HLO's default would let them be rounded to TF32; Dynamo traces
+    again when the setting changes."""
+    return Precision.DEFAULT if tensor_float.is_set() else Precision.HIGHEST
+
+
+def _untransposed(x: Instruction) -> tuple[Instruction, bool]:
+    """What a matrix, the last two dimensions, is the transpose of, and whether it is: a product reads it as it lies."""
+    if x.opcode is not Opcode.TRANSPOSE:
+        return x, False
+    rank = array(x).rank
+    swapped = (*range(rank - 2), rank - 1, rank - 2)
+    if x.attributes_as(DimensionsAttributes).dimensions != swapped:
+        return x, False
+    return x.operands[0], True
+
+
+@lowering(aten.mm.default, aten.bmm.default)
+def _product(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
+    batch = tuple(range(array(x).rank - 2))
+    x, x_turned = _untransposed(x)
+    y, y_turned = _untransposed(y)
+    rows, columns = len(batch), len(batch) + 1
+    contracted = (rows if x_turned else columns,), (columns if y_turned else rows,)
+    return _dot(emitter, result, x, y, DotAttributes(*contracted, batch, batch, _precision()))

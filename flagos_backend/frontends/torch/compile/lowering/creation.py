@@ -1,0 +1,80 @@
+"""Operators that make a tensor of nothing: filled, or counting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flagos_backend.frontends.torch.compile.errors import NoLoweringError
+from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, element_type
+from flagos_backend.frontends.torch.compile.lowering.table import lowering
+from flagos_backend.ir.attributes import DimensionAttributes
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+
+aten = torch.ops.aten
+
+
+def _filled(emitter: Emitter, result: torch.Tensor, value: complex) -> Instruction:
+    emitter.refuse_overflow(value, element_type(result))
+    return emitter.operand(value, element_type(result), tuple(result.shape))
+
+
+@lowering(aten.full.default, aten.new_full.default)
+def _full(emitter: Emitter, result: torch.Tensor, like: Any, *args: Any, **_: Any) -> Instruction:
+    return _filled(emitter, result, args[-1])
+
+
+@lowering(aten.full_like.default, aten.fill.Scalar)
+def _full_like(emitter: Emitter, result: torch.Tensor, like: Instruction, value: complex, **_: Any) -> Instruction:
+    return _filled(emitter, result, value)
+
+
+@lowering(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)
+def _zeros(emitter: Emitter, result: torch.Tensor, *_: Any, **__: Any) -> Instruction:
+    return _filled(emitter, result, 0)
+
+
+@lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def _ones(emitter: Emitter, result: torch.Tensor, *_: Any, **__: Any) -> Instruction:
+    return _filled(emitter, result, 1)
+
+
+@lowering(aten.scalar_tensor.default)
+def _scalar_tensor(emitter: Emitter, result: torch.Tensor, value: complex, **_: Any) -> Instruction:
+    return _filled(emitter, result, value)
+
+
+_COUNTED = frozenset({ElementType.S32, ElementType.S64})
+
+
+@lowering(aten.arange.default)
+def _arange_to(emitter: Emitter, result: torch.Tensor, end: float, **_: Any) -> Instruction:
+    return _counted(emitter, result, 0, 1)
+
+
+@lowering(aten.arange.start)
+def _arange_from(emitter: Emitter, result: torch.Tensor, start: float, end: float, **_: Any) -> Instruction:
+    return _counted(emitter, result, start, 1)
+
+
+@lowering(aten.arange.start_step, torch.ops.prims.iota.default)
+def _arange_by(emitter: Emitter, result: torch.Tensor, start: float, *args: Any, **options: Any) -> Instruction:
+    if "step" in options:  # prims.iota(length, *, start, step)
+        return _counted(emitter, result, options["start"], options["step"])
+    return _counted(emitter, result, start, args[1] if len(args) > 1 else 1)
+
+
+def _counted(emitter: Emitter, result: torch.Tensor, start: float, step: float) -> Instruction:
+    kind = element_type(result)
+    if kind not in _COUNTED or not isinstance(start, int) or not isinstance(step, int):
+        raise NoLoweringError("other types than int32 and int64 are rounded by ATen's rule")
+    shape = ArrayShape(kind, tuple(result.shape))
+    counted = emitter.builder.add(Opcode.IOTA, (), DimensionAttributes(0), shape=shape)
+    if step != 1:
+        counted = emitter.add(Opcode.MULTIPLY, counted, emitter.operand(step, kind, shape.dims))
+    if start != 0:
+        counted = emitter.add(Opcode.ADD, counted, emitter.operand(start, kind, shape.dims))
+    return counted

@@ -1,0 +1,1 @@
+"""Operations that stand for several basic ones in a forward or a backward."""

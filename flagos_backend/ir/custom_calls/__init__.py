@@ -1,0 +1,1 @@
+"""Custom calls of our own: what they compute, as typed attributes."""

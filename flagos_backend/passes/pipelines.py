@@ -1,0 +1,214 @@
+"""The graph passes of each target, in order. Nothing else runs a pass (tests/unit/passes/test_pipelines.py)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from flagos_backend.devices.target import HOST, Target
+from flagos_backend.ir.hlo import Module
+from flagos_backend.passes.channels_last import channels_last
+from flagos_backend.passes.collectives.combiner import combine_collectives
+from flagos_backend.passes.collectives.major_dimension import leading_parts
+from flagos_backend.passes.collectives.reduce_scatter_creator import scatter_sums
+from flagos_backend.passes.collectives.single_participant import lone_collectives
+from flagos_backend.passes.conditional_to_select import select_branches
+from flagos_backend.passes.cpu.hoist_dynamic_slices import sink_windows
+from flagos_backend.passes.cpu.split_short_contractions import split_short_contractions
+from flagos_backend.passes.cse import eliminate_common_subexpressions
+from flagos_backend.passes.dce import eliminate_dead_code
+from flagos_backend.passes.donation import settle_donors
+from flagos_backend.passes.dot_to_multiply import outer_products
+from flagos_backend.passes.dot_to_reduce import inner_products
+from flagos_backend.passes.fold_constants import fold_constants
+from flagos_backend.passes.hoist_gathers import sink_gathers
+from flagos_backend.passes.hoist_invariants import hoist_invariants
+from flagos_backend.passes.inline_calls import inline_calls
+from flagos_backend.passes.pass_manager import NormalForm, Pass, PassContext, PassOptions, Pipeline, run_pipeline
+from flagos_backend.passes.scatter_to_one_hot import spread_scatter
+from flagos_backend.passes.scatter_to_update import place_windows
+from flagos_backend.passes.simplify import simplify
+from flagos_backend.passes.trip_count import find_trip_counts
+
+NO_DEAD_CODE = NormalForm("no dead code", eliminate_dead_code)
+NO_TRIVIAL_COLLECTIVES = NormalForm("no collective of one participant", lone_collectives)
+DONATION_RESOLVED = NormalForm("each donated argument has an output of its size", settle_donors)
+NO_OUTER_PRODUCTS = NormalForm("no product that adds nothing up", outer_products)
+
+
+def of_module(function: Callable[[Module], Module]) -> Callable[[Module, PassContext], Module]:
+    """A pass that needs to know the module alone."""
+    return lambda module, _: function(module)
+
+
+# Passes that stand in several places.
+DCE = Pass("dce", of_module(eliminate_dead_code), "unused work costs all later passes", establishes=(NO_DEAD_CODE,))
+CSE = Pass("cse", of_module(eliminate_common_subexpressions), "what is there twice is computed once")
+SIMPLIFY = Pass("simplify", of_module(simplify), "identities that hold for every input")
+FOLD_CONSTANTS = Pass("fold_constants", of_module(fold_constants), "what is known now is not computed at run time")
+
+_TRIVIAL_COLLECTIVES = Pass(
+    "trivial_collectives",
+    of_module(lone_collectives),
+    "first: a program for many devices that runs on one is fused as if it had no collectives",
+    establishes=(NO_TRIVIAL_COLLECTIVES,),
+)
+
+
+def _simplification(target: Target) -> Pipeline:
+    """What every target wants. A second run of it changes nothing."""
+
+    def if_conversion(module: Module, _: PassContext) -> Module:
+        return select_branches(module, operations=target.untaken_operations)
+
+    return (
+        Pass("inline_calls", of_module(inline_calls), "passes and fusion see through calls"),
+        Pass("conditional_to_select", if_conversion, "a branch costs more than computing little; makes calls"),
+        Pass("inline_calls", of_module(inline_calls), "the branches"),
+        DCE,
+        SIMPLIFY,
+        FOLD_CONSTANTS,
+        CSE,
+        Pass("trip_count", of_module(find_trip_counts), "counted loops never ask the device; needs folded bounds"),
+        Pass("hoist_invariants", of_module(hoist_invariants), "what libraries read leaves loops that run"),
+        Pass("scatter_to_update", of_module(place_windows), "a scatter of one window fuses as an update"),
+        Pass("scatter_to_one_hot", of_module(spread_scatter), "a scatter into constants fuses as a comparison"),
+        Pass("hoist_gathers", of_module(sink_gathers), "elementwise operations of the chosen elements alone"),
+        # Folding and simplifying feed each other; what the second round does not reach is rare and stays correct.
+        SIMPLIFY,
+        FOLD_CONSTANTS,
+        CSE,
+        DCE,
+        Pass(
+            "donation",
+            of_module(settle_donors),
+            "last: outputs that passes removed take over no argument",
+            establishes=(DONATION_RESOLVED,),
+        ),
+    )
+
+
+def _collectives(target: Target) -> Pipeline:
+    create = Pass(
+        "reduce_scatter_creator",
+        of_module(scatter_sums),
+        "before combining, which takes collectives of one kind together",
+        after=(DCE,),
+    )
+    major = Pass(
+        "collective_major_dimension",
+        of_module(leading_parts),
+        "the transports of accelerators take arrays as they lie; the movement around fuses",
+    )
+    combine = Pass(
+        "collective_combiner", of_module(combine_collectives), "each collective costs its devices a rendezvous"
+    )
+    return (create, combine) if target.is_host else (create, major, combine)
+
+
+_OUTER_PRODUCTS = Pass(
+    "dot_to_multiply",
+    of_module(outer_products),
+    "dots that add nothing up fuse; after hoist_invariants and the matching, which know dots",
+    establishes=(NO_OUTER_PRODUCTS,),
+)
+_INNER_PRODUCTS = Pass(
+    "dot_to_reduce", of_module(inner_products), "inner products are reductions, which are split and fused"
+)
+_CHANNELS_LAST = Pass("channels_last", of_module(channels_last), "convolutions' libraries read channels last")
+
+
+def cpu_pipeline(target: Target = HOST, *, own_participants: bool = True) -> Pipeline:
+    """The passes for the host CPU. ``own_participants``: the participants of collectives are the program's own
+    replicas and partitions, not those of process groups, whose programs may differ from this one."""
+    return (
+        *((_TRIVIAL_COLLECTIVES,) if own_participants else ()),
+        *_simplification(target),
+        *(_collectives(target) if own_participants else ()),
+        Pass(
+            "hoist_dynamic_slices",
+            of_module(sink_windows),
+            "loops find windows of what is in memory, so elementwise operations move behind them",
+            after=(DCE,),
+        ),
+        Pass(
+            "split_short_contractions",
+            of_module(split_short_contractions),
+            "batches of small matrices: a library takes a call for each; before inner products, which are reductions",
+        ),
+        _OUTER_PRODUCTS,
+        _INNER_PRODUCTS,
+        _CHANNELS_LAST,
+    )
+
+
+def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pipeline:
+    """The passes for accelerators; arguments as of ``cpu_pipeline``."""
+    # A process that computes on the host starts without them.
+    from flagos_backend.passes.accelerator.canonicalize_convolutions import lay_out_convolutions
+    from flagos_backend.passes.accelerator.contracting_dims_minor import contracted_last
+    from flagos_backend.passes.accelerator.pack_argminmax import pack_extremes
+    from flagos_backend.passes.attention.join_choices import join_choices
+    from flagos_backend.passes.attention.match import match_attention
+    from flagos_backend.passes.attention.sink_invariants import sink_invariants
+    from flagos_backend.passes.attention.split_batches import split_batches
+
+    def minor_contraction(module: Module, _: PassContext) -> Module:
+        return contracted_last(module, target)
+
+    return (
+        *((_TRIVIAL_COLLECTIVES,) if own_participants else ()),
+        *_simplification(target),
+        *(_collectives(target) if own_participants else ()),
+        Pass(
+            "match_attention",
+            lambda module, context: match_attention(module, context.notes),
+            "before dots and masks change their form",
+            before=(
+                Pass(
+                    "unhoist_masks", of_module(sink_invariants), "masks hoisted out of loops are recognised in the body"
+                ),
+                Pass(
+                    "split_batch_dimensions",
+                    of_module(split_batches),
+                    "batches as einsum has them",
+                    after=(CSE,),
+                ),
+                Pass("join_selects", of_module(join_choices), "one choice of signs, as logsumexp's gradient has it"),
+                DCE,
+            ),
+            after=(DCE,),
+        ),
+        _OUTER_PRODUCTS,
+        _INNER_PRODUCTS,
+        _CHANNELS_LAST,
+        Pass(
+            "canonicalize_convolutions",
+            of_module(lay_out_convolutions),
+            "padding, reversal and order as instructions, which fuse; after channels_last, which chooses the order",
+        ),
+        Pass(
+            "pack_argminmax",
+            of_module(pack_extremes),
+            "a value and its position in one integer reduce like any other",
+            after=(DCE,),
+        ),
+        Pass(
+            "contracting_dimensions_minor",
+            minor_contraction,
+            "last: it lays out what libraries read, once before a loop",
+            after=(Pass("hoist_invariants", of_module(hoist_invariants), "the layouts leave the loops"), DCE),
+        ),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def pipeline_for(target: Target, *, own_participants: bool = True) -> Pipeline:
+    """The pipeline of ``target``; ``own_participants`` as of ``cpu_pipeline``."""
+    made = cpu_pipeline if target.is_host else accelerator_pipeline
+    return made(target, own_participants=own_participants)
+
+
+def optimize(module: Module, target: Target = HOST, *, verify: bool = False) -> Module:
+    """``module`` after the whole pipeline of ``target``, for tools and tests; the compiler wants reports and notes."""
+    return run_pipeline(pipeline_for(target), module, PassContext(target), PassOptions(verify=verify)).module

@@ -1,0 +1,203 @@
+"""The transforms of loop nests: every result is verified, and nothing but the pipelines runs one."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import flagos_backend
+from flagos_backend.codegen.cpu import pipelines as loop_pipelines
+from flagos_backend.codegen.cpu.fusion_policy import schedule as cpu_schedule
+from flagos_backend.codegen.cpu.pipelines import native_pipeline
+from flagos_backend.codegen.loop_pass_manager import LoopPass, run_loop_pipeline
+from flagos_backend.codegen.triton import loop_pipeline
+from flagos_backend.codegen.triton import schedule as triton_schedule
+from flagos_backend.codegen.triton.loop_pipeline import triton_loop_pipeline
+from flagos_backend.devices.target import HOPPER, HOST, SIMULATED
+from flagos_backend.errors import LoopNestInvalid, PassFailed
+from flagos_backend.importer import import_module
+from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.loop_ir.flat import flatten
+from flagos_backend.loop_ir.intrinsics import OPERANDS, Intrinsic
+from flagos_backend.loop_ir.region import Affine, Apply, Fold, Index, Literal, Load, Region, Shift, Store
+from flagos_backend.loop_ir.verifier import verify_loop_nest
+from flagos_backend.passes.pass_manager import PassOptions, run_pipeline
+from flagos_backend.passes.pipelines import optimize
+from programs import PROGRAMS, hlo_bytes
+
+E = ElementType
+VERIFY = PassOptions(verify=True)
+PIPELINES = (
+    loop_pipelines.cpu_loop_pipeline(),
+    loop_pipelines.cpu_emission_pipeline(excess_precision=True),
+    triton_loop_pipeline(HOPPER, excess_precision=True),
+)
+EVERY = {step.name: step for pipeline in PIPELINES for step in pipeline}
+
+
+def cpu_nests(hlo: bytes) -> Iterator[Region]:
+    module = run_pipeline(native_pipeline(), optimize(import_module(hlo))).module
+    for computation in module.computations():
+        yield from (item for item in cpu_schedule(flatten(computation)).items if isinstance(item, Region))
+
+
+def triton_nests(hlo: bytes, target: object) -> Iterator[Region]:
+    for computation in optimize(import_module(hlo), target).computations():
+        yield from (item for item in triton_schedule(flatten(computation), target).items if isinstance(item, Region))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_nest_of_the_corpus_is_valid_after_every_transform(name: str) -> None:
+    hlo = PROGRAMS[name].hlo()
+    for nest in cpu_nests(hlo):
+        for lowered in run_loop_pipeline(loop_pipelines.cpu_loop_pipeline(), nest, VERIFY):
+            run_loop_pipeline(loop_pipelines.cpu_emission_pipeline(), lowered, VERIFY)
+    for target in (SIMULATED, HOPPER):
+        for nest in triton_nests(hlo, target):
+            run_loop_pipeline(triton_loop_pipeline(target), nest, VERIFY)
+
+
+def array(name: str, *dims: int, kind: ElementType = E.F32) -> Instruction:
+    return Instruction(Opcode.PARAMETER, ArrayShape(kind, dims), name=name)
+
+
+X, Y, Z = array("x", 4, 6), array("y", 4, 6), array("z", 4)
+WHOLE, ROWS = Affine(0, (6, 1)), Affine(0, (1, 0))
+LOAD = Load(E.F32, X, WHOLE)
+ZERO, ONE = Literal(E.F32, bytes(4)), Literal(E.F32, np.float32(1).tobytes())
+SUM = Fold(E.F32, Opcode.ADD, LOAD, ZERO, (1,))
+
+
+def nest(value: object, target: Instruction = Y, index: Affine = WHOLE) -> Region:
+    return Region((4, 6), (Store(target, value, index),))
+
+
+VALID = {
+    "copy": nest(LOAD),
+    "sum of rows": nest(SUM, Z, ROWS),
+    "sum used again": nest(Apply(E.F32, Opcode.DIVIDE, (LOAD, SUM))),
+    "shifted": nest(Load(E.F32, array("w", 30), Affine(0, (6, 1), (Shift(Index(E.S64, Affine(0, (0, 0))), 6),)))),
+    "chosen": nest(Apply(E.F32, Opcode.SELECT, (Apply(E.PRED, Opcode.COMPARE, (LOAD, ONE), "LT"), LOAD, ONE))),
+    "logarithm to base 2": nest(Apply(E.F32, Opcode.LOG, (LOAD,), Intrinsic.BASE_TWO)),
+    "no points": Region((0, 6), (Store(Y, Load(E.F32, X, Affine(99, (6, 1))), WHOLE),)),
+}
+INVALID = {
+    "elements 1 to 24 of an array of 24": nest(Load(E.F32, X, Affine(1, (6, 1)))),
+    "elements -1 to 22 of an array of 24": nest(Load(E.F32, X, Affine(-1, (6, 1)))),
+    "elements 0 to 24 of an array of 24": nest(LOAD, index=Affine(0, (6, 1), (Shift(Index(E.S64, WHOLE), 1),))),
+    "a start is s64, not f32": nest(Load(E.F32, X, Affine(0, (0, 0), (Shift(LOAD, 1),)))),
+    "has a coefficient for each of 2 dimensions, not 1": nest(Load(E.F32, X, Affine(0, (1,)))),
+    "the array is of f32": nest(Load(E.S32, X, WHOLE)),
+    "the value is s32, the array f32": nest(Index(E.S32, WHOLE)),
+    "a guard is a predicate": nest(Load(E.F32, X, WHOLE, LOAD)),
+    "a literal has 4 bytes, not 2": nest(Literal(E.F32, bytes(2))),
+    "it takes 2 operands, not 1": nest(Apply(E.F32, Opcode.ADD, (LOAD,))),
+    "it takes 3 operands, not 2": nest(Apply(E.F32, Opcode.DIVIDE, (LOAD, LOAD), Intrinsic.CORRECTED)),
+    "there is no such form of the operation": nest(Apply(E.F32, Opcode.ADD, (LOAD, LOAD), Intrinsic.NEAR)),
+    "there is no comparison 'XX'": nest(Apply(E.PRED, Opcode.COMPARE, (LOAD, LOAD), "XX")),
+    "its operands are f32, s32": nest(Apply(E.F32, Opcode.ADD, (LOAD, Index(E.S32, WHOLE)))),
+    "its operands are f32": nest(Apply(E.F64, Opcode.ADD, (LOAD, LOAD))),
+    "its result is a predicate": nest(Apply(E.F32, Opcode.COMPARE, (LOAD, LOAD), "LT")),
+    "it chooses by a predicate": nest(Apply(E.F32, Opcode.SELECT, (LOAD, LOAD, LOAD))),
+    "nothing is reduced by divide": nest(replace(SUM, combine=Opcode.DIVIDE), Z, ROWS),
+    "the dimensions must be some of 2, in order": nest(replace(SUM, dims=(2,)), Z, ROWS),
+    "what it begins with varies along": nest(replace(SUM, initial=LOAD), Z, ROWS),
+    "have the result's type, not f32 and f64": nest(
+        replace(SUM, initial=Literal(E.F64, bytes(8))), Z, Affine(0, (1, 0))
+    ),
+    "the value varies along the dimensions [1], the place does not": nest(LOAD, Z, ROWS),
+    "must not be negative": Region((-1, 6), (Store(Y, LOAD, WHOLE),)),
+    "it stores nothing": Region((4, 6), ()),
+}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_valid_nests_pass(name: str) -> None:
+    verify_loop_nest(VALID[name])
+
+
+@pytest.mark.parametrize("rule", INVALID)
+def test_each_rule_is_checked(rule: str) -> None:
+    with pytest.raises(LoopNestInvalid) as caught:
+        verify_loop_nest(INVALID[rule])
+    assert rule in caught.value.facts["rule"]
+
+
+def test_every_intrinsic_has_its_operands() -> None:
+    assert {detail for _, detail in OPERANDS} >= set(Intrinsic)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_fault_in_the_result_of_any_transform_is_caught(name: str) -> None:
+    """An index that runs out of its array."""
+
+    def fault(region: Region) -> Sequence[Region]:
+        store = region.stores[0]
+        return (replace(region, stores=(replace(store, index=replace(store.index, offset=99)),)),)
+
+    for pipeline in PIPELINES:
+        if name in {step.name for step in pipeline}:
+            broken = tuple(replace(step, run=fault) if step.name == name else step for step in pipeline)
+            with pytest.raises(PassFailed, match=rf"The pass {name} made an invalid graph: elements 99 to 122"):
+                run_loop_pipeline(broken, VALID["copy"], VERIFY)
+
+
+def test_a_fault_of_fusion_is_caught() -> None:
+    with pytest.raises(PassFailed, match="The pass fusion made an invalid graph"):
+        run_loop_pipeline((), INVALID["elements 1 to 24 of an array of 24"], VERIFY)
+
+
+def test_transforms_are_left_out_by_name() -> None:
+    x = np.ones((64, 64), np.float32)
+    (region,) = cpu_nests(hlo_bytes(lambda x: 1 / (1 + jnp.exp(-x)), x))
+    pipeline = loop_pipelines.cpu_emission_pipeline()
+    opcodes = [
+        {
+            e.opcode
+            for r in run_loop_pipeline(pipeline, region, PassOptions(disabled=disabled))
+            for e in r.expressions()
+            if isinstance(e, Apply)
+        }
+        for disabled in (frozenset[str](), frozenset({"logistic"}))
+    ]
+    assert opcodes[0] == {Opcode.LOGISTIC}
+    assert Opcode.EXP in opcodes[1]
+
+
+def test_no_vendor_has_the_extras_of_another() -> None:
+    assert [step.name for step in triton_loop_pipeline(SIMULATED)] == ["log2", "join_sums"]
+    assert HOST.facts == SIMULATED.facts
+
+
+def test_nothing_but_the_pipelines_runs_a_transform() -> None:
+    root = Path(flagos_backend.__file__).parent
+    declared = {Path(module.__file__) for module in (loop_pipelines, loop_pipeline)}
+    transforms = {
+        (node.module, alias.name)
+        for path in declared
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("flagos_backend.codegen.")
+        for alias in node.names
+        if alias.name.islower() and alias.name not in {"simplify", "folds_rows", "log2", "one"}
+    }
+    assert len(transforms) == len(EVERY)
+    offenders = [
+        f"{path.relative_to(root)} imports {alias.name}"
+        for path in root.rglob("*.py")
+        if path not in declared
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if (node.module, alias.name) in transforms
+    ]
+    assert not offenders
+
+
+def test_passes_have_reasons() -> None:
+    assert all(isinstance(step, LoopPass) and step.reason for step in EVERY.values())
