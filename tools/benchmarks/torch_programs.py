@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from benchmarks.programs import Scale
 from benchmarks.torch_models import Gpt2, LlamaBlock, resnet18
 
 # Runs once; what it returns is compared with eager's.
-Step = Callable[[], torch.Tensor]
+Step = Callable[[], torch.Tensor | Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
