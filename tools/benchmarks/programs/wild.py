@@ -147,8 +147,8 @@ def wild() -> list[Program]:
         (numerics.particle_filter, also(_draw((50,)), _KEY)),
         (numerics.mixture_of_gaussians, _draw((1000, 4))),
     ]
-    # Five steps in bfloat16 of two compilers are as far apart as its roundings. Resampling chooses another particle where
-    # a weight is rounded otherwise.
+    # Five steps in bfloat16 of two compilers are as far apart as its roundings. Resampling chooses another particle
+    # where a weight is rounded otherwise.
     precision = {simulation.newton_schulz: 8e-2, numerics.particle_filter: 1e-1}
     return [
         Program(f.__name__.replace("_", " "), f, arguments, precision=precision.get(f, 2e-2))
