@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from flagos_backend.frontends.jax import jax_internals
 from flagos_backend.frontends.jax.errors import UnsupportedParameter
 from flagos_backend.frontends.jax.lowering.rule import LoweringRule, custom_call
 
@@ -100,17 +101,37 @@ def _lu(ctx: Any, a: Any) -> list[Any]:
     return _decompose(ctx, "flagos.lu", (a,))
 
 
+def _svd_of_nothing(a: Any, *, full_matrices: bool, compute_uv: bool) -> list[Any]:
+    """Of [..., m, n] without rows or columns: no singular values, and unit matrices for the vectors."""
+    import jax.numpy as jnp
+
+    *batch, m, n = a.shape
+    values = jnp.zeros((*batch, 0), a.real.dtype)
+    if not compute_uv:
+        return [values]
+
+    def unit(rows: int, columns: int) -> Any:
+        return jnp.broadcast_to(jnp.eye(rows, columns, dtype=a.dtype), (*batch, rows, columns))
+
+    return [values, unit(m, m if full_matrices else 0), unit(n if full_matrices else 0, n)]
+
+
 def _svd(
     ctx: Any, a: Any, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any = None, algorithm: Any = None
 ) -> list[Any]:
-    _refuse_algorithm("svd", algorithm, frozenset({"DEFAULT", "QR", "DIVIDE_AND_CONQUER"}))
-    if subset_by_index is not None and tuple(subset_by_index) != (0, min(ctx.avals_in[0].shape[-2:])):
+    matrix = ctx.avals_in[0]
+    smaller = min(matrix.shape[-2:])
+    if subset_by_index is not None and tuple(subset_by_index) != (0, smaller):
         raise UnsupportedParameter(
             primitive="svd",
             parameter=f"subset_by_index={subset_by_index}",
             reason="LAPACK's algorithms compute all singular values",
             cure="Slice the full decomposition",
         )
+    if smaller == 0:  # whatever the algorithm and the type, as on JAX's own platforms
+        vectors = {"full_matrices": full_matrices, "compute_uv": compute_uv}
+        return list(jax_internals.lower_function(_svd_of_nothing)(ctx, a, **vectors))
+    _refuse_algorithm("svd", algorithm, frozenset({"DEFAULT", "QR", "DIVIDE_AND_CONQUER"}))
     return _decompose(ctx, "flagos.svd", (a,), {"full_matrices": bool(full_matrices), "compute_uv": bool(compute_uv)})
 
 
