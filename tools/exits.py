@@ -142,8 +142,19 @@ def thread() -> None:
     _in_thread(lambda: [_computes(float(i)) for i in range(3)], daemon=False)
 
 
+def _first_use(function: Callable[[], object]) -> Callable[[], object]:
+    """``function``, in a thread that uses the device first. It is in no C++ code of JAX's before JAX looks for devices:
+    until then nothing of a backend has been called, and CPython may unwind the thread, whatever the platform."""
+
+    def run() -> None:
+        jax.devices()
+        function()
+
+    return run
+
+
 def daemon_that_launches() -> None:
-    _in_thread(_forever, daemon=True)
+    _in_thread(_first_use(_forever), daemon=True)
     _soon()
 
 
@@ -153,7 +164,7 @@ def daemon_that_launches_for_long() -> None:
 
 
 def daemon_that_compiles() -> None:
-    _in_thread(_compiles_forever, daemon=True)
+    _in_thread(_first_use(_compiles_forever), daemon=True)
     _soon()
 
 

@@ -37,6 +37,24 @@ atexit.register(Held())
 print(x.devices())
 {then}
 """
+#: Python ends while a daemon thread's first program has JAX look for its devices.
+LOOKING = """
+import threading, time
+import jax
+from flagos_backend.frontends.jax import registration
+
+looking, register = threading.Event(), registration.register
+
+def slow():
+    looking.set()
+    time.sleep(0.5)
+    register()
+    print("registered")
+
+registration.register = slow
+threading.Thread(target=lambda: jax.jit(lambda x: x + 1)(1.0), daemon=True).start()
+looking.wait()
+"""
 PARTS = 6  # each in the time that a test may take
 HANDLERS = ["after the device", "before the device", "weakref", "before jax", "let go of by atexit"]
 THREADS = ["threading", "threading, before the device"]
@@ -75,6 +93,10 @@ def test_every_handler_computes_whatever_the_order() -> None:
 
 def test_the_device_outlives_a_run_of_the_handlers() -> None:
     assert _orders(AGAIN) == [*HANDLERS, "living", *THREADS, "registered again"]
+
+
+def test_the_end_waits_for_a_look_for_devices() -> None:
+    assert _output(["-c", LOOKING]) == "registered\n"
 
 
 @pytest.mark.parametrize("part", range(PARTS))
