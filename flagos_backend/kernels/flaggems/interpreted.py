@@ -55,7 +55,6 @@ def _close_interpreter_gaps() -> None:
     interpreter.ASTTransformer.visit_Compare = _visit_compare
     interpreter.ASTTransformer.visit_Assign = _with_visited_value(interpreter.ASTTransformer.visit_Assign)
     interpreter._implicit_cvt = _with_scalars(interpreter._implicit_cvt)
-    interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _create_dot(builder.create_dot)
     for name in ("create_masked_load", "create_masked_store", "create_atomic_rmw"):
@@ -139,16 +138,6 @@ def _with_scalars(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return original(argument)
 
     return convert
-
-
-def _with_index(original: Callable[..., None]) -> Callable[..., None]:
-    """A bound of a loop is an array of one element, which NumPy 2.4 makes no int of; Triton 3.6 leaves that to it."""
-
-    def patch(tensor: Any, *rest: Any) -> None:
-        original(tensor, *rest)
-        tensor.__index__ = lambda value: int(value.handle.data.squeeze())
-
-    return patch
 
 
 def _with_truth_values(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from flagos_backend.devices.target import Target
-from flagos_backend.kernels.triton.loading import serialize_loading
+from flagos_backend.kernels.triton.loading import prepare_triton
 
 # Its cached launcher passes constants to kernels only on these versions; on others every second call of a kernel
 # misses arguments (FlagGems issue 3353).
@@ -82,7 +82,7 @@ def load() -> ModuleType:
         # Triton's own module tree is imported lazily, and FlagGems' mm looks this part up as an attribute.
         if importlib.util.find_spec("triton.tools.tensor_descriptor") is not None:
             importlib.import_module("triton.tools.tensor_descriptor")
-        serialize_loading()
+        prepare_triton()
         if _interpreted() and "flag_gems" not in sys.modules:
             interpreted: Any = importlib.import_module("flagos_backend.kernels.flaggems.interpreted")
             found: ModuleType = interpreted.load()

@@ -9,7 +9,7 @@ from operator import mul
 from typing import Any
 
 from flagos_backend.devices.target import Target
-from flagos_backend.kernels.triton.loading import serialize_loading
+from flagos_backend.kernels.triton.loading import prepare_triton
 from flagos_backend.torch_loading import Tensor
 
 
@@ -33,14 +33,14 @@ def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **flags: Any) 
     if isinstance(arguments[0], Tensor) and arguments[0].is_meta:
         compile_only(function, grid, arguments, flags)
     else:
-        serialize_loading()
+        prepare_triton()
         function[grid](*arguments, **flags)
 
 
 def compile_only(function: Any, grid: tuple[int, ...], arguments: Sequence[Any], flags: dict[str, Any]) -> None:
     """Compiles ``function`` as a launch on ``arguments`` would, which may be dtypes for arrays aligned to 16 bytes,
     and loads it on the current device."""
-    serialize_loading()
+    prepare_triton()
     compiled = function.warmup(*arguments, grid=grid, **flags)
     # Looking it up builds the vendor's launcher, with a C compiler on some, and loads the kernel.
     _ = compiled.run

@@ -1,19 +1,24 @@
-"""Loading of Triton's compiled kernels, by one thread at a time: Triton itself assumes that there is only one."""
+"""What is done to Triton before its first launch. Kernels are loaded by one thread at a time: Triton itself assumes
+that there is only one. Its interpreter is given what it lacks."""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import threading
 from typing import Any
 
 
 @functools.cache
-def serialize_loading() -> None:
+def prepare_triton() -> None:
     """Whatever launches kernels calls this first; it covers all of the process, as FlagGems' and users' launches load
     too."""
     from triton.compiler.compiler import CompiledKernel
 
     serialize(CompiledKernel)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        importlib.import_module("flagos_backend.kernels.triton.interpreter_gaps").close()
 
 
 def serialize(compiled_kernel: type[Any]) -> None:

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from flagos_backend.kernels.triton.loading import serialize_loading
+from flagos_backend.kernels.triton.loading import prepare_triton
 
 
 class Launcher:
@@ -79,14 +79,14 @@ def together(*calls: Any) -> list[Any]:
 
 
 def test_each_kernel_gets_its_own_launcher(compiled: Callable[[str], CompiledKernel]) -> None:
-    serialize_loading()
+    prepare_triton()
     kernels = [compiled(element) for element in ("*fp32", "*fp16", "*i32", "*i64")]
     launchers = together(*(lambda kernel=kernel: kernel.run for kernel in kernels))
     assert [launcher.signature for launcher in launchers] == [kernel.src.signature for kernel in kernels]
 
 
 def test_a_kernel_that_two_threads_ask_for_is_loaded_for_both(compiled: Callable[[str], CompiledKernel]) -> None:
-    serialize_loading()
+    prepare_triton()
     kernel = compiled("*fp32")
 
     def ask(number: int) -> str:

@@ -1,0 +1,67 @@
+"""What Triton's interpreter cannot do with NumPy 2 and compiled kernels can. loading.py adds it before any launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
+
+
+def close() -> None:
+    """For kernels of anybody in this process, which has TRITON_INTERPRET=1 set."""
+    interpreter._patch_lang_tensor = with_index(interpreter._patch_lang_tensor)
+    builder = interpreter.InterpreterBuilder
+    builder.get_all_ones_value = with_unsigned(builder.get_all_ones_value)
+    if not _rounds_once():
+        builder.create_fma = with_one_rounding(builder.create_fma)
+
+
+def with_index(original: Callable[..., None]) -> Callable[..., None]:
+    """A bound of a loop is an array of one element, which NumPy 2.4 makes no int of; Triton 3.6 leaves that to it."""
+
+    def patch(tensor: Any, *rest: Any) -> None:
+        original(tensor, *rest)
+        tensor.__index__ = lambda value: int(value.handle.data.squeeze())
+
+    return patch
+
+
+def with_unsigned(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``~x`` is ``x ^ -1``: NumPy 2 makes no unsigned number of -1, and Triton 3.6 and 3.7 ask it to."""
+
+    def all_ones(builder: Any, kind: Any) -> Any:
+        dtype = interpreter._get_np_dtype(kind)
+        if not np.issubdtype(dtype, np.unsignedinteger):
+            return original(builder, kind)
+        return TensorHandle(np.full(1, np.iinfo(dtype).max, dtype), kind.scalar)
+
+    return all_ones
+
+
+def _rounds_once() -> bool:
+    """Whether ``fma`` keeps the digits of its product: in Triton 3.6 and 3.7 it is a multiplication and an addition."""
+    x, z = (TensorHandle(np.array([value], np.float32), tl.float32) for value in (1 + 2.0**-12, -1 - 2.0**-11))
+    return bool(interpreter.interpreter_builder.create_fma(x, x, z).data[0] == 2.0**-24)
+
+
+def with_one_rounding(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The C library's ``fma`` for f32 and f64, an element at a time."""
+    library = ctypes.CDLL("libm.so.6")
+    functions = {}
+    for dtype, name, kind in ((np.float32, "fmaf", ctypes.c_float), (np.float64, "fma", ctypes.c_double)):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [kind] * 3, kind
+        functions[np.dtype(dtype)] = np.frompyfunc(function, 3, 1)
+
+    def create(builder: Any, x: Any, y: Any, z: Any) -> Any:
+        function = functions.get(z.data.dtype)
+        if function is None:
+            return original(builder, x, y, z)
+        return TensorHandle(np.asarray(function(x.data, y.data, z.data), z.data.dtype), z.dtype.scalar)
+
+    return create
