@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,23 +36,30 @@ class Outcomes:
                 pytest.fail(f"process {rank}: {failure}\n--- its output:\n{self.output[rank][-4000:]}")
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of this host that nobody else is given meanwhile. Who opens it says SO_REUSEPORT, as gRPC does."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
 def run_processes(script: Path, count: int, folder: Path, timeout: float) -> Outcomes:
     """Runs ``script`` as ranks 0 to count - 1, all of them ended after ``timeout`` seconds. Its checks come from
-    ``make_checks``."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [_start(script, rank, count, port, folder) for rank in range(count)]
-    deadline = time.monotonic() + timeout
-    try:
-        for process in started:
-            process.wait(max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    ``make_checks``. They meet where COORDINATOR says (JAX), or by RENDEZVOUS (torch.distributed's ``init_method``)."""
+    with reserved_port() as port:
+        started = [_start(script, rank, count, port, folder) for rank in range(count)]
+        deadline = time.monotonic() + timeout
+        try:
+            for process in started:
+                process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
     return Outcomes(
         [_failures(folder / f"{rank}.jsonl") for rank in range(count)],
         [(folder / f"{rank}.log").read_text(errors="replace") for rank in range(count)],
@@ -63,8 +71,8 @@ def _start(script: Path, rank: int, count: int, port: int, folder: Path) -> subp
         **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "COORDINATOR": f"127.0.0.1:{port}",
+        "RENDEZVOUS": (folder / "rendezvous").as_uri(),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")])),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ _PROCESSES, _TOKENS, _WIDTH, _SECONDS = 2, 48, 64, 300
 
 def run(checkout: Path, kind: str, scheme: str, allowed: float) -> None:
     """Raises AssertionError where a process fails, or its part is farther from one process' stock than ``allowed``."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    from torch.distributed import TCPStore
+
+    # They meet in this process, whose store takes a port that is free, as torchrun's does.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     spawned = multiprocessing.get_context("spawn")
     answers: Any = spawned.Queue()
     peers = [
-        spawned.Process(target=_peer, args=(checkout, kind, scheme, allowed, rank, port, answers), daemon=True)
+        spawned.Process(target=_peer, args=(checkout, kind, scheme, allowed, rank, store.port, answers), daemon=True)
         for rank in range(_PROCESSES)
     ]
     for peer in peers:
@@ -38,6 +38,7 @@ def run(checkout: Path, kind: str, scheme: str, allowed: float) -> None:
 
 def _peer(checkout: Path, kind: str, scheme: str, allowed: float, rank: int, port: int, answers: Any) -> None:
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": _PROCESSES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    here |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
     os.environ.update({name: str(value) for name, value in here.items()})
     try:
         _compare(checkout, kind, scheme, allowed, rank)

@@ -184,5 +184,5 @@ CHECKS = (
 if __name__ == "__main__":
     # Whoever waits for a process that failed a check does not wait for long.
     os.environ["FLAGOS_COLLECTIVE_TIMEOUT"] = "60"
-    jax.distributed.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", WORLD, RANK)
+    jax.distributed.initialize(os.environ["COORDINATOR"], WORLD, RANK)
     make_checks(CHECKS)

@@ -413,5 +413,6 @@ if __name__ == "__main__":
     reason = autoload.enable()
     assert not reason, reason
     # Whoever waits for a process that failed a check does not wait for long.
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    meeting: Any = {"init_method": os.environ["RENDEZVOUS"], "rank": RANK, "world_size": WORLD}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60), **meeting)
     make_checks(CHECKS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -275,10 +275,10 @@ def _part(tensor: torch.Tensor, rank: int, dim: int = 0) -> torch.Tensor:
     return tensor.chunk(2, dim)[rank].contiguous()
 
 
-def _parallel(rank: int, port: int) -> None:
+def _parallel(rank: int, rendezvous: str) -> None:
     """Two layers divided among two processes against the whole, and the collectives alone."""
     torch.manual_seed(7)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     for sequence in (False, True):
         for compiled in (False, True):
             torch._dynamo.reset()
@@ -326,8 +326,5 @@ def _parallel(rank: int, port: int) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_parallel, (port,), nprocs=2)
+def test_two_processes(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_parallel, ((tmp_path / "rendezvous").as_uri(),), nprocs=2)

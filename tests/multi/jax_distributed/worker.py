@@ -97,7 +97,7 @@ def a_peer_that_ends() -> None:
 if __name__ == "__main__":
     # Whoever waits for a process that failed a check does not wait for long.
     os.environ["FLAGOS_COLLECTIVE_TIMEOUT"] = "30"
-    jax.distributed.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", WORLD, RANK)
+    jax.distributed.initialize(os.environ["COORDINATOR"], WORLD, RANK)
     # The oracle knows no shorter products.
     jax.config.update("jax_default_matmul_precision", "highest")
     make_checks(
