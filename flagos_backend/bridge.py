@@ -298,7 +298,7 @@ class Runner:
         from flagos_backend.collectives.host_groups import HostGroups
         from flagos_backend.collectives.spanning import SpanningCommunicator
 
-        communicator = SpanningCommunicator(HostGroups(groups))
+        communicator = SpanningCommunicator(HostGroups(groups, device.type))
         return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator)
 
     @property

@@ -4,7 +4,6 @@ each set of devices that meets. Gives launches their communicators."""
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import os
 import threading
@@ -14,18 +13,17 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, _DistributedBackendOptions
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from flagos_backend import flagcx
 from flagos_backend.collectives.communicator import Communicator, Meeting
 from flagos_backend.collectives.flagcx import unlike_nccl
-from flagos_backend.collectives.options import BACKEND_VARIABLE, timeout_seconds, wanted_backend
+from flagos_backend.collectives.options import timeout_seconds
 from flagos_backend.collectives.spanning import SpanningCommunicator
-from flagos_backend.collectives.transport import Transport, members_text, reason_of
+from flagos_backend.collectives.transport import Transport
 from flagos_backend.collectives.watch import Watch
 from flagos_backend.devices.vendors import product_of, vendor_of
 from flagos_backend.errors import CollectiveAborted, CollectiveOverdue, RendezvousFailed, StatusCode
+from flagos_backend.process_groups import FLAGCX, backend_for, make_backend, members_text, reason_of
 from flagos_backend.torch_loading import torch
 
 # (key, timeout in ms; 0 does not wait) -> the value or a status code; (key, value) -> a status code.
@@ -35,17 +33,16 @@ KeyValuePut = Callable[[str, bytes], int]
 logger = logging.getLogger("flagos_backend")
 
 _PREFIX: Final = "flagos/collectives"
-_FLAGCX: Final = "flagcx"
 # What a member of a group says that has come.
 _HERE: Final = "here"
 # They notice themselves what takes too long.
 _WATCHFUL: Final = frozenset({"gloo", "nccl"})
 # What they enqueue can be recorded, and repeated with other arrays. FlagCX calls NCCL on its own stream, which waits
 # for the one that is recorded, and is waited for there: the capture has it, too.
-_RECORDED: Final = frozenset({"nccl", _FLAGCX})
+_RECORDED: Final = frozenset({"nccl", FLAGCX})
 # Several of their operations can be begun as one. FlagCX's end with a wait of the host between chips of several makers,
 # and are put off on some: not there.
-_COALESCING: Final = frozenset({"nccl", _FLAGCX})
+_COALESCING: Final = frozenset({"nccl", FLAGCX})
 # Would have the members tell each other where the memory of what is recorded lies: all would have to record at one
 # time, and its addresses could not be replaced any more.
 _REGISTERS: Final = "NCCL_GRAPH_REGISTER"
@@ -137,7 +134,7 @@ class ContextPeers:
             return reason_of(error)
         if backend not in _RECORDED:
             return f"{backend} is not known to be recorded"
-        if backend == _FLAGCX and (reason := unlike_nccl(self._maker())):
+        if backend == FLAGCX and (reason := unlike_nccl(self._maker())):
             return reason
         return "" if os.environ.setdefault(_REGISTERS, "0") == "0" else f"{_REGISTERS} is not 0"
 
@@ -208,9 +205,9 @@ class ContextPeers:
             backend = backend_for(self.device_type)
             # Who goes without gloo connects at the first collective, where not all give up on who does not come.
             if backend != "gloo":
-                own = unlike_nccl(self._maker()) if backend == _FLAGCX else ""
+                own = unlike_nccl(self._maker()) if backend == FLAGCX else ""
                 unlike = _come(store, rank, len(members), timedelta(seconds=timeout), own)
-            group = _group(backend, store, rank, len(members), timedelta(seconds=timeout))
+            group = make_backend(backend, store, rank, len(members), timedelta(seconds=timeout))
         except RuntimeError as error:
             raise RendezvousFailed(
                 channel=meeting.channel,
@@ -293,58 +290,9 @@ class _LaunchPeers:
             self.peers.abort(reason)
 
 
-def backend_for(device_type: str) -> str:
-    """The backend of torch.distributed for torch's devices of this type: what the user names, else FlagCX where it is
-    there for them. Raises RuntimeError when there is none or it does not load."""
-    wanted = wanted_backend()
-    if wanted in ("", _FLAGCX):
-        _load_flagcx()
-    able, default = dist.Backend.backend_capability, dist.Backend.default_device_backend_map
-    if wanted:
-        if device_type not in able.get(wanted, ()):
-            raise RuntimeError(
-                f"{BACKEND_VARIABLE} is {wanted}, which torch.distributed does not have for {device_type}"
-            )
-        return wanted
-    if device_type in able.get(_FLAGCX, ()):
-        return _FLAGCX
-    if device_type not in default:
-        raise RuntimeError(f"torch.distributed has no backend for {device_type}")
-    return default[device_type]
-
-
-def _load_flagcx() -> None:
-    """FlagCX's module registers its backend itself. One that is installed and broken is no reason to go on without: the
-    other processes may have one that works."""
-    if _FLAGCX in dist.Backend.backend_list or not flagcx.find():
-        return
-    try:
-        importlib.import_module(_FLAGCX)
-    except (ImportError, OSError) as error:
-        raise RuntimeError(
-            f"FlagCX is installed but does not load ({reason_of(error)}); with {BACKEND_VARIABLE} another is taken"
-        ) from error
-
-
 def _come(store: Any, rank: int, size: int, timeout: timedelta, unlike: str) -> str:
     """Waits for all members. Each says what ``unlike_nccl`` says of it; returns the first of those that is not ""."""
     names = [f"member/{other}" for other in range(size)]
     store.set(names[rank], unlike or _HERE)
     store.wait(names, timeout)
     return next((said for name in names if (said := store.get(name).decode()) != _HERE), "")
-
-
-def _group(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A backend of torch.distributed without a group of the user's around it."""
-    if backend == "gloo":
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-    if backend == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-    plugin = dist.Backend._plugins[backend.upper()]
-    if not plugin.extended_api:
-        return plugin.creator_fn(store, rank, size, timeout)
-    facts = _DistributedBackendOptions()
-    facts.store, facts.group_rank, facts.group_size, facts.timeout = store, rank, size, timeout
-    return plugin.creator_fn(facts, None)

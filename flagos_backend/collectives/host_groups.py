@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 
@@ -13,13 +14,15 @@ from flagos_backend.collectives.communicator import Meeting
 from flagos_backend.collectives.transport import Transport
 from flagos_backend.errors import ProcessGroupMissing
 from flagos_backend.importer.program import ProcessGroups
+from flagos_backend.process_groups import backend_of
 
 
 @dataclass(frozen=True, slots=True)
 class HostGroups:
-    """Participants are the host's processes: each has one device of the launch."""
+    """Participants are the host's processes: each has one device of the launch, of torch's type ``device_type``."""
 
     groups: ProcessGroups
+    device_type: str = "cpu"
     # They may register the memory of what is recorded with one another, which only works if all record at one time.
     no_recording: ClassVar[str] = "its groups are the program's own"
 
@@ -48,10 +51,15 @@ class HostGroups:
         try:
             group = _resolve_process_group(name)  # type: ignore[arg-type]
             processes = tuple(dist.get_process_group_ranks(group))
+            # A group for PyTorch's device flagos has one whose memory is this type's.
+            backend = backend_of(group, self.device_type, torch._C._get_privateuse1_backend_name())
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).partition("\n")[0]
             raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason) from error
         if set(processes) != set(meeting.participants):
             reason = f"it has the processes {list(processes)}, the collective {list(meeting.participants)}"
             raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason)
-        return Transport(group, processes, group.rank(), name, str(group.name()))
+        if backend is None:
+            reason = f"it has no backend of torch.distributed for {self.device_type}"
+            raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason)
+        return Transport(backend, processes, group.rank(), name, str(backend.name()))

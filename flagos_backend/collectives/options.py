@@ -9,7 +9,6 @@ from typing import Final
 from flagos_backend.errors import CollectiveTimeoutInvalid
 
 VARIABLE: Final = "FLAGOS_COLLECTIVE_TIMEOUT"
-BACKEND_VARIABLE: Final = "FLAGOS_COLLECTIVE_BACKEND"
 _DEFAULT: Final = 600.0
 
 
@@ -25,8 +24,3 @@ def timeout_seconds() -> float:
     if not 0 < seconds < math.inf:
         raise CollectiveTimeoutInvalid(variable=VARIABLE, value=text)
     return seconds
-
-
-def wanted_backend() -> str:
-    """The backend of torch.distributed to meet over; "": as it comes."""
-    return os.environ.get(BACKEND_VARIABLE, "").strip().lower()

@@ -15,13 +15,13 @@ from torch.distributed import ReduceOp
 
 from flagos_backend.errors import CollectiveFailed, CollectiveOverdue
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.process_groups import is_late, members_text, reason_of
 from flagos_backend.torch_loading import Tensor, torch
 
 Fold = Callable[[Sequence[Tensor]], Tensor]
 
 # Up to here one round of messages is faster than moving less in two.
 _ONE_ROUND_BYTES: Final = 16384
-_REASON_LENGTH: Final = 400
 
 _REDUCE_OPS: Final = {
     Opcode.ADD: ReduceOp.SUM,
@@ -236,8 +236,7 @@ class Transport:
             seconds = time.monotonic() - begin
             reason = reason_of(error)
             facts = {**self.facts(channel), "reason": reason}
-            # Transports say it in words only.
-            if "timed out" in reason.lower() or "timeout" in reason.lower():
+            if is_late(reason):
                 raise CollectiveOverdue(**facts, seconds=f"{seconds:.1f}") from error
             raise CollectiveFailed(**facts) from error
 
@@ -246,19 +245,6 @@ def _in_order(options: Any) -> Any:
     """For a device: on the stream that the arrays are made and read on, not on one beside it."""
     options.asyncOp = False
     return options
-
-
-def reason_of(error: Exception) -> str:
-    """What torch.distributed says, on one line: some backends name the place on the first and the cause on the next.
-    Without the stack that PyTorch may add."""
-    text = str(error).partition("Exception raised from ")[0]
-    line = "; ".join(part.strip().rstrip(".,;:") for part in text.splitlines() if part.strip())
-    return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 1] + "…"
-
-
-def members_text(kind: str, members: Sequence[int]) -> str:
-    """Members of a group as messages name them."""
-    return f"{'processes' if kind == 'process' else 'devices'} {list(members)}"
 
 
 def as_bytes(arrays: Sequence[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flagos_backend.collectives import Meeting, Reducer
 from flagos_backend.collectives.communicator import Communicator
-from flagos_backend.collectives.context_peers import ContextPeers, backend_for
+from flagos_backend.collectives.context_peers import ContextPeers
 from flagos_backend.collectives.spanning import SpanningCommunicator
 from flagos_backend.errors import (
     CollectiveAborted,
@@ -33,6 +33,7 @@ from flagos_backend.errors import (
     StatusCode,
 )
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.process_groups import backend_for
 from support.devices import on_each
 
 

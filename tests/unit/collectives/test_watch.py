@@ -106,7 +106,7 @@ def test_a_collective_over_a_backend_without_timeouts(
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "0.5")
     group = Endless()
     monkeypatch.setattr("flagos_backend.collectives.context_peers.backend_for", lambda _: "flagcx")
-    monkeypatch.setattr("flagos_backend.collectives.context_peers._group", lambda *_: group)
+    monkeypatch.setattr("flagos_backend.collectives.context_peers.make_backend", lambda *_: group)
     module = SimpleNamespace(Event=lambda **_: Event(False), get_device_name=lambda: "NVIDIA H100")
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     peers = ContextPeers((0, 0), lambda *_: 0, lambda *_: 0, "cuda", accelerated=True)
