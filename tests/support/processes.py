@@ -85,12 +85,13 @@ def _failures(file: Path) -> dict[str, str]:
     return dict(json.loads(line) for line in lines)
 
 
-def outcomes_fixture(folder: Path, count: int, timeout: float = 240) -> Any:
-    """The fixture ``outcomes`` of a folder of tests: ``worker.py`` of the folder, run once in ``count`` processes."""
+def outcomes_fixture(folder: Path, count: int, timeout: float = 240, prefix: str = "") -> Any:
+    """The fixture ``outcomes`` of a folder of tests: ``worker.py`` of the folder, run once in ``count`` processes. Both
+    names begin with ``prefix``."""
 
-    @pytest.fixture(scope="session", name="outcomes")
+    @pytest.fixture(scope="session", name=f"{prefix}outcomes")
     def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-        return run_processes(folder / "worker.py", count, tmp_path_factory.mktemp("processes"), timeout)
+        return run_processes(folder / f"{prefix}worker.py", count, tmp_path_factory.mktemp("processes"), timeout)
 
     return outcomes
 

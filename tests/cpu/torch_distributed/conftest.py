@@ -1,4 +1,5 @@
-"""torch.compile in three processes of a gloo group: worker.py makes the checks, once for all tests."""
+"""torch.compile in three processes of a gloo group, and eager PyTorch on the device in two: worker.py and
+device_worker.py make the checks, once for all tests."""
 
 from __future__ import annotations
 
@@ -7,3 +8,4 @@ from pathlib import Path
 from support.processes import outcomes_fixture
 
 outcomes = outcomes_fixture(Path(__file__).parent, 3)
+device_outcomes = outcomes_fixture(Path(__file__).parent, 2, prefix="device_")

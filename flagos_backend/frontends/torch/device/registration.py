@@ -24,6 +24,7 @@ from flagos_backend.frontends.torch.device.opening import (
     open_device,
     opens_by,
 )
+from flagos_backend.frontends.torch.distributed import registration as distributed
 from flagos_backend.frontends.torch.tracing import leave_alone
 from plugin_abi import ending
 
@@ -85,6 +86,7 @@ def register(*, accepted: bool) -> None:
         _library("_").fallback(_dispatch, "PrivateUse1")
         autocast.expect(host_memory)  # until the backend says it: a program may ask before it uses the device
         patches.install()
+        distributed.install(host_memory=host_memory)
         sharing.install()
         traced.install()
 
@@ -111,6 +113,7 @@ def _open() -> None:
     everything.fallback(torch.library.fallthrough_kernel, autocast.KEY)
     for name, kernel in autocast.registrations():
         aten.m.impl(name, autocast.KEY, kernel)
+    distributed.install_opened(_library)
     moving.install_opened()
     autocast.expect(opened.device.is_host_memory)
     sharing.install_opened(host_memory=opened.device.is_host_memory)

@@ -84,6 +84,14 @@ static Stream get_stream(const Guard* guard, Device device) {
   return only_stream;
 }
 
+// Callbacks of futures are given one.
+static Stream get_stream_from_global_pool(const Guard* guard, Device device, _Bool is_high_priority) {
+  (void)guard;
+  (void)device;
+  (void)is_high_priority;
+  return only_stream;
+}
+
 static Stream get_new_stream(const Guard* guard, Device device, int priority) {
   (void)guard;
   (void)device;
@@ -160,6 +168,7 @@ int guard_install(void) {
   table.functions.exchange_device = exchange_device;
   table.functions.get_device = get_device;
   table.functions.get_stream = get_stream;
+  table.functions.get_stream_from_global_pool = get_stream_from_global_pool;
   table.functions.get_new_stream = get_new_stream;
   table.functions.exchange_stream = exchange_stream;
   register_guard(kPrivateUse1, &ours);
