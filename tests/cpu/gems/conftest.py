@@ -1,12 +1,13 @@
-"""FlagGems for eager programs on the simulated device, in Triton's interpreter; the oracle is float64 PyTorch."""
+"""FlagGems for eager programs, on the simulated device in Triton's interpreter, or on the accelerator that
+FLAGOS_TEST_DEVICE names; the oracle is float64 PyTorch."""
 
 from __future__ import annotations
 
 import os
 
-os.environ["FLAGOS_DEVICE"] = "simulated"
+os.environ["FLAGOS_DEVICE"] = os.environ.get("FLAGOS_TEST_DEVICE", "simulated")
 os.environ["FLAGOS_PREFER"] = "flagos"
-os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+os.environ["TRITON_INTERPRET"] = str(int(os.environ["FLAGOS_DEVICE"] == "simulated"))  # read when Triton is imported
 
 import importlib.util
 
@@ -15,7 +16,9 @@ import torch
 
 from flagos_backend.torch import autoload
 
-assert autoload.enable() == ""
+IS_SIMULATED = os.environ["FLAGOS_DEVICE"] == "simulated"
+if IS_SIMULATED:
+    assert autoload.enable() == ""
 
 
 @pytest.fixture(autouse=True)
@@ -27,4 +30,4 @@ def flag_gems() -> None:
 
 @pytest.fixture
 def device() -> torch.device:
-    return torch.device("flagos", 0)
+    return torch.device("flagos" if IS_SIMULATED else os.environ["FLAGOS_DEVICE"], 0)

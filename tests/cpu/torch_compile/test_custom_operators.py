@@ -71,11 +71,6 @@ def no_places() -> Iterator[None]:
     yield
 
 
-@pytest.fixture(params=["cpu", "flagos"])
-def place(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @torch.no_grad()
 def test_runs_on_the_callers_tensor(place: str) -> None:
     x = torch.randn(4, 6, device=place)
