@@ -113,11 +113,12 @@ def _of_inner(target: Any) -> _Correction:
     return correct
 
 
-def _lies_as(number: int) -> _Correction:
-    """A first result that lies as the image that is argument ``number``; row-major where that is permuted otherwise."""
+def _lies_as(number: int, *, anywhere: bool = False) -> _Correction:
+    """A first result that lies as the image that is argument ``number``; row-major where that is permuted otherwise.
+    ``anywhere``: on accelerators as on the host."""
 
     def correct(args: Sequence[Any], result: Any) -> Any:
-        if not computes_on_host(args[0].device):
+        if not anywhere and not computes_on_host(args[0].device):
             return result
         if isinstance(result, torch.Tensor):
             return result.contiguous(memory_format=suggest_memory_format(args[number]))
@@ -156,11 +157,14 @@ def _laid(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 def _row_major(args: Sequence[Any], result: Any) -> Any:
-    """Results that are row-major, however the operands lie."""
-    tensors = tree_leaves(result)
-    if not computes_on_host(tensors[0].device):
-        return result
+    """Results that are row-major, however the operands lie; None for those that nobody asked for."""
     return tree_map_only(torch.Tensor, torch.Tensor.contiguous, result)
+
+
+def _row_major_on_host(args: Sequence[Any], result: Any) -> Any:
+    """The same where the host computes; accelerators' loops over elements lay them as the operands."""
+    first = next(value for value in args if isinstance(value, torch.Tensor))
+    return _row_major(args, result) if computes_on_host(first.device) else result
 
 
 def _placed(traced: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -178,14 +182,14 @@ _LAYOUTS: Final[Mapping[Any, _Correction]] = {
     aten.reflection_pad3d_backward.default: _lies_as(1),
     aten.replication_pad2d_backward.default: _lies_as(1),
     aten.replication_pad3d_backward.default: _lies_as(1),
-    aten.native_batch_norm_backward.default: _lies_as(1),
+    aten.native_batch_norm_backward.default: _lies_as(1, anywhere=True),
     aten._log_softmax_backward_data.default: _row_major,
     aten.glu_backward.default: _row_major,
     aten.huber_loss_backward.default: _row_major,
-    aten.log_sigmoid_forward.default: _row_major,
+    aten.log_sigmoid_forward.default: _row_major_on_host,
     aten.mse_loss_backward.default: _row_major,
     aten.native_layer_norm_backward.default: _row_major,
-    aten.pow.Scalar: _row_major,
+    aten.pow.Scalar: _row_major_on_host,
     aten.smooth_l1_loss_backward.default: _row_major,
     aten._prelu_kernel_backward.default: _elementwise(1, 2, 0),
     aten.binary_cross_entropy.default: _elementwise(0),
