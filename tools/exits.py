@@ -224,6 +224,10 @@ def interrupted() -> None:
 def torch_device() -> None:
     import torch
 
+    from flagos_backend.torch import autoload
+
+    autoload.enable()  # where PyTorch has another accelerator it does not load itself
+
     x = torch.ones(8, 8, device="flagos", requires_grad=True)
     (x * x).sum().backward()
     kept.append(x)

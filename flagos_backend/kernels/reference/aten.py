@@ -14,6 +14,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.custom_calls import (
     REQUIRED,
     Config,
+    Typed,
     custom_call_namespace,
     malformed,
     read_config,
@@ -46,7 +47,13 @@ _READ_SEEDS = frozenset(
     {torch.ops.aten._scaled_dot_product_efficient_attention_backward, torch.ops.aten._efficient_attention_backward}
 )
 
-_CONFIG = {"arguments": REQUIRED, "keywords": REQUIRED, "results": REQUIRED, "dtypes": None, "orders": None}
+_CONFIG = {
+    "arguments": Typed(REQUIRED, (list,)),
+    "keywords": Typed(REQUIRED, (dict,)),
+    "results": Typed(REQUIRED, (list, type(None))),
+    "dtypes": Typed(None, (list, type(None))),
+    "orders": Typed(None, (list, type(None))),
+}
 
 
 @custom_call_namespace("aten", Storage.FRESH, **_CONFIG)

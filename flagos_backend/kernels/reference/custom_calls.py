@@ -33,6 +33,14 @@ _NAMESPACES: dict[str, _Target] = {}
 REQUIRED = object()
 
 
+@dataclass(frozen=True)
+class Typed:
+    """A default, which may be REQUIRED, of a key whose values are of these types alone: those of JSON in Python."""
+
+    default: Any
+    types: tuple[type, ...]
+
+
 def custom_call(
     *targets: str, reads_config: bool = True, storage: Storage = Storage.SHARED, **defaults: Any
 ) -> Callable[[TargetPreparer], TargetPreparer]:
@@ -91,7 +99,10 @@ def read_config(instruction: Instruction, defaults: Mapping[str, Any]) -> Config
         expected = defaults[key]
         if isinstance(expected, bool) and not isinstance(value, bool):
             raise malformed(instruction, f"backend_config.{key} is {value!r}, not true or false")
-    config = {**defaults, **given}
+        if isinstance(expected, Typed) and not isinstance(value, expected.types):
+            names = " or ".join(kind.__name__ for kind in expected.types)
+            raise malformed(instruction, f"backend_config.{key} is {value!r}, not of the type {names}")
+    config = {key: value.default if isinstance(value, Typed) else value for key, value in defaults.items()} | given
     missing = [key for key, value in config.items() if value is REQUIRED]
     if missing:
         raise malformed(instruction, f"its backend config lacks {', '.join(missing)}")

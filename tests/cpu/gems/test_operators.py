@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from flagos_backend.torch.gems import gems
+
 aten = torch.ops.aten
 F32, F16, I64 = torch.float32, torch.float16, torch.int64
 
@@ -134,7 +136,7 @@ _TOLERANCE = {F32: 2e-5, F16: 2e-2}
 
 @pytest.fixture(scope="module")
 def turned_on() -> Iterator[Any]:
-    with torch.flagos.gems() as active:
+    with gems() as active:
         yield active
 
 

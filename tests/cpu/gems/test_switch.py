@@ -13,8 +13,7 @@ import torch
 from flagos_backend import environment
 from flagos_backend.gems import follow_environment, reports, switch
 from flagos_backend.kernels.flaggems import loading
-
-gems = torch.flagos.gems
+from flagos_backend.torch.gems import gems
 
 
 @pytest.fixture

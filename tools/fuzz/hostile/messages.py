@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any, Final
@@ -123,7 +124,8 @@ def _scalar(rng: random.Random, field: Any, old: Any) -> Any:
             return not old
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
             if old and old.startswith(b"{") and rng.randrange(4):
-                return changed_json(rng, old)
+                with contextlib.suppress(ValueError):  # bytes of it may be changed already
+                    return changed_json(rng, old)
             return changed_bytes(rng, old or bytes(8))
         case FieldDescriptor.CPPTYPE_STRING:
             return _text(rng, field.name)
