@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakValueDictionary
 
 from flagos_backend import defects, logs, torch_loading
 from flagos_backend.collectives import InProcessCommunicator
@@ -30,6 +31,7 @@ from flagos_backend.torch_loading import torch
 if TYPE_CHECKING:
     from flagos_backend.collectives.context_peers import ContextPeers
     from flagos_backend.collectives.spanning import SpanningCommunicator
+    from flagos_backend.compile.explanation import Explanation
     from flagos_backend.devices.accelerator import Accelerator
     from flagos_backend.runtime.accelerator.conditional import NativeClose, NativeOpen, NativePrepare
     from flagos_backend.runtime.accelerator.graphs import NativeCompare, NativeDrop, NativeLaunch, NativeMake
@@ -37,7 +39,16 @@ if TYPE_CHECKING:
 
     LaunchCommunicator = InProcessCommunicator | SpanningCommunicator
 
-__all__ = ["attach", "compile_program", "describe_exception", "from_dlpack", "load_program", "open_peers", "to_dlpack"]
+__all__ = [
+    "attach",
+    "compile_program",
+    "describe_exception",
+    "explanation",
+    "from_dlpack",
+    "load_program",
+    "open_peers",
+    "to_dlpack",
+]
 
 # (build id, address of the native context, whether the host can be called back, whether its devices are accelerators,
 # what reaches the other processes)
@@ -55,6 +66,8 @@ Execute = Callable[[list[Any], int, "LaunchCommunicator | None"], list[Any]]
 # those for which it has None; empties ``operands``.
 CallLibrary = Callable[[int, list[torch.Tensor], list[torch.Tensor | None], "LaunchCommunicator | None"], list[Any]]
 
+# What runs, by fingerprint, for whoever explains it.
+_programs: WeakValueDictionary[str, CompiledProgram] = WeakValueDictionary()
 _native_host_callback: NativeHostCallback | None = None
 _native_store: tuple[NativeGet, NativePut] | None = None
 _native_replays: tuple[NativeCompare, NativeMake, NativeLaunch, NativeDrop] | None = None
@@ -138,8 +151,20 @@ def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runne
         load_beside(discovery.opened(0))
     with OwnCalls():  # kernels are measured
         compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
+    _programs[compiled.fingerprint] = compiled
     runner = Runner(compiled, build_id, context if can_call_host else None, peers)
     return _describe(compiled), runner, int(runner.records_meetings)
+
+
+def explanation(fingerprint: str) -> Explanation | None:
+    """Of an executable of this backend in this process; None of any other."""
+    compiled = _programs.get(fingerprint)
+    if compiled is None:
+        return None
+    # Few programs are asked about.
+    from flagos_backend.compile.explanation import explanation_of
+
+    return explanation_of(compiled)
 
 
 def load_program(serialized: bytes, device_ids: Sequence[int], facts: Facts) -> tuple[tuple[Any, ...], Runner, int]:
@@ -189,7 +214,7 @@ def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
         0,  # the steps are Python objects: there is no generated code
         compiled.temporary_bytes,
         compiled.peak_bytes,
-        compiled.cost.properties(),
+        compiled.cost.properties(compiled.target.roofline),
         int(compiled.is_small),
         int(compiled.only_copies),
         int(compiled.calls_host),

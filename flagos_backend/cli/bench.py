@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -36,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
         if len(compiled.executable.describe().devices) != 1:
             raise CommandFailed(f"{options.path} is a program for several devices; bench runs programs for one")
         parameters = import_program(compiled.program).module.entry.parameters
-        arguments = _arguments(compiled.executable, [p.shape for p in parameters], options.seed, stack)
+        arguments = random_arguments(compiled.executable, [p.shape for p in parameters], options.seed, stack)
         launches, totals = zip(
-            *(_run_once(compiled.executable, arguments) for _ in range(options.rounds + 1)), strict=True
+            *(run_once(compiled.executable, arguments) for _ in range(options.rounds + 1)), strict=True
         )
     print(f"first    {totals[0] * 1e3:10.3f} ms")
     for name, times in (("launch", launches[1:]), ("run", totals[1:])):
@@ -46,10 +47,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_once(executable: Executable, arguments: list[Buffer]) -> tuple[float, float]:
+def run_once(executable: Executable, arguments: Sequence[Buffer]) -> tuple[float, float]:
     """Seconds until the launch returned, and until its outputs were there. No argument is given up."""
     began = time.perf_counter()
-    outputs, events = executable.execute([arguments], non_donatable=range(len(arguments)))
+    outputs, events = executable.execute([list(arguments)], non_donatable=range(len(arguments)))
     launched = time.perf_counter()
     for event in events:
         event.wait()
@@ -59,7 +60,9 @@ def _run_once(executable: Executable, arguments: list[Buffer]) -> tuple[float, f
     return launched - began, ended - began
 
 
-def _arguments(executable: Executable, shapes: list[object], seed: int, stack: ExitStack) -> list[Buffer]:
+def random_arguments(executable: Executable, shapes: Sequence[object], seed: int, stack: ExitStack) -> list[Buffer]:
+    """Random arrays of ``shapes`` in the memory of the executable's first device, until ``stack`` is closed. Raises
+    CommandFailed for what is no array."""
     rng = np.random.default_rng(seed)
     memory = executable.describe().devices[0].default_memory
     buffers = []

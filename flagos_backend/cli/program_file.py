@@ -53,10 +53,15 @@ def read_program(path: Path) -> bytes:
     if form is None:
         known = "; ".join(form.value for form in Form)
         raise CommandFailed(f"{path} holds no program; known are: {known}")
-    return data if form is Form.PROGRAM else _envelope(_module(data, form, path))
+    return data if form is Form.PROGRAM else program_of(data, form, str(path))
 
 
-def _module(data: bytes, form: Form, path: Path) -> bytes:
+def program_of(data: bytes, form: Form, name: str) -> bytes:
+    """A serialized flagos.Program for one device out of ``data``. Raises CommandFailed, which calls it ``name``."""
+    return _envelope(_module(data, form, name))
+
+
+def _module(data: bytes, form: Form, path: str) -> bytes:
     """The serialized HloModuleProto of a file's content."""
     if form is Form.HLO_PROTO:
         return data

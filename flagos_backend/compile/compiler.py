@@ -133,7 +133,12 @@ class CompiledProgram:
     def peak_bytes(self) -> int:
         arrays = sum(shape.num_bytes for shape in (*self.arguments, *self.outputs))
         reused = sum(s.num_bytes for s, alias in zip(self.arguments, self.argument_aliases, strict=True) if alias >= 0)
-        return arrays - reused + self.temporary_bytes
+        return arrays - reused + self.temporary_bytes + self.library_bytes
+
+    @property
+    def library_bytes(self) -> int:
+        """What library calls bring into a native program and it gives back, the most that lives at once."""
+        return 0 if self.native is None else self.native.code.brought_bytes
 
     def optimized_program(self) -> bytes:
         """A serialized flagos.Program after the passes."""
@@ -245,7 +250,8 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     if target.is_host:
         lowered = run_pipeline(native_pipeline(), module, PassContext(target), options).module
         native, not_native = native_part(lowered, _argument_aliases(module), excess)
-    cost, temporaries = cost_of(module.entry), temporary_bytes(module.entry)
+    cost = cost_of(module.entry)
+    temporaries = temporary_bytes(module.entry) if native is None else native.code.arena_bytes
     compiled = CompiledProgram(
         source,
         program,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flagos_backend.ir.cost import HOST_ROOFLINE, Roofline
 from flagos_backend.ir.types import ElementType
 
 # From this one on matrix units read 32-bit operands of a product only with the contracted dimension last, and kernels
@@ -43,6 +44,9 @@ _VENDORS = {
         fast_float64=True,
     ),
 }
+# By the maker's name of the instruction set: matrix units on dense 16-bit floats and memory, by the data sheet of the
+# fastest chip that has it (A100 80 GB, H200), so that times by them are lower bounds.
+_ROOFLINES = {"sm_80": Roofline(3.12e14, 2.04e12), "sm_90": Roofline(9.9e14, 4.8e12)}
 # PyTorch's device types whose libraries go by switches of the process for products of 32-bit floats.
 _WITH_SWITCHES = frozenset({"cuda"})
 
@@ -72,6 +76,11 @@ class Target:
     def facts(self) -> VendorFacts:
         """Of its vendor; of one that is not known, nothing."""
         return _VENDORS.get(self.vendor, _NONE)
+
+    @property
+    def roofline(self) -> Roofline | None:
+        """What one device does at most; None where nobody said."""
+        return HOST_ROOFLINE if self.is_host else _ROOFLINES.get(self.architecture)
 
     @property
     def has_tensor_float_switches(self) -> bool:

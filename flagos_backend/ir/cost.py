@@ -26,9 +26,22 @@ _MOVES_DATA = frozenset(
     | {O.TRANSPOSE, O.BITCAST_CONVERT, O.ALL_GATHER, O.ALL_TO_ALL, O.COLLECTIVE_BROADCAST, O.COLLECTIVE_PERMUTE}
     | {O.CUSTOM_CALL, O.GET_DIMENSION_SIZE, O.RAGGED_ALL_TO_ALL}
 )
-# One device of a host: what "optimal_seconds" is measured against.
-_FLOPS_PER_SECOND = 5e10
-_BYTES_PER_SECOND = 1e10
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What a device computes and moves at most in a second."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def seconds(self, flops: float, moved: float) -> float:
+        """A lower bound on the time for so many operations and bytes."""
+        return max(flops / self.flops_per_second, moved / self.bytes_per_second)
+
+
+#: One device of a host.
+HOST_ROOFLINE = Roofline(5e10, 1e10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +66,21 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """A lower bound on the time of one run on one device."""
-        return max((self.flops + self.transcendentals) / _FLOPS_PER_SECOND, self.bytes_accessed / _BYTES_PER_SECOND)
+        """A lower bound on the time of one run on one device of a host."""
+        return self.seconds_on(HOST_ROOFLINE)
 
-    def properties(self) -> tuple[tuple[str, float], ...]:
-        """Under the names that XLA's cost analysis uses."""
-        return (
+    def seconds_on(self, roofline: Roofline) -> float:
+        """A lower bound on the time of one run on a device."""
+        return roofline.seconds(self.flops + self.transcendentals, self.bytes_accessed)
+
+    def properties(self, roofline: Roofline | None) -> tuple[tuple[str, float], ...]:
+        """Under the names that XLA's cost analysis uses; without the time where the device's roofline is unknown."""
+        counts = (
             ("flops", self.flops),
             ("transcendentals", self.transcendentals),
             ("bytes accessed", self.bytes_accessed),
-            ("optimal_seconds", self.seconds),
         )
+        return counts if roofline is None else (*counts, ("optimal_seconds", self.seconds_on(roofline)))
 
 
 def size_of(shape: Shape) -> int:

@@ -6,7 +6,7 @@ Last stage of the host side: loader.load() accepts a Backend, this calls through
 from plugin_abi.host.api import Api, ElementType, HostArray, HostCallback, KeyValueStore
 from plugin_abi.host.buffer import Buffer, Event, HostBufferSemantics
 from plugin_abi.host.context import Context, Device, Memory, MemoryStats
-from plugin_abi.host.executable import Artifact, Executable, ExecutableDescription, TensorSpec
+from plugin_abi.host.executable import Artifact, Executable, ExecutableDescription, TensorSpec, made_meanwhile
 
 __all__ = [
     "Api",
@@ -25,4 +25,5 @@ __all__ = [
     "Memory",
     "MemoryStats",
     "TensorSpec",
+    "made_meanwhile",
 ]

@@ -6,7 +6,8 @@ Part of the host client; programs are serialized flagos.Program messages, which 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,26 @@ class ExecutableDescription:
     cost_analysis: Mapping[str, Value]
 
 
+_listening: list[list[Executable]] = []
+
+
+@contextmanager
+def made_meanwhile() -> Iterator[list[Executable]]:
+    """Every executable that this client compiles or loads within, in any thread, in order; kept as long as the list."""
+    made: list[Executable] = []
+    _listening.append(made)
+    try:
+        yield made
+    finally:
+        _listening[:] = [one for one in _listening if one is not made]
+
+
+def _noted(executable: Executable) -> Executable:
+    for made in _listening:
+        made.append(executable)
+    return executable
+
+
 class Executable(Handle):
     """A compiled program."""
 
@@ -73,7 +94,7 @@ class Executable(Handle):
         """Compile a serialized flagos.Program. Raises FlagosStatusError, which names what is not supported."""
         source = context.api.ffi.from_buffer(program)
         args = context.api.new("FlagosCompileArgs", context=context.pointer, program=source, program_size=len(program))
-        return cls(context, context.api.call("compile", args).executable)
+        return _noted(cls(context, context.api.call("compile", args).executable))
 
     @classmethod
     def load(cls, context: Context, serialized: bytes, assignment: Sequence[int] | None = None) -> Executable:
@@ -84,7 +105,7 @@ class Executable(Handle):
         args.serialized_size = len(serialized)
         ids = api.ffi.NULL if assignment is None else api.int64s(assignment)
         args.device_assignment, args.num_assigned = ids, len(assignment or ())
-        return cls(context, api.call("executable_load", args).executable)
+        return _noted(cls(context, api.call("executable_load", args).executable))
 
     def describe(self) -> ExecutableDescription:
         api = self.api

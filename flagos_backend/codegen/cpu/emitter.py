@@ -5,11 +5,13 @@ Everything the program touches is planned here: loop nests, registers, and where
 
 from __future__ import annotations
 
+import bisect
 import logging
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, count, islice
 from math import prod
 
 from flagos_backend.codegen.cpu import emit_map_loop as point_loop
@@ -30,6 +32,7 @@ from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbe
 from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
 from flagos_backend.codegen.cpu.lower.transposed_convolution import as_patch_products
 from flagos_backend.codegen.cpu.pipelines import cpu_emission_pipeline, cpu_loop_pipeline
+from flagos_backend.codegen.cpu.step_notes import BufferNote, StepNote, label
 from flagos_backend.codegen.cpu.steps import (
     ARG_EXTREME,
     CALL,
@@ -88,10 +91,12 @@ _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
 
 @dataclass(frozen=True, slots=True)
 class NativeCode:
-    """``words``: little-endian int64; ``constants``: the data they point into; ``steps``: a line each, for explain.
+    """``words``: little-endian int64; ``constants``: the data they point into; ``steps``: a line each, for explain,
+    which has more from ``notes`` and ``buffers``.
 
     ``calls``: the instructions that the program hands back to its host, by number, with their flat operands.
     ``llvm``: LLVM IR of the ``functions`` that it calls, which have a name each, or None where nobody calls it.
+    ``arena_bytes``: of temporaries; ``brought_bytes``: of those that calls bring, the most that live at once.
     ``operations``: how many operations of arrays the other steps replace. ``uses_blas``: whether steps call the BLAS
     that torch brings into the process.
     """
@@ -102,6 +107,10 @@ class NativeCode:
     llvm: str = field(repr=False)
     functions: tuple[str | None, ...]
     steps: tuple[str, ...]
+    notes: tuple[StepNote, ...] = field(repr=False)
+    buffers: tuple[BufferNote, ...] = field(repr=False)
+    arena_bytes: int
+    brought_bytes: int
     operations: int
     uses_blas: bool
 
@@ -143,7 +152,7 @@ def emit(
     """
     shared = _Shared(excess_precision, machine_code)
     emitter = _Emitter(module.entry, shared, "", outermost=True)
-    words, _ = emitter.emit({output: n for n, output in enumerate(argument_aliases) if output >= 0})
+    words, arena_bytes = emitter.emit({output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
         struct.pack(f"<{len(words)}q", *words),
         bytes(shared.data),
@@ -151,6 +160,10 @@ def emit(
         shared.machine.text(),
         tuple(None if function is None else function.name for function in shared.machine.functions),
         tuple(emitter.lines),
+        tuple(emitter.notes),
+        emitter.buffers,
+        arena_bytes,
+        emitter.brought_bytes,
         shared.operations,
         shared.uses_blas,
     )
@@ -203,6 +216,10 @@ class _Emitter:
         self.places = Places(self.flat, self.schedule.buffers, self.items)
         self.slots: dict[Instruction, int] = {}
         self.lines: list[str] = []
+        self.notes: list[StepNote] = []
+        self.buffers: tuple[BufferNote, ...] = ()
+        self.brought_bytes = 0  # of temporaries that library calls bring, the most that live at once
+        self.nested_notes: dict[int, tuple[tuple[int, tuple[StepNote, ...]], ...]] = {}  # by the identity of steps
         self.branches: dict[Step, tuple[tuple[_Emitter, tuple[Instruction, ...]], ...]] = {}  # with what each takes
         self.brought: set[Instruction] = set()  # results of library calls that bring their memory
         self.loops: dict[int, Loop] = {}  # by the identity of steps: what these run, as branch_programs
@@ -418,9 +435,11 @@ class _Emitter:
         scratch = scratch_of(item, max(condition_scratch, body_scratch))
         numbers = (-1 if trip_count is None else trip_count, len(modes), *modes)
         nested = (len(condition_words), *condition_words, len(body_words), *body_words)
-        times = "while" if trip_count is None else f"{trip_count} times"
-        text = "\n".join((f"native loop {item.name} {times}", *condition.lines, *body.lines))
+        turns = "while" if trip_count is None else f"{trip_count} times"
+        text = "\n".join((f"native loop {item.name} {turns}", *condition.lines, *body.lines))
         step = Step(WHILE, buffers, targets, text, numbers, changed, (*second, scratch), nested)
+        times = 1 if trip_count is None else trip_count
+        self.nested_notes[id(step)] = ((times, tuple(condition.notes)), (times, tuple(body.notes)))
         assert condition.program is not None and body.program is not None
         buffered, overwritten = ([mode == kind for mode in modes] for kind in (_BUFFERED, _OVERWRITTEN))
         functions = range(first_function, len(self.shared.machine.functions))
@@ -468,6 +487,7 @@ class _Emitter:
         memory = scratch_of(item.sources[0], scratch_bytes)
         step = replace(item, text="\n".join(lines), scratch=(memory,), nested=tuple(nested))
         self.branch_programs[id(step)] = tuple(branch_programs)
+        self.nested_notes[id(step)] = tuple((1, tuple(branch.notes)) for branch, _ in self.branches[item])
         return step
 
     # ---- places ----
@@ -506,12 +526,30 @@ class _Emitter:
         planned = [t for t in temporaries if t not in self.brought]
         intervals = [Interval(first[t], last[t], array_of(t).num_bytes) for t in planned]
         offsets, total = plan_arena(intervals)
+        if self.outermost:
+            self._note_buffers(temporaries, first, last)
         places = dict(zip(planned, offsets, strict=True))
         self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
         self.slots.update((shared, self.slots[self.places.place_of(shared)]) for shared in self.places.shared)
         self.slots.update((alias, self.slots[self.places.buffer_of(alias)]) for alias in self.places.aliases)
         self._release([t for t in temporaries if t in self.brought], last)
         return total, [(places.get(t, _BROUGHT), array_of(t).num_bytes) for t in temporaries]
+
+    def _note_buffers(
+        self, temporaries: Sequence[Instruction], first: Mapping[Instruction, int], last: Mapping[Instruction, int]
+    ) -> None:
+        position = [0, *accumulate(int(not is_empty(item)) for item in self.items)]
+        self.buffers = tuple(
+            BufferNote(t.name, array_of(t).num_bytes, position[first[t]], position[last[t]]) for t in temporaries
+        )
+        calls = [n for n, item in enumerate(self.items) if isinstance(item, Step) and item.kind == CALL]
+        changes: Counter[int] = Counter()
+        for t in temporaries:
+            if t in self.brought:
+                given_back = bisect.bisect(calls, last[t])  # as in _release
+                changes[first[t]] += array_of(t).num_bytes
+                changes[calls[given_back] if given_back < len(calls) else len(self.items)] -= array_of(t).num_bytes
+        self.brought_bytes = max(accumulate(changes[time] for time in sorted(changes)), default=0)
 
     def _release(self, temporaries: Sequence[Instruction], last: Mapping[Instruction, int]) -> None:
         """Memory that calls brought is given back at the first call after its last use: calls have the interpreter."""
@@ -525,20 +563,31 @@ class _Emitter:
 
     def _steps(self, program: Program) -> Iterator[list[int]]:
         """The words of each step: an item, or several that are one function of machine code."""
+        numbers = count()
         if not self.shared.machine_code or self.shared.excess_precision:
-            yield from (self._write(item) for item in program.items if not is_empty(item))
+            yield from (self._write(next(numbers), item) for item in program.items if not is_empty(item))
             return
         for is_run, members in runs_of(program, repeated=self.repeated):
             run = self._compiled(program, members) if is_run else None
             if run is None:
-                yield from map(self._write, members)
+                yield from (self._write(next(numbers), item) for item in members)
                 continue
+            number = next(numbers)
             for item in members:
-                lines = text_of(item).replace("(BLAS)", "(compiled)").split("\n")
+                text = text_of(item).replace("(BLAS)", "(compiled)")
+                lines = text.split("\n")
                 lines[0] += ", compiled"
                 self.lines += (self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(lines))
                 self.shared.operations += operations(item)
+                self._note(number, item, text, compiled=True)
             yield [MACHINE_CODE, run.number, run.work, len(run.reads), *run.reads, len(run.writes), *run.writes, 0]
+
+    def _note(self, number: int, item: Item, text: str, *, compiled: bool) -> None:
+        called = None
+        if isinstance(item, Step) and item.kind == CALL:
+            called = self.shared.calls[item.numbers[0]].instruction
+        nested = self.nested_notes.get(id(item), ())
+        self.notes.append(StepNote(number, item, label(text), compiled, called, nested))
 
     def _compiled(self, program: Program, items: Sequence[Item]) -> Run | None:
         """The function that ``items`` become, or None for what is not written as LLVM IR."""
@@ -548,10 +597,10 @@ class _Emitter:
             logger.debug("%s: not compiled: %s", self.name, error)
             return None
 
-    def _write(self, item: Item) -> list[int]:
-        self.lines += (
-            self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(text_of(item).split("\n"))
-        )
+    def _write(self, number: int, item: Item) -> list[int]:
+        text = text_of(item)
+        self.lines += (self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(text.split("\n")))
+        self._note(number, item, text, compiled=False)
         self.shared.operations += operations(item)
         if isinstance(item, Region):
             (region,) = run_loop_pipeline(cpu_emission_pipeline(self.shared.excess_precision), item)

@@ -41,7 +41,7 @@ def test_devices_lists_one(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_names_the_operations(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = output_of(capsys, "explain", str(program))
+    out = output_of(capsys, "explain", str(program), "--steps")
     for opcode in ("dot", "tanh", "reduce"):
         assert opcode in out
 
@@ -51,9 +51,9 @@ def test_explain_says_what_becomes_of_16_bits(
 ) -> None:
     path = tmp_path / "halves.hlo"
     path.write_bytes(hlo_bytes(lambda x: jnp.exp(x) * x, np.ones(8, jnp.bfloat16)))
-    assert "16-bit results are rounded one by one" in output_of(capsys, "explain", str(path))
+    assert "16-bit results are rounded one by one" in output_of(capsys, "explain", str(path), "--steps")
     monkeypatch.setenv("FLAGOS_EXCESS_PRECISION", "1")
-    assert "16-bit results keep float32's digits within a kernel" in output_of(capsys, "explain", str(path))
+    assert "16-bit results keep float32's digits within a kernel" in output_of(capsys, "explain", str(path), "--steps")
 
 
 def test_compile_describes_the_interface(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
