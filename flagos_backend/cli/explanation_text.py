@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -71,7 +72,7 @@ def kernels(explanation: Explanation) -> str:
                 quantity(step.flops).strip() if step.flops else "",
                 size(step.bytes) if step.bytes else "",
                 step.text,
-                step.source or step.operation,
+                _where(step),
             )
         )
     lines = table(rows)
@@ -170,9 +171,14 @@ def _measured(program: Explanation, measured: Measured) -> str:
 def _slowest(program: Explanation) -> Iterator[str]:
     steps = sorted((step for step in merged(program.steps) if step.seconds), key=lambda step: -step.seconds)
     for step in steps[:_SLOWEST]:
-        where = f", {step.source or step.operation}" if step.source or step.operation else ""
+        where = f", {_where(step)}" if _where(step) else ""
         share = step.seconds / program.seconds
         yield f"{share:4.0%} {seconds(step.seconds)}: {step.text}{where} ({_reason(program, step)})"
+
+
+def _where(step: Step) -> str:
+    """The user's line, from here on if it is below here; else what the framework calls the operation."""
+    return step.source.removeprefix(f"{os.getcwd()}{os.sep}") or step.operation
 
 
 def merged(steps: Iterable[Step]) -> list[Step]:

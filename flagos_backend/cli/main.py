@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from flagos_backend import __version__
-from flagos_backend.cli import bench, cache, check, compile, devices, doctor, explain, opt
+from flagos_backend.cli import bench, cache, check, compile, devices, doctor, explain, opt, report
 from flagos_backend.cli.failure import CommandFailed
 from plugin_abi.errors import FlagosStatusError
 
@@ -33,6 +33,7 @@ SUBCOMMANDS: Final[dict[str, Subcommand]] = {
     "opt": opt,
     "bench": bench,
     "cache": cache,
+    "report": report,
 }
 
 
