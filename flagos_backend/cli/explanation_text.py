@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from flagos_backend.cli.measuring import Measured
 from flagos_backend.compile.explanation import Explanation, Step
@@ -178,7 +179,7 @@ def _slowest(program: Explanation) -> Iterator[str]:
 
 def _where(step: Step) -> str:
     """The user's line, from here on if it is below here; else what the framework calls the operation."""
-    return step.source.removeprefix(f"{os.getcwd()}{os.sep}") or step.operation
+    return step.source.removeprefix(f"{Path.cwd()}{os.sep}") or step.operation
 
 
 def merged(steps: Iterable[Step]) -> list[Step]:
