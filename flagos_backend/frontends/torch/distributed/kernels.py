@@ -59,7 +59,7 @@ def carrier_of(group: dist.ProcessGroup, place: str) -> Carrier:
     if backend is None:
         names = ", ".join(sorted(device.type for device in group._device_types)) or "no device"
         raise NoBackendInGroup(group=group.group_name, inner=inner.type, known=names, place=place)
-    carrying = dist.ProcessGroup(group.rank(), group.size())
+    carrying = dist.ProcessGroup(group.rank(), group.size())  # type: ignore[call-arg]  # as in work.py
     carrying._register_backend(torch.device(inner.type), dist.ProcessGroup.BackendType.CUSTOM, backend)
     made = _carriers[group] = Carrier(carrying, str(backend.name()))
     return made

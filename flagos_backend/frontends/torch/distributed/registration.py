@@ -9,7 +9,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -31,11 +31,11 @@ def install(*, host_memory: bool) -> None:
     dist.Backend.register_backend(BACKEND, _make, devices=[DEVICE_TYPE])
     able = dist.Backend.backend_capability
     able["gloo"] = [*able["gloo"], DEVICE_TYPE]
-    module = dist.distributed_c10d
+    module: Any = dist.distributed_c10d
     if host_memory:
         config: Any = module.BackendConfig
         config.__init__ = _without_a_name(config.__init__)
-    for place in (dist, module):
+    for place in (cast(Any, dist), module):
         place.init_process_group = _binding_nothing(module.init_process_group)
 
 

@@ -22,7 +22,7 @@ from flagos_backend.frontends.torch.distributed.errors import ReductionUnsupport
 
 _GLOO: Final = "gloo"
 _REDUCTION: Final = "reduce_op"
-_Kind = dist.ReduceOp.RedOpType
+_Kind: Any = dist.ReduceOp.RedOpType  # PyTorch's stubs lack its members
 
 #: What gloo moves in place of any dtype, by the bytes of one element; complex128 as pairs.
 _MOVED: Final = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}

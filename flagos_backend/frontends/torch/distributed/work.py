@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -88,7 +88,7 @@ def _future() -> torch.futures.Future[Any]:
 def _ended(results: Any) -> dist.Work:
     future = _future()
     future.set_result(results)
-    return _create_work_from_future(future)
+    return cast(dist.Work, _create_work_from_future(future))
 
 
 class _InFlight(dist.Work):
@@ -149,7 +149,7 @@ class _Keeper(dist.ProcessGroup):
     """PyTorch keeps the Python part of a work that a group of Python's answers with, as long as C++ has it."""
 
     def __init__(self, work: dist.Work) -> None:
-        super().__init__(0, 1)
+        super().__init__(0, 1)  # type: ignore[call-arg]  # PyTorch's stubs know one constructor of two
         self.work = work
 
     def barrier(self, opts: Any = None) -> dist.Work:

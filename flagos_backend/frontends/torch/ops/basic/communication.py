@@ -31,7 +31,7 @@ def share(name: str, size: int, parts: int) -> int:
 def _name(group: ProcessGroup | None) -> str:
     from torch.distributed import _functional_collectives as collectives
 
-    whole = torch.distributed.group.WORLD if group is None else group
+    whole = cast("ProcessGroup", torch.distributed.group.WORLD if group is None else group)
     return cast(str, collectives._resolve_group_name(whole))
 
 
