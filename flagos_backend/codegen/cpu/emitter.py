@@ -18,7 +18,7 @@ from flagos_backend.codegen.cpu import emit_map_loop as point_loop
 from flagos_backend.codegen.cpu import emit_row_loop as row_loop
 from flagos_backend.codegen.cpu.arena import Interval, plan_arena
 from flagos_backend.codegen.cpu.buffer_assignment import Places, changed_by_branches
-from flagos_backend.codegen.cpu.encoding import is_arithmetic_type
+from flagos_backend.codegen.cpu.encoding import index_type, is_arithmetic_type
 from flagos_backend.codegen.cpu.fusion_policy import schedule
 from flagos_backend.codegen.cpu.llvm.code import NotCompilableError
 from flagos_backend.codegen.cpu.llvm.runs import Branch, Loop, Program, Run, runs_of, write_run
@@ -393,7 +393,7 @@ class _Emitter:
         """A block at run-time starts: sliced out of an array, or written into a copy of one."""
         kind = SLICE if item.opcode is Opcode.DYNAMIC_SLICE else UPDATE
         starts = operands[1:] if kind == SLICE else operands[2:]
-        types = [int(array_of(start).element_type) for start in starts]
+        types = [int(index_type(array_of(start).element_type)) for start in starts]
         numbers = (array_of(item).element_type.bytes, len(dims), *dims, *block, *types)
         buffers = tuple(self.places.buffer_of(o) for o in operands)
         changed = over(item, buffers[1], buffers) if kind == UPDATE else ()

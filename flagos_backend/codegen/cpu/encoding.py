@@ -83,6 +83,13 @@ def tile_type(element_type: ElementType) -> ElementType:
     return element_type if own else _BY_WIDTH[element_type.bytes]
 
 
+def index_type(element_type: ElementType) -> ElementType:
+    """As what native code reads an integer: one of fewer than 8 bits stands in a byte, which holds its number."""
+    if element_type.bits >= 8:
+        return element_type
+    return ElementType.S8 if element_type.is_signed else ElementType.U8
+
+
 def combine_number(fold: Fold) -> int:
     """How a fold combines."""
     return COMBINES.index(fold.combine)
