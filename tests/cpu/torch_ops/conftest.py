@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from flagos_backend.frontends.torch import autoload
+from support.processes import outcomes_fixture
+
+outcomes = outcomes_fixture(Path(__file__).parent, 2)
 
 
 @pytest.fixture(autouse=True, scope="session")

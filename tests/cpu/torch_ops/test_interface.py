@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,62 +268,3 @@ def test_backward_fusions() -> None:
         torch.testing.assert_close(x.grad, y.grad)
         for ours, part in zip(module.parameters(), (p for op in alone for p in op.parameters()), strict=True):
             torch.testing.assert_close(ours.grad, part.grad)
-
-
-def _part(tensor: torch.Tensor, rank: int, dim: int = 0) -> torch.Tensor:
-    return tensor.chunk(2, dim)[rank].contiguous()
-
-
-def _parallel(rank: int, rendezvous: str) -> None:
-    """Two layers divided among two processes against the whole, and the collectives alone."""
-    torch.manual_seed(7)
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    for sequence in (False, True):
-        for compiled in (False, True):
-            torch._dynamo.reset()
-            x, w1, w2, grad = torch.randn(6, 4), torch.randn(8, 4), torch.randn(4, 8), torch.randn(6, 4)
-            a, b, c = (t.double().requires_grad_() for t in (x, w1, w2))
-            expected = F.linear(F.silu(F.linear(a, b)), c)
-            expected.backward(grad.double())
-            options: dict[str, Any] = {"bias": False, "sequence_parallel": sequence}
-            module = ops.Sequential(
-                ops.Linear(4, 8, tensor_parallel_mode="column", **options),
-                ops.SiLU(),
-                ops.Linear(8, 4, tensor_parallel_mode="row", **options),
-            )
-            first, second = module[0], module[2]
-            with torch.no_grad():
-                first.weight.copy_(_part(w1, rank))
-                second.weight.copy_(_part(w2, rank, 1))
-            own = (_part(x, rank) if sequence else x.clone()).requires_grad_()
-            run = torch.compile(module, backend="eager", fullgraph=True) if compiled else module
-            y = run(own)
-            y.backward(_part(grad, rank) if sequence else grad)
-            for ours, theirs in (
-                (y, _part(expected, rank) if sequence else expected),
-                (own.grad, _part(a.grad, rank) if sequence else a.grad),
-                (first.weight.grad, _part(b.grad, rank)),
-                (second.weight.grad, _part(c.grad, rank, 1)),
-            ):
-                torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
-    whole = torch.arange(8.0).reshape(4, 2)
-    mine = _part(whole, rank).requires_grad_()
-    gathered = ops.AllGather()(mine)
-    torch.testing.assert_close(gathered, whole)
-    gathered.backward(torch.full((4, 2), rank + 1.0))
-    torch.testing.assert_close(mine.grad, torch.full((2, 2), 3.0))
-    both = (whole * (rank + 1)).requires_grad_()
-    torch.testing.assert_close(ops.AllReduce()(both), whole * 3)
-    scattered = ops.ReduceScatter()(both)
-    torch.testing.assert_close(scattered, _part(whole * 3, rank))
-    scattered.backward(torch.full((2, 2), rank + 1.0))
-    torch.testing.assert_close(both.grad, torch.tensor([1.0, 1, 2, 2])[:, None].expand(4, 2))
-    with pytest.raises(ValueError, match="cannot be scattered"):
-        ops.ReduceScatter()(torch.randn(3, 2))
-    with pytest.raises(ValueError, match="cannot divide"):
-        ops.BasicLinear(4, 5, tensor_parallel_mode="column")
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_parallel, ((tmp_path / "rendezvous").as_uri(),), nprocs=2)
