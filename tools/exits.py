@@ -13,6 +13,7 @@ import argparse
 import atexit
 import contextlib
 import datetime
+import faulthandler
 import importlib
 import importlib.util
 import os
@@ -32,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-SECONDS = 300
+SECONDS = 120
 
 
 @jax.jit
@@ -351,6 +352,8 @@ def _begin(kind: str, seed: int) -> _Process:
     if pid == 0:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+        faulthandler.enable()  # one that hangs tells where: it is aborted
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background processes ignore
         random.seed(seed)
         # Raised to the module's end, from which Python is finalized.
         raise _Child(kind)

@@ -1,0 +1,99 @@
+"""Runs every folder of tests that needs no accelerator: a pytest process each, some at once. Called by tools/test.
+
+    python tools/run_tests.py PYTEST_OPTION...
+
+The options go to each process. What a process writes is shown when it ends, and the last lines of all in the end. The
+exit status is 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Processes at once. Each takes one processor most of the time, and up to 2 GB.
+WORKERS = min(os.cpu_count() or 1, 4)
+#: These take minutes each, so they begin first.
+LONG = ("tests/cpu/torch_compile", "tests/cpu/accelerator", "tests/cpu/triton", "tests/cpu/kernels", "tests/cpu/native")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What one pytest process runs."""
+
+    folder: str
+    options: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _folders(group: str) -> list[str]:
+    parts = {path.parent for path in (ROOT / "tests" / group).glob("*/test_*.py")}
+    return sorted(path.relative_to(ROOT).as_posix() for path in parts)
+
+
+def suites() -> list[Suite]:
+    """All but tests/unit, in the order in which they begin. A process holds one backend, started once, so each folder
+    of tests/cpu gets its own (tests/README.md)."""
+    found = [Suite("tests/unit/jax")]  # it sets up JAX's platforms in its own way, which a process can do once
+    found += [Suite(folder) for folder in _folders("cpu")]
+    # Several accelerators of one process and of two, each with memory of its own, as far as can be told without one.
+    found += [Suite(folder, environment={"FLAGOS_TEST_DEVICE": "simulated"}) for folder in _folders("multi")]
+    order = {folder: rank for rank, folder in enumerate(LONG)}
+    return sorted(found, key=lambda suite: order.get(suite.folder, len(order)))
+
+
+# A worker that crashed is not replaced: with files as units pytest-xdist waits for ever after it was (its issue 1378).
+UNIT = Suite(
+    "tests/unit",
+    ("-n", str(WORKERS), "--dist", "loadfile", "--max-worker-restart=0", "--ignore=tests/unit/jax"),
+)
+
+
+class Runner:
+    """Runs suites and keeps the last line of each."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self._options = options
+        self._writes = threading.Lock()
+        self.closing: list[str] = []
+        self.failed = False
+
+    def run(self, suite: Suite) -> None:
+        """To its end, and then shows what it wrote."""
+        command = [sys.executable, "-m", "pytest", "-q", *self._options, suite.folder, *suite.options]
+        environment = {**os.environ, **suite.environment}
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        with self._writes:
+            print(f"\n== pytest {suite.folder}\n{done.stdout}", end="", flush=True)
+            last = (done.stdout.splitlines() or [""])[-1]
+            self.closing.append(f"{suite.folder:28} {last}")
+            self.failed |= done.returncode != 0
+
+
+def main() -> None:
+    runner = Runner(sys.argv[1:])
+    runner.run(UNIT)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(runner.run, suites()))
+    print("\n== Summary", *runner.closing, sep="\n", flush=True)
+    sys.exit(runner.failed)
+
+
+if __name__ == "__main__":
+    main()
