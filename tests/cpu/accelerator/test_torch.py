@@ -118,6 +118,39 @@ def test_as_on_the_cpu(function: Callable[[torch.Tensor], torch.Tensor]) -> None
         torch.testing.assert_close(ours.cpu(), function(x))
 
 
+@pytest.mark.parametrize(
+    ("norm", "wanted"),
+    [("layer", wanted) for wanted in ("x", "w", "b", "wb", "xw")]
+    + [(norm, wanted) for norm in ("group", "batch", "instance") for wanted in ("b", "xw")],
+)
+def test_gradients_of_norms_that_are_asked_for(norm: str, wanted: str) -> None:
+    """The kernels of the gradients leave out what nobody asked for."""
+
+    def loss(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        match norm:
+            case "layer":
+                y = functional.layer_norm(x, (4, 5), w[:, None].expand(4, 5), b[:, None].expand(4, 5))
+            case "group":
+                y = functional.group_norm(x, 2, w, b)
+            case "batch":
+                y = functional.batch_norm(x, None, None, w, b, training=True)
+            case _:
+                y = functional.instance_norm(x, None, None, w, b)
+        return (y * y.sin()).sum()
+
+    values = {"x": torch.randn(3, 4, 5), "w": torch.randn(4), "b": torch.randn(4)}
+
+    def gradients(call: Callable[..., torch.Tensor], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+        own = {k: v.to(device, dtype).requires_grad_(k in wanted) for k, v in values.items()}
+        return [g.cpu() for g in torch.autograd.grad(call(**own), [own[k] for k in wanted])]
+
+    compiled = torch.compile(loss, backend=flagos, fullgraph=True)
+    expected = gradients(loss, torch.device("cpu"), torch.float64)
+    for _ in range(RUNS):
+        for ours, theirs in zip(gradients(compiled, FLAGOS, torch.float32), expected, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
     """The programs that the test has compiled."""
