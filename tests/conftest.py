@@ -8,7 +8,6 @@ import random
 import shutil
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +28,8 @@ def isolate_environment() -> None:
     for name in list(os.environ):
         if name.startswith(("FLAGOS_", "JAX_", "XLA_", "TF_", "PJRT_")) and not name.startswith(kept):
             del os.environ[name]
-    # XLA, the oracle, compiles in a third of the time if its code is not optimized, and in half of that again without
-    # MLIR, which from 0.11 on it always uses.
-    flags = ["--xla_backend_optimization_level=0"]
-    if metadata.version("jaxlib").startswith("0.10."):
-        flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
-    os.environ["XLA_FLAGS"] = " ".join(flags)
+    # XLA, the oracle, compiles in a third of the time if its code is not optimized.
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     # PyTorch refuses what it warns of elsewhere, where a continuous integration's variable is set.
     os.environ.pop("CI", None)
     # The host, also where there is an accelerator, unless a run is meant for another device: "cuda", "simulated", ...
