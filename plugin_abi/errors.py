@@ -10,65 +10,162 @@ from dataclasses import dataclass, field
 
 
 class RefusalCode(enum.IntEnum):
-    """Why a manifest or its library is not used. Numbers are stable; a code is never reused for another meaning."""
+    """Why a manifest or its library is not used. Numbers are stable; a code is never reused for another meaning.
+
+    They begin with 1000: numbers below are the backend's errors. ``meaning`` and ``cure`` are what docs/errors.md has;
+    a refusal states the facts of its case.
+    """
+
+    meaning: str
+    cure: str
+
+    def __new__(cls, number: int, meaning: str, cure: str) -> RefusalCode:
+        code = int.__new__(cls, number)
+        code._value_ = number
+        code.meaning, code.cure = meaning, cure
+        return code
+
+    @classmethod
+    def of(cls, number: object) -> RefusalCode:
+        """The code with this number. Raises ValueError if it is none's."""
+        for code in cls:
+            if code == number:
+                return code
+        raise ValueError(f"{number!r} is no code of a refusal")
 
     # The manifest file.
-    MANIFEST_NOT_FOUND = 100
-    MANIFEST_UNREADABLE = 101
-    MANIFEST_EMPTY = 102
-    MANIFEST_TOO_LARGE = 103
-    MANIFEST_NOT_UTF8 = 104
-    MANIFEST_NOT_JSON = 105
-    MANIFEST_TOO_DEEP = 106
-    MANIFEST_DUPLICATE_KEY = 107
-    MANIFEST_FORMAT_VERSION = 108
-    MANIFEST_MISSING_FIELD = 109
-    MANIFEST_INVALID_FIELD = 110
-    RESOURCE_DIR_UNUSABLE = 111
+    MANIFEST_NOT_FOUND = 1100, "a manifest that was named does not exist", "correct the path that names it"
+    MANIFEST_UNREADABLE = (
+        1101,
+        "a manifest or a folder of manifests is no file, or cannot be read",
+        "let this user read it, or remove it",
+    )
+    MANIFEST_EMPTY = 1102, "the manifest is empty", "install the backend again"
+    MANIFEST_TOO_LARGE = 1103, "the manifest is larger than any manifest may be", "install the backend again"
+    MANIFEST_NOT_UTF8 = 1104, "the manifest is not UTF-8 text", "write it as UTF-8"
+    MANIFEST_NOT_JSON = 1105, "the manifest is not JSON", "correct it where the message says"
+    MANIFEST_TOO_DEEP = 1106, "the manifest's values are nested too deep", "write it as the contract has it"
+    MANIFEST_DUPLICATE_KEY = 1107, "an object of the manifest has one key twice", "leave one of them out"
+    MANIFEST_FORMAT_VERSION = (
+        1108,
+        "the manifest has a format that this host does not read",
+        "install a matching flagos or backend",
+    )
+    MANIFEST_MISSING_FIELD = 1109, "the manifest lacks a field", "add it"
+    MANIFEST_INVALID_FIELD = (
+        1110,
+        "a field of the manifest has a value that it may not have",
+        "correct it as the message says",
+    )
+    RESOURCE_DIR_UNUSABLE = (
+        1111,
+        "the folder that resource_dir names is not there, or lies elsewhere",
+        "install the backend's files beside its library, or correct the field",
+    )
     # The choice among manifests.
-    DISABLED = 120
-    NOT_SELECTED = 121
-    DUPLICATE_LIBRARY = 122
+    DISABLED = 1120, "FLAGOS_DRIVERS_DISABLE leaves the manifest out", "change or unset it"
+    NOT_SELECTED = 1121, "FLAGOS_DRIVERS_SELECT leaves the manifest out", "change or unset it"
+    DUPLICATE_LIBRARY = 1122, "a manifest that was found before has the same library", "remove one of the two"
     # Any of the checks.
-    CHECK_FAILED = 130
+    CHECK_FAILED = 1130, "a check failed itself", "correct what the cause names, or report it"
     # The library file, read without running it.
-    LIBRARY_NOT_FOUND = 200
-    LIBRARY_UNREADABLE = 201
-    LIBRARY_NOT_ELF = 202
-    LIBRARY_TRUNCATED = 203
-    LIBRARY_MALFORMED = 204
-    LIBRARY_NOT_SHARED = 205
-    WRONG_ARCHITECTURE = 206
-    SHA256_MISMATCH = 207
-    ENTRY_MISSING = 208
-    EXTRA_EXPORTS = 209
-    STATIC_INITIALIZER = 210
-    COMPILER_MISMATCH = 211
-    CXX11_ABI_MISMATCH = 212
-    DEPENDENCY_MISSING = 213
-    GLIBC_TOO_OLD = 214
-    SYMBOL_VERSION_MISSING = 215
-    EXECUTABLE_STACK = 216
-    WRITABLE_CODE = 217
-    UNCHECKED_LOAD = 218
-    LIBRARY_CHANGED = 219
+    LIBRARY_NOT_FOUND = (
+        1200,
+        "library_path leads to no file",
+        "install the backend's library there, or correct the field",
+    )
+    LIBRARY_UNREADABLE = 1201, "the library is no file, or cannot be read", "let this user read it"
+    LIBRARY_NOT_ELF = 1202, "the library is no ELF file", "install a complete build for this machine"
+    LIBRARY_TRUNCATED = 1203, "the library ends before its tables do", "install a complete build for this machine"
+    LIBRARY_MALFORMED = 1204, "the library's tables contradict themselves", "install a complete build for this machine"
+    LIBRARY_NOT_SHARED = 1205, "the library is a program or an object file", "link it with -shared"
+    WRONG_ARCHITECTURE = (
+        1206,
+        "the library, its manifest and this machine name different processors",
+        "install the build for this machine",
+    )
+    SHA256_MISMATCH = 1207, "the library is not the one that the manifest describes", "install the backend again"
+    ENTRY_MISSING = (
+        1208,
+        "the library does not export flagos_plugin_entry",
+        "export it with C linkage and default visibility",
+    )
+    EXTRA_EXPORTS = 1209, "the library exports more than flagos_plugin_entry", "link it with a version script"
+    STATIC_INITIALIZER = (
+        1210,
+        "the library, or one that it brings, runs code when it is loaded",
+        "construct at first use instead",
+    )
+    COMPILER_MISMATCH = (
+        1211,
+        "the library was built by another compiler than the manifest says",
+        "build the library and its manifest together again",
+    )
+    CXX11_ABI_MISMATCH = (
+        1212,
+        "the library has another C++11 ABI than the manifest says",
+        "build the library and its manifest together again",
+    )
+    DEPENDENCY_MISSING = (
+        1213,
+        "the dynamic linker would not find a library that this one needs",
+        "install it, or correct the run path",
+    )
+    GLIBC_TOO_OLD = 1214, "the library needs a newer glibc", "use a newer system, or a build for this one"
+    SYMBOL_VERSION_MISSING = 1215, "a library that this one needs is too old", "install a newer one"
+    EXECUTABLE_STACK = 1216, "loading it would make stacks executable", "link it with -Wl,-z,noexecstack"
+    WRITABLE_CODE = 1217, "its code would be writable", "compile it with -fPIC and link it with -Wl,-z,text"
+    UNCHECKED_LOAD = (
+        1218,
+        "it would load libraries that nobody checked",
+        "link it without filters, audits and relative run paths",
+    )
+    LIBRARY_CHANGED = (
+        1219,
+        "the file changed between the checks and the load",
+        "install the backend again, and start the process again",
+    )
     # The ABI version.
-    ABI_TOO_OLD = 300
-    ABI_TOO_NEW = 301
+    ABI_TOO_OLD = 1300, "the backend speaks an ABI older than this host's", "install a newer build of the backend"
+    ABI_TOO_NEW = (
+        1301,
+        "the backend speaks an ABI newer than this host's",
+        "install a newer flagos, or an older backend",
+    )
     # The running frameworks.
-    FRAMEWORK_MISSING = 400
-    FRAMEWORK_REVISION = 401
-    FRAMEWORK_COMPILER = 402
-    FRAMEWORK_CXX11_ABI = 403
-    PYTHON_VERSION = 404
+    FRAMEWORK_MISSING = 1400, "a framework that the backend was built with is not installed", "install it"
+    FRAMEWORK_REVISION = (
+        1401,
+        "the running framework has another git revision or version",
+        "install a matching framework or backend",
+    )
+    FRAMEWORK_COMPILER = (
+        1402,
+        "the running framework was built by another compiler",
+        "build the backend with the framework's compiler",
+    )
+    FRAMEWORK_CXX11_ABI = (
+        1403,
+        "the running framework has the other C++11 ABI",
+        "build the backend with the framework's _GLIBCXX_USE_CXX11_ABI",
+    )
+    PYTHON_VERSION = 1404, "the backend does not run on this Python", "use one of the versions that the message names"
     # The load itself.
-    DLOPEN_FAILED = 500
-    ENTRY_CRASHED = 501
-    ENTRY_HANGS = 502
-    ENTRY_FAILED = 503
-    INFO_MISMATCH = 504
-    TABLE_INVALID = 505
-    TRIAL_UNAVAILABLE = 506
+    DLOPEN_FAILED = 1500, "the dynamic linker does not load the library", "correct what the cause names"
+    ENTRY_CRASHED = 1501, "the trial load ended its process", "report it to the backend's vendor"
+    ENTRY_HANGS = 1502, "the trial load did not end in time", "report it to the backend's vendor, or allow it more time"
+    ENTRY_FAILED = 1503, "the library's entry returned an error", "report it to the backend's vendor"
+    INFO_MISMATCH = (
+        1504,
+        "the library says something else of itself than its manifest",
+        "build the library and its manifest together again",
+    )
+    TABLE_INVALID = 1505, "the function table breaks the contract", "report it to the backend's vendor"
+    TRIAL_UNAVAILABLE = (
+        1506,
+        "the library cannot be tried in a process of its own",
+        "correct the cause, or load it untried as the message says",
+    )
 
 
 def printable(text: str) -> str:
@@ -97,7 +194,7 @@ class Refusal:
 
     def __str__(self) -> str:
         cause = f" Cause: {self.cause}." if self.cause else ""
-        line = f"F{int(self.code)} {self.code.name}: {self.fact} (in {self.place}).{cause} Cure: {self.cure}."
+        line = f"FLAGOS-{int(self.code)} {self.code.name}: {self.fact} (in {self.place}).{cause} Cure: {self.cure}."
         return printable(line)
 
 

@@ -118,7 +118,7 @@ def read_verdict(data: bytes, place: str) -> tuple[bool, Refusal | None]:
         if 0 <= age < BAD_VERDICT_SECONDS:
             cure = f"{value['cure']}; to try it again now, set {MODE_VARIABLE}=1"
             fact = f"{value['fact']} (when it was tried {int(age)} s ago)"
-            return True, Refusal(RefusalCode(value["code"]), fact, place, cure, str(value["cause"]))
+            return True, Refusal(RefusalCode.of(value["code"]), fact, place, cure, str(value["cause"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         # Damaged or of another version: as good as never tried.
         pass

@@ -71,8 +71,8 @@ def test_the_first_use_says_why_every_backend_is_refused(tmp_path: Path) -> None
         done = run(IMPORT + code, FLAGOS_DRIVER_FILES=str(manifest))
         first, *errors = done.stdout.splitlines()
         assert (done.returncode, first) == (0, "2.0 False 0"), done.stderr
-        assert len(errors) == 6 and all("no such device flagos" in error and "F105" in error for error in errors)
-        assert done.stderr.count("is not used: F105 MANIFEST_NOT_JSON") == 1
+        assert len(errors) == 6 and all("no such device flagos" in error and "FLAGOS-1105" in error for error in errors)
+        assert done.stderr.count("is not used: FLAGOS-1105 MANIFEST_NOT_JSON") == 1
 
 
 def test_a_refused_backend_leaves_the_place_to_others(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_doctor_says_why_there_is_no_device(tmp_path: Path) -> None:
     manifest.write_text("[]")
     done = run("doctor", FLAGOS_DRIVER_FILES=str(manifest))
     assert done.returncode == 1
-    assert f"{manifest}: refused\n    F110 MANIFEST_INVALID_FIELD" in done.stdout
+    assert f"{manifest}: refused\n    FLAGOS-1110 MANIFEST_INVALID_FIELD" in done.stdout
     assert f"FLAGOS_DRIVER_FILES={manifest}\n" in done.stdout
     assert "no such device flagos" in done.stdout
     assert "Traceback" not in done.stderr

@@ -157,4 +157,4 @@ def test_jax_starts_beside_all_defects_at_once(plugins: Plugins) -> None:
 
 def test_a_refusal_prints_as_one_line_with_number_and_name() -> None:
     refusal = Refusal(RefusalCode.LIBRARY_NOT_ELF, "fact", "place", "cure", "cause")
-    assert str(refusal) == "F202 LIBRARY_NOT_ELF: fact (in place). Cause: cause. Cure: cure."
+    assert str(refusal) == "FLAGOS-1202 LIBRARY_NOT_ELF: fact (in place). Cause: cause. Cure: cure."
