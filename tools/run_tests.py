@@ -67,6 +67,8 @@ class Runner:
 
     def run(self, suite: Suite) -> None:
         """To its end, and then shows what it wrote."""
+        with self._writes:
+            print(f"\n== {suite.folder} begins", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", *self._options, suite.folder, *suite.options]
         environment = {**os.environ, **suite.environment}
         done = subprocess.run(
