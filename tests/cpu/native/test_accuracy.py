@@ -127,8 +127,10 @@ def test_dot_products(context: Context, rng: np.random.Generator, dtype: type, c
     products = x[2:].astype(np.longdouble) * y[2:].astype(np.longdouble)
     spacing = np.spacing(np.abs(products).sum(1).astype(dtype))
     errors = np.abs(ours[2:] - products.sum(1)) / spacing
-    # Products that round once each, and an exact sum that rounds once.
-    assert errors.max() <= 1.5
+    # Half a unit for each addition of the longest chain: along a lane of sixteen, of the lanes, of what is left beside
+    # them; the products' own are one together. Blocks of a long sum are added up with what rounding takes from them.
+    additions = min(count // 16, 16) + 4 + count % 16
+    assert errors.max() <= 1 + additions / 2
     assert errors.mean() <= 0.45
 
 
