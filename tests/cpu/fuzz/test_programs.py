@@ -19,7 +19,7 @@ _FOUND = sorted((Path(__file__).parent / "found").glob("*.hlo"))
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    """Engines in a process of their own: the oracle ends its process for some programs, which says nothing of flagos."""
+    """Engines in a process of their own: the oracle ends its process for some programs, which says nothing of ours."""
     session = Session(timeout=300)
     yield session
     session.close()
