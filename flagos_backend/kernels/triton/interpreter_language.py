@@ -80,9 +80,10 @@ def patch_once_a_launch(interpreter: Any) -> bool:
 
 def _is_known(interpreter: Any) -> bool:
     """Launches call ``_patch_lang(fn)`` and restore the scope that it returns; calls of device functions do not."""
-    parts = [getattr(interpreter, name, None) for name in ("_patch_lang", "_LangPatchScope", "GridExecutor", "tl")]
-    if any(part is None for part in parts):
+    names = ("_patch_lang", "_LangPatchScope", "GridExecutor", "tl")
+    if not all(hasattr(interpreter, name) for name in names):
         return False
+    parts: list[Any] = [getattr(interpreter, name) for name in names]
     patch, scope, executor, language = parts
     return (
         callable(patch)
