@@ -11,10 +11,13 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
+from flagos_backend.kernels.triton import interpreter_language
+
 
 def close() -> None:
     """For kernels of anybody in this process, which has TRITON_INTERPRET=1 set."""
     interpreter._patch_lang_tensor = with_index(interpreter._patch_lang_tensor)
+    interpreter_language.patch_once_a_launch(interpreter)
     builder = interpreter.InterpreterBuilder
     builder.get_all_ones_value = with_unsigned(builder.get_all_ones_value)
     if not _rounds_once():
