@@ -182,6 +182,15 @@ class LoopNestInvalid(FlagosBackendError):
     template = "A loop nest breaks the rule: {rule}. At {place}. This is a bug of the backend: please report it."
 
 
+class LoopNestTextInvalid(FlagosBackendError):
+    number = 205
+    code = StatusCode.INVALID_ARGUMENT
+    template = (
+        "The text of a loop nest is wrong: {reason}. At line {line}, column {column}. See "
+        "flagos_backend/loop_ir/SPEC.md for the text form."
+    )
+
+
 # 3xx: kernels.
 
 

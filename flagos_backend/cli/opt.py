@@ -1,4 +1,4 @@
-"""Run the graph passes of a target on a program: print, stop after, leave out, or bisect them."""
+"""Run the graph passes of a target on a program: print, stop after, leave out, or bisect them; show its loop nests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 from flagos_backend.cli.bisection import bisect
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
+from flagos_backend.cli.nests import nests_of, transformed
 from flagos_backend.cli.program_file import read_program
 from flagos_backend.cli.session import add_program_argument
-from flagos_backend.devices.target import NAMED_TARGETS
+from flagos_backend.devices.target import NAMED_TARGETS, Target
 from flagos_backend.errors import FlagosBackendError, PassOptionInvalid
 from flagos_backend.importer import import_program
 from flagos_backend.importer.export import export_message
 from flagos_backend.importer.program import Program
 from flagos_backend.ir.printer import print_module
+from flagos_backend.loop_ir.printer import print_nests
 from flagos_backend.passes.pass_manager import (
     PassContext,
     PassOptions,
@@ -46,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bisect", action="store_true", help="run the program after each pass and name the first that changes results"
     )
+    parser.add_argument("--nests", action="store_true", help="print the loop nests that fusion makes of the result")
+    parser.add_argument(
+        "--transform", metavar="NAME", help="PROGRAM is a file of loop nests: print what this transform makes of them"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of --bisect's random arguments (default: %(default)s)")
 
 
@@ -53,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
     target = NAMED_TARGETS.get(options.target)
     if target is None:
         raise WrongUsage(f"there is no target {options.target!r}; known are: {', '.join(NAMED_TARGETS)}")
+    if options.transform is not None:
+        return _transform(options, target)
     program = _program(options.path)
     pipeline = pipeline_for(target, own_participants=program.process_groups is None)
     passes = PassOptions(
@@ -69,16 +77,27 @@ def run(options: argparse.Namespace) -> int:
             return _bisect(program, pipeline, options, passes)
         _print_stages(program, pipeline, options, passes)
         result = run_pipeline(pipeline, program.module, PassContext(target), passes)
+        nests = print_nests(nests_of(result.module, target)) if options.nests else ""
     except FlagosBackendError as error:
         raise CommandFailed(str(error)) from error
     if options.timing:
         _print_timing(result.reports)
-    elif not options.print_after:
+    if options.nests:
+        print(nests)
+    elif not options.timing and not options.print_after:
         print(print_module(result.module))
     for note in result.notes:
         print(f"note: {note}")
     if options.output is not None:
         _write(options.output, export_message(result.module).SerializeToString(deterministic=True))
+    return 0
+
+
+def _transform(options: argparse.Namespace, target: Target) -> int:
+    try:
+        print(print_nests(transformed(options.path, options.transform, target)))
+    except FlagosBackendError as error:
+        raise CommandFailed(str(error)) from error
     return 0
 
 

@@ -106,3 +106,47 @@ def _with_sums_for_differences(module):
         made[instruction] = replace(instruction, opcode=opcode, operands=tuple(made[o] for o in instruction.operands))
     entry = Computation(module.entry.name, tuple(made.values()), made[module.entry.root])
     return replace(module, entry=entry)
+
+
+LOGARITHM = """\
+nest [4] (@x: f32[4], @y: f32[4]) {
+  %0 = f32 load @x[d0]
+  %1 = f32 log(%0)
+  %2 = f32 constant(0.6931472)
+  %3 = f32 divide(%1, %2)
+  store %3, @y[d0]
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated", "sm_90"])
+def test_nests_are_printed_and_transformed(
+    target: str, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["opt", str(program), "--nests", "--target", target]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("nest [8, 16] (@") and "combine=add" in printed
+    path = tmp_path / "nests.txt"
+    path.write_text(printed)
+    assert main(["opt", str(path), "--transform", "log2", "--target", target]) == 0
+    assert capsys.readouterr().out == printed
+    path.write_text(LOGARITHM)
+    assert main(["opt", str(path), "--transform", "log2", "--target", target]) == 0
+    assert '%1 = f32 log(%0), form="2"' in capsys.readouterr().out
+
+
+def test_what_is_no_nest_or_transform_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nests.txt"
+    path.write_text(LOGARITHM)
+    assert main(["opt", str(path), "--transform", "log3"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no transform 'log3'; known are: split_long_reductions, " in error and error.count("\n") == 1
+    path.write_text(LOGARITHM.replace("divide", "div"))
+    assert main(["opt", str(path), "--transform", "log2"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no operation div. At line 5, column 12." in error and error.count("\n") == 1
+    path.write_bytes(b"\xff\xfe")
+    assert main(["opt", str(path), "--transform", "log2"]) == 2
+    assert "it is no text" in capsys.readouterr().err
+    assert main(["opt", str(tmp_path / "none"), "--transform", "log2"]) == 1
+    assert "cannot be read" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """The transforms of loop nests: every result is verified, and nothing but the pipelines runs one."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,25 +11,20 @@ import pytest
 
 import flagos_backend
 from flagos_backend.codegen.cpu import pipelines as loop_pipelines
-from flagos_backend.codegen.cpu.fusion_policy import schedule as cpu_schedule
-from flagos_backend.codegen.cpu.pipelines import native_pipeline
-from flagos_backend.codegen.loop_pass_manager import LoopPass, run_loop_pipeline
+from flagos_backend.codegen.loop_pass_manager import LoopPass, LoopPipeline, run_loop_pipeline
 from flagos_backend.codegen.triton import loop_pipeline
-from flagos_backend.codegen.triton import schedule as triton_schedule
 from flagos_backend.codegen.triton.loop_pipeline import triton_loop_pipeline
 from flagos_backend.devices.target import HOPPER, HOST, SIMULATED
 from flagos_backend.errors import LoopNestInvalid, PassFailed
-from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.loop_ir.flat import flatten
 from flagos_backend.loop_ir.intrinsics import OPERANDS, Intrinsic
 from flagos_backend.loop_ir.region import Affine, Apply, Fold, Index, Literal, Load, Region, Shift, Store
 from flagos_backend.loop_ir.verifier import verify_loop_nest
-from flagos_backend.passes.pass_manager import PassOptions, run_pipeline
-from flagos_backend.passes.pipelines import optimize
+from flagos_backend.passes.pass_manager import PassOptions
 from programs import PROGRAMS, hlo_bytes
+from support.nests import cpu_nests, round_trips, triton_nests
 
 E = ElementType
 VERIFY = PassOptions(verify=True)
@@ -41,26 +36,28 @@ PIPELINES = (
 EVERY = {step.name: step for pipeline in PIPELINES for step in pipeline}
 
 
-def cpu_nests(hlo: bytes) -> Iterator[Region]:
-    module = run_pipeline(native_pipeline(), optimize(import_module(hlo))).module
-    for computation in module.computations():
-        yield from (item for item in cpu_schedule(flatten(computation)).items if isinstance(item, Region))
-
-
-def triton_nests(hlo: bytes, target: object) -> Iterator[Region]:
-    for computation in optimize(import_module(hlo), target).computations():
-        yield from (item for item in triton_schedule(flatten(computation), target).items if isinstance(item, Region))
+def verified(pipeline: LoopPipeline, nest: Region) -> list[Region]:
+    """What ``nest`` becomes. Each result passes the verifier, and is text that reads back as an equal nest."""
+    round_trips(nest)
+    nests = [nest]
+    for step in pipeline:
+        made = [result for before in nests for result in run_loop_pipeline((step,), before, VERIFY)]
+        for result in made:
+            if all(result is not known for known in nests):
+                round_trips(result)
+        nests = made
+    return nests
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_nest_of_the_corpus_is_valid_after_every_transform(name: str) -> None:
     hlo = PROGRAMS[name].hlo()
     for nest in cpu_nests(hlo):
-        for lowered in run_loop_pipeline(loop_pipelines.cpu_loop_pipeline(), nest, VERIFY):
-            run_loop_pipeline(loop_pipelines.cpu_emission_pipeline(), lowered, VERIFY)
+        for lowered in verified(loop_pipelines.cpu_loop_pipeline(), nest):
+            verified(loop_pipelines.cpu_emission_pipeline(), lowered)
     for target in (SIMULATED, HOPPER):
         for nest in triton_nests(hlo, target):
-            run_loop_pipeline(triton_loop_pipeline(target), nest, VERIFY)
+            verified(triton_loop_pipeline(target), nest)
 
 
 def array(name: str, *dims: int, kind: ElementType = E.F32) -> Instruction:
