@@ -32,8 +32,6 @@ _SOURCES: Final = (
 )
 _BACKEND: Final = "flagcx/adaptor/device_api/default_dev_api_backend.cc"
 _FLAGS: Final = ("-O0", "-w", "-fPIC", "-DUSE_BOOTSTRAP_ADAPTOR", "-DFLAGCX_COMM_TRAITS_DEFAULT")
-#: Of a call that FlagCX refuses: its flagcxInvalidArgument.
-_REFUSAL: Final = "refused 4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +73,13 @@ def tests(mode: str) -> list[str]:
     named += [f"{mode} {kind} - {dtype} {count}" for kind in _MOVES for dtype in _DTYPES for count in _COUNTS]
     named += [f"{mode} {kind} sum float32 {_LARGE}" for kind in _REDUCTIONS]
     named += [f"{mode} {kind} - float32 {_LARGE}" for kind in _MOVES]
-    return [*named, f"{mode} slow_peer sum float32 1000", f"{mode} lost_peer sum float32 1000"]
+    named += [f"{mode} slow_peer sum float32 1000", f"{mode} lost_peer sum float32 1000"]
+    return [name for name in named if not is_refused(name)]
 
 
 def is_refused(name: str) -> bool:
-    """Whether FlagCX's host adaptor reduces this not at all: it says so with an error (service/bootstrap.cc), and no
-    result."""
+    """Whether FlagCX's host adaptor reduces this not at all (service/bootstrap.cc). Left out: one member has an error
+    then, another may have sent already, and the group is out of step for whatever comes after."""
     mode, kind, operation, dtype, _ = name.split()
     if MODES[mode].homogeneous or kind not in _REDUCTIONS:
         return False
@@ -171,14 +170,10 @@ def run_group(library: Path, mode: Mode, names: Sequence[str], timeout: float) -
 
 
 def judge(name: str, said: Sequence[Mapping[str, str]]) -> tuple[Status, str]:
-    """``said``: of each process, its messages by test. A test has to pass, or be refused, in all of them."""
+    """``said``: of each process, its messages by test. A test has to pass in all of them."""
     messages = [messages.get(name) for messages in said]
     if None in messages:
         return Status.HUNG, "a process said nothing of it within the timeout"
-    if is_refused(name):
-        if set(messages) == {_REFUSAL}:
-            return Status.REFUSED, "FlagCX's host adaptor does not reduce it, and says so"
-        return Status.FAILED, f"was to be refused: {messages}"
     return (Status.PASSED, "") if set(messages) == {""} else (Status.FAILED, "; ".join(sorted(filter(None, messages))))
 
 
