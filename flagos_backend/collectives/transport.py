@@ -106,6 +106,10 @@ class Transport:
 
     def broadcast(self, channel: object, array: Tensor, root: int) -> Tensor:
         """The array of rank ``root``, equal in shape and dtype on all members."""
+        if self.unlike_nccl:
+            # FlagCX's host adaptor sends each member another part of the root's memory (0c72129, BroadcastBootstrap).
+            (whole,) = self.all_gather(channel, [array])
+            return whole[root].clone()
         result = array.clone(memory_format=torch.contiguous_format)
         options = _in_order(c10d.BroadcastOptions())
         options.rootRank = root

@@ -9,6 +9,7 @@ from pathlib import Path
 from tools.conformance import (
     chex_tests,
     figures,
+    flagcx,
     flaggems,
     harnesses,
     jax_tests,
@@ -31,6 +32,7 @@ def main() -> None:
     suites = (
         *("chex-tests", "harnesses", "jax-tests", "lightx2v", "opinfo", "flaggems", "models", "torch-tests"),
         "transformer-engine",
+        "flagcx",
     )
     for name in suites:
         command = commands.add_parser(name)
@@ -52,6 +54,7 @@ def main() -> None:
         "chex-tests": "any",
         "jax-tests": "the installed",
         "torch-tests": "the installed",
+        "flagcx": "the tested",
         "lightx2v": "the tested",
         "transformer-engine": "the tested",
     }
@@ -101,6 +104,8 @@ def main() -> None:
             where = {"device": arguments.device, "workers": arguments.workers}
             drawn = {"seed": arguments.seed, "operators": arguments.operators}
             flaggems.run(arguments.out, **drawn, **where, **chosen, **common)
+        case "flagcx":
+            flagcx.run(arguments.out, arguments.checkout, **common)
         case "lightx2v":
             lightx2v.run(arguments.out, arguments.checkout, **common)
         case "models":

@@ -102,3 +102,21 @@ def test_a_group_that_does_not_coalesce_gets_one_array() -> None:
     for array, total in zip(given, transport.all_reduce("c", given, lambda v: v[0], Opcode.ADD), strict=True):
         assert torch.equal(total, array)
     assert group.calls == [1, 1, 1]  # of all bytes, and of each type
+
+
+class Wrong:
+    """A group of two whose members have an array each, and whose broadcast brings something else."""
+
+    def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: object) -> None:
+        target.copy_(torch.cat([source, source + 1]))
+
+    def broadcast(self, arrays: list[torch.Tensor], options: object) -> None:
+        arrays[0].fill_(99)
+
+
+@pytest.mark.parametrize("root", [0, 1])
+@pytest.mark.parametrize("shape", [(), (3, 2), (0,)])
+def test_a_broadcast_over_more_than_nccl_is_gathered(root: int, shape: tuple[int, ...]) -> None:
+    group = Transport(Wrong(), (0, 1), 0, "of two", "flagcx", "device", unlike_nccl="two makers")
+    array = torch.randint(0, 100, shape, dtype=torch.uint8)
+    assert torch.equal(group.broadcast("c", array, root), array + root)
