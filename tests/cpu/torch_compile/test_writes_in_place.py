@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -108,3 +111,74 @@ def test_a_failing_call_leaves_the_program_usable() -> None:
     with pytest.raises(ValueError, match="negative"):
         run(torch.ones(5), torch.full((5,), -3.0))
     assert torch.equal(run(good, torch.full((5,), 5.0)), torch.full((5,), 3.0))
+
+
+def _swap(x: Tensor, y: Tensor) -> Tensor:
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+    return x + y
+
+
+def _through_views(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x[1].mul_(3)
+    y.t().add_(x)
+    return x[1], y
+
+
+def _hidden_from_autograd(x: Tensor, y: Tensor) -> Tensor:
+    x.detach().mul_(2)
+    x.data.add_(1)
+    return y.add_(x)
+
+
+@pytest.mark.parametrize("function", [_swap, _through_views, _hidden_from_autograd])
+def test_versions_count_as_in_eager_mode(function: Callable[..., Any]) -> None:
+    run = compiled(function)
+    for _ in range(2):
+        given = [torch.randn(4, 4) for _ in range(2)]
+        eager = [tensor.clone() for tensor in given]
+        torch.testing.assert_close(run(*given), function(*eager))
+        torch.testing.assert_close(given, eager)
+        assert [t._version > 0 for t in given] == [t._version > 0 for t in eager]
+
+
+def test_gradients_within_no_grad_are_found() -> None:
+    """What looks like a graph without a backward pass may have one."""
+
+    def function(weight: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x.add_(1)
+            with torch.enable_grad():
+                return (weight * x).sum()
+
+    weight, x = torch.randn(4, requires_grad=True), torch.randn(4)
+    before = x.clone()
+    with torch.no_grad():
+        loss = compiled(function)(weight, x)
+    loss.backward()
+    torch.testing.assert_close(x, before + 1)
+    torch.testing.assert_close(weight.grad, x)
+
+
+def test_a_step_copies_nothing_that_was_written() -> None:
+    """A call of copy_ for each parameter and moment costs the host more than the rest of a small step."""
+    parameters = [torch.nn.Parameter(torch.randn(5, 3)) for _ in range(7)]
+    optimizer = torch.optim.AdamW(parameters)
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    step = torch.compile(optimizer.step, backend="flagos")
+    step()
+    called: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call":
+            called[argument.__name__] += 1
+
+    sys.setprofile(count)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    assert called["run"] == 1
+    assert (called["copy_"], called["detach"]) == (0, 0)

@@ -16,7 +16,13 @@ from flagos_backend.frontends.torch.compile.attention import compute_weights_aga
 from flagos_backend.frontends.torch.compile.corrections import correct_graph
 from flagos_backend.frontends.torch.compile.decompositions import decompositions_for, runs_on_host
 from flagos_backend.frontends.torch.compile.images import forget_places, keep_channels_last
-from flagos_backend.frontends.torch.compile.mutation import changed_inputs, keep_values
+from flagos_backend.frontends.torch.compile.mutation import (
+    HasBackward,
+    changed_inputs,
+    keep_values,
+    may_copy,
+    require_no_copies,
+)
 from flagos_backend.frontends.torch.compile.options import CompileOptions, read_options
 from flagos_backend.frontends.torch.compile.segments import CompiledGraph
 from flagos_backend.frontends.torch.compile.specialization import INFERENCE, compile_graph
@@ -39,12 +45,26 @@ def flagos(
     """
     settings = read_options(mode, options)
     example_inputs = _as_called(graph, example_inputs)
+    if may_copy(graph, example_inputs):
+        try:
+            return _compiled(graph, example_inputs, settings, copies=True)
+        except HasBackward:
+            pass  # AOTAutograd has the last word
+    return _compiled(graph, example_inputs, settings, copies=False)
+
+
+def _compiled(
+    graph: GraphModule, example_inputs: Sequence[Any], settings: CompileOptions, *, copies: bool
+) -> Callable[..., Any]:
+    """``copies``: graphs copy to inputs that they change, so that AOTAutograd need not, input by input; for those
+    without a backward pass. Raises HasBackward if there is one."""
     compiler: Callable[..., Callable[..., Any]] = aot_autograd(
         fw_compiler=functools.partial(_compile, "forward", settings),
         bw_compiler=functools.partial(_compile, "backward", settings),
         inference_compiler=functools.partial(_compile, INFERENCE, settings),
         partition_fn=functools.partial(_partition, runs_on_host(example_inputs)),
         decompositions=decompositions_for(example_inputs),
+        keep_inference_input_mutations=copies,
     )
     if not _is_saved():
         return compiler(graph, example_inputs)
@@ -75,6 +95,7 @@ def _as_called(graph: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
 def _partition(on_host: bool, joint: GraphModule, *arguments: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
     """The graphs of the forward and the backward pass. What fuses with its users is computed again rather than saved:
     programs wait for memory. What the user marks with torch.utils.checkpoint is computed again all the same."""
+    require_no_copies(joint)
     correct_graph(joint)
     _drop_detached(joint)
     if not on_host:

@@ -25,7 +25,7 @@ from flagos_backend.frontends.torch.compile.executable import StridesDiffer, lau
 from flagos_backend.frontends.torch.compile.images import BORDER
 from flagos_backend.frontends.torch.compile.layout import Strided
 from flagos_backend.frontends.torch.compile.lowering.aten_call import views_read_as_they_lie
-from flagos_backend.frontends.torch.compile.mutation import written_inputs
+from flagos_backend.frontends.torch.compile.mutation import copying, return_copies, written_inputs
 from flagos_backend.frontends.torch.compile.options import CompileOptions, Fallback
 from flagos_backend.frontends.torch.compile.outside import find_written_bases, name_of, runs_outside
 from flagos_backend.frontends.torch.compile.program import BuiltProgram, RunsOutside, build_program, place_of
@@ -214,9 +214,17 @@ def compile_graph(graph: GraphModule, kind: str, options: CompileOptions) -> Com
     """Compiles a graph of AOTAutograd's: now if its sizes are known, so that what cannot be compiled is refused now;
     else for the sizes of each call, and in segments where sizes depend on data."""
     name = f"{kind}_{next(_numbers)}"
+    if kind != INFERENCE:
+        correct_graph(graph)
+        # In training, AOTAutograd's own function returns what an input becomes, which must be a tensor of its own.
+        return _compile_graph(name, graph, options, {})
+    copied = return_copies(graph)
     correct_graph(graph)
-    # In training, AOTAutograd's own function returns what an input becomes, which must be a tensor of its own.
-    written = written_inputs(graph) if kind == INFERENCE else {}
+    run = _compile_graph(name, graph, options, written_inputs(graph) | copied)
+    return copying(run, copied) if copied else run
+
+
+def _compile_graph(name: str, graph: GraphModule, options: CompileOptions, written: dict[int, int]) -> CompiledGraph:
     inputs = graph.graph.find_nodes(op="placeholder")
     find_written_bases(graph, [inputs[position] for position in written.values()])
     decisive = [node for node in graph.graph.nodes if decides_sizes(node)]
