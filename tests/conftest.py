@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from support.seeds import SEED_VARIABLE, fresh
+
 TESTS = Path(__file__).resolve().parent
 GROUPS = ("unit", "cpu", "gpu", "multi")
-SEED_VARIABLE = "FLAGOS_TEST_SEED"
 
 settings.register_profile("flagos", deadline=None, print_blob=True)
 settings.load_profile("flagos")
@@ -94,11 +95,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reasons[group] = _missing_hardware(group)
         if reasons[group] is not None:
             item.add_marker(pytest.mark.skip(reason=reasons[group]))
-
-
-def fresh(name: str) -> np.random.Generator:
-    """Random numbers of `name`, different in each run, repeatable through the seed in the report header."""
-    return np.random.default_rng([int(os.environ[SEED_VARIABLE]), *name.encode()])
 
 
 @pytest.fixture

@@ -91,3 +91,47 @@ def test_imports_are_seen(text: str, names: list[str]) -> None:
 def test_circles_are_seen() -> None:
     graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"f"}, "f": {"e", "a"}}
     assert sorted(circles(graph)) == [["a", "b", "c"], ["e", "f"]]
+
+
+def modules_of_tests(tree: ast.AST) -> list[str]:
+    """What a file imports, also within its functions and for type checkers, of pytest's own: test modules, conftest."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module or ''}.{alias.name}".lstrip(".") for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            # The last part may be a name in a module, and a function that tests is no module.
+            is_file = (_ROOT / "tests" / Path(*parts)).with_suffix(".py").is_file()
+            modules = parts if is_file or isinstance(node, ast.Import) or not node.module else parts[:-1]
+            if any(part == "conftest" or part.startswith("test_") for part in modules):
+                found.append(name)
+    return found
+
+
+def test_no_test_file_imports_another() -> None:
+    files = sorted((_ROOT / "tests").rglob("*.py"))
+    assert len(files) > 400
+    found = {str(path.relative_to(_ROOT)): modules_of_tests(ast.parse(path.read_text())) for path in files}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("from conftest import fresh", ["conftest.fresh"]),
+        ("from cpu.native.test_rows import softmax", ["cpu.native.test_rows.softmax"]),
+        ("from unit import test_imports", ["unit.test_imports"]),
+        ("from . import test_imports", ["test_imports"]),
+        ("def f():\n    import unit.test_imports", ["unit.test_imports"]),
+        ("if TYPE_CHECKING:\n    from cpu.replay.conftest import driver", ["cpu.replay.conftest.driver"]),
+        ("from jax._src.internal_test_util import test_harnesses", []),
+        ("from support.seeds import fresh\nimport latest_numbers", []),
+    ],
+)
+def test_imports_of_tests_are_seen(text: str, names: list[str]) -> None:
+    assert modules_of_tests(ast.parse(text)) == names

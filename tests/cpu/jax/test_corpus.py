@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from conftest import SEED_VARIABLE
 from programs import PROGRAMS
-from unit.kernels.test_corpus import agrees, without_subnormals
+from support.agreement import agrees, without_subnormals
+from support.seeds import SEED_VARIABLE
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

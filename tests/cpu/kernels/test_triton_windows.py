@@ -22,7 +22,7 @@ from support.against_xla import hlo_of_text
 from support.kernels import to_storage
 from support.numbers import random_values
 from support.passes import for_accelerator
-from unit.kernels.test_windows import window_text
+from support.windows import window_text
 
 E = ElementType
 SIMULATED = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)

@@ -15,6 +15,7 @@ from flagos_backend.importer import schema
 from plugin_abi.errors import FlagosStatusError, StatusCode
 from plugin_abi.host import Artifact, Buffer, Context, ElementType, Executable, HostArray, Memory
 from plugin_abi.loader import Backend
+from support.native_programs import ALL_REDUCE, CALLBACK
 
 # 800 products of matrices of 256 x 256: long enough that nobody finishes it before the next line of a test.
 LONG = """HloModule long
@@ -41,22 +42,6 @@ ENTRY main {
   final = (s32[], f32[256,256]) while(initial), condition=condition, body=body
   ROOT y = f32[256,256] get-tuple-element(final), index=1
 }"""
-
-ALL_REDUCE = """HloModule sums
-add { a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT c = f32[] add(a, b) }
-ENTRY main {
-  x = f32[4] parameter(0)
-  root = f32[4] sqrt(x)
-  ROOT sum = f32[4] all-reduce(root), replica_groups={{0,1,2}}, use_global_device_ids=true, channel_id=1, to_apply=add
-}"""
-
-CALLBACK = """HloModule calls
-ENTRY main {
-  x = f32[3] parameter(0)
-  n = u8[] parameter(1)
-  called = (f32[3], s32[2]) custom-call(x, n), custom_call_target="flagos.host_callback", backend_config="{\\"id\\": 7}", custom_call_has_side_effect=true
-  ROOT result = (f32[3], s32[2]) copy(called)
-}"""  # noqa: E501
 
 
 def test_a_program_computes(context: Context, memory: Memory, rng: np.random.Generator) -> None:

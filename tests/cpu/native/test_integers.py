@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from cpu.native.harness import get, put
-from cpu.native.test_tiles import compile_module, dtype_of, make, run
 from flagos_backend.ir.attributes import CompareAttributes, DimensionsAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from plugin_abi.host import Context
+from support.native_modules import compile_module, dtype_of, make, run
 
 E = ElementType
 _TYPES = [t for t in E if t.is_integer and t.bits >= 8]

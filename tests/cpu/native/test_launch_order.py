@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cpu.native.harness import LOOP, add_one, compile, get, put, run
-from cpu.native.test_execute import ALL_REDUCE, CALLBACK
 from plugin_abi.errors import FlagosStatusError, StatusCode
 from plugin_abi.host import Buffer, Context, ElementType, Event, Executable, HostArray
 from plugin_abi.loader import Backend
+from support.native_programs import ALL_REDUCE, CALLBACK
 
 # As LOOP, over three devices that meet at the end: dispatch returns long before it is done.
 MEET = LOOP.replace(

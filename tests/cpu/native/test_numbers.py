@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from cpu.native.harness import compile, get, put, run
-from cpu.native.test_pairs import BITS, SHIFTS
-from cpu.native.test_pairs import FUNCTIONS as PAIRED
-from cpu.native.test_tiles import assert_same_bits, compile_module, make
-from cpu.native.test_tiles import run as run_one
 from flagos_backend.ir.attributes import NONE, CompareAttributes, DimensionsAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from plugin_abi.host import Context
+from support.native_modules import assert_same_bits, compile_module, make
+from support.native_modules import run as run_one
+from support.paired_functions import BITS, SHIFTS
+from support.paired_functions import FUNCTIONS as PAIRED
 
 E = ElementType
 _SIZE = 2603  # several tiles, and no multiple of a vector

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
-from cpu.native.test_tiles import assert_same_bits, compile_module, dtype_of, make, run
 from flagos_backend.ir.attributes import DimensionsAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from plugin_abi.host import Context
+from support.native_modules import assert_same_bits, compile_module, dtype_of, make, run
+from support.paired_functions import BITS, FUNCTIONS, SHIFTS
 
 E = ElementType
 _SIZE = 2600  # several tiles, and no multiple of a vector
-FUNCTIONS: dict[Opcode, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    Opcode.ADD: np.add,
-    Opcode.SUBTRACT: np.subtract,
-    Opcode.MULTIPLY: np.multiply,
-    Opcode.AND: np.bitwise_and,
-    Opcode.OR: np.bitwise_or,
-    Opcode.XOR: np.bitwise_xor,
-    Opcode.SHIFT_LEFT: lambda x, y: np.where(y < x.itemsize * 8, x << np.minimum(y, x.itemsize * 8 - 1), 0),
-    Opcode.SHIFT_RIGHT_LOGICAL: lambda x, y: np.where(y < x.itemsize * 8, x >> np.minimum(y, x.itemsize * 8 - 1), 0),
-}
 _ARITHMETIC = (Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY)
-BITS = (Opcode.ADD, Opcode.AND, Opcode.OR, Opcode.XOR)
-SHIFTS = (Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_LOGICAL)
 _PAIRS = [
     *((t, first, second) for t in (E.F32, E.F64) for first in _ARITHMETIC for second in _ARITHMETIC),
     *((t, first, second) for t in (E.U32, E.U64) for first in (*BITS, *SHIFTS) for second in BITS),

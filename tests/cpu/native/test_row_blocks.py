@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cpu.native.test_rows import assert_close, explained, softmax
 from plugin_abi.host import Context
+from support.rows import assert_close, explained, softmax
 
 _DTYPES = {
     "pred": np.bool_,

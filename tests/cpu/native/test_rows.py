@@ -7,55 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from cpu.native.harness import compile, get, put, run
-from plugin_abi.host import Artifact, Context
+from plugin_abi.host import Context
+from support.rows import assert_close, explained, reducer, softmax
 
 _DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 # Of the result, beyond one rounding into its type.
 _TOLERANCE = {"f32": 1e-6, "f64": 1e-14, "f16": 2e-3, "bf16": 1.6e-2}
-
-
-def _reducer(name: str, element: str, opcode: str) -> str:
-    return f"""
-{name} {{
-  a = {element}[] parameter(0)
-  b = {element}[] parameter(1)
-  ROOT c = {element}[] {opcode}(a, b)
-}}"""
-
-
-def softmax(rows: int, columns: int, element: str) -> str:
-    """softmax over the last dimension, in f32 for 16-bit types."""
-    wide = "f64" if element == "f64" else "f32"
-    return f"""{_reducer("greatest", wide, "maximum")}{_reducer("sum", wide, "add")}
-ENTRY main {{
-  x = {element}[{rows},{columns}] parameter(0)
-  wide = {wide}[{rows},{columns}] convert(x)
-  least = {wide}[] constant(-inf)
-  zero = {wide}[] constant(0)
-  top = {wide}[{rows}] reduce(wide, least), dimensions={{1}}, to_apply=greatest
-  tops = {wide}[{rows},{columns}] broadcast(top), dimensions={{0}}
-  shifted = {wide}[{rows},{columns}] subtract(wide, tops)
-  e = {wide}[{rows},{columns}] exponential(shifted)
-  total = {wide}[{rows}] reduce(e, zero), dimensions={{1}}, to_apply=sum
-  totals = {wide}[{rows},{columns}] broadcast(total), dimensions={{0}}
-  quotient = {wide}[{rows},{columns}] divide(e, totals)
-  ROOT y = {element}[{rows},{columns}] convert(quotient)
-}}"""
-
-
-def explained(context: Context, text: str, *arguments: np.ndarray) -> tuple[list[np.ndarray], str]:
-    """The results of a program, and what it became."""
-    with compile(context, text) as executable:
-        buffers = [put(context.devices[0].default_memory, a) for a in arguments]
-        results = [get(buffer) for buffer in run(executable, *buffers)]
-        return results, executable.artifact(Artifact.EXPLANATION).decode()
-
-
-def assert_close(ours: np.ndarray, exact: np.ndarray, tolerance: float) -> None:
-    ours = ours.astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(ours), np.isnan(exact))
-    np.testing.assert_allclose(ours, exact, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (5, 65), (37, 1000), (16, 5000), (3, 1), (4, 7), (0, 100)], ids=str)
@@ -99,7 +56,7 @@ def test_rows_too_long_for_the_cache_stay_apart(context: Context, rng: np.random
 
 def _moments(dims: str, folded: str, kept: str, places: str, count: int) -> str:
     """Mean, variance, what is normalised with them, and two results of the rows themselves."""
-    return f"""{_reducer("sum", "f32", "add")}
+    return f"""{reducer("sum", "f32", "add")}
 ENTRY main {{
   x = f32[{dims}] parameter(0)
   weight = f32[{dims}] parameter(1)
@@ -178,7 +135,7 @@ ENTRY main {
 @pytest.mark.parametrize("element", _DTYPES)
 def test_cross_entropy_by_a_mask(element: str, context: Context, rng: np.random.Generator) -> None:
     """An index along the row, a predicate, three folds and a store of one number a row."""
-    text = f"""{_reducer("greatest", "f32", "maximum")}{_reducer("sum", "f32", "add")}
+    text = f"""{reducer("greatest", "f32", "maximum")}{reducer("sum", "f32", "add")}
 ENTRY main {{
   x = {element}[40,777] parameter(0)
   label = s32[40] parameter(1)

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from cpu.native.test_rows import explained
 from plugin_abi.host import Context
+from support.rows import explained
 
 _DTYPES = {"f32": np.float32, "f64": np.float64, "s32": np.int32, "u8": np.uint8}
 # Of shape and axes: whether the fold is split. Rows of 128 and fewer are folded whole, runs of 256 and more one by one.

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cpu.native.harness import compile, get, put, run
-from cpu.native.test_rows import softmax
 from plugin_abi.host import Context
+from support.rows import softmax
 
 _DTYPES = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "s16": np.int16, "u8": np.uint8}
 

@@ -73,7 +73,7 @@ class Scene:
         return self.on_buffer("ReadyEvent").event
 
     def transfer(self) -> None:
-        from cpu.pjrt.test_transfers import Manager
+        from support.transfers import Manager
 
         Manager(self.client, ((4,), np.float32)).write(0, self.array)
 
@@ -173,7 +173,7 @@ def test_payloads_come_along(api: Pjrt, table: FlagosTable) -> None:
 
 
 def test_a_failed_write_fails_the_promised_buffer(api: Pjrt, table: FlagosTable) -> None:
-    from cpu.pjrt.test_transfers import Manager
+    from support.transfers import Manager
 
     client = Client(api, table.address)
     manager = Manager(client, ((4,), np.float32))

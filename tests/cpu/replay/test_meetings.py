@@ -29,7 +29,7 @@ from flagos_backend.runtime.plan import Plan
 from support.poisoned_replays import PoisonedReplay
 
 if TYPE_CHECKING:
-    from cpu.replay.conftest import Driver
+    from cpu.replay.driver import Driver
 
 flagos_backend.frontends.jax.initialize()
 

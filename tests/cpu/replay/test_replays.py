@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import flagos_backend.frontends.jax
-from cpu.accelerator.test_runtime import PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
 from flagos_backend import bridge
 from flagos_backend.devices import streams
@@ -24,12 +23,13 @@ from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder
 from flagos_backend.runtime.accelerator.graphs import GraphReplay
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Executable, Memory
+from support.accelerator_programs import PROGRAM
 from support.against_xla import assert_same
 from support.decided_programs import PROGRAMS, argument, guarded_step
 from support.divided_programs import called_back, chain
 
 if TYPE_CHECKING:
-    from cpu.replay.conftest import Driver
+    from cpu.replay.driver import Driver
     from support.tape import Kernel
 
 flagos_backend.frontends.jax.initialize()

@@ -25,7 +25,7 @@ from support.decided_programs import PROGRAMS, argument
 from support.divided_programs import called_back
 
 if TYPE_CHECKING:
-    from cpu.replay.conftest import Driver
+    from cpu.replay.driver import Driver
     from support.tape import Kernel
 
 flagos_backend.frontends.jax.initialize()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cpu.accelerator.test_runtime import KNOWN, LOOP, PROGRAM
 from cpu.native.harness import add_one, compile, get, put, run
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Artifact, Context, Executable, Memory
+from support.accelerator_programs import KNOWN, LOOP, PROGRAM
 
 RUNS = 8
 

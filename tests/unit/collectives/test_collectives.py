@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import fresh
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.errors import CollectiveGroupMismatch
@@ -20,6 +19,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from support.against_xla import hlo_of_text, run_on_backend
 from support.devices import on_each, run_on_devices
+from support.seeds import fresh
 
 DEVICES = 8
 

@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conftest import SEED_VARIABLE
 from flagos_backend.ir.opcode import Opcode as O
 from flagos_backend.ir.types import ElementType
 from programs import run_on_xla
 from support.against_xla import check, hlo_of_text, run_on_backend
 from support.numbers import NUMPY_DTYPE, distance, random_values, special_values
+from support.seeds import SEED_VARIABLE
 
 E = ElementType
 INTEGERS = tuple(e for e in E if e.is_integer and e.bits > 1)

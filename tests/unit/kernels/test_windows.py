@@ -17,6 +17,7 @@ from flagos_backend.kernels.reference.windows import window_count
 from programs import hlo_bytes
 from support.against_xla import check, check_function, check_hlo, hlo_of_text, run_on_backend
 from support.numbers import random_values
+from support.windows import window_text
 
 E = ElementType
 TYPES = (E.PRED, E.S8, E.U8, E.S16, E.U16, E.S32, E.U32, E.S64, E.U64, E.F16, E.BF16, E.F32, E.F64, E.C64, E.C128)
@@ -31,18 +32,6 @@ def random_window(size: int, rng: np.random.Generator, dilated_base: bool) -> Wi
         padding_high=int(rng.integers(0, 12)),
         window_dilation=int(rng.integers(1, 3)),
         base_dilation=int(rng.integers(1, 3)) if dilated_base else 1,
-    )
-
-
-def window_text(window: tuple[WindowDimension, ...]) -> str:
-    def joined(values: list[object]) -> str:
-        return "x".join(map(str, values))
-
-    return (
-        f"window={{size={joined([w.size for w in window])} stride={joined([w.stride for w in window])}"
-        f" pad={joined([f'{w.padding_low}_{w.padding_high}' for w in window])}"
-        f" lhs_dilate={joined([w.base_dilation for w in window])}"
-        f" rhs_dilate={joined([w.window_dilation for w in window])}}}"
     )
 
 

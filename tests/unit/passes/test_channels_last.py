@@ -20,8 +20,8 @@ from flagos_backend.passes.accelerator.canonicalize_convolutions import lay_out_
 from flagos_backend.passes.channels_last import channels_last
 from flagos_backend.passes.dce import eliminate_dead_code
 from programs import hlo_bytes
+from support.convolution_gradients import compare, gradients
 from support.passes import simplified
-from unit.passes.accelerator.test_canonicalize_convolutions import compare, gradients
 
 
 def moved(function: Callable[..., Any], *arguments: np.ndarray) -> list[Instruction]:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import fresh
 from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from programs import hlo_bytes, run_on_xla
 from support.matching import assert_as_close, assert_near_miss, errors, exact, matched, run, targets, weights_like
+from support.seeds import fresh
 
 B, T, H, K, D = 2, 24, 4, 2, 8
 MASK = fresh(__name__).random((B, 1, T, T)) < 0.6

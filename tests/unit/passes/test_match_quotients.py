@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import fresh
 from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from support.matching import assert_as_close, assert_near_miss, errors, exact, matched, run, targets, weights_like
+from support.seeds import fresh
 
 B, T, H, D = 2, 24, 4, 8
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import SEED_VARIABLE
 from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
@@ -29,6 +28,7 @@ from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage
 from support.passes import simplified
 from support.poisoned_replays import PoisonedReplay, assert_same, breaking_anywhere
+from support.seeds import SEED_VARIABLE
 
 CALLBACK = 'f32[4] custom-call(%s), custom_call_target="flagos.host_callback", backend_config="{\\"id\\":7}"'
 

@@ -18,7 +18,7 @@ from flagos_backend.loop_ir.flat import flatten
 from flagos_backend.loop_ir.region import Apply, Region
 from flagos_backend.passes.pipelines import optimize
 from programs import hlo_bytes
-from unit.codegen.triton.test_sources import H100
+from support.triton_programs import H100
 
 X = np.ones((4, 8), jnp.bfloat16)
 

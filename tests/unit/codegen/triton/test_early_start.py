@@ -17,8 +17,8 @@ from flagos_backend.loop_ir.flat import flatten
 from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
 from support.passes import for_accelerator
-from unit.codegen.triton.test_compiled import compiled
-from unit.codegen.triton.test_sources import H100, NO_DEVICE_LIBRARY, bf16, f32
+from support.triton_compiled import compiled
+from support.triton_programs import H100, NO_DEVICE_LIBRARY, bf16, f32
 
 AMPERE = replace(H100, architecture="sm_80")
 WAIT, START_NEXT = "griddepcontrol.wait", "griddepcontrol.launch_dependents"

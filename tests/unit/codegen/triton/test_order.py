@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unit.codegen.triton.loop_transforms.test_exponentials import sources
-from unit.codegen.triton.test_sources import bf16, s32
+from support.triton_programs import bf16, s32
+from support.triton_sources import sources
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from flagos_backend.loop_ir.flat import flatten
 from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
 from support.passes import for_accelerator
-from unit.codegen.triton.test_sources import H100, bf16, f32, s32
+from support.triton_programs import H100, bf16, f32, s32
 
 # One block for each row, walked by as many programs as there are multiprocessors.
 AHEAD = "32768, 132 parts"

@@ -8,29 +8,20 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import torch
 from jax import lax
 
-from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import ConvolutionAttributes
-from flagos_backend.ir.hlo import Instruction, Module
+from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference import convolution
-from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.passes.accelerator.canonicalize_convolutions import lay_out_convolutions
-from programs import hlo_bytes, run_on_xla
-from support.against_xla import assert_same, hlo_of_text
+from programs import hlo_bytes
+from support.against_xla import hlo_of_text
+from support.convolution_gradients import compare, gradients
+from support.convolutions import convolution_text, random_convolution
 from support.passes import simplified
-from unit.kernels.test_convolution import convolution_text, random_convolution
-
-
-def compare(hlo: bytes, module: Module, *arguments: np.ndarray) -> None:
-    with torch.inference_mode():
-        results = build_plan(module.entry).run(Run(), [torch.from_numpy(a.copy()) for a in arguments])
-    for ours, theirs in zip(results, run_on_xla(hlo, arguments), strict=True):
-        assert_same(ours.numpy(), theirs, 2e-5)
 
 
 def laid_out(function: Callable[..., Any], *arguments: np.ndarray) -> list[Instruction]:
@@ -63,10 +54,6 @@ def operands(
     if layout == "NHWC":
         x, w = x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0)
     return np.ascontiguousarray(x, np.float32), np.ascontiguousarray(w, np.float32)
-
-
-def gradients(function: Any) -> Any:
-    return lambda x, w: jax.grad(lambda x, w: (function(x, w) ** 2).sum(), (0, 1))(x, w)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unit.codegen.triton.loop_transforms.test_exponentials import sources
-from unit.codegen.triton.test_sources import bf16
+from support.triton_programs import bf16
+from support.triton_sources import sources
 
 SHAPES = [bf16(512, 4096), bf16(512, 1)]
 

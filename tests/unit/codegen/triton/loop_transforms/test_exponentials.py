@@ -9,27 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.codegen.triton import prepare, schedule
-from flagos_backend.importer import import_module
-from flagos_backend.loop_ir.flat import flatten
-from flagos_backend.loop_ir.region import Region
-from programs import hlo_bytes
-from support.passes import for_accelerator
-from unit.codegen.triton.test_sources import H100, NO_DEVICE_LIBRARY, bf16, f32, s32
+from support.triton_programs import H100, NO_DEVICE_LIBRARY, bf16, f32, s32
+from support.triton_sources import sources
 
 LONG = (4096, 50000)
 
 
 def top(x: jax.Array) -> jax.Array:
     return x.max(-1, keepdims=True)
-
-
-def sources(
-    function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct], target: Any = H100, *, excess: bool = False
-) -> str:
-    items = schedule(flatten(for_accelerator(import_module(hlo_bytes(function, *shapes))).entry), target).items
-    regions = (item for item in items if isinstance(item, Region))
-    return "\n".join(prepare(region, target, excess_precision=excess).source for region in regions)
 
 
 def wide_softmax(x: jax.Array) -> jax.Array:

@@ -20,8 +20,8 @@ from flagos_backend.loop_ir.region import Apply, Region
 from programs import hlo_bytes
 from support.passes import for_accelerator
 from support.regions import evaluate
-from unit.codegen.triton.loop_transforms.test_exponentials import sources
-from unit.codegen.triton.test_sources import H100, NO_DEVICE_LIBRARY, f32
+from support.triton_programs import H100, NO_DEVICE_LIBRARY, f32
+from support.triton_sources import sources
 
 Function = Callable[..., Any]
 Pass = Callable[[Region], Region]

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unit.codegen.triton.loop_transforms.test_exponentials import sources
-from unit.codegen.triton.test_sources import f32
+from support.triton_programs import f32
+from support.triton_sources import sources
 
 
 def sum_of(x: jax.Array) -> jax.Array:
