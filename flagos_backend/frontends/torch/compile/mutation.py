@@ -94,7 +94,7 @@ def _copy(target: torch.Tensor, value: torch.Tensor) -> None:
         if target.is_inference():
             target.copy_(value)
             return
-        with torch.autograd._unsafe_preserve_version_counter(target):
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(target):
             target.copy_(value)
 
 
