@@ -30,14 +30,14 @@ from flagos_backend.torch_loading import torch
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.context_peers import ContextPeers
-    from flagos_backend.collectives.spanning import SpanningCommunicator
+    from flagos_backend.collectives.multi_process import MultiProcessCommunicator
     from flagos_backend.compile.explanation import Explanation
     from flagos_backend.devices.accelerator import Accelerator
     from flagos_backend.runtime.accelerator.conditional import NativeClose, NativeOpen, NativePrepare
     from flagos_backend.runtime.accelerator.graphs import NativeCompare, NativeDrop, NativeLaunch, NativeMake
     from flagos_backend.runtime.accelerator.segments import Recorder
 
-    LaunchCommunicator = InProcessCommunicator | SpanningCommunicator
+    LaunchCommunicator = InProcessCommunicator | MultiProcessCommunicator
 
 __all__ = [
     "attach",
@@ -153,7 +153,7 @@ def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runne
         compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
     _programs[compiled.fingerprint] = compiled
     runner = Runner(compiled, build_id, context if can_call_host else None, peers)
-    return _describe(compiled), runner, int(runner.records_meetings)
+    return _describe(compiled), runner, int(runner.records_rendezvous)
 
 
 def explanation(fingerprint: str) -> Explanation | None:
@@ -291,12 +291,12 @@ class Runner:
             if launch is None:
                 return solo()
             replicas, partitions = program.num_replicas, program.num_partitions
-            return replace(solo(), num_replicas=replicas, num_partitions=partitions, rendezvous=launch)
+            return replace(solo(), num_replicas=replicas, num_partitions=partitions, communicator=launch)
 
         def execute(arguments: list[Any], in_place: int, launch: LaunchCommunicator | None) -> list[Any]:
             run = run_of(launch)
             with _inference_mode(), OwnCalls(), guard():
-                meets = None if self._peers is None else cast("SpanningCommunicator | None", launch)
+                meets = None if self._peers is None else cast("MultiProcessCommunicator | None", launch)
                 recorded = self._recordings.usable(local_ordinal, bool(in_place), run, meets)
                 plan = recorded.plan if recorded else compiled.plans(run.device).choose(bool(in_place))
                 return plan.run(run, arguments)
@@ -321,13 +321,13 @@ class Runner:
             return Run(device_ordinal, replica_id, partition_id, 1, 1, device, InProcessCommunicator())
         # torch.distributed is imported for those who use it.
         from flagos_backend.collectives.host_groups import HostGroups
-        from flagos_backend.collectives.spanning import SpanningCommunicator
+        from flagos_backend.collectives.multi_process import MultiProcessCommunicator
 
-        communicator = SpanningCommunicator(HostGroups(groups, device.type))
+        communicator = MultiProcessCommunicator(HostGroups(groups, device.type))
         return Run(device_ordinal, groups.rank, 0, groups.size, 1, device, communicator)
 
     @property
-    def records_meetings(self) -> bool:
+    def records_rendezvous(self) -> bool:
         """Whether devices may meet in what is recorded of the program."""
         return self._recordings.meet
 
@@ -358,9 +358,9 @@ class Runner:
         program = self._compiled.program
         run = self._alone[local_ordinal]
         run = replace(run, num_replicas=program.num_replicas, num_partitions=program.num_partitions)
-        meeting = run.meeting(self._compiled.module.name)
+        rendezvous = run.rendezvous(self._compiled.module.name)
         with discovery.opened(local_ordinal).guard():
-            self._peers.launched(meeting, self._devices)
+            self._peers.launched(rendezvous, self._devices)
 
     def _launched(self, local_ordinal: int) -> Run:
         """A launch as what is recorded of it may read it."""
@@ -368,9 +368,9 @@ class Runner:
         run = self._alone[local_ordinal]
         if len(self._devices) == 1:
             return run
-        communicator = self._peers.communicator(self._devices) if self._peers else run.rendezvous
+        communicator = self._peers.communicator(self._devices) if self._peers else run.communicator
         replicas, partitions = program.num_replicas, program.num_partitions
-        return replace(run, num_replicas=replicas, num_partitions=partitions, rendezvous=communicator)
+        return replace(run, num_replicas=replicas, num_partitions=partitions, communicator=communicator)
 
     def captured(self, local_ordinal: int, outcome: object) -> None:
         """What became of the capture, as text for explain."""

@@ -32,7 +32,7 @@ class Reducer:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """One collective as one participant sees it.
 
     ``participants`` are flattened ids (replica * num_partitions + partition) in the order that the program gives;
@@ -55,7 +55,7 @@ class Meeting:
 
 
 class Communicator(ABC):
-    """All operations block until every participant of the meeting has come, and raise when one of them cannot.
+    """All operations block until every participant of the rendezvous has come, and raise when one of them cannot.
 
     Results are new storage, the same on every participant bit for bit: reductions fold in one order for all of them.
     Once an operation has returned, nobody reads the arrays that were given to it.
@@ -71,67 +71,67 @@ class Communicator(ABC):
         raise AssertionError(f"nothing is recorded where {self.no_recording}")
 
     @abstractmethod
-    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
+    def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:
         """Brings all contributions to one ``combine``, called once in the group, and returns this participant's part.
 
         Raises CollectiveAborted when another participant failed, CollectiveTimeout when one does not come.
         """
 
-    def all_reduce(self, meeting: Meeting, arrays: Sequence[Tensor], reducer: Reducer) -> list[Tensor]:
+    def all_reduce(self, rendezvous: Rendezvous, arrays: Sequence[Tensor], reducer: Reducer) -> list[Tensor]:
         """Every participant gets the fold of each array over all of them."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
             totals = [reducer.fold(column) for column in zip(*contributions, strict=True)]
-            return [totals if rank == 0 else [t.clone() for t in totals] for rank in range(meeting.size)]
+            return [totals if rank == 0 else [t.clone() for t in totals] for rank in range(rendezvous.size)]
 
-        return list(self.exchange(meeting, arrays, combine))
+        return list(self.exchange(rendezvous, arrays, combine))
 
-    def all_gather(self, meeting: Meeting, arrays: Sequence[Tensor], dimension: int) -> list[Tensor]:
+    def all_gather(self, rendezvous: Rendezvous, arrays: Sequence[Tensor], dimension: int) -> list[Tensor]:
         """Each array of all participants, joined along ``dimension`` in the order of ranks."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
             whole = [torch.cat(column, dim=dimension) for column in zip(*contributions, strict=True)]
-            return [whole if rank == 0 else [w.clone() for w in whole] for rank in range(meeting.size)]
+            return [whole if rank == 0 else [w.clone() for w in whole] for rank in range(rendezvous.size)]
 
-        return list(self.exchange(meeting, arrays, combine))
+        return list(self.exchange(rendezvous, arrays, combine))
 
     def reduce_scatter(
-        self, meeting: Meeting, arrays: Sequence[Tensor], reducer: Reducer, dimension: int
+        self, rendezvous: Rendezvous, arrays: Sequence[Tensor], reducer: Reducer, dimension: int
     ) -> list[Tensor]:
         """Each array's fold, split along ``dimension``: every participant gets the part of its rank."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
             totals = [reducer.fold(column) for column in zip(*contributions, strict=True)]
-            parts = [torch.tensor_split(total, meeting.size, dim=dimension) for total in totals]
-            return [[part[rank].clone() for part in parts] for rank in range(meeting.size)]
+            parts = [torch.tensor_split(total, rendezvous.size, dim=dimension) for total in totals]
+            return [[part[rank].clone() for part in parts] for rank in range(rendezvous.size)]
 
-        return list(self.exchange(meeting, arrays, combine))
+        return list(self.exchange(rendezvous, arrays, combine))
 
-    def all_to_all(self, meeting: Meeting, parts: Sequence[Tensor]) -> list[Tensor]:
+    def all_to_all(self, rendezvous: Rendezvous, parts: Sequence[Tensor]) -> list[Tensor]:
         """``parts[i]`` goes to rank i; returns what came, by the sender's rank."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-            return [[sent[rank].clone() for sent in contributions] for rank in range(meeting.size)]
+            return [[sent[rank].clone() for sent in contributions] for rank in range(rendezvous.size)]
 
-        return list(self.exchange(meeting, parts, combine))
+        return list(self.exchange(rendezvous, parts, combine))
 
-    def exchange_parts(self, meeting: Meeting, array: Tensor) -> Tensor:
+    def exchange_parts(self, rendezvous: Rendezvous, array: Tensor) -> Tensor:
         """``array``: [size, ...]; that of number i goes to rank i. Returns what came, by the sender's rank."""
-        return torch.stack(self.all_to_all(meeting, array.unbind()))
+        return torch.stack(self.all_to_all(rendezvous, array.unbind()))
 
     def permute(
-        self, meeting: Meeting, arrays: Sequence[Tensor], source_of: Sequence[int | None]
+        self, rendezvous: Rendezvous, arrays: Sequence[Tensor], source_of: Sequence[int | None]
     ) -> list[Tensor] | None:
         """Rank r gets the arrays of rank ``source_of[r]``; None when that is None."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor] | None]:
             return [None if s is None else [array.clone() for array in contributions[s]] for s in source_of]
 
-        received = self.exchange(meeting, arrays, combine)
+        received = self.exchange(rendezvous, arrays, combine)
         return None if received is None else list(received)
 
-    def broadcast(self, meeting: Meeting, arrays: Sequence[Tensor]) -> list[Tensor]:
+    def broadcast(self, rendezvous: Rendezvous, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Every participant gets the arrays of rank 0."""
-        received = self.permute(meeting, arrays, [0] * meeting.size)
+        received = self.permute(rendezvous, arrays, [0] * rendezvous.size)
         assert received is not None
         return received

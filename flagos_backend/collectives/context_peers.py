@@ -15,12 +15,12 @@ from typing import Any, Final, Protocol
 
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from flagos_backend.collectives.communicator import Communicator, Meeting
+from flagos_backend.collectives.communicator import Communicator, Rendezvous
 from flagos_backend.collectives.flagcx import unlike_nccl
+from flagos_backend.collectives.multi_process import MultiProcessCommunicator
 from flagos_backend.collectives.options import timeout_seconds
-from flagos_backend.collectives.spanning import SpanningCommunicator
 from flagos_backend.collectives.transport import Transport
-from flagos_backend.collectives.watch import Watch
+from flagos_backend.collectives.watchdog import Watchdog
 from flagos_backend.devices.vendors import product_of, vendor_of
 from flagos_backend.errors import CollectiveAborted, CollectiveOverdue, RendezvousFailed, StatusCode
 from flagos_backend.process_groups import FLAGCX, backend_for, make_backend, members_text, reason_of
@@ -40,8 +40,8 @@ _WATCHFUL: Final = frozenset({"gloo", "nccl"})
 # What they enqueue can be recorded, and repeated with other arrays. FlagCX calls NCCL on its own stream, which waits
 # for the one that is recorded, and is waited for there: the capture has it, too.
 _RECORDED: Final = frozenset({"nccl", FLAGCX})
-# Several of their operations can be begun as one. FlagCX's end with a wait of the host between chips of several makers,
-# and are put off on some: not there.
+# Several of their operations can be begun as one. FlagCX's end with a wait of the host between chips of several
+# vendors, and are put off on some: not there.
 _COALESCING: Final = frozenset({"nccl", FLAGCX})
 # Would have the members tell each other where the memory of what is recorded lies: all would have to record at one
 # time, and its addresses could not be replaced any more.
@@ -101,7 +101,7 @@ class ContextPeers:
     _stores: list[Store] = field(default_factory=list)
     # Where there is no other process, and the host has no store for this one.
     _own_store: Store = field(default_factory=HashStore)
-    _watch: Watch | None = None
+    _watchdog: Watchdog | None = None
     _recorded: weakref.WeakSet[Recorded] = field(default_factory=weakref.WeakSet)
 
     @property
@@ -112,9 +112,9 @@ class ContextPeers:
         """What a transport knows the device as."""
         return device if self.accelerated else self.device_processes[device]
 
-    def communicator(self, devices: tuple[int, ...]) -> SpanningCommunicator:
+    def communicator(self, devices: tuple[int, ...]) -> MultiProcessCommunicator:
         """For one launch on these devices."""
-        return SpanningCommunicator(_LaunchPeers(self, devices))
+        return MultiProcessCommunicator(_LaunchPeers(self, devices))
 
     @property
     def no_recording(self) -> str:
@@ -134,11 +134,11 @@ class ContextPeers:
             return reason_of(error)
         if backend not in _RECORDED:
             return f"{backend} is not known to be recorded"
-        if backend == FLAGCX and (reason := unlike_nccl(self._maker())):
+        if backend == FLAGCX and (reason := unlike_nccl(self._vendor())):
             return reason
         return "" if os.environ.setdefault(_REGISTERS, "0") == "0" else f"{_REGISTERS} is not 0"
 
-    def _maker(self) -> str:
+    def _vendor(self) -> str:
         """Of this process's devices, as FlagGems names it."""
         return vendor_of(self.device_type, product_of(self.device_type))
 
@@ -151,22 +151,22 @@ class ContextPeers:
         if is_over:
             recorded.drop()
 
-    def transport(self, meeting: Meeting, devices: Sequence[int], member: int) -> Transport:
+    def transport(self, rendezvous: Rendezvous, devices: Sequence[int], member: int) -> Transport:
         """Among the members that these devices are, for one of them. Each set of devices has its own: in it the order
-        of meetings is that of the program, while two sets in the same processes know nothing of each other.
+        of rendezvous is that of the program, while two sets in the same processes know nothing of each other.
 
         Raises RendezvousFailed when a member does not come, CollectiveAborted after ``abort``.
         """
         key = tuple(sorted(devices)), member
         with self._lock:
-            self._raise_if_aborted(meeting)
+            self._raise_if_aborted(rendezvous)
             known = self._transports.get(key)
         if known is not None:
             return known
         # One thread is here for this set of devices and this member: the others of the member wait for what it brings.
-        made = self._connect(meeting, *key)
+        made = self._connect(rendezvous, *key)
         with self._lock:
-            self._raise_if_aborted(meeting)
+            self._raise_if_aborted(rendezvous)
             self._transports[key] = made
         return made
 
@@ -175,10 +175,10 @@ class ContextPeers:
         with self._lock:
             self._reason = self._reason or reason
             transports, self._transports = self._transports, {}
-            watch, self._watch = self._watch, None
+            watchdog, self._watchdog = self._watchdog, None
             graphs = list(self._recorded)
-        if watch is not None:
-            watch.close()
+        if watchdog is not None:
+            watchdog.close()
         for recorded in graphs:
             recorded.drop()
         for transport in transports.values():
@@ -188,11 +188,11 @@ class ContextPeers:
         """The context ends, and its store with it."""
         self.abort("the context is closed")
 
-    def _raise_if_aborted(self, meeting: Meeting) -> None:
+    def _raise_if_aborted(self, rendezvous: Rendezvous) -> None:
         if self._reason:
-            raise CollectiveAborted(reason=self._reason, participant=meeting.participant)
+            raise CollectiveAborted(reason=self._reason, participant=rendezvous.participant)
 
-    def _connect(self, meeting: Meeting, devices: tuple[int, ...], member: int) -> Transport:
+    def _connect(self, rendezvous: Rendezvous, devices: tuple[int, ...], member: int) -> Transport:
         members = tuple(sorted({self.member_of(device) for device in devices}))
         kind = "device" if self.accelerated else "process"
         name = ",".join(map(str, devices))
@@ -205,12 +205,12 @@ class ContextPeers:
             backend = backend_for(self.device_type)
             # Who goes without gloo connects at the first collective, where not all give up on who does not come.
             if backend != "gloo":
-                own = unlike_nccl(self._maker()) if backend == FLAGCX else ""
+                own = unlike_nccl(self._vendor()) if backend == FLAGCX else ""
                 unlike = _come(store, rank, len(members), timedelta(seconds=timeout), own)
             group = make_backend(backend, store, rank, len(members), timedelta(seconds=timeout))
         except RuntimeError as error:
             raise RendezvousFailed(
-                channel=meeting.channel,
+                channel=rendezvous.channel,
                 backend=backend,
                 members=members_text(kind, members),
                 member=f"{kind} {member}",
@@ -223,18 +223,18 @@ class ContextPeers:
             return transport
         return replace(transport, begun=lambda channel: self._note(transport, channel, timeout))
 
-    def check(self, meeting: Meeting) -> None:
+    def check(self, rendezvous: Rendezvous) -> None:
         """Raises CollectiveAborted after ``abort``."""
         with self._lock:
-            self._raise_if_aborted(meeting)
+            self._raise_if_aborted(rendezvous)
 
-    def launched(self, meeting: Meeting, devices: Sequence[int]) -> None:
+    def launched(self, rendezvous: Rendezvous, devices: Sequence[int]) -> None:
         """A graph was enqueued in which these devices meet; no transport sees it."""
-        member = self.member_of(devices[meeting.rank])
+        member = self.member_of(devices[rendezvous.rank])
         with self._lock:
             found = [transport for (_, of), transport in self._transports.items() if of == member]
         if found:
-            self._note(max(found, key=lambda transport: transport.size), meeting.channel, timeout_seconds())
+            self._note(max(found, key=lambda transport: transport.size), rendezvous.channel, timeout_seconds())
 
     def _note(self, transport: Transport, channel: object, timeout: float) -> None:
         """What the current device was given to do has to end in time."""
@@ -246,10 +246,10 @@ class ContextPeers:
         with self._lock:
             if self._reason:
                 return
-            if self._watch is None:
-                self._watch = Watch(timeout, self.abort)
-            watch = self._watch
-        watch.note(
+            if self._watchdog is None:
+                self._watchdog = Watchdog(timeout, self.abort)
+            watchdog = self._watchdog
+        watchdog.note(
             event,
             transport.members[transport.rank],
             lambda: str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}")),
@@ -269,19 +269,19 @@ class _LaunchPeers:
     def member_of(self, participant: int) -> int:
         return self.peers.member_of(self.devices[participant])
 
-    def transport(self, meeting: Meeting) -> Transport:
-        member = self.member_of(meeting.participant)
-        return self.peers.transport(meeting, [self.devices[p] for p in meeting.participants], member)
+    def transport(self, rendezvous: Rendezvous) -> Transport:
+        member = self.member_of(rendezvous.participant)
+        return self.peers.transport(rendezvous, [self.devices[p] for p in rendezvous.participants], member)
 
     @property
     def no_recording(self) -> str:
         return self.peers.no_recording
 
-    def check(self, meeting: Meeting) -> None:
-        self.peers.check(meeting)
+    def check(self, rendezvous: Rendezvous) -> None:
+        self.peers.check(rendezvous)
 
-    def launched(self, meeting: Meeting) -> None:
-        self.peers.launched(meeting, [self.devices[p] for p in meeting.participants])
+    def launched(self, rendezvous: Rendezvous) -> None:
+        self.peers.launched(rendezvous, [self.devices[p] for p in rendezvous.participants])
 
     def abort(self, reason: str) -> None:
         """In one process nobody waits in a group for who failed, as all come before any begins; for who fails just then

@@ -22,14 +22,14 @@ _SETTINGS: Final = (
 _OFF: Final = frozenset({"", "0", "none"})
 
 
-def unlike_nccl(maker: str) -> str:
-    """Why FlagCX does more than to call NCCL for a device of this maker (FlagGems' name), as this process is set up, or
-    "". Of a group all members have to say "" to it."""
+def unlike_nccl(vendor: str) -> str:
+    """Why FlagCX does more than to call NCCL for a device of this vendor (FlagGems' name), as this process is set up,
+    or "". Of a group all members have to say "" to it."""
     found = _settings()
     for name in _SETTINGS:
         if found.get(name, "") not in _OFF:
             return f"{name} is {found[name]}"
-    return "" if maker == "nvidia" else f"FlagCX calls another library for devices of {maker}"
+    return "" if vendor == "nvidia" else f"FlagCX calls another library for devices of {vendor}"
 
 
 def _settings() -> dict[str, str]:

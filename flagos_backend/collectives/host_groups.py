@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 
-from flagos_backend.collectives.communicator import Meeting
+from flagos_backend.collectives.communicator import Rendezvous
 from flagos_backend.collectives.transport import Transport
 from flagos_backend.errors import ProcessGroupMissing
 from flagos_backend.importer.program import ProcessGroups
@@ -32,21 +32,21 @@ class HostGroups:
     def member_of(self, participant: int) -> int:
         return participant
 
-    def check(self, meeting: Meeting) -> None:
+    def check(self, rendezvous: Rendezvous) -> None:
         """Nothing that is recorded meets in them."""
 
-    def launched(self, meeting: Meeting) -> None:
+    def launched(self, rendezvous: Rendezvous) -> None:
         """Nothing that is recorded meets in them."""
 
     def abort(self, reason: str) -> None:
         """Does nothing: the groups are the host's, and it ends them, as it does in eager mode."""
 
-    def transport(self, meeting: Meeting) -> Transport:
+    def transport(self, rendezvous: Rendezvous) -> Transport:
         """Raises ProcessGroupMissing when this process has no group of that name, or one of other processes."""
-        name = self.groups.names.get(meeting.channel_id or 0)
+        name = self.groups.names.get(rendezvous.channel_id or 0)
         if name is None:
             raise ProcessGroupMissing(
-                channel=meeting.channel, group="", reason="the program names no group for its channel"
+                channel=rendezvous.channel, group="", reason="the program names no group for its channel"
             )
         try:
             group = _resolve_process_group(name)  # type: ignore[arg-type]
@@ -55,11 +55,11 @@ class HostGroups:
             backend = backend_of(group, self.device_type, torch._C._get_privateuse1_backend_name())
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).partition("\n")[0]
-            raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason) from error
-        if set(processes) != set(meeting.participants):
-            reason = f"it has the processes {list(processes)}, the collective {list(meeting.participants)}"
-            raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason)
+            raise ProcessGroupMissing(channel=rendezvous.channel, group=name, reason=reason) from error
+        if set(processes) != set(rendezvous.participants):
+            reason = f"it has the processes {list(processes)}, the collective {list(rendezvous.participants)}"
+            raise ProcessGroupMissing(channel=rendezvous.channel, group=name, reason=reason)
         if backend is None:
             reason = f"it has no backend of torch.distributed for {self.device_type}"
-            raise ProcessGroupMissing(channel=meeting.channel, group=name, reason=reason)
+            raise ProcessGroupMissing(channel=rendezvous.channel, group=name, reason=reason)
         return Transport(backend, processes, group.rank(), name, str(backend.name()))

@@ -9,15 +9,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flagos_backend.collectives.communicator import Combine, Communicator, Meeting
+from flagos_backend.collectives.communicator import Combine, Communicator, Rendezvous
 from flagos_backend.collectives.options import timeout_seconds
 from flagos_backend.errors import CollectiveAborted, CollectiveTimeout, StatusCode
 
 
 @dataclass(slots=True)
-class _Gathering:
-    """One meeting in progress. ``results`` appear when the last participant has combined the contributions, ``failed``
-    says that it could not."""
+class _PendingRendezvous:
+    """One rendezvous in progress. ``results`` appear when the last participant has combined the contributions,
+    ``failed`` says that it could not."""
 
     contributions: dict[int, Any] = field(default_factory=dict)
     results: dict[int, Any] | None = None
@@ -34,7 +34,7 @@ class InProcessCommunicator(Communicator):
         """``timeout``: in seconds; None: the user's, or the default."""
         self._timeout = timeout
         self._condition = threading.Condition()
-        self._gatherings: dict[Hashable, _Gathering] = {}
+        self._pending: dict[Hashable, _PendingRendezvous] = {}
         self._turns: Counter[Hashable] = Counter()
         self._reason: str | None = None
 
@@ -45,83 +45,83 @@ class InProcessCommunicator(Communicator):
                 self._reason = message or f"status code {StatusCode(code).name}"
             self._condition.notify_all()
 
-    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
-        if meeting.size == 1:
-            self._raise_if_aborted(meeting)
+    def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:
+        if rendezvous.size == 1:
+            self._raise_if_aborted(rendezvous)
             return combine([contribution])[0]
         with self._condition:
-            key, gathering = self._join(meeting, contribution)
-            complete = len(gathering.contributions) == meeting.size
+            key, pending = self._join(rendezvous, contribution)
+            complete = len(pending.contributions) == rendezvous.size
             if not complete:
-                self._wait(meeting, gathering)
+                self._wait(rendezvous, pending)
         if complete:
-            self._combine(meeting, gathering, combine)
+            self._combine(rendezvous, pending, combine)
         with self._condition:
-            return self._leave(meeting, key, gathering)
+            return self._leave(rendezvous, key, pending)
 
-    def barrier(self, meeting: Meeting) -> None:
+    def barrier(self, rendezvous: Rendezvous) -> None:
         """Returns to every participant or to none: no abort comes between once the last is there."""
         with self._condition:
-            key, gathering = self._join(meeting, None)
-            if len(gathering.contributions) == meeting.size:
-                gathering.results = dict.fromkeys(meeting.participants)
+            key, pending = self._join(rendezvous, None)
+            if len(pending.contributions) == rendezvous.size:
+                pending.results = dict.fromkeys(rendezvous.participants)
                 self._condition.notify_all()
             else:
-                self._wait(meeting, gathering)
-            self._leave(meeting, key, gathering)
+                self._wait(rendezvous, pending)
+            self._leave(rendezvous, key, pending)
 
-    def _join(self, meeting: Meeting, contribution: Any) -> tuple[Hashable, _Gathering]:
+    def _join(self, rendezvous: Rendezvous, contribution: Any) -> tuple[Hashable, _PendingRendezvous]:
         """The condition is held, here and in what follows."""
-        self._raise_if_aborted(meeting)
-        key = self._turn(meeting)
-        gathering = self._gatherings.setdefault(key, _Gathering())
-        gathering.contributions[meeting.participant] = contribution
-        return key, gathering
+        self._raise_if_aborted(rendezvous)
+        key = self._turn(rendezvous)
+        pending = self._pending.setdefault(key, _PendingRendezvous())
+        pending.contributions[rendezvous.participant] = contribution
+        return key, pending
 
-    def _leave(self, meeting: Meeting, key: Hashable, gathering: _Gathering) -> Any:
-        assert gathering.results is not None
-        result = gathering.results.pop(meeting.participant)
-        if not gathering.results:
-            del self._gatherings[key]
+    def _leave(self, rendezvous: Rendezvous, key: Hashable, pending: _PendingRendezvous) -> Any:
+        assert pending.results is not None
+        result = pending.results.pop(rendezvous.participant)
+        if not pending.results:
+            del self._pending[key]
         return result
 
-    def _turn(self, meeting: Meeting) -> Hashable:
-        """A loop comes to one meeting many times: everybody's n-th time is one gathering."""
-        own = (meeting.channel, meeting.participants, meeting.participant)
+    def _turn(self, rendezvous: Rendezvous) -> Hashable:
+        """A loop comes to one rendezvous many times: everybody's n-th time is one pending rendezvous."""
+        own = (rendezvous.channel, rendezvous.participants, rendezvous.participant)
         self._turns[own] += 1
-        return meeting.channel, meeting.participants, self._turns[own]
+        return rendezvous.channel, rendezvous.participants, self._turns[own]
 
-    def _combine(self, meeting: Meeting, gathering: _Gathering, combine: Combine) -> None:
-        contributions: Sequence[Any] = [gathering.contributions[p] for p in meeting.participants]
+    def _combine(self, rendezvous: Rendezvous, pending: _PendingRendezvous, combine: Combine) -> None:
+        contributions: Sequence[Any] = [pending.contributions[p] for p in rendezvous.participants]
         try:
             results = combine(contributions)
         except BaseException as error:
             with self._condition:
-                gathering.failed = True
+                pending.failed = True
             self.abort(StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             raise
         with self._condition:
-            gathering.results = dict(zip(meeting.participants, results, strict=True))
+            pending.results = dict(zip(rendezvous.participants, results, strict=True))
             self._condition.notify_all()
 
-    def _wait(self, meeting: Meeting, gathering: _Gathering) -> None:
+    def _wait(self, rendezvous: Rendezvous, pending: _PendingRendezvous) -> None:
         """Until the results are there. With nobody missing, the last participant reads all contributions, whose memory
         is lent: whatever becomes of the launch, nobody leaves before that has ended."""
         seconds = timeout_seconds() if self._timeout is None else self._timeout
         deadline = time.monotonic() + seconds
-        while gathering.results is None:
-            missing = [p for p in meeting.participants if p not in gathering.contributions]
-            if missing or gathering.failed:
-                self._raise_if_aborted(meeting)
+        while pending.results is None:
+            missing = [p for p in rendezvous.participants if p not in pending.contributions]
+            if missing or pending.failed:
+                self._raise_if_aborted(rendezvous)
             remaining = deadline - time.monotonic()
             if missing and remaining <= 0:
                 timeout = CollectiveTimeout(
-                    channel=meeting.channel, missing=missing, seconds=seconds, participant=meeting.participant
+                    channel=rendezvous.channel, missing=missing, seconds=seconds, participant=rendezvous.participant
                 )
                 self.abort(StatusCode.DEADLINE_EXCEEDED, str(timeout))
                 raise timeout
             self._condition.wait(remaining if missing else None)
 
-    def _raise_if_aborted(self, meeting: Meeting) -> None:
+    def _raise_if_aborted(self, rendezvous: Rendezvous) -> None:
         if self._reason is not None:
-            raise CollectiveAborted(reason=self._reason, participant=meeting.participant)
+            raise CollectiveAborted(reason=self._reason, participant=rendezvous.participant)

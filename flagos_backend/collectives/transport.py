@@ -1,5 +1,5 @@
 """Moves arrays among the members of one torch.distributed group: gloo, NCCL, FlagCX, whatever is registered there.
-Under spanning.py, which knows the participants of each member."""
+Under multi_process.py, which knows the participants of each member."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ UNDER_WAY = 4
 LOOK_AHEAD = 512
 # About what a chip and its links do, in seconds and per second. It decides how much work covers a collective, no more.
 _KERNEL, _BYTES, _OPERATIONS = 3e-6, 3e12, 5e14
-_MEETING, _BYTES_BETWEEN = 2e-5, 2e11
+_RENDEZVOUS, _BYTES_BETWEEN = 2e-5, 2e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Items:
         if isinstance(item, Region):
             return _KERNEL + moved_bytes(item) / _BYTES
         if _is_collective(item):
-            return _MEETING + max(self._taken(item), self._made(item)) / _BYTES_BETWEEN
+            return _RENDEZVOUS + max(self._taken(item), self._made(item)) / _BYTES_BETWEEN
         cost = instruction_cost(item)
         return _KERNEL + max(cost.flops / _OPERATIONS, cost.bytes_accessed / _BYTES)
 
@@ -98,7 +98,7 @@ class _Items:
     def _find_needs(self) -> list[list[int]]:
         writers: dict[Instruction, int] = {}
         readers: defaultdict[Instruction, list[int]] = defaultdict(list)
-        meetings: list[int] = []
+        rendezvous: list[int] = []
         effects: list[int] = []
         needs = []
         for number, item in enumerate(self._all):
@@ -109,9 +109,9 @@ class _Items:
                 found += readers[array]
             if _is_collective(item):
                 found += effects[-1:]
-                meetings.append(number)
+                rendezvous.append(number)
             elif not isinstance(item, Region) and self._effects.of(item):
-                found += [*effects[-1:], *meetings[-1:]]
+                found += [*effects[-1:], *rendezvous[-1:]]
                 effects.append(number)
             needs.append(found)
             for buffer in reads:

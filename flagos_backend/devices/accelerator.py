@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from flagos_backend.devices.attributes import CORE_COUNT, DLPACK_DEVICE, MEMORY_BYTES, TORCH_DEVICE
+from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.devices.streams import own_stream
 from flagos_backend.devices.target import Target
-from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import DeviceMemoryExhausted
 from flagos_backend.torch_loading import torch
@@ -145,7 +145,7 @@ class TorchAccelerator:
     def allocate(self, num_bytes: int, stream: StreamKind) -> torch.Tensor:
         with contextlib.suppress(torch.OutOfMemoryError):
             return self._allocate(num_bytes, stream)
-        with undisturbed:  # while any thread captures, torch gives nothing back
+        with device_lock:  # while any thread captures, torch gives nothing back
             self._module.empty_cache()
             try:
                 return self._allocate(num_bytes, stream)

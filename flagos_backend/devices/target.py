@@ -44,7 +44,7 @@ _VENDORS = {
         fast_float64=True,
     ),
 }
-# By the maker's name of the instruction set: matrix units on dense 16-bit floats and memory, by the data sheet of the
+# By the vendor's name of the instruction set: matrix units on dense 16-bit floats and memory, by the data sheet of the
 # fastest chip that has it (A100 80 GB, H200), so that times by them are lower bounds.
 _ROOFLINES = {"sm_80": Roofline(3.12e14, 2.04e12), "sm_90": Roofline(9.9e14, 4.8e12)}
 # PyTorch's device types whose libraries go by switches of the process for products of 32-bit floats.
@@ -56,9 +56,10 @@ class Target:
     """Equal for all devices that can run the same generated code; part of every cache key.
 
     ``device_type``: PyTorch's name of the device ("cpu", "cuda", "npu", "musa", "mlu", ...). ``vendor``: FlagGems'
-    name of its maker ("nvidia", "ascend", "mthreads", ...), "" for the host. ``architecture``: the maker's name of the
-    instruction set ("sm_90"), "" for the host. ``multiprocessors``: how many programs of a grid run at once, at least.
-    ``shared_memory_bytes``: what one program may use of the memory on chip. ``warp_size``: lanes that run in step.
+    name of its vendor ("nvidia", "ascend", "mthreads", ...), "" for the host. ``architecture``: the vendor's name of
+    the instruction set ("sm_90"), "" for the host. ``multiprocessors``: how many programs of a grid run at once, at
+    least. ``shared_memory_bytes``: what one program may use of the memory on chip. ``warp_size``: lanes that run in
+    step.
     """
 
     device_type: str
@@ -93,7 +94,7 @@ class Target:
         some 10 us of an accelerator, where each branch is a node of a graph."""
         return 1024 if self.is_host else 1 << 23
 
-    def reads_contracted_last(self, element_type: ElementType) -> bool:
+    def reads_contracting_dimensions_minor(self, element_type: ElementType) -> bool:
         """Whether products of this type, rounded as matrix units want it, are faster of operands that lie so."""
         return self.launches_early and element_type is ElementType.F32
 

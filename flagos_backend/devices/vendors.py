@@ -9,8 +9,8 @@ from flagos_backend.torch_loading import torch
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """``name`` is FlagGems' name of the maker. ``package`` adds ``device_type`` to torch; "" when torch has it itself.
-    ``products``: how names of its products begin, where several makers share one device type."""
+    """``name`` is FlagGems' name of the vendor. ``package`` adds ``device_type`` to torch; "" when torch has it itself.
+    ``products``: how names of its products begin, where several vendors share one device type."""
 
     name: str
     device_type: str
@@ -18,7 +18,7 @@ class Vendor:
     products: tuple[str, ...] = ()
 
 
-# Of makers that share a device type the last is the one whose products need no name.
+# Of vendors that share a device type the last is the one whose products need no name.
 VENDORS = (
     Vendor("ascend", "npu", "torch_npu"),
     Vendor("mthreads", "musa", "torch_musa"),
@@ -35,7 +35,7 @@ VENDORS = (
 
 
 def vendor_of(device_type: str, product: str) -> str:
-    """FlagGems' name of the maker of ``product``; the device type itself for one that is not in the table."""
+    """FlagGems' name of the vendor of ``product``; the device type itself for one that is not in the table."""
     for vendor in VENDORS:
         if vendor.device_type == device_type and (not vendor.products or product.startswith(vendor.products)):
             return vendor.name

@@ -18,7 +18,7 @@ class Provider(enum.StrEnum):
 
     FLAGOS = "flagos"  # FlagGems
     TRITON = "triton"  # ours
-    VENDOR = "vendor"  # the chip maker's libraries, through ATen
+    VENDOR = "vendor"  # the vendor's libraries, through ATen
     REFERENCE = "reference"  # kernels/reference, on tensors of the device
 
 
@@ -44,7 +44,7 @@ class Implementation:
     """One provider's kernels of one operation.
 
     ``unsupported``: why it cannot compute an instruction on a target, "" when it can; cheap and without a device.
-    ``variants``: its kernels, the best guess first; called only where supported. ``library``: the chip maker's library
+    ``variants``: its kernels, the best guess first; called only where supported. ``library``: the vendor's library
     computes it. ``tunes_itself``: the first call of a shape measures configurations of its own, for seconds.
     ``is_checked``: where kernels are measured, what it computes of the random operands must be what the reference does.
     """

@@ -44,7 +44,7 @@ class Wish:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``prefer`` and ``per_op``: tried in order before measuring; ``strict``: nothing else may run. ``allow`` and
-    ``deny``: makers whose libraries may (not) run, ``*`` for all. ``whitelist`` and ``blacklist``: operations that
+    ``deny``: vendors whose libraries may (not) run, ``*`` for all. ``whitelist`` and ``blacklist``: operations that
     FlagGems may (not) compute. ``flaggems``: whether it may compute any. ``tune_seconds``: what measuring one
     instruction may cost; 0 measures nothing."""
 
@@ -90,10 +90,10 @@ class Policy:
     ) -> str:
         """Why the user does not want ``implementation`` to run, or "". ``names``: what FlagGems calls the operation."""
         vendor = target.vendor if implementation.library else ""
-        makers = {vendor, target.device_type} if vendor else frozenset()  # FlagOS' plugins say cuda for NVIDIA
-        if vendor and (makers & self.deny or "*" in self.deny):
+        vendors = {vendor, target.device_type} if vendor else frozenset()  # FlagOS' plugins say cuda for NVIDIA
+        if vendor and (vendors & self.deny or "*" in self.deny):
             return f"FLAGOS_DENY_VENDORS excludes the libraries of {vendor}"
-        if vendor and self.allow and not makers & self.allow and "*" not in self.allow:
+        if vendor and self.allow and not vendors & self.allow and "*" not in self.allow:
             return f"FLAGOS_ALLOW_VENDORS does not name {vendor}"
         if implementation.provider is Provider.FLAGOS:
             if not self.flaggems:

@@ -24,8 +24,8 @@ from typing import Any
 
 import flagos_backend
 from flagos_backend.cache import private_folder
+from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.devices.target import Target
-from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, Shape
@@ -43,9 +43,9 @@ _METHOD = "beside an errand"
 _VERSIONED = ("torch", "triton", "flag_gems")
 # Runs of one kernel: enough for a stable minimum, cut short by the time there is.
 _MAX_RUNS, _MIN_RUNS = 20, 3
-# What a launch takes the host, many times over; a kernel much longer than that needs no errand.
-_ERRAND_SECONDS, _LONG_SECONDS = 3e-4, 2e-3
-_ERRAND_SIDE = 1024
+# What a launch takes the host, many times over; a kernel much longer than that needs no dummy launch.
+_DUMMY_LAUNCH_SECONDS, _LONG_SECONDS = 3e-4, 2e-3
+_DUMMY_LAUNCH_SIDE = 1024
 # The largest difference from another kernel's results, relative to their largest magnitude, that is no defect: f32 may
 # be rounded to TF32, and sums have any order.
 _PRECISION = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-2, torch.complex64: 1e-2}
@@ -155,10 +155,10 @@ def _measure(
     begun = time.perf_counter()
     _begin([*warm_ups.values()], device)
     left = seconds - (time.perf_counter() - begun)
-    with undisturbed:
+    with device_lock:
         deadline = time.perf_counter() + left
         expected = _expected(trusted, run, arguments) if len(trusted) < len(kernels) else None
-        errand = _errand(device)
+        dummy_launch = _dummy_launch(device)
         for name, kernel in kernels.items():
             if times and name not in warm_ups and time.perf_counter() > deadline:
                 continue
@@ -168,7 +168,7 @@ def _measure(
                     logger.warning("%s: %s computes something else than the others and is not used", task.name, name)
                     times[name] = None
                     continue
-                times[name] = _time(kernel, run, arguments, device, seconds / len(kernels), errand)
+                times[name] = _time(kernel, run, arguments, device, seconds / len(kernels), dummy_launch)
             except Exception as error:  # a kernel that cannot run here is no candidate, whatever it raises
                 logger.debug("%s: %s cannot run: %s", task.name, name, error)
     progress.finish()
@@ -221,7 +221,7 @@ def _time(
     arguments: Sequence[Value],
     device: torch.device,
     seconds: float,
-    errand: Callable[[], object],
+    dummy_launch: Callable[[], object],
 ) -> float:
     module = torch.get_device_module(device.type)
     kernel(run, *arguments)  # compiles, and tunes FlagGems' own kernels
@@ -230,7 +230,7 @@ def _time(
     best, deadline = float("inf"), time.perf_counter() + seconds
     for count in range(_MAX_RUNS):
         if best < _LONG_SECONDS:
-            errand()
+            dummy_launch()
         start, stop = module.Event(enable_timing=True), module.Event(enable_timing=True)
         start.record()
         kernel(run, *arguments)
@@ -242,13 +242,13 @@ def _time(
     return best
 
 
-def _errand(device: torch.device) -> Callable[[], object]:
+def _dummy_launch(device: torch.device) -> Callable[[], object]:
     """Keeps the device busy while the host launches what is measured: a kernel that is shorter than its launch would be
     measured by that, though a replay launches it without the host. Sums down columns take long, little memory and no
-    library of the maker's. Nothing where the memory does not suffice."""
+    library of the vendor's. Nothing where the memory does not suffice."""
     module = torch.get_device_module(device.type)
     try:
-        array = torch.zeros((_ERRAND_SIDE, _ERRAND_SIDE), device=device)
+        array = torch.zeros((_DUMMY_LAUNCH_SIDE, _DUMMY_LAUNCH_SIDE), device=device)
         result = torch.empty_like(array)
         torch.cumsum(array, 0, out=result)
     except RuntimeError:
@@ -260,13 +260,13 @@ def _errand(device: torch.device) -> Callable[[], object]:
     stop.record()
     stop.synchronize()
     one = max(start.elapsed_time(stop) / 1e3 / _MIN_RUNS, 1e-6)
-    calls = -(-_ERRAND_SECONDS // one)
+    calls = -(-_DUMMY_LAUNCH_SECONDS // one)
 
-    def errand() -> None:
+    def dummy_launch() -> None:
         for _ in range(int(calls)):
             torch.cumsum(array, 0, out=result)
 
-    return errand
+    return dummy_launch
 
 
 def _wait(module: ModuleType) -> None:

@@ -30,7 +30,7 @@ _Comparison = tuple[Comparison, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Extreme:
+class ArgMinMax:
     """Of rows of ``size`` elements along ``dimension``: the greatest or least one of each, and its position, an
     ``index``. A NaN is taken first, and the first of equal ones."""
 
@@ -41,7 +41,7 @@ class Extreme:
     greatest: bool
 
 
-def extreme_of(reduce: Instruction) -> Extreme | None:
+def argminmax_of(reduce: Instruction) -> ArgMinMax | None:
     """What ``reduce`` finds; None if it is anything else."""
     if reduce.opcode is not Opcode.REDUCE or len(reduce.operands) != 4:
         return None
@@ -60,7 +60,7 @@ def extreme_of(reduce: Instruction) -> Extreme | None:
     combine = Opcode.MAXIMUM if direction is Comparison.GT else Opcode.MINIMUM
     if number_of(begin) != identity_of(combine, source):
         return None
-    return Extreme(source, kind, dimensions[0], size, combine is Opcode.MAXIMUM)
+    return ArgMinMax(source, kind, dimensions[0], size, combine is Opcode.MAXIMUM)
 
 
 def _counts(index: Instruction, dimension: int) -> bool:

@@ -39,7 +39,7 @@ _MOVES = frozenset(
 )
 
 
-def select_branches(module: Module, operations: int) -> Module:
+def convert_conditionals_to_selects(module: Module, operations: int) -> Module:
     """``module`` without the conditionals whose branches take ``operations`` on elements at most, all together.
 
     The branches become calls, which inline_calls puts in place. Loops, draws, communication and whatever else is no

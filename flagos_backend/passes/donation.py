@@ -11,7 +11,7 @@ from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.types import Shape, TupleShape, leaves
 
 
-def settle_donors(module: Module) -> Module:
+def resolve_donation(module: Module) -> Module:
     free = _sizes(module.entry.root.shape)
     free.subtract(size for alias in module.aliases for size in _sizes(_part(module, alias.output_index)).elements())
     kept = []

@@ -21,7 +21,7 @@ _FLOATS = frozenset({E.F16, E.BF16, E.F32, E.F64})
 _INTEGERS = frozenset({E.S8, E.S16, E.S32, E.S64, E.U8, E.U16, E.U32, E.U64})
 
 
-def outer_products(module: Module) -> Module:
+def dot_to_multiply(module: Module) -> Module:
     return apply_rule(module, _rule)
 
 

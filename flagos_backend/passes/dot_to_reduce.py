@@ -18,7 +18,7 @@ from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
 _HALF = frozenset({ElementType.F16, ElementType.BF16})
 
 
-def inner_products(module: Module) -> Module:
+def dot_to_reduce(module: Module) -> Module:
     return apply_rule(module, _rule)
 
 

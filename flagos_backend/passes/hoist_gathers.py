@@ -35,7 +35,7 @@ _KERNELS = frozenset({Opcode.DOT, Opcode.CONVOLUTION})
 _IN_MEMORY = _KERNELS | {Opcode.PARAMETER, Opcode.CONSTANT, Opcode.GET_TUPLE_ELEMENT}
 
 
-def sink_gathers(module: Module) -> Module:
+def hoist_gathers(module: Module) -> Module:
     return rewrite_computations(module, _transform)
 
 

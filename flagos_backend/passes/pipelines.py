@@ -9,31 +9,31 @@ from flagos_backend.devices.target import HOST, Target
 from flagos_backend.ir.hlo import Module
 from flagos_backend.passes.channels_last import channels_last
 from flagos_backend.passes.collectives.combiner import combine_collectives
-from flagos_backend.passes.collectives.major_dimension import leading_parts
-from flagos_backend.passes.collectives.reduce_scatter_creator import scatter_sums
-from flagos_backend.passes.collectives.single_participant import lone_collectives
-from flagos_backend.passes.conditional_to_select import select_branches
-from flagos_backend.passes.cpu.hoist_dynamic_slices import sink_windows
+from flagos_backend.passes.collectives.major_dimension import make_split_dimension_major
+from flagos_backend.passes.collectives.reduce_scatter_creator import create_reduce_scatters
+from flagos_backend.passes.collectives.single_participant import eliminate_trivial_collectives
+from flagos_backend.passes.conditional_to_select import convert_conditionals_to_selects
+from flagos_backend.passes.cpu.hoist_dynamic_slices import hoist_dynamic_slices
 from flagos_backend.passes.cpu.split_short_contractions import split_short_contractions
 from flagos_backend.passes.cse import eliminate_common_subexpressions
 from flagos_backend.passes.dce import eliminate_dead_code
-from flagos_backend.passes.donation import settle_donors
-from flagos_backend.passes.dot_to_multiply import outer_products
-from flagos_backend.passes.dot_to_reduce import inner_products
+from flagos_backend.passes.donation import resolve_donation
+from flagos_backend.passes.dot_to_multiply import dot_to_multiply
+from flagos_backend.passes.dot_to_reduce import dot_to_reduce
 from flagos_backend.passes.fold_constants import fold_constants
-from flagos_backend.passes.hoist_gathers import sink_gathers
+from flagos_backend.passes.hoist_gathers import hoist_gathers
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.inline_calls import inline_calls
 from flagos_backend.passes.pass_manager import NormalForm, Pass, PassContext, PassOptions, Pipeline, run_pipeline
-from flagos_backend.passes.scatter_to_one_hot import spread_scatter
-from flagos_backend.passes.scatter_to_update import place_windows
+from flagos_backend.passes.scatter_to_one_hot import scatter_to_one_hot_select
+from flagos_backend.passes.scatter_to_update import scatter_to_dynamic_update_slice
 from flagos_backend.passes.simplify import simplify
 from flagos_backend.passes.trip_count import find_trip_counts
 
 NO_DEAD_CODE = NormalForm("no dead code", eliminate_dead_code)
-NO_TRIVIAL_COLLECTIVES = NormalForm("no collective of one participant", lone_collectives)
-DONATION_RESOLVED = NormalForm("each donated argument has an output of its size", settle_donors)
-NO_OUTER_PRODUCTS = NormalForm("no product that adds nothing up", outer_products)
+NO_TRIVIAL_COLLECTIVES = NormalForm("no collective of one participant", eliminate_trivial_collectives)
+DONATION_RESOLVED = NormalForm("each donated argument has an output of its size", resolve_donation)
+NO_OUTER_PRODUCTS = NormalForm("no product that adds nothing up", dot_to_multiply)
 
 
 def of_module(function: Callable[[Module], Module]) -> Callable[[Module, PassContext], Module]:
@@ -49,7 +49,7 @@ FOLD_CONSTANTS = Pass("fold_constants", of_module(fold_constants), "what is know
 
 _TRIVIAL_COLLECTIVES = Pass(
     "trivial_collectives",
-    of_module(lone_collectives),
+    of_module(eliminate_trivial_collectives),
     "first: a program for many devices that runs on one is fused as if it had no collectives",
     establishes=(NO_TRIVIAL_COLLECTIVES,),
 )
@@ -59,7 +59,7 @@ def _simplification(target: Target) -> Pipeline:
     """What every target wants. A second run of it changes nothing."""
 
     def if_conversion(module: Module, _: PassContext) -> Module:
-        return select_branches(module, operations=target.untaken_operations)
+        return convert_conditionals_to_selects(module, operations=target.untaken_operations)
 
     return (
         Pass("inline_calls", of_module(inline_calls), "passes and fusion see through calls"),
@@ -71,9 +71,15 @@ def _simplification(target: Target) -> Pipeline:
         CSE,
         Pass("trip_count", of_module(find_trip_counts), "counted loops never ask the device; needs folded bounds"),
         Pass("hoist_invariants", of_module(hoist_invariants), "what libraries read leaves loops that run"),
-        Pass("scatter_to_update", of_module(place_windows), "a scatter of one window fuses as an update"),
-        Pass("scatter_to_one_hot", of_module(spread_scatter), "a scatter into constants fuses as a comparison"),
-        Pass("hoist_gathers", of_module(sink_gathers), "elementwise operations of the chosen elements alone"),
+        Pass(
+            "scatter_to_update",
+            of_module(scatter_to_dynamic_update_slice),
+            "a scatter of one window fuses as an update",
+        ),
+        Pass(
+            "scatter_to_one_hot", of_module(scatter_to_one_hot_select), "a scatter into constants fuses as a comparison"
+        ),
+        Pass("hoist_gathers", of_module(hoist_gathers), "elementwise operations of the chosen elements alone"),
         # Folding and simplifying feed each other; what the second round does not reach is rare and stays correct.
         SIMPLIFY,
         FOLD_CONSTANTS,
@@ -81,7 +87,7 @@ def _simplification(target: Target) -> Pipeline:
         DCE,
         Pass(
             "donation",
-            of_module(settle_donors),
+            of_module(resolve_donation),
             "last: outputs that passes removed take over no argument",
             establishes=(DONATION_RESOLVED,),
         ),
@@ -91,13 +97,13 @@ def _simplification(target: Target) -> Pipeline:
 def _collectives(target: Target) -> Pipeline:
     create = Pass(
         "reduce_scatter_creator",
-        of_module(scatter_sums),
+        of_module(create_reduce_scatters),
         "before combining, which takes collectives of one kind together",
         after=(DCE,),
     )
     major = Pass(
         "collective_major_dimension",
-        of_module(leading_parts),
+        of_module(make_split_dimension_major),
         "the transports of accelerators take arrays as they lie; the movement around fuses",
     )
     combine = Pass(
@@ -108,12 +114,12 @@ def _collectives(target: Target) -> Pipeline:
 
 _OUTER_PRODUCTS = Pass(
     "dot_to_multiply",
-    of_module(outer_products),
+    of_module(dot_to_multiply),
     "dots that add nothing up fuse; after hoist_invariants and the matching, which know dots",
     establishes=(NO_OUTER_PRODUCTS,),
 )
 _INNER_PRODUCTS = Pass(
-    "dot_to_reduce", of_module(inner_products), "inner products are reductions, which are split and fused"
+    "dot_to_reduce", of_module(dot_to_reduce), "inner products are reductions, which are split and fused"
 )
 _CHANNELS_LAST = Pass("channels_last", of_module(channels_last), "convolutions' libraries read channels last")
 
@@ -127,7 +133,7 @@ def cpu_pipeline(target: Target = HOST, *, own_participants: bool = True) -> Pip
         *(_collectives(target) if own_participants else ()),
         Pass(
             "hoist_dynamic_slices",
-            of_module(sink_windows),
+            of_module(hoist_dynamic_slices),
             "loops find windows of what is in memory, so elementwise operations move behind them",
             after=(DCE,),
         ),
@@ -145,16 +151,16 @@ def cpu_pipeline(target: Target = HOST, *, own_participants: bool = True) -> Pip
 def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pipeline:
     """The passes for accelerators; arguments as of ``cpu_pipeline``."""
     # A process that computes on the host starts without them.
-    from flagos_backend.passes.accelerator.canonicalize_convolutions import lay_out_convolutions
-    from flagos_backend.passes.accelerator.contracting_dims_minor import contracted_last
-    from flagos_backend.passes.accelerator.pack_argminmax import pack_extremes
+    from flagos_backend.passes.accelerator.canonicalize_convolutions import canonicalize_convolutions
+    from flagos_backend.passes.accelerator.contracting_dims_minor import contracting_dimensions_minor
+    from flagos_backend.passes.accelerator.pack_argminmax import pack_argminmax
     from flagos_backend.passes.attention.join_choices import join_choices
     from flagos_backend.passes.attention.match import match_attention
     from flagos_backend.passes.attention.sink_invariants import sink_invariants
     from flagos_backend.passes.attention.split_batches import split_batches
 
     def minor_contraction(module: Module, _: PassContext) -> Module:
-        return contracted_last(module, target)
+        return contracting_dimensions_minor(module, target)
 
     return (
         *((_TRIVIAL_COLLECTIVES,) if own_participants else ()),
@@ -184,12 +190,12 @@ def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pi
         _CHANNELS_LAST,
         Pass(
             "canonicalize_convolutions",
-            of_module(lay_out_convolutions),
+            of_module(canonicalize_convolutions),
             "padding, reversal and order as instructions, which fuse; after channels_last, which chooses the order",
         ),
         Pass(
             "pack_argminmax",
-            of_module(pack_extremes),
+            of_module(pack_argminmax),
             "a value and its position in one integer reduce like any other",
             after=(DCE,),
         ),

@@ -16,7 +16,7 @@ from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
 from flagos_backend.passes.simplify_indices import combined
 
 
-def spread_scatter(module: Module) -> Module:
+def scatter_to_one_hot_select(module: Module) -> Module:
     return apply_rule(module, _rule)
 
 

@@ -31,7 +31,7 @@ from flagos_backend.passes.simplify_indices import combined
 _PRED = ArrayShape(ElementType.PRED)
 
 
-def place_windows(module: Module) -> Module:
+def scatter_to_dynamic_update_slice(module: Module) -> Module:
     return apply_rule(module, _rule)
 
 

@@ -34,7 +34,7 @@ def copied_into(run: Run, places: Sequence[torch.Tensor | None], value: torch.Te
 
 class ControlFlow(abc.ABC):
     """A kernel that runs plans. ``callees``: in the order of the step's nested plans. ``ran``: the numbers of those
-    that ran so far, in launches or in a rehearsal."""
+    that ran so far, in launches or in a warm-up."""
 
     def __init__(self, callees: tuple[Callee, ...]) -> None:
         self.callees = callees

@@ -67,7 +67,7 @@ def run_module_on_devices(
     communicator = InProcessCommunicator(timeout=60)
 
     def work(device: int) -> list[np.ndarray]:
-        run = Run(device, device // partitions, device % partitions, replicas, partitions, rendezvous=communicator)
+        run = Run(device, device // partitions, device % partitions, replicas, partitions, communicator=communicator)
         try:
             with torch.inference_mode():
                 tensors = [to_storage(a, s) for a, s in zip(arguments[device], shapes, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flagos_backend.collectives.communicator import Combine, Communicator, Meeting
+from flagos_backend.collectives.communicator import Combine, Communicator, Rendezvous
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from support.against_xla import hlo_of_text
@@ -28,8 +28,8 @@ class Alike(Communicator):
     def recorded(self, moves: Callable[[Tensor], bool]) -> Alike:
         return self
 
-    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
-        return combine([contribution] * meeting.size)[meeting.rank]
+    def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:
+        return combine([contribution] * rendezvous.size)[rendezvous.rank]
 
 
 @dataclass(frozen=True)

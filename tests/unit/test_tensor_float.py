@@ -208,7 +208,7 @@ def in_threads(*kernels: tuple[Callable[..., Any], Instruction], rounds: int = 5
     assert not failures, failures
 
 
-def meeting(parties: int) -> Callable[[], None]:
+def rendezvous(parties: int) -> Callable[[], None]:
     """A place to meet the other threads for whom nothing stands in the way; a moment later those who came go on."""
     barrier = threading.Barrier(parties)
 
@@ -234,7 +234,7 @@ def arguments_of(instruction: Instruction) -> list[torch.Tensor]:
 def test_products_keep_their_precision_beside_rounded_ones(
     monkeypatch: pytest.MonkeyPatch, text: str, precision: str
 ) -> None:
-    meet = meeting(2)
+    meet = rendezvous(2)
     multiply = Watched(torch.matmul, matmul_is_on, meet)
     solve = Watched(torch.linalg.solve_triangular, matmul_is_on, meet)
     monkeypatch.setattr(torch, "matmul", multiply)
@@ -246,7 +246,7 @@ def test_products_keep_their_precision_beside_rounded_ones(
 
 
 def test_gradients_of_weights_keep_their_precision_beside_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    backward = Watched(torch.ops.aten.convolution_backward, convolution_is_on, meeting(2))
+    backward = Watched(torch.ops.aten.convolution_backward, convolution_is_on, rendezvous(2))
     monkeypatch.setattr(torch.ops.aten, "convolution_backward", backward)
     before = seen()
     in_threads(kernel_of(GRADIENT, EXACT), kernel_of(GRADIENT, EXACT))

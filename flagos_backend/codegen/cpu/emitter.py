@@ -23,7 +23,7 @@ from flagos_backend.codegen.cpu.fusion_policy import schedule
 from flagos_backend.codegen.cpu.llvm.code import NotCompilableError
 from flagos_backend.codegen.cpu.llvm.runs import Branch, Loop, Program, Run, runs_of, write_run
 from flagos_backend.codegen.cpu.llvm.runs import Module as MachineModule
-from flagos_backend.codegen.cpu.lower.argminmax import extreme_numbers, with_extremes
+from flagos_backend.codegen.cpu.lower.argminmax import argminmax_numbers, with_argminmax
 from flagos_backend.codegen.cpu.lower.dot import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.cpu.lower.dot_transposed import as_arranged_product
 from flagos_backend.codegen.cpu.lower.dot_widened import as_widened_product
@@ -208,7 +208,7 @@ class _Emitter:
         self.repeated = repeated
         self.indent = indent
         self.name = computation.name
-        self.flat: FlatComputation = with_extremes(flatten(computation))
+        self.flat: FlatComputation = with_argminmax(flatten(computation))
         for instruction in (*self.flat.parameters, *self.flat.outputs):
             array_of(instruction)
         self.schedule: Schedule = schedule(self.flat)
@@ -361,7 +361,7 @@ class _Emitter:
         return Step(GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
 
     def _lower_reduce(self, item: Instruction) -> Step:
-        numbers = extreme_numbers(item)
+        numbers = argminmax_numbers(item)
         if numbers is None:
             return self._lower_call(item)
         text = f"native extremes {item.name} of {array_of(self.flat.operands(item)[0])}"

@@ -27,7 +27,7 @@ from flagos_backend.torch_loading import torch
 # Up to how many points a kernel lets the next one start as soon as all its own programs have. That one waits on the
 # multiprocessors, which costs a longer kernel more than the start of the next one takes.
 _SHORT = 1 << 18
-# What a program may have, of every maker's chips.
+# What a program may have, of every vendor's chips.
 _MAX_THREADS = 1024
 
 

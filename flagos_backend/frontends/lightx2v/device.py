@@ -10,7 +10,7 @@ from typing import Any, Final
 from flagos_backend import flagcx
 from flagos_backend.frontends.lightx2v import knobs
 
-#: The chip makers' backends of torch.distributed, by device type.
+#: The vendors' backends of torch.distributed, by device type.
 _VENDOR_BACKENDS: Final = {
     "cuda": "nccl",
     "npu": "hccl",
@@ -56,7 +56,7 @@ class FlagosDevice:
 
     @staticmethod
     def init_parallel_env() -> None:
-        """Joins the process group, over FlagCX where it is installed, else over the chip maker's library, else gloo,
+        """Joins the process group, over FlagCX where it is installed, else over the vendor's library, else gloo,
         and makes this process' device the one that LOCAL_RANK counts. Raises RuntimeError without torch.distributed."""
         import torch
         import torch.distributed as dist

@@ -12,7 +12,7 @@ AUTO_REGISTER: Final = "LIGHTX2V_FL_AUTO_REGISTER"
 GLOBAL_GEMS: Final = "LIGHTX2V_FL_GLOBAL_GEMS"
 #: Functions of FlagGems that are left to PyTorch then, separated by commas.
 GEMS_UNUSED: Final = "LIGHTX2V_FL_GEMS_UNUSED"
-#: Whether processes meet over the chip maker's library though FlagCX is there.
+#: Whether processes meet over the vendor's library though FlagCX is there.
 DISABLE_FLAGCX: Final = "LIGHTX2V_FL_DISABLE_FLAGCX"
 #: Whether ``use_compile`` of a configuration means this backend.
 COMPILE: Final = "LIGHTX2V_FL_COMPILE"

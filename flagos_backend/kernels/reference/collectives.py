@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from flagos_backend.collectives.communicator import Communicator, Meeting, Reducer
+from flagos_backend.collectives.communicator import Communicator, Reducer, Rendezvous
 from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.errors import CollectiveGroupMismatch
 from flagos_backend.ir.attributes import CollectiveAttributes, CollectivePermuteAttributes
@@ -17,7 +17,7 @@ from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kern
 from flagos_backend.kernels.reference.scalar_functions import scalar_function
 from flagos_backend.torch_loading import Tensor, torch
 
-FindMeeting = Callable[[Run], Meeting | None]
+FindRendezvous = Callable[[Run], Rendezvous | None]
 Arrays = tuple[Tensor, ...]
 
 
@@ -29,10 +29,10 @@ def _position(run: Run) -> Position:
 _ALONE = InProcessCommunicator()
 
 
-def _communicator(instruction: Instruction, run: Run, meeting: Meeting) -> Communicator:
-    if run.rendezvous is not None:
-        return run.rendezvous
-    if meeting.size > 1:
+def _communicator(instruction: Instruction, run: Run, rendezvous: Rendezvous) -> Communicator:
+    if run.communicator is not None:
+        return run.communicator
+    if rendezvous.size > 1:
         raise _mismatch(instruction, run, "the launch has no communicator")
     return _ALONE
 
@@ -48,29 +48,29 @@ def _checked(instruction: Instruction, run: Run, participants: tuple[int, ...]) 
     return participants
 
 
-def _meetings(instruction: Instruction) -> FindMeeting:
-    """Finds the meeting of a launch: None for a device that is in no group."""
+def _rendezvous(instruction: Instruction) -> FindRendezvous:
+    """Finds the rendezvous of a launch: None for a device that is in no group."""
     attributes = instruction.attributes_as(CollectiveAttributes)
     channel = f"%{instruction.name}"
 
-    def find(run: Run) -> Meeting | None:
+    def find(run: Run) -> Rendezvous | None:
         position = _position(run)
         participants = _checked(instruction, run, participants_of(instruction.opcode, attributes, position))
         if not participants:
             return None
-        return Meeting(channel, participants, position.flattened, attributes.channel_id)
+        return Rendezvous(channel, participants, position.flattened, attributes.channel_id)
 
     return find
 
 
-def _required(instruction: Instruction) -> Callable[[Run], tuple[Communicator, Meeting]]:
-    find = _meetings(instruction)
+def _required(instruction: Instruction) -> Callable[[Run], tuple[Communicator, Rendezvous]]:
+    find = _rendezvous(instruction)
 
-    def meet(run: Run) -> tuple[Communicator, Meeting]:
-        meeting = find(run)
-        if meeting is None:
+    def meet(run: Run) -> tuple[Communicator, Rendezvous]:
+        rendezvous = find(run)
+        if rendezvous is None:
             raise _mismatch(instruction, run, f"no group holds the device {_position(run).flattened}")
-        return _communicator(instruction, run, meeting), meeting
+        return _communicator(instruction, run, rendezvous), rendezvous
 
     return meet
 
@@ -95,8 +95,8 @@ def prepare_all_reduce(instruction: Instruction) -> Kernel:
     meet, reducer = _required(instruction), _reducer(instruction)
 
     def run(launch: Run, *operands: Tensor) -> Tensor | Arrays:
-        communicator, meeting = meet(launch)
-        return _result(instruction, communicator.all_reduce(meeting, operands, reducer(launch)))
+        communicator, rendezvous = meet(launch)
+        return _result(instruction, communicator.all_reduce(rendezvous, operands, reducer(launch)))
 
     return run
 
@@ -106,8 +106,8 @@ def prepare_all_gather(instruction: Instruction) -> Kernel:
     meet, dimension = _required(instruction), _dimension(instruction)
 
     def run(launch: Run, *operands: Tensor) -> Tensor | Arrays:
-        communicator, meeting = meet(launch)
-        return _result(instruction, communicator.all_gather(meeting, operands, dimension))
+        communicator, rendezvous = meet(launch)
+        return _result(instruction, communicator.all_gather(rendezvous, operands, dimension))
 
     return run
 
@@ -117,8 +117,8 @@ def prepare_reduce_scatter(instruction: Instruction) -> Kernel:
     meet, dimension, reducer = _required(instruction), _dimension(instruction), _reducer(instruction)
 
     def run(launch: Run, *operands: Tensor) -> Tensor | Arrays:
-        communicator, meeting = meet(launch)
-        return _result(instruction, communicator.reduce_scatter(meeting, operands, reducer(launch), dimension))
+        communicator, rendezvous = meet(launch)
+        return _result(instruction, communicator.reduce_scatter(rendezvous, operands, reducer(launch), dimension))
 
     return run
 
@@ -130,19 +130,19 @@ def prepare_all_to_all(instruction: Instruction) -> Kernel:
     dimension = instruction.attributes_as(CollectiveAttributes).dimension
 
     def of_tuple(launch: Run, *operands: Tensor) -> Arrays:
-        communicator, meeting = meet(launch)
-        if len(operands) != meeting.size:
-            raise _mismatch(instruction, launch, f"{len(operands)} operands for a group of {meeting.size}")
-        return tuple(communicator.all_to_all(meeting, operands))
+        communicator, rendezvous = meet(launch)
+        if len(operands) != rendezvous.size:
+            raise _mismatch(instruction, launch, f"{len(operands)} operands for a group of {rendezvous.size}")
+        return tuple(communicator.all_to_all(rendezvous, operands))
 
     def of_array(launch: Run, operand: Tensor) -> Tensor:
         assert dimension is not None
-        communicator, meeting = meet(launch)
+        communicator, rendezvous = meet(launch)
         if dimension == 0:
-            rows = operand.reshape(meeting.size, operand.shape[0] // meeting.size, *operand.shape[1:])
-            return communicator.exchange_parts(meeting, rows).reshape(operand.shape)
-        parts = torch.tensor_split(operand, meeting.size, dim=dimension)
-        return torch.cat(communicator.all_to_all(meeting, parts), dim=dimension)
+            rows = operand.reshape(rendezvous.size, operand.shape[0] // rendezvous.size, *operand.shape[1:])
+            return communicator.exchange_parts(rendezvous, rows).reshape(operand.shape)
+        parts = torch.tensor_split(operand, rendezvous.size, dim=dimension)
+        return torch.cat(communicator.all_to_all(rendezvous, parts), dim=dimension)
 
     return of_tuple if dimension is None else of_array
 
@@ -150,13 +150,13 @@ def prepare_all_to_all(instruction: Instruction) -> Kernel:
 @kernel(Opcode.COLLECTIVE_BROADCAST, storage=Storage.FRESH)
 def prepare_collective_broadcast(instruction: Instruction) -> Kernel:
     """Every member of a group gets its first one's arrays; a device in no group gets zeros."""
-    find = _meetings(instruction)
+    find = _rendezvous(instruction)
 
     def run(launch: Run, *operands: Tensor) -> Tensor | Arrays:
-        meeting = find(launch)
-        if meeting is None:
+        rendezvous = find(launch)
+        if rendezvous is None:
             return _result(instruction, [torch.zeros_like(operand) for operand in operands])
-        received = _communicator(instruction, launch, meeting).broadcast(meeting, operands)
+        received = _communicator(instruction, launch, rendezvous).broadcast(rendezvous, operands)
         return _result(instruction, received)
 
     return run
@@ -179,8 +179,8 @@ def prepare_collective_permute(instruction: Instruction) -> Kernel:
         if position.own_number(mode) in members:
             participants = tuple(device for number in members for device in position.flatten(mode, number))
             participants = _checked(instruction, launch, participants)
-            meeting = Meeting(channel, participants, position.flattened, attributes.channel_id)
-            received = _communicator(instruction, launch, meeting).permute(meeting, operands, source_of)
+            rendezvous = Rendezvous(channel, participants, position.flattened, attributes.channel_id)
+            received = _communicator(instruction, launch, rendezvous).permute(rendezvous, operands, source_of)
         return _result(instruction, received or [torch.zeros_like(operand) for operand in operands])
 
     return run
@@ -194,8 +194,8 @@ def prepare_ragged_all_to_all(instruction: Instruction) -> Kernel:
     meet = _required(instruction)
 
     def run(launch: Run, *operands: Tensor) -> Tensor:
-        communicator, meeting = meet(launch)
-        size = meeting.size
+        communicator, rendezvous = meet(launch)
+        size = rendezvous.size
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[Tensor]:
             results = [given[1].clone(memory_format=torch.contiguous_format) for given in contributions]
@@ -206,7 +206,7 @@ def prepare_ragged_all_to_all(instruction: Instruction) -> Kernel:
                     results[entry // each][target : target + length] = array[start : start + length]
             return results
 
-        result: Tensor = communicator.exchange(meeting, operands, combine)
+        result: Tensor = communicator.exchange(rendezvous, operands, combine)
         return result
 
     return run

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flagos_backend.collectives.communicator import Communicator, Meeting
+from flagos_backend.collectives.communicator import Communicator, Rendezvous
 from flagos_backend.errors import UnsupportedOpcode
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -67,16 +67,16 @@ class Run:
     num_replicas: int = 1
     num_partitions: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    rendezvous: Communicator | None = None  # where the devices of the launch meet for collectives
+    communicator: Communicator | None = None  # where the devices of the launch meet for collectives
     host_callback: HostCallback | None = None
     asynchronous: bool = False  # the device runs behind the host: who reads a value on the host waits
     conditionals: Conditionals | None = None  # the launch is recorded, and what data decides goes there
     communication: Communication | None = None  # the launch is recorded, and its collectives go there
 
-    def meeting(self, channel: Hashable) -> Meeting:
+    def rendezvous(self, channel: Hashable) -> Rendezvous:
         """Of all devices of the launch."""
         position = Position(self.replica_id, self.partition_id, self.num_replicas, self.num_partitions)
-        return Meeting(channel, tuple(range(self.num_replicas * self.num_partitions)), position.flattened)
+        return Rendezvous(channel, tuple(range(self.num_replicas * self.num_partitions)), position.flattened)
 
 
 # Called as kernel(run, *operand values); returns the instruction's value. Must be safe to call from several threads.

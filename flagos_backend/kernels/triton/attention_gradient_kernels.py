@@ -71,15 +71,15 @@ def _weights(
     if EDGE or HAS_MASK:
         weights = tl.where(hidden, 0.0, weights)
     if HAS_MASK and FINITE_FILL:
-        blind = (statistics <= 0.5 * fill)[:, None] & (s < S)[None, :]
-        weights = tl.where(blind, 1.0 / S, weights)
+        masked = (statistics <= 0.5 * fill)[:, None] & (s < S)[None, :]
+        weights = tl.where(masked, 1.0 / S, weights)
     elif HAS_MASK or (HAS_BIAS and EDGE and (HAS_UPPER or HAS_LOWER)):
         weights = tl.where((statistics == float("-inf"))[:, None], float("nan"), weights)
     return weights
 
 
 @triton.jit
-def _with_blind_rows(first, last, statistics, rows, T, highest):
+def _with_fully_masked_rows(first, last, statistics, rows, T, highest):
     """Queries [first, last), and from the first to the last of those whose statistics (in units of log2) are at most
     ``highest``, as are those of a row that sees no key. ``statistics`` [rows / T, T]. Reads 4 bytes of each row, which
     in a block of keys takes hundreds."""
@@ -87,9 +87,9 @@ def _with_blind_rows(first, last, statistics, rows, T, highest):
     least, end = number * 0 + first, number * 0 + last
     for start in tl.range(0, rows, SCANNED):
         row = start + number
-        blind = tl.load(statistics + row, mask=row < rows, other=float("inf")) * LOG2E <= highest
-        least = tl.where(blind, tl.minimum(least, row % T), least)
-        end = tl.where(blind, tl.maximum(end, row % T + 1), end)
+        masked = tl.load(statistics + row, mask=row < rows, other=float("inf")) * LOG2E <= highest
+        least = tl.where(masked, tl.minimum(least, row % T), least)
+        end = tl.where(masked, tl.maximum(end, row % T + 1), end)
     return tl.min(least, 0), tl.max(end, 0)
 
 
@@ -167,7 +167,7 @@ def attention_key_gradient(
         full_last = tl.minimum(full_last, tl.maximum(0, start + lower + 1) // BLOCK_M * BLOCK_M)
     if (HAS_MASK or HAS_BIAS) and (HAS_UPPER or HAS_LOWER):
         # Rows that see no key give every key a weight, or are NaN for every key: also for those that the band skips.
-        first, last = _with_blind_rows(
+        first, last = _with_fully_masked_rows(
             first, last, statistics + (b * H + kh * G) * T, G * T, T, 0.5 * fill if HAS_MASK else float("-inf")
         )
         first = first // BLOCK_M * BLOCK_M
@@ -275,8 +275,8 @@ def attention_query_gradient(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first, full_first, full_last, last = _key_range(start, BLOCK_M, T, S, upper, lower, BLOCK_N, HAS_UPPER, HAS_LOWER)
     if HAS_MASK and ADDED:  # keys that the band skips have weights, too
-        blind = tl.max(((stats <= 0.5 * fill) & (t < T)).to(tl.int32), 0) > 0
-        first, last = tl.where(blind, 0, first), tl.where(blind, S, last)
+        masked = tl.max(((stats <= 0.5 * fill) & (t < T)).to(tl.int32), 0) > 0
+        first, last = tl.where(masked, 0, first), tl.where(masked, S, last)
     if HAS_LOWER:
         dq = _query_gradient_blocks(
             dq, q, g, stats, dots, key, value, bias, mask, t, first, full_first, T, S, D, E, key_s, key_d, value_s,

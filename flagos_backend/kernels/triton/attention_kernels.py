@@ -200,10 +200,10 @@ def attention_forward(
     )
     if HAS_MASK and FINITE_FILL:
         # A row that sees no key has equal weights over all keys, also those that the band skipped.
-        blind = tl.max(((row_maximum <= 0.5 * fill) & (t < T)).to(tl.int32), 0) > 0
+        masked = tl.max(((row_maximum <= 0.5 * fill) & (t < T)).to(tl.int32), 0) > 0
         if HAS_LOWER:
             accumulator, row_sum, row_maximum = _forward_blocks(
-                accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, 0, tl.where(blind, first, 0), T, S, D,
+                accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, 0, tl.where(masked, first, 0), T, S, D,
                 E, key_s, key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower, BLOCK_N,
                 BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN, WIDE,
                 PRECISION,
@@ -211,7 +211,7 @@ def attention_forward(
         if HAS_UPPER:
             rest = (tl.maximum(last, full_last) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
             accumulator, row_sum, row_maximum = _forward_blocks(
-                accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, rest, tl.where(blind, S, rest), T, S,
+                accumulator, row_sum, row_maximum, q, key, value, bias, mask, t, rest, tl.where(masked, S, rest), T, S,
                 D, E, key_s, key_d, value_s, value_e, bias_t, bias_s, mask_t, mask_s, scale, fill, upper, lower,
                 BLOCK_N, BLOCK_D, BLOCK_E, True, CAP, HAS_BIAS, HAS_MASK, HAS_UPPER, HAS_LOWER, EMPTY_ROWS, EVEN,
                 WIDE, PRECISION,

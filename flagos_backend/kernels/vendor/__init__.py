@@ -1,1 +1,1 @@
-"""The chip maker's libraries, through ATen's kernels of the device. Chosen by kernels/choice.py."""
+"""The vendor's libraries, through ATen's kernels of the device. Chosen by kernels/choice.py."""

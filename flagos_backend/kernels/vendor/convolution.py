@@ -1,4 +1,4 @@
-"""convolution through ATen: the maker's library, f16 and bf16 on its matrix units."""
+"""convolution through ATen: the vendor's library, f16 and bf16 on its matrix units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dot through ATen's matrix products: the maker's BLAS for floats, exact sums of float products for integers."""
+"""dot through ATen's matrix products: the vendor's BLAS for floats, exact sums of float products for integers."""
 
 from __future__ import annotations
 

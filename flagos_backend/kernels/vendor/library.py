@@ -1,4 +1,4 @@
-"""Instructions whose reference kernel is the chip maker's library already: ATen's operator on tensors of the device."""
+"""Instructions whose reference kernel is the vendor's library already: ATen's operator on tensors of the device."""
 
 from __future__ import annotations
 

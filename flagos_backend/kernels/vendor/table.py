@@ -1,4 +1,4 @@
-"""What the chip maker's libraries compute, read by kernels/choice.py."""
+"""What the vendor's libraries compute, read by kernels/choice.py."""
 
 from __future__ import annotations
 

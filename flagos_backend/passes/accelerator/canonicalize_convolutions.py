@@ -28,7 +28,7 @@ _FLOATS = frozenset({ElementType.F16, ElementType.BF16, ElementType.F32, Element
 _POINT = WindowDimension(1)
 
 
-def lay_out_convolutions(module: Module) -> Module:
+def canonicalize_convolutions(module: Module) -> Module:
     """``module`` with the operands of its convolutions of floats, of at most three spatial dimensions, laid out."""
     return apply_rule(module, _rule)
 

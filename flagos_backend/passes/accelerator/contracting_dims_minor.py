@@ -24,7 +24,7 @@ from flagos_backend.passes.rewrite import (
 _TURNS = 4
 
 
-def contracted_last(module: Module, target: Target) -> Module:
+def contracting_dimensions_minor(module: Module, target: Target) -> Module:
     def transform(computation: Computation, replaced: dict[int, Computation]) -> Computation:
         substitution = Substitution(replaced)
         instructions = []
@@ -60,7 +60,9 @@ def _laid_out(body: Computation, target: Target) -> Computation:
     for instruction in body.instructions:
         better = substitution.apply(instruction)
         if better.opcode is Opcode.DOT and _gains(better, target):
-            better = _with_contracted_last(better, [index_in(o, state) in unchanged for o in better.operands], emitter)
+            better = _with_contracting_dimensions_minor(
+                better, [index_in(o, state) in unchanged for o in better.operands], emitter
+            )
         substitution.record(instruction, emitter.put(better))
     if not substitution.values:
         return body
@@ -69,10 +71,10 @@ def _laid_out(body: Computation, target: Target) -> Computation:
 
 def _gains(dot: Instruction, target: Target) -> bool:
     is_rounded = dot.attributes_as(DotAttributes).allows_tensor_float
-    return is_rounded and target.reads_contracted_last(array_shape(dot.operands[0]).element_type)
+    return is_rounded and target.reads_contracting_dimensions_minor(array_shape(dot.operands[0]).element_type)
 
 
-def _with_contracted_last(dot: Instruction, movable: list[bool], emitter: Emitter) -> Instruction:
+def _with_contracting_dimensions_minor(dot: Instruction, movable: list[bool], emitter: Emitter) -> Instruction:
     """The product of its operands as the target wants them, or as it is where one that is not has to be moved."""
     attributes = dot.attributes_as(DotAttributes)
     sides = ((attributes.lhs_batch, attributes.lhs_contracting), (attributes.rhs_batch, attributes.rhs_contracting))

@@ -23,7 +23,7 @@ from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.literals import identity_of
-from flagos_backend.passes.argminmax import Extreme, extreme_of
+from flagos_backend.passes.argminmax import ArgMinMax, argminmax_of
 from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
 
 E = ElementType
@@ -34,19 +34,19 @@ _LEAST = -(1 << 31)
 _INFINITY = {E.F16: 0x7C00 << 16, E.BF16: 0x7F80 << 16, E.F32: 0x7F800000}
 
 
-def pack_extremes(module: Module) -> Module:
+def pack_argminmax(module: Module) -> Module:
     return apply_rule(module, _rule)
 
 
 def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     if instruction.opcode is O.GET_TUPLE_ELEMENT and instruction.operands[0].opcode is O.TUPLE:
         return instruction.operands[0].operands[instruction.attributes_as(TupleIndexAttributes).index]
-    extreme = extreme_of(instruction)
-    if extreme is None:
+    argminmax = argminmax_of(instruction)
+    if argminmax is None:
         return None
-    search = _Search(extreme, instruction, emitter)
+    search = _Search(argminmax, instruction, emitter)
     value = search.value()
-    position = search.packed_position() if extreme.source.bits <= 32 else search.position_of(value)
+    position = search.packed_position() if argminmax.source.bits <= 32 else search.position_of(value)
     return emitter.emit(O.TUPLE, instruction.shape, (value, position), like=instruction)
 
 
@@ -54,7 +54,7 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
 class _Search:
     """What takes the place of ``reduce`` goes to ``emitter``."""
 
-    extreme: Extreme
+    argminmax: ArgMinMax
     reduce: Instruction
     emitter: Emitter
 
@@ -63,38 +63,39 @@ class _Search:
         return self.reduce.operands[0]
 
     def value(self) -> Instruction:
-        return self._fold(self._array, O.MAXIMUM if self.extreme.greatest else O.MINIMUM)
+        return self._fold(self._array, O.MAXIMUM if self.argminmax.greatest else O.MINIMUM)
 
     def packed_position(self) -> Instruction:
         """Of the value only its order matters, in the upper bits: those of 0.0 and -0.0 are equal, and those of every
         NaN. The position is below, where there is room, or a second half, so that the first of equals is the least."""
-        order, free = self._order(), 32 - min(self.extreme.source.bits, 32)
-        if self.extreme.size <= 1 << free:
+        order, free = self._order(), 32 - min(self.argminmax.source.bits, 32)
+        if self.argminmax.size <= 1 << free:
             least = self._fold(self._emit(O.OR, [order, self._positions(E.S32)]), O.MINIMUM)
-            return self._convert(self._emit(O.AND, [least, self._number((1 << free) - 1, least)]), self.extreme.index)
+            return self._convert(self._emit(O.AND, [least, self._number((1 << free) - 1, least)]), self.argminmax.index)
         upper = self._convert(order, E.S64)
         upper = self._emit(O.SHIFT_LEFT, [upper, self._number(32, upper)])
         # Of an unsigned integer there is no sign to extend.
         key = self._emit(O.OR, [upper, self._convert(self._positions(E.U32), E.S64)])
-        return self._convert(self._convert(self._fold(key, O.MINIMUM), E.U32), self.extreme.index)
+        return self._convert(self._convert(self._fold(key, O.MINIMUM), E.U32), self.argminmax.index)
 
     def position_of(self, value: Instruction) -> Instruction:
-        """The first position of ``value``, which is the extreme, or of a NaN: another fold that waits for it."""
-        along = self.extreme.dimension
+        """The first position of ``value``, which is the minimum or maximum, or of a NaN: another fold that waits for
+        it."""
+        along = self.argminmax.dimension
         dims = array_shape(self._array).dims
         kept = DimensionsAttributes(tuple(d for d in range(len(dims)) if d != along))
-        shape = ArrayShape(self.extreme.source, dims)
+        shape = ArrayShape(self.argminmax.source, dims)
         spread = self.emitter.emit(O.BROADCAST, shape, (value,), kept, like=self.reduce)
         found = self._compare(Comparison.EQ, self._array, spread)
-        if self.extreme.source.is_float:
+        if self.argminmax.source.is_float:
             found = self._emit(O.OR, [found, self._compare(Comparison.NE, self._array, self._array)])
         positions = self._positions(E.S32)
         chosen = self._emit(O.SELECT, [found, positions, self._number((1 << 31) - 1, positions)], E.S32)
-        return self._convert(self._fold(chosen, O.MINIMUM), self.extreme.index)
+        return self._convert(self._fold(chosen, O.MINIMUM), self.argminmax.index)
 
     def _order(self) -> Instruction:
         """32-bit integers, the less the sooner a value is taken; of narrow ones the lower bits are zeros."""
-        source, greatest = self.extreme.source, self.extreme.greatest
+        source, greatest = self.argminmax.source, self.argminmax.greatest
         free = 32 - source.bits
         if not source.is_float:
             bits = self._upper(self._array)
@@ -122,11 +123,11 @@ class _Search:
 
     def _positions(self, kind: ElementType) -> Instruction:
         shape = ArrayShape(kind, array_shape(self._array).dims)
-        return self.emitter.emit(O.IOTA, shape, (), DimensionAttributes(self.extreme.dimension), like=self.reduce)
+        return self.emitter.emit(O.IOTA, shape, (), DimensionAttributes(self.argminmax.dimension), like=self.reduce)
 
     def _fold(self, values: Instruction, combine: Opcode) -> Instruction:
         kind, dims = array_shape(values).element_type, array_shape(values).dims
-        along = self.extreme.dimension
+        along = self.argminmax.dimension
         data = ConstantAttributes(scalar_bytes(identity_of(combine, kind), kind))
         initial = self.emitter.emit(O.CONSTANT, ArrayShape(kind), (), data, like=self.reduce)
         shape = ArrayShape(kind, (*dims[:along], *dims[along + 1 :]))

@@ -35,7 +35,7 @@ def as_polynomial(symbol: Symbol | None) -> Polynomial | None:
     """Capped logits, which tanh's derivative is made of, are a polynomial, too."""
     if isinstance(symbol, Logits) and symbol.cap is not None and symbol.is_product:
         tanh = polynomial(symbol.of, symbol.labels, {Powers(tanh=1): symbol.cap}, finite=True)
-        return replace(tanh, blind_zero=True)
+        return replace(tanh, fully_masked_zero=True)
     return symbol if isinstance(symbol, Polynomial) else None
 
 
@@ -44,7 +44,7 @@ def number(beside: Polynomial, other: Instruction) -> Polynomial | None:
     value = scalar_of(other)
     if value is None or any(powers != Powers(tanh=powers.tanh) for powers, _ in beside.terms):
         return None
-    return replace(polynomial(beside.of, beside.labels, {Powers(): value}, finite=True), blind_zero=True)
+    return replace(polynomial(beside.of, beside.labels, {Powers(): value}, finite=True), fully_masked_zero=True)
 
 
 def inverse(symbol: Polynomial) -> Polynomial | None:
@@ -57,7 +57,7 @@ def inverse(symbol: Polynomial) -> Polynomial | None:
     found = polynomial(
         symbol.of, symbol.labels, {powers.inverse(): 1.0 / coefficient}, finite=symbol.finite and is_number
     )
-    return replace(found, blind_zero=symbol.blind_zero and is_number)
+    return replace(found, fully_masked_zero=symbol.fully_masked_zero and is_number)
 
 
 def scaled(symbol: Polynomial, factor: float) -> Polynomial | None:
@@ -124,5 +124,5 @@ def _combined(
     if partly and 0.0 in terms.values():
         return None
     upstream = a.upstream or b.upstream
-    finite, blind_zero = a.finite and b.finite, a.blind_zero and b.blind_zero
-    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, finite, factors, upstream, blind_zero)
+    finite, fully_masked_zero = a.finite and b.finite, a.fully_masked_zero and b.fully_masked_zero
+    return Polynomial(a.of, a.labels, terms_of(terms), zeroed, partly, finite, factors, upstream, fully_masked_zero)

@@ -76,7 +76,7 @@ class Matched:
     letters: dict[int, str]
     output: Contraction
     zeroes_rows: bool  # of which no key is seen
-    zeroes_blind: bool  # rows of which every logit is -infinity
+    zeroes_fully_masked: bool  # rows of which every logit is -infinity
     zeroes_nan: bool  # rows whose weights are NaN
     factors: tuple[Factor, ...]  # of the queries
 
@@ -122,8 +122,8 @@ def assemble(candidate: Candidate) -> Matched:
     band, masks, fill = _hidden(of, position)
     factors = _factors_of_queries(of, query, of.dot, of.dot.operands[1 - side])
     # A row that sees no key is one of -infinity alone, where that is what hides.
-    is_blind = of.zeroes_blind and fill == -math.inf
-    zeroes_rows = of.zeroes_weights and bool(masks) and not is_blind
+    is_fully_masked = of.zeroes_fully_masked and fill == -math.inf
+    zeroes_rows = of.zeroes_weights and bool(masks) and not is_fully_masked
     if zeroes_rows:
         fill = _fill_of_zero_rows(of, fill)
     band, biases = _bias_bands(of, position, band, masks)
@@ -147,11 +147,11 @@ def assemble(candidate: Candidate) -> Matched:
     )
     operands = (of.dot.operands[1 - side], of.dot.operands[side], output.other)
     sink = _sink(of, batch + groups)
-    if of.zeroes_blind:
-        _check_blind_rows(of, zeroes_rows)
+    if of.zeroes_fully_masked:
+        _check_fully_masked_rows(of, zeroes_rows)
     if of.zeroes_nan and of.logits.sink is not None:
         raise NearMissError("weights that are NaN are set to zero, beside a sink")
-    zeroes = (zeroes_rows, of.zeroes_blind, of.zeroes_nan)
+    zeroes = (zeroes_rows, of.zeroes_fully_masked, of.zeroes_nan)
     return Matched(of, attention, *operands, biases, sink, masks, letters, output, *zeroes, factors)
 
 
@@ -183,10 +183,10 @@ def _fill_of_zero_rows(of: Candidate, fill: float) -> float:
     return -math.inf
 
 
-def _check_blind_rows(of: Candidate, zeroes_rows: bool) -> None:
+def _check_fully_masked_rows(of: Candidate, zeroes_rows: bool) -> None:
     assert of.logits is not None
     what = "weights are set to zero where every logit is -infinity"
-    if of.keeps_blind:
+    if of.keeps_fully_masked:
         raise NearMissError(f"{what} in one place and not in another")
     if of.logits.sink is not None:
         raise NearMissError(f"{what}, beside a sink")

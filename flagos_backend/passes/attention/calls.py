@@ -53,7 +53,7 @@ class CallBuilder:
         """What replaces the output of an attention without gradients."""
         operands = self._operands()
         attention = self._attention(operands, self._result_dims)
-        if self._matched.zeroes_blind or self._matched.zeroes_nan:
+        if self._matched.zeroes_fully_masked or self._matched.zeroes_nan:
             made, _ = self._with_statistics(attention, operands)
             return attention, {self._result: self._shaped(made, self._result)}
         shape = ArrayShape(element_type_of(self._result), _sizes(operands, self._result_dims))
@@ -125,7 +125,7 @@ class CallBuilder:
         config = AttentionCall(attention, statistics=True, tells_nan=self._matched.zeroes_nan).config()
         call = self._call(FORWARD, TupleShape((of_output, statistics)), [o.instruction for o in operands], config)
         output, of_rows = self._element(call, 0), self._element(call, 1)
-        if not (self._matched.zeroes_blind or self._matched.zeroes_nan):
+        if not (self._matched.zeroes_fully_masked or self._matched.zeroes_nan):
             return output, of_rows
         letters = _rows(attention)
         seen = replace(statistics, element_type=ElementType.PRED)

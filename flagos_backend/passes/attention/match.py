@@ -63,7 +63,7 @@ class _Attempt:
     def note(self) -> str:
         what = "attention" if self.gradients is None else "attention and its gradients"
         rows = ", zero where a row sees no key" if self.matched.zeroes_rows else ""
-        rows += ", zero where every logit is -infinity" if self.matched.zeroes_blind else ""
+        rows += ", zero where every logit is -infinity" if self.matched.zeroes_fully_masked else ""
         rows += ", zero where weights are NaN" if self.matched.zeroes_nan else ""
         factors = "".join(
             f", queries {'over' if factor.divides else 'times'} %{factor.term.instruction.name}"

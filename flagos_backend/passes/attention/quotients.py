@@ -44,8 +44,8 @@ class Quotients:
     def start(self, symbol: Polynomial, contraction: Contraction) -> None:
         """A product of e with an array: the values, if it is divided by l."""
         of = symbol.of
-        if of.weighted is None and not (symbol.zeroed or symbol.partly or symbol.blind_zero):
-            of.weighted, of.keeps_blind = contraction, True
+        if of.weighted is None and not (symbol.zeroed or symbol.partly or symbol.fully_masked_zero):
+            of.weighted, of.keeps_fully_masked = contraction, True
             of.keeps_weights |= of.logits is not None and bool(of.logits.hides)
             self._found[contraction.dot] = Weighted(of, contraction.labels_of_result, is_product=True)
 

@@ -22,8 +22,8 @@ from flagos_backend.passes.attention.algebra import (
     scaled_logits,
     with_labels,
 )
-from flagos_backend.passes.attention.blind_rows import of_whole_row
 from flagos_backend.passes.attention.breaks import note_break
+from flagos_backend.passes.attention.fully_masked_rows import of_whole_row
 from flagos_backend.passes.attention.labels import (
     Labels,
     dims_of,
@@ -56,10 +56,10 @@ from flagos_backend.passes.attention.sinks import appended, without_sink
 from flagos_backend.passes.attention.symbols import (
     EXPONENTIALS,
     AbsoluteMaximum,
-    Blind,
     Candidate,
     Contraction,
     FiniteMaximum,
+    FullyMasked,
     Guard,
     Hide,
     Logits,
@@ -109,7 +109,7 @@ class Recognizer:
     def broadcast(self, instruction: Instruction) -> Symbol | None:
         """A row's value repeated along the row again: the one label that is missing."""
         symbol = self.symbols.get(instruction.operands[0])
-        if not isinstance(symbol, RowMaximum | LogRowSum | Blind | Polynomial):
+        if not isinstance(symbol, RowMaximum | LogRowSum | FullyMasked | Polynomial):
             return None
         dims = dims_of(instruction)
         of, dimensions = symbol.of, instruction.attributes_as(DimensionsAttributes).dimensions
@@ -158,7 +158,7 @@ class Recognizer:
         labels = tuple(label for d, label in enumerate(symbol.labels) if d not in folded)
         axes = [symbol.labels[d] for d in folded if symbol.labels[d] is not None]
         initial = scalar_of(instruction.operands[1])
-        if isinstance(symbol, Blind):
+        if isinstance(symbol, FullyMasked):
             return of_whole_row(opcode, initial, symbol, labels, axes)
         if opcode is Opcode.MAXIMUM and initial == float("-inf") and len(axes) == 1:
             if isinstance(symbol, Logits) and symbol.sink is not None and axes != [symbol.sink.both]:
@@ -208,7 +208,9 @@ class Recognizer:
             terms[row] = terms.get(row, 0.0) + coefficient
         least = 0.0 if symbol.finite or symbol.zeroed or symbol.partly else 1.0
         row_sum = replace(polynomial(symbol.of, labels, terms, finite=symbol.finite), least=least)
-        return replace(row_sum, factors=symbol.factors, upstream=symbol.upstream, blind_zero=symbol.blind_zero)
+        return replace(
+            row_sum, factors=symbol.factors, upstream=symbol.upstream, fully_masked_zero=symbol.fully_masked_zero
+        )
 
     def dot(self, instruction: Instruction) -> Symbol | None:
         for side, operand in enumerate(instruction.operands):
@@ -274,7 +276,7 @@ class Recognizer:
             return zeroed_weights(symbol)
         found = polynomial(symbol.of, symbol.labels, {EXPONENTIALS: 1.0})
         guarded = symbol.of.guard is not Guard.NONE
-        return replace(found, finite=guarded, blind_zero=guarded)
+        return replace(found, finite=guarded, fully_masked_zero=guarded)
 
     def absolute(self, instruction: Instruction) -> Symbol | None:
         symbol = self.symbols.get(instruction.operands[0])
@@ -452,7 +454,7 @@ def _present(labels: Labels) -> list[int]:
     return sorted(label for label in labels if label is not None)
 
 
-_PREDICATES = Blind | FiniteMaximum | Tested
+_PREDICATES = FullyMasked | FiniteMaximum | Tested
 _RULES: dict[Opcode, Callable[[Recognizer, Instruction], Symbol | None]] = {
     Opcode.ABS: Recognizer.absolute,
     Opcode.ADD: Recognizer.add,

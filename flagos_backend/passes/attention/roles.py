@@ -73,8 +73,8 @@ def _is_zero_where_hidden(symbol: Polynomial) -> bool:
 
 def _note_rows(symbol: Polynomial) -> None:
     symbol.of.keeps_weights |= symbol.zeroed != hides_of(symbol.of)
-    symbol.of.zeroes_blind |= symbol.blind_zero
-    symbol.of.keeps_blind |= not symbol.blind_zero
+    symbol.of.zeroes_fully_masked |= symbol.fully_masked_zero
+    symbol.of.keeps_fully_masked |= not symbol.fully_masked_zero
 
 
 def hides_of(of: Candidate) -> frozenset[Hide]:
@@ -101,7 +101,7 @@ def gradient_of_weights(symbol: Polynomial, other: Instruction) -> Polynomial | 
             return None
     of.product_gradient = term
     gradient = polynomial(of, symbol.labels, {Powers(gradient=1): sign}, finite=True)
-    return replace(gradient, zeroed=zeroed, upstream=of.upstream, blind_zero=True)
+    return replace(gradient, zeroed=zeroed, upstream=of.upstream, fully_masked_zero=True)
 
 
 # ---- factors ----

@@ -15,13 +15,13 @@ from flagos_backend.ir.attributes import CompareAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison
 from flagos_backend.ir.types import ElementType
-from flagos_backend.passes.attention.blind_rows import compared, is_of_whole_row, zero_where_blind
+from flagos_backend.passes.attention.fully_masked_rows import compared, is_of_whole_row, zero_where_fully_masked
 from flagos_backend.passes.attention.labels import SIGNIFICAND, element_type_of, scalar_of
 from flagos_backend.passes.attention.symbols import (
     WEIGHTS,
     AbsoluteMaximum,
-    Blind,
     FiniteMaximum,
+    FullyMasked,
     Guard,
     Polynomial,
     Powers,
@@ -84,7 +84,7 @@ def _with_least(symbol: Polynomial, number: float, instruction: Instruction) -> 
 # ---- comparisons ----
 
 
-def tested(compare: Instruction, symbols: _Symbols) -> Blind | FiniteMaximum | Tested | None:
+def tested(compare: Instruction, symbols: _Symbols) -> FullyMasked | FiniteMaximum | Tested | None:
     left, right = compare.operands
     a, b = symbols.get(left), symbols.get(right)
     direction = compare.attributes_as(CompareAttributes).direction
@@ -160,7 +160,7 @@ def chosen(select: Instruction, symbols: _Symbols) -> Symbol | None:
         if isinstance(kept, RowMaximum) and fill is not None and math.isfinite(fill):
             return _guarded(predicate, kept, holds)
         if isinstance(kept, Polynomial) and fill == 0:
-            return zero_where_blind(predicate, kept, holds)
+            return zero_where_fully_masked(predicate, kept, holds)
     return None
 
 
@@ -171,8 +171,8 @@ def _guarded(predicate: Symbol | None, maximum: RowMaximum, holds: bool) -> RowM
         return None
     if isinstance(predicate, FiniteMaximum):
         return replace(maximum, guard=Guard.INFINITE) if predicate.holds is holds else None
-    is_blind = isinstance(predicate, Blind) and is_of_whole_row(predicate) and predicate.holds is not holds
-    return replace(maximum, guard=Guard.BLIND) if is_blind else None
+    is_fully_masked = isinstance(predicate, FullyMasked) and is_of_whole_row(predicate) and predicate.holds is not holds
+    return replace(maximum, guard=Guard.FULLY_MASKED) if is_fully_masked else None
 
 
 def _of_weights(test: Tested, weights: Polynomial, picked: Symbol | None, other: float | None) -> Polynomial | None:
@@ -205,7 +205,7 @@ def _of_sums(select: Instruction, test: Tested, picked: _Side, other: _Side) -> 
         return None
     least = abs(number) if test.at_zero is test.holds else min(abs(number), abs(instead))
     found = polynomial(test.of, test.labels, {Powers(): number}, finite=True)
-    return replace(found, blind_zero=True, least=least)
+    return replace(found, fully_masked_zero=True, least=least)
 
 
 def _is_itself_or_negated(symbol: Polynomial, other: Symbol | None) -> bool:

@@ -97,7 +97,7 @@ class Guard(Enum):
     -infinity, or all that are not finite."""
 
     NONE = "none"
-    BLIND = "blind"
+    FULLY_MASKED = "fully_masked"
     INFINITE = "infinite"
 
 
@@ -123,8 +123,8 @@ class Candidate:
     cancelled: list[Cancelled] = field(default_factory=list)
     zeroes_weights: bool = False  # weights of hidden keys are set to zero, also those of a row that sees no key
     keeps_weights: bool = False  # of some product they are not, or only those of a row that sees a key
-    zeroes_blind: bool = False  # weights of a row of which every logit is -infinity are set to zero
-    keeps_blind: bool = False  # of some product they are NaN
+    zeroes_fully_masked: bool = False  # weights of a row of which every logit is -infinity are set to zero
+    keeps_fully_masked: bool = False  # of some product they are NaN
     zeroes_nan: bool = False  # weights that are NaN are set to zero
     weighs_exponentials: bool = False  # values are weighted with e, and divided by its sum only then, if at all
     guard: Guard | None = None  # of the maximum that e is made with
@@ -197,7 +197,7 @@ class LogRowSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
+class FullyMasked:
     """Whether logits are -infinity, or, unless it ``holds``, are not; all of a row along ``row``, if there is one."""
 
     of: Candidate
@@ -260,7 +260,7 @@ class Polynomial:
     there in all others. ``zeroed``: the hides at whose hidden keys it is zero, whatever the row sees. ``partly``: those
     at whose hidden keys the same monomials have other coefficients. ``finite``: no infinity and no NaN, whatever the
     row sees. ``factors``: of all of it. ``upstream``: the gradient of the output that r was made of, if it was made of
-    that and not of g. ``blind_zero``: in a row of which every logit is -infinity e/l is zero in it and not NaN.
+    that and not of g. ``fully_masked_zero``: in a row of which every logit is -infinity e/l is zero in it and not NaN.
     ``nan_zero``: weights of which those that are NaN were set to zero. ``least``: of l and its powers, no row has less,
     though it may be NaN; also of the numbers that a choice by l is between."""
 
@@ -272,7 +272,7 @@ class Polynomial:
     finite: bool = False
     factors: tuple[Factor, ...] = ()
     upstream: Term | None = None
-    blind_zero: bool = False
+    fully_masked_zero: bool = False
     nan_zero: bool = False
     least: float = 1.0
 
@@ -333,7 +333,7 @@ class Weighted:
 EXPONENTIALS, WEIGHTS = Powers(1), Powers(1, -1)
 _WEIGHTED_GRADIENT, _WEIGHTED_ROW_DOT = Powers(1, -1, 1, 0), Powers(1, -1, 0, 1)
 
-_Comparison = Blind | FiniteMaximum | Tested
+_Comparison = FullyMasked | FiniteMaximum | Tested
 Symbol = Logits | RowMaximum | AbsoluteMaximum | Shifted | LogRowSum | Polynomial | _Comparison
 
 

@@ -1,7 +1,7 @@
 """Collectives that do not wait for each other, and have the same kind and groups, become one of several arrays, as each
-costs its devices a meeting. Weights that lie spread over devices are gathered by dozens, their gradients reduced so.
+costs its devices a rendezvous. Weights that lie spread over devices are gathered by dozens, their gradients reduced so.
 
-After the partitioner, which makes one for each array, and scatter_sums.
+After the partitioner, which makes one for each array, and create_reduce_scatters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What collectives split or join along another dimension than the first, they do along a new first one: what a device
 sends and receives then lies in one piece, and the movement around is fused with what it is made from and read by.
 
-Between scatter_sums and combine_collectives, for devices whose transport takes arrays as they lie.
+Between create_reduce_scatters and combine_collectives, for devices whose transport takes arrays as they lie.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flagos_backend.passes.rewrite import Emitter, Substitution, rewrite_computa
 _MOVED = frozenset({Opcode.ALL_GATHER, Opcode.ALL_TO_ALL, Opcode.REDUCE_SCATTER})
 
 
-def leading_parts(module: Module) -> Module:
+def make_split_dimension_major(module: Module) -> Module:
     def transform(computation: Computation, replaced: dict[int, Computation]) -> Computation:
         if not any(map(_is_inside, computation.instructions)):
             return with_callees(computation, replaced)

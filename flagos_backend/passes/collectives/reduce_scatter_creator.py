@@ -21,7 +21,7 @@ _TABLES = {ElementType.S32: "i", ElementType.U32: "I", ElementType.S64: "q", Ele
 _MOVES = frozenset({Opcode.RESHAPE, Opcode.COPY, Opcode.CONVERT})
 
 
-def scatter_sums(module: Module) -> Module:
+def create_reduce_scatters(module: Module) -> Module:
     """Of programs whose participants are partitions."""
     if module.num_replicas != 1 or module.num_partitions == 1:
         return module

@@ -19,7 +19,7 @@ from flagos_backend.passes.rewrite import Emitter, apply_rule
 _GROUPED = COLLECTIVES - {Opcode.COLLECTIVE_PERMUTE, Opcode.RAGGED_ALL_TO_ALL}
 
 
-def lone_collectives(module: Module) -> Module:
+def eliminate_trivial_collectives(module: Module) -> Module:
     """And the number of the only replica, or partition, is zero."""
     positions = [
         Position(replica, partition, module.num_replicas, module.num_partitions)

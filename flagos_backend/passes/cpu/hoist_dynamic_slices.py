@@ -39,7 +39,7 @@ _MOST_ARRAYS = 8
 _COUNTS = frozenset({ElementType.S32, ElementType.S64, ElementType.U32, ElementType.U64})
 
 
-def sink_windows(module: Module) -> Module:
+def hoist_dynamic_slices(module: Module) -> Module:
     return rewrite_computations(module, _transform)
 
 

@@ -40,10 +40,10 @@ MAY_DIFFER = "data says whether they do"
 @dataclass(frozen=True)
 class Limits:
     """What a recorder cannot record, each with the reason, or "": ``conditionals``, in which data decides what runs;
-    ``meetings``, in which devices meet; ``unrun``, what has not run before."""
+    ``rendezvous``, in which devices meet; ``unrun``, what has not run before."""
 
     conditionals: str = "its graphs have no conditional nodes"
-    meetings: str = Communicator.no_recording
+    rendezvous: str = Communicator.no_recording
     unrun: str = "not all of it has run"
 
 
@@ -71,7 +71,7 @@ def reason_against(step: Step, limits: Limits) -> str:
             return f"{decided}: {limits.conditionals}"
         if limits.unrun and len(step.kernel.ran) < len(step.nested):
             return f"{decided}, and {limits.unrun}"
-        limits = replace(limits, meetings=MAY_DIFFER)
+        limits = replace(limits, rendezvous=MAY_DIFFER)
     if weight > MAX_STEPS:
         return f"{instruction.opcode} {instruction.name} is {weight} steps, more than {MAX_STEPS}"
     if reason := _reason_of(instruction, limits):
@@ -84,7 +84,7 @@ def _reason_of(instruction: Instruction, limits: Limits) -> str:
     if instruction.opcode in COLLECTIVES:
         # The host reads how much goes where.
         is_ragged = instruction.opcode is Opcode.RAGGED_ALL_TO_ALL
-        reason = Communicator.no_recording if is_ragged else limits.meetings
+        reason = Communicator.no_recording if is_ragged else limits.rendezvous
         return f"{instruction.opcode} {instruction.name} meets other devices: {reason}" if reason else ""
     if instruction.opcode is Opcode.RNG or _is_random(instruction):
         return f"{instruction.name} draws from a generator"

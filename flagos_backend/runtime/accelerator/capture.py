@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flagos_backend.devices.undisturbed import undisturbed
+from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Conditionals, Run
@@ -131,7 +131,7 @@ def _recorded(
         if not has_no_memory and _INVALIDATED not in str(refusal.__cause__):
             raise
     if has_no_memory:
-        with undisturbed:
+        with device_lock:
             torch.cuda.empty_cache()
     return Recording(plan, run, arrays, conditionals, memory)
 
@@ -167,7 +167,7 @@ class Recording:
         self.memory = memory
         recorder = ConditionalRecorder(conditionals, memory.bodies, run.device) if conditionals else None
         spare = torch.empty(1, dtype=torch.uint8, device=run.device)
-        with undisturbed, _leaving_no_workspace():
+        with device_lock, _leaving_no_workspace():
             # Not for the device as a whole, where another thread may capture.
             torch.cuda.current_stream(run.device).synchronize()
             with torch.cuda.stream(memory.stream):
@@ -218,14 +218,14 @@ class Recording:
 
 def recorded(run: Run, conditionals: Conditionals | None, arrays: Sequence[Any], memory: GraphMemory) -> Run:
     """A launch of ``run`` that is recorded with its arguments and outputs in ``arrays``."""
-    meets = run.rendezvous is not None and not run.rendezvous.no_recording
+    meets = run.communicator is not None and not run.communicator.no_recording
     if not meets:
         return replace(run, conditionals=conditionals)
     storages = {array.untyped_storage()._cdata for array in arrays if isinstance(array, torch.Tensor)}
-    assert run.rendezvous is not None
-    rendezvous = run.rendezvous.recorded(lambda array: array.untyped_storage()._cdata in storages)
+    assert run.communicator is not None
+    communicator = run.communicator.recorded(lambda array: array.untyped_storage()._cdata in storages)
     communication = CommunicationStream(memory.communication, run.device)
-    return replace(run, conditionals=conditionals, rendezvous=rendezvous, communication=communication)
+    return replace(run, conditionals=conditionals, communicator=communicator, communication=communication)
 
 
 def run_into(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:

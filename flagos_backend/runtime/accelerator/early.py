@@ -1,4 +1,4 @@
-"""Loads what most programs on an accelerator want, the tables of kernels and the maker's BLAS, beside the compilation
+"""Loads what most programs on an accelerator want, the tables of kernels and the vendor's BLAS, beside the compilation
 of the first one: that takes two tenths of a second. Called by the bridge."""
 
 from __future__ import annotations

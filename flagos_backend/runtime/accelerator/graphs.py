@@ -13,7 +13,7 @@ from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, NativeGraph, Recording, capture
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.accelerator.memory import give_back, shared_memory
-from flagos_backend.runtime.accelerator.rehearsal import rehearse
+from flagos_backend.runtime.accelerator.warm_up import warm_up
 from flagos_backend.runtime.plan import Plan
 from flagos_backend.torch_loading import torch
 
@@ -64,14 +64,14 @@ class GraphReplay:
 
 class GraphRecorder:
     """Records the parts of one program on one device. Their temporaries lie where those of the other programs do.
-    ``no_conditionals``: why no plan is recorded in which data decides what runs, or ""; ``no_meetings``: why none in
+    ``no_conditionals``: why no plan is recorded in which data decides what runs, or ""; ``no_rendezvous``: why none in
     which devices meet, or ""."""
 
     def __init__(self, native: NativeReplays, conditionals: NativeConditionals, run: Run) -> None:
         self._native = native
         self._conditionals = conditionals
         self.no_conditionals = _reason_against(conditionals)
-        self.no_meetings = run.rendezvous.no_recording if run.rendezvous else Communicator.no_recording
+        self.no_rendezvous = run.communicator.no_recording if run.communicator else Communicator.no_recording
         self._run = run
 
     def __call__(self, plan: Plan) -> GraphReplay:
@@ -83,8 +83,8 @@ class GraphRecorder:
                 reason = str(error)
         raise CaptureRefused(reason=reason)
 
-    def rehearse(self, plan: Plan) -> None:
-        rehearse(plan, self._run)
+    def warm_up(self, plan: Plan) -> None:
+        warm_up(plan, self._run)
 
     def _recorded(self, plan: Plan, order: tuple[int, int, int]) -> GraphReplay:
         captures = capture(plan, self._run, self._used_conditionals, order)

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.devices.streams import own_stream
-from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.torch_loading import torch
 
 
@@ -119,7 +119,7 @@ class GraphMemory:
 def give_back(device: torch.device) -> None:
     """Pools that nobody has any more go back to the device: torch would keep them until it runs out. What else it keeps
     it leaves alone while anything allocates to a pool, and all of it while any thread captures."""
-    with undisturbed, Pool(device).entered():
+    with device_lock, Pool(device).entered():
         torch.cuda.empty_cache()
 
 

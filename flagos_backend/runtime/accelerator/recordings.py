@@ -13,7 +13,7 @@ from flagos_backend.runtime.plan import Plan
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.context_peers import ContextPeers
-    from flagos_backend.collectives.spanning import SpanningCommunicator
+    from flagos_backend.collectives.multi_process import MultiProcessCommunicator
     from flagos_backend.runtime.accelerator.segments import Division, Recorder
 
 
@@ -43,10 +43,10 @@ class Recordings:
     def record(self, local_ordinal: int, plan: Plan, recorder: Recorder) -> Division:
         """Has ``plan``, which has run and writes over the arguments that are given up, recorded whole or in parts."""
         self._recorders[local_ordinal] = plan, recorder
-        return self._divide(local_ordinal, recorder.no_meetings)
+        return self._divide(local_ordinal, recorder.no_rendezvous)
 
     def usable(
-        self, local_ordinal: int, in_place: bool, run: Run, launch: SpanningCommunicator | None
+        self, local_ordinal: int, in_place: bool, run: Run, launch: MultiProcessCommunicator | None
     ) -> Division | None:
         """What a launch can use. ``in_place``: whether the arguments that are given up are its alone. ``launch``: of
         several devices that meet, which use it together: where one cannot, none does, and what they recorded
@@ -54,8 +54,8 @@ class Recordings:
         division = self._divisions.get(local_ordinal) if in_place or not self._donors else None
         if launch is None or not self.meet:
             return division
-        own = division and tuple(division.meetings)
-        every = set(launch.of_process(run.meeting("what was recorded"), own))
+        own = division and tuple(division.rendezvous)
+        every = set(launch.of_process(run.rendezvous("what was recorded"), own))
         if every == {own}:
             return division
         return None if None in every else self._divided_again(local_ordinal, division)
@@ -65,21 +65,21 @@ class Recordings:
         from flagos_backend.runtime.accelerator.segments import Division
 
         assert division is not None
-        for replay in division.meetings.values():
+        for replay in division.rendezvous.values():
             if isinstance(replay, GraphReplay):
                 replay.drop()
         # Where this fails, it fails once.
         self._divisions[local_ordinal] = Division(self._recorders[local_ordinal][0])
         return self._divide(local_ordinal, "the devices recorded it differently")
 
-    def _divide(self, local_ordinal: int, no_meetings: str) -> Division:
+    def _divide(self, local_ordinal: int, no_rendezvous: str) -> Division:
         # Of accelerators: the host does without.
         from flagos_backend.runtime.accelerator.graphs import GraphReplay
         from flagos_backend.runtime.accelerator.segments import divide
 
         plan, recorder = self._recorders[local_ordinal]
-        division = divide(plan, recorder, recorder.no_conditionals, recorder.rehearse, no_meetings)
-        for replay in division.meetings.values():
+        division = divide(plan, recorder, recorder.no_conditionals, recorder.warm_up, no_rendezvous)
+        for replay in division.rendezvous.values():
             if self._peers is not None and isinstance(replay, GraphReplay):
                 self._peers.keep(replay)
         self._divisions[local_ordinal] = division

@@ -25,7 +25,7 @@ from flagos_backend.runtime.plan import Plan, Step
 from flagos_backend.torch_loading import torch
 
 if TYPE_CHECKING:
-    from flagos_backend.collectives.spanning import SpanningCommunicator
+    from flagos_backend.collectives.multi_process import MultiProcessCommunicator
 
 # A replay is one launch, with its nodes patched and its outputs allocated: about as much work of the host as launching
 # two kernels. Shorter segments would cost memory and four captures for nothing.
@@ -54,23 +54,23 @@ class Replay(Protocol):
 
 Record = Callable[[Plan], Replay]
 """Records a plan all of which has run before; nothing is computed. Raises CaptureRefused."""
-Rehearse = Callable[[Plan], None]
+WarmUp = Callable[[Plan], None]
 """Runs all of a plan, whatever data says, on values of no meaning. Raises CaptureRefused."""
 
 
 class Recorder(Protocol):
     """A Record of one device. ``no_conditionals``: why it records nothing in which data decides what runs, or "";
-    ``no_meetings``: why nothing in which devices meet, or ""."""
+    ``no_rendezvous``: why nothing in which devices meet, or ""."""
 
     @property
     def no_conditionals(self) -> str: ...
 
     @property
-    def no_meetings(self) -> str: ...
+    def no_rendezvous(self) -> str: ...
 
     def __call__(self, plan: Plan) -> Replay: ...
 
-    def rehearse(self, plan: Plan) -> None: ...
+    def warm_up(self, plan: Plan) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +109,8 @@ class Segment:
                 arrays.append(torch.empty(shape.dims, dtype=dtype, device=run.device))
         if self.meets:
             # Whoever waits in it for another device may hold up an allocation there: all have theirs by now.
-            launch = cast("SpanningCommunicator", run.rendezvous)
-            launch.begin_together(run.meeting(self.plan.name), lambda: self.replay.launch(arrays))
+            launch = cast("MultiProcessCommunicator", run.communicator)
+            launch.begin_together(run.rendezvous(self.plan.name), lambda: self.replay.launch(arrays))
         else:
             self.replay.launch(arrays)
         self.launches += 1
@@ -157,7 +157,7 @@ class Division:
     whole: Replay | None = None
 
     @property
-    def meetings(self) -> dict[tuple[int, ...], Replay]:
+    def rendezvous(self) -> dict[tuple[int, ...], Replay]:
         """The replays in which devices meet, by their places, in order."""
         if self.whole is not None:
             return {(): self.whole} if any(map(meets, self.plan.steps)) else {}
@@ -183,17 +183,17 @@ def divide(
     plan: Plan,
     record: Record,
     no_conditionals: str = Limits.conditionals,
-    rehearse: Rehearse | None = None,
-    no_meetings: str = Limits.meetings,
+    warm_up: WarmUp | None = None,
+    no_rendezvous: str = Limits.rendezvous,
 ) -> Division:
-    """Has ``plan``, which has run before, recorded whole, or in parts. ``no_conditionals``, ``no_meetings``: as of
-    Recorder. ``rehearse``: without it, what has not run stays as it is."""
-    return _Divider(record, Limits(no_conditionals, no_meetings), rehearse).divide(plan)
+    """Has ``plan``, which has run before, recorded whole, or in parts. ``no_conditionals``, ``no_rendezvous``: as of
+    Recorder. ``warm_up``: without it, what has not run stays as it is."""
+    return _Divider(record, Limits(no_conditionals, no_rendezvous), warm_up).divide(plan)
 
 
 def outline(plan: Plan) -> Division:
     """How ``plan`` would be divided where graphs have conditional nodes and collectives, if nothing broke."""
-    return _Divider(_Unrecorded, Limits(conditionals="", meetings=""), lambda plan: None).divide(plan)
+    return _Divider(_Unrecorded, Limits(conditionals="", rendezvous=""), lambda plan: None).divide(plan)
 
 
 class _Unrecorded:
@@ -214,10 +214,10 @@ class _Unrecorded:
 class _Divider:
     """Divides one program and counts what breaks."""
 
-    def __init__(self, record: Record, limits: Limits, rehearse: Rehearse | None) -> None:
+    def __init__(self, record: Record, limits: Limits, warm_up: WarmUp | None) -> None:
         self._record = record
         self._limits = limits
-        self._rehearse = rehearse
+        self._warm_up = warm_up
         self._has_run = True  # the plan that is being divided
         self._refusals = 0
         self._path: tuple[int, ...] = ()  # the steps that the plan is nested in, each with its number among their plans
@@ -225,8 +225,8 @@ class _Divider:
 
     def divide(self, plan: Plan) -> Division:
         if not all(map(has_run, plan.steps)):
-            # A rehearsal is one device's alone.
-            self._limits = replace(self._limits, meetings=self._limits.meetings or Limits.unrun)
+            # A warm-up is one device's alone.
+            self._limits = replace(self._limits, rendezvous=self._limits.rendezvous or Limits.unrun)
         is_refused = any(map(self._reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS
         if is_refused or not self._all_has_run(plan):
             return Division(self._divided(plan), tuple(self._parts))
@@ -240,19 +240,19 @@ class _Divider:
         return len(self._path) // 2
 
     def _reason_against(self, step: Step) -> str:
-        return reason_against(step, replace(self._limits, unrun="" if self._rehearse else Limits.unrun))
+        return reason_against(step, replace(self._limits, unrun="" if self._warm_up else Limits.unrun))
 
     def _all_has_run(self, plan: Plan) -> bool:
-        """Whether all of ``plan`` has run, if need be in a rehearsal. After one that broke, as where memory ran out,
+        """Whether all of ``plan`` has run, if need be in a warm-up. After one that broke, as where memory ran out,
         there is no other: what has not run stays as it is, and the rest is recorded."""
         if self._has_run and all(map(has_run, plan.steps)):
             return True
         try:
-            if self._rehearse is not None:
-                self._rehearse(plan)
+            if self._warm_up is not None:
+                self._warm_up(plan)
                 return True
         except CaptureRefused as refusal:
-            self._rehearse = None
+            self._warm_up = None
             self._parts.append(Part(self._depth(), None, refusal.facts["reason"]))
         return False
 
@@ -324,13 +324,13 @@ class _Divider:
         if not isinstance(kernel, ControlFlow):
             return step
         plans, around, limits, path = [], self._has_run, self._limits, self._path
-        if not isinstance(kernel, CountedLoop) and not limits.meetings:
+        if not isinstance(kernel, CountedLoop) and not limits.rendezvous:
             # Each group of devices may decide for itself, and a segment waits for all.
-            self._limits = replace(limits, meetings=MAY_DIFFER)
+            self._limits = replace(limits, rendezvous=MAY_DIFFER)
         for number, plan in enumerate(step.nested):
             self._path = (*path, step_number, number)
             self._has_run = number in kernel.ran
-            if self._has_run or self._rehearse:
+            if self._has_run or self._warm_up:
                 plans.append(self._divided(plan))
             else:
                 plans.append(plan)

@@ -20,7 +20,7 @@ from cpu.native.harness import compile, get, put, run
 from flagos_backend import bridge
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.runtime.accelerator.rehearsal import rehearse
+from flagos_backend.runtime.accelerator.warm_up import warm_up
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Memory
 from support.against_xla import assert_same
@@ -34,7 +34,7 @@ RUNS = 5
 
 class Recorder:
     no_conditionals = "recordings of tests have no conditional nodes"
-    no_meetings = "recordings of tests have one device"
+    no_rendezvous = "recordings of tests have one device"
 
     def __init__(self, opened: Accelerator, accelerator: int, run: Run) -> None:
         self._run = run
@@ -42,8 +42,8 @@ class Recorder:
     def __call__(self, plan: Plan) -> PoisonedReplay:
         return PoisonedReplay(plan, self._run)
 
-    def rehearse(self, plan: Plan) -> None:
-        rehearse(plan, self._run)
+    def warm_up(self, plan: Plan) -> None:
+        warm_up(plan, self._run)
 
 
 @pytest.fixture(autouse=True)

@@ -239,7 +239,7 @@ def check_far_apart(attention, array, letter, rng):
 
 
 #: What hides a row is the fourth operand.
-BLIND = {
+FULLY_MASKED = {
     "mask, causal": replace(PLAIN, mask="bts", upper=0),
     "mask of heads, window": replace(PLAIN, mask="bhgts", upper=1, lower=6),
     "mask, lower band": replace(PLAIN, mask="bts", lower=3),
@@ -252,10 +252,10 @@ BLIND = {
 
 
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("name", BLIND)
+@pytest.mark.parametrize("name", FULLY_MASKED)
 def test_a_row_that_sees_no_key(name, first, rng):
     """One, whose weights, NaN or equal, are those of keys as well whose blocks the band does not lead to it."""
-    attention = BLIND[name]
+    attention = FULLY_MASKED[name]
     p = problem(attention, E.F32, int(rng.integers(1 << 30)), sizes={**SIZES, "t": 100, "s": 100})
     row = int(rng.integers(20)) if first else int(rng.integers(80, 100))
     if attention.mask is not None:

@@ -23,8 +23,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor | None]]:
     """What launches return: None for what they wrote to an input."""
     seen: list[list[Tensor | None]] = []
 
-    def launcher_of(program: BuiltProgram, makers: Mapping[int, str] | None = None) -> Launch:
-        launch = executable.launcher_of(program, makers)
+    def launcher_of(program: BuiltProgram, producers: Mapping[int, str] | None = None) -> Launch:
+        launch = executable.launcher_of(program, producers)
 
         def run(inputs: list[Any]) -> list[Tensor]:
             seen.append([*(outputs := launch(inputs))])

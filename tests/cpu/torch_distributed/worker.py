@@ -413,6 +413,6 @@ if __name__ == "__main__":
     reason = autoload.enable()
     assert not reason, reason
     # Whoever waits for a process that failed a check does not wait for long.
-    meeting: Any = {"init_method": os.environ["RENDEZVOUS"], "rank": RANK, "world_size": WORLD}
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60), **meeting)
+    rendezvous: Any = {"init_method": os.environ["RENDEZVOUS"], "rank": RANK, "world_size": WORLD}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60), **rendezvous)
     make_checks(CHECKS)

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from flagos_backend.codegen.triton import schedule
-from flagos_backend.collectives.communicator import Combine, Meeting
+from flagos_backend.collectives.communicator import Combine, Rendezvous
 from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.compile import overlap
 from flagos_backend.compile.overlap import Wait, overlapped
@@ -42,8 +42,8 @@ class Late(Alike):
         self._under_way: dict[Instruction, tuple[Sequence[Any], list[Callable[[], None]]]] = {}
         self.most = 0
 
-    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
-        results = super().exchange(meeting, contribution, combine)
+    def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:
+        results = super().exchange(rendezvous, contribution, combine)
         # Nobody but who started it has them.
         lent = [StorageWeakRef(array.untyped_storage()) for array in contribution]
         shapes = [(array.dtype, array.shape, array.stride(), array.storage_offset()) for array in contribution]
@@ -55,7 +55,7 @@ class Late(Alike):
                 torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
                 for storage, (dtype, shape, stride, offset) in zip(storages, shapes, strict=True)
             ]
-            ended = super(Late, self).exchange(meeting, operands, combine)
+            ended = super(Late, self).exchange(rendezvous, operands, combine)
             for result, array in zip(tree_leaves(results), tree_leaves(ended), strict=True):
                 result.copy_(array)
 
@@ -92,8 +92,8 @@ def run_both(module: Module, rng: np.random.Generator, donated: Sequence[int] = 
     built = plan.build(module.entry, donated, torch.device("cpu"), TARGET)
     arguments = [rng.standard_normal((SIZE, SIZE)).astype(np.float32) for _ in module.entry.parameters]
     late, results = Late(), []
-    for rendezvous, communication in ((Alike(), None), (late, late)):
-        run = Run(num_partitions=DEVICES, rendezvous=rendezvous, communication=communication)
+    for communicator, communication in ((Alike(), None), (late, late)):
+        run = Run(num_partitions=DEVICES, communicator=communicator, communication=communication)
         with torch.inference_mode():
             # Aligned as a device's memory is, or a step would copy what it is to write over.
             taken = [torch.empty(SIZE, SIZE).copy_(torch.from_numpy(array)) for array in arguments]

@@ -137,7 +137,7 @@ def filled(shape):
 
 @pytest.mark.parametrize("name", ["plain", "causal"])
 def test_results_are_made_where_they_are_wanted(name, target, rng):
-    """By the chip maker's kernels too, whose operators take no arrays for them."""
+    """By the vendor's kernels too, whose operators take no arrays for them."""
     p = problem(CASES[name], E.BF16, int(rng.integers(1 << 30)), DEVICE.type, SQUARE)
     (output, statistics), gradients = oracle(p)
     ran = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flagos_backend.collectives.communicator import Combine, Meeting
+from flagos_backend.collectives.communicator import Combine, Rendezvous
 from flagos_backend.compile import accelerator_plan as plan
 from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.errors import CaptureRefused
@@ -37,12 +37,12 @@ class Slow(Alike):
     def recorded(self, moves: Any) -> Slow:
         return self
 
-    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
+    def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:
         if self._left == 0:
             raise RuntimeError("the transport is broken")
         self._left -= 1
         torch.cuda._sleep(_CYCLES)
-        results = super().exchange(meeting, contribution, combine)
+        results = super().exchange(rendezvous, contribution, combine)
         torch.cuda._sleep(_CYCLES)
         return results
 
@@ -54,7 +54,7 @@ class Recorded:
         shapes = (*built.shapes_of(built.parameters), *built.result_shapes)
         self._arrays = [torch.empty(shape.dims, device=DEVICE) for shape in shapes]
         self._count = len(built.parameters)
-        run = Run(num_partitions=DEVICES, device=DEVICE, rendezvous=communicator)
+        run = Run(num_partitions=DEVICES, device=DEVICE, communicator=communicator)
         self._recording = Recording(built, run, self._arrays, None, memory)
         self._recording.graph.instantiate()
 
@@ -77,7 +77,7 @@ def drawn(rng: np.random.Generator) -> list[torch.Tensor]:
 
 
 def by_steps(built: Plan, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    run = Run(num_partitions=DEVICES, device=DEVICE, rendezvous=Alike())
+    run = Run(num_partitions=DEVICES, device=DEVICE, communicator=Alike())
     results = built.run(run, [argument.clone() for argument in arguments])
     torch.cuda.synchronize()
     return results

@@ -90,7 +90,7 @@ def test_training_steps_are_recorded_with_their_collectives(
     unable = "this device has no graphs that can be patched|[a-z]+ is not known to be recorded"
     if reason := re.search(unable, "".join(map(str, outcomes))):
         pytest.skip(reason[0])
-    steps = [outcome for outcome in outcomes if isinstance(outcome, Division) and outcome.meetings]
+    steps = [outcome for outcome in outcomes if isinstance(outcome, Division) and outcome.rendezvous]
     assert len(steps) == mesh.size and all(outcome.whole is not None for outcome in steps), outcomes
 
 

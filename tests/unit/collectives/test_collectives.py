@@ -189,7 +189,7 @@ def test_a_collective_takes_place_though_its_result_is_used_on_one_device_only()
     communicator = InProcessCommunicator(timeout=10)
     ones = torch.ones(8, 4)
     outcomes = on_each(
-        2, lambda d: plans[d].run(Run(d, replica_id=d, num_replicas=2, rendezvous=communicator), [ones])[0]
+        2, lambda d: plans[d].run(Run(d, replica_id=d, num_replicas=2, communicator=communicator), [ones])[0]
     )
     assert [float(outcome[0, 0]) for outcome in outcomes] == [-2.0, -1.0]
 

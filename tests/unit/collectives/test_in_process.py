@@ -1,4 +1,4 @@
-"""The in-process communicator: meetings, repeated meetings, failures, missing participants."""
+"""The in-process communicator: rendezvous, repeated rendezvous, failures, missing participants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from flagos_backend.collectives import InProcessCommunicator, Meeting, Reducer
+from flagos_backend.collectives import InProcessCommunicator, Reducer, Rendezvous
 from flagos_backend.errors import CollectiveAborted, CollectiveTimeout
 from support.devices import on_each
 
@@ -23,20 +23,20 @@ def everything(contributions: Sequence[Any]) -> list[tuple[Any, ...]]:
 def test_everybody_gets_all_contributions_in_the_order_of_the_group() -> None:
     communicator = InProcessCommunicator()
     participants = (2, 0, 1)
-    results = on_each(3, lambda p: communicator.exchange(Meeting("c", participants, p), f"from {p}", everything))
+    results = on_each(3, lambda p: communicator.exchange(Rendezvous("c", participants, p), f"from {p}", everything))
     assert results == [("from 2", "from 0", "from 1")] * 3
 
 
 def test_one_participant_alone_does_not_wait() -> None:
-    assert InProcessCommunicator().exchange(Meeting("c", (5,), 5), "alone", everything) == ("alone",)
+    assert InProcessCommunicator().exchange(Rendezvous("c", (5,), 5), "alone", everything) == ("alone",)
 
 
-def test_meetings_repeat_and_groups_do_not_mix() -> None:
+def test_rendezvous_repeat_and_groups_do_not_mix() -> None:
     communicator = InProcessCommunicator()
 
     def work(p: int) -> list[Any]:
         group = (0, 1) if p < 2 else (2, 3)
-        return [communicator.exchange(Meeting("loop", group, p), (p, turn), everything) for turn in range(200)]
+        return [communicator.exchange(Rendezvous("loop", group, p), (p, turn), everything) for turn in range(200)]
 
     for p, turns in enumerate(on_each(4, work)):
         first = p // 2 * 2
@@ -51,7 +51,7 @@ def test_combine_runs_once() -> None:
         calls.append(threading.get_ident())
         return contributions
 
-    on_each(4, lambda p: communicator.exchange(Meeting("c", (0, 1, 2, 3), p), p, combine))
+    on_each(4, lambda p: communicator.exchange(Rendezvous("c", (0, 1, 2, 3), p), p, combine))
     assert len(calls) == 1
 
 
@@ -62,14 +62,14 @@ def test_a_failure_wakes_those_who_wait_and_refuses_those_who_come() -> None:
         if p == 1:
             communicator.abort(13, "device 1 ran out of luck")
             return None
-        return communicator.exchange(Meeting("c", (0, 1, 2), p), p, everything)
+        return communicator.exchange(Rendezvous("c", (0, 1, 2), p), p, everything)
 
     first, _, third = on_each(3, work)
     for error in (first, third):
         assert isinstance(error, CollectiveAborted)
         assert "device 1 ran out of luck" in str(error)
     with pytest.raises(CollectiveAborted):
-        communicator.exchange(Meeting("later", (0, 1), 1), None, everything)
+        communicator.exchange(Rendezvous("later", (0, 1), 1), None, everything)
 
 
 def test_a_failing_combine_fails_everybody() -> None:
@@ -78,7 +78,7 @@ def test_a_failing_combine_fails_everybody() -> None:
     def combine(contributions: Sequence[Any]) -> Sequence[Any]:
         raise ArithmeticError("no sum")
 
-    outcomes = on_each(3, lambda p: communicator.exchange(Meeting("c", (0, 1, 2), p), p, combine))
+    outcomes = on_each(3, lambda p: communicator.exchange(Rendezvous("c", (0, 1, 2), p), p, combine))
     assert sorted(type(outcome).__name__ for outcome in outcomes) == [
         "ArithmeticError",
         "CollectiveAborted",
@@ -110,7 +110,7 @@ def test_nobody_leaves_while_contributions_are_read(fails: bool) -> None:
             aborted.set()
             return None
         try:
-            return communicator.exchange(Meeting("c", (0, 1), p), p, combine)
+            return communicator.exchange(Rendezvous("c", (0, 1), p), p, combine)
         finally:
             seen.append(reading.is_set())
 
@@ -121,7 +121,7 @@ def test_nobody_leaves_while_contributions_are_read(fails: bool) -> None:
 
 def test_a_timeout_names_who_is_missing() -> None:
     communicator = InProcessCommunicator(timeout=0.2)
-    outcomes = on_each(2, lambda p: communicator.exchange(Meeting("%all-reduce.7", (0, 1, 2, 3), p), p, everything))
+    outcomes = on_each(2, lambda p: communicator.exchange(Rendezvous("%all-reduce.7", (0, 1, 2, 3), p), p, everything))
     kinds = {type(outcome) for outcome in outcomes}
     assert CollectiveTimeout in kinds
     assert kinds <= {CollectiveTimeout, CollectiveAborted}
@@ -135,7 +135,7 @@ def test_all_reduce_folds_in_the_order_of_ranks_and_alike_everywhere() -> None:
     values = [torch.tensor([1e8], dtype=torch.float32), torch.tensor([1.0]), torch.tensor([-1e8]), torch.tensor([1.0])]
     participants = (3, 1, 0, 2)
     add = Reducer(torch.add)
-    results = on_each(4, lambda p: communicator.all_reduce(Meeting("c", participants, p), [values[p]], add)[0])
+    results = on_each(4, lambda p: communicator.all_reduce(Rendezvous("c", participants, p), [values[p]], add)[0])
     expected = ((values[3] + values[1]) + values[0]) + values[2]
     assert all(result.equal(expected) for result in results)
     assert len({result.data_ptr() for result in results}) == 4
@@ -154,10 +154,10 @@ def test_a_barrier_is_passed_by_all_or_by_none(rng: np.random.Generator) -> None
                 communicator.abort(13, "device 3 ran out of luck")
                 return True
             try:
-                communicator.barrier(Meeting("c", (0, 1, 2), p))
+                communicator.barrier(Rendezvous("c", (0, 1, 2), p))
             except CollectiveAborted:
                 return False
             return True
 
         assert len(set(on_each(4, work)[:3])) == 1
-    assert on_each(3, lambda p: InProcessCommunicator().barrier(Meeting("c", (p,), p))) == [None] * 3
+    assert on_each(3, lambda p: InProcessCommunicator().barrier(Rendezvous("c", (p,), p))) == [None] * 3

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flagos_backend.collectives.communicator import Meeting
+from flagos_backend.collectives.communicator import Rendezvous
 from flagos_backend.collectives.context_peers import ContextPeers
-from flagos_backend.collectives.spanning import SpanningCommunicator
+from flagos_backend.collectives.multi_process import MultiProcessCommunicator
 from flagos_backend.collectives.transport import Transport
 from flagos_backend.errors import CollectiveAborted, FlagosBackendError
 from support.devices import on_each
@@ -42,14 +42,14 @@ class OfOneProcess:
     def member_of(self, participant: int) -> int:
         return participant
 
-    def transport(self, meeting: Meeting) -> Transport:
+    def transport(self, rendezvous: Rendezvous) -> Transport:
         raise AssertionError("nothing is exchanged here")
 
-    def check(self, meeting: Meeting) -> None:
+    def check(self, rendezvous: Rendezvous) -> None:
         pass
 
-    def launched(self, meeting: Meeting) -> None:
-        self.launched_by.append(meeting.participant)
+    def launched(self, rendezvous: Rendezvous) -> None:
+        self.launched_by.append(rendezvous.participant)
 
     def abort(self, reason: str) -> None:
         pass
@@ -62,23 +62,23 @@ def test_graphs_are_given_up_before_their_transports_are(peers: ContextPeers) ->
     peers.keep(late)  # it was being recorded
     assert early.dropped == late.dropped == 1
     with pytest.raises(CollectiveAborted, match="the other process is lost"):
-        peers.check(Meeting("all of it", (0, 1), 0))
+        peers.check(Rendezvous("all of it", (0, 1), 0))
 
 
 def test_what_each_of_a_process_says() -> None:
-    communicator = SpanningCommunicator(OfOneProcess())
+    communicator = MultiProcessCommunicator(OfOneProcess())
 
     def say(participant: int) -> list[str]:
-        return communicator.of_process(Meeting("what", (0, 1), participant), f"device {participant}")
+        return communicator.of_process(Rendezvous("what", (0, 1), participant), f"device {participant}")
 
     assert on_each(2, say) == [["device 0", "device 1"]] * 2
 
 
 def test_none_begins_alone_nor_goes_on() -> None:
-    communicator, begun = SpanningCommunicator(OfOneProcess()), []
+    communicator, begun = MultiProcessCommunicator(OfOneProcess()), []
 
     def launch(participant: int) -> int:
-        communicator.begin_together(Meeting("all of it", (0, 1), participant), lambda: begun.append(participant))
+        communicator.begin_together(Rendezvous("all of it", (0, 1), participant), lambda: begun.append(participant))
         return len(begun)
 
     assert on_each(2, launch) == [2, 2]
@@ -87,7 +87,7 @@ def test_none_begins_alone_nor_goes_on() -> None:
 def test_who_has_begun_is_watched_when_a_neighbour_fails() -> None:
     """It waits on its device for one that does not come."""
     peers = OfOneProcess()
-    communicator = SpanningCommunicator(peers)
+    communicator = MultiProcessCommunicator(peers)
 
     def launch(participant: int) -> None:
         def begin() -> None:
@@ -95,7 +95,7 @@ def test_who_has_begun_is_watched_when_a_neighbour_fails() -> None:
                 raise RuntimeError("the driver refuses")
 
         try:
-            communicator.begin_together(Meeting("all of it", (0, 1), participant), begin)
+            communicator.begin_together(Rendezvous("all of it", (0, 1), participant), begin)
         except RuntimeError as error:
             communicator.abort(13, str(error))
             raise
@@ -115,13 +115,13 @@ def test_what_lies_where_the_next_launch_has_something_else_is_copied() -> None:
             target.view(2, -1).copy_(source)
 
     class Peers(OfOneProcess):
-        def transport(self, meeting: Meeting) -> Transport:
+        def transport(self, rendezvous: Rendezvous) -> Transport:
             return Transport(Group(), (0, 1), 0, "of two", "nccl", "device")
 
     lent, own = torch.randn(4), torch.randn(4)
-    communicator = SpanningCommunicator(Peers()).recorded(lambda array: array is lent)
+    communicator = MultiProcessCommunicator(Peers()).recorded(lambda array: array is lent)
     for array in (lent, own):
-        (whole,) = communicator.all_gather(Meeting("%g", (0, 1), 0), [array], 0)
+        (whole,) = communicator.all_gather(Rendezvous("%g", (0, 1), 0), [array], 0)
         assert torch.equal(whole, torch.cat([array, array]))
     assert seen[0] != lent.data_ptr() and seen[1] == own.data_ptr()
 
@@ -156,7 +156,7 @@ def test_what_flagcx_reads_in_its_files_counts(over_flagcx: ContextPeers, tmp_pa
     assert over_flagcx.no_recording == "FLAGCX_CLUSTER_SPLIT_LIST is 2"
 
 
-def test_flagcx_is_not_recorded_on_other_makers_devices(
+def test_flagcx_is_not_recorded_on_other_vendors_devices(
     over_flagcx: ContextPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(get_device_name=lambda: "MetaX C500"))
@@ -171,7 +171,7 @@ def test_flagcx_without_a_home_reads_no_file_there(over_flagcx: ContextPeers, mo
     assert not over_flagcx.no_recording
 
 
-def test_a_group_of_two_makers_is_not_recorded(over_flagcx: ContextPeers) -> None:
+def test_a_group_of_two_vendors_is_not_recorded(over_flagcx: ContextPeers) -> None:
     """Which is known when its members have met; and nothing begins in a capture."""
     assert not over_flagcx.no_recording
     reason = "FlagCX calls another library for devices of metax"
@@ -180,4 +180,4 @@ def test_a_group_of_two_makers_is_not_recorded(over_flagcx: ContextPeers) -> Non
     assert over_flagcx.no_recording == reason
     communicator = over_flagcx.communicator((0, 1)).recorded(lambda array: False)
     with pytest.raises(RuntimeError, match=reason):
-        communicator.all_gather(Meeting("%g", (0, 1), 0), [torch.ones(2)], 0)
+        communicator.all_gather(Rendezvous("%g", (0, 1), 0), [torch.ones(2)], 0)

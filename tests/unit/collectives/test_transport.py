@@ -117,6 +117,6 @@ class Wrong:
 @pytest.mark.parametrize("root", [0, 1])
 @pytest.mark.parametrize("shape", [(), (3, 2), (0,)])
 def test_a_broadcast_over_more_than_nccl_is_gathered(root: int, shape: tuple[int, ...]) -> None:
-    group = Transport(Wrong(), (0, 1), 0, "of two", "flagcx", "device", unlike_nccl="two makers")
+    group = Transport(Wrong(), (0, 1), 0, "of two", "flagcx", "device", unlike_nccl="two vendors")
     array = torch.randint(0, 100, shape, dtype=torch.uint8)
     assert torch.equal(group.broadcast("c", array, root), array + root)

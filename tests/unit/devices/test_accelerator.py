@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flagos_backend.devices.accelerator import StreamKind, TorchAccelerator
-from flagos_backend.devices.undisturbed import undisturbed
+from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.errors import DeviceMemoryExhausted
 
 
@@ -37,14 +37,14 @@ def test_what_the_allocator_keeps_is_used_before_memory_is_exhausted() -> None:
     assert device.allocate(40, StreamKind.COMPUTE).numel() == 40
     with pytest.raises(DeviceMemoryExhausted, match="40"):
         device.allocate(40, StreamKind.COMPUTE)
-    assert not undisturbed.locked()
+    assert not device_lock.locked()
 
 
 def test_it_waits_for_a_capture_that_has_the_allocator_give_nothing_back() -> None:
     device = Full(50)
     found: list[torch.Tensor] = []
     device.captures = True
-    with undisturbed:
+    with device_lock:
         thread = threading.Thread(target=lambda: found.append(device.allocate(40, StreamKind.TO_DEVICE)))
         thread.start()
         thread.join(0.1)

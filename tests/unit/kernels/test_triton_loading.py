@@ -20,7 +20,7 @@ from flagos_backend.kernels.triton.loading import prepare_triton
 
 
 class Launcher:
-    """Of the maker's: each is the attribute of a module, and there is one module for all."""
+    """Of the vendor's: each is the attribute of a module, and there is one module for all."""
 
     module: ClassVar[SimpleNamespace] = SimpleNamespace()
 

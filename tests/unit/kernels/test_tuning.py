@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.devices.target import HOST, Target
-from flagos_backend.devices.undisturbed import undisturbed
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.opcode import Opcode, Precision
@@ -67,7 +67,7 @@ def chip(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
     monkeypatch.setattr(torch, "device", lambda kind, index=0: SimpleNamespace(type=kind))
-    monkeypatch.setattr(tuning, "_errand", lambda device: lambda: None)
+    monkeypatch.setattr(tuning, "_dummy_launch", lambda device: lambda: None)
     monkeypatch.setattr(tuning, "_arguments", lambda task, device: [torch.zeros(shape.dims) for shape in task.operands])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return module
@@ -175,7 +175,7 @@ def test_one_thread_measures_at_a_time(chip):
 
 def test_nothing_is_captured_while_kernels_are_measured(chip):
     def kernel(run, *operands):
-        assert undisturbed.locked()
+        assert device_lock.locked()
 
     assert "measured" in tuning.fastest(task(), CHIP, {"one": kernel, "two": kernel}, 0.001).text
 

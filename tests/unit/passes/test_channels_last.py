@@ -16,7 +16,7 @@ from flagos_backend.ir.attributes import ConvolutionAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
-from flagos_backend.passes.accelerator.canonicalize_convolutions import lay_out_convolutions
+from flagos_backend.passes.accelerator.canonicalize_convolutions import canonicalize_convolutions
 from flagos_backend.passes.channels_last import channels_last
 from flagos_backend.passes.dce import eliminate_dead_code
 from programs import hlo_bytes
@@ -31,7 +31,7 @@ def moved(function: Callable[..., Any], *arguments: np.ndarray) -> list[Instruct
     verify(module)
     compare(hlo, module, *arguments)
     assert channels_last(module) is module
-    compare(hlo, lay_out_convolutions(module), *arguments)
+    compare(hlo, canonicalize_convolutions(module), *arguments)
     return [i for c in eliminate_dead_code(module).computations() for i in c.instructions]
 
 

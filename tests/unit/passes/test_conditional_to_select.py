@@ -16,7 +16,7 @@ from flagos_backend.importer import export_module, import_module
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
-from flagos_backend.passes.conditional_to_select import select_branches
+from flagos_backend.passes.conditional_to_select import convert_conditionals_to_selects
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, hlo_of_text
 from support.passes import simplified
@@ -120,8 +120,8 @@ def test_what_a_host_branches_around_an_accelerator_computes() -> None:
 
 def test_large_results_that_are_handed_on_count() -> None:
     hlo = hlo_bytes(lambda p, x: lax.cond(p, lambda x: x, jnp.zeros_like, x), np.bool_(True), np.ones(200, np.float32))
-    assert conditionals(select_branches(import_module(hlo), 200)) == 0
-    assert conditionals(select_branches(import_module(hlo), 199)) == 1
+    assert conditionals(convert_conditionals_to_selects(import_module(hlo), 200)) == 0
+    assert conditionals(convert_conditionals_to_selects(import_module(hlo), 199)) == 1
 
 
 def written(p: Any, x: Any, i: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Alias, Module
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.passes.donation import settle_donors
+from flagos_backend.passes.donation import resolve_donation
 
 E = ElementType
 
@@ -42,15 +42,15 @@ F4, F8, S4, BYTES = (
     ],
 )
 def test_sizes_decide(parameters: list[ArrayShape], outputs: list[int], kept: tuple[int, ...]) -> None:
-    assert settle_donors(module(parameters, outputs, tuple(range(len(parameters))))).donors == kept
+    assert resolve_donation(module(parameters, outputs, tuple(range(len(parameters))))).donors == kept
 
 
 def test_an_output_that_has_its_donor_is_not_free() -> None:
     told = module([F4, F4, F8], [0, 2], (0, 2), (Alias((0,), 1),))
-    assert settle_donors(told).donors == (2,)
-    assert settle_donors(told).aliases == told.aliases
+    assert resolve_donation(told).donors == (2,)
+    assert resolve_donation(told).aliases == told.aliases
 
 
 def test_nothing_to_settle_changes_nothing() -> None:
     told = module([F4], [0], (0,))
-    assert settle_donors(told) is told
+    assert resolve_donation(told) is told

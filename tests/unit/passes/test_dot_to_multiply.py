@@ -13,7 +13,7 @@ import pytest
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
-from flagos_backend.passes.dot_to_multiply import outer_products
+from flagos_backend.passes.dot_to_multiply import dot_to_multiply
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, run_module
 from support.passes import simplified
@@ -35,7 +35,7 @@ TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.uin
 def dots(spec: str, result: Any, *arguments: np.ndarray) -> int:
     """How many dots are left; the results are those of XLA."""
     hlo = hlo_bytes(lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=result), *arguments)
-    module = outer_products(simplified(import_module(hlo)))
+    module = dot_to_multiply(simplified(import_module(hlo)))
     verify(module)
     for a, b in zip(run_module(module, arguments), run_on_xla(hlo, arguments), strict=True):
         assert_same(a, b, None)

@@ -13,7 +13,7 @@ import pytest
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
-from flagos_backend.passes.dot_to_reduce import inner_products
+from flagos_backend.passes.dot_to_reduce import dot_to_reduce
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, run_module
 from support.passes import simplified
@@ -37,7 +37,7 @@ TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.uin
 def dots(spec: str, result: Any, *arguments: np.ndarray, tolerance: float | None = None) -> int:
     """How many dots are left; the results are those of XLA."""
     hlo = hlo_bytes(lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=result), *arguments)
-    module = inner_products(simplified(import_module(hlo)))
+    module = dot_to_reduce(simplified(import_module(hlo)))
     verify(module)
     for a, b in zip(run_module(module, arguments), run_on_xla(hlo, arguments), strict=True):
         assert_same(a, b, tolerance)
@@ -76,7 +76,7 @@ def test_another_type_of_result(given: Any, wanted: Any, rng: np.random.Generato
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
 def test_halves_are_rounded_once(dtype: Any, rng: np.random.Generator) -> None:
     x, y = (rng.uniform(0.5, 2, (40, 500)).astype(dtype) for _ in range(2))
-    module = inner_products(simplified(import_module(hlo_bytes(lambda x, y: jnp.einsum("bd,bd->b", x, y), x, y))))
+    module = dot_to_reduce(simplified(import_module(hlo_bytes(lambda x, y: jnp.einsum("bd,bd->b", x, y), x, y))))
     exact = (x.astype(np.float64) * y.astype(np.float64)).sum(1)
     (ours,) = run_module(module, [x, y])
     np.testing.assert_array_equal(ours, exact.astype(dtype))

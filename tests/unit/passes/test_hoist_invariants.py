@@ -20,7 +20,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.passes.accelerator.contracting_dims_minor import contracted_last
+from flagos_backend.passes.accelerator.contracting_dims_minor import contracting_dimensions_minor
 from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.inline_calls import inline_calls
@@ -182,7 +182,7 @@ def contracted_dimensions(module: Module) -> list[tuple[int, int]]:
 
 def laid_out(function: Callable[..., Any], arguments: list[np.ndarray], target: Target) -> tuple[Module, Module]:
     before = eliminate_dead_code(simplify(inline_calls(import_module(hlo_bytes(function, *arguments)))))
-    after = eliminate_dead_code(hoist_invariants(contracted_last(before, target)))
+    after = eliminate_dead_code(hoist_invariants(contracting_dimensions_minor(before, target)))
     verify(after)
     for ours, theirs in zip(run(after, arguments), run(before, arguments), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -226,4 +226,4 @@ def test_other_products_stay(function: Callable[..., jax.Array], target: Target,
     x, w = rng.standard_normal((8, N, N)).astype(np.float32), square(rng)
     before = eliminate_dead_code(simplify(inline_calls(import_module(hlo_bytes(function, x, w)))))
     before = find_trip_counts(before)
-    assert contracted_last(before, target) is before
+    assert contracting_dimensions_minor(before, target) is before

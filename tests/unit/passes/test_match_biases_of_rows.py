@@ -27,13 +27,13 @@ def only_seen(q, k, v, bias):
     return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(product(q, k) + bias, where=seen), v)
 
 
-def sometimes_blind(q, k, v, bias, fill=-1e30):
+def sometimes_fully_masked(q, k, v, bias, fill=-1e30):
     """Some rows see no key."""
     seen = lower() & (jnp.arange(T)[:, None] % 5 > 0)
     return weigh(jnp.where(seen, product(q, k) + bias, fill), v)
 
 
-def blind_by_a_sum(q, k, v, bias):
+def fully_masked_by_a_sum(q, k, v, bias):
     """A mask that is added has rows that see no key weigh all of them."""
     seen = lower() & (jnp.arange(T)[:, None] % 5 > 0)
     return weigh(product(q, k) + bias + jnp.where(seen, 0, -1e30), v)
@@ -68,8 +68,8 @@ SPELLINGS = {
     "repeated, for all heads": (repeated, (B, 1, T, 1), K),
     "grouped": (grouped, ROWS, K),
     "zero where nothing is seen": (only_seen, ROWS, H),
-    "some see nothing": (sometimes_blind, ROWS, H),
-    "some see nothing, by a sum": (blind_by_a_sum, ROWS, H),
+    "some see nothing": (sometimes_fully_masked, ROWS, H),
+    "some see nothing, by a sum": (fully_masked_by_a_sum, ROWS, H),
     "beside another": (beside_another, ROWS, H),
     "the maximum has a gradient": (differentiated_maximum, ROWS, H),
 }
@@ -139,8 +139,8 @@ ODD = {
     "nothing hidden": added,
     "causal": attend(lambda x, b: jnp.where(lower(), x + b, -jnp.inf)),
     "only seen": only_seen,
-    "some see nothing": sometimes_blind,
-    "some see nothing, at all": partial(sometimes_blind, fill=-jnp.inf),
+    "some see nothing": sometimes_fully_masked,
+    "some see nothing, at all": partial(sometimes_fully_masked, fill=-jnp.inf),
     "hidden before": hidden_before,
 }
 

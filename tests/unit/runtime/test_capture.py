@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flagos_backend.compile.plan_builder import build_plan
-from flagos_backend.devices.undisturbed import undisturbed
+from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
@@ -257,9 +257,9 @@ def test_a_capture_that_does_not_end_is_undone(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.usefixtures("host_graphs")
 def test_nobody_measures_while_a_program_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     settle, held = capture_module._settle, []
-    monkeypatch.setattr(capture_module, "_settle", lambda *_: held.append(undisturbed.locked()) or settle(*_))
+    monkeypatch.setattr(capture_module, "_settle", lambda *_: held.append(device_lock.locked()) or settle(*_))
     captured(TEXT)
-    assert held and all(held) and not undisturbed.locked()
+    assert held and all(held) and not device_lock.locked()
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -494,6 +494,6 @@ def test_a_graph_with_a_lost_body_is_never_destroyed(monkeypatch: pytest.MonkeyP
 def test_memory_is_given_back_while_nobody_captures(host_graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """While any thread does, torch keeps it."""
     alone = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alone.append(undisturbed.locked()))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alone.append(device_lock.locked()))
     memory_module.give_back(DEVICE)
-    assert alone == [True] and not undisturbed.locked()
+    assert alone == [True] and not device_lock.locked()

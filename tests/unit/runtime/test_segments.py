@@ -21,8 +21,8 @@ from flagos_backend.kernels.reference import custom_calls
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capturable, segments
 from flagos_backend.runtime.accelerator.capturable import Limits, has_run, reason_against
-from flagos_backend.runtime.accelerator.rehearsal import rehearse
 from flagos_backend.runtime.accelerator.segments import Division, divide, outline
+from flagos_backend.runtime.accelerator.warm_up import warm_up
 from flagos_backend.runtime.plan import Plan
 from programs import PROGRAMS
 from support.against_xla import hlo_of_text, to_storage
@@ -241,37 +241,37 @@ UNTRIED = f"""
       ROOT d = f32[4] multiply(z, x) }}"""
 
 
-def rehearsing(plan: Plan) -> None:
-    rehearse(plan, RUN)
+def warming_up(plan: Plan) -> None:
+    warm_up(plan, RUN)
 
 
-def test_what_has_not_run_is_rehearsed_before_it_is_recorded() -> None:
+def test_what_has_not_run_is_warmed_up_before_it_is_recorded() -> None:
     """Whatever data says; and of a loop there is one turn."""
     plan = plan_of(UNTRIED)
     run(plan, torch.tensor(True), torch.randn(4))
     assert divide(plan, record, "").whole is None
-    rehearsed: list[str] = []
+    warmed_up: list[str] = []
 
     def noted(plan: Plan) -> None:
-        rehearsed.append(plan.name)
-        rehearsing(plan)
+        warmed_up.append(plan.name)
+        warming_up(plan)
 
     assert divide(plan, segments._Unrecorded, "", noted).whole is not None
-    assert rehearsed == ["main"] and all(map(has_run, plan.steps))
+    assert warmed_up == ["main"] and all(map(has_run, plan.steps))
     assert divide(plan, segments._Unrecorded, "", noted).whole is not None
-    assert rehearsed == ["main"]  # there is nothing new
+    assert warmed_up == ["main"]  # there is nothing new
 
 
 def test_what_never_ran_is_recorded_in_parts_where_the_host_decides() -> None:
     plan = plan_of(UNTRIED)
     run(plan, torch.tensor(True), torch.randn(4))
-    division = divide(plan, record, rehearse=rehearsing)
+    division = divide(plan, record, warm_up=warming_up)
     assert re.search("segment: . steps .0 to . of body, condition. as", str(division))
     k, x = torch.tensor(True), torch.randn(4)
     assert torch.equal(*run(plan, k, x), *run(division.plan, k, x))
 
 
-def test_a_rehearsal_that_breaks_leaves_what_it_was_for_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_that_breaks_leaves_what_it_was_for_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where memory runs out, which may be in a step that has run before."""
     monkeypatch.setattr(segments, "MIN_STEPS", 1)
     plan = plan_of(UNTRIED)
@@ -281,13 +281,13 @@ def test_a_rehearsal_that_breaks_leaves_what_it_was_for_to_the_host(monkeypatch:
     def runs_out(run: Run, *_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("60 GiB")
 
-    def rehearsed(plan: Plan) -> None:
+    def warmed_up(plan: Plan) -> None:
         tries.append(plan.name)
-        rehearsing(replace(plan, steps=(replace(plan.steps[0], kernel=runs_out), *plan.steps[1:])))
+        warming_up(replace(plan, steps=(replace(plan.steps[0], kernel=runs_out), *plan.steps[1:])))
 
-    division = divide(plan, record, "", rehearsed)
+    division = divide(plan, record, "", warmed_up)
     assert tries == ["main"]
-    assert "broke in a rehearsal: OutOfMemoryError: 60 GiB in #2 = y: f32[4] sine" in str(division)
+    assert "broke in a warm-up: OutOfMemoryError: 60 GiB in #2 = y: f32[4] sine" in str(division)
     assert "and not all of it has run" in str(division) and "two has not run yet" in str(division)
     names = [part.segment.plan.name for part in division.parts if part.segment]
     assert names == ["0 to 0 of main", "0 to 0 of one", f"2 to {len(plan.steps) - 1} of main"]
@@ -296,7 +296,7 @@ def test_a_rehearsal_that_breaks_leaves_what_it_was_for_to_the_host(monkeypatch:
 
 
 def test_a_scalar_function_that_loops_stays_outside() -> None:
-    """A rehearsal of it might not end."""
+    """A warm-up of it might not end."""
     plan = plan_of("""
     less { p = f32[] parameter(0)
       h = f32[] constant(100)
@@ -499,7 +499,7 @@ def test_programs_of_the_corpus_divided_anywhere(
                 assert_same(ours, theirs, f"seed {seed}")
 
 
-MEETING = """
+RENDEZVOUS = """
 sum { a = f32[] parameter(0)
   b = f32[] parameter(1)
   ROOT r = f32[] add(a, b) }
@@ -542,20 +542,20 @@ def test_segments_in_which_devices_meet(condition: str, meets: bool, monkeypatch
     """Of one body, which two loops run, each segment is its own; where data decides, devices may go on without others,
     which a segment would wait for."""
     monkeypatch.setattr(segments, "MIN_STEPS", 1)
-    plan = build_plan(simplified(import_module(hlo_of_text(MEETING.replace("CONDITION", condition)))).entry)
+    plan = build_plan(simplified(import_module(hlo_of_text(RENDEZVOUS.replace("CONDITION", condition)))).entry)
     run(plan, torch.full((4,), 2.0))
-    division = divide(plan, segments._Unrecorded, no_meetings="")
-    assert len(division.meetings) == (4 if meets else 0)
+    division = divide(plan, segments._Unrecorded, no_rendezvous="")
+    assert len(division.rendezvous) == (4 if meets else 0)
     assert ("all-reduce t meets other devices" in str(division)) != meets
 
 
 def test_a_plan_in_which_devices_meet_is_one_recording() -> None:
     plan = plan_of(
-        MEETING.partition("turn {")[0]
+        RENDEZVOUS.partition("turn {")[0]
         + """ENTRY main { x = f32[4] parameter(0)
       a = f32[4] all-reduce(x), to_apply=sum
       ROOT r = f32[4] sine(a) }"""
     )
-    division = divide(plan, segments._Unrecorded, no_meetings="")
-    assert division.whole is not None and list(division.meetings) == [()]
+    division = divide(plan, segments._Unrecorded, no_rendezvous="")
+    assert division.whole is not None and list(division.rendezvous) == [()]
     assert "meets other devices: its devices meet on the host" in divide(plan, record).summary()

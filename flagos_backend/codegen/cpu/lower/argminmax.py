@@ -14,12 +14,12 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.indexing import dims_of
-from flagos_backend.passes.argminmax import direction_of, extreme_of
+from flagos_backend.passes.argminmax import argminmax_of, direction_of
 
 
-def with_extremes(computation: FlatComputation) -> FlatComputation:
+def with_argminmax(computation: FlatComputation) -> FlatComputation:
     """``computation`` in which each reduce that finds an extreme has one operand, the array."""
-    found = {i: _of_array(i) for i in computation.instructions if extreme_of(i)}
+    found = {i: _of_array(i) for i in computation.instructions if argminmax_of(i)}
     if not found:
         return computation
     leaves = computation.leaves_of
@@ -30,8 +30,8 @@ def with_extremes(computation: FlatComputation) -> FlatComputation:
     )
 
 
-def extreme_numbers(reduce: Instruction) -> tuple[int, ...] | None:
-    """The numbers of a native step for ``reduce``, if that is one that ``with_extremes`` made: types of elements and
+def argminmax_numbers(reduce: Instruction) -> tuple[int, ...] | None:
+    """The numbers of a native step for ``reduce``, if that is one that ``with_argminmax`` made: types of elements and
     positions; how many rows there are, of how many elements, how far apart those are; whether the greatest counts."""
     if len(reduce.operands) != 1:
         return None

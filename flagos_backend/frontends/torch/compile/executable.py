@@ -25,9 +25,9 @@ from plugin_abi.host import Executable
 Launch = Callable[[list[Any]], list[torch.Tensor]]
 
 
-def launcher_of(program: BuiltProgram, makers: Mapping[int, str] | None = None) -> Launch:
-    """Compiles the program; gives what runs it on the inputs of its graph. ``makers``: the operator that gave an input,
-    by position, where PyTorch ran one before the program.
+def launcher_of(program: BuiltProgram, producers: Mapping[int, str] | None = None) -> Launch:
+    """Compiles the program; gives what runs it on the inputs of its graph. ``producers``: the operator that gave an
+    input, by position, where PyTorch ran one before the program.
 
     On the host the outputs are there when it returns; on an accelerator they are in the order of PyTorch's current
     stream. May be called from several threads at once; raises what the program's operators raise, and StridesDiffer
@@ -52,7 +52,7 @@ def launcher_of(program: BuiltProgram, makers: Mapping[int, str] | None = None) 
         tuple((source, *_described_input(spec, site)) for source, spec in program.inputs),
         tuple(_described_result(spec) for spec in program.results),
         functools.partial(_moved, tuple(spec.device for spec in program.results)),
-        functools.partial(_laid_out, specs, _origins(program, makers or {}), site),
+        functools.partial(_laid_out, specs, _origins(program, producers or {}), site),
         functools.partial(_fail, executable),
     )
     launch = _drawing_on_flagos(launcher.run) if program.draws_on_flagos else launcher.run
@@ -140,9 +140,9 @@ def _moved(devices: Sequence[torch.device], number: int, tensor: torch.Tensor) -
     return placement.move(tensor, devices[number])
 
 
-def _origins(program: BuiltProgram, makers: Mapping[int, str]) -> tuple[str, ...]:
+def _origins(program: BuiltProgram, producers: Mapping[int, str]) -> tuple[str, ...]:
     """What each input of the program is to the user."""
-    described = {number: f"the result of {place}" for number, place in makers.items()}
+    described = {number: f"the result of {place}" for number, place in producers.items()}
     return tuple(
         described.get(source, f"input {number} of the compiled graph") if isinstance(source, int) else "a constant"
         for number, (source, _) in enumerate(program.inputs)

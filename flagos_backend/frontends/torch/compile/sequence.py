@@ -202,14 +202,16 @@ class _Sequencer:
             copies[node] = part.node_copy(node, copies.__getitem__)
         part.output(tuple(copies[node] for node in outputs))
         traced = {copy: self._traced[node] for node, copy in copies.items() if isinstance(copy, Node)}
-        makers = {n: name_of(maker) for n, node in enumerate(inputs) if (maker := self._maker(node)) is not None}
+        producers = {
+            n: name_of(producer) for n, node in enumerate(inputs) if (producer := self._producer(node)) is not None
+        }
         written = dict(self._written(number, inputs, outputs))
         names = [self._value(node).name for node in inputs]
-        program = self._compile_part(GraphModule(self._graph, part), traced, written, makers)
+        program = self._compile_part(GraphModule(self._graph, part), traced, written, producers)
         self._steps.append(ProgramStep(program, tuple(names), tuple(node.name for node in outputs)))
         self._values.update((node, Value(node.name)) for node in outputs)
 
-    def _maker(self, node: Node) -> Node | None:
+    def _producer(self, node: Node) -> Node | None:
         """The operator outside whose result the node is."""
         while node.target is operator.getitem:
             node = node.args[0]  # type: ignore[assignment]
@@ -334,13 +336,13 @@ class _Sequencer:
         return node is self._end or self._outside(node)
 
     def _operator(self, node: Node) -> Any:
-        maker = node
-        while maker.target is operator.getitem:
-            maker = maker.args[0]  # type: ignore[assignment]
-        if maker.target is WITH_EFFECTS:
-            return maker.args[1]
-        call = mutating_call(maker)
-        return maker.target if call is None else call.target
+        producer = node
+        while producer.target is operator.getitem:
+            producer = producer.args[0]  # type: ignore[assignment]
+        if producer.target is WITH_EFFECTS:
+            return producer.args[1]
+        call = mutating_call(producer)
+        return producer.target if call is None else call.target
 
 
 def _waited_for(target: Overload, *args: Any, **keywords: Any) -> Any:

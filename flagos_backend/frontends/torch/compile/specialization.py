@@ -86,12 +86,12 @@ class _Parts:
         graph: GraphModule,
         traced: dict[Node, Any],
         written: dict[int, int],
-        makers: dict[int, str],
+        producers: dict[int, str],
     ) -> CompiledGraph:
-        key = _described(graph, traced, written, makers)
+        key = _described(graph, traced, written, producers)
         if key not in self._known:
             own = report.GraphReport(self._name)
-            self._known[key] = _compile_part(self._name, self._options, own, graph, traced, written, makers), own
+            self._known[key] = _compile_part(self._name, self._options, own, graph, traced, written, producers), own
         program, own = self._known[key]
         told.add(own)
         return program
@@ -135,9 +135,9 @@ def _compile_part(
     graph: GraphModule,
     traced: dict[Node, Any],
     written: dict[int, int],
-    makers: dict[int, str],
+    producers: dict[int, str],
 ) -> CompiledGraph:
-    make = functools.partial(_program, name, graph, traced, options, written=written, makers=makers)
+    make = functools.partial(_program, name, graph, traced, options, written=written, producers=producers)
     program, as_traced = make(dense_inputs=False, told=told)
     if not any(isinstance(spec.layout, Strided) and spec.layout.overlaps for _, spec in program.inputs):
         return as_traced
@@ -174,7 +174,7 @@ def _program(
     options: CompileOptions,
     *,
     written: dict[int, int],
-    makers: dict[int, str],
+    producers: dict[int, str],
     dense_inputs: bool,
     told: report.GraphReport,
 ) -> tuple[BuiltProgram, CompiledGraph]:
@@ -183,7 +183,7 @@ def _program(
         program = build_program(
             name, graph, traced, options, dense_inputs=dense_inputs, written=written, graph_report=told
         )
-        launch = launcher_of(program, makers) if program.serialized is not None else None
+        launch = launcher_of(program, producers) if program.serialized is not None else None
     sources, is_direct = program.outputs.sources, program.outputs.is_direct
 
     begin_their_memory = views_read_as_they_lie(graph.graph)

@@ -73,7 +73,7 @@ def test_it_waits_before_it_touches_memory(program: Any) -> None:
             assert waited < min(touched)
 
 
-@pytest.mark.parametrize("target", [AMPERE, NO_DEVICE_LIBRARY], ids=["before Hopper", "another maker's"])
+@pytest.mark.parametrize("target", [AMPERE, NO_DEVICE_LIBRARY], ids=["before Hopper", "another vendor's"])
 def test_other_chips_wait_for_the_launch(target: Target) -> None:
     for program in (SHORT, IN_PARTS):
         for kernel in kernels_of(*program, target):

@@ -16,7 +16,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
 from flagos_backend.kernels.reference import convolution
-from flagos_backend.passes.accelerator.canonicalize_convolutions import lay_out_convolutions
+from flagos_backend.passes.accelerator.canonicalize_convolutions import canonicalize_convolutions
 from programs import hlo_bytes
 from support.against_xla import hlo_of_text
 from support.convolution_gradients import compare, gradients
@@ -29,10 +29,10 @@ def laid_out(function: Callable[..., Any], *arguments: np.ndarray) -> list[Instr
     hlo = hlo_bytes(function, *arguments)
     module = simplified(import_module(hlo))
     compare(hlo, module, *arguments)
-    module = lay_out_convolutions(module)
+    module = canonicalize_convolutions(module)
     verify(module)
     compare(hlo, module, *arguments)
-    assert lay_out_convolutions(module) is module
+    assert canonicalize_convolutions(module) is module
     return [i for c in module.computations() for i in c.instructions]
 
 
@@ -98,7 +98,7 @@ def test_gradients(
 def test_gradients_are_asked_for_as_such(stride: int, asked: list[str], rng: np.random.Generator) -> None:
     x, w = operands("NHWC", rng)
     hlo = hlo_bytes(gradients(convolve("NHWC", stride, ((1, 1), (1, 1)))), x, w)
-    module = lay_out_convolutions(simplified(import_module(hlo)))
+    module = canonicalize_convolutions(simplified(import_module(hlo)))
     compare(hlo, module, x, w)
     inputs = "_by_torch" if stride == 1 else "_by_transposed_torch"
     assert sorted(asked) == sorted(["_by_torch", inputs, "_by_weight_gradient"])
@@ -154,6 +154,6 @@ def test_random_convolutions(rank: int, number: int, rng: np.random.Generator) -
     c = random_convolution(rank, rng)
     x, w = (rng.standard_normal(dims).astype(np.float32) for dims in (c.lhs, c.rhs))
     hlo = hlo_of_text(convolution_text(c, "f32", "f32", "f32"))
-    module = lay_out_convolutions(import_module(hlo))
+    module = canonicalize_convolutions(import_module(hlo))
     verify(module)
     compare(hlo, module, x, w)

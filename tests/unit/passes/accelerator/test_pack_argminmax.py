@@ -12,7 +12,7 @@ from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.ir.verifier import verify
-from flagos_backend.passes.accelerator.pack_argminmax import pack_extremes
+from flagos_backend.passes.accelerator.pack_argminmax import pack_argminmax
 from programs import hlo_bytes
 from support.passes import SIMULATED, run_alone, simplified
 
@@ -56,7 +56,7 @@ def test_a_wide_value_is_found_before_its_position() -> None:
 
 def test_once_is_enough() -> None:
     module = packed(np.float32, 3, 100)
-    assert pack_extremes(module) is module
+    assert pack_argminmax(module) is module
 
 
 def test_in_the_body_of_a_loop() -> None:
@@ -68,7 +68,7 @@ def test_in_the_body_of_a_loop() -> None:
         return jax.lax.scan(step, start, None, 7)
 
     shapes = (jax.ShapeDtypeStruct(dims, np.float32) for dims in ((5,), (5, 5)))
-    module = pack_extremes(simplified(import_module(hlo_bytes(path, *shapes))))
+    module = pack_argminmax(simplified(import_module(hlo_bytes(path, *shapes))))
     verify(module)
     reduces = [i for c in module.computations() for i in c.instructions if i.opcode is Opcode.REDUCE]
     assert reduces and all(len(reduce.operands) == 2 for reduce in reduces)

@@ -9,7 +9,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.ir.attributes import CollectiveAttributes
 from flagos_backend.ir.effects import COLLECTIVES
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.passes.collectives.major_dimension import leading_parts
+from flagos_backend.passes.collectives.major_dimension import make_split_dimension_major
 from support.against_xla import hlo_of_text
 from support.devices import transformed_on_devices
 
@@ -47,7 +47,7 @@ def test_each(collective: str, parts: tuple[int, ...], is_root: bool, rng: np.ra
     text = f"""{SUM}ENTRY e {{ x = f32[8,6,4] parameter(0)
       s = f32[8,6,4] sine(x)
       {f"ROOT c = {collective}" if is_root else rest} }}"""
-    after = transformed_on_devices(leading_parts, text, rng, partitions=DEVICES)
+    after = transformed_on_devices(make_split_dimension_major, text, rng, partitions=DEVICES)
     (left,) = (i for i in after.entry.instructions if i.opcode in COLLECTIVES)
     assert left.attributes_as(CollectiveAttributes).dimension == 0
     assert isinstance(left.shape, ArrayShape) and left.shape.dims == parts
@@ -62,10 +62,10 @@ def test_nothing_to_move(rng: np.random.Generator) -> None:
       c = f32[8,24] get-tuple-element(b), index=1
       ROOT r = (f32[8,0], f32[8,24]) tuple(a, c) }}"""
     module = import_module(hlo_of_text(text), num_partitions=DEVICES)
-    assert leading_parts(module) is module
+    assert make_split_dimension_major(module) is module
 
 
 def test_replicas_that_name_no_groups(rng: np.random.Generator) -> None:
     text = """ENTRY e { x = f32[8,6,4] parameter(0)
       ROOT a = f32[8,6,4] all-to-all(x), dimensions={1} }"""
-    transformed_on_devices(leading_parts, text, rng, replicas=2, partitions=2)
+    transformed_on_devices(make_split_dimension_major, text, rng, replicas=2, partitions=2)

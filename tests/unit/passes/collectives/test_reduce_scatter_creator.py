@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flagos_backend.ir.effects import COLLECTIVES
-from flagos_backend.passes.collectives.reduce_scatter_creator import scatter_sums
+from flagos_backend.passes.collectives.reduce_scatter_creator import create_reduce_scatters
 from support.devices import transformed_on_devices
 
 DEVICES = 4
@@ -31,7 +31,7 @@ def collectives(body: str, rng: np.random.Generator, *, table: str = "0,2,4,6", 
       s = f32[8,12] sine(x)
       t = f32[8,12] all-reduce(s), channel_id=1, {groups}, use_global_device_ids=true, to_apply=sum
       {body} }}"""
-    after = transformed_on_devices(scatter_sums, text, rng, partitions=DEVICES)
+    after = transformed_on_devices(create_reduce_scatters, text, rng, partitions=DEVICES)
     return [str(i.opcode) for i in after.entry.instructions if i.opcode in COLLECTIVES]
 
 
@@ -105,6 +105,6 @@ def test_in_a_loop(rng: np.random.Generator) -> None:
       c = (s32[], f32[8,12]) tuple(i, x)
       w = (s32[], f32[8,12]) while(c), condition=below, body=turn
       ROOT r = f32[8,12] get-tuple-element(w), index=1 }}"""
-    after = transformed_on_devices(scatter_sums, text, rng, partitions=DEVICES)
+    after = transformed_on_devices(create_reduce_scatters, text, rng, partitions=DEVICES)
     found = {str(i.opcode) for computation in after.computations() for i in computation.instructions}
     assert "reduce-scatter" in found and "all-reduce" not in found

@@ -9,7 +9,7 @@ from flagos_backend.errors import CollectiveGroupMismatch
 from flagos_backend.importer import import_module
 from flagos_backend.ir.effects import COLLECTIVES
 from flagos_backend.ir.hlo import Module
-from flagos_backend.passes.collectives.single_participant import lone_collectives
+from flagos_backend.passes.collectives.single_participant import eliminate_trivial_collectives
 from support.against_xla import hlo_of_text
 from support.devices import run_module_on_devices, transformed_on_devices
 
@@ -25,7 +25,7 @@ GLOBAL = "use_global_device_ids=true"
 def lone(body: str, partitions: int, rng: np.random.Generator) -> Module:
     """The program after it; it computes the same."""
     text = f"{SUM}ENTRY e {{ x = f32[4,6] parameter(0)\n {body} }}"
-    return transformed_on_devices(lone_collectives, text, rng, partitions=partitions)
+    return transformed_on_devices(eliminate_trivial_collectives, text, rng, partitions=partitions)
 
 
 def left(module: Module) -> list[str]:
@@ -81,7 +81,7 @@ def test_several_arrays(rng: np.random.Generator) -> None:
 def test_devices_that_meet(collective: str, partitions: int) -> None:
     text = f"{SUM}ENTRY e {{ x = f32[4,6] parameter(0)\n s = f32[4,6] sine(x)\n ROOT c = {collective} }}"
     module = import_module(hlo_of_text(text), num_partitions=partitions)
-    assert lone_collectives(module) is module
+    assert eliminate_trivial_collectives(module) is module
 
 
 def test_the_number_of_the_only_device(rng: np.random.Generator) -> None:
@@ -101,6 +101,6 @@ def test_a_device_that_is_in_no_group_is_told(rng: np.random.Generator) -> None:
     text = f"""{SUM}ENTRY e {{ x = f32[4,6] parameter(0)
       ROOT c = f32[4,6] all-reduce(x), channel_id=1, replica_groups={{{{0}}}}, {GLOBAL}, to_apply=sum }}"""
     module = import_module(hlo_of_text(text), num_partitions=2)
-    assert lone_collectives(module) is module
+    assert eliminate_trivial_collectives(module) is module
     with pytest.raises(CollectiveGroupMismatch):
         run_module_on_devices(module, [[np.zeros((4, 6), np.float32)]] * 2, partitions=2)

@@ -16,7 +16,7 @@ from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.ir.verifier import verify
-from flagos_backend.passes.cpu.hoist_dynamic_slices import sink_windows
+from flagos_backend.passes.cpu.hoist_dynamic_slices import hoist_dynamic_slices
 from flagos_backend.passes.dce import eliminate_dead_code
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, run_module
@@ -29,7 +29,7 @@ STARTS = (0, 3, ROWS - 1, ROWS, 10**6, -1, -(10**6))
 
 def sunk(function: Callable[..., Any], *arguments: np.ndarray) -> Module:
     hlo = hlo_bytes(function, *arguments)
-    module = eliminate_dead_code(sink_windows(simplified(import_module(hlo))))
+    module = eliminate_dead_code(hoist_dynamic_slices(simplified(import_module(hlo))))
     verify(module)
     for ours, theirs in zip(run_module(module, arguments), run_on_xla(hlo, arguments), strict=True):
         assert_same(ours, theirs, 2e-6)
@@ -122,7 +122,7 @@ def test_in_loops(rng: np.random.Generator) -> None:
 def test_what_stays(function: Callable[..., Any], rng: np.random.Generator) -> None:
     x = table(rng)
     module = simplified(import_module(hlo_bytes(function, x, np.int32(7))))
-    assert sink_windows(module) is module
+    assert hoist_dynamic_slices(module) is module
 
 
 def test_too_many_operations(rng: np.random.Generator) -> None:
@@ -136,4 +136,4 @@ def test_too_many_operations(rng: np.random.Generator) -> None:
     for count, stays in ((10, False), (20, True), (800, True)):
         hlo = hlo_bytes(lambda x, i: function(x, i, count), table(rng), np.int32(7))  # noqa: B023
         module = simplified(import_module(hlo))
-        assert (sink_windows(module) is module) is stays
+        assert (hoist_dynamic_slices(module) is module) is stays

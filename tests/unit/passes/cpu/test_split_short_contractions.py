@@ -14,7 +14,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.verifier import verify
 from flagos_backend.passes.cpu.split_short_contractions import split_short_contractions
-from flagos_backend.passes.dot_to_multiply import outer_products
+from flagos_backend.passes.dot_to_multiply import dot_to_multiply
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, run_module
 from support.passes import simplified
@@ -40,7 +40,7 @@ WHOLE = {
 def dots(spec: str, result: Any, *arguments: np.ndarray, tolerance: float | None) -> int:
     """How many dots are left; the results are those of XLA."""
     hlo = hlo_bytes(lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=result), *arguments)
-    module = outer_products(split_short_contractions(simplified(import_module(hlo))))
+    module = dot_to_multiply(split_short_contractions(simplified(import_module(hlo))))
     verify(module)
     for a, b in zip(run_module(module, arguments), run_on_xla(hlo, arguments), strict=True):
         assert_same(a, b, tolerance)

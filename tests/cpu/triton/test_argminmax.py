@@ -15,7 +15,7 @@ import pytest
 from cpu.triton.harness import run_generated
 from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.importer import import_module
-from flagos_backend.passes.accelerator.pack_argminmax import pack_extremes
+from flagos_backend.passes.accelerator.pack_argminmax import pack_argminmax
 from programs import hlo_bytes
 from support.against_xla import hlo_of_text
 from support.extremes import DTYPES, answer, array_of, text_of
@@ -212,4 +212,4 @@ def test_another_computation_is_left_as_it_is(old: str, new: str) -> None:
     text = text_of("f32", np.dtype(np.float32), "s32", (4, 50), 1, largest=True)
     assert old in text
     module = run_until("pack_argminmax", import_module(hlo_of_text(text.replace(old, new))), SIMULATED)
-    assert pack_extremes(module) is module
+    assert pack_argminmax(module) is module

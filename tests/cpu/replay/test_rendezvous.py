@@ -43,7 +43,7 @@ Outcomes = list[tuple[int, object]]
 
 
 @pytest.fixture(autouse=True)
-def meeting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def rendezvous(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is captured exchanges nothing, what is launched does, over gloo."""
     jax.clear_caches()
     driver.run_side_by_side(True)
@@ -152,7 +152,7 @@ def test_where_one_device_cannot_none_does(driver: Driver, rng: np.random.Genera
     assert len(driver.launches) == before
 
 
-def test_what_devices_recorded_differently_is_recorded_without_meetings(
+def test_what_devices_recorded_differently_is_recorded_without_rendezvous(
     driver: Driver, outcomes: Outcomes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = GraphRecorder.__call__
@@ -169,7 +169,7 @@ def test_what_devices_recorded_differently_is_recorded_without_meetings(
     last = dict(outcomes)
     assert sorted(last) == [0, 1] and len(outcomes) == 2 * DEVICES
     for made in last.values():
-        assert isinstance(made, Division) and made.whole is None and not made.meetings
+        assert isinstance(made, Division) and made.whole is None and not made.rendezvous
         assert "meets other devices: the devices recorded it differently" in str(made)
 
 
@@ -183,7 +183,7 @@ def test_segments_in_which_devices_meet(driver: Driver, outcomes: Outcomes, rng:
     steps = Steps(rng, step_and_note)
     steps.run_until(lambda: len(driver.launches) > 0)
     for _, made in outcomes:
-        assert isinstance(made, Division) and made.whole is None and made.meetings
+        assert isinstance(made, Division) and made.whole is None and made.rendezvous
         segments = [part.segment for part in made.parts if part.segment and part.segment.meets]
         assert segments and all(segment.launches == 1 for segment in segments)
 

@@ -1,4 +1,4 @@
-"""A watch over events that a test ends or not, and over a transport whose collectives never end on their device."""
+"""A watchdog over events that a test ends or not, and over a transport whose collectives never end on their device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flagos_backend.collectives import Meeting, Reducer
+from flagos_backend.collectives import Reducer, Rendezvous
 from flagos_backend.collectives.context_peers import ContextPeers
-from flagos_backend.collectives.watch import Watch
+from flagos_backend.collectives.watchdog import Watchdog
 from flagos_backend.errors import CollectiveAborted
 from flagos_backend.ir.opcode import Opcode
 from support.devices import on_each
@@ -41,13 +41,13 @@ class Lost(Event):
 def test_one_that_does_not_end_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     there = threading.Event()
-    watch = Watch(0.4, lambda text: (told.append(text), there.set()))
-    watch.note(Event(True), 0, lambda: "ended")
-    watch.note(Lost(False), 0, lambda: "failed otherwise")
-    watch.note(Event(False), 0, lambda: "%all-reduce.1 hangs")
-    watch.note(Event(False), 0, lambda: "%all-reduce.2 hangs behind it")
+    watchdog = Watchdog(0.4, lambda text: (told.append(text), there.set()))
+    watchdog.note(Event(True), 0, lambda: "ended")
+    watchdog.note(Lost(False), 0, lambda: "failed otherwise")
+    watchdog.note(Event(False), 0, lambda: "%all-reduce.1 hangs")
+    watchdog.note(Event(False), 0, lambda: "%all-reduce.2 hangs behind it")
     assert there.wait(30)
-    watch.note(Event(False), 0, lambda: "later")
+    watchdog.note(Event(False), 0, lambda: "later")
     time.sleep(0.6)
     assert told == ["%all-reduce.1 hangs"]
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == told
@@ -55,15 +55,15 @@ def test_one_that_does_not_end_is_told_once(caplog: pytest.LogCaptureFixture) ->
 
 def test_one_that_ends_in_time_is_not() -> None:
     told: list[str] = []
-    watch = Watch(1.0, told.append)
+    watchdog = Watchdog(1.0, told.append)
     events = [Event(False) for _ in range(3)]
     for event in events:
-        watch.note(event, 0, lambda: "overdue")
+        watchdog.note(event, 0, lambda: "overdue")
     for event in events:
         event.end()
     time.sleep(1.5)
-    watch.note(Event(False), 0, lambda: "closed before")
-    watch.close()
+    watchdog.note(Event(False), 0, lambda: "closed before")
+    watchdog.close()
     time.sleep(1.2)
     assert told == []
 
@@ -71,17 +71,17 @@ def test_one_that_ends_in_time_is_not() -> None:
 def test_a_host_that_runs_ahead_is_not_late() -> None:
     """What is behind others has its time from when they have ended; those of another device do not count."""
     told: list[str] = []
-    watch = Watch(0.8, told.append)
+    watchdog = Watchdog(0.8, told.append)
     events = [Event(False) for _ in range(6)]
     for event in events:
-        watch.note(event, 0, lambda: "behind others")
+        watchdog.note(event, 0, lambda: "behind others")
     for event in events:
         time.sleep(0.3)
         event.end()
     assert told == []
-    watch.note(Event(False), 1, lambda: "another device's")
+    watchdog.note(Event(False), 1, lambda: "another device's")
     for _ in range(6):
-        watch.note(Event(True), 0, lambda: "ended")
+        watchdog.note(Event(True), 0, lambda: "ended")
         time.sleep(0.3)
     assert told == ["another device's"]
 
@@ -113,8 +113,8 @@ def test_a_collective_over_a_backend_without_timeouts(
     communicator = peers.communicator((0, 1))
 
     def reduce(device: int) -> list[torch.Tensor]:
-        meeting = Meeting("%all-reduce.7", (0, 1), device)
-        return communicator.all_reduce(meeting, [torch.ones(2)], Reducer(torch.add, Opcode.ADD))
+        rendezvous = Rendezvous("%all-reduce.7", (0, 1), device)
+        return communicator.all_reduce(rendezvous, [torch.ones(2)], Reducer(torch.add, Opcode.ADD))
 
     for result in on_each(2, reduce):
         assert isinstance(result, list)

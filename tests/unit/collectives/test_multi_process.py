@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flagos_backend.collectives import Meeting, Reducer
+from flagos_backend.collectives import Reducer, Rendezvous
 from flagos_backend.collectives.communicator import Communicator
 from flagos_backend.collectives.context_peers import ContextPeers
-from flagos_backend.collectives.spanning import SpanningCommunicator
+from flagos_backend.collectives.multi_process import MultiProcessCommunicator
 from flagos_backend.errors import (
     CollectiveAborted,
     CollectiveFailed,
@@ -68,7 +68,7 @@ def processes(homes: tuple[int, ...], *, accelerated: bool = False) -> Iterator[
         one.close()
 
 
-Work = Callable[[Communicator, Meeting], Any]
+Work = Callable[[Communicator, Rendezvous], Any]
 
 
 def launch(peers: Sequence[ContextPeers], participants: tuple[int, ...], work: Work) -> list[Any]:
@@ -80,7 +80,7 @@ def launch(peers: Sequence[ContextPeers], participants: tuple[int, ...], work: W
         device = participants[rank]
         communicator = communicators[homes[device]]
         try:
-            return work(communicator, Meeting("%collective.1", participants, device))
+            return work(communicator, Rendezvous("%collective.1", participants, device))
         except FlagosBackendError as error:
             communicator.abort(int(error.code), str(error))
             raise
@@ -142,7 +142,7 @@ def test_all_gather_of_every_dtype(layout: Layout, rng: np.random.Generator, dim
     peers, participants = layout
     given = [[draw(rng, dtype, 2, 3) for dtype in DTYPES] for _ in participants]
 
-    def gather(c: Communicator, m: Meeting) -> list[Tensor]:
+    def gather(c: Communicator, m: Rendezvous) -> list[Tensor]:
         if together:
             return c.all_gather(m, given[m.rank], dimension)
         return [array for one in given[m.rank] for array in c.all_gather(m, [one], dimension)]
@@ -286,11 +286,11 @@ def test_groups_of_the_same_processes_do_not_mix(rng: np.random.Generator) -> No
         communicators = [one.communicator((0, 1, 2, 3)) for one in peers]
 
         def run(device: int) -> Tensor:
-            meeting = Meeting("%all-reduce.1", (0, 2) if device % 2 == 0 else (1, 3), device)
+            rendezvous = Rendezvous("%all-reduce.1", (0, 2) if device % 2 == 0 else (1, 3), device)
             value = given[device]
             for turn in range(20):
                 time.sleep(0.001 * ((device + turn) % 3))
-                value = communicators[device // 2].all_reduce(meeting, [value], REDUCERS["sum"])[0]
+                value = communicators[device // 2].all_reduce(rendezvous, [value], REDUCERS["sum"])[0]
             return value
 
         got = results(on_each(4, run))
@@ -302,13 +302,13 @@ def test_a_launch_that_fails_in_one_process_fails_in_the_others(monkeypatch: pyt
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "60")
     participants = (0, 1, 2, 3)
 
-    def work(communicator: Communicator, meeting: Meeting) -> Tensor:
-        communicator.all_reduce(meeting, [torch.ones(2)], REDUCERS["sum"])
-        if meeting.rank == 3:
-            assert isinstance(communicator, SpanningCommunicator)
+    def work(communicator: Communicator, rendezvous: Rendezvous) -> Tensor:
+        communicator.all_reduce(rendezvous, [torch.ones(2)], REDUCERS["sum"])
+        if rendezvous.rank == 3:
+            assert isinstance(communicator, MultiProcessCommunicator)
             communicator.abort(int(StatusCode.INTERNAL), "device 3 melted")
             raise CollectiveAborted(reason="device 3 melted", participant=3)
-        return communicator.all_reduce(meeting, [torch.ones(2)], REDUCERS["sum"])[0]
+        return communicator.all_reduce(rendezvous, [torch.ones(2)], REDUCERS["sum"])[0]
 
     begin = time.monotonic()
     with processes((0, 0, 1, 1)) as peers:
@@ -330,10 +330,10 @@ def test_a_launch_that_fails_on_one_accelerator_leaves_the_others_able(monkeypat
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "60")
     ones = [torch.ones(2)]
 
-    def work(communicator: Communicator, meeting: Meeting) -> Tensor:
-        if meeting.rank == 1:
+    def work(communicator: Communicator, rendezvous: Rendezvous) -> Tensor:
+        if rendezvous.rank == 1:
             raise CollectiveTimeout(channel="%sort.3", missing=[7], seconds=1, participant=1)
-        return communicator.all_reduce(meeting, ones, REDUCERS["sum"])[0]
+        return communicator.all_reduce(rendezvous, ones, REDUCERS["sum"])[0]
 
     begin = time.monotonic()
     with processes((0, 0, 0), accelerated=True) as peers:
@@ -348,28 +348,28 @@ def test_a_launch_that_fails_on_one_accelerator_leaves_the_others_able(monkeypat
 
 def test_accelerators_are_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "1")
-    meeting = Meeting("%all-gather.7", (0, 1), 1)
+    rendezvous = Rendezvous("%all-gather.7", (0, 1), 1)
     with (
         processes((0, 1), accelerated=True) as peers,
         pytest.raises(RendezvousFailed, match=r"At device 1\.") as failed,
     ):
-        peers[1].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
+        peers[1].communicator((0, 1)).all_gather(rendezvous, [torch.ones(2)], 0)
     assert "The devices [0, 1] did not come together over gloo" in str(failed.value)
 
 
 def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "1")
-    meeting = Meeting("%all-gather.7", (0, 1), 0)
+    rendezvous = Rendezvous("%all-gather.7", (0, 1), 0)
     with processes((0, 1)) as peers, pytest.raises(RendezvousFailed, match=r"\[0, 1\] did not come together over gloo"):
-        peers[0].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
+        peers[0].communicator((0, 1)).all_gather(rendezvous, [torch.ones(2)], 0)
 
 
 def test_a_process_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "1")
 
-    def work(communicator: Communicator, meeting: Meeting) -> Any:
-        communicator.all_gather(meeting, [torch.ones(2)], 0)
-        return None if meeting.rank == 1 else communicator.all_gather(meeting, [torch.ones(2)], 0)
+    def work(communicator: Communicator, rendezvous: Rendezvous) -> Any:
+        communicator.all_gather(rendezvous, [torch.ones(2)], 0)
+        return None if rendezvous.rank == 1 else communicator.all_gather(rendezvous, [torch.ones(2)], 0)
 
     with processes((0, 1)) as peers:
         overdue, fine = launch(peers, (0, 1), work)
@@ -382,9 +382,9 @@ def test_a_process_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_the_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", text)
-    meeting = Meeting("%all-gather.7", (0, 1), 0)
+    rendezvous = Rendezvous("%all-gather.7", (0, 1), 0)
     with processes((0, 1)) as peers, pytest.raises(CollectiveTimeoutInvalid, match="FLAGOS_COLLECTIVE_TIMEOUT is"):
-        peers[0].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
+        peers[0].communicator((0, 1)).all_gather(rendezvous, [torch.ones(2)], 0)
 
 
 @pytest.fixture
@@ -434,18 +434,18 @@ def test_accelerators_of_one_process_meet_over_flagcx(registered: Callable[..., 
     assert sorted(made) == [0, 1]
 
 
-@pytest.mark.parametrize("makers", [("nvidia", "nvidia"), ("nvidia", "metax")])
+@pytest.mark.parametrize("vendors", [("nvidia", "nvidia"), ("nvidia", "metax")])
 def test_members_tell_one_another_what_flagcx_is_to_them(
-    registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch, makers: tuple[str, str]
+    registered: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch, vendors: tuple[str, str]
 ) -> None:
     registered()
     with processes((0, 1)) as peers:
-        for own, maker in zip(peers, makers, strict=True):
-            monkeypatch.setattr(own, "_maker", lambda maker=maker: maker)
+        for own, vendor in zip(peers, vendors, strict=True):
+            monkeypatch.setattr(own, "_vendor", lambda vendor=vendor: vendor)
         results(sums(peers))
         made = [(transport.unlike_nccl, transport.coalesces) for own in peers for transport in own._transports.values()]
     alike, different = ("", True), ("FlagCX calls another library for devices of metax", False)
-    assert made == [alike if makers[0] == makers[1] else different] * 2
+    assert made == [alike if vendors[0] == vendors[1] else different] * 2
 
 
 def test_flagcx_is_not_waited_for_when_somebody_does_not_come(
@@ -454,9 +454,9 @@ def test_flagcx_is_not_waited_for_when_somebody_does_not_come(
     """It connects at the first collective, and without a limit: who is missing is found before."""
     monkeypatch.setenv("FLAGOS_COLLECTIVE_TIMEOUT", "1")
     made = registered(extended=True)
-    meeting = Meeting("%all-gather.7", (0, 1), 0)
+    rendezvous = Rendezvous("%all-gather.7", (0, 1), 0)
     with processes((0, 1)) as peers, pytest.raises(RendezvousFailed, match=r"did not come together over flagcx"):
-        peers[0].communicator((0, 1)).all_gather(meeting, [torch.ones(2)], 0)
+        peers[0].communicator((0, 1)).all_gather(rendezvous, [torch.ones(2)], 0)
     assert made == []
 
 

@@ -110,8 +110,8 @@ def assert_calls(function, args, true, tolerance=2e-6):
         assert "zero where every logit is -infinity" in result.notes[0]
         ours = run(result.module, args)
         assert max(errors(ours, wanted)) < tolerance
-        blind = np.asarray(args[3] == -np.inf).all(-1)
-        assert blind.any() and not ours[0].swapaxes(1, 2)[np.broadcast_to(blind, (B, H, T))].any()
+        fully_masked = np.asarray(args[3] == -np.inf).all(-1)
+        assert fully_masked.any() and not ours[0].swapaxes(1, 2)[np.broadcast_to(fully_masked, (B, H, T))].any()
 
 
 @pytest.mark.parametrize("batches", [1, B])

@@ -18,7 +18,7 @@ from flagos_backend.torch_loading import torch
 
 
 class _EveryPart:
-    """Conditionals of a rehearsal: every branch runs, and of every loop one turn, whatever the flags say. So loops end
+    """Conditionals of a warm-up: every branch runs, and of every loop one turn, whatever the flags say. So loops end
     for values that they were not meant for."""
 
     def run_if(self, chosen: torch.Tensor, body: Callable[[], None]) -> None:
@@ -28,14 +28,14 @@ class _EveryPart:
         body()
 
 
-def rehearse(plan: Plan, run: Run) -> None:
+def warm_up(plan: Plan, run: Run) -> None:
     """Runs ``plan``, all steps of which may be captured, on zeros: it computes nothing but its results, which are
     dropped. From then on all of it has run. Raises CaptureRefused, as where memory runs out."""
     try:
         arguments = [_zeros(shape, run.device) for shape in plan.shapes_of(plan.parameters)]
         plan.run(replace(run, conditionals=_EveryPart()), arguments)
     except Exception as error:
-        reason = f"what has not run broke in a rehearsal: {reason_of(plan, error)}"
+        reason = f"what has not run broke in a warm-up: {reason_of(plan, error)}"
         raise CaptureRefused(reason=reason) from error
     _note_runs(plan)
 

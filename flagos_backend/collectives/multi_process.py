@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from flagos_backend.collectives.communicator import Combine, Communicator, Meeting, Reducer
+from flagos_backend.collectives.communicator import Combine, Communicator, Reducer, Rendezvous
 from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes, joined
 from flagos_backend.torch_loading import Tensor, torch
@@ -28,8 +28,8 @@ class Peers(Protocol):
         """The member that a participant belongs to."""
         ...
 
-    def transport(self, meeting: Meeting) -> Transport:
-        """What moves arrays among the members of a meeting, for the caller's. Raises an error of the catalogue when
+    def transport(self, rendezvous: Rendezvous) -> Transport:
+        """What moves arrays among the members of a rendezvous, for the caller's. Raises an error of the catalogue when
         nothing does."""
         ...
 
@@ -38,12 +38,12 @@ class Peers(Protocol):
         """As of Communicator."""
         ...
 
-    def check(self, meeting: Meeting) -> None:
-        """Before a device of this process enqueues what was recorded of ``meeting``. Raises an error of the catalogue
-        when it would wait for others in vain."""
+    def check(self, rendezvous: Rendezvous) -> None:
+        """Before a device of this process enqueues what was recorded of ``rendezvous``. Raises an error of the
+        catalogue when it would wait for others in vain."""
         ...
 
-    def launched(self, meeting: Meeting) -> None:
+    def launched(self, rendezvous: Rendezvous) -> None:
         """It did."""
         ...
 
@@ -54,9 +54,9 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Party:
-    """A meeting, seen by member. ``ranks[r]``: the meeting's ranks that member r of the transport has."""
+    """A rendezvous, seen by member. ``ranks[r]``: the ranks that member r of the transport has."""
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     transport: Transport
     ranks: tuple[tuple[int, ...], ...]
 
@@ -66,7 +66,7 @@ class _Party:
 
     @property
     def order(self) -> list[int]:
-        """The meeting's ranks by member."""
+        """The ranks by member."""
         return [rank for ranks in self.ranks for rank in ranks]
 
     @property
@@ -83,7 +83,7 @@ class _Party:
 Across = Callable[[_Party, Sequence[Arrays]], Sequence[Any]]
 
 
-class SpanningCommunicator(Communicator):
+class MultiProcessCommunicator(Communicator):
     """One object serves one launch. Reductions fold each member's arrays in the order of ranks, then totals."""
 
     def __init__(self, peers: Peers, moves: Callable[[Tensor], bool] | None = None) -> None:
@@ -96,112 +96,112 @@ class SpanningCommunicator(Communicator):
     def no_recording(self) -> str:  # type: ignore[override]
         return self._peers.no_recording
 
-    def recorded(self, moves: Callable[[Tensor], bool]) -> SpanningCommunicator:
-        return SpanningCommunicator(self._peers, moves)
+    def recorded(self, moves: Callable[[Tensor], bool]) -> MultiProcessCommunicator:
+        return MultiProcessCommunicator(self._peers, moves)
 
-    def of_process(self, meeting: Meeting, value: Value) -> list[Value]:
+    def of_process(self, rendezvous: Rendezvous, value: Value) -> list[Value]:
         """What each participant that this process runs says, by rank; every one of them has to."""
-        here = self._of_process(meeting)
+        here = self._of_process(rendezvous)
         said: list[Value] = self._local.exchange(here, value, lambda values: [list(values)] * len(values))
         return said
 
-    def begin_together(self, meeting: Meeting, begin: Callable[[], None]) -> None:
-        """``begin`` enqueues what was recorded of the meeting. What the devices of a process enqueue waits for that of
-        the others: none begins before all have come, and none goes on before all have begun."""
-        here = self._of_process(meeting)
-        self._peers.check(meeting)
+    def begin_together(self, rendezvous: Rendezvous, begin: Callable[[], None]) -> None:
+        """``begin`` enqueues what was recorded of the rendezvous. What the devices of a process enqueue waits for that
+        of the others: none begins before all have come, and none goes on before all have begun."""
+        here = self._of_process(rendezvous)
+        self._peers.check(rendezvous)
         if here.size > 1:
             self._local.barrier(here)
         begin()
-        self._peers.launched(meeting)
+        self._peers.launched(rendezvous)
         if here.size > 1:
             self._local.barrier(here)
 
-    def _of_process(self, meeting: Meeting) -> Meeting:
-        process = self._peers.process_of(meeting.participant)
-        here = tuple(p for p in meeting.participants if self._peers.process_of(p) == process)
-        return replace(meeting, participants=here)
+    def _of_process(self, rendezvous: Rendezvous) -> Rendezvous:
+        process = self._peers.process_of(rendezvous.participant)
+        here = tuple(p for p in rendezvous.participants if self._peers.process_of(p) == process)
+        return replace(rendezvous, participants=here)
 
     def abort(self, code: int, message: str) -> None:
         """Fails this launch: for the participants of this process, and through its peers for the others."""
         self._local.abort(code, message)
         self._peers.abort(message)
 
-    def exchange(self, meeting: Meeting, contribution: Any, combine: Combine) -> Any:
+    def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:
         """Contributions are sequences of arrays, equal in shape for all participants; every member combines them."""
-        members = self._members(meeting)
+        members = self._members(rendezvous)
         if members is None:
-            return self._local.exchange(meeting, contribution, combine)
+            return self._local.exchange(rendezvous, contribution, combine)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[Any]:
             every = combine(_gather(party, mine))
             return [every[rank] for rank in party.own]
 
-        return self._meet(meeting, members, contribution, across)
+        return self._meet(rendezvous, members, contribution, across)
 
-    def all_reduce(self, meeting: Meeting, arrays: Arrays, reducer: Reducer) -> list[Tensor]:
-        members = self._members(meeting)
+    def all_reduce(self, rendezvous: Rendezvous, arrays: Arrays, reducer: Reducer) -> list[Tensor]:
+        members = self._members(rendezvous)
         if members is None:
-            return self._local.all_reduce(meeting, arrays, reducer)
+            return self._local.all_reduce(rendezvous, arrays, reducer)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             arrays, transport = _fold(mine, reducer), party.transport
-            totals = transport.all_reduce(party.meeting.channel, arrays, reducer.fold, reducer.opcode)
+            totals = transport.all_reduce(party.rendezvous.channel, arrays, reducer.fold, reducer.opcode)
             return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
 
-        return list(self._meet(meeting, members, arrays, across))
+        return list(self._meet(rendezvous, members, arrays, across))
 
-    def all_gather(self, meeting: Meeting, arrays: Arrays, dimension: int) -> list[Tensor]:
-        members = self._members(meeting)
+    def all_gather(self, rendezvous: Rendezvous, arrays: Arrays, dimension: int) -> list[Tensor]:
+        members = self._members(rendezvous)
         if members is None:
-            return self._local.all_gather(meeting, arrays, dimension)
+            return self._local.all_gather(rendezvous, arrays, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             whole = _gather_joined(party, mine, dimension)
             return [whole if i == 0 else [array.clone() for array in whole] for i in range(len(mine))]
 
-        return list(self._meet(meeting, members, arrays, across))
+        return list(self._meet(rendezvous, members, arrays, across))
 
-    def reduce_scatter(self, meeting: Meeting, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
-        members = self._members(meeting)
+    def reduce_scatter(self, rendezvous: Rendezvous, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
+        members = self._members(rendezvous)
         if members is None:
-            return self._local.reduce_scatter(meeting, arrays, reducer, dimension)
+            return self._local.reduce_scatter(rendezvous, arrays, reducer, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             parts = _scatter(party, _fold(mine, reducer), reducer, dimension)
             # What several share would keep the memory of all.
             return [[part[i].clone() if len(mine) > 1 else part[i] for part in parts] for i in range(len(mine))]
 
-        return list(self._meet(meeting, members, arrays, across))
+        return list(self._meet(rendezvous, members, arrays, across))
 
-    def all_to_all(self, meeting: Meeting, parts: Arrays) -> list[Tensor]:
-        members = self._members(meeting)
+    def all_to_all(self, rendezvous: Rendezvous, parts: Arrays) -> list[Tensor]:
+        members = self._members(rendezvous)
         if members is None:
-            return self._local.all_to_all(meeting, parts)
-        routes = [(sender, receiver) for sender in range(meeting.size) for receiver in range(meeting.size)]
+            return self._local.all_to_all(rendezvous, parts)
+        routes = [(sender, receiver) for sender in range(rendezvous.size) for receiver in range(rendezvous.size)]
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             sent = dict(zip(party.own, mine, strict=True))
             came = _route(party, routes, lambda sender, receiver: [sent[sender][receiver]], parts[:1])
-            return [[came[sender, rank][0] for sender in range(meeting.size)] for rank in party.own]
+            return [[came[sender, rank][0] for sender in range(rendezvous.size)] for rank in party.own]
 
-        return list(self._meet(meeting, members, parts, across))
+        return list(self._meet(rendezvous, members, parts, across))
 
-    def exchange_parts(self, meeting: Meeting, array: Tensor) -> Tensor:
-        members = self._members(meeting)
+    def exchange_parts(self, rendezvous: Rendezvous, array: Tensor) -> Tensor:
+        members = self._members(rendezvous)
         if members is None or members != sorted(set(members)):
-            return super().exchange_parts(meeting, array)
+            return super().exchange_parts(rendezvous, array)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[Tensor]:
-            return [party.transport.exchange(meeting.channel, mine[0][0])]
+            return [party.transport.exchange(rendezvous.channel, mine[0][0])]
 
-        received: Tensor = self._meet(meeting, members, [array], across)
+        received: Tensor = self._meet(rendezvous, members, [array], across)
         return received
 
-    def permute(self, meeting: Meeting, arrays: Arrays, source_of: Sequence[int | None]) -> list[Tensor] | None:
-        members = self._members(meeting)
+    def permute(self, rendezvous: Rendezvous, arrays: Arrays, source_of: Sequence[int | None]) -> list[Tensor] | None:
+        members = self._members(rendezvous)
         if members is None:
-            return self._local.permute(meeting, arrays, source_of)
+            return self._local.permute(rendezvous, arrays, source_of)
         routes = [(source, rank) for rank, source in enumerate(source_of) if source is not None]
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor] | None]:
@@ -210,44 +210,44 @@ class SpanningCommunicator(Communicator):
             sources = [source_of[rank] for rank in party.own]
             return [None if s is None else came[s, rank] for s, rank in zip(sources, party.own, strict=True)]
 
-        received = self._meet(meeting, members, arrays, across)
+        received = self._meet(rendezvous, members, arrays, across)
         return None if received is None else list(received)
 
-    def broadcast(self, meeting: Meeting, arrays: Arrays) -> list[Tensor]:
-        members = self._members(meeting)
+    def broadcast(self, rendezvous: Rendezvous, arrays: Arrays) -> list[Tensor]:
+        members = self._members(rendezvous)
         if members is None:
-            return self._local.broadcast(meeting, arrays)
+            return self._local.broadcast(rendezvous, arrays)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
             root = next(member for member, ranks in enumerate(party.ranks) if 0 in ranks)
             given = mine[party.own.index(0)] if root == party.transport.rank else mine[0]
-            received = [party.transport.broadcast(meeting.channel, array, root) for array in given]
+            received = [party.transport.broadcast(rendezvous.channel, array, root) for array in given]
             return [received if i == 0 else [array.clone() for array in received] for i in range(len(mine))]
 
-        return list(self._meet(meeting, members, arrays, across))
+        return list(self._meet(rendezvous, members, arrays, across))
 
-    def _members(self, meeting: Meeting) -> list[int] | None:
+    def _members(self, rendezvous: Rendezvous) -> list[int] | None:
         """The member of each participant; None when all are of one."""
-        members = [self._peers.member_of(participant) for participant in meeting.participants]
+        members = [self._peers.member_of(participant) for participant in rendezvous.participants]
         return members if len(set(members)) > 1 else None
 
-    def _meet(self, meeting: Meeting, members: Sequence[int], contribution: Any, across: Across) -> Any:
+    def _meet(self, rendezvous: Rendezvous, members: Sequence[int], contribution: Any, across: Across) -> Any:
         """``across`` is called by one participant of each member, for all of its participants."""
 
         def combine(mine: Sequence[Any], meet: Callable[[], None] = lambda: None) -> Sequence[Any]:
-            transport = replace(self._peers.transport(meeting), meet=meet)
+            transport = replace(self._peers.transport(rendezvous), meet=meet)
             if self._moves is not None:
                 if transport.unlike_nccl:
                     raise RuntimeError(transport.unlike_nccl)  # it would begin now what is only recorded
                 transport = replace(transport, begun=lambda channel: None)
             ranks = (tuple(r for r, own in enumerate(members) if own == member) for member in transport.members)
-            return across(_Party(meeting, transport, tuple(ranks)), mine)
+            return across(_Party(rendezvous, transport, tuple(ranks)), mine)
 
         if self._moves is not None:
             # A transport may note in memory of its own where an array lies, which nobody patches.
             contribution = [array.clone() if self._moves(array) else array for array in contribution]
-        member, here = members[meeting.rank], self._of_process(meeting)
-        own = tuple(p for p, other in zip(meeting.participants, members, strict=True) if other == member)
+        member, here = members[rendezvous.rank], self._of_process(rendezvous)
+        own = tuple(p for p, other in zip(rendezvous.participants, members, strict=True) if other == member)
         if own == here.participants:
             return self._local.exchange(here, contribution, combine)
         if self._moves is not None:
@@ -265,7 +265,7 @@ def _gather(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
     else:
         own, size = as_bytes([array for arrays in mine for array in arrays]), sum(array.nbytes for array in like)
         sizes = [size * len(ranks) for ranks in party.ranks]
-        received = transport.all_to_all(party.meeting.channel, [own] * transport.size, sizes)
+        received = transport.all_to_all(party.rendezvous.channel, [own] * transport.size, sizes)
         came = [_split(piece, like) for part in received for piece in _pieces(part, size)]
     by_rank = dict(zip(party.order, came, strict=True))
     return [by_rank[rank] for rank in range(len(came))]
@@ -283,7 +283,7 @@ def _all_gather(party: _Party, mine: Sequence[Arrays]) -> list[Tensor]:
     """Each array of all: [members, participants of each, ...], where each member has as many."""
     columns = zip(*mine, strict=True)
     stacked = [column[0].unsqueeze(0) if len(column) == 1 else torch.stack(column) for column in columns]
-    return party.transport.all_gather(party.meeting.channel, stacked)
+    return party.transport.all_gather(party.rendezvous.channel, stacked)
 
 
 def _pieces(contents: Tensor, size: int) -> Sequence[Tensor]:
@@ -297,8 +297,8 @@ def _fold(mine: Sequence[Arrays], reducer: Reducer) -> Arrays:
 
 def _scatter(party: _Party, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
     """This member's participants' parts of the folds of arrays: [participants here, ...] each."""
-    transport, channel = party.transport, party.meeting.channel
-    parts = [_in_parts(array, party.meeting.size, dimension) for array in arrays]
+    transport, channel = party.transport, party.rendezvous.channel
+    parts = [_in_parts(array, party.rendezvous.size, dimension) for array in arrays]
     if not party.is_even:
         totals = transport.all_reduce(channel, parts, reducer.fold, reducer.opcode)
         return [total[list(party.own)] for total in totals]
@@ -331,7 +331,7 @@ def _route(
         sent = [as_bytes(given(s, r)) for s, r in routes if s in own and r in there]
         outgoing.append(joined(sent) if sent else empty)
         incoming.append([(s, r) for s, r in routes if s in there and r in own])
-    received = party.transport.all_to_all(party.meeting.channel, outgoing, [size * len(pairs) for pairs in incoming])
+    received = party.transport.all_to_all(party.rendezvous.channel, outgoing, [size * len(pairs) for pairs in incoming])
     came: dict[tuple[int, int], list[Tensor]] = {}
     for part, pairs in zip(received, incoming, strict=True):
         for number, pair in enumerate(pairs):

@@ -24,9 +24,9 @@ class Event(Protocol):
 
 
 @dataclass(eq=False)
-class Watch:
+class Watchdog:
     """``note`` is told of every collective that was begun. When one has not ended ``seconds`` later, or after the one
-    before it on its device, its description is logged, and ``overdue`` is called with it; then the watch is over.
+    before it on its device, its description is logged, and ``overdue`` is called with it; then the watchdog is over.
 
     A thread for each device waits for its events, and another one looks at the clock: a driver that answers nobody
     while a device hangs keeps the first ones, which hold nothing meanwhile. PyTorch would ask, ``Event.query``, with
