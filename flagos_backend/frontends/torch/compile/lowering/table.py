@@ -36,9 +36,11 @@ _FAMILIES = (
     "creation",
     "elementwise",
     "functions",
+    "indexing",
     "movement",
     "positions",
     "reductions",
+    "scatters",
     # Without torch.distributed there are no such operators.
     *(("collectives",) if torch.distributed.is_available() else ()),
 )
