@@ -342,6 +342,44 @@ def test_gradients_of_tables(dtype: torch.dtype, padding: int | None) -> None:
     torch.testing.assert_close(ours.double(), exact, rtol=precision, atol=10 * precision)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags(dtype: torch.dtype, mode: str) -> None:
+    """Of as many rows each. The host keeps the list of bags that the gradient reads for averages only."""
+    table, index, gradient = of(dtype, 7, 5), places(7, 4, 6), of(dtype, 4, 5)
+    function = lambda t: torch.nn.functional.embedding_bag(index, t, mode=mode)  # noqa: E731
+
+    def found(call: Callable[..., Any], table: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        table = table.clone().requires_grad_()
+        bags = call(table)
+        return bags.detach(), *torch.autograd.grad(bags, table, gradient)
+
+    ours = found(compiled(function), table, gradient)
+    nothing_whole("none" if mode == "mean" else "aten._embedding_bag_backward")
+    precision = 4 * torch.finfo(dtype).eps
+    for mine, theirs in zip(ours, found(function, table.double(), gradient.double()), strict=True):
+        assert mine.dtype is dtype
+        torch.testing.assert_close(mine.double(), theirs, rtol=precision, atol=10 * precision)
+
+
+def test_bags_left_to_aten() -> None:
+    """Of unlike sizes, weighted, padded, of maxima."""
+    table, index = torch.randn(7, 5), places(7, 12)
+    bag = torch.nn.functional.embedding_bag
+    for function in (
+        lambda t, i: bag(i, t, torch.tensor([0, 3, 4])),
+        lambda t, i: bag(i.view(3, 4), t, mode="max"),
+        lambda t, i: bag(i.view(3, 4), t, padding_idx=2),
+        lambda t, i: bag(i.view(3, 4), t, mode="sum", per_sample_weights=t.flatten()[:12].view(3, 4)),
+    ):
+        torch.compiler.reset()
+        torch.testing.assert_close(compiled(function)(table, index), function(table, index))
+
+
+def test_triangles() -> None:
+    check(lambda x: (x[tuple(torch.tril_indices(5, 4, -1))], torch.triu_indices(3, 6, 1)), torch.randn(5, 4), **EXACT)
+
+
 # ---- Products with vectors
 
 

@@ -46,7 +46,7 @@ class _Floats:
 # ---- Of one operand
 
 
-@lowering(aten.sign.default)
+@lowering(aten.sign.default, aten.sgn.default)
 def _sign(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
     """0 of both zeros and of NaN."""
     floats = _Floats(emitter, result, x)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -121,10 +122,11 @@ def _masked_index(
     return emitter.add(Opcode.SELECT, emitter.operand(mask, E.PRED, dims), chosen, emitter.operand(fill, kind, dims))
 
 
-def _rows(emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: Instruction) -> Instruction:
-    """The parts of ``x`` at ``index`` along ``dim``; the dimensions of ``index`` stand there in the result."""
-    if not result.numel():
-        return nothing(emitter, result)
+def rows_at(emitter: Emitter, dims: Sequence[int], x: Instruction, dim: int, index: Instruction) -> Instruction:
+    """The parts of ``x`` at ``index`` along ``dim``; the dimensions of ``index`` stand there in the result, which has
+    the sizes ``dims``."""
+    if not prod(dims):
+        return emitter.operand(0, array(x).element_type, dims)
     _refuse_choosing_of_nothing(x, (dim,))
     count = array(index).rank
     attributes = GatherAttributes(
@@ -141,7 +143,7 @@ def _rows(emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, inde
 def _embedding(
     emitter: Emitter, result: torch.Tensor, weight: Instruction, index: Instruction, *_: object
 ) -> Instruction:
-    return _rows(emitter, result, weight, 0, index)
+    return rows_at(emitter, tuple(result.shape), weight, 0, index)
 
 
 @lowering(aten.index_select.default, on_host=False)
@@ -149,14 +151,14 @@ def _index_select(emitter: Emitter, result: torch.Tensor, x: Instruction, dim: i
     if not array(x).rank:
         return emitter.reshape(x, tuple(result.shape)) if result.numel() == 1 else nothing(emitter, result)
     index = emitter.reshape(index, (array(index).num_elements,))
-    return emitter.reshape(_rows(emitter, result, x, dim % array(x).rank, index), tuple(result.shape))
+    return emitter.reshape(rows_at(emitter, tuple(result.shape), x, dim % array(x).rank, index), tuple(result.shape))
 
 
 @lowering(aten.take.default, on_host=False)
 def _take(emitter: Emitter, result: torch.Tensor, x: Instruction, index: Instruction) -> Instruction:
     """Of the elements in order; negative numbers count from the end."""
     count = array(x).num_elements
-    return _rows(emitter, result, emitter.reshape(x, (count,)), 0, wrapped(emitter, index, count))
+    return rows_at(emitter, tuple(result.shape), emitter.reshape(x, (count,)), 0, wrapped(emitter, index, count))
 
 
 @lowering(aten.gather.default, on_host=False)

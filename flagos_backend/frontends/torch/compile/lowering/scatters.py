@@ -27,7 +27,7 @@ aten = torch.ops.aten
 E = ElementType
 HALVES = (E.F16, E.BF16)
 # What chips combine in memory; narrower types are combined in these and converted, integers modulo their range.
-_COMBINED = {
+COMBINED = {
     **{kind: kind for kind in (E.S32, E.S64, E.F32, E.F64)},
     **dict.fromkeys((E.S8, E.S16, E.U8), E.S32),
     **dict.fromkeys(HALVES, E.F32),
@@ -57,7 +57,7 @@ class Places:
 
     def combine(self, emitter: Emitter, x: Instruction, updates: Instruction, opcode: Opcode) -> Instruction:
         """``scatter`` in a type that chips combine in; ``x`` and the result are of that type, too."""
-        kind = _combined_type(array(x).element_type, opcode)
+        kind = combined_type(array(x).element_type, opcode)
         return self.scatter(emitter, emitter.convert(x, kind), emitter.convert(updates, kind), opcode)
 
 
@@ -78,12 +78,12 @@ def _second(kind: ElementType) -> Computation:
     return builder.build(update)
 
 
-def _combined_type(kind: ElementType, opcode: Opcode) -> ElementType:
-    if kind not in _COMBINED:
+def combined_type(kind: ElementType, opcode: Opcode) -> ElementType:
+    if kind not in COMBINED:
         raise NoLoweringError("numbers of this type are combined by ATen")
     if opcode is Opcode.ADD and kind.is_float and torch.are_deterministic_algorithms_enabled():
         raise NoLoweringError("sums of floats depend on the order in which the device comes to them")
-    return _COMBINED[kind]
+    return COMBINED[kind]
 
 
 # ---- Places
@@ -249,7 +249,7 @@ def _index_add(
 ) -> Instruction:
     kind = element_type(result)
     places, updates = _parts(emitter, x, dim, index, source)
-    wide = _combined_type(kind, Opcode.ADD)
+    wide = combined_type(kind, Opcode.ADD)
     if not result.numel() or not array(updates).num_elements:
         return x
     if alpha != 1:
@@ -385,7 +385,7 @@ def _scatter_reduce(
     if opcode is None:
         raise NoLoweringError("chips multiply nothing in memory")
     kind = element_type(result)
-    wide = _combined_type(kind, opcode)
+    wide = combined_type(kind, opcode)
     if _is_empty(result, index):
         return x
     places, updates, x = _spread(emitter, result, x, dim, index, source)
@@ -437,15 +437,20 @@ def _embedding_backward(
     """Rows of the gradient, added up at their places in the table; those of the padding are nobody's."""
     if by_frequency:
         raise NoLoweringError("what is divided by how often a row occurs is ATen's")
-    kind, dims = element_type(result), tuple(result.shape)
-    wide = _combined_type(kind, Opcode.ADD)
-    if not result.numel() or not array(index).num_elements:
-        return emitter.operand(0, kind, dims)
     index = emitter.reshape(index, (array(index).num_elements,))
     if 0 <= padding < count:
         padded = compare(emitter, Comparison.EQ, index, padding)
         nowhere = emitter.operand(-1, array(index).element_type, array(index).dims)
         index = emitter.add(Opcode.SELECT, padded, nowhere, index)
-    places = _along(dims, 0, index)
-    rows = emitter.reshape(gradient, places.updates)
+    return summed_rows(emitter, result, index, gradient)
+
+
+def summed_rows(emitter: Emitter, result: torch.Tensor, index: Instruction, rows: Instruction) -> Instruction:
+    """``rows`` [*, n] added up at ``index`` [*] in the matrix that ``result`` is, zero elsewhere."""
+    kind, dims = element_type(result), tuple(result.shape)
+    wide = combined_type(kind, Opcode.ADD)
+    if not result.numel() or not array(index).num_elements:
+        return emitter.operand(0, kind, dims)
+    places = _along(dims, 0, emitter.reshape(index, (array(index).num_elements,)))
+    rows = emitter.reshape(rows, places.updates)
     return emitter.convert(places.combine(emitter, emitter.operand(0, wide, dims), rows, Opcode.ADD), kind)

@@ -31,6 +31,7 @@ _RULES: dict[Overload, Rule] = {}
 # Of accelerators only: on the host ATen's kernels of these run best.
 _OF_ACCELERATORS: dict[Overload, Rule] = {}
 _FAMILIES = (
+    "bags",
     "complex_numbers",
     "contractions",
     "creation",
@@ -38,6 +39,7 @@ _FAMILIES = (
     "functions",
     "indexing",
     "movement",
+    "ordering",
     "positions",
     "reductions",
     "scatters",
