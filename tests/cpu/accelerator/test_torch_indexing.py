@@ -94,3 +94,42 @@ def test_no_operator_is_left_to_aten(function: Callable[..., torch.Tensor], made
     assert len(made) == 2
     for executable in made:
         assert "aten::" not in executable.artifact(Artifact.EXPLANATION).decode()
+
+
+def beams(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+    """A step of a search: which beam and which token, of one number for both."""
+    best, flat = (x @ w).log_softmax(-1).flatten().view(2, 16).topk(3, -1)
+    beam, token = flat // 4, flat % 4
+    kept = edges[:, :8].gather(1, beam[..., None].expand(2, 3, 2)[..., 0])
+    return torch.cat([best, kept, token], 1)
+
+
+def sampled(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+    """An image at places that are computed, reflected at its edges; and a norm."""
+    image = x.view(1, 2, 4, 4)
+    grid = torch.stack([w, w.T], -1)[None] * torch.linspace(0.5, 1.5, 4, device=x.device)[:, None]
+    inside = functional.grid_sample(functional.pad(image, (1, 2, 1, 1), "reflect"), grid, align_corners=False)
+    loss = functional.binary_cross_entropy_with_logits(inside.flatten(), (edges.flatten()[:32] % 2).float())
+    return loss + torch.linalg.vector_norm(w, dim=1)
+
+
+@pytest.mark.parametrize("function", [beams, sampled], ids=lambda function: function.__name__)
+def test_no_operator_is_left_to_aten_without_gradients(
+    function: Callable[..., torch.Tensor], made: list[Executable]
+) -> None:
+    compiled = torch.compile(function, backend=flagos, fullgraph=True)
+    for _ in range(RUNS):
+        given = numbers()
+        torch.testing.assert_close(compiled(*(t.to(FLAGOS) for t in given)).cpu(), function(*given))
+    (graph,) = report.reports()
+    assert not graph.whole and not graph.fallback and not graph.outside, graph
+    assert len(made) == 1
+    assert "aten::" not in made[0].artifact(Artifact.EXPLANATION).decode()
+
+
+def test_host_tensors_keep_the_operators_of_the_host() -> None:
+    compiled = torch.compile(lambda x, i: x[i].index_add(0, i[:4], x[:4]), backend=flagos)
+    x, i = torch.randn(8, 3), torch.randint(8, (8,))
+    torch.testing.assert_close(compiled(x, i), x[i].index_add(0, i[:4], x[:4]))
+    (graph,) = report.reports()
+    assert set(graph.whole) == {"aten.index.Tensor", "aten.index_add.default"}

@@ -117,10 +117,26 @@ def test_reading_one_number_and_none() -> None:
 
 
 def test_what_is_inside_of_a_mask() -> None:
-    """As interpolations read beyond an edge."""
-    x, grid = torch.randn(2, 3, 6, 5), torch.rand(2, 4, 4, 2) * 3 - 1.5
-    function = lambda x, grid: torch.nn.functional.grid_sample(x, grid, padding_mode="zeros", align_corners=False)  # noqa: E731
-    torch.testing.assert_close(compiled(function)(x, grid), function(x, grid))
+    """Places beyond an edge, where the mask says that nobody reads."""
+    x, i, j = torch.randn(6, 5), torch.randint(-9, 9, (4, 3)), torch.randint(5, (3,))
+    function = lambda x, i, j: torch.ops.aten._unsafe_masked_index(x, (i >= -6) & (i < 6), [i, j], 7.5)  # noqa: E731
+    check(function, x, i, j, **EXACT)
+
+
+def test_places_outside() -> None:
+    """What programs of accelerators do where eager ends the process: docs/limits.md says it."""
+    x, i, y = torch.randn(4, 3), torch.tensor([-9, 1, 7]), torch.randn(3, 3)
+
+    def function(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[i], x.index_select(0, i), torch.ops.aten.index_put(x, [i, i], y[0]), x.index_add(0, i, y)
+
+    read, selected, put, added = compiled(function)(x, i, y)
+    nothing_whole()
+    assert torch.equal(read, x[[0, 1, 3]]) and torch.equal(selected, read)
+    expected = x.clone()
+    expected[1, 1] = y[0, 1]
+    assert torch.equal(put, expected)
+    torch.testing.assert_close(added, x + torch.stack([torch.zeros(3), y[1], torch.zeros(3), torch.zeros(3)]))
 
 
 # ---- Writing

@@ -1,5 +1,5 @@
-"""Quotients and remainders of integers: by numbers on the host too, by tensors on accelerators, whose rules are run on
-the host here; NumPy's and Python's integers are the oracle beside eager."""
+"""Quotients, remainders and shifts of integers: by numbers on the host too, by tensors on accelerators, whose rules are
+run on the host here; Python's integers are the oracle beside eager."""
 
 from __future__ import annotations
 
@@ -83,3 +83,17 @@ def test_numbers_that_are_no_quotients() -> None:
     for function in (lambda x: x // 2.5, lambda x: x % -2.5, lambda x: torch.fmod(x, 1.5), lambda x: x / 3):
         torch.compiler.reset()
         torch.testing.assert_close(compiled(function)(x), function(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_shifts(dtype: torch.dtype) -> None:
+    """Also by as many bits as a number has, and more."""
+    x, bits = of_all(dtype), torch.iinfo(dtype).bits
+    amounts = torch.randint(0, bits + 3, x.shape, dtype=dtype)
+
+    def function(x: torch.Tensor, amounts: torch.Tensor) -> list[torch.Tensor]:
+        by_numbers = [shifted for k in (0, 1, 5, bits - 1, bits) for shifted in (x << k, x >> k)]
+        return [*by_numbers, x << amounts, x >> amounts, torch.bitwise_right_shift(x, 2)]
+
+    assert_same(compiled(function)(x, amounts), function(x, amounts))
+    assert not left()

@@ -67,6 +67,8 @@ _APART_ON_ACCELERATORS = (
     aten.grid_sampler_2d,
     aten.linalg_vector_norm,
     aten.linspace,
+    aten.log_sigmoid_backward,
+    aten.log_sigmoid_forward,
     aten.logsumexp,
     aten.reflection_pad1d,
     aten.reflection_pad1d_backward,
