@@ -270,6 +270,15 @@ def test_combining_floats(dtype: torch.dtype, function: Callable[..., Any]) -> N
         torch.testing.assert_close(ours.double(), theirs, rtol=precision, atol=10 * precision)
 
 
+def test_averages_of_narrow_integers_wrap_as_in_eager() -> None:
+    """Both what is added up, and how many there are."""
+    for dtype, count in ((torch.int8, 130), (torch.int8, 256), (torch.uint8, 256), (torch.uint8, 250)):
+        torch.compiler.reset()
+        source, index = of(dtype, count), torch.zeros(count, dtype=torch.int64)
+        function = lambda s, i: s[:2].scatter_reduce(0, i, s, "mean", include_self=False)  # noqa: E731
+        assert_same(compiled(function)(source, index), function(source, index))
+
+
 def test_extremes_beside_nan_and_infinities() -> None:
     x = torch.tensor([1.0, float("nan"), 3.0, -float("inf"), 5.0])
     source = torch.tensor([0.0, 2.0, float("nan"), float("inf"), -float("inf"), 4.0, -0.0])

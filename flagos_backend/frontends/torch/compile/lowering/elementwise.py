@@ -236,12 +236,20 @@ def _shift(signed: Opcode, unsigned: Opcode) -> Rule:
 
 
 _LEFT, _RIGHT = Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_ARITHMETIC
-for _shifted in (aten.__lshift__, aten.bitwise_left_shift):
-    for _overload in set(_shifted.overloads()) & {"Tensor", "Scalar", "Tensor_Scalar"}:
-        lowering(getattr(_shifted, _overload))(_shift(_LEFT, _LEFT))
-for _shifted in (aten.__rshift__, aten.bitwise_right_shift):
-    for _overload in set(_shifted.overloads()) & {"Tensor", "Scalar", "Tensor_Scalar"}:
-        lowering(getattr(_shifted, _overload))(_shift(_RIGHT, Opcode.SHIFT_RIGHT_LOGICAL))
+lowering(
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+)(_shift(_LEFT, _LEFT))
+lowering(
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+)(_shift(_RIGHT, Opcode.SHIFT_RIGHT_LOGICAL))
 
 
 def _logical(opcode: Opcode) -> Rule:

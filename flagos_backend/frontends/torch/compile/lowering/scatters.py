@@ -17,7 +17,7 @@ from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, arr
 from flagos_backend.frontends.torch.compile.lowering.indexing import Chosen, Indices, compare, vectors, wrapped
 from flagos_backend.frontends.torch.compile.lowering.movement import cut
 from flagos_backend.frontends.torch.compile.lowering.table import lowering
-from flagos_backend.ir.attributes import DimensionAttributes, DimensionsAttributes, ScatterAttributes
+from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes, DimensionsAttributes, ScatterAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
@@ -397,7 +397,12 @@ def _scatter_reduce(
     if reduce == _MEAN:
         count = emitter.operand(int(include_self), wide, array(x).dims)
         count = places.scatter(emitter, count, emitter.operand(1, wide, array(updates).dims), Opcode.ADD)
-        x = _quotient(emitter, x, emitter.add(Opcode.MAXIMUM, count, emitter.operand(1, wide, array(x).dims)))
+        # ATen adds and counts in the type of the result, whose integers may be narrower.
+        if not kind.is_float:
+            x, count = (emitter.convert(emitter.convert(v, kind), wide) for v in (x, count))
+        one = emitter.operand(1, wide, array(x).dims)
+        none = compare(emitter, Comparison.EQ, count, 0)
+        x = _quotient(emitter, x, emitter.add(Opcode.SELECT, none, one, count))
     return _shaped(emitter, result, x)
 
 
@@ -410,15 +415,17 @@ def _identity(reduce: str, dtype: torch.dtype) -> float:
     return limits.min if reduce == _AMAX else limits.max
 
 
-def _quotient(emitter: Emitter, x: Instruction, count: Instruction) -> Instruction:
-    """Of integers the next lower one; ``count`` is positive."""
-    quotient = emitter.add(Opcode.DIVIDE, x, count)
+def _quotient(emitter: Emitter, x: Instruction, y: Instruction) -> Instruction:
+    """Of integers the next lower one."""
+    quotient = emitter.add(Opcode.DIVIDE, x, y)
     if array(x).element_type.is_float:
         return quotient
-    rest = emitter.add(Opcode.SUBTRACT, x, emitter.add(Opcode.MULTIPLY, quotient, count))
-    below = compare(emitter, Comparison.LT, rest, 0)
+    rest = emitter.add(Opcode.REMAINDER, x, y)
+    signs = [compare(emitter, Comparison.LT, value, 0) for value in (rest, y)]
+    differ = emitter.builder.add(Opcode.COMPARE, signs, CompareAttributes(Comparison.NE))
+    above = emitter.add(Opcode.AND, compare(emitter, Comparison.NE, rest, 0), differ)
     one = emitter.operand(1, array(x).element_type, array(x).dims)
-    return emitter.add(Opcode.SELECT, below, emitter.add(Opcode.SUBTRACT, quotient, one), quotient)
+    return emitter.add(Opcode.SELECT, above, emitter.add(Opcode.SUBTRACT, quotient, one), quotient)
 
 
 # ---- Gradients
