@@ -14,6 +14,7 @@ from torch.nn import functional
 from flagos_backend.frontends.torch.compile import report
 from flagos_backend.frontends.torch.compile.backend import flagos
 from plugin_abi.host import Artifact, Executable
+from support import indexing
 
 RUNS = 3
 FLAGOS = torch.device("flagos")
@@ -94,6 +95,38 @@ def test_no_operator_is_left_to_aten(function: Callable[..., torch.Tensor], made
     assert len(made) == 2
     for executable in made:
         assert "aten::" not in executable.artifact(Artifact.EXPLANATION).decode()
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (indexing.read, torch.bfloat16),
+        (indexing.written, torch.bool),
+        (indexing.added, torch.int8),
+        (indexing.added, torch.float32),
+        (indexing.reduced, torch.float16),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_kernels_of_accelerators(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    """What cpu/torch_compile/test_indexing.py runs as programs of the host, here by Triton's kernels."""
+    compiled = torch.compile(function, backend=flagos, fullgraph=True)
+    match function:
+        case indexing.read:
+            given: tuple[torch.Tensor, ...] = (indexing.of(dtype, 6, 5, 4), *indexing.inputs_of_reading())
+        case indexing.written:
+            given = (indexing.of(dtype, 6, 5, 4), *indexing.inputs_of_writing())
+        case _:
+            given = indexing.inputs_of_sums(dtype)
+    found = compiled(*(array.to(FLAGOS) for array in given))
+    sums = dtype.is_floating_point and function is not indexing.read
+    wide = [array.double() if sums and array.is_floating_point() else array for array in given]
+    precision = 10 * torch.finfo(dtype).eps if sums else 0.0
+    for ours, theirs in zip(found, function(*wide), strict=True):
+        ours = ours.cpu().to(theirs.dtype)
+        torch.testing.assert_close(ours, theirs, rtol=precision, atol=10 * precision)
+    (graph,) = report.reports()
+    assert not graph.whole and not graph.fallback and not graph.outside, graph
 
 
 def beams(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
