@@ -169,7 +169,8 @@ class GatherAttributes:
 
 @dataclass(frozen=True, slots=True)
 class ScatterAttributes:
-    """Operands: n arrays, the indices, n updates. called[0] combines; n results (a tuple when n > 1)."""
+    """Operands: n arrays, the indices, n updates. called[0] combines; n results (a tuple when n > 1).
+    ``unique_indices``: no element is updated twice, or what is written over an element may be any of its updates."""
 
     update_window_dims: Dims
     inserted_window_dims: Dims

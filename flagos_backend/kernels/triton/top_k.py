@@ -1,4 +1,5 @@
-"""Top-k of many rows: the row is read once, and ties go to the lower index without a second look."""
+"""Top-k of rows: a row is read once, and ties go to the lower index without a second look. Where there are few rows,
+programs share each, and a second launch chooses from what they found."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ _BLOCK = 1024
 # Kernels count columns in 32 bits, up to where a block after the last one would begin.
 _LONGEST_ROW = (1 << 31) - _BLOCK
 _WARPS = 4
-# A program walks a row alone: fewer rows than there are multiprocessors, of more blocks than this, leave them idle.
-_SHORT_ROW = 8
+# Where there are fewer rows than multiprocessors, a row of more blocks than this is shared out, into segments of no
+# fewer blocks than _SEGMENT.
+_SHORT_ROW, _SEGMENT = 8, 2
 
 
 def _operand(instruction: Instruction) -> ArrayShape:
@@ -43,9 +45,15 @@ def unsupported(instruction: Instruction, target: Target) -> str:
         return f"it keeps up to {_MAX_K}"
     if shape.num_elements == 0 or shape.dims[-1] > _LONGEST_ROW:
         return f"it walks rows of 1 to {_LONGEST_ROW} elements"
-    if prod(shape.dims[:-1]) < target.multiprocessors and shape.dims[-1] > _SHORT_ROW * _BLOCK:
-        return "there are too few rows"
     return ""
+
+
+def _blocks_of_segment(rows: int, size: int, target: Target) -> int:
+    """How many blocks of a row a program walks."""
+    blocks = -(-size // _BLOCK)
+    if rows >= target.multiprocessors or blocks <= _SHORT_ROW:
+        return blocks
+    return max(_SEGMENT, -(-blocks * rows // target.multiprocessors))
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
@@ -64,14 +72,25 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
         "num_warps": _WARPS,
     }
 
+    rows, size = prod(shape.dims[:-1]), shape.dims[-1]
+    blocks = _blocks_of_segment(rows, size, target)
+    segments = -(-size // (blocks * _BLOCK))
+    kept = segments * flags["K"]
+    # No more keys are loaded at once than there are.
+    joined = {"K": flags["K"], "BLOCK": min(_BLOCK, 1 << (kept - 1).bit_length()), "num_warps": _WARPS}
+
     def run(_: Run, values: Tensor) -> tuple[Tensor, Tensor]:
         row_major = values.contiguous()
         best = torch.empty((*shape.dims[:-1], k), dtype=values.dtype, device=values.device)
         columns = torch.empty((*shape.dims[:-1], k), dtype=torch.int32, device=values.device)
         stored = _STORED.get(element.bits, values.dtype)
-        rows = prod(shape.dims[:-1])
-        arrays = (row_major.view(stored), best.view(stored), columns)
-        launch(kernels.top_k, (rows,), *arrays, shape.dims[-1], k, **flags)
+        given, chosen = row_major.view(stored), best.view(stored)
+        if segments == 1:
+            launch(kernels.top_k, (rows,), given, chosen, columns, size, k, **flags)
+            return best, columns
+        keys = torch.empty((rows, kept), dtype=torch.int64, device=values.device)
+        launch(kernels.top_of_segments, (rows, segments), given, keys, size, blocks, **flags)
+        launch(kernels.top_of_keys, (rows,), given, keys, chosen, columns, size, kept, k, **joined)
         return best, columns
 
     return (Variant("", run),)

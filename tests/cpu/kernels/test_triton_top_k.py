@@ -78,11 +78,30 @@ def test_sizes_with_ties(dims, k, rng):
 
 
 @pytest.mark.parametrize(
+    ("element", "dims", "k", "largest"),
+    [
+        (E.F32, (1, 1000), 5, True),
+        (E.S32, (3, 640), 64, False),
+        (E.BF16, (2, 1, 1217), 1, True),
+        (E.U8, (1, 900), 33, True),
+    ],
+)
+def test_few_long_rows_are_shared_out(element, dims, k, largest, rng, monkeypatch):
+    """With ties across segments, whose last one is not full."""
+    launched = []
+    original = top_k.launch
+    monkeypatch.setattr(top_k, "launch", lambda kernel, *a, **b: launched.append(kernel) or original(kernel, *a, **b))
+    size = element.bits // 8
+    few = rng.integers(0, 256, (20, size), dtype=np.uint8)[rng.integers(0, 20, dims)]
+    check(few.reshape(*dims[:-1], -1).view(NUMPY_DTYPE[element]), element, k, largest)
+    assert len(launched) == 2
+
+
+@pytest.mark.parametrize(
     ("element", "dims", "k", "reason"),
     [
         (E.F64, (4, 9), 2, "does not order f64"),
         (E.F32, (4, 99), 65, "keeps up to 64"),
-        (E.F32, (3, 1000), 4, "too few rows"),
         (E.F16, (4, (1 << 31) - 1023), 4, "rows of 1 to 2147482624 elements"),
     ],
 )

@@ -106,19 +106,19 @@ def _from_text(text: str, opcode: Opcode) -> Instruction:
     return found
 
 
-def _top_k() -> Instruction:
+def _top_k(rows: int, size: int) -> Instruction:
     builder = Builder("entry")
-    result = TupleShape((ArrayShape(E.BF16, (5, 3)), ArrayShape(E.S32, (5, 3))))
-    return builder.add(
-        Opcode.TOP_K, [builder.parameter(ArrayShape(E.BF16, (5, 70)))], TopKAttributes(3, True), shape=result
-    )
+    result = TupleShape((ArrayShape(E.BF16, (rows, 3)), ArrayShape(E.S32, (rows, 3))))
+    operand = builder.parameter(ArrayShape(E.BF16, (rows, size)))
+    return builder.add(Opcode.TOP_K, [operand], TopKAttributes(3, True), shape=result)
 
 
 INSTRUCTIONS = {
     **{f"attention, {name}": calls_of(CASES[name], E.F16, SIZES)[0] for name in ("causal", "bias, mask, causal")},
     **{f"gradients, {name}": calls_of(CASES[name], E.F32, SIZES)[1] for name in ("plain", "mask, finite", "bias")},
     "sort": _from_text(SORT, Opcode.SORT),
-    "top-k": _top_k(),
+    "top-k": _top_k(5, 70),
+    "top-k of few long rows": _top_k(1, 9000),
     "dot": _from_text(DOT, Opcode.DOT),
     "lu": _from_text(LU, Opcode.CUSTOM_CALL),
     "qr": _from_text(QR, Opcode.CUSTOM_CALL),

@@ -56,6 +56,14 @@ def test_one_number(function: Callable[[torch.Tensor], object]) -> None:
     assert_same(compiled(function)(x), function(x))
 
 
+def test_truth() -> None:
+    x = of_ties(torch.int32, 7, 10, 9) > 2
+    program = lambda x: (x.max(1), x.min(-1, keepdim=True))  # noqa: E731
+    assert_same(compiled(program)(x), program(x))
+    (graph,) = report.reports()
+    assert not graph.whole and not graph.fallback
+
+
 def test_gradients_go_to_the_first() -> None:
     x = of_ties(torch.float32, 6, 30).nan_to_num().requires_grad_()
     program = lambda x: (x.max(1).values * torch.arange(6.0)).sum()  # noqa: E731

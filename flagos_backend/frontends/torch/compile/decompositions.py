@@ -61,6 +61,22 @@ _APART = (
 )
 # Positions that are compared, which on the host ATen need not do.
 _TRIANGLES = (aten.tril, aten.triu)
+# Operators that are a few that fuse, or read at places that are computed. On the host ATen's run best.
+_APART_ON_ACCELERATORS = (
+    aten.binary_cross_entropy_with_logits,
+    aten.grid_sampler_2d,
+    aten.linalg_vector_norm,
+    aten.linspace,
+    aten.log_sigmoid_backward,
+    aten.log_sigmoid_forward,
+    aten.logsumexp,
+    aten.reflection_pad1d,
+    aten.reflection_pad1d_backward,
+    aten.reflection_pad2d,
+    aten.reflection_pad2d_backward,
+    aten.replication_pad1d,
+    aten.replication_pad2d,
+)
 # Of later versions of PyTorch.
 _APART_IF_THERE = ("_fused_rms_norm", "_fused_rms_norm_backward")
 
@@ -293,7 +309,7 @@ def _of_both() -> Mapping[Any, Callable[..., Any]]:
 
 @functools.cache
 def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
-    more: Mapping[Any, Callable[..., Any]] = get_decompositions([*_TRIANGLES, aten.logsumexp])
+    more: Mapping[Any, Callable[..., Any]] = get_decompositions([*_TRIANGLES, *_APART_ON_ACCELERATORS])
     return {
         **_of_both(),
         **foreach_decompositions(),

@@ -32,7 +32,7 @@ def runs_outside(node: Node) -> bool:
     if node.op != "call_function" or target is operator.getitem:
         return False
     if isinstance(target, Overload):
-        return rule_of(target) is None and (target.namespace != "aten" or target._schema.is_mutable)
+        return rule_of(target, on_host=True) is None and (target.namespace != "aten" or target._schema.is_mutable)
     return True
 
 

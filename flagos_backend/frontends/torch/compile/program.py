@@ -170,6 +170,10 @@ class _Translation:
         for node in self._graph.graph.nodes:
             if node in needed and node.op in ("placeholder", "get_attr"):
                 self._leaf(node, positions)
+        specs = [self._result(node) for node in outputs.computed]
+        specs += [self._written(position) for _, position in outputs.writes]
+        site = self._site(specs)
+        self._emitter.on_host = site.is_host
         for node in self._graph.graph.nodes:
             if node in needed and node.op == "call_function":
                 self._builder.metadata = node.name
@@ -177,8 +181,6 @@ class _Translation:
         self._builder.metadata = ""
         if not outputs.computed and not outputs.writes and not self._effects:
             return BuiltProgram(None, (), (), outputs, False, None, self._report)
-        specs = [self._result(node) for node in outputs.computed]
-        specs += [self._written(position) for _, position in outputs.writes]
         nodes = [*outputs.computed, *(node for node, _ in outputs.writes)]
         roots = [self._physical(self._values[node], spec) for node, spec in zip(nodes, specs, strict=True)]
         entry = self._builder.build(self._builder.tuple(roots))
@@ -198,7 +200,7 @@ class _Translation:
             tuple(specs),
             outputs,
             self._draws_on_flagos,
-            self._site(specs),
+            site,
             self._report,
         )
 
@@ -306,7 +308,7 @@ class _Translation:
     def _operator(self, node: Node, target: Overload, result: Any, args: Any, kwargs: Any) -> Any:
         name = str(target)
         traced = self._traced_arguments(node)
-        rule = rule_of(target)
+        rule = rule_of(target, on_host=self._emitter.on_host)
         if rule is not None and not holds_bits(result, traced):
             try:
                 value = rule(self._emitter, result, *args, **kwargs)

@@ -64,6 +64,10 @@ def test_top_k(bits: int, k: int) -> None:
     constants = {"K": max(k, 2), "BLOCK": 1024, "BITS": bits, "IS_FLOAT": True, "IS_UNSIGNED": False, "LARGEST": True}
     element = f"*i{bits}"
     assert ".entry" in compile_kernel(kernels.top_k, [element, element, "*i32", "i32", "i32"], constants, 4)
+    assert ".entry" in compile_kernel(kernels.top_of_segments, [element, "*i64", "i32", "i32"], constants, 4)
+    joined = {"K": max(k, 2), "BLOCK": 64}
+    arrays = [element, "*i64", element, "*i32"]
+    assert ".entry" in compile_kernel(kernels.top_of_keys, [*arrays, "i32", "i32", "i32"], joined, 4)
 
 
 @pytest.mark.parametrize(("bits", "alone", "log_warps"), [(32, True, 4), (16, False, 4), (32, False, 5)])

@@ -26,7 +26,8 @@ from flagos_backend.ir.types import ArrayShape, Shape, TupleShape
 
 aten = torch.ops.aten
 
-# Operators that are left whole because ATen's own kernel is what runs best; leaving one whole is no fallback.
+# Operators that are left whole because ATen's own kernel is what runs best; leaving one whole is no fallback. Those of
+# them that have a rule for accelerators are left whole on the host alone, and where the rule does not have a case.
 _WHOLE = """
 _log_softmax _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data
 _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward

@@ -11,7 +11,7 @@ from flagos_backend.frontends.torch.compile.lowering.table import lowering
 from flagos_backend.ir.attributes import DimensionsAttributes, DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode, Precision
-from flagos_backend.ir.types import ArrayShape
+from flagos_backend.ir.types import ArrayShape, ElementType
 
 aten = torch.ops.aten
 
@@ -51,3 +51,35 @@ def _product(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruct
     rows, columns = len(batch), len(batch) + 1
     contracted = (rows if x_turned else columns,), (columns if y_turned else rows,)
     return _dot(emitter, result, x, y, DotAttributes(*contracted, batch, batch, _precision()))
+
+
+@lowering(aten.mv.default, aten.dot.default, on_host=False)
+def _inner_products(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
+    """Of a vector with a vector, or with the rows of a matrix."""
+    x, turned = _untransposed(x) if array(x).rank == 2 else (x, False)
+    contracted = 0 if turned else array(x).rank - 1
+    return _dot(emitter, result, x, y, DotAttributes((contracted,), (0,), (), (), _precision()))
+
+
+@lowering(aten.addmv.default, on_host=False)
+def _sum_and_inner_products(
+    emitter: Emitter,
+    result: torch.Tensor,
+    addend: Instruction,
+    x: Instruction,
+    y: Instruction,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Instruction:
+    kind, dims = element_type(result), tuple(result.shape)
+    if kind not in (ElementType.F32, ElementType.F64):
+        raise NoLoweringError("ATen rounds halves once")
+
+    def scaled(value: Instruction, factor: float) -> Instruction:
+        return value if factor == 1 else emitter.add(Opcode.MULTIPLY, value, emitter.operand(factor, kind, dims))
+
+    product = scaled(_inner_products(emitter, result, x, y), alpha)
+    if beta == 0:  # then the addend may be anything
+        return product
+    return emitter.add(Opcode.ADD, scaled(emitter.expand(addend, dims), beta), product)

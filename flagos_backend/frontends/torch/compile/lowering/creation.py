@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, element_type
-from flagos_backend.frontends.torch.compile.lowering.table import lowering
+from flagos_backend.frontends.torch.compile.lowering.table import Rule, lowering
 from flagos_backend.ir.attributes import DimensionAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -45,6 +46,25 @@ def _ones(emitter: Emitter, result: torch.Tensor, *_: Any, **__: Any) -> Instruc
 @lowering(aten.scalar_tensor.default)
 def _scalar_tensor(emitter: Emitter, result: torch.Tensor, value: complex, **_: Any) -> Instruction:
     return _filled(emitter, result, value)
+
+
+# Elements of what is a constant of a program.
+_MAX_CONSTANT = 65_536
+
+
+def _triangle(make: Callable[..., torch.Tensor]) -> Rule:
+    """Places of a triangle, which are known when a program is made."""
+
+    def rule(emitter: Emitter, result: torch.Tensor, rows: int, columns: int, offset: int = 0, **_: Any) -> Instruction:
+        if result.numel() > _MAX_CONSTANT or element_type(result) not in _COUNTED:
+            raise NoLoweringError("large constants are made where programs run")
+        return emitter.builder.constant(make(rows, columns, offset, dtype=result.dtype, device="cpu").numpy())
+
+    return rule
+
+
+lowering(aten.tril_indices.default, on_host=False)(_triangle(torch.tril_indices))
+lowering(aten.triu_indices.default, on_host=False)(_triangle(torch.triu_indices))
 
 
 _COUNTED = frozenset({ElementType.S32, ElementType.S64})

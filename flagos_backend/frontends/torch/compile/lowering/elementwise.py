@@ -223,6 +223,35 @@ lowering(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar)(_bitwise(Opcode.OR))
 lowering(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar)(_bitwise(Opcode.XOR))
 
 
+def _shift(signed: Opcode, unsigned: Opcode) -> Rule:
+    """By as many bits as there are, or more, all of the number is shifted out; to the right its sign stays."""
+
+    def rule(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
+        kind = element_type(result)
+        if not kind.is_integer or kind is E.PRED:
+            raise NoLoweringError("bits of other types are ATen's")
+        return binary(emitter, result, signed if kind.is_signed else unsigned, x, y)
+
+    return rule
+
+
+_LEFT, _RIGHT = Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_ARITHMETIC
+lowering(
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+)(_shift(_LEFT, _LEFT))
+lowering(
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+)(_shift(_RIGHT, Opcode.SHIFT_RIGHT_LOGICAL))
+
+
 def _logical(opcode: Opcode) -> Rule:
     def rule(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
         refuse_complex(result, [x, y])

@@ -34,10 +34,12 @@ def element_type(tensor: torch.Tensor) -> ElementType:
 
 
 class Emitter:
-    """Emits into one computation. Sizes are concrete. ``channels``: the process group of each collective's channel."""
+    """Emits into one computation. Sizes are concrete. ``on_host``: whether it runs there. ``channels``: the process
+    group of each collective's channel."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
+        self.on_host = True
         self.channels: dict[int, str] = {}
         self._combiners: dict[tuple[Opcode, ElementType], Computation] = {}
 

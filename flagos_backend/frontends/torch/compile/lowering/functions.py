@@ -1,5 +1,5 @@
-"""Elementwise operators that are several instructions, as ATen computes them for float32 and float64. For halves they
-are ATen's, which computes wider and rounds once."""
+"""Elementwise operators that are several instructions, as ATen computes them for float32 and float64, and quotients of
+integers. For halves they are ATen's, which computes wider and rounds once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Floats:
 # ---- Of one operand
 
 
-@lowering(aten.sign.default)
+@lowering(aten.sign.default, aten.sgn.default)
 def _sign(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
     """0 of both zeros and of NaN."""
     floats = _Floats(emitter, result, x)
@@ -133,15 +133,62 @@ def _power(emitter: Emitter, result: torch.Tensor, base: Instruction, exponent: 
     return _Floats(emitter, result, base, exponent).add(Opcode.POWER, base, exponent)
 
 
+class _Integers:
+    """``x`` and ``y`` as arrays of the type and sizes of ``result``, which is of integers; how often ``y`` is in ``x``,
+    towards zero, and the rest, which has the sign of ``x``. The quotient of the least number and -1 is the least one.
+
+    A divisor of zero is an error on the host, which ATen finds, and anything on accelerators."""
+
+    def __init__(self, emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> None:
+        kind, dims = element_type(result), tuple(result.shape)
+        if kind is E.PRED or any(isinstance(v, bool) or not _is_integer(v) for v in (x, y)):
+            raise NoLoweringError("quotients of truth values are ATen's")
+        if (emitter.on_host and isinstance(y, Instruction)) or (not isinstance(y, Instruction) and y == 0):
+            raise NoLoweringError("ATen refuses to divide by zero")
+        self.emitter, self.kind = emitter, kind
+        self.x, self.y = emitter.operand(x, kind, dims), emitter.operand(y, kind, dims)
+        self.rest = emitter.add(Opcode.REMAINDER, self.x, self.y)
+        self.quotient = emitter.add(Opcode.DIVIDE, self.x, self.y)
+
+    def lower(self) -> tuple[Instruction, Instruction]:
+        """The quotient rounded down, and its rest, which has the sign of ``y``."""
+        if not self.kind.is_signed:
+            return self.quotient, self.rest
+        zero, one = (self.emitter.operand(number, self.kind, array(self.x).dims) for number in (0, 1))
+
+        def compare(direction: Comparison, x: Instruction, y: Instruction) -> Instruction:
+            return self.emitter.builder.add(Opcode.COMPARE, [x, y], CompareAttributes(direction))
+
+        signs = (compare(Comparison.LT, value, zero) for value in (self.rest, self.y))
+        above = self.emitter.add(Opcode.AND, compare(Comparison.NE, self.rest, zero), compare(Comparison.NE, *signs))
+        quotient = self.emitter.add(
+            Opcode.SELECT, above, self.emitter.add(Opcode.SUBTRACT, self.quotient, one), self.quotient
+        )
+        rest = self.emitter.add(Opcode.SELECT, above, self.emitter.add(Opcode.ADD, self.rest, self.y), self.rest)
+        return quotient, rest
+
+
+def _is_integer(value: Operand) -> bool:
+    return isinstance(value, int) if not isinstance(value, Instruction) else array(value).element_type.is_integer
+
+
+def _of_integers(result: torch.Tensor) -> bool:
+    return not result.dtype.is_floating_point and not result.is_complex()
+
+
 @lowering(aten.fmod.Tensor, aten.fmod.Scalar)
 def _fmod(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Operand) -> Instruction:
     """With the sign of the dividend."""
+    if _of_integers(result):
+        return _Integers(emitter, result, x, y).rest
     return _Floats(emitter, result, x, y).add(Opcode.REMAINDER, x, y)
 
 
 @lowering(aten.remainder.Tensor, aten.remainder.Scalar)
 def _remainder(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
     """With the sign of the divisor."""
+    if _of_integers(result):
+        return _Integers(emitter, result, x, y).lower()[1]
     return _modulo(_Floats(emitter, result, x, y))[0]
 
 
@@ -162,6 +209,9 @@ def _modulo(floats: _Floats) -> tuple[Instruction, Instruction, Instruction]:
 def _rounded_quotient(
     emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, *, rounding_mode: str | None = None
 ) -> Instruction:
+    if _of_integers(result):
+        integers = _Integers(emitter, result, x, y)
+        return integers.quotient if rounding_mode == "trunc" else integers.lower()[0]
     floats = _Floats(emitter, result, x, y)
     x, y = floats.operands
     quotient = floats.add(Opcode.DIVIDE, x, y)
@@ -172,6 +222,8 @@ def _rounded_quotient(
 
 @lowering(aten.floor_divide.default, aten.floor_divide.Scalar)
 def _floor_divide(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Instruction:
+    if _of_integers(result):
+        return _Integers(emitter, result, x, y).lower()[0]
     floats = _Floats(emitter, result, x, y)
     return _floor_quotient(floats, floats.add(Opcode.DIVIDE, *floats.operands))
 

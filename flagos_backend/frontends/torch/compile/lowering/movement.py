@@ -10,16 +10,9 @@ import torch
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
 from flagos_backend.frontends.torch.compile.lowering.table import lowering
-from flagos_backend.ir.attributes import (
-    CompareAttributes,
-    DimensionAttributes,
-    DimensionsAttributes,
-    GatherAttributes,
-    PadAttributes,
-    SliceAttributes,
-)
+from flagos_backend.ir.attributes import DimensionAttributes, DimensionsAttributes, PadAttributes, SliceAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Comparison, Opcode
+from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 
 aten = torch.ops.aten
@@ -73,7 +66,7 @@ def _t(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
     return emitter.transpose(x, list(range(array(x).rank))[::-1])
 
 
-def _cut(emitter: Emitter, x: Instruction, dim: int, start: int, stop: int, step: int = 1) -> Instruction:
+def cut(emitter: Emitter, x: Instruction, dim: int, start: int, stop: int, step: int = 1) -> Instruction:
     dims = array(x).dims
     if (start, stop, step) == (0, dims[dim], 1):
         return x
@@ -94,21 +87,21 @@ def _slice(
 ) -> Instruction:
     dim %= array(x).rank
     first, last, _ = slice(start, end).indices(array(x).dims[dim])
-    return _cut(emitter, x, dim, first, max(first, last), step)
+    return cut(emitter, x, dim, first, max(first, last), step)
 
 
 @lowering(aten.select.int)
 def _select(emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: int) -> Instruction:
     dim %= array(x).rank
     index %= array(x).dims[dim]
-    return emitter.reshape(_cut(emitter, x, dim, index, index + 1), tuple(result.shape))
+    return emitter.reshape(cut(emitter, x, dim, index, index + 1), tuple(result.shape))
 
 
 def _parts(emitter: Emitter, x: Instruction, dim: int, sizes: Sequence[int]) -> list[Instruction]:
     dim %= array(x).rank
     parts, start = [], 0
     for size in sizes:
-        parts.append(_cut(emitter, x, dim, start, start + size))
+        parts.append(cut(emitter, x, dim, start, start + size))
         start += size
     return parts
 
@@ -219,42 +212,6 @@ def _update(emitter: Emitter, x: Instruction, source: Instruction, dim: int, fir
     dim %= array(x).rank
     starts = [emitter.scalar(first if number == dim else 0, ElementType.S32) for number in range(array(x).rank)]
     return emitter.add(Opcode.DYNAMIC_UPDATE_SLICE, x, source, *starts)
-
-
-@lowering(aten._unsafe_index.Tensor)
-def _unsafe_index(
-    emitter: Emitter, result: torch.Tensor, x: Instruction, indices: Sequence[Instruction | None]
-) -> Instruction:
-    """Indices that are known to lie inside, as those of an interpolation; negative ones count from the end."""
-    rank, sizes = array(x).rank, array(x).dims
-    dims = [number for number, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    if not dims or not all(array(index).element_type in (ElementType.S32, ElementType.S64) for index in given):
-        raise NoLoweringError("only whole numbers tell places")
-    dims_of_all = (array(index).dims for index in given)
-    shape: tuple[int, ...] = torch.broadcast_shapes(*dims_of_all)  # type: ignore[no-untyped-call]
-    places = []
-    for dim, index in zip(dims, given, strict=True):
-        kind = array(index).element_type
-        zero, size = (emitter.operand(number, kind, array(index).dims) for number in (0, sizes[dim]))
-        negative = emitter.builder.add(Opcode.COMPARE, [index, zero], CompareAttributes(Comparison.LT))
-        index = emitter.add(Opcode.SELECT, negative, emitter.add(Opcode.ADD, index, size), index)
-        places.append(emitter.reshape(emitter.operand(index, ElementType.S64, shape), (*shape, 1)))
-    vectors = places[0]
-    if len(places) > 1:
-        vectors = emitter.builder.add(Opcode.CONCATENATE, places, DimensionAttributes(len(shape)))
-    # Where indices stand together, the result has their dimensions there; otherwise first.
-    together = dims == list(range(dims[0], dims[-1] + 1))
-    first = dims[0] if together else 0
-    offsets = [number for number in range(result.dim()) if not first <= number < first + len(shape)]
-    attributes = GatherAttributes(
-        offset_dims=tuple(offsets),
-        collapsed_slice_dims=tuple(dims),
-        start_index_map=tuple(dims),
-        index_vector_dim=len(shape),
-        slice_sizes=tuple(1 if number in dims else sizes[number] for number in range(rank)),
-    )
-    return emitter.builder.add(Opcode.GATHER, [x, vectors], attributes)
 
 
 @lowering(aten.constant_pad_nd.default)

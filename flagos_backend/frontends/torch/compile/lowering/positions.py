@@ -19,6 +19,9 @@ E = ElementType
 
 def _found(emitter: Emitter, x: Instruction, dim: int, direction: Comparison) -> tuple[Instruction, Instruction]:
     """The extremes of ``x`` along ``dim``, and their positions."""
+    truth = array(x).element_type is E.PRED
+    if truth:
+        x = emitter.convert(x, E.S32)
     shape = array(x)
     kind = shape.element_type
     if not shape.rank or shape.dims[dim] == 0:
@@ -26,7 +29,7 @@ def _found(emitter: Emitter, x: Instruction, dim: int, direction: Comparison) ->
     greatest = direction is Comparison.GT
     if kind.is_float and kind.bits >= 16:
         initial: float = float("-inf") if greatest else float("inf")
-    elif kind.is_integer and kind is not E.PRED:
+    elif kind.is_integer:
         least = -(1 << (kind.bits - 1)) if kind.is_signed else 0
         initial = least if greatest else least + (1 << kind.bits) - 1
     else:
@@ -43,7 +46,7 @@ def _found(emitter: Emitter, x: Instruction, dim: int, direction: Comparison) ->
     # A fold of its own: where nobody asks for positions, it is an extreme like others, as that of a softmax.
     combiner = emitter.combiner(Opcode.MAXIMUM if greatest else Opcode.MINIMUM, kind)
     value = emitter.builder.add(Opcode.REDUCE, [x, emitter.scalar(initial, kind)], along, called=[combiner])
-    return value, emitter.builder.element(both, 1)
+    return emitter.convert(value, E.PRED) if truth else value, emitter.builder.element(both, 1)
 
 
 def _taken(direction: Comparison, kind: ElementType) -> Computation:

@@ -28,28 +28,35 @@ class Rule(Protocol):
 R = TypeVar("R", bound=Rule)
 
 _RULES: dict[Overload, Rule] = {}
+# Of accelerators only: on the host ATen's kernels of these run best.
+_OF_ACCELERATORS: dict[Overload, Rule] = {}
 _FAMILIES = (
+    "bags",
     "complex_numbers",
     "contractions",
     "creation",
     "elementwise",
     "functions",
+    "indexing",
     "movement",
+    "ordering",
     "positions",
     "reductions",
+    "scatters",
     # Without torch.distributed there are no such operators.
     *(("collectives",) if torch.distributed.is_available() else ()),
 )
 
 
-def lowering(*overloads: Overload) -> Callable[[R], R]:
-    """Registers the decorated function as the rule of ``overloads``."""
+def lowering(*overloads: Overload, on_host: bool = True) -> Callable[[R], R]:
+    """Registers the decorated function as the rule of ``overloads``. ``on_host``: whether it is the host's too, where
+    ATen's kernel is not what runs best."""
 
     def register(rule: R) -> R:
         for overload in overloads:
-            if overload in _RULES:
+            if overload in _RULES or overload in _OF_ACCELERATORS:
                 raise ValueError(f"{overload} has two lowerings")
-            _RULES[overload] = rule
+            (_RULES if on_host else _OF_ACCELERATORS)[overload] = rule
         return rule
 
     return register
@@ -62,7 +69,8 @@ def _load_families() -> None:
         importlib.import_module(f"flagos_backend.frontends.torch.compile.lowering.{family}")
 
 
-def rule_of(target: Any) -> Rule | None:
-    """The rule of a node's target, or None."""
+def rule_of(target: Any, *, on_host: bool) -> Rule | None:
+    """The rule of a node's target where programs run on the host, or do not; None if there is none."""
     _load_families()
-    return _RULES.get(target)
+    rule = _RULES.get(target)
+    return rule if rule is not None or on_host else _OF_ACCELERATORS.get(target)
