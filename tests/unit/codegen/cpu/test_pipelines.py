@@ -1,4 +1,4 @@
-"""The transforms of loop nests: every result is verified, and nothing but the pipelines runs one."""
+"""The transforms of loop nests: every result is valid and keeps the values, and nothing but the pipelines runs one."""
 
 import ast
 from collections.abc import Sequence
@@ -19,12 +19,17 @@ from flagos_backend.errors import LoopNestInvalid, PassFailed
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.kernels.reference.nests import NestUndefined
 from flagos_backend.loop_ir.intrinsics import OPERANDS, Intrinsic
+from flagos_backend.loop_ir.printer import print_nests
 from flagos_backend.loop_ir.region import Affine, Apply, Fold, Index, Literal, Load, Region, Shift, Store
 from flagos_backend.loop_ir.verifier import verify_loop_nest
 from flagos_backend.passes.pass_manager import PassOptions
 from programs import PROGRAMS, hlo_bytes
+from support.nest_faults import mutants
+from support.nest_values import BOUNDS, keeps_values
 from support.nests import cpu_nests, round_trips, triton_nests
+from support.random_nests import MOTIFS
 
 E = ElementType
 VERIFY = PassOptions(verify=True)
@@ -36,28 +41,77 @@ PIPELINES = (
 EVERY = {step.name: step for pipeline in PIPELINES for step in pipeline}
 
 
-def verified(pipeline: LoopPipeline, nest: Region) -> list[Region]:
-    """What ``nest`` becomes. Each result passes the verifier, and is text that reads back as an equal nest."""
+def verified(pipeline: LoopPipeline, nest: Region, rng: np.random.Generator) -> list[Region]:
+    """What ``nest`` becomes. Each result passes the verifier, is text that reads back as an equal nest, and stores the
+    values that the nest did which it comes from."""
     round_trips(nest)
     nests = [nest]
     for step in pipeline:
-        made = [result for before in nests for result in run_loop_pipeline((step,), before, VERIFY)]
-        for result in made:
-            if all(result is not known for known in nests):
-                round_trips(result)
+        made: list[Region] = []
+        for before in nests:
+            results = run_loop_pipeline((step,), before, VERIFY)
+            if any(result is not before for result in results):
+                for result in results:
+                    round_trips(result)
+                assert keeps_values(step.name, [before], results, rng), (step.name, print_nests([before, *results]))
+            made += results
         nests = made
     return nests
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_nest_of_the_corpus_is_valid_after_every_transform(name: str) -> None:
+def test_every_nest_of_the_corpus_keeps_its_values_in_every_transform(name: str, rng: np.random.Generator) -> None:
     hlo = PROGRAMS[name].hlo()
     for nest in cpu_nests(hlo):
-        for lowered in verified(loop_pipelines.cpu_loop_pipeline(), nest):
-            verified(loop_pipelines.cpu_emission_pipeline(), lowered)
+        for lowered in verified(loop_pipelines.cpu_loop_pipeline(), nest, rng):
+            verified(loop_pipelines.cpu_emission_pipeline(), lowered, rng)
     for target in (SIMULATED, HOPPER):
         for nest in triton_nests(hlo, target):
-            verified(triton_loop_pipeline(target), nest)
+            verified(triton_loop_pipeline(target), nest, rng)
+
+
+@pytest.mark.parametrize("name", MOTIFS)
+def test_random_nests_keep_their_values_in_every_transform(name: str, rng: np.random.Generator) -> None:
+    """What one transform made goes through all that follow it; of the others each finds what is not for it."""
+    for make in MOTIFS[name]:
+        for excess_precision in (False, True):
+            nest = make(rng)
+            for lowered in verified(loop_pipelines.cpu_loop_pipeline(), nest, rng):
+                verified(loop_pipelines.cpu_emission_pipeline(excess_precision), lowered, rng)
+            for target in (SIMULATED, HOPPER):
+                verified(triton_loop_pipeline(target, excess_precision), nest, rng)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_each_transform_acts_and_keeps_values(name: str, rng: np.random.Generator) -> None:
+    for make in MOTIFS[name]:
+        for _ in range(4):
+            nest = make(rng)
+            results = run_loop_pipeline((EVERY[name],), nest, VERIFY)
+            assert any(result is not nest for result in results), print_nests([nest])
+            assert keeps_values(name, [nest], results, rng), print_nests([nest, *results])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_fault_in_the_values_of_any_transform_is_caught(name: str, rng: np.random.Generator) -> None:
+    """One at a time: a swapped operand, an off-by-one bound, a dropped store, ... (support/nest_faults.py)."""
+    for make in MOTIFS[name]:
+        nest = make(rng, plain=True)
+        faults = list(mutants(EVERY[name].run(nest)))
+        assert {"a bound that is off by one", "a store that is off by one", "a store that is dropped"} <= dict(
+            faults
+        ).keys()
+        for kind, broken in faults:
+            assert _is_caught(name, nest, broken, rng), (kind, print_nests([nest, *broken]))
+
+
+def _is_caught(name: str, nest: Region, broken: Sequence[Region], rng: np.random.Generator) -> bool:
+    try:
+        for result in broken:
+            verify_loop_nest(result)
+        return not keeps_values(name, [nest], broken, rng)
+    except (LoopNestInvalid, NestUndefined):
+        return True
 
 
 def array(name: str, *dims: int, kind: ElementType = E.F32) -> Instruction:
@@ -194,6 +248,10 @@ def test_nothing_but_the_pipelines_runs_a_transform() -> None:
         if (node.module, alias.name) in transforms
     ]
     assert not offenders
+
+
+def test_every_transform_has_random_nests_and_a_bound() -> None:
+    assert EVERY.keys() == MOTIFS.keys() == BOUNDS.keys()
 
 
 def test_passes_have_reasons() -> None:
