@@ -45,18 +45,21 @@ def evaluate(
     found = {a: _held_as(x.reshape(-1), _element_type(a), wide) for a, x in arrays.items()}
     owned: set[Instruction] = set()
     for nest in nests:
+        for target in dict.fromkeys(store.target for store in nest.stores):
+            if target not in owned:
+                before = found.get(target)
+                if before is None:
+                    kind = _held(_element_type(target), wide)
+                    before = nothing(kind).expand(_shape(target).num_elements)
+                found[target] = before.clone()
+                owned.add(target)
+        if any(size == 0 for d, size in enumerate(nest.dims) if d not in nest.folded):
+            continue
         values = _Values(nest, found, wide)
         # All is loaded before anything is stored: no store is read by a load of the same nest at another point.
         stored = [(store, values.places(store.index), values[store.value]) for store in nest.stores]
         for store, places, value in stored:
-            target = store.target
-            if target not in owned:
-                before = found.get(target)
-                if before is None:
-                    before = nothing(values.held(_element_type(target))).expand(_shape(target).num_elements)
-                found[target] = before.clone()
-                owned.add(target)
-            _write(store, places, value, found[target])
+            _write(store, places, value, found[store.target])
     return found
 
 
@@ -83,10 +86,6 @@ class _Values:
     def __getitem__(self, expression: Expression) -> torch.Tensor:
         return self._found[expression]
 
-    def held(self, element_type: ElementType) -> ElementType:
-        """The type that stands for ``element_type``."""
-        return _WIDE.get(element_type, element_type) if self._wide else element_type
-
     def places(self, index: Affine, guard: torch.Tensor | None = None) -> torch.Tensor:
         """The numbers of the elements. Raises NestUndefined where a start is out of range and the guard holds."""
         rank = self._nest.rank
@@ -102,7 +101,7 @@ class _Values:
         return total
 
     def _value(self, expression: Expression) -> torch.Tensor:
-        kind = self.held(expression.element_type)
+        kind = _held(expression.element_type, self._wide)
         if isinstance(expression, Literal):
             scalar = from_bytes(expression.data, ArrayShape(expression.element_type, (1,) * self._nest.rank))
             return _held_as(scalar, expression.element_type, self._wide)
@@ -119,7 +118,7 @@ class _Values:
             return _held_as(
                 _of(expression, kinds, expression.element_type)(narrow), expression.element_type, self._wide
             )
-        return _of(expression, tuple(map(self.held, kinds)), kind)(*operands)
+        return _of(expression, tuple(_held(k, self._wide) for k in kinds), kind)(*operands)
 
     def _loaded(self, load: Load, kind: ElementType) -> torch.Tensor:
         array = self._arrays.get(load.source)
@@ -181,8 +180,13 @@ def _element_type(array: Instruction) -> ElementType:
     return _shape(array).element_type
 
 
+def _held(element_type: ElementType, wide: bool) -> ElementType:
+    """The type that stands for ``element_type``."""
+    return _WIDE.get(element_type, element_type) if wide else element_type
+
+
 def _held_as(x: torch.Tensor, element_type: ElementType, wide: bool) -> torch.Tensor:
-    return x.to(dtype_of(_WIDE[element_type])) if wide and element_type in _WIDE else x
+    return x.to(dtype_of(_held(element_type, wide)))
 
 
 # ---- Operations

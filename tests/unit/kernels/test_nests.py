@@ -91,7 +91,9 @@ def test_what_is_not_stored_to_keeps_its_value_or_has_none() -> None:
 
 
 def test_nests_run_one_after_another() -> None:
-    doubled = "nest [5] (@y: f32[5], @z: f32[5]) {\n  %0 = f32 load @y[d0]\n  %1 = f32 add(%0, %0)\n  store %1, @z[d0]\n}"
+    doubled = (
+        "nest [5] (@y: f32[5], @z: f32[5]) {\n  %0 = f32 load @y[d0]\n  %1 = f32 add(%0, %0)\n  store %1, @z[d0]\n}"
+    )
     first, second = parse_nests(f"{COPY}\n{doubled}")
     (x,), (y,) = ([e.source for e in nest.expressions() if isinstance(e, Load)] for nest in (first, second))
     (store,) = first.stores
@@ -119,7 +121,7 @@ def test_a_fold_combines_each_point_and_the_initial_value_once(rng: np.random.Ge
     assert run(text, x=x, first=first)["y"].tolist() == [wanted] * 3
 
 
-def test_along_what_it_does_not_step_along_a_store_happens_once_also_where_that_is_empty() -> None:
+def test_what_is_folded_over_nothing_is_the_initial_value() -> None:
     text = """
     nest [2, 0] (@x: f32[0], @y: f32[2]) {
       %0 = f32 load @x[d0 + d1]
@@ -128,6 +130,12 @@ def test_along_what_it_does_not_step_along_a_store_happens_once_also_where_that_
       store %2, @y[d0]
     }"""
     assert run(text, x=np.zeros(0, np.float32))["y"].tolist() == [3.5, 3.5]
+
+
+def test_without_points_nothing_is_stored() -> None:
+    text = "nest [2, 0] (@y: f32[2]) {\n  %0 = f32 constant(3.5)\n  store %0, @y[d0]\n}"
+    y = np.array([1, 2], np.float32)
+    assert run(text, y=y)["y"].tolist() == [1, 2]
 
 
 def test_folds_of_16_bits_are_rounded_once() -> None:
@@ -161,10 +169,10 @@ def test_wide_values_are_not_rounded(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(run(text, x=x)["y"], half * half + half)
 
 
-def operation(line: str, kind: str = "f32", result: str = "") -> str:
+def operation(line: str, kind: str = "f32") -> str:
     loads = "".join(f"  %{n} = {kind} load @{name}[d0]\n" for n, name in enumerate("abc") if f"%{n}" in line)
     used = ", ".join(f"@{name}: {kind}[64]" for n, name in enumerate("abc") if f"%{n}" in line)
-    return f"nest [64] ({used}, @y: {result or kind}[64]) {{\n{loads}  %9 = {result or kind} {line}\n  store %9, @y[d0]\n}}"
+    return f"nest [64] ({used}, @y: {kind}[64]) {{\n{loads}  %9 = {kind} {line}\n  store %9, @y[d0]\n}}"
 
 
 def test_rounded_down(rng: np.random.Generator) -> None:
