@@ -1,6 +1,7 @@
 """The transforms of loop nests: every result is valid and keeps the values, and nothing but the pipelines runs one."""
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,13 @@ from flagos_backend.codegen.loop_pass_manager import LoopPass, LoopPipeline, run
 from flagos_backend.codegen.triton import loop_pipeline
 from flagos_backend.codegen.triton.loop_pipeline import triton_loop_pipeline
 from flagos_backend.devices.target import HOPPER, HOST, SIMULATED
-from flagos_backend.errors import LoopNestInvalid, PassFailed
+from flagos_backend.errors import LoopNestInvalid, PassFailed, PassOptionInvalid
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.kernels.reference.nests import NestUndefined
 from flagos_backend.loop_ir.intrinsics import OPERANDS, Intrinsic
-from flagos_backend.loop_ir.printer import print_nests
+from flagos_backend.loop_ir.printer import print_nest, print_nests
 from flagos_backend.loop_ir.region import Affine, Apply, Fold, Index, Literal, Load, Region, Shift, Store
 from flagos_backend.loop_ir.verifier import verify_loop_nest
 from flagos_backend.passes.pass_manager import PassOptions
@@ -185,7 +186,7 @@ def test_every_intrinsic_has_its_operands() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_fault_in_the_result_of_any_transform_is_caught(name: str) -> None:
+def test_a_fault_in_the_result_of_any_transform_is_caught(name: str, tmp_path: Path) -> None:
     """An index that runs out of its array."""
 
     def fault(region: Region) -> Sequence[Region]:
@@ -195,13 +196,38 @@ def test_a_fault_in_the_result_of_any_transform_is_caught(name: str) -> None:
     for pipeline in PIPELINES:
         if name in {step.name for step in pipeline}:
             broken = tuple(replace(step, run=fault) if step.name == name else step for step in pipeline)
-            with pytest.raises(PassFailed, match=rf"The pass {name} made an invalid graph: elements 99 to 122"):
-                run_loop_pipeline(broken, VALID["copy"], VERIFY)
+            rule = rf"The pass {name} made an invalid graph: elements 99 to 122"
+            with pytest.raises(PassFailed, match=rule) as caught:
+                run_loop_pipeline(broken, VALID["copy"], replace(VERIFY, dump_to=tmp_path))
+            (path,) = tmp_path.iterdir()
+            assert str(path) in str(caught.value) and f"FLAGOS_DISABLE_PASSES={name}" in str(caught.value)
+            before, after = path.read_text().split(f"// after {name}\n")
+            assert before == f"// before {name}\n{print_nest(VALID['copy'])}\n\n"
+            assert after == print_nest(VALID["copy"]).replace("@y[6*d0 + d1]", "@y[6*d0 + d1 + 99]") + "\n"
+            path.unlink()
 
 
 def test_a_fault_of_fusion_is_caught() -> None:
-    with pytest.raises(PassFailed, match="The pass fusion made an invalid graph"):
+    with pytest.raises(PassFailed, match="The pass fusion made an invalid graph") as caught:
         run_loop_pipeline((), INVALID["elements 1 to 24 of an array of 24"], VERIFY)
+    (path,) = re.findall(r"are in (\S+\.txt)", str(caught.value))  # in the cache folder
+    assert "load @x[6*d0 + d1 + 1]" in Path(path).read_text()
+
+
+def test_what_has_no_text_is_said_to_have_none(tmp_path: Path) -> None:
+    """A nest that loads a tuple."""
+    pair = Instruction(Opcode.PARAMETER, TupleShape((X.shape, X.shape)), name="pair")
+    broken = LoopPass("careless", lambda _: (nest(Load(E.F32, pair, WHOLE)),), "")
+    with pytest.raises(PassFailed, match="what is loaded is no array"):
+        run_loop_pipeline((broken,), VALID["copy"], replace(VERIFY, dump_to=tmp_path))
+    (path,) = tmp_path.iterdir()
+    assert path.read_text().endswith("// after careless\n// It has no text: TypeError: pair is a tuple, not an array\n")
+
+
+def test_a_dump_that_cannot_be_written_is_an_error_of_the_variable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PassOptionInvalid, match="FLAGOS_DUMP_TO"):
+        run_loop_pipeline((), INVALID["it stores nothing"], replace(VERIFY, dump_to=tmp_path / "file" / "folder"))
 
 
 def test_transforms_are_left_out_by_name() -> None:
