@@ -16,6 +16,9 @@ from flagos_backend.kernels.reference.nests import evaluate
 from flagos_backend.kernels.reference.storage import from_bytes
 from flagos_backend.loop_ir.region import Load, Region
 
+#: Of what transforms change without rounding: a constant of float32 in another form, or none.
+ROUNDING = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -28,6 +31,11 @@ class Difference:
 
     is_same: bool
     exact: float
+
+    def __str__(self) -> str:
+        if self.is_same:
+            return "the same bits"
+        return f"other bits; without rounding {self.exact:.3g} of the greatest element apart"
 
 
 def arrays_of(nests: Iterable[Region]) -> tuple[Instruction, ...]:

@@ -131,7 +131,7 @@ class _Values:
         if guard is None:
             return array[places]
         loaded = inside & guard
-        places, loaded = torch.broadcast_tensors(places, loaded)
+        places = places.expand(loaded.shape)
         result = nothing(kind).expand(loaded.shape).clone()
         result[loaded] = array[places[loaded]]
         return result
@@ -156,7 +156,8 @@ class _Values:
 
 
 def _write(store: Store, places: torch.Tensor, value: torch.Tensor, array: torch.Tensor) -> None:
-    places, value = torch.broadcast_tensors(places, value)
+    shape: tuple[int, ...] = torch.broadcast_shapes(places.shape, value.shape)  # type: ignore[no-untyped-call]
+    places, value = places.expand(shape), value.expand(shape)
     if not bool(((places >= 0) & (places < len(array))).all()):
         raise NestUndefined(f"an element outside of %{store.target.name} is stored to")
     places, value = places.reshape(-1), value.reshape(-1)
