@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Protocol, TypeVar
 
@@ -12,7 +13,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.literals import identity_of, literal_of
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Literal, Load, Region, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Shift, Store
 
 E = ElementType
 O = Opcode  # noqa: E741
@@ -211,6 +212,24 @@ def pair(rng: Rng, plain: bool = False) -> Region:
     return b.nest()
 
 
+def gathered_pair(rng: Rng, plain: bool = False) -> Region:
+    """Rows that begin where the data says, and elements that are chosen where a guard holds."""
+    b = Builder(rng, (_size(rng, 40, 60), _size(rng, 3, 9)), (E.F32, E.U32)[_size(rng, 0, 1)], plain=plain)
+    limit = _size(rng, 3, 6)
+    start = b.apply(O.CLAMP, b.number(0, E.S64), b.load((0,), E.S64), b.number(limit, E.S64), kind=E.S64)
+    rows = b.load()
+    shape = ArrayShape(b.kind, (prod(b.dims) + limit + 3,))
+    window = Instruction(O.PARAMETER, shape, name="window")
+    moved = replace(rows, source=window, index=replace(rows.index, offset=0, shifts=(Shift(start, limit),)))
+    column = Index(E.S64, Affine(0, (0, 1)))
+    guard = b.apply(O.COMPARE, column, b.number(1, E.S64), kind=E.PRED, detail="GE")
+    before = Load(b.kind, b.load().source, b.place((0, 1), -1), guard)
+    chosen = b.apply(O.SELECT, guard, before, b.number(3))
+    first = O.MULTIPLY if b.kind.is_float else O.XOR
+    b.store(b.apply(O.ADD, b.apply(first, b.grown(moved), chosen), rows))
+    return b.nest()
+
+
 def two_sums(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 99)), (E.F32, E.F64)[_size(rng, 0, 1)], plain=plain)
     sums = (b.fold(O.ADD, b.grown(b.load()), 1), b.fold(O.ADD, b.load(), 1))
@@ -272,7 +291,7 @@ MOTIFS: dict[str, tuple[Motif, ...]] = {
     "excess_precision": (sixteen_bits,),
     "floor_division": (floored,),
     "rotate": (rotation,),
-    "join_operations": (pair,),
+    "join_operations": (pair, gathered_pair),
     "join_sums": (two_sums,),
     "shared_reciprocals": (shared_divisor,),
     "exp_below_maximum": (softmax,),
