@@ -23,14 +23,14 @@ def describe(error: BaseException) -> str:
     place = traceback.extract_tb(error.__traceback__)
     where = f"{place[-1].filename}:{place[-1].lineno}" if place else "an unknown place"
     what = str(error)
-    if len(text) > LONGEST and (file := _keep(text)) is not None:
+    if len(text) > LONGEST and (file := keep(text)) is not None:
         what = what if len(what) <= LONGEST // 4 else what[: LONGEST // 4] + "..."
         text = f"The whole error and its traceback are in {file}, which only this user can read.\n"
     what = what if what.endswith(".") else f"{what}."
     return f"{type(error).__name__}: {what} At {where}. This is a defect of flagos: please report it, whole.\n{text}"
 
 
-def _keep(text: str) -> Path | None:
+def keep(text: str) -> Path | None:
     """The file of a new report; None where none can be written."""
     folder = private_folder("reports")
     if folder is None:

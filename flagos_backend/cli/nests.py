@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
@@ -45,8 +45,8 @@ def _steps(computation: Computation) -> dict[Computation, None]:
     return found | {computation: None}
 
 
-def transformed(path: Path, name: str, target: Target) -> Iterator[Region]:
-    """The nests that a file's become by the transform ``name`` of ``target``; each result is verified."""
+def transformed(path: Path, name: str, target: Target) -> Iterator[tuple[Region, Sequence[Region]]]:
+    """Each nest of a file, and what it becomes by the transform ``name`` of ``target``; each result is verified."""
     transforms = _transforms(target)
     if name not in transforms:
         raise WrongUsage(f"there is no transform {name!r}; known are: {', '.join(transforms)}")
@@ -59,7 +59,7 @@ def transformed(path: Path, name: str, target: Target) -> Iterator[Region]:
     except OSError as error:
         raise CommandFailed(f"{path} cannot be read ({error.strerror})") from error
     for nest in nests:
-        yield from run_loop_pipeline((transforms[name],), nest, PassOptions(verify=True))
+        yield nest, run_loop_pipeline((transforms[name],), nest, PassOptions(verify=True))
 
 
 def _transforms(target: Target) -> dict[str, LoopPass]:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from flagos_backend.cli.bisection import bisect
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
+from flagos_backend.cli.nest_values import ROUNDING, compare, random_arrays
 from flagos_backend.cli.nests import nests_of, transformed
 from flagos_backend.cli.program_file import read_program
 from flagos_backend.cli.session import add_program_argument
@@ -18,7 +21,9 @@ from flagos_backend.importer import import_program
 from flagos_backend.importer.export import export_message
 from flagos_backend.importer.program import Program
 from flagos_backend.ir.printer import print_module
+from flagos_backend.kernels.reference.nests import NestUndefined
 from flagos_backend.loop_ir.printer import print_nests
+from flagos_backend.loop_ir.region import Region
 from flagos_backend.passes.pass_manager import (
     PassContext,
     PassOptions,
@@ -52,7 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transform", metavar="NAME", help="PROGRAM is a file of loop nests: print what this transform makes of them"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of --bisect's random arguments (default: %(default)s)")
+    parser.add_argument(
+        "--evaluate",
+        action="store_true",
+        help="with --transform: run the nests before and after it on random arrays, and print how far results differ",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of random arguments (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
         raise WrongUsage(f"there is no target {options.target!r}; known are: {', '.join(NAMED_TARGETS)}")
     if options.transform is not None:
         return _transform(options, target)
+    if options.evaluate:
+        raise WrongUsage("--evaluate compares what --transform NAME makes; name a transform")
     program = _program(options.path)
     pipeline = pipeline_for(target, own_participants=program.process_groups is None)
     passes = PassOptions(
@@ -95,10 +107,30 @@ def run(options: argparse.Namespace) -> int:
 
 def _transform(options: argparse.Namespace, target: Target) -> int:
     try:
-        print(print_nests(transformed(options.path, options.transform, target)))
+        pairs = list(transformed(options.path, options.transform, target))
     except FlagosBackendError as error:
         raise CommandFailed(str(error)) from error
+    if options.evaluate:
+        return _evaluate(pairs, options)
+    print(print_nests(result for _, results in pairs for result in results))
     return 0
+
+
+def _evaluate(pairs: Sequence[tuple[Region, Sequence[Region]]], options: argparse.Namespace) -> int:
+    """A line for each array that a nest stores to; status 1 where one is further off than by rounding."""
+    rng = np.random.default_rng(options.seed)
+    is_wrong = False
+    for number, (nest, results) in enumerate(pairs, 1):
+        try:
+            found = compare([nest], results, random_arrays([nest], rng))
+        except (NestUndefined, FlagosBackendError) as error:
+            raise CommandFailed(f"nest {number} has no value on random arrays: {error}") from error
+        for array, difference in found.items():
+            is_wrong |= difference.exact > ROUNDING
+            print(f"nest {number}: @{array.name}: {difference}")
+    if is_wrong:
+        print(f"{options.transform} changes what the nests compute")
+    return int(is_wrong)
 
 
 def _program(path: Path) -> Program:

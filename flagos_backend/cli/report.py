@@ -21,7 +21,7 @@ from flagos_backend.cli.explanation_text import size, table
 from flagos_backend.cli.failure import CommandFailed
 from flagos_backend.cli.program_file import read_program
 from flagos_backend.importer import schema
-from flagos_backend.passes.pass_manager import DUMP_VARIABLE
+from flagos_backend.passes.failure_dump import DUMP_VARIABLE
 
 # Constants of so many elements are part of how a program is written, and not what it has learnt.
 _FEW_ELEMENTS = 16

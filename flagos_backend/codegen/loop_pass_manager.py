@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from flagos_backend.codegen.transforms.excess_precision import with_excess_precision
 from flagos_backend.codegen.transforms.log2 import with_base_two
 from flagos_backend.errors import LoopNestInvalid, PassFailed
+from flagos_backend.loop_ir.printer import print_nest
 from flagos_backend.loop_ir.region import Region
 from flagos_backend.loop_ir.verifier import verify_loop_nest
+from flagos_backend.passes.failure_dump import failure_dump
 from flagos_backend.passes.pass_manager import PassOptions
 
 
@@ -50,24 +52,28 @@ def run_loop_pipeline(pipeline: LoopPipeline, region: Region, options: PassOptio
     left out, and whether each result is verified, which raises PassFailed."""
     options = options or PassOptions.from_environment()
     if options.verify:
-        _verify("fusion", region)
+        _verify("fusion", region, region, options)
     regions: Sequence[Region] = (region,)
     for step in pipeline:
         if step.name in options.disabled:
             continue
-        made = [nest for before in regions for nest in step.run(before)]
-        if options.verify:
-            for nest in made:
-                if all(nest is not known for known in regions):
-                    _verify(step.name, nest)
+        made: list[Region] = []
+        for before in regions:
+            results = step.run(before)
+            if options.verify:
+                for nest in results:
+                    if nest is not before:
+                        _verify(step.name, before, nest, options)
+            made += results
         regions = made
     return regions
 
 
-def _verify(name: str, region: Region) -> None:
+def _verify(name: str, before: Region, after: Region, options: PassOptions) -> None:
     try:
-        verify_loop_nest(region)
+        verify_loop_nest(after)
     except LoopNestInvalid as error:
         facts = error.facts
-        cure = f"Leave it out with FLAGOS_DISABLE_PASSES={name}" if name != "fusion" else "Report the program with it"
+        dump = failure_dump(name, before, after, print_nest, options.dump_to)
+        cure = f"{dump}. Leave it out with FLAGOS_DISABLE_PASSES={name}" if name != "fusion" else dump
         raise PassFailed(name=name, reason=facts["rule"], place=facts["place"], dump=cure) from error

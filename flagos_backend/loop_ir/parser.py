@@ -29,6 +29,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+_ELEMENT_TYPES = {element_type.name.lower(): element_type for element_type in ElementType}
 _MAX_INT = 2**63 - 1
 
 
@@ -183,7 +184,7 @@ class _Parser:
 
     def _element_type(self) -> ElementType:
         token = self._take("word", "an element type")
-        found = {t.name.lower(): t for t in ElementType}.get(token.text)
+        found = _ELEMENT_TYPES.get(token.text)
         if found is None:
             raise self._error(f"there is no element type {token.text}", token.position)
         return found

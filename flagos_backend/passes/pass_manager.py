@@ -18,10 +18,10 @@ from flagos_backend.errors import PassFailed, PassOptionInvalid, VerificationFai
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.printer import print_module
 from flagos_backend.ir.verifier import verify as verify_module
+from flagos_backend.passes.failure_dump import DUMP_VARIABLE, failure_dump
 
 logger = logging.getLogger("flagos_backend")
 
-DUMP_VARIABLE = "FLAGOS_DUMP_TO"
 DISABLE_VARIABLE = "FLAGOS_DISABLE_PASSES"
 _VERIFY_VARIABLE = "FLAGOS_DEBUG"
 _VERIFY_LEVEL = 3
@@ -203,7 +203,7 @@ class _Run:
         if self._dump is None and self.options.dump_to is not None:
             self._dump = _Dump(self.options.dump_to, module)
         if self.options.verify:
-            self._check(name, step.needs, module, "needs")
+            self._check(name, step.needs, "needs", module, module)
         start = time.perf_counter()
         result = step.run(module, self.context)
         seconds = time.perf_counter() - start
@@ -215,8 +215,8 @@ class _Run:
             self._dump.write(name, result)
         if self.options.verify:
             if result is not module:
-                self._verify(name, result)
-            self._check(name, step.establishes, result, "establishes")
+                self._verify(name, module, result)
+            self._check(name, step.establishes, "establishes", module, result)
         return result
 
     def _count(self, module: Module) -> int:
@@ -224,23 +224,24 @@ class _Run:
             self._size = module, sum(len(computation.instructions) for computation in module.computations())
         return self._size[1]
 
-    def _verify(self, name: str, module: Module) -> None:
+    def _verify(self, name: str, before: Module, after: Module) -> None:
         try:
-            verify_module(module)
+            verify_module(after)
         except VerificationFailed as error:
-            place = error.facts["place"]
-            raise PassFailed(name=name, reason=error.facts["rule"], place=place, dump=self._where()) from error
+            place, dump = error.facts["place"], self._where(name, before, after)
+            raise PassFailed(name=name, reason=error.facts["rule"], place=place, dump=dump) from error
 
-    def _check(self, name: str, forms: Iterable[NormalForm], module: Module, verb: str) -> None:
+    def _check(self, name: str, forms: Iterable[NormalForm], verb: str, before: Module, after: Module) -> None:
         for form in forms:
-            if not form.holds(module):
+            if not form.holds(after):
                 reason = f"it {verb} the normal form '{form.name}', which does not hold"
-                raise PassFailed(name=name, reason=reason, place=f"module {module.name!r}", dump=self._where())
+                dump = self._where(name, before, after)
+                raise PassFailed(name=name, reason=reason, place=f"module {after.name!r}", dump=dump)
 
-    def _where(self) -> str:
+    def _where(self, name: str, before: Module, after: Module) -> str:
         if self._dump is not None:
             return f"The modules are in {self._dump.folder}"
-        return f"Set {DUMP_VARIABLE}=FOLDER to have the modules written"
+        return failure_dump(name, before, after, print_module)
 
 
 class _Dump:

@@ -67,13 +67,13 @@ def evaluate(computation: FlatComputation, schedule: Schedule, arguments: list[n
             memory[instruction] = np.frombuffer(data, numpy_dtype(instruction.shape.element_type))
     for item in schedule.items:
         if isinstance(item, Region):
-            _run_region(item, memory)
+            run_region(item, memory)
         else:
             _run_dot(item, schedule, memory)
     return [memory[schedule.buffers[o]].reshape(o.shape.dims) for o in computation.outputs]
 
 
-def _run_region(region: Region, memory: dict[Instruction, np.ndarray]) -> None:
+def run_region(region: Region, memory: dict[Instruction, np.ndarray]) -> None:
     grid = np.indices(region.dims) if region.dims else []
     values: dict[Expression, np.ndarray] = {}
     with np.errstate(all="ignore"):

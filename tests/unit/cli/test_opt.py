@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flagos_backend.cli import opt
+from flagos_backend.cli import nests, opt
 from flagos_backend.cli.main import main
+from flagos_backend.codegen.loop_pass_manager import EXCESS_PRECISION
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -133,6 +134,41 @@ def test_nests_are_printed_and_transformed(
     path.write_text(LOGARITHM)
     assert main(["opt", str(path), "--transform", "log2", "--target", target]) == 0
     assert '%1 = f32 log(%0), form="2"' in capsys.readouterr().out
+
+
+def test_a_transform_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nests.txt"
+    path.write_text(LOGARITHM)
+    command = ["opt", str(path), "--evaluate", "--seed", "3", "--transform"]
+    assert main([*command, "rotate"]) == 0
+    assert capsys.readouterr().out == "nest 1: @y: the same bits\n"
+    path.write_text(LOGARITHM.replace("f32", "f64"))  # the constant is not log(2) of float64: nothing is transformed
+    assert main([*command, "log2"]) == 0
+    assert capsys.readouterr().out == "nest 1: @y: the same bits\n"
+    path.write_text(LOGARITHM)
+    broken = replace(EXCESS_PRECISION, run=lambda nest: (replace(nest, dims=(3,)),))
+    monkeypatch.setattr(nests, "EXCESS_PRECISION", broken)
+    assert main([*command, "excess_precision"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("nest 1: @y: other bits; without rounding ")
+    assert lines[1:] == ["excess_precision changes what the nests compute"]
+
+
+def test_what_cannot_be_evaluated_is_one_line(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["opt", str(program), "--evaluate"]) == 2
+    assert "name a transform" in capsys.readouterr().err
+    path = tmp_path / "nests.txt"
+    path.write_text(
+        "nest [] (@y: f32[]) {\n  %0 = f32 constant(1.0)\n"
+        '  %1 = f32 exponential(%0), form="below"\n  store %1, @y[0]\n}'
+    )
+    assert main(["opt", str(path), "--evaluate", "--transform", "log2"]) == 1
+    error = capsys.readouterr().err
+    assert "nest 1 has no value on random arrays" in error and error.count("\n") == 1
 
 
 def test_what_is_no_nest_or_transform_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The pass manager: what it runs, skips, verifies and writes; and that nothing else runs a pass."""
 
 import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +134,15 @@ def test_a_fault_in_the_result_of_any_pass_is_caught(target: str, broken: str, m
     with pytest.raises(PassFailed) as caught:
         run_pipeline(steps, module, PassContext(NAMED_TARGETS[target]), PassOptions(verify=True))
     assert caught.value.facts["name"] == broken
-    assert "makes f32" in caught.value.facts["reason"] and "FLAGOS_DUMP_TO" in str(caught.value)
+    assert "makes f32" in caught.value.facts["reason"]
+    shown = kept(caught.value)
+    assert f"// before {broken}\n" in shown and f"// after {broken}\n" in shown and shown.count("\nentry ") == 2
+
+
+def kept(error: PassFailed) -> str:
+    """What the file holds that the error names."""
+    (path,) = re.findall(r"are in (\S+\.txt)", str(error))
+    return Path(path).read_text()
 
 
 def test_a_broken_normal_form_is_caught(module: Module, tmp_path: Path) -> None:
@@ -146,7 +155,9 @@ def test_a_broken_normal_form_is_caught(module: Module, tmp_path: Path) -> None:
     options = PassOptions(verify=True, dump_to=tmp_path)
     with pytest.raises(PassFailed, match=r"establishes the normal form 'no dead code'.*The modules are in"):
         run_pipeline((replace(dce, run=add_dead_code),), module, options=options)
-    with pytest.raises(PassFailed, match="needs the normal form 'no dead code'"):
+    with pytest.raises(
+        PassFailed, match=r"needs the normal form 'no dead code'.*What it was given and what it made are"
+    ):
         steps = Pass("careless", add_dead_code), unchanged("careful", needs=dce.establishes)
         run_pipeline(steps, module, options=PassOptions(verify=True))
 

@@ -1,6 +1,7 @@
-"""The transforms of loop nests: every result is verified, and nothing but the pipelines runs one."""
+"""The transforms of loop nests: every result is valid and keeps the values, and nothing but the pipelines runs one."""
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +16,21 @@ from flagos_backend.codegen.loop_pass_manager import LoopPass, LoopPipeline, run
 from flagos_backend.codegen.triton import loop_pipeline
 from flagos_backend.codegen.triton.loop_pipeline import triton_loop_pipeline
 from flagos_backend.devices.target import HOPPER, HOST, SIMULATED
-from flagos_backend.errors import LoopNestInvalid, PassFailed
+from flagos_backend.errors import LoopNestInvalid, PassFailed, PassOptionInvalid
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
+from flagos_backend.kernels.reference.nests import NestUndefined
 from flagos_backend.loop_ir.intrinsics import OPERANDS, Intrinsic
+from flagos_backend.loop_ir.printer import print_nest, print_nests
 from flagos_backend.loop_ir.region import Affine, Apply, Fold, Index, Literal, Load, Region, Shift, Store
 from flagos_backend.loop_ir.verifier import verify_loop_nest
 from flagos_backend.passes.pass_manager import PassOptions
 from programs import PROGRAMS, hlo_bytes
+from support.nest_faults import mutants
+from support.nest_values import BOUNDS, keeps_values
 from support.nests import cpu_nests, round_trips, triton_nests
+from support.random_nests import MOTIFS
 
 E = ElementType
 VERIFY = PassOptions(verify=True)
@@ -36,28 +42,77 @@ PIPELINES = (
 EVERY = {step.name: step for pipeline in PIPELINES for step in pipeline}
 
 
-def verified(pipeline: LoopPipeline, nest: Region) -> list[Region]:
-    """What ``nest`` becomes. Each result passes the verifier, and is text that reads back as an equal nest."""
+def verified(pipeline: LoopPipeline, nest: Region, rng: np.random.Generator) -> list[Region]:
+    """What ``nest`` becomes. Each result passes the verifier, is text that reads back as an equal nest, and stores the
+    values that the nest did which it comes from."""
     round_trips(nest)
     nests = [nest]
     for step in pipeline:
-        made = [result for before in nests for result in run_loop_pipeline((step,), before, VERIFY)]
-        for result in made:
-            if all(result is not known for known in nests):
-                round_trips(result)
+        made: list[Region] = []
+        for before in nests:
+            results = run_loop_pipeline((step,), before, VERIFY)
+            if any(result is not before for result in results):
+                for result in results:
+                    round_trips(result)
+                assert keeps_values(step.name, [before], results, rng), (step.name, print_nests([before, *results]))
+            made += results
         nests = made
     return nests
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_nest_of_the_corpus_is_valid_after_every_transform(name: str) -> None:
+def test_every_nest_of_the_corpus_keeps_its_values_in_every_transform(name: str, rng: np.random.Generator) -> None:
     hlo = PROGRAMS[name].hlo()
     for nest in cpu_nests(hlo):
-        for lowered in verified(loop_pipelines.cpu_loop_pipeline(), nest):
-            verified(loop_pipelines.cpu_emission_pipeline(), lowered)
+        for lowered in verified(loop_pipelines.cpu_loop_pipeline(), nest, rng):
+            verified(loop_pipelines.cpu_emission_pipeline(), lowered, rng)
     for target in (SIMULATED, HOPPER):
         for nest in triton_nests(hlo, target):
-            verified(triton_loop_pipeline(target), nest)
+            verified(triton_loop_pipeline(target), nest, rng)
+
+
+@pytest.mark.parametrize("name", MOTIFS)
+def test_random_nests_keep_their_values_in_every_transform(name: str, rng: np.random.Generator) -> None:
+    """What one transform made goes through all that follow it; of the others each finds what is not for it."""
+    for make in MOTIFS[name]:
+        for excess_precision in (False, True):
+            nest = make(rng)
+            for lowered in verified(loop_pipelines.cpu_loop_pipeline(), nest, rng):
+                verified(loop_pipelines.cpu_emission_pipeline(excess_precision), lowered, rng)
+            for target in (SIMULATED, HOPPER):
+                verified(triton_loop_pipeline(target, excess_precision), nest, rng)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_each_transform_acts_and_keeps_values(name: str, rng: np.random.Generator) -> None:
+    for make in MOTIFS[name]:
+        for _ in range(4):
+            nest = make(rng)
+            results = run_loop_pipeline((EVERY[name],), nest, VERIFY)
+            assert any(result is not nest for result in results), print_nests([nest])
+            assert keeps_values(name, [nest], results, rng), print_nests([nest, *results])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_fault_in_the_values_of_any_transform_is_caught(name: str, rng: np.random.Generator) -> None:
+    """One at a time: a swapped operand, an off-by-one bound, a dropped store, ... (support/nest_faults.py)."""
+    for make in MOTIFS[name]:
+        nest = make(rng, plain=True)
+        faults = list(mutants(EVERY[name].run(nest)))
+        assert {"a bound that is off by one", "a store that is off by one", "a store that is dropped"} <= dict(
+            faults
+        ).keys()
+        for kind, broken in faults:
+            assert _is_caught(name, nest, broken, rng), (kind, print_nests([nest, *broken]))
+
+
+def _is_caught(name: str, nest: Region, broken: Sequence[Region], rng: np.random.Generator) -> bool:
+    try:
+        for result in broken:
+            verify_loop_nest(result)
+        return not keeps_values(name, [nest], broken, rng)
+    except (LoopNestInvalid, NestUndefined):
+        return True
 
 
 def array(name: str, *dims: int, kind: ElementType = E.F32) -> Instruction:
@@ -131,7 +186,7 @@ def test_every_intrinsic_has_its_operands() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_fault_in_the_result_of_any_transform_is_caught(name: str) -> None:
+def test_a_fault_in_the_result_of_any_transform_is_caught(name: str, tmp_path: Path) -> None:
     """An index that runs out of its array."""
 
     def fault(region: Region) -> Sequence[Region]:
@@ -141,13 +196,38 @@ def test_a_fault_in_the_result_of_any_transform_is_caught(name: str) -> None:
     for pipeline in PIPELINES:
         if name in {step.name for step in pipeline}:
             broken = tuple(replace(step, run=fault) if step.name == name else step for step in pipeline)
-            with pytest.raises(PassFailed, match=rf"The pass {name} made an invalid graph: elements 99 to 122"):
-                run_loop_pipeline(broken, VALID["copy"], VERIFY)
+            rule = rf"The pass {name} made an invalid graph: elements 99 to 122"
+            with pytest.raises(PassFailed, match=rule) as caught:
+                run_loop_pipeline(broken, VALID["copy"], replace(VERIFY, dump_to=tmp_path))
+            (path,) = tmp_path.iterdir()
+            assert str(path) in str(caught.value) and f"FLAGOS_DISABLE_PASSES={name}" in str(caught.value)
+            before, after = path.read_text().split(f"// after {name}\n")
+            assert before == f"// before {name}\n{print_nest(VALID['copy'])}\n\n"
+            assert after == print_nest(VALID["copy"]).replace("@y[6*d0 + d1]", "@y[6*d0 + d1 + 99]") + "\n"
+            path.unlink()
 
 
 def test_a_fault_of_fusion_is_caught() -> None:
-    with pytest.raises(PassFailed, match="The pass fusion made an invalid graph"):
+    with pytest.raises(PassFailed, match="The pass fusion made an invalid graph") as caught:
         run_loop_pipeline((), INVALID["elements 1 to 24 of an array of 24"], VERIFY)
+    (path,) = re.findall(r"are in (\S+\.txt)", str(caught.value))  # in the cache folder
+    assert "load @x[6*d0 + d1 + 1]" in Path(path).read_text()
+
+
+def test_what_has_no_text_is_said_to_have_none(tmp_path: Path) -> None:
+    """A nest that loads a tuple."""
+    pair = Instruction(Opcode.PARAMETER, TupleShape((X.shape, X.shape)), name="pair")
+    broken = LoopPass("careless", lambda _: (nest(Load(E.F32, pair, WHOLE)),), "")
+    with pytest.raises(PassFailed, match="what is loaded is no array"):
+        run_loop_pipeline((broken,), VALID["copy"], replace(VERIFY, dump_to=tmp_path))
+    (path,) = tmp_path.iterdir()
+    assert path.read_text().endswith("// after careless\n// It has no text: TypeError: pair is a tuple, not an array\n")
+
+
+def test_a_dump_that_cannot_be_written_is_an_error_of_the_variable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PassOptionInvalid, match="FLAGOS_DUMP_TO"):
+        run_loop_pipeline((), INVALID["it stores nothing"], replace(VERIFY, dump_to=tmp_path / "file" / "folder"))
 
 
 def test_transforms_are_left_out_by_name() -> None:
@@ -194,6 +274,10 @@ def test_nothing_but_the_pipelines_runs_a_transform() -> None:
         if (node.module, alias.name) in transforms
     ]
     assert not offenders
+
+
+def test_every_transform_has_random_nests_and_a_bound() -> None:
+    assert EVERY.keys() == MOTIFS.keys() == BOUNDS.keys()
 
 
 def test_passes_have_reasons() -> None:
