@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flagos_backend.cli.bisection import bisect
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
 from flagos_backend.cli.nests import nests_of, transformed
 from flagos_backend.cli.program_file import read_program
@@ -129,6 +128,8 @@ def _print_timing(reports: Sequence[PassReport]) -> None:
 
 
 def _bisect(program: Program, pipeline: Pipeline, options: argparse.Namespace, passes: PassOptions) -> int:
+    from flagos_backend.cli.bisection import bisect  # runs programs, so it imports torch
+
     stages = bisect(program.module, pipeline, NAMED_TARGETS[options.target], passes, options.seed)
     for stage in stages:
         print(f"{stage.name:30} {'wrong' if stage.error > 1 else 'right'}  {stage.error:.3g} of the tolerance")
