@@ -73,6 +73,10 @@ def test_doctor_says_why_there_is_no_device(tmp_path: Path) -> None:
     assert f"{manifest}: refused\n    FLAGOS-1110 MANIFEST_INVALID_FIELD" in done.stdout
     assert f"FLAGOS_DRIVER_FILES={manifest}\n" in done.stdout
     assert "no such device flagos" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        "not ready: every backend for flagos that was found is refused, the first with FLAGOS-1110",
+        f"next: flagos check {manifest}",
+    ]
     assert "Traceback" not in done.stderr
 
 
