@@ -39,6 +39,7 @@ SUBCOMMANDS: Final = {
     "bench": "Time a program on random arguments: compiling it, launching it, and running it to the end.",
     "cache": "Show what flagos keeps in the user's cache folder, or clear it.",
     "report": "Pack versions, doctor, a program without its weights, its dumps and logs into one file for an issue.",
+    "completion": "Print what has a shell complete the subcommands, options and files of this command line.",
 }
 
 
