@@ -1,6 +1,6 @@
 """Report the environment, the folders searched, every manifest with its verdict, and the devices.
 
-Exits with 0 if the platform flagos has a backend and a device.
+Ends with a verdict and the next command to run. Exits with 0 if the verdict is "ready".
 """
 
 from __future__ import annotations
@@ -8,10 +8,15 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shlex
 
 from flagos_backend import __version__, environment, torch_loading
+from flagos_backend.cli import verdict
 from flagos_backend.cli.devices import describe_devices
+from flagos_backend.cli.verdict import Verdict
+from flagos_backend.devices import discovery
 from plugin_abi import loader
+from plugin_abi.errors import FlagosStatusError
 from plugin_abi.files import exists
 from plugin_abi.frameworks import detect
 from plugin_abi.host import Context
@@ -20,7 +25,7 @@ from plugin_abi.policy import HOST_ABI
 
 FRAMEWORKS = ("jax", "jaxlib", "torch", "triton", "flag_gems", "llvmlite")
 _VARIABLE_PREFIXES = (
-    *("FLAGOS_", "FLAGCX_PATH", "JAX_PLATFORMS", "XLA_FLAGS"),
+    *("FLAGOS_", "FLAGCX_PATH", "JAX_PLATFORMS", "XLA_FLAGS", verdict.AUTOLOAD_VARIABLE),
     *(environment.USE_FLAGGEMS, *environment.FAMILIES),
 )
 
@@ -33,15 +38,31 @@ def run(options: argparse.Namespace) -> int:
     _print_environment()
     _print_flaggems()
     _print_search()
-    result = loader.load(options.platform)
+    judged = _examine(options.platform)
+    print(f"\n{judged}")
+    return 0 if judged.ready else 1
+
+
+def _examine(platform_name: str) -> Verdict:
+    """Prints the backend and the devices, or why there are none."""
+    result = loader.load(platform_name)
     if result.accepted is None:
-        print(f"\n{loader.no_such_device_message(options.platform)}")
-        return 1
+        print(f"\n{loader.no_such_device_message(platform_name)}")
+        return verdict.without_backend(result)
     _print_backend(result.accepted)
-    with Context(result.accepted) as context:
-        lines = describe_devices(context)
-    print("\n".join(["Devices", *(f"  {line}" for line in lines)]))
-    return 0 if lines else 1
+    print("Devices")
+    try:
+        with Context(result.accepted) as context:
+            print("\n".join(f"  {line}" for line in describe_devices(context)))
+            kinds = [device.kind for device in context.devices if device.is_addressable]
+    except FlagosStatusError as error:
+        print(f"  {loader.no_device_message(result.accepted, error)}")
+        return verdict.without_device(error)
+    if not kinds:
+        return verdict.without_device("none of its devices belongs to this process")
+    if platform_name != loader.DEFAULT_PLATFORM:  # which no framework asks for
+        return Verdict(True, ", ".join(kinds), f"flagos check {shlex.quote(str(result.accepted.place))}")
+    return verdict.with_devices(kinds, verdict.reaches(), undriven=discovery.undriven())
 
 
 def _print_environment() -> None:

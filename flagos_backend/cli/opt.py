@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from flagos_backend.cli.bisection import bisect
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
-from flagos_backend.cli.nest_values import ROUNDING, compare, random_arrays
 from flagos_backend.cli.nests import nests_of, transformed
 from flagos_backend.cli.program_file import read_program
 from flagos_backend.cli.session import add_program_argument
@@ -118,6 +114,10 @@ def _transform(options: argparse.Namespace, target: Target) -> int:
 
 def _evaluate(pairs: Sequence[tuple[Region, Sequence[Region]]], options: argparse.Namespace) -> int:
     """A line for each array that a nest stores to; status 1 where one is further off than by rounding."""
+    import numpy as np
+
+    from flagos_backend.cli.nest_values import ROUNDING, compare, random_arrays  # evaluates, so it imports torch
+
     rng = np.random.default_rng(options.seed)
     is_wrong = False
     for number, (nest, results) in enumerate(pairs, 1):
@@ -161,6 +161,8 @@ def _print_timing(reports: Sequence[PassReport]) -> None:
 
 
 def _bisect(program: Program, pipeline: Pipeline, options: argparse.Namespace, passes: PassOptions) -> int:
+    from flagos_backend.cli.bisection import bisect  # runs programs, so it imports torch
+
     stages = bisect(program.module, pipeline, NAMED_TARGETS[options.target], passes, options.seed)
     for stage in stages:
         print(f"{stage.name:30} {'wrong' if stage.error > 1 else 'right'}  {stage.error:.3g} of the tolerance")

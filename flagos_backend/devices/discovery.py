@@ -39,6 +39,7 @@ Opened = tuple[
 
 _lock = threading.Lock()
 _opened: dict[str, tuple[Accelerator, ...]] = {}
+_undriven = threading.Event()
 
 
 def open_accelerators(name: str, count: int, make_stream: MakeStream) -> tuple[Opened, ...]:
@@ -65,6 +66,11 @@ def opened(ordinal: int) -> Accelerator:
     raise LookupError(f"no accelerator {ordinal} was opened")
 
 
+def undriven() -> bool:
+    """Whether this machine seems to have an accelerator that torch does not drive, so that programs run on the host."""
+    return _undriven.is_set()
+
+
 def _simulated(count: int) -> tuple[Accelerator, ...]:
     return tuple(SimulatedAccelerator(ordinal) for ordinal in range(count))
 
@@ -78,6 +84,7 @@ def _found(name: str) -> tuple[Accelerator, ...]:
             return tuple(TorchAccelerator(device_type, ordinal) for ordinal in range(number))
         if name:
             raise DeviceMissing(name=name, reason=reason, torch=torch.__version__)
+    _undriven.set()
     logger.warning(
         "this machine seems to have an accelerator, but torch %s drives none; programs run on the host",
         torch.__version__,

@@ -63,23 +63,37 @@ def _simplification(target: Target) -> Pipeline:
 
     return (
         Pass("inline_calls", of_module(inline_calls), "passes and fusion see through calls"),
-        Pass("conditional_to_select", if_conversion, "a branch costs more than computing little; makes calls"),
-        Pass("inline_calls", of_module(inline_calls), "the branches"),
+        Pass(
+            "conditional_to_select",
+            if_conversion,
+            "computing both of two small branches costs less than a branch; leaves calls",
+        ),
+        Pass("inline_calls", of_module(inline_calls), "inlines the branches that became calls"),
         DCE,
         SIMPLIFY,
         FOLD_CONSTANTS,
         CSE,
-        Pass("trip_count", of_module(find_trip_counts), "counted loops never ask the device; needs folded bounds"),
-        Pass("hoist_invariants", of_module(hoist_invariants), "what libraries read leaves loops that run"),
+        Pass(
+            "trip_count",
+            of_module(find_trip_counts),
+            "loops of a known count never ask the device whether to go on; needs folded bounds",
+        ),
+        Pass(
+            "hoist_invariants",
+            of_module(hoist_invariants),
+            "operands of library calls are computed once, before the loop",
+        ),
         Pass(
             "scatter_to_update",
             of_module(scatter_to_dynamic_update_slice),
-            "a scatter of one window fuses as an update",
+            "a scatter of one window becomes an update, which fuses",
         ),
         Pass(
-            "scatter_to_one_hot", of_module(scatter_to_one_hot_select), "a scatter into constants fuses as a comparison"
+            "scatter_to_one_hot",
+            of_module(scatter_to_one_hot_select),
+            "a scatter into constants becomes a comparison, which fuses",
         ),
-        Pass("hoist_gathers", of_module(hoist_gathers), "elementwise operations of the chosen elements alone"),
+        Pass("hoist_gathers", of_module(hoist_gathers), "elementwise operations run on the gathered elements alone"),
         # Folding and simplifying feed each other; what the second round does not reach is rare and stays correct.
         SIMPLIFY,
         FOLD_CONSTANTS,
@@ -88,7 +102,7 @@ def _simplification(target: Target) -> Pipeline:
         Pass(
             "donation",
             of_module(resolve_donation),
-            "last: outputs that passes removed take over no argument",
+            "last: an output that a pass removed takes no donated argument",
             establishes=(DONATION_RESOLVED,),
         ),
     )
@@ -98,16 +112,16 @@ def _collectives(target: Target) -> Pipeline:
     create = Pass(
         "reduce_scatter_creator",
         of_module(create_reduce_scatters),
-        "before combining, which takes collectives of one kind together",
+        "before collective_combiner, which combines collectives of one kind",
         after=(DCE,),
     )
     major = Pass(
         "collective_major_dimension",
         of_module(make_split_dimension_major),
-        "the transports of accelerators take arrays as they lie; the movement around fuses",
+        "transports split arrays along the major dimension; the transposes around a collective fuse",
     )
     combine = Pass(
-        "collective_combiner", of_module(combine_collectives), "each collective costs its devices a rendezvous"
+        "collective_combiner", of_module(combine_collectives), "one rendezvous of the devices for several collectives"
     )
     return (create, combine) if target.is_host else (create, major, combine)
 
@@ -115,13 +129,13 @@ def _collectives(target: Target) -> Pipeline:
 _OUTER_PRODUCTS = Pass(
     "dot_to_multiply",
     of_module(dot_to_multiply),
-    "dots that add nothing up fuse; after hoist_invariants and the matching, which know dots",
+    "a dot without a sum is a multiplication, which fuses; after what matches dots",
     establishes=(NO_OUTER_PRODUCTS,),
 )
 _INNER_PRODUCTS = Pass(
-    "dot_to_reduce", of_module(dot_to_reduce), "inner products are reductions, which are split and fused"
+    "dot_to_reduce", of_module(dot_to_reduce), "an inner product is a reduction, which can be split and fused"
 )
-_CHANNELS_LAST = Pass("channels_last", of_module(channels_last), "convolutions' libraries read channels last")
+_CHANNELS_LAST = Pass("channels_last", of_module(channels_last), "libraries of convolutions read channels last")
 
 
 def cpu_pipeline(target: Target = HOST, *, own_participants: bool = True) -> Pipeline:
@@ -134,13 +148,13 @@ def cpu_pipeline(target: Target = HOST, *, own_participants: bool = True) -> Pip
         Pass(
             "hoist_dynamic_slices",
             of_module(hoist_dynamic_slices),
-            "loops find windows of what is in memory, so elementwise operations move behind them",
+            "a slice reads memory, and elementwise operations run on the slice alone",
             after=(DCE,),
         ),
         Pass(
             "split_short_contractions",
             of_module(split_short_contractions),
-            "batches of small matrices: a library takes a call for each; before inner products, which are reductions",
+            "a library needs one call for each small matrix of a batch; before dot_to_reduce",
         ),
         _OUTER_PRODUCTS,
         _INNER_PRODUCTS,

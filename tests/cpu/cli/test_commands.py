@@ -1,11 +1,15 @@
 """The subcommands that use a device, on the host CPU."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flagos_backend.cli import verdict
 from flagos_backend.cli.bench import random_bytes
 from flagos_backend.cli.main import main
 from flagos_backend.importer import schema
@@ -27,11 +31,55 @@ def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an installed package is; the source tree alone announces nothing to the frameworks."""
+    monkeypatch.setattr(verdict, "is_announced", lambda group: True)
+
+
+@pytest.mark.usefixtures("announced")
 def test_doctor_finds_the_device(capsys: pytest.CaptureFixture[str]) -> None:
     out = output_of(capsys, "doctor")
     assert "50_flagos.json: accepted, for the platform flagos" in out
     assert "ABI 1.0 negotiated" in out
     assert ": cpu, process 0, memories: " in out
+    judged, following = out.splitlines()[-2:]
+    assert judged.startswith("ready: ") and judged.partition(";")[0].endswith("cpu, for JAX and PyTorch")
+    assert following.startswith('next: python -c "import jax; ')
+
+
+@pytest.mark.usefixtures("announced")
+def test_doctor_with_the_autoload_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(verdict.AUTOLOAD_VARIABLE, "0")
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "not ready: PyTorch: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it from loading the device",
+        "next: env -u TORCH_DEVICE_BACKEND_AUTOLOAD flagos doctor",
+    ]
+
+
+@pytest.mark.parametrize("trial", [verdict.TRY_JAX, verdict.TRY_TORCH_COMPILE, verdict.TRY_TORCH])
+def test_what_doctor_says_to_run_next_runs(trial: str) -> None:
+    # The source tree announces no entry points, so what they lead to is called here.
+    announce = (
+        "import flagos_backend.jax as j, jax; j.initialize()"
+        if "jax" in trial
+        else "import flagos_backend.torch.compile.backend, flagos_backend.torch.autoload as a; assert a.enable() == ''"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{announce}\n{trial}"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(("2.0", "tensor([2., 2.], device='flagos:0')", "tensor([0.8415, 0.8415])"))
+
+
+def test_doctor_where_the_driver_is_missing() -> None:
+    program = "import sys; from flagos_backend.cli.main import main; sys.exit(main(['doctor']))"
+    environment = {**os.environ, "FLAGOS_DEVICE": "gcu"}  # of a package that is not installed
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    judged, following = done.stdout.splitlines()[-2:]
+    assert judged.startswith("not ready: the backend gives no device: NOT_FOUND: FLAGOS_DEVICE names 'gcu'")
+    assert following == """next: python -c "import torch; torch.zeros(1, device='gcu')\""""
+    assert "Traceback" not in done.stderr
 
 
 def test_devices_lists_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flagos_backend import __version__
-from flagos_backend.cli.main import SUBCOMMANDS, build_parser, main
+from flagos_backend.cli.main import SUBCOMMANDS, build_parser, load_subcommand, main
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,9 +20,35 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_subcommand_has_its_line_of_help() -> None:
     text = build_parser().format_help()
-    for name, command in SUBCOMMANDS.items():
+    for name, summary in SUBCOMMANDS.items():
         assert name in text
-        assert command.__doc__ and command.__doc__.splitlines()[0].endswith(".")
+        assert (load_subcommand(name).__doc__ or "").splitlines()[0] == summary
+        assert summary.endswith(".")
+
+
+_HELP = """
+import sys
+from flagos_backend.cli.main import SUBCOMMANDS, main
+for arguments in (["--help"], *([name, "--help"] for name in SUBCOMMANDS)):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        print("ended with", ended.code, *arguments)
+    print("imported:", *sorted({"torch", "jax", "jaxlib", "triton"} & sys.modules.keys()))
+    if arguments == ["--help"]:
+        print("loaded:", *(name for name in SUBCOMMANDS if f"flagos_backend.cli.{name}" in sys.modules))
+"""
+
+
+def test_help_imports_no_framework() -> None:
+    done = subprocess.run([sys.executable, "-c", _HELP], env=os.environ, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert "loaded:" in lines
+    assert [line for line in lines if line.startswith("imported:")] == ["imported:"] * (1 + len(SUBCOMMANDS))
+    for arguments in ("", *(f"{name} " for name in SUBCOMMANDS)):
+        assert f"ended with 0 {arguments}--help" in lines
+    assert any("--measure" in line for line in lines)  # an option of explain: its own help
 
 
 def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +73,10 @@ def test_doctor_says_why_there_is_no_device(tmp_path: Path) -> None:
     assert f"{manifest}: refused\n    FLAGOS-1110 MANIFEST_INVALID_FIELD" in done.stdout
     assert f"FLAGOS_DRIVER_FILES={manifest}\n" in done.stdout
     assert "no such device flagos" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        "not ready: every backend for flagos that was found is refused, the first with FLAGOS-1110",
+        f"next: flagos check {manifest}",
+    ]
     assert "Traceback" not in done.stderr
 
 
