@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from flagos_backend import __version__
-from flagos_backend.cli import bench, cache, check, compile, devices, doctor, explain, opt, report
+from flagos_backend.cli import bench, cache, check, compile, devices, doctor, explain, opt, report, trace
 from flagos_backend.cli.failure import CommandFailed
 from plugin_abi.errors import FlagosStatusError
 
@@ -32,6 +32,7 @@ SUBCOMMANDS: Final[dict[str, Subcommand]] = {
     "compile": compile,
     "opt": opt,
     "bench": bench,
+    "trace": trace,
     "cache": cache,
     "report": report,
 }
@@ -51,8 +52,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0 yes, 1 no or failed, 2 wrong usage."""
-    options = build_parser().parse_args(arguments)
+    """Runs the command line; returns the exit status: 0 yes, 1 no or failed, 2 wrong usage, or that of trace's
+    command."""
+    own, command = list(sys.argv[1:] if arguments is None else arguments), None
+    if own[:1] == ["trace"]:
+        own, command = trace.split_command(own)
+    options = build_parser().parse_args(own, argparse.Namespace(command=command))
     try:
         status: int = options.run(options)
         sys.stdout.flush()
