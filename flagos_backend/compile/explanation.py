@@ -35,8 +35,8 @@ class Step:
     loop, fold, product, call, collective, kernel, view or control. ``provider``: who wrote what runs: native, compiled
     (for this program), blas, torch, triton (generated), flagos (FlagGems), vendor, reference. ``operation``: the
     framework's own name of what is computed; ``source``: ``file:line`` of the user's program, "" where nobody said.
-    ``flops`` and ``bytes``: of one launch. ``seconds``: at least, by the target's roofline; 0 where that is unknown. ``fallback``:
-    why no faster kind of kernel runs it, and how to change that; "" where none would.
+    ``flops`` and ``bytes``: of one launch. ``seconds``: at least, by the target's roofline; 0 where that is unknown.
+    ``fallback``: why no faster kind of kernel runs it, and how to change that; "" where none would.
     """
 
     number: int
