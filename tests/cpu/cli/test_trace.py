@@ -121,6 +121,13 @@ def test_what_cannot_run(command: list[str], status: int, tmp_path: Path, capsys
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, "FLAGOS_TRACE": str(tmp_path / "no")}
+    command = [sys.executable, "-c", "from flagos_backend.cli.main import main; raise SystemExit(main(['devices']))"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "FLAGOS_TRACE is" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_wrong_usage_is_one_line(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     no_program = tmp_path / "text"
     no_program.write_text("nothing")
