@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from flagos_backend import defects, logs, torch_loading
 from flagos_backend.collectives import InProcessCommunicator
-from flagos_backend.compile import compiler
+from flagos_backend.compile import compiler, stages
 from flagos_backend.compile.compiler import CompiledProgram
 from flagos_backend.devices import HOST, discovery
 from flagos_backend.errors import FlagosBackendError, StatusCode
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from flagos_backend.runtime.accelerator.conditional import NativeClose, NativeOpen, NativePrepare
     from flagos_backend.runtime.accelerator.graphs import NativeCompare, NativeDrop, NativeLaunch, NativeMake
     from flagos_backend.runtime.accelerator.segments import Recorder
+    from flagos_backend.runtime.plan import Plan
 
     LaunchCommunicator = InProcessCommunicator | MultiProcessCommunicator
 
@@ -59,6 +61,11 @@ NativeHostCallback = Callable[[int, int, tuple[HostArray, ...], tuple[HostArray,
 # (address of the native context, key, timeout in ms) -> value or status code; (context, key, value) -> status code
 NativeGet = Callable[[int, str, int], bytes | int]
 NativePut = Callable[[int, str, bytes], int]
+# (category, name, begin, end, number of the step or -1); times in nanoseconds of the monotonic clock
+Span = tuple[str, str, int, int, int]
+# (address of the native context) -> whether a profiler listens; (context, device or -1, fingerprint or "", spans)
+NativeRecording = Callable[[int], int]
+NativeRecord = Callable[[int, int, str, tuple[Span, ...]], None]
 Payloads = tuple[tuple[str, bytes], ...]
 # execute(arguments, in place, launch): empties the list of tensors and returns the list of results.
 Execute = Callable[[list[Any], int, "LaunchCommunicator | None"], list[Any]]
@@ -72,6 +79,7 @@ _native_host_callback: NativeHostCallback | None = None
 _native_store: tuple[NativeGet, NativePut] | None = None
 _native_replays: tuple[NativeCompare, NativeMake, NativeLaunch, NativeDrop] | None = None
 _native_conditionals: tuple[NativePrepare, NativeOpen, NativeClose] | None = None
+_native_profiler: tuple[NativeRecording, NativeRecord] | None = None
 
 
 # What torch.utils.dlpack and torch.inference_mode wrap; those wrappers alone cost more than running a small program.
@@ -115,14 +123,17 @@ def attach(
     prepare_conditionals: NativePrepare,
     open_conditional: NativeOpen,
     close_conditional: NativeClose,
+    recording: NativeRecording,
+    record: NativeRecord,
 ) -> None:
     """Called once by the native side, before anything else."""
-    global _native_host_callback, _native_store, _native_replays, _native_conditionals
+    global _native_host_callback, _native_store, _native_replays, _native_conditionals, _native_profiler
     logs.follow(os.environ.get(logs.VARIABLE, ""))
     _native_host_callback = host_callback
     _native_store = key_value_get, key_value_put
     _native_replays = compare_captures, make_replay, launch_replay, drop_replay
     _native_conditionals = prepare_conditionals, open_conditional, close_conditional
+    _native_profiler = recording, record
 
 
 def open_peers(context: int, device_processes: tuple[int, ...], accelerated: int) -> ContextPeers:
@@ -149,11 +160,21 @@ def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runne
 
         target = discovery.opened(0).target
         load_beside(discovery.opened(0))
-    with OwnCalls():  # kernels are measured
-        compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
+    with stages.listen() as heard:
+        try:
+            with OwnCalls():  # kernels are measured
+                compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
+        finally:
+            _record(context, -1, "", tuple(("compile stage", s.name, s.begin, s.end, -1) for s in heard))
     _programs[compiled.fingerprint] = compiled
-    runner = Runner(compiled, build_id, context if can_call_host else None, peers)
+    runner = Runner(compiled, build_id, context, bool(can_call_host), peers)
     return _describe(compiled), runner, int(runner.records_rendezvous)
+
+
+def _record(context: int, device: int, fingerprint: str, spans: tuple[Span, ...]) -> None:
+    """Where a profiler listens."""
+    assert _native_profiler is not None
+    _native_profiler[1](context, device, fingerprint, spans)
 
 
 def explanation(fingerprint: str) -> Explanation | None:
@@ -246,19 +267,20 @@ class Runner:
     """Runs a compiled program. Kept by the native executable; every method may be called from several threads."""
 
     def __init__(
-        self, compiled: CompiledProgram, build_id: str, context: int | None, peers: ContextPeers | None
+        self, compiled: CompiledProgram, build_id: str, context: int, can_call_host: bool, peers: ContextPeers | None
     ) -> None:
         self._compiled = compiled
         self._peers = peers
         self._devices = tuple(number for row in compiled.program.device_assignment for number in row)
         self._build_id = build_id
         self._context = context
+        self._can_call_host = can_call_host
         # By local ordinal: each device's launches, as if there were no others.
         self._alone: dict[int, Run] = {}
         self._recordings = Recordings(compiled.module, compiled.donors, compiled.outcomes, peers)
 
     def _host_callback(self, device: torch.device) -> HostCallback | None:
-        return None if self._context is None else _host_callback(self._context, device)
+        return _host_callback(self._context, device) if self._can_call_host else None
 
     def begin(self) -> LaunchCommunicator:
         """Where the devices of one launch meet."""
@@ -299,7 +321,7 @@ class Runner:
                 meets = None if self._peers is None else cast("MultiProcessCommunicator | None", launch)
                 recorded = self._recordings.usable(local_ordinal, bool(in_place), run, meets)
                 plan = recorded.plan if recorded else compiled.plans(run.device).choose(bool(in_place))
-                return plan.run(run, arguments)
+                return self._run(plan, run, arguments)
 
         def call(
             number: int,
@@ -312,6 +334,30 @@ class Runner:
                 return compiled.native.calls[number](run_of(launch), operands, results)
 
         return execute, call
+
+    def _run(self, plan: Plan, run: Run, arguments: list[Any]) -> list[Any]:
+        """Where a profiler listens, each step is a span: the host's time, which on an accelerator enqueues."""
+        assert _native_profiler is not None
+        if not _native_profiler[0](self._context):
+            return plan.run(run, arguments)
+        times: list[int] = []
+        results = plan.run(run, arguments, times=times)
+        # Other plans of the program have other steps than the one that is explained.
+        numbered = plan is self._compiled.plans(run.device).donating
+        spans = tuple(
+            ("step", step.text, begin, end, number if numbered else -1)
+            for number, (step, (begin, end)) in enumerate(zip(plan.steps, itertools.pairwise(times), strict=True))
+            if step.enqueues
+        )
+        _record(self._context, run.device_ordinal, self._compiled.fingerprint, spans)
+        return results
+
+    def trace_notes(self) -> tuple[str, tuple[str, ...]]:
+        """What a profiler says of the program: trace_notes.py."""
+        # Few programs are traced.
+        from flagos_backend.compile.trace_notes import trace_notes
+
+        return trace_notes(self._compiled)
 
     def _solo(self, device_ordinal: int, replica_id: int, partition_id: int, device: torch.device) -> Run:
         """The launch of one device."""

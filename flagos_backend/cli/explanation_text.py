@@ -14,7 +14,7 @@ from flagos_backend.compile.explanation import Explanation, Step
 _SLOWEST = 5
 _FALLBACKS = 4
 _SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_NOUNS = {"": "step", "control": "control-flow step", "call": "library call"}
+_NOUNS = {"": "step", "control": "control-flow step", "call": "library call", "collective": "collective"}
 _PROVIDERS = {
     "native": "native",
     "compiled": "compiled by LLVM",

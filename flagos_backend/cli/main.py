@@ -37,6 +37,7 @@ SUBCOMMANDS: Final = {
     "opt": "Run the graph passes of a target on a program: print, stop after, leave out, or bisect them; "
     "show its loop nests.",
     "bench": "Time a program on random arguments: compiling it, launching it, and running it to the end.",
+    "trace": "Record what a program or a command does on flagos: one file for Perfetto, and where its time went.",
     "cache": "Show what flagos keeps in the user's cache folder, or clear it.",
     "report": "Pack versions, doctor, a program without its weights, its dumps and logs into one file for an issue.",
     "completion": "Print what has a shell complete the subcommands, options and files of this command line.",
@@ -80,8 +81,14 @@ def build_parser(*, whole: bool = False) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0 yes, 1 no or failed, 2 wrong usage."""
-    options = build_parser().parse_args(arguments)
+    """Runs the command line; returns the exit status: 0 yes, 1 no or failed, 2 wrong usage, or that of trace's
+    command."""
+    own, command = list(sys.argv[1:] if arguments is None else arguments), None
+    if own[:1] == ["trace"]:
+        from flagos_backend.cli.trace import split_command
+
+        own, command = split_command(own)
+    options = build_parser().parse_args(own, argparse.Namespace(command=command))
     try:
         status: int = options.run(options)
         sys.stdout.flush()

@@ -17,7 +17,6 @@ from flagos_backend.importer import import_program
 from flagos_backend.importer.export import export_message
 from flagos_backend.importer.program import Program
 from flagos_backend.ir.printer import print_module
-from flagos_backend.kernels.reference.nests import NestUndefined
 from flagos_backend.loop_ir.printer import print_nests
 from flagos_backend.loop_ir.region import Region
 from flagos_backend.passes.pass_manager import (
@@ -116,7 +115,9 @@ def _evaluate(pairs: Sequence[tuple[Region, Sequence[Region]]], options: argpars
     """A line for each array that a nest stores to; status 1 where one is further off than by rounding."""
     import numpy as np
 
-    from flagos_backend.cli.nest_values import ROUNDING, compare, random_arrays  # evaluates, so it imports torch
+    # Evaluates, so it imports torch.
+    from flagos_backend.cli.nest_values import ROUNDING, compare, random_arrays
+    from flagos_backend.kernels.reference.nests import NestUndefined
 
     rng = np.random.default_rng(options.seed)
     is_wrong = False

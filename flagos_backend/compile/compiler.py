@@ -15,6 +15,7 @@ from flagos_backend.codegen.transforms.excess_precision import HALF
 from flagos_backend.compile import machine_code
 from flagos_backend.compile.native_part import NativePart, native_part
 from flagos_backend.compile.plan_builder import build_plan
+from flagos_backend.compile.stages import stage
 from flagos_backend.devices import HOST, Target, discovery
 from flagos_backend.errors import HostCallbackMissing, place_of
 from flagos_backend.importer import Program, import_program, schema
@@ -22,7 +23,7 @@ from flagos_backend.importer.export import export_message
 from flagos_backend.importer.options import allows_excess_precision
 from flagos_backend.ir.attributes import CustomCallAttributes, WhileAttributes
 from flagos_backend.ir.cost import Cost, cost_of, temporary_bytes
-from flagos_backend.ir.effects import HOST_CALLBACK
+from flagos_backend.ir.effects import COLLECTIVES, HOST_CALLBACK
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, leaves
@@ -41,17 +42,6 @@ from flagos_backend.torch_loading import torch
 logger = logging.getLogger("flagos_backend")
 
 _COPIES = frozenset({Opcode.PARAMETER, Opcode.TUPLE, Opcode.COPY, Opcode.CONVERT, Opcode.RESHAPE})
-_MAY_WAIT = frozenset(
-    {
-        Opcode.ALL_GATHER,
-        Opcode.ALL_REDUCE,
-        Opcode.ALL_TO_ALL,
-        Opcode.COLLECTIVE_BROADCAST,
-        Opcode.COLLECTIVE_PERMUTE,
-        Opcode.RAGGED_ALL_TO_ALL,
-        Opcode.REDUCE_SCATTER,
-    }
-)
 # Beyond either a program takes longer than handing it to the device's thread.
 _SMALL_STEPS = 24
 _SMALL_SECONDS = 20e-6
@@ -235,7 +225,8 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     Raises the errors of errors.py: for malformed bytes, for whatever is not supported, and HostCallbackMissing for a
     program with host callbacks when the host has none.
     """
-    program = import_program(source)
+    with stage("import"):
+        program = import_program(source)
     excess = allows_excess_precision(program.options)
     if not can_call_host:
         _refuse_host_callbacks(program.module)
@@ -244,12 +235,15 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     options = PassOptions.from_environment()
     if options.disabled:
         check_names(_pass_names(target), options.disabled, DISABLE_VARIABLE)
-    optimized = run_pipeline(pipeline, program.module, PassContext(target), options)
+    with stage("passes"):
+        optimized = run_pipeline(pipeline, program.module, PassContext(target), options)
     module = optimized.module
     native, not_native = None, f"the device is {target.vendor} {target.architecture}"
     if target.is_host:
-        lowered = run_pipeline(native_pipeline(), module, PassContext(target), options).module
-        native, not_native = native_part(lowered, _argument_aliases(module), excess)
+        with stage("passes of native programs"):
+            lowered = run_pipeline(native_pipeline(), module, PassContext(target), options).module
+        with stage("loop nests and code"):
+            native, not_native = native_part(lowered, _argument_aliases(module), excess)
     cost = cost_of(module.entry)
     temporaries = temporary_bytes(module.entry) if native is None else native.code.arena_bytes
     compiled = CompiledProgram(
@@ -267,7 +261,8 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     )
     if native is None:
         # What cannot run is refused now, not at the first launch.
-        steps = compiled.plans(compiled.device).donating.steps
+        with stage("plan and kernels"):
+            steps = compiled.plans(compiled.device).donating.steps
         logger.debug("planned %s: %d steps; not native: %s", module.name, len(steps), not_native)
     else:
         logger.debug("emitted %s: %d native steps, %d calls", module.name, len(native.code.steps), len(native.calls))
@@ -321,7 +316,7 @@ def _calls_host(instruction: Instruction) -> bool:
 def _may_wait(instruction: Instruction) -> bool:
     if instruction.opcode is Opcode.WHILE:
         return instruction.attributes_as(WhileAttributes).trip_count is None
-    return instruction.opcode in _MAY_WAIT or _calls_host(instruction)
+    return instruction.opcode in COLLECTIVES or _calls_host(instruction)
 
 
 def _first_leaves(module: Module) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ from flagos_backend.compile import machine_code
 from flagos_backend.compile.compiler import CompiledProgram
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.cost import Roofline, instruction_cost
+from flagos_backend.ir.effects import COLLECTIVES
+from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.implementation import Provider
@@ -30,11 +32,11 @@ class Step:
     """One thing that a launch runs: a kernel, a library call, a loop or a choice with all that is in it.
 
     ``number``: which step of the running program; several of one number are one function of machine code. ``kind``:
-    loop, fold, product, call, kernel, view or control. ``provider``: who wrote what runs: native, compiled (for this
-    program), blas, torch, triton (generated), flagos (FlagGems), vendor, reference. ``operation``: the framework's own
-    name of what is computed; ``source``: ``file:line`` of the user's program, "" where nobody said. ``flops`` and
-    ``bytes``: of one launch. ``seconds``: at least, by the target's roofline; 0 where that is unknown. ``fallback``:
-    why no faster kind of kernel runs it, and how to change that; "" where none would.
+    loop, fold, product, call, collective, kernel, view or control. ``provider``: who wrote what runs: native, compiled
+    (for this program), blas, torch, triton (generated), flagos (FlagGems), vendor, reference. ``operation``: the
+    framework's own name of what is computed; ``source``: ``file:line`` of the user's program, "" where nobody said.
+    ``flops`` and ``bytes``: of one launch. ``seconds``: at least, by the target's roofline; 0 where that is unknown.
+    ``fallback``: why no faster kind of kernel runs it, and how to change that; "" where none would.
     """
 
     number: int
@@ -211,10 +213,16 @@ def _plan_step(number: int, step: PlanStep, plan: Plan, target: Target) -> Step:
     fallback = ""
     if found and found[1] == Provider.REFERENCE:
         fallback = f"the reference kernels compute it, several library calls: {found['rest'].partition('; ')[2]}"
-    kind = "control" if instruction and instruction.opcode in _CONTROL else "call"
+    kind = _kind_of_call(instruction)
     kind = "kernel" if is_generated else kind if step.enqueues else "view"
     seconds = target.roofline.seconds(flops, moved) if target.roofline else 0.0
     return Step(number, step.text, kind, provider, operation, source, flops, moved, seconds, fallback)
+
+
+def _kind_of_call(instruction: Instruction | None) -> str:
+    if instruction is not None and instruction.opcode in _CONTROL:
+        return "control"
+    return "collective" if instruction is not None and instruction.opcode in COLLECTIVES else "call"
 
 
 def _slot_bytes(step: PlanStep, plan: Plan) -> float:

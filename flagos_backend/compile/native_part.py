@@ -14,6 +14,7 @@ from flagos_backend.codegen.cpu.steps import NotNativeError
 from flagos_backend.compile import machine_code
 from flagos_backend.compile.machine_code import MachineCode
 from flagos_backend.compile.plan_builder import build_plan
+from flagos_backend.compile.stages import stage
 from flagos_backend.ir.attributes import ParameterAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
@@ -53,7 +54,8 @@ def native_part(
         return None, f"{len(code.calls)} library calls to {code.operations} native operations"
     if code.uses_blas:
         torch_loading.load()
-    functions = MachineCode(code.llvm, code.functions) if any(code.functions) else None
+    with stage("machine code"):
+        functions = MachineCode(code.llvm, code.functions) if any(code.functions) else None
     return NativePart(code, functions, tuple(_library_call(call) for call in code.calls)), ""
 
 

@@ -4,6 +4,7 @@
 
 #include "flagos/build_facts.h"
 #include "log.h"
+#include "profiler.h"
 #include "program.h"
 #include "python_replays.h"
 
@@ -119,6 +120,44 @@ PyObject* KeyValuePutEntry(PyObject*, PyObject* arguments) {
   }
 }
 
+// recording(context) for the bridge: whether a profiler of the context listens.
+PyObject* RecordingEntry(PyObject*, PyObject* arguments) {
+  const python::Functions& py = *python::Known();
+  try {
+    Reader reader(arguments);
+    return python::Integer(reinterpret_cast<Context*>(reader.Integer())->profiler.active()).Detach();
+  } catch (...) {
+    py.PyErr_SetString(py.runtime_error, StatusOfException("recording").data()->message.c_str());
+    return nullptr;
+  }
+}
+
+// record(context, device, fingerprint, spans) for the bridge: what this thread did, where a profiler listens. A span is
+// (category, name, begin, end, step), in nanoseconds of the monotonic clock; step -1: of no program.
+PyObject* RecordEntry(PyObject*, PyObject* arguments) {
+  const python::Functions& py = *python::Known();
+  try {
+    Reader reader(arguments);
+    Profiler& profiler = reinterpret_cast<Context*>(reader.Integer())->profiler;
+    const int64_t device = reader.Integer();
+    const int64_t program = profiler.NumberOf(reader.Text());
+    std::vector<Span> spans;
+    Reader list = reader.Tuple();
+    while (!list.done()) {
+      Reader span = list.Tuple();
+      std::string category = span.Text(), name = span.Text();
+      const int64_t begin_ns = span.Integer(), end_ns = span.Integer();
+      spans.push_back({std::move(category), std::move(name), begin_ns, end_ns, {device, -1, program, span.Integer()}});
+    }
+    if (profiler.active()) profiler.Record(std::move(spans));
+    py.Py_IncRef(py.none);
+    return py.none;
+  } catch (...) {
+    py.PyErr_SetString(py.runtime_error, StatusOfException("record").data()->message.c_str());
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 Bridge& TheBridge() {
@@ -134,7 +173,9 @@ Bridge& TheBridge() {
       {"drop_replay", DropReplayEntry, python::kMethodVarArgs, "Gives a replay up."},
       {"prepare_conditionals", PrepareConditionalsEntry, python::kMethodVarArgs, "Fails where graphs have none."},
       {"open_conditional", OpenConditionalEntry, python::kMethodVarArgs, "Begins a conditional node's body."},
-      {"close_conditional", CloseConditionalEntry, python::kMethodVarArgs, "Ends a conditional node's body."}};
+      {"close_conditional", CloseConditionalEntry, python::kMethodVarArgs, "Ends a conditional node's body."},
+      {"recording", RecordingEntry, python::kMethodVarArgs, "Whether a profiler listens."},
+      {"record", RecordEntry, python::kMethodVarArgs, "Tells a profiler what ran."}};
   Object module = python::Import("flagos_backend.bridge");
   python::SetDescribe(python::Attribute(module.get(), "describe_exception"));
   const auto function = [](python::PyMethodDef& method) {
@@ -144,10 +185,11 @@ Bridge& TheBridge() {
   Object compare = function(methods[3]), make = function(methods[4]), launch = function(methods[5]);
   Object drop = function(methods[6]), prepare = function(methods[7]);
   Object open = function(methods[8]), close = function(methods[9]);
+  Object recording = function(methods[10]), record = function(methods[11]);
   Object attach = python::Attribute(module.get(), "attach");
   python::Call(attach.get(),
                {callback.get(), get.get(), put.get(), compare.get(), make.get(), launch.get(), drop.get(),
-                prepare.get(), open.get(), close.get()},
+                prepare.get(), open.get(), close.get(), recording.get(), record.get()},
                "bridge.attach");
   auto* made = new Bridge{
       python::Attribute(module.get(), "compile_program").Detach(),

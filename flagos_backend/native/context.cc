@@ -51,6 +51,18 @@ void DrainAll() {
   for (const Ref<Context>& context : contexts) context->Drain();
 }
 
+}  // namespace
+
+Ref<Context> RecordingContext() {
+  std::lock_guard<std::mutex> lock(TheRegistry().mutex);
+  for (Context* context : TheRegistry().contexts) {
+    if (context->profiler.active()) return Ref<Context>::Share(context);
+  }
+  return {};
+}
+
+namespace {
+
 void SinkString(void* data, const void* bytes, size_t size) {
   static_cast<std::string*>(data)->assign(static_cast<const char*>(bytes), size);
 }
@@ -203,6 +215,10 @@ FlagosContext::FlagosContext(const FlagosContextCreateArgs& args)
       host_callback_user_data(args.host_callback_user_data) {
   python.libpython = options.Text("libpython");
   python.site = options.Text("python_site");
+  // As for every variable that names a path, not in a process with elevated rights.
+  if (const char* folder = secure_getenv("FLAGOS_TRACE"); folder != nullptr && folder[0] != '\0') {
+    profiler.Follow(folder);
+  }
   inline_launches = options.Integer("inline_launches", nullptr, 0, 0, 1) != 0;
   const int64_t count = options.Integer("num_cpu_devices", "FLAGOS_NUM_CPU_DEVICES", 1, 1, flagos::kMaxDevices);
   const int64_t cache = options.Integer("memory_cache_bytes", nullptr,
@@ -414,6 +430,7 @@ FlagosError* device_synchronize(FlagosDeviceSynchronizeArgs* host) {
       Fail(FLAGOS_FAILED_PRECONDITION, "device_synchronize: %s belongs to another process; synchronize it there",
            args.device->debug_string.c_str());
     }
+    ScopedSpan span(args.device->context->profiler, "wait", "device_synchronize", {args.device->id});
     args.device->Synchronize();
   });
 }

@@ -110,6 +110,9 @@ namespace flagos {
 using Context = ::FlagosContext;
 using Device = ::FlagosDevice;
 
+// A context whose profiler listens, for what belongs to none; NULL where there is none.
+Ref<Context> RecordingContext();
+
 }  // namespace flagos
 
 #endif  // FLAGOS_NATIVE_CONTEXT_H_

@@ -13,14 +13,14 @@ Ref<Contents> Later(Memory* memory) { return Make<Contents>(memory->context, Mak
 
 // Runs `work` once `after` is there: in this thread if that is now and `here`, else on a transfer thread. `fail` hears
 // why it did not run, or did not end well.
-void RunAfter(Device* device, const Ref<Event>& after, bool here, const char* name, std::function<void()> work,
-              std::function<void(const Status&)> fail) {
-  auto guarded = [device, name, keep = Ref<Context>::Share(device->context), work = std::move(work),
+void RunAfter(Device* device, const Ref<Event>& after, bool here, size_t bytes, const char* name,
+              std::function<void()> work, std::function<void(const Status&)> fail) {
+  auto guarded = [device, bytes, name, keep = Ref<Context>::Share(device->context), work = std::move(work),
                   fail](const Status& before) {
     Status status = before;
     if (status.ok()) {
       try {
-        ScopedSpan span(keep->profiler, "transfer", name, device->id);
+        ScopedSpan span(keep->profiler, "transfer", name, {device->id, static_cast<int64_t>(bytes)});
         work();
       } catch (...) {
         status = StatusOfException(name);
@@ -79,7 +79,7 @@ Ref<Contents> UploadBuffer(Memory* memory, const Shape& shape, const void* data,
     contents->FulfillAt(block, std::move(point));
     done->Complete(Status());
   };
-  RunAfter(memory->device, Event::Ready(), now, "buffer_from_host", std::move(work),
+  RunAfter(memory->device, Event::Ready(), now, shape.bytes, "buffer_from_host", std::move(work),
            [contents, done](const Status& status) {
              contents->Abandon(status);
              done->Complete(Status());  // the host's memory is not used any more
@@ -95,6 +95,8 @@ Ref<Event> DownloadBuffer(Memory* memory, const Ref<Contents>& contents, size_t 
     if (!contents->issued->status().ok()) return contents->issued;
     Accelerator* const accelerator = memory->accelerator;
     python::ReleaseGil released;
+    ScopedSpan span(memory->context->profiler, "transfer", "buffer_to_host",
+                    {memory->device->id, static_cast<int64_t>(shape.bytes)});
     auto reading = std::make_shared<Accelerator::Reading>(accelerator->BeginDownload(
         static_cast<const char*>(contents->block().data()) + offset, shape.bytes, contents->point()));
     Ref<Point> point = reading->point;
@@ -111,7 +113,7 @@ Ref<Event> DownloadBuffer(Memory* memory, const Ref<Contents>& contents, size_t 
     DownloadElements(memory, shape, from, contents->point(), data, strides);
     done->Complete(Status());
   };
-  RunAfter(memory->device, contents->issued, false, "buffer_to_host", std::move(work),
+  RunAfter(memory->device, contents->issued, false, shape.bytes, "buffer_to_host", std::move(work),
            [done](const Status& status) { done->Complete(status); });
   return done;
 }
@@ -125,7 +127,7 @@ Ref<Event> WriteBuffer(Memory* memory, const Ref<Contents>& contents, size_t off
     void* const to = static_cast<char*>(contents->block().data()) + offset;
     done->CompleteAt(accelerator.Upload(to, data, bytes, FLAGOS_TYPE_U8, PoolOf(memory)));
   };
-  RunAfter(memory->device, contents->issued, bytes <= kInlineBytes, "buffer_write_raw", std::move(work),
+  RunAfter(memory->device, contents->issued, bytes <= kInlineBytes, bytes, "buffer_write_raw", std::move(work),
            [done](const Status& status) { done->Complete(status); });
   memory->device->Track(done);
   return done;
@@ -166,7 +168,7 @@ Ref<Contents> CopyBuffer(Memory* from, const Ref<Contents>& contents, Memory* to
   to->device->Track(copy->issued);
   const bool waits = to->accelerator == nullptr;
   RunAfter(
-      to->device, contents->issued, bytes <= kInlineBytes && !waits, "buffer_copy",
+      to->device, contents->issued, bytes <= kInlineBytes && !waits, bytes, "buffer_copy",
       [from, contents, to, copy] {
         CopyContents(from, *contents, to, *copy);
         // The source stays until the device has read it.

@@ -1,9 +1,11 @@
 #include "event.h"
 
 #include <chrono>
+#include <optional>
 
 #include "api.h"
 #include "call.h"
+#include "context.h"
 #include "log.h"
 #include "python.h"
 #include "threads.h"
@@ -238,6 +240,10 @@ FlagosError* event_await(FlagosEventAwaitArgs* host) {
   return Enter("event_await", host, [](FlagosEventAwaitArgs& args) {
     FLAGOS_REQUIRE(args, event);
     auto reference = Ref<Event>::Share(args.event);
+    // Only what is not there yet is a wait.
+    const Ref<Context> recording = args.event->ready() ? Ref<Context>() : RecordingContext();
+    std::optional<ScopedSpan> span;
+    if (recording) span.emplace(recording->profiler, "wait", "event_await", SpanFacts{});
     // A host whose struct has no timeout waits for ever.
     const bool timed = args.struct_size >= sizeof(FlagosEventAwaitArgs) && args.timeout_ns >= 0;
     if (!timed) {

@@ -134,8 +134,10 @@ FlagosError* compile(FlagosCompileArgs* host) {
     if (args.program == nullptr || args.program_size == 0) {
       Fail(FLAGOS_INVALID_ARGUMENT, "compile: the program is empty; pass a serialized flagos.Program");
     }
-    ScopedSpan span(args.context->profiler, "compile", "compile", -1);
+    ScopedSpan span(args.context->profiler, "compile", "compile", {});
     auto executable = Make<Executable>(args.context, CompileProgram(args.context, args.program, args.program_size));
+    span.Rename("compile " + executable->info().name);
+    span.End();
     Log(FLAGOS_LOG_INFO, "compiled %s: %zu arguments, %zu outputs, %zu devices%s", executable->info().name.c_str(),
         executable->info().arguments.size(), executable->info().outputs.size(), executable->places.size(),
         executable->info().is_small ? ", runs in the caller's thread" : "");
@@ -154,7 +156,7 @@ FlagosError* executable_load(FlagosExecutableLoadArgs* host) {
     if (args.device_assignment != nullptr) {
       assignment.assign(args.device_assignment, args.device_assignment + args.num_assigned);
     }
-    ScopedSpan span(args.context->profiler, "compile", "executable_load", -1);
+    ScopedSpan span(args.context->profiler, "compile", "executable_load", {});
     auto program = LoadProgram(args.context, args.serialized, args.serialized_size, assignment);
     args.executable = Make<Executable>(args.context, std::move(program)).Detach();
   });

@@ -148,6 +148,21 @@ std::vector<Ref<Block>> RunProgram(Launch& launch, Share& share, Ref<Point>& poi
   return blocks;
 }
 
+// The time in which a share runs; on an accelerator, in which it is enqueued. What there is to say of the program is
+// asked for before it begins.
+ScopedSpan SpanOf(const Launch& launch, const Share& share) {
+  Profiler& profiler = share.place.device->context->profiler;
+  SpanFacts facts{share.place.device->id};
+  if (profiler.active()) facts.program = launch.executable->program->NumberIn(profiler);
+  return ScopedSpan(profiler, "execute", launch.executable->info().name, facts);
+}
+
+// Of what a launch left. Launches make and give up most of it.
+void RecordMemory(const Device& device) noexcept {
+  Profiler& profiler = device.context->profiler;
+  if (profiler.active()) profiler.RecordMemory(device.id, device.default_memory()->in_use());
+}
+
 // Says that the share's work is enqueued, and when it is done: at `point`, or now.
 void Finish(const Share& share, Status status, Ref<Point> point) {
   // The device is asked before anybody who waits for the launch goes on.
@@ -164,11 +179,10 @@ void RunShare(Launch& launch, Share& share) noexcept {
   Status status;
   Ref<Point> point;
   try {
-    const ProgramInfo& info = launch.executable->info();
     for (const Argument& argument : share.arguments) {
       if (const Status& made = argument.contents->issued->status(); !made.ok()) throw Failure(made);
     }
-    ScopedSpan span(share.place.device->context->profiler, "execute", info.name, share.place.device->id);
+    const ScopedSpan span = SpanOf(launch, share);
     std::vector<Ref<Block>> blocks = RunProgram(launch, share, point);
     for (size_t i = 0; i < blocks.size(); ++i) {
       share.outputs[i]->SetBlock(std::move(blocks[i]));
@@ -181,6 +195,7 @@ void RunShare(Launch& launch, Share& share) noexcept {
   // What was given up is free, and the outputs have one owner less, before anybody hears that it is done.
   share.arguments.clear();
   share.outputs.clear();
+  RecordMemory(*share.place.device);
   Finish(share, std::move(status), std::move(point));
 }
 
@@ -298,6 +313,7 @@ void LimitRunAhead(const Launch& launch) {
     for (Device* device : launch.executable->context->addressable_devices) {
       worst = std::max(worst, device->run_ahead->Worst());
     }
+    ScopedSpan span(share.place.device->context->profiler, "wait", "run ahead", {share.place.device->id});
     run_ahead.Admit(bytes, worst);
     python::RequireOpen();  // Python may have ended meanwhile
   }
@@ -359,13 +375,13 @@ bool RunInline(Launch& launch, bool copies_foreign) {
   Ref<Point> point;
   std::vector<Ref<Block>> blocks;
   try {
-    ScopedSpan span(share.place.device->context->profiler, "execute", launch.executable->info().name,
-                    share.place.device->id);
+    const ScopedSpan span = SpanOf(launch, share);
     blocks = RunProgram(launch, share, point);
   } catch (...) {
     status = StatusOfException("execute");
   }
   share.arguments.clear();
+  RecordMemory(*share.place.device);
   share.issued = status.ok() ? Event::Ready() : Event::Failed(std::move(status));
   share.done = share.issued;
   if (point) {

@@ -34,6 +34,7 @@ struct FlagosMemory {
   void Reserve(size_t bytes);
   void Unreserve(size_t bytes) noexcept;
   void ReadStats(FlagosDeviceMemoryStatsArgs& args) noexcept;
+  int64_t in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<int64_t> in_use_{0};

@@ -3,6 +3,7 @@
 #ifdef FLAGOS_TEST_PROGRAMS
 #include "testing/test_program.h"
 #endif
+#include "profiler.h"
 #include "python_program.h"
 
 namespace flagos {
@@ -11,6 +12,13 @@ namespace {
 thread_local QueueScope* t_scope = nullptr;
 
 }  // namespace
+
+int64_t Program::NumberIn(Profiler& profiler) {
+  const int64_t number = profiler.NumberOf(info_.fingerprint);
+  if (number >= 0) return number;
+  const std::shared_ptr<const ProgramNotes> notes = Notes();
+  return profiler.Describe(info_.fingerprint, notes ? notes->facts : "{\"name\":" + Quoted(info_.name) + "}");
+}
 
 std::unique_ptr<Program> CompileProgram(Context* context, const void* program, size_t size) {
 #ifdef FLAGOS_TEST_PROGRAMS

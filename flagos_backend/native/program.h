@@ -11,6 +11,8 @@
 
 namespace flagos {
 
+class Profiler;
+
 struct ProgramInfo {
   std::string name;
   std::string fingerprint;
@@ -58,6 +60,12 @@ struct Place {
   int64_t partition;
 };
 
+// What profilers say of a program: a JSON object, and the names of its native steps, by number.
+struct ProgramNotes {
+  std::string facts;
+  std::vector<std::string> steps;
+};
+
 class Program {
  public:
   virtual ~Program() = default;
@@ -76,7 +84,12 @@ class Program {
   // One of FLAGOS_ARTIFACT_*. Throws Failure.
   virtual std::string Artifact(int32_t kind) = 0;
 
+  // Asked for while a profiler listens; NULL where there is nothing to say.
+  virtual std::shared_ptr<const ProgramNotes> Notes() noexcept { return nullptr; }
+
   const ProgramInfo& info() const noexcept { return info_; }
+  // The number under which the spans of `profiler` name this program, which is described to it once.
+  int64_t NumberIn(Profiler& profiler);
 
  protected:
   ProgramInfo info_;

@@ -86,6 +86,7 @@ class PythonProgram final : public Program, public LibraryCaller {
   std::vector<Ref<Block>> RunSteps(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
                                    const std::vector<Memory*>& memories, bool in_place);
 
+  std::shared_ptr<const ProgramNotes> Notes() noexcept override;
   bool Immediate(const Device& device) override { return replays_.Has(device); }
 
   std::string Artifact(int32_t kind) override {
@@ -137,7 +138,32 @@ class PythonProgram final : public Program, public LibraryCaller {
   bool records_meetings_ = false;
   std::unordered_map<int64_t, Bound> bound_;  // by device id; guarded by the GIL
   Replays replays_{info_, runner_};
+  std::shared_ptr<const ProgramNotes> notes_;  // once asked for; accessed atomically
 };
+
+std::shared_ptr<const ProgramNotes> PythonProgram::Notes() noexcept {
+  if (auto known = std::atomic_load(&notes_)) return known;
+  // Whoever waits for the interpreter holds nothing: two threads may ask at once, and get the same.
+  python::Gil gil;
+  if (!gil) return nullptr;
+  std::shared_ptr<const ProgramNotes> made;
+  try {
+    auto notes = std::make_shared<ProgramNotes>();
+    Object ask = python::Attribute(runner_, "trace_notes");
+    Object answer = python::Call(ask.get(), {}, "trace_notes");
+    Reader reader(answer.get());
+    notes->facts = reader.Text();
+    Reader names = reader.Tuple();
+    while (!names.done()) notes->steps.push_back(names.Text());
+    made = std::move(notes);
+  } catch (...) {
+    Log(FLAGOS_LOG_ERROR, "a trace has only the name of %s: %s", info_.name.c_str(),
+        StatusOfException("trace_notes").data()->message.c_str());
+    return nullptr;
+  }
+  std::atomic_store(&notes_, made);
+  return made;
+}
 
 const PythonProgram::Bound& PythonProgram::BoundTo(const Place& place) {
   const auto found = bound_.find(place.device->id);

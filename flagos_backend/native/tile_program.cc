@@ -20,6 +20,7 @@ class TileProgram final : public Program {
 
   std::unique_ptr<LaunchState> Begin(size_t shares) override { return python_->Begin(shares); }
   std::string Artifact(int32_t kind) override { return python_->Artifact(kind); }
+  std::shared_ptr<const ProgramNotes> Notes() noexcept override { return python_->Notes(); }
 
   std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
                               const std::vector<Memory*>& memories) override {
@@ -56,7 +57,9 @@ class TileProgram final : public Program {
     // Arrays without elements have an address too: null stands for what a call brings.
     alignas(64) static char nothing[64];
     void* const memory = scratch ? scratch->data() : nothing;
-    if (!native_->Run(addresses, addresses + num_arguments, memory, handler)) throw Failure(std::move(calls.status));
+    if (!RunSteps(*place.device, addresses, addresses + num_arguments, memory, handler)) {
+      throw Failure(std::move(calls.status));
+    }
     for (size_t i = 0; i < num_results; ++i) {
       if (native_->is_brought(i)) results[i] = In(memories[i], calls.Take(addresses[num_arguments + i]));
     }
@@ -64,6 +67,31 @@ class TileProgram final : public Program {
   }
 
  private:
+  // Each step is a span where a profiler listens.
+  bool RunSteps(const Device& device, void* const* arguments, void** results, void* scratch,
+                const cpu::CallHandler& handler) {
+    Profiler& profiler = device.context->profiler;
+    if (!profiler.active()) return native_->Run(arguments, results, scratch, handler);
+    profiler.RecordMemory(device.id, device.default_memory()->in_use());
+    const int64_t number = NumberIn(profiler);
+    const std::shared_ptr<const ProgramNotes> notes = Notes();
+    std::vector<cpu::StepTime> times;
+    times.reserve(native_->num_steps());
+    const bool done = native_->Run(arguments, results, scratch, handler, &times);
+    std::vector<Span> spans;
+    spans.reserve(times.size());
+    for (size_t i = 0; i < times.size(); ++i) {
+      const bool is_known = notes && i < notes->steps.size() && !notes->steps[i].empty();
+      spans.push_back({"step",
+                       is_known ? notes->steps[i] : Format("step %zu", i),
+                       times[i].begin_ns,
+                       times[i].end_ns,
+                       {device.id, -1, number, static_cast<int64_t>(i)}});
+    }
+    profiler.Record(std::move(spans));
+    return done;
+  }
+
   // The argument's block if this launch alone has it, else a copy to write over.
   static Ref<Block> TakeOver(const Argument& argument, Memory* memory) {
     const Ref<Block>& block = argument.contents->shared_block();

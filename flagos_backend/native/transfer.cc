@@ -19,22 +19,22 @@ Ref<Event> Transfer(Device* device, const Ref<Event>& after, size_t bytes, const
   Context* context = device->context;
   if (after->ready() && bytes <= kInlineBytes) {
     if (!after->status().ok()) return after;
-    ScopedSpan span(context->profiler, "transfer", name, device->id);
+    ScopedSpan span(context->profiler, "transfer", name, {device->id, static_cast<int64_t>(bytes)});
     work();
     return Event::Ready();
   }
   Ref<Event> done = Make<Event>();
   device->Track(done);
   auto keep = Ref<Context>::Share(context);
-  after->OnReady([done, device, keep, name, work = std::move(work)](const Status& status) mutable {
+  after->OnReady([done, device, keep, bytes, name, work = std::move(work)](const Status& status) mutable {
     if (!status.ok()) {
       done->Complete(status);
       return;
     }
-    keep->transfers->Submit([done, device, keep, name, work = std::move(work)]() mutable {
+    keep->transfers->Submit([done, device, keep, bytes, name, work = std::move(work)]() mutable {
       Status outcome;
       try {
-        ScopedSpan span(keep->profiler, "transfer", name, device->id);
+        ScopedSpan span(keep->profiler, "transfer", name, {device->id, static_cast<int64_t>(bytes)});
         work();
       } catch (...) {
         outcome = StatusOfException(name);
@@ -121,7 +121,8 @@ FlagosError* buffer_from_host(FlagosBufferFromHostArgs* host) {
     };
     if (args.semantics == FLAGOS_HOST_IMMUTABLE_ONLY_DURING_CALL && shape.bytes > kInlineBytes) {
       python::ReleaseGil released;
-      ScopedSpan span(args.context->profiler, "transfer", "buffer_from_host", args.memory->device->id);
+      ScopedSpan span(args.context->profiler, "transfer", "buffer_from_host",
+                      {args.memory->device->id, static_cast<int64_t>(shape.bytes)});
       work();
       done = Event::Ready();
     } else {

@@ -3,6 +3,7 @@ called by bridge.py."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,11 +83,14 @@ class Plan:
         assert all(shape is not None for shape in shapes), f"{self.name} passes a tuple"
         return tuple(shape for shape in shapes if shape is not None)
 
-    def run(self, run: Run, arguments: list[Any], outputs: Sequence[Any] = ()) -> list[Any]:
+    def run(
+        self, run: Run, arguments: list[Any], outputs: Sequence[Any] = (), times: list[int] | None = None
+    ) -> list[Any]:
         """Executes on the flat ``arguments`` and returns the flat results. Empties ``arguments``, so that the plan can
         free each at its last use. Callers enter torch.inference_mode() once per thread.
 
         ``outputs``: nothing, or an array for each result, where it is put if it has a home; others lie elsewhere.
+        ``times``: unless None, gets when each step begins and the last ends, in nanoseconds of the monotonic clock.
         """
         if len(arguments) != len(self.parameters):
             raise ValueError(f"{self.name} takes {len(self.parameters)} arrays, got {len(arguments)}")
@@ -97,7 +101,7 @@ class Plan:
             for slot, output in zip(self.results, outputs, strict=True):
                 if home := self.homes.get(slot):
                     values[home.slot] = home.of(output)
-        for kernel, operands, result, frees in self._compiled:
+        for kernel, operands, result, frees in self._compiled if times is None else self._timed(times):
             if operands is None:
                 kernel(run, values)
             else:
@@ -105,6 +109,12 @@ class Plan:
             for slot in frees:
                 values[slot] = None
         return [values[slot] for slot in self.results]
+
+    def _timed(self, times: list[int]) -> Iterator[CompiledStep]:
+        for step in self._compiled:
+            times.append(time.monotonic_ns())
+            yield step
+        times.append(time.monotonic_ns())
 
     def step_of(self, failure: Exception) -> int | None:
         """The number of the step that ``failure`` came out of; None when it was none of this plan's."""

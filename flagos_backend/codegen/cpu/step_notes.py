@@ -19,6 +19,7 @@ from flagos_backend.codegen.cpu.steps import (
     targets,
 )
 from flagos_backend.ir.cost import instruction_cost
+from flagos_backend.ir.effects import COLLECTIVES
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.region import Apply, Fold, Load, Region
@@ -44,9 +45,11 @@ class StepNote:
 
     @property
     def kind(self) -> str:
-        """loop, fold, product, call, control or kernel."""
+        """loop, fold, product, call, collective, control or kernel."""
         if isinstance(self.item, Region):
             return "fold" if self.item.folds else "loop"
+        if self.called is not None and self.called.opcode in COLLECTIVES:
+            return "collective"
         return "product" if isinstance(self.item, MatrixProduct) else _KINDS.get(self.item.kind, "kernel")
 
     @property

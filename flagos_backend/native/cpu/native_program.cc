@@ -2,6 +2,7 @@
 #include "cpu/native_program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -12,6 +13,11 @@
 
 namespace flagos::cpu {
 namespace {
+
+int64_t NowNs() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
 
 // A single number is what loops over the elements of an array copy.
 void CopyRun(char* to, const char* from, int64_t bytes) {
@@ -244,7 +250,8 @@ void NativeProgram::FindSlots(char** slot, void* const* arguments, void* const* 
   for (int64_t offset : temporary_offsets_) *slot++ = offset < 0 ? nullptr : static_cast<char*>(scratch) + offset;
 }
 
-bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler) const {
+bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler,
+                        std::vector<StepTime>* times) const {
   constexpr size_t kFew = 64;
   char* few[kFew];
   std::vector<char*> many(num_slots() > kFew ? num_slots() : 0);
@@ -252,9 +259,16 @@ bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, c
   FindSlots(slots, arguments, results, scratch);
   const OpenMpScope open_mp(shares_out_);
   const Runner runner(slots, handler);
-  if (!std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) { return std::visit(runner, step); })) {
-    return false;
-  }
+  const auto run = [&](const Step& step) { return std::visit(runner, step); };
+  const auto run_timed = [&](const Step& step) {
+    const int64_t begin_ns = NowNs();
+    const bool done = run(step);
+    times->push_back({begin_ns, NowNs()});
+    return done;
+  };
+  const bool done = times == nullptr ? std::all_of(steps_.begin(), steps_.end(), run)
+                                     : std::all_of(steps_.begin(), steps_.end(), run_timed);
+  if (!done) return false;
   for (size_t i = 0; i < result_bytes_.size(); ++i) {
     if (brought_[i]) results[i] = slots[argument_bytes_.size() + i];
   }

@@ -284,6 +284,11 @@ struct CallHandler {
   void* user;
 };
 
+// When a step began and ended, in nanoseconds of the monotonic clock.
+struct StepTime {
+  int64_t begin_ns, end_ns;
+};
+
 class NativeProgram {
  public:
   // Checks everything, also that no step reaches outside its buffers, so that Run needs no checks; what `functions` do
@@ -307,8 +312,10 @@ class NativeProgram {
   // Buffers aligned to 16 bytes; results overlap neither each other nor arguments, but a result that overwrites an
   // argument is written there and its own address is not used, and that of one that is brought is set. scratch:
   // scratch_bytes() bytes aligned to 64. Several runs may go on at once with different scratch. False: a library call
-  // failed.
-  bool Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler) const;
+  // failed. `times`, unless it is NULL, gets one for each step that ran.
+  bool Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler,
+           std::vector<StepTime>* times = nullptr) const;
+  size_t num_steps() const { return steps_.size(); }
 
  private:
   friend class Parser;

@@ -431,9 +431,14 @@ def test_a_profile_shows_what_ran(context: Context, memory: Memory) -> None:
     run(executable, put(memory, np.zeros(4, np.float32)))[0].to_host()
     trace = json.loads(context.profiler_stop())
     found = {(event["cat"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"}
-    expected = {("compile", "compile"), ("execute", "add_one"), ("transfer", "buffer_from_host")}
+    expected = {("compile", "compile add_one"), ("execute", "add_one"), ("transfer", "buffer_from_host")}
     assert expected | {("transfer", "buffer_to_host")} <= found
-    assert all(event["dur"] >= 0 for event in trace["traceEvents"])
+    assert all(event["dur"] >= 0 for event in trace["traceEvents"] if event["ph"] == "X")
+    [program] = [event["args"] for event in trace["traceEvents"] if event["name"] == "flagos_program"]
+    [step] = [event for event in trace["traceEvents"] if event.get("cat") == "step"]
+    assert program["facts"]["name"] == "add_one" and step["args"]["program"] == program["program"]
+    assert str(step["args"]["step"]) in program["facts"]["steps"]
+    assert {event["name"] for event in trace["traceEvents"] if event["ph"] == "C"} == {"memory in use, device 0"}
     with pytest.raises(FlagosStatusError, match="does not run"):
         context.profiler_stop()
 
