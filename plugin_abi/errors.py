@@ -166,6 +166,11 @@ class RefusalCode(enum.IntEnum):
         "the library cannot be tried in a process of its own",
         "correct the cause, or load it untried as the message says",
     )
+    ISOLATION_UNAVAILABLE = (
+        1507,
+        "the backend cannot be given a process of its own",
+        "correct the cause, or set FLAGOS_ISOLATION=none",
+    )
 
 
 def printable(text: str) -> str:

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from plugin_abi import cabi, dynamic_load, ending, log
+from plugin_abi import cabi, dynamic_load, ending, isolation, log
 from plugin_abi.cache import cache_folder
 from plugin_abi.dynamic_load import Loadable
 from plugin_abi.errors import CHOSEN_BY_USER, Refusal, RefusalCode, printable
 from plugin_abi.files import OpenFile, kept_from_writers, real_path
 from plugin_abi.frameworks import RunningFramework
+from plugin_abi.isolation import IsolationMode
 from plugin_abi.libraries import Dependency, current_linker, loaded_by_descriptor
 from plugin_abi.log import BACKEND_LEVELS, backend_logger, logger
-from plugin_abi.manifest import Manifest, OptionValue, read_manifest
+from plugin_abi.manifest import Isolation, Manifest, OptionValue, read_manifest
 from plugin_abi.negotiation import PluginInfo, call_entry, judge
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
 from plugin_abi.search import DISABLE_VARIABLE, FoundManifest, SearchEnvironment, SearchResult, find_manifests
@@ -101,6 +102,8 @@ class _State:
     lock: threading.RLock = field(default_factory=threading.RLock)
     #: By the real path of the library.
     backends: dict[str, Backend] = field(default_factory=dict)
+    #: The same of those that run in processes of their own.
+    isolated: dict[str, Backend] = field(default_factory=dict)
     native: list[Backend] = field(default_factory=list)
     results: dict[str, LoadResult] = field(default_factory=dict)
     #: The libraries and the log callback: they must outlive every call.
@@ -182,6 +185,9 @@ class _Session:
 
     policy: Policy
     trial: Trial
+    #: None where FLAGOS_ISOLATION says what nobody knows.
+    isolation: IsolationMode | None
+    variables: Mapping[str, str]
 
     @classmethod
     def begin(cls, environment: SearchEnvironment, frameworks: Iterable[RunningFramework]) -> _Session:
@@ -192,12 +198,17 @@ class _Session:
             frameworks=tuple(frameworks),
         )
         folder = cache_folder(variables, environment.privileged)
-        return cls(policy, Trial(trial_mode(variables), trial_timeout(variables), folder))
+        trial = Trial(trial_mode(variables), trial_timeout(variables), folder)
+        return cls(policy, trial, isolation.isolation_mode(variables), variables)
 
     def without_loading(self) -> _Session:
         """The same where the library will not enter this process: then only a trial can tell what its entry answers."""
         mode = TrialMode.AUTO if self.trial.mode is TrialMode.NEVER else self.trial.mode
         return replace(self, trial=replace(self.trial, mode=mode))
+
+    def within_own_process(self) -> _Session:
+        """The same in a process that is the backend's alone: loading the library there is its trial."""
+        return replace(self, trial=replace(self.trial, mode=TrialMode.NEVER), isolation=IsolationMode.NONE)
 
     def check(self, manifest: Manifest) -> Library | Refusal:
         """Everything that can be known without the library's code in this process."""
@@ -213,6 +224,11 @@ class _Session:
         return _guarded(manifest.path, self._load, manifest)
 
     def _load(self, manifest: Manifest) -> Backend | Refusal:
+        if self.isolation is None:
+            return isolation.unknown_mode(str(manifest.path), self.variables[isolation.MODE_VARIABLE])
+        asked = self.isolation is IsolationMode.AUTO and manifest.isolation is Isolation.PROCESS
+        if asked or self.isolation is IsolationMode.PROCESS:
+            return self._load_isolated(manifest)
         library = self._check(manifest)
         if isinstance(library, Refusal):
             return library
@@ -223,6 +239,25 @@ class _Session:
         backend = _open(library, manifest)
         if isinstance(backend, Backend):
             _state.backends[real] = backend
+        return backend
+
+    def _load_isolated(self, manifest: Manifest) -> Backend | Refusal:
+        """The library's code stays out of this process, so that it needs no trial. Its own process makes all checks
+        again of the files that it opens; those here give their reasons before one is started."""
+        library = examine(manifest, self.policy)
+        if isinstance(library, Refusal):
+            return library
+        place = library.file.place
+        known = _state.isolated.get(place)
+        if known is not None:
+            return known
+        address = isolation.entry(manifest, place, self.trial.timeout)
+        if isinstance(address, Refusal):
+            return address
+        entry = cabi.ffi().cast("FlagosPluginEntry", address)
+        backend = _negotiate(entry, manifest, manifest.priority, place)
+        if isinstance(backend, Backend):
+            _state.isolated[place] = backend
         return backend
 
 
@@ -349,6 +384,18 @@ def load(
         result = _choose(platform, candidates, session, searched)
         _state.results[platform] = result
         return result
+
+
+def load_manifest(manifest_path: Path) -> Backend | Refusal:
+    """Load the backend of one manifest into this process, for good: what a backend's own process does."""
+    environment = SearchEnvironment.current()
+    with _state.lock:
+        log.configure(environment.variables)
+        manifest = _guarded(manifest_path, read_manifest, manifest_path)
+        if isinstance(manifest, Refusal):
+            return manifest
+        session = _Session.begin(environment, ()).within_own_process()
+        return session.load(manifest)
 
 
 def register_native(entry_address: int, priority: int = 0, place: str = "this process") -> Backend | Refusal:

@@ -23,7 +23,8 @@ MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 16
 MAX_STRING: Final = 4096
 MAX_ITEMS: Final = 256
-FORMAT_MAJOR_MINOR: Final = (1, 0)
+#: The formats that this loader reads; 1.1 brings `isolation`.
+FORMATS: Final = ((1, 0), (1, 1))
 PRIORITY_LIMIT: Final = 10_000
 
 _FORMAT_VERSION = re.compile(r"(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,4})")
@@ -45,6 +46,13 @@ class Binding(enum.Enum):
 
     C = "c"
     CXX = "cxx"
+
+
+class Isolation(enum.Enum):
+    """Where a backend asks to run, unless its user says otherwise: in the host's process or in one of its own."""
+
+    NONE = "none"
+    PROCESS = "process"
 
 
 class PythonAbi(enum.Enum):
@@ -105,6 +113,7 @@ class Manifest:
     sha256: str | None = None
     options: tuple[tuple[str, OptionValue], ...] = ()
     static_initializers: int = 0
+    isolation: Isolation = Isolation.NONE
     #: Fields that no loader of this format reads, each with the known one that it resembles.
     unknown_fields: tuple[str, ...] = field(default=(), compare=False)
 
@@ -354,15 +363,28 @@ def _options(top: _Object) -> tuple[tuple[str, OptionValue], ...]:
 def _format_version(top: _Object) -> str:
     text = top.need_text("file_format_version", _FORMAT_VERSION, "1.0.0")
     major, minor, _ = map(int, text.split("."))
-    if (major, minor) != FORMAT_MAJOR_MINOR:
-        wanted = ".".join(map(str, FORMAT_MAJOR_MINOR))
+    if (major, minor) not in FORMATS:
+        wanted = " and ".join(f"{major}.{minor}.x" for major, minor in FORMATS)
         raise _Invalid(
             RefusalCode.MANIFEST_FORMAT_VERSION,
-            f"file_format_version is {text}; this loader reads {wanted}.x",
+            f"file_format_version is {text}; this loader reads {wanted}",
             "file_format_version",
             "install a loader of that format, or write the manifest for this one",
         )
     return text
+
+
+def _isolation(top: _Object, format_version: str) -> Isolation:
+    value = top.text("isolation")
+    if value is None:
+        return Isolation.NONE
+    if format_version.startswith("1.0."):
+        # A loader of that format would leave the field out, and load the library into its process.
+        _invalid("isolation", "is of the format 1.1, the manifest of 1.0", "write file_format_version 1.1.0")
+    found = next((isolation for isolation in Isolation if isolation.value == value), None)
+    if found is None:
+        _invalid("isolation", f"is {value!r}", f"write one of {', '.join(known.value for known in Isolation)}")
+    return found
 
 
 def _unknown_fields(top: _Object) -> tuple[str, ...]:
@@ -397,6 +419,7 @@ def _manifest(path: Path, top: _Object) -> Manifest:
         sha256=top.text("sha256", _SHA256, "64 lower-case hex digits"),
         options=_options(top),
         static_initializers=top.integer("static_initializers", 0, 0, 1_000_000),
+        isolation=_isolation(top, format_version),
     )
     return replace(manifest, unknown_fields=_unknown_fields(top))
 

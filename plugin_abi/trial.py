@@ -141,7 +141,7 @@ def _keep(folder: Path, key: str, refusal: Refusal | None) -> None:
 # ---- The child -----------------------------------------------------------------------------------------------------
 
 
-def _python() -> str | None:
+def python_program() -> str | None:
     """A Python to run the child with; in an embedding host sys.executable may be any program."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     folders = (Path(sys.exec_prefix) / "bin", Path(sys.base_exec_prefix) / "bin")
@@ -289,7 +289,7 @@ def _answer(result: bytes) -> EntryAnswer:
 def _try(library: Library, manifest: Manifest, host: AbiRange, timeout: float) -> Refusal | None:
     place = str(library.path)
     vendor = "report it to the backend's vendor, or remove its manifest"
-    python = _python()
+    python = python_program()
     if python is None:
         cure = f"set {MODE_VARIABLE}=0 to load the library without a trial"
         fact = "there is no Python program to try the library with"

@@ -35,6 +35,9 @@ def isolate_environment() -> None:
     os.environ.pop("CI", None)
     # The host, also where there is an accelerator, unless a run is meant for another device: "cuda", "simulated", ...
     os.environ["FLAGOS_DEVICE"] = os.environ.get("FLAGOS_TEST_DEVICE", "cpu")
+    # Backends in processes of their own, if a run is meant for that: "process".
+    if "FLAGOS_TEST_ISOLATION" in os.environ:
+        os.environ["FLAGOS_ISOLATION"] = os.environ["FLAGOS_TEST_ISOLATION"]
     # Another backend than the one of this tree, named by its manifest.
     if "FLAGOS_TEST_DRIVER_FILES" in os.environ:
         os.environ["FLAGOS_DRIVER_FILES"] = os.environ["FLAGOS_TEST_DRIVER_FILES"]

@@ -61,7 +61,8 @@ def _is_host(backend: Backend) -> bool:
         devices = context.addressable_devices
         if not devices:
             raise LookupError("it has no device in this process")
-        return devices[0].is_host_memory
+        # The memory of a backend in a process of its own is not the host's, also where its device is.
+        return devices[0].is_host_memory or devices[0].kind == "cpu"
 
 
 def _register_unavailable(reason: str) -> None:

@@ -159,6 +159,14 @@ PJRT_Error* DescribeMemory(const FlagosApi& api, FlagosMemory* handle, Memory* m
   return nullptr;
 }
 
+// Whether the backend runs in a process of its own: then this one can address none of its memories.
+bool IsIsolated(const FlagosNamedValue* attributes, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (std::string_view(attributes[i].name, attributes[i].name_size) == "isolated_process_id") return true;
+  }
+  return false;
+}
+
 PJRT_Error* DescribeDevice(PJRT_Client* client, FlagosDevice* handle, PJRT_Device* device) {
   auto described = MakeArgs<FlagosDeviceDescribeArgs>();
   described.device = handle;
@@ -175,6 +183,7 @@ PJRT_Error* DescribeDevice(PJRT_Client* client, FlagosDevice* handle, PJRT_Devic
   description.debug_string = described.debug_string;
   description.to_string = described.to_string;
   description.attributes = ToPjrtValues(described.attributes, described.num_attributes);
+  const bool is_isolated = IsIsolated(described.attributes, described.num_attributes);
   for (size_t i = 0; i < described.num_memories; ++i) {
     PJRT_Memory* memory = client->FindMemory(described.memories[i]);
     if (memory == nullptr) continue;  // another process's
@@ -183,6 +192,7 @@ PJRT_Error* DescribeDevice(PJRT_Client* client, FlagosDevice* handle, PJRT_Devic
       description.default_memory_index = description.memories.size();
     }
     device->memories.push_back(memory);
+    if (is_isolated) AsMemory(memory)->is_host = false;
     AsMemory(memory)->devices.push_back(device);
     description.memories.push_back({AsMemory(memory)->kind, AsMemory(memory)->kind_id});
   }

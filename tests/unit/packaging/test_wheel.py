@@ -47,6 +47,8 @@ def test_announcements(wheel: metadata.Distribution, group: str, value: str) -> 
     "name",
     [
         "plugin_abi/include/flagos/plugin_abi.h",
+        "plugin_abi/include/flagos/isolation.h",
+        "plugin_abi/lib/libflagos_isolation.so",
         "plugin_abi/lib/libpjrt_flagos.so",
         "plugin_abi/manifests/manifest.schema.json",
         "flagos_backend/lib/libflagos_backend.so",

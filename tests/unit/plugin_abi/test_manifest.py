@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugin_abi.errors import Refusal, RefusalCode
-from plugin_abi.manifest import Binding, Manifest, PythonAbi, parse_manifest, read_manifest
+from plugin_abi.manifest import Binding, Isolation, Manifest, PythonAbi, parse_manifest, read_manifest
 from plugin_abi.versions import AbiRange, AbiVersion
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
@@ -23,7 +23,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 PLACE = Path("/somewhere/50_vendor.json")
 
 FULL: dict[str, Any] = {
-    "file_format_version": "1.0.3",
+    "file_format_version": "1.1.3",
     "name": "vendor",
     "platform": "flagos",
     "version": "1.2.3",
@@ -46,6 +46,7 @@ FULL: dict[str, Any] = {
     "resource_dir": "../share",
     "sha256": "d" * 64,
     "static_initializers": 8,
+    "isolation": "process",
     "options": {"text": "", "count": -3, "ratio": 0.5, "on": False, "list": [1, 2]},
 }
 
@@ -60,6 +61,7 @@ def test_every_field_is_read() -> None:
     assert (manifest.path, manifest.name, manifest.platform, manifest.version) == (PLACE, "vendor", "flagos", "1.2.3")
     assert manifest.abi_version == AbiRange(AbiVersion(1, 0), AbiVersion(1, 2))
     assert (manifest.priority, manifest.static_initializers, manifest.sha256) == (100, 8, "d" * 64)
+    assert manifest.isolation is Isolation.PROCESS
     assert manifest.resource_dir == Path("/somewhere/../share")
     assert dict(manifest.options) == {"text": "", "count": -3, "ratio": 0.5, "on": False, "list": (1, 2)}
     built = manifest.built_with
@@ -77,6 +79,17 @@ def test_optional_fields_may_be_left_out() -> None:
     manifest = _parse(fields)
     assert isinstance(manifest, Manifest)
     assert (manifest.priority, manifest.resource_dir, manifest.sha256, manifest.options) == (0, None, None, ())
+
+
+def test_a_field_of_a_later_format_is_refused_in_an_earlier_one() -> None:
+    fields = FULL | {"file_format_version": "1.0.3"}
+    refusal = _parse(fields)
+    assert isinstance(refusal, Refusal) and "isolation is of the format 1.1" in refusal.fact
+    assert not VALIDATOR.is_valid(fields)
+    del fields["isolation"]
+    manifest = _parse(fields)
+    assert isinstance(manifest, Manifest) and manifest.isolation is Isolation.NONE
+    assert VALIDATOR.is_valid(fields)
 
 
 def test_unknown_keys_are_ignored_at_every_level() -> None:

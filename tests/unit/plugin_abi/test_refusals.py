@@ -117,6 +117,7 @@ def test_every_code_of_a_refusal_has_its_defect() -> None:
         RefusalCode.NOT_SELECTED: "test_search.py",
         RefusalCode.DUPLICATE_LIBRARY: "test_loader.py",
         RefusalCode.TRIAL_UNAVAILABLE: "test_trial.py",
+        RefusalCode.ISOLATION_UNAVAILABLE: "cpu/plugin_abi/test_isolated.py",
         RefusalCode.CHECK_FAILED: "test_isolation.py",
         RefusalCode.EXECUTABLE_STACK: "test_load_time.py",
         RefusalCode.WRITABLE_CODE: "test_load_time.py",

@@ -18,7 +18,7 @@ def test_it_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def context(accepted: object) -> SimpleNamespace:
         contexts.append(accepted)
         time.sleep(0.02)
-        return SimpleNamespace(addressable_devices=[SimpleNamespace(is_host_memory=True)])
+        return SimpleNamespace(addressable_devices=[SimpleNamespace(is_host_memory=True, attributes={})])
 
     monkeypatch.setattr(module, "loader", SimpleNamespace(load=lambda *_, **__: SimpleNamespace(accepted="backend")))
     monkeypatch.setattr(module, "Context", context)

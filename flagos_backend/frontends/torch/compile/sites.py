@@ -18,6 +18,7 @@ from flagos_backend.frontends.torch.compile.errors import BackendUnavailable
 from plugin_abi import loader
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Context, Device
+from plugin_abi.isolation import OUT_OF_REACH, PROCESS_ATTRIBUTE
 
 HOST, FLAGOS = "cpu", "flagos"
 
@@ -65,9 +66,12 @@ def _open(options: dict[str, str | int]) -> Context:
 def _host() -> Site:
     context = _open({"device": HOST})
     # A backend that knows no such option gives what it has: a device that cannot read the pointers of these tensors.
-    if not any(device.is_host_memory for device in context.addressable_devices[:1]):
-        context.close()
+    devices = context.addressable_devices[:1]
+    if not any(device.is_host_memory for device in devices):
         reason = f"{context.platform_version} has no device for tensors of the host; move them to one that it has."
+        if any(PROCESS_ATTRIBUTE in device.attributes for device in devices):
+            reason = loader.no_device_message(context.api.backend, OUT_OF_REACH)
+        context.close()
         raise BackendUnavailable(reason=reason)
     return Site(context, context.addressable_devices[0], torch.device(HOST))
 

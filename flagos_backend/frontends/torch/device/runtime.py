@@ -17,7 +17,7 @@ from flagos_backend.frontends.torch.device import _native
 from flagos_backend.frontends.torch.device.errors import DeviceUnavailable, NoInnerDevice
 from flagos_backend.frontends.torch.device.generator import default_generator
 from flagos_backend.frontends.torch.device.opening import DEVICE_TYPE
-from plugin_abi import frameworks, loader
+from plugin_abi import frameworks, isolation, loader
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Context, Device
 
@@ -71,6 +71,8 @@ def _opened() -> Runtime:
     if not devices:
         nothing = "it has no device in this process"
         raise DeviceUnavailable(reason=loader.no_device_message(result.accepted, nothing))
+    if isolation.PROCESS_ATTRIBUTE in devices[0].attributes:
+        raise DeviceUnavailable(reason=loader.no_device_message(result.accepted, isolation.OUT_OF_REACH))
     inner = inner_device(devices[0])
     type_, index = torch.empty(0, device=inner).__dlpack_device__()
     _native.open(torch.Tensor, torch.OutOfMemoryError, (int(type_), index))

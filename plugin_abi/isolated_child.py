@@ -1,0 +1,57 @@
+"""The Python of a backend's own process: loads one library, checked as always, and serves it to the host.
+
+Started by libflagos_isolation.so with the command of isolation.py; main() never returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from plugin_abi import cabi, isolation, loader
+from plugin_abi.errors import Refusal
+from plugin_abi.negotiation import PluginInfo
+
+#: Standard input, output and error, and the socket.
+_KEPT: Final = 4
+
+
+def _close_what_was_inherited() -> None:
+    """Files that the host did not mean for this process: it would keep them open for as long as it lives."""
+    for number in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        if number >= _KEPT:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(number)
+
+
+def _plugin_info(info: PluginInfo) -> tuple[Any, list[Any]]:
+    """A FlagosPluginInfo, and what must stay alive as long as it."""
+    ffi = cabi.ffi()
+    made: Any = ffi.new("FlagosPluginInfo*")
+    made.struct_size = ffi.sizeof("FlagosPluginInfo")
+    kept: list[Any] = [made]
+    for field in fields(PluginInfo):
+        value = getattr(info, field.name)
+        if isinstance(value, str):
+            kept.append(ffi.new("char[]", value.encode()))
+            value = kept[-1]
+        setattr(made, field.name, value)
+    return made, kept
+
+
+def main(request: dict[str, Any], socket: int) -> NoReturn:
+    """Serves the library of request["manifest"] to the host at the other end of `socket`."""
+    _close_what_was_inherited()
+    loaded = loader.load_manifest(Path(request["manifest"]))
+    serve = isolation.library().FlagosServe
+    if isinstance(loaded, Refusal):
+        serve(socket, None, 0, None, str(loaded).encode("utf-8", "replace"))
+    else:
+        info, _kept = _plugin_info(loaded.info)
+        address = int(cabi.ffi().cast("uintptr_t", info))
+        serve(socket, ctypes.c_void_p(loaded.address), loaded.version.number, ctypes.c_void_p(address), None)
+    raise AssertionError("FlagosServe does not return")

@@ -1,0 +1,120 @@
+// The host's end of one child: its start, its channels, its events, and what becomes of them when it ends.
+//
+// A channel is a pair of sockets over which one thread at a time makes a call and waits for its reply; there are as many
+// as threads have called at once. The first pair, the event socket, carries what the child says unasked, read by a thread
+// of the link, and hands new channels to the child.
+#ifndef FLAGOS_ISOLATION_LINK_H_
+#define FLAGOS_ISOLATION_LINK_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "frames.h"
+#include "segment.h"
+#include "status.h"
+#include "wire.h"
+
+namespace flagos_isolation {
+
+// Something that will have happened, and who wants to know.
+class EventState {
+ public:
+  using Listener = std::function<void(const Status&)>;
+  void Complete(const Status& status);
+  bool Query(Status* status);
+  bool Await(int64_t timeout_ns, Status* status);  // below zero: for ever; false when the time ran out
+  void OnReady(Listener listener);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ready_ = false;
+  Status status_;
+  std::vector<Listener> listeners_;
+};
+
+class Link : public std::enable_shared_from_this<Link> {
+ public:
+  // Starts `command` with one more argument, the number of its socket, and greets it. NULL with `*why` set.
+  static std::shared_ptr<Link> Start(const std::vector<std::string>& command, const Hello& own, int timeout_ms,
+                                     Hello* hello, std::string* why);
+  ~Link();
+
+  // The first of `count` ids that nothing has had.
+  uint64_t NewIds(size_t count = 1) { return next_id_.fetch_add(count, std::memory_order_relaxed); }
+  SegmentPool& segments() { return segments_; }
+
+  // Makes a call; an error is the child's, or UNAVAILABLE where there is no child any more. `segment` is one that the call
+  // names.
+  Status Request(const Call& call, Reply* reply, Segment* segment = nullptr);
+  // Sends a call that has no reply. To a child that has ended it is nothing.
+  void Post(const Call& call);
+
+  // What happens when the event `id` completes, before anybody learns of it: it may look at the event's data and changes
+  // what the event says by changing the status. Called exactly once, also when the child ends.
+  using Arrival = std::function<void(Status*, std::string_view data)>;
+  std::shared_ptr<EventState> Expect(uint64_t id, Arrival arrival = nullptr);
+  void Complete(uint64_t id, Status status, std::string_view data);
+
+  pid_t process() const { return process_; }
+  bool alive() const { return phase_ == kAlive; }
+  // Whether this process, and not one that it was forked from, has a child there that is to be used.
+  bool IsUsable() const;
+  Status death() const;  // why there is no child any more
+  // Ends the child as being of no use.
+  void Close();
+  // The child said what no child may say.
+  Status Malformed(const std::string& what);
+
+ private:
+  struct Channel {
+    explicit Channel(Descriptor end) : socket(std::move(end)) {}
+    Descriptor socket;
+    uint64_t sequence = 0;
+  };
+  struct Expected {
+    std::shared_ptr<EventState> state;
+    Arrival arrival;
+  };
+  enum Phase { kAlive, kEnding, kDead };
+
+  Link(Descriptor events, pid_t process);
+  Channel* TakeChannel(Status* why);
+  void GiveChannel(Channel* channel);
+  void ReadEvents();
+  // Ends the child if it has not ended, finds out how, and fails everything that waits for it. Returns death().
+  Status Bury(const std::string& fault);
+  std::string HowItEnded();
+
+  Descriptor events_;
+  const pid_t process_;
+  const pid_t owner_;
+  std::atomic<uint64_t> next_id_{1};
+  SegmentPool segments_;
+
+  std::mutex channels_mutex_;
+  std::vector<std::unique_ptr<Channel>> channels_;
+  std::vector<Channel*> free_channels_;
+  std::mutex opening_mutex_;  // the event socket's sending side
+
+  std::mutex expected_mutex_;
+  std::unordered_map<uint64_t, Expected> expected_;
+
+  mutable std::mutex phase_mutex_;
+  mutable std::condition_variable buried_;
+  std::atomic<int> phase_{kAlive};
+  Status death_;
+};
+
+}  // namespace flagos_isolation
+
+#endif  // FLAGOS_ISOLATION_LINK_H_
