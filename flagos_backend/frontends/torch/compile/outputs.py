@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.fx import GraphModule, Node
@@ -24,6 +24,7 @@ WITH_EFFECTS = torch.ops.higher_order.with_effects
 Source = Callable[[list[Any], list[torch.Tensor]], Any]
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Returned:
     """An output that the program returns, by number; where it is None, it was written to the input at ``position``."""
@@ -48,7 +49,7 @@ class OutputPlan:
         """The outputs of the graph. What the program returns costs no call of Python's each."""
         return [
             source(inputs, results)
-            if not isinstance(source, Returned)
+            if type(source) is not Returned
             else inputs[source.position]
             if (value := results[source.number]) is None
             else value
