@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.fx import GraphModule, Node
@@ -24,17 +24,37 @@ WITH_EFFECTS = torch.ops.higher_order.with_effects
 Source = Callable[[list[Any], list[torch.Tensor]], Any]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """An output that the program returns, by number; where it is None, it was written to the input at ``position``."""
+
+    number: int
+    position: int = -1
+
+
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """``computed``: nodes that the program returns, each once. ``sources``: what makes each output of the graph.
+    """``computed``: nodes that the program returns, each once. ``sources``: where each output of the graph comes from.
     ``writes``: nodes that it returns after those, each into the memory of a graph's input, by position; AOTAutograd is
     given that input for the output, or the value where it could not be written. ``is_direct``: whether the graph's
     outputs are the program's, no more and no less."""
 
     computed: tuple[Node, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[Source | Returned, ...]
     is_direct: bool
     writes: tuple[tuple[Node, int], ...] = ()
+
+    def outputs(self, inputs: list[Any], results: list[torch.Tensor]) -> list[Any]:
+        """The outputs of the graph. What the program returns costs no call of Python's each."""
+        return [
+            source(inputs, results)
+            if type(source) is not Returned
+            else inputs[source.position]
+            if (value := results[source.number]) is None
+            else value
+            for source in self.sources
+        ]
 
 
 def plan_outputs(graph: GraphModule, traced: Mapping[Node, Any], written: Mapping[int, int]) -> OutputPlan:
@@ -56,10 +76,10 @@ class _Planner:
         writes = {n: output for n, output in enumerate(outputs) if n in self._written and self._is_written(n, output)}
         # An output that is the same node is the input, as in-place operators return it.
         changed = {output: n for n, output in writes.items()}
-        plain = {n: self._source(output) for n, output in enumerate(outputs) if output not in changed}
+        plain = {n: self._returned(output) for n, output in enumerate(outputs) if output not in changed}
         computed = tuple(self._computed)
         numbers = {n: len(computed) + place for place, n in enumerate(writes)}
-        written = {n: _write(number, self._written[n]) for n, number in numbers.items()}
+        written = {n: Returned(number, self._written[n]) for n, number in numbers.items()}
         sources = tuple(plain[n] if n in plain else written[changed[output]] for n, output in enumerate(outputs))
         return OutputPlan(
             computed,
@@ -78,6 +98,11 @@ class _Planner:
             return False
         alike = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
         return alike and old.numel() > 0 and layout_of(old.shape, old.stride()).strides == old.stride()
+
+    def _returned(self, output: Any) -> Source | Returned:
+        source = self._source(output)
+        number = self._computed.get(output) if isinstance(output, Node) else None
+        return source if number is None else Returned(number)
 
     def _source(self, output: Any) -> Source:
         if not isinstance(output, Node):
@@ -108,14 +133,6 @@ class _Planner:
         kwargs = torch.fx.map_arg(node.kwargs, self._traced.__getitem__)
         target: Any = node.target
         return lambda inputs, results: target(origin(inputs, results), *args, **kwargs)
-
-
-def _write(number: int, position: int) -> Source:
-    def source(inputs: list[Any], results: list[torch.Tensor]) -> Any:
-        value: Any = results[number]
-        return inputs[position] if value is None else value
-
-    return source
 
 
 def is_token(node: Node) -> bool:

@@ -184,8 +184,7 @@ def _program(
             name, graph, traced, options, dense_inputs=dense_inputs, written=written, graph_report=told
         )
         launch = launcher_of(program, producers) if program.serialized is not None else None
-    sources, is_direct = program.outputs.sources, program.outputs.is_direct
-
+    outputs_of, is_direct = program.outputs.outputs, program.outputs.is_direct
     begin_their_memory = views_read_as_they_lie(graph.graph)
 
     def look(inputs: list[Any]) -> None:
@@ -203,7 +202,7 @@ def _program(
     def run(inputs: list[Any]) -> list[Any]:
         look(inputs)
         results = launch(inputs) if launch is not None else []
-        outputs = [source(inputs, results) for source in sources]
+        outputs = outputs_of(inputs, results)
         inputs.clear()
         return outputs
 

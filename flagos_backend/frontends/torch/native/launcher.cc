@@ -43,7 +43,8 @@ struct Result {
   Sizes sizes, strides;
 };
 
-// The structs of one launch at a time. An input's buffer is kept for as long as the tensors come at its address.
+// The structs of one launch at a time. An input's buffer is kept for as long as the tensors come at its address; where a
+// result is written to it, the result's buffer takes its place.
 struct Frame {
   std::vector<void*> addresses;
   std::vector<char> writable;  // whether an input lies where a result may be written
@@ -123,7 +124,20 @@ bool IsWritten(const Result& result, const Frame& frame, const void* address) {
          frame.addresses[static_cast<size_t>(result.target)] == address;
 }
 
-// The outputs as a list: tensors, and None for what was written to an input. Takes all buffers of the frame.
+// Keeps the buffer of a result for the next launch that finds the input at its address: it is the input's from now on.
+void KeepWritten(Launcher& launcher, Frame& frame, size_t number, FlagosBuffer* buffer) {
+  const Result& result = launcher.results[number];
+  const auto target = static_cast<size_t>(result.target);
+  const Input& input = launcher.inputs[target];
+  const bool is_free = frame.inputs[target] == nullptr;
+  if (is_free && !(result.dtype != input.dtype) && result.sizes == input.sizes && result.strides == input.strides) {
+    frame.inputs[target] = buffer;
+  } else {
+    launcher.api->buffer_destroy(buffer);
+  }
+}
+
+// The outputs as a list: tensors, and None for what was written to an input. Takes all output buffers of the frame.
 PyObject* TakeOutputs(Launcher& launcher, Frame& frame) {
   const size_t count = launcher.results.size();
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(count));
@@ -133,7 +147,7 @@ PyObject* TakeOutputs(Launcher& launcher, Frame& frame) {
     if (list == nullptr) {
       launcher.api->buffer_destroy(buffer);
     } else if (IsWritten(launcher.results[i], frame, frame.pointers[i].pointer)) {
-      launcher.api->buffer_destroy(buffer);
+      KeepWritten(launcher, frame, i, buffer);
       Py_INCREF(Py_None);
       PyList_SetItem(list, static_cast<Py_ssize_t>(i), Py_None);
     } else if ((tensor = ToTensor(launcher, i, buffer, frame.pointers[i].pointer)) == nullptr) {
@@ -191,7 +205,8 @@ bool RaiseFrom(const Launcher& launcher, FlagosError* error) {
 
 // Points input `number` of the frame at the address. `writable`: whether that is the memory of the caller's tensor.
 bool SetAddress(Launcher& launcher, Frame& frame, size_t number, void* address, bool writable) {
-  if (frame.inputs[number] != nullptr && frame.addresses[number] == address) return true;
+  const bool is_there = frame.inputs[number] != nullptr && frame.addresses[number] == address;
+  if (is_there && (frame.writable[number] != 0) == writable) return true;
   const Input& input = launcher.inputs[number];
   FlagosBufferViewArgs view{};
   view.struct_size = sizeof(view);
@@ -318,6 +333,7 @@ PyObject* Launch(Launcher& launcher, PyObject* arguments) {
     Py_BEGIN_ALLOW_THREADS;
     error = Execute(launcher, *frame);
     Py_END_ALLOW_THREADS;
+    DropWritten(launcher, *frame);
     if (error != nullptr) {
       RaiseFrom(launcher, error);
     } else {
@@ -325,7 +341,6 @@ PyObject* Launch(Launcher& launcher, PyObject* arguments) {
     }
   }
   Py_XDECREF(copies);
-  DropWritten(launcher, *frame);
   launcher.frames.push_back(std::move(frame));
   return outputs;
 }
