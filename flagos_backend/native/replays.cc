@@ -1,5 +1,7 @@
 #include "replays.h"
 
+#include <algorithm>
+
 #include "accelerator.h"
 #include "description.h"
 #include "log.h"
@@ -17,6 +19,39 @@ constexpr int kRunsBeforeCapture = 2;
 // What kernels were chosen for when they were captured: torch's own allocations are aligned so.
 constexpr uintptr_t kCapturedAlignment = 256;
 
+// Arguments that lie elsewhere, as rows of a tensor do, are copied before a replay, up to so many bytes together: that
+// takes a device some 30 us, as the interpreter takes for a step or two.
+constexpr size_t kMostCopied = size_t{64} << 20;
+
+bool IsAligned(const Argument& argument) {
+  const Block& block = argument.contents->block();
+  return block.bytes() == 0 || reinterpret_cast<uintptr_t>(block.data()) % kCapturedAlignment == 0;
+}
+
+// Whether all arguments can be where a replay wants them: a copy of what it writes over would be lost.
+bool CanAlign(const Replayed& replayed, const Place& place, const std::vector<Argument>& arguments) {
+  size_t copied = 0;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (IsAligned(arguments[i])) continue;
+    const auto written = std::find(replayed.overwritten.begin(), replayed.overwritten.end(), static_cast<int64_t>(i));
+    const bool is_local = arguments[i].contents->block().memory() == place.device->default_memory();
+    copied += arguments[i].shape->bytes;
+    if (written != replayed.overwritten.end() || !is_local || copied > kMostCopied) return false;
+  }
+  return true;
+}
+
+// An argument in memory that is aligned, behind what the compute stream does; `copies` has that memory.
+void* Align(const Place& place, const Argument& argument, std::vector<Ref<Block>>& copies) {
+  void* const data = argument.contents->block().data();
+  if (IsAligned(argument)) return data;
+  Accelerator* const accelerator = place.device->accelerator.get();
+  const size_t bytes = argument.shape->bytes;
+  copies.push_back(accelerator->AllocateOutput(place.device->default_memory(), bytes));
+  accelerator->streams().Copy(Stream::kCompute, {copies.back()->data(), accelerator}, {data, accelerator}, bytes);
+  return copies.back()->data();
+}
+
 }  // namespace
 
 Replayed::~Replayed() { python::Discard(kept, 0); }
@@ -28,20 +63,22 @@ bool Replays::Has(const Device& device) {
 
 std::shared_ptr<Replayed> Replays::Find(const Place& place, const std::vector<Argument>& arguments, bool in_place) {
   if (!info_.donors.empty() && !in_place) return nullptr;
-  for (const Argument& argument : arguments) {
-    const Block& block = argument.contents->block();
-    if (block.bytes() > 0 && reinterpret_cast<uintptr_t>(block.data()) % kCapturedAlignment != 0) return nullptr;
+  std::shared_ptr<Replayed> replayed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = replayed_.find(place.device->id);
+    if (found != replayed_.end() && !found->second->replay->dropped()) replayed = found->second;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto found = replayed_.find(place.device->id);
-  return found == replayed_.end() || found->second->replay->dropped() ? nullptr : found->second;
+  return replayed != nullptr && CanAlign(*replayed, place, arguments) ? replayed : nullptr;
 }
 
 std::vector<Ref<Block>> Replays::Run(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
                                      const std::vector<Memory*>& memories, Gathering* gathering) const {
   std::vector<void*> addresses;
   addresses.reserve(arguments.size() + memories.size());
-  for (const Argument& argument : arguments) addresses.push_back(argument.contents->block().data());
+  // Used again once the replay is enqueued, and written behind it.
+  std::vector<Ref<Block>> copies;
+  for (const Argument& argument : arguments) addresses.push_back(Align(place, argument, copies));
   std::vector<Ref<Block>> results;
   results.reserve(memories.size());
   for (size_t i = 0; i < memories.size(); ++i) {

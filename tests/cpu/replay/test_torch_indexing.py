@@ -79,3 +79,37 @@ def test_a_draw_divides_it(driver: Driver, made: list[Executable]) -> None:
 def _is_one_graph(made: list[Executable]) -> bool:
     (executable,) = made
     return "device 0: replayed as a graph of 1 nodes" in executable.artifact(Artifact.EXPLANATION).decode()
+
+
+def test_rows_anywhere_in_memory_are_replayed(driver: Driver) -> None:
+    """Graphs are recorded for arrays that begin at multiples of 256 bytes: others are copied there."""
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, y: (x - y).exp().sum() + x * y, backend=flagos, fullgraph=True)
+    replayed = 0
+    for _ in range(RUNS):
+        host = torch.randn(3, 75)
+        there = host.to(FLAGOS)
+        assert there[1].data_ptr() % 256 and there[2].data_ptr() % 256
+        before = len(driver.launches)
+        result = compiled(there[1], there[2]).cpu()
+        replayed += len(driver.launches) > before
+        exact = (host[1].double() - host[2]).exp().sum() + host[1].double() * host[2]
+        torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(there.cpu(), host, rtol=0, atol=0)
+    assert replayed == RUNS - 2
+
+
+def test_rows_anywhere_in_memory_that_are_written_stay_there(driver: Driver) -> None:
+    torch.compiler.reset()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return x.sum()
+
+    compiled = torch.compile(step, backend=flagos, fullgraph=True)
+    for _ in range(RUNS):
+        host = torch.randn(3, 75)
+        there = host.to(FLAGOS)
+        result = compiled(there[1], there[2]).cpu()
+        torch.testing.assert_close(there.cpu(), torch.stack([host[0], host[1] + host[2], host[2]]))
+        torch.testing.assert_close(result, (host[1] + host[2]).sum(), rtol=1e-5, atol=1e-5)
