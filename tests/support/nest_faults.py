@@ -45,14 +45,14 @@ def _mutants(nest: Region) -> Iterator[tuple[str, Region]]:
         yield "a store that is off by one", replace(nest, stores=(*others[0], moved, *others[1]))
         yield "a store that is dropped", replace(nest, stores=(*others[0], *others[1]))
     for expression in nest.expressions():
-        for kind, make in _faults(expression):
+        for kind, make in _faults(expression, nest.dims):
             yield kind, replaced(nest, {expression}, make)
 
 
-def _faults(expression: Expression) -> Iterator[tuple[str, _Make]]:
+def _faults(expression: Expression, dims: Sequence[int]) -> Iterator[tuple[str, _Make]]:
     if isinstance(expression, Load):
         yield "a load that is off by one", lambda e, moved, pool: _moved_load(expression, 1)
-        if any(expression.index.coefficients):
+        if any(step and size > 1 for step, size in zip(expression.index.coefficients, dims, strict=True)):
             yield "a load of one element", lambda e, moved, pool: _at_one_place(expression)
     elif isinstance(expression, Literal) and has_numbers(expression.element_type):
         yield "a wrong number", lambda e, moved, pool: _another(expression)
