@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flagos_backend.codegen.triton import RegionKernel, prepare_fastest, schedule, warm_up_together
-from flagos_backend.compile.overlap import Wait, overlapped
+from flagos_backend.codegen.triton import RegionKernel
+from flagos_backend.compile.kernel_candidates import KernelCandidates
+from flagos_backend.compile.overlap import Wait
 from flagos_backend.compile.ownership import Ownership, Place
 from flagos_backend.compile.plan_builder import Builder, Pending, PreparedKernel
 from flagos_backend.devices.target import Target
@@ -18,11 +19,10 @@ from flagos_backend.ir.effects import COLLECTIVES
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape
-from flagos_backend.kernels.choice import choose
-from flagos_backend.kernels.implementation import Provider, signature_of
+from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.loop_ir.flat import FlatComputation, flatten
+from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.indexing import View
 from flagos_backend.loop_ir.region import Region
 from flagos_backend.runtime import slots
@@ -43,53 +43,42 @@ def build(
 ) -> Plan:
     """The plan of an entry computation on ``device``; ``donated`` as for build_plan, ``excess_precision`` as in
     codegen/transforms/excess_precision.py. Raises what codegen and the choice of kernels raise."""
-    builder = _Builder(device, target, excess_precision)
-    plan = builder.build(computation, donated, entry=True)
+    kernels = KernelCandidates(target, excess_precision)
     if device.type != "cpu":  # there generated kernels are interpreted
-        warm_up_together(builder.kernels, builder.warm_ups, device)
-    return plan
+        kernels.warm_up(computation, device)
+    return _Builder(device, kernels).build(computation, donated, entry=True)
 
 
 class _Builder(Builder):
-    """``kernels``: the generated ones of the plan and its nested plans. ``warm_ups``: of the library kernels, by what
-    they compute."""
+    """``kernels``: of the plan and its nested plans."""
 
-    def __init__(
-        self, device: torch.device, target: Target, excess_precision: bool, outer: _Builder | None = None
-    ) -> None:
+    def __init__(self, device: torch.device, kernels: KernelCandidates, outer: _Builder | None = None) -> None:
         super().__init__(device, outer=outer)
-        self._target, self._excess_precision = target, excess_precision
-        self.kernels: list[RegionKernel] = outer.kernels if outer else []
-        self.warm_ups: dict[str, Callable[[], object]] = outer.warm_ups if outer else {}
+        self._kernels = kernels
 
     def nested(self) -> _Builder:
-        return _Builder(self._device, self._target, self._excess_precision, self)
+        return _Builder(self._device, self._kernels, self)
 
     def prepare(self, instruction: Instruction) -> PreparedKernel:
-        choice = choose(instruction, self._target)
-        if choice.warm_up:
-            self.warm_ups["; ".join(signature_of(instruction))] = choice.warm_up
+        choice = self._kernels.choice(instruction)
         is_reference = choice.provider is Provider.REFERENCE
         kernel = _started(instruction, choice.kernel) if instruction.opcode in COLLECTIVES else choice.kernel
         return PreparedKernel(kernel, is_reference, f" [{choice.text}]", choice.into, choice.in_place)
 
     def inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
-        flat = flatten(computation)
-        walk = _Walk(self, flat)
+        scheduled = self._kernels.scheduled(computation)
+        walk = _Walk(self, scheduled.flat)
         leaves = [leaf for argument in arguments for leaf in slots.flatten(argument)]
-        walk.slots.update(zip(flat.parameters, leaves, strict=True))
-        plan = schedule(flat, self._target)
-        walk.buffers.update(plan.buffers)
-        walk.views.update(plan.views)
-        for item in overlapped(flat, plan):
+        walk.slots.update(zip(scheduled.flat.parameters, leaves, strict=True))
+        walk.buffers.update(scheduled.schedule.buffers)
+        walk.views.update(scheduled.schedule.views)
+        for item in scheduled.items:
             if isinstance(item, Wait):
                 walk.emit_wait(item)
             elif isinstance(item, Region) and (array := copied(item)) is not None:
                 walk.updated |= dict.fromkeys(targets(item), array)
             elif isinstance(item, Region):
-                kernel = prepare_fastest(item, self._target, excess_precision=self._excess_precision)
-                self.kernels.append(kernel)
-                walk.emit_region(item, kernel)
+                walk.emit_region(item, self._kernels.region_kernel(item))
             else:
                 self._count.add(item)
                 walk.emit_library(item)

@@ -29,15 +29,22 @@ THOROUGH_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``text``: why this kernel, and what the others lacked, for explain. ``into``, ``warm_up``, ``in_place``: as of
-    Variant."""
+    """``text``: why this kernel, and what the others lacked, for explain. ``into``, ``in_place``: as of Variant."""
 
     kernel: Kernel
     provider: Provider
     text: str
     into: Kernel | None = None
-    warm_up: Callable[[], object] | None = None
     in_place: InPlaceKernel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The kernels that may compute an instruction. ``warm_ups``: by name, what ``choose`` waits for where it measures
+    them, and else what the first run of the one that it takes would do; as of Variant."""
+
+    warm_ups: Mapping[str, Callable[[], object]]
+    choose: Callable[[], Choice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,13 @@ def implementations_of(operation: str) -> tuple[Implementation, ...]:
 
 
 def choose(instruction: Instruction, target: Target, policy: Policy | None = None) -> Choice:
-    """The kernel of a library instruction.
+    """The kernel of a library instruction. Raises what ``candidates`` raises."""
+    return candidates(instruction, target, policy).choose()
+
+
+def candidates(instruction: Instruction, target: Target, policy: Policy | None = None) -> Candidates:
+    """What may compute a library instruction. Nothing is measured or warmed up yet, so that those of many instructions
+    can be warmed up at once.
 
     Raises KernelRefused when the user's policy leaves none, and what the reference kernel raises for what nobody has.
     """
@@ -148,7 +161,7 @@ def _contenders(allowed: list[_Offer], reasons: list[str], instruction: Instruct
     return kept or allowed
 
 
-def _first(offer: _Offer, reasons: list[str], instruction: Instruction, target: Target, policy: Policy) -> Choice:
+def _first(offer: _Offer, reasons: list[str], instruction: Instruction, target: Target, policy: Policy) -> Candidates:
     """The wished provider's kernel; of several of its own the fastest."""
     if len(offer.variants) == 1:
         return _chosen(offer, offer.variants[0], reasons)
@@ -157,26 +170,33 @@ def _first(offer: _Offer, reasons: list[str], instruction: Instruction, target: 
 
 def _fastest(
     offers: list[_Offer], reasons: list[str], instruction: Instruction, target: Target, policy: Policy
-) -> Choice:
+) -> Candidates:
     entries = {_label(offer, variant): (offer, variant) for offer in offers for variant in offer.variants}
     kernels = {name: variant.kernel for name, (_, variant) in entries.items()}
     compiled = frozenset(name for name, (offer, _) in entries.items() if _starts_at_once(offer.implementation))
     warm_ups = {name: variant.warm_up for name, (_, variant) in entries.items() if variant.warm_up}
     checked = frozenset(name for name, (offer, _) in entries.items() if offer.implementation.is_checked(instruction))
-    outcome = tuning.fastest(
-        tuning.Task.of(instruction), target, kernels, policy.tune_seconds, compiled, warm_ups, checked
-    )
-    offer, variant = entries[outcome.name]
-    return _chosen(offer, variant, [outcome.text, *reasons])
+    task = tuning.Task.of(instruction)
+
+    def measured() -> Choice:
+        outcome = tuning.fastest(task, target, kernels, policy.tune_seconds, compiled, warm_ups, checked)
+        return _choice(*entries[outcome.name], [outcome.text, *reasons])
+
+    return Candidates(tuning.awaited(task, target, kernels, policy.tune_seconds, warm_ups), measured)
 
 
 def _starts_at_once(implementation: Implementation) -> bool:
     return implementation.library or implementation.provider is Provider.REFERENCE
 
 
-def _chosen(offer: _Offer, variant: Variant, reasons: list[str]) -> Choice:
+def _chosen(offer: _Offer, variant: Variant, reasons: list[str]) -> Candidates:
+    warm_ups = {_label(offer, variant): variant.warm_up} if variant.warm_up else {}
+    return Candidates(warm_ups, functools.partial(_choice, offer, variant, reasons))
+
+
+def _choice(offer: _Offer, variant: Variant, reasons: list[str]) -> Choice:
     text = "; ".join([_label(offer, variant), *reasons])
-    return Choice(variant.kernel, offer.implementation.provider, text, variant.into, variant.warm_up, variant.in_place)
+    return Choice(variant.kernel, offer.implementation.provider, text, variant.into, variant.in_place)
 
 
 def _label(offer: _Offer, variant: Variant) -> str:

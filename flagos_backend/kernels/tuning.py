@@ -110,15 +110,38 @@ def fastest(
         times = _measure(task, target, {name: kernels[name] for name in order}, seconds, warm_ups, checked)
         _write(path, times)
     measured = {name: taken for name, taken in times.items() if taken is not None}
-    if not measured:
+    name = _quickest(times)
+    if name is None:
         right = next((name for name in kernels if name not in times), first)
         return Outcome(right, f"first of {len(kernels)}: none could be measured")
-    name = min(measured, key=lambda each: measured[each])
     others = [f"{other} {taken * 1e3:.4g} ms" for other, taken in measured.items() if other != name]
     others += [f"{other} not measured" for other in kernels if other not in times]
     others += [f"{other}, which computes something else" for other in times if other not in measured]
     text = f"measured {measured[name] * 1e3:.4g} ms"
     return Outcome(name, text + (f", against {', '.join(others)}" if others else ""))
+
+
+def awaited(
+    task: Task,
+    target: Target,
+    kernels: Mapping[str, Kernel],
+    seconds: float,
+    warm_ups: Mapping[str, Callable[[], object]],
+) -> Mapping[str, Callable[[], object]]:
+    """Those of ``warm_ups`` that ``fastest`` of the same waits for, or who then runs what it found."""
+    found = _first_or_remembered(task, target, kernels, seconds)
+    return warm_ups if found is None else {name: warm_ups[name] for name in (found,) if name in warm_ups}
+
+
+def _first_or_remembered(task: Task, target: Target, kernels: Mapping[str, Kernel], seconds: float) -> str | None:
+    """The kernel that ``fastest`` gives without measuring; None where it measures."""
+    first = next(iter(kernels))
+    if len(kernels) == 1 or _unmeasurable(task, target, seconds):
+        return first
+    times = _read(_cache_path(task, target, tuple(kernels)))
+    if times is None or not times.keys() <= kernels.keys():
+        return None
+    return _quickest(times) or first
 
 
 def _unmeasurable(task: Task, target: Target, seconds: float) -> str:
@@ -338,6 +361,11 @@ def _cache_path(task: Task, target: Target, names: tuple[str, ...]) -> Path | No
 
 # By name of a kernel: seconds, or that it computes something else than it should.
 _Times = dict[str, float | None]
+
+
+def _quickest(times: _Times) -> str | None:
+    measured = {name: taken for name, taken in times.items() if taken is not None}
+    return min(measured, key=lambda each: measured[each]) if measured else None
 
 
 def _read(path: Path | None) -> _Times | None:

@@ -2,7 +2,7 @@
 
 from flagos_backend.codegen.triton.compiling import warm_up_together
 from flagos_backend.codegen.triton.kernel import RegionKernel, prepare
-from flagos_backend.codegen.triton.measured import prepare_fastest
+from flagos_backend.codegen.triton.measured import RegionKernels
 from flagos_backend.codegen.triton.schedule import schedule
 
-__all__ = ["RegionKernel", "prepare", "prepare_fastest", "schedule", "warm_up_together"]
+__all__ = ["RegionKernel", "RegionKernels", "prepare", "schedule", "warm_up_together"]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flagos_backend.codegen.triton import prepare, prepare_fastest, schedule
+from flagos_backend.codegen.triton import RegionKernels, prepare, schedule
 from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.kernels import tuning
@@ -61,7 +61,7 @@ def test_rows_that_are_walked_again(
     length: int, warps: tuple[int, int], unrolled: tuple[int, int], measured: list[list[str]]
 ) -> None:
     region = region_of(softmax, 8192, length)
-    chosen, usual = prepare_fastest(region, H200), prepare(region, H200)
+    chosen, usual = RegionKernels.of(region, H200).fastest(), prepare(region, H200)
     assert measured == [["one on a multiprocessor", "several on a multiprocessor"]]
     for kernel, of_kernel, factor in zip((usual, chosen), warps, unrolled, strict=True):
         assert kernel.launches[0].warps == of_kernel
@@ -83,12 +83,12 @@ def test_what_has_one_way_is_not_measured(
     function: Callable[..., Any], dims: tuple[int, int], measured: list[list[str]]
 ) -> None:
     region = region_of(function, *dims)
-    assert prepare_fastest(region, H200).launches == prepare(region, H200).launches
+    assert RegionKernels.of(region, H200).fastest().launches == prepare(region, H200).launches
     assert not measured
 
 
 def test_where_nothing_is_measured_it_is_the_usual_one() -> None:
     region, target = region_of(softmax, 8192, 50257), replace(H200, device_type="cpu")
-    chosen = prepare_fastest(region, target)
+    chosen = RegionKernels.of(region, target).fastest()
     assert chosen.launches == prepare(region, target).launches
     assert "one on a multiprocessor: first of 2, not measured" in chosen.text

@@ -1,0 +1,119 @@
+"""What the kernels of a program may be, before any of them is taken. Between the schedules of its computations and
+accelerator_plan.py.
+
+Compiling takes longest of all that an accelerator's first call does. So whatever may be needed, of every computation
+that the program runs, is compiled at once, side by side, and only then measured, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flagos_backend.codegen.triton import RegionKernel, RegionKernels, schedule, warm_up_together
+from flagos_backend.compile.overlap import Wait, overlapped
+from flagos_backend.devices.target import Target
+from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.updates import Item, copied
+from flagos_backend.ir.attributes import WhileAttributes
+from flagos_backend.ir.effects import Effects
+from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.kernels.choice import Candidates, Choice, candidates
+from flagos_backend.kernels.implementation import signature_of
+from flagos_backend.loop_ir.flat import FlatComputation, flatten
+from flagos_backend.loop_ir.region import Region
+from flagos_backend.torch_loading import torch
+
+_RUN_OTHERS = frozenset({Opcode.CALL, Opcode.WHILE, Opcode.CONDITIONAL})
+# What a plan's builder resolves without a kernel; plan_builder.py.
+_STRUCTURE = frozenset(
+    {
+        Opcode.ADD_DEPENDENCY,
+        Opcode.AFTER_ALL,
+        Opcode.CONSTANT,
+        Opcode.COPY,
+        Opcode.GET_TUPLE_ELEMENT,
+        Opcode.OPTIMIZATION_BARRIER,
+        Opcode.PARAMETER,
+        Opcode.TUPLE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A computation as kernels: ``items`` in the order in which they run."""
+
+    flat: FlatComputation
+    schedule: Schedule
+    items: tuple[Item | Wait, ...]
+
+
+class KernelCandidates:
+    """Of one program on one target; ``excess_precision`` as in codegen/transforms/excess_precision.py. Its methods
+    raise what codegen and ``candidates`` raise."""
+
+    def __init__(self, target: Target, excess_precision: bool) -> None:
+        self._target, self._excess_precision = target, excess_precision
+        self._scheduled: dict[Computation, Scheduled] = {}
+        self._regions: dict[int, RegionKernels] = {}  # by the identity of a region in ``_scheduled``
+        self._calls: dict[Instruction, Candidates] = {}
+
+    def scheduled(self, computation: Computation) -> Scheduled:
+        found = self._scheduled.get(computation)
+        if found is None:
+            flat = flatten(computation)
+            plan = schedule(flat, self._target)
+            found = self._scheduled[computation] = Scheduled(flat, plan, overlapped(flat, plan))
+        return found
+
+    def region_kernel(self, region: Region) -> RegionKernel:
+        """The kernel of a region of ``scheduled``."""
+        return self._region(region).fastest()
+
+    def choice(self, instruction: Instruction) -> Choice:
+        """The kernel of a library instruction."""
+        return self._call(instruction).choose()
+
+    def warm_up(self, computation: Computation, device: torch.device) -> None:
+        """Returns when all that ``region_kernel`` and ``choice`` need is compiled, of ``computation`` and of what it
+        runs. What fails is left to who needs it, who reports it."""
+        kernels: list[RegionKernel] = []
+        warm_ups: dict[str, Callable[[], object]] = {}
+        waiting, seen = [computation], {computation}
+        while waiting:
+            for item in self.scheduled(waiting.pop()).items:
+                if isinstance(item, Region):
+                    if copied(item) is None:
+                        kernels += self._region(item).awaited
+                elif not isinstance(item, Wait) and item.opcode in _RUN_OTHERS:
+                    run = [c for c in dict.fromkeys(_run_by(item)) if c not in seen]
+                    waiting += run
+                    seen.update(run)
+                elif not isinstance(item, Wait) and item.opcode not in _STRUCTURE:
+                    text = "; ".join(signature_of(item))
+                    warm_ups |= {f"{text}; {name}": call for name, call in self._call(item).warm_ups.items()}
+        warm_up_together(kernels, warm_ups, device)
+
+    def _region(self, region: Region) -> RegionKernels:
+        found = self._regions.get(id(region))
+        if found is None:
+            found = RegionKernels.of(region, self._target, excess_precision=self._excess_precision)
+            self._regions[id(region)] = found
+        return found
+
+    def _call(self, instruction: Instruction) -> Candidates:
+        if instruction not in self._calls:
+            self._calls[instruction] = candidates(instruction, self._target)
+        return self._calls[instruction]
+
+
+def _run_by(instruction: Instruction) -> Sequence[Computation]:
+    """A loop of so many iterations needs no condition, unless that has effects."""
+    is_counted = (
+        instruction.opcode is Opcode.WHILE
+        and instruction.attributes_as(WhileAttributes).trip_count is not None
+        and not Effects().of_computation(instruction.called[0])
+    )
+    return instruction.called[1:] if is_counted else instruction.called
