@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from math import prod
 
+from flagos_backend.codegen.triton.cost import STARTS_SECONDS, seconds_alone
 from flagos_backend.codegen.triton.tiling import choose, only_folds, supports
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.fuse import Schedule, fuse
@@ -13,9 +13,6 @@ from flagos_backend.fusion.policy import ACCELERATOR
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.region import Region
 
-# Below this many points any grid is as good as another: starting the kernel takes longest.
-_SMALL = 1 << 17
-
 
 def schedule(computation: FlatComputation, target: Target) -> Schedule:
     """Regions, each for one RegionKernel, and library calls."""
@@ -23,10 +20,11 @@ def schedule(computation: FlatComputation, target: Target) -> Schedule:
 
 
 def _accepts(target: Target, region: Region) -> bool:
-    """Whether there is a tiling and it keeps the device as busy as its parts would: folds that other points wait for
-    cannot be split."""
+    """Whether there is a tiling, and it keeps the device as busy as its parts would, or is over before they had
+    started: folds that other points wait for cannot be split."""
     if not supports(region):
         return False
-    if not region.folds or prod(region.dims) <= _SMALL or only_folds(region):
+    if not region.folds or only_folds(region):
         return True
-    return choose(region, target).grid >= target.multiprocessors
+    programs = choose(region, target).grid
+    return programs >= target.multiprocessors or seconds_alone(region) <= programs * STARTS_SECONDS

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from flagos_backend.codegen.triton.cost import STARTS_SECONDS, seconds_alone
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Load, Region, below
@@ -346,10 +347,14 @@ def only_folds(region: Region) -> bool:
     return len(groups) == 1 and _can_split(region) and all(s.index.dims.isdisjoint(folded) for s in region.stores)
 
 
-def _parts(blocks: int, programs: int, target: Target) -> int:
-    """Into how many runs ``blocks`` steps of a loop go so that the device is busy, each of at least four steps."""
+def _parts(region: Region, blocks: int, programs: int, target: Target) -> int:
+    """Into how many runs ``blocks`` steps of a loop go so that the device is busy. Each has at least four steps, or one
+    where a program alone takes longer for all of them than the kernel that folds the runs' results takes to start."""
     wanted = -(-4 * target.multiprocessors // max(programs, 1))
-    return max(min(wanted, blocks // 4), 1)
+    few = min(wanted, blocks // 4)
+    if few <= 1 < blocks and seconds_alone(region) > programs * STARTS_SECONDS:
+        return min(wanted, blocks)
+    return max(few, 1)
 
 
 def _rows(
@@ -376,7 +381,7 @@ def _rows(
         return Tiling(axes, _warps(together * block, per_lane))
     step, per_lane, unroll = row.step(target, rows, walk)
     axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
-    parts = _parts(axes[1].blocks, rows, target) if can_split else 1
+    parts = _parts(region, axes[1].blocks, rows, target) if can_split else 1
     warps = _warps(axes[1].block, _ONLY_ROW_PER_LANE if rows == parts == 1 else per_lane)
     if parts > 1 or axes[1].blocks == 1:
         return Tiling(axes, warps, Loop.SECOND, parts)
@@ -475,7 +480,7 @@ def _columns(region: Region, target: Target, kept: Sequence[int], folded: Sequen
     axes = _axis(region, "x", kept, width), _axis(region, "r", folded, height)
     if axes[1].blocks == 1:
         return Tiling(axes, _warps(width * height))
-    parts = _parts(axes[1].blocks, axes[0].blocks, target) if can_split else 1
+    parts = _parts(region, axes[1].blocks, axes[0].blocks, target) if can_split else 1
     return Tiling(axes, _warps(width * height), Loop.SECOND, parts)
 
 

@@ -1,6 +1,6 @@
 """How the rows of regions are cut, as kernels say it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from flagos_backend.codegen.triton import RegionKernel, prepare, schedule
+from flagos_backend.codegen.triton.tiling import choose
 from flagos_backend.importer import import_module
 from flagos_backend.loop_ir.flat import flatten
 from flagos_backend.loop_ir.region import Region
@@ -181,3 +182,36 @@ def test_points_of_rows(shapes: list[jax.ShapeDtypeStruct], blocks: str) -> None
     kernel = kernel_of(of_rows, shapes)
     assert f" in blocks of {blocks}:" in kernel.text, kernel.text
     assert ("//" in kernel.source.split("program // ")[0]) is ("x" not in blocks and shapes[1].shape[-1] == 1)
+
+
+def of_many(*arrays: jax.Array) -> list[jax.Array]:
+    """As optimisers clip gradients: by the norm of all of them."""
+    norm = jnp.sqrt(sum(((jnp.sin(p) ** 2).sum() for p in arrays), jnp.float32(0)))
+    return [jnp.tanh(p / jnp.maximum(1.0, norm)) for p in arrays]
+
+
+def items_of(function: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct]) -> list[Region]:
+    items = schedule(flatten(for_accelerator(import_module(hlo_bytes(function, *shapes))).entry), H100).items
+    return [item for item in items if isinstance(item, Region)]
+
+
+def test_what_would_keep_one_program_busy_for_long_is_spread() -> None:
+    """Each element waits for a sum of everything: in one kernel that is one program."""
+    regions = items_of(of_many, [f32(256, 128)] * 12)
+    tilings = [choose(region, H100) for region in regions]
+    assert len(regions) > 1 and all(tiling.grid > 1 for tiling in tilings)
+    # One such array, of so few elements, is over before a second kernel had started.
+    assert len(items_of(of_many, [f32(64, 32)])) == 1
+
+
+@pytest.mark.parametrize(("rows", "size", "is_one"), [(64, 8192, True), (1, 1 << 20, False)])
+def test_rows_are_one_kernel_where_that_is_sooner_than_several(rows: int, size: int, is_one: bool) -> None:
+    regions = items_of(lambda x: jax.nn.softmax(x, -1), [f32(rows, size)])
+    assert (len(regions) == 1) == is_one
+
+
+def test_sums_of_little_are_not_split() -> None:
+    (region,) = items_of(lambda x: x.sum(), [f32(32768)])
+    assert choose(region, H100).parts == 1
+    (region,) = items_of(lambda x: jnp.cos(jnp.sin(jnp.exp(x))).sum(), [f32(32768 * 2)])
+    assert choose(region, H100).parts > 1

@@ -1,0 +1,29 @@
+"""How long a region takes, about: what decides whether it is spread over more of a device, or over more kernels."""
+
+from __future__ import annotations
+
+from math import prod
+
+from flagos_backend.ir.elementwise import FUNCTIONS
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.loop_ir.region import Apply, Fold, Region
+from flagos_backend.loop_ir.spaces import moved_bytes
+
+#: What several kernels take longer to start than one does, in a replay.
+STARTS_SECONDS = 5e-6
+# About what one multiprocessor does alone in a second: bytes moved, and operations of one element each.
+_BYTES, _OPERATIONS = 7e10, 2e11
+# As many operations as a function of a float, or a quotient, takes the time of.
+_FUNCTION = 20
+_FUNCTIONS = frozenset({*FUNCTIONS, Opcode.ATAN2, Opcode.DIVIDE, Opcode.POWER, Opcode.REMAINDER})
+
+
+def seconds_alone(region: Region) -> float:
+    """How long one multiprocessor takes for all of ``region``."""
+    operations = 0
+    for e in region.expressions():
+        if isinstance(e, Apply | Fold):
+            weight = _FUNCTION if isinstance(e, Apply) and e.opcode in _FUNCTIONS else 1
+            varying = region.reach[e].union(e.dims if isinstance(e, Fold) else ())
+            operations += weight * prod(region.dims[d] for d in varying)
+    return max(moved_bytes(region) / _BYTES, operations / _OPERATIONS)
