@@ -206,9 +206,11 @@ def test_folds_over_them(rng: np.random.Generator) -> None:
 
 
 def test_long_rows(rng: np.random.Generator) -> None:
-    """Walked several times, and of a length that begins anywhere: their ends are apart."""
-    x, y = f32(rng, 3, 20_001), f32(rng, 3, 13_000)
-    compare(lambda x, y: jax.nn.log_softmax(jnp.concatenate([x, y], 1)), x, y, ulp=64)
+    """Walked several times, and of a length that begins anywhere: their ends are apart. Few of them are spread."""
+    x, y = f32(rng, 24, 20_001), f32(rng, 24, 13_000)
+    (kernel,) = compare(lambda x, y: jax.nn.log_softmax(jnp.concatenate([x, y], 1)), x, y, ulp=64)
+    assert kernel.walks == 3
+    compare(lambda x, y: jax.nn.log_softmax(jnp.concatenate([x, y], 1)), x[:3], y[:3], ulp=64, kernels=3)
 
 
 def test_rows_and_columns(rng: np.random.Generator) -> None:
