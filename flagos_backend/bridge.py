@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
-from flagos_backend import defects, logs, torch_loading
+from flagos_backend import defects, logs, progress, torch_loading
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.compile import compiler, stages
 from flagos_backend.compile.compiler import CompiledProgram
 from flagos_backend.devices import HOST, discovery
-from flagos_backend.errors import FlagosBackendError, StatusCode
+from flagos_backend.errors import FlagosBackendError, Interrupted, StatusCode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.own_calls import OwnCalls
 from flagos_backend.kernels.reference.registry import HostCallback, Run
@@ -162,7 +162,7 @@ def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runne
         load_beside(discovery.opened(0))
     with stages.listen() as heard:
         try:
-            with OwnCalls():  # kernels are measured
+            with OwnCalls(), progress.shown():  # kernels are measured
                 compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
         finally:
             _record(context, -1, "", tuple(("compile stage", s.name, s.begin, s.end, -1) for s in heard))
@@ -199,6 +199,8 @@ def load_program(serialized: bytes, device_ids: Sequence[int], facts: Facts) -> 
 
 def describe_exception(error: BaseException) -> tuple[int, str, Payloads]:
     """(status code, message, payloads) of any exception."""
+    if isinstance(error, KeyboardInterrupt):
+        error = Interrupted()
     if isinstance(error, FlagosBackendError):
         return int(error.code), str(error), tuple(error.payloads.items())
     if isinstance(error, HostError):

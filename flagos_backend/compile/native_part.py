@@ -59,7 +59,8 @@ def native_part(
     if code.operations < _OPERATIONS_PER_CALL * calls:
         return None, f"{calls} library calls to {code.operations} native operations"
     if code.uses_blas:
-        torch_loading.load()
+        with stage("loading PyTorch"):
+            torch_loading.load()
     with stage("machine code"):
         functions = MachineCode(code.llvm, code.functions) if any(code.functions) else None
     return NativePart(code, functions, tuple(_library_call(call) for call in code.calls), collectives), ""
