@@ -5,27 +5,14 @@ Started by libflagos_isolation.so with the command of isolation.py; main() never
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from plugin_abi import cabi, isolation, loader
 from plugin_abi.errors import Refusal
 from plugin_abi.negotiation import PluginInfo
-
-#: Standard input, output and error, and the socket.
-_KEPT: Final = 4
-
-
-def _close_what_was_inherited() -> None:
-    """Files that the host did not mean for this process: it would keep them open for as long as it lives."""
-    for number in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
-        if number >= _KEPT:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(number)
 
 
 def _plugin_info(info: PluginInfo) -> tuple[Any, list[Any]]:
@@ -45,7 +32,6 @@ def _plugin_info(info: PluginInfo) -> tuple[Any, list[Any]]:
 
 def main(request: dict[str, Any], socket: int) -> NoReturn:
     """Serves the library of request["manifest"] to the host at the other end of `socket`."""
-    _close_what_was_inherited()
     loaded = loader.load_manifest(Path(request["manifest"]))
     serve = isolation.library().FlagosServe
     if isinstance(loaded, Refusal):

@@ -6,21 +6,30 @@ child's own Python is isolated_child.py.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import functools
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.manifest import Manifest
 from plugin_abi.trial import python_program
 
 MODE_VARIABLE: Final = "FLAGOS_ISOLATION"
+TIMEOUT_VARIABLE: Final = "FLAGOS_ISOLATION_TIMEOUT"
+SILENCE_VARIABLE: Final = "FLAGOS_ISOLATION_SILENCE"
+#: A process whose own thread gives no sign of life for so many seconds is taken for dead.
+DEFAULT_SILENCE: Final = 30.0
+#: A computation may take hours, and nobody can tell one from a hang: who knows its programs sets a limit.
+DEFAULT_HANG: Final = 0.0
+_LONGEST: Final = 1_000_000.0
 #: The attribute by which a device says that its backend is in a process of its own: the number of that process.
 PROCESS_ATTRIBUTE: Final = "isolated_process_id"
 #: What a front end says that works on memory of this process.
@@ -57,12 +66,61 @@ def unknown_mode(place: str, value: str) -> Refusal:
     return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, fact, place, f"set it to one of {known}, or unset it")
 
 
+class SettingError(ValueError):
+    """A variable of the user's that says what nobody knows: the fact, and the cure."""
+
+    def __init__(self, fact: str, cure: str) -> None:
+        super().__init__(fact)
+        self.fact, self.cure = fact, cure
+
+
+def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
+    text = variables.get(name, "").strip()
+    if not text:
+        return default
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) <= _LONGEST:
+            return value
+    raise SettingError(f"{name} is {text!r}, no number of seconds", f"set {name} to seconds, or to 0 for no limit")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For how many seconds a process is waited for: to greet its host, without a sign of life, and while it leaves a
+    call unanswered or completes nothing of what it owes. 0: for ever."""
+
+    start: float = 20.0
+    silence: float = DEFAULT_SILENCE
+    hang: float = DEFAULT_HANG
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str], start: float) -> Patience:
+        """What the user's variables say. Raises SettingError."""
+        silence = _seconds(variables, SILENCE_VARIABLE, DEFAULT_SILENCE)
+        return cls(start, silence, _seconds(variables, TIMEOUT_VARIABLE, DEFAULT_HANG))
+
+
+class _IsolateArgs(ctypes.Structure):
+    """FlagosIsolateArgs of include/flagos/isolation.h."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("command", ctypes.POINTER(ctypes.c_char_p)),
+        ("num_words", ctypes.c_size_t),
+        ("environment", ctypes.POINTER(ctypes.c_char_p)),
+        ("num_environment", ctypes.c_size_t),
+        ("start_ms", ctypes.c_int32),
+        ("silence_ms", ctypes.c_int32),
+        ("hang_ms", ctypes.c_int32),
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The library of both ends. Raises OSError where it is not there."""
     loaded = ctypes.CDLL(str(LIBRARY))
     loaded.FlagosIsolate.restype = ctypes.c_void_p
-    loaded.FlagosIsolate.argtypes = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_int32)
+    loaded.FlagosIsolate.argtypes = (ctypes.POINTER(_IsolateArgs),)
     loaded.FlagosServe.restype = None
     loaded.FlagosServe.argtypes = (
         *(ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p),
@@ -82,17 +140,27 @@ def child_command(manifest: Manifest) -> list[str] | None:
     return [python, "-c", _START, json.dumps(request)]
 
 
-def entry_of_command(command: list[str], timeout: float) -> int:
-    """The address of a FlagosPluginEntry whose calls start `command`. Raises OSError where there can be no more."""
-    words = (ctypes.c_char_p * len(command))(*(os.fsencode(word) for word in command))
-    address = library().FlagosIsolate(words, len(command), int(timeout * 1000))
+def _words(texts: Sequence[str]) -> Any:
+    return (ctypes.c_char_p * len(texts))(*(os.fsencode(text) for text in texts))
+
+
+def entry_of_command(command: list[str], patience: Patience, environment: Sequence[str] | None = None) -> int:
+    """The address of a FlagosPluginEntry whose calls start `command`, in this environment or in what of it has the names
+    in `environment` ("PREFIX*" too). Raises OSError where there can be no more."""
+    times = (int(seconds * 1000) for seconds in (patience.start, patience.silence, patience.hang))
+    variables = None if environment is None else _words(environment)
+    args = _IsolateArgs(
+        *(ctypes.sizeof(_IsolateArgs), _words(command), len(command), variables, len(environment or ()), *times)
+    )
+    address = library().FlagosIsolate(ctypes.byref(args))
     if not address:
         raise OSError("this process has as many backends in processes of their own as it can")
     return int(address)
 
 
-def entry(manifest: Manifest, place: str, timeout: float) -> int | Refusal:
-    """The address of an entry that stands for the library of a manifest, whose code stays out of this process."""
+def entry(manifest: Manifest, place: str, variables: Mapping[str, str], start: float) -> int | Refusal:
+    """The address of an entry that stands for the library of a manifest, whose code stays out of this process. `start`:
+    how many seconds its process may take to greet this one."""
     command = child_command(manifest)
     cure = f"correct the cause, or set {MODE_VARIABLE}=none to load it into this process"
     fact = "it cannot be given a process of its own"
@@ -100,6 +168,8 @@ def entry(manifest: Manifest, place: str, timeout: float) -> int | Refusal:
         cause = "no Python is found to run it with"
         return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, fact, place, cure, cause)
     try:
-        return entry_of_command(command, timeout)
+        return entry_of_command(command, Patience.of(variables, start))
+    except SettingError as error:
+        return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, error.fact, place, error.cure, exception=error)
     except OSError as error:
         return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, fact, place, cure, str(error), error)

@@ -251,7 +251,7 @@ class _Session:
         known = _state.isolated.get(place)
         if known is not None:
             return known
-        address = isolation.entry(manifest, place, self.trial.timeout)
+        address = isolation.entry(manifest, place, self.variables, self.trial.timeout)
         if isinstance(address, Refusal):
             return address
         entry = cabi.ffi().cast("FlagosPluginEntry", address)

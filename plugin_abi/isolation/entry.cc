@@ -14,8 +14,7 @@ constexpr size_t kNumSlots = 16;
 
 // One isolated backend: how its children are started, and what they say of it.
 struct Slot {
-  std::vector<std::string> command;
-  int timeout_ms = 0;
+  Settings settings;
   std::mutex mutex;
   bool is_known = false;  // whether `hello` and what points into it are there
   Hello hello;
@@ -66,7 +65,7 @@ std::shared_ptr<Link> TakeLink(Slot* slot, std::string* why) {
     own = HostHello(slot->hello.version, slot->hello.version);
   }
   Hello hello;
-  return Link::Start(slot->command, own, slot->timeout_ms, &hello, why);
+  return Link::Start(slot->settings, own, &hello, why);
 }
 
 template <size_t N>
@@ -103,7 +102,7 @@ int32_t Entry(FlagosEntryArgs* args) {
   try {
     if (!slot.is_known) {
       const Hello own = HostHello(args->host_version_min, args->host_version_max);
-      slot.idle = Link::Start(slot.command, own, slot.timeout_ms, &slot.hello, &slot.message);
+      slot.idle = Link::Start(slot.settings, own, &slot.hello, &slot.message);
       if (slot.idle == nullptr) {
         args->message = slot.message.c_str();
         return FLAGOS_ENTRY_FAILED;
@@ -138,17 +137,21 @@ constexpr auto kEntries = Entries(std::make_index_sequence<kNumSlots>());
 }  // namespace
 }  // namespace flagos_isolation
 
-extern "C" __attribute__((visibility("default"))) FlagosPluginEntry FlagosIsolate(const char* const* command,
-                                                                                  size_t num_words,
-                                                                                  int32_t timeout_ms) {
+extern "C" __attribute__((visibility("default"))) FlagosPluginEntry FlagosIsolate(const FlagosIsolateArgs* args) {
   using namespace flagos_isolation;
-  if (num_words == 0) return nullptr;
+  if (args == nullptr || args->struct_size < sizeof(FlagosIsolateArgs) || args->num_words == 0) return nullptr;
   size_t number = num_slots.load();
   do {
     if (number == kNumSlots) return nullptr;
   } while (!num_slots.compare_exchange_weak(number, number + 1));
-  Slot& slot = Slots()[number];
-  slot.command.assign(command, command + num_words);
-  slot.timeout_ms = timeout_ms;
+  Settings& settings = Slots()[number].settings;
+  settings.command.assign(args->command, args->command + args->num_words);
+  settings.whole_environment = args->environment == nullptr;
+  if (args->environment != nullptr) {
+    settings.environment.assign(args->environment, args->environment + args->num_environment);
+  }
+  settings.start_ms = args->start_ms;
+  settings.silence_ms = args->silence_ms;
+  settings.hang_ms = args->hang_ms;
   return kEntries[number];
 }

@@ -38,7 +38,12 @@ FlagosError* BufferPromise(FlagosBufferPromiseArgs* args) {
     call.method = Method::kBufferPromise;
     call.error = TakeError(args->error);
     FLAGOS_RETURN_IF_ERROR(PlaceCall(&call, args->context, args->memory, args->dims, args->rank, args->element_type));
-    return RequestBuffer(args->context, &call, &args->buffer);
+    FLAGOS_RETURN_IF_ERROR(RequestBuffer(args->context, &call, &args->buffer));
+    if (call.error == nullptr) {
+      args->buffer->is_promise = true;
+      args->context->link->Owe(1);
+    }
+    return nullptr;
   });
 }
 
@@ -54,7 +59,9 @@ FlagosError* BufferFulfill(FlagosBufferFulfillArgs* args) {
     call.object = args->promise->id;
     call.other = args->source != nullptr ? args->source->id : 0;
     Reply reply;
-    return args->promise->context->link->Request(call, &reply);
+    FLAGOS_RETURN_IF_ERROR(args->promise->context->link->Request(call, &reply));
+    if (args->promise->is_promise.exchange(false)) args->promise->context->link->Owe(-1);
+    return nullptr;
   });
 }
 
@@ -64,6 +71,7 @@ void BufferDestroy(FlagosBuffer* buffer) {
   call.method = Method::kBufferDestroy;
   call.object = buffer->id;
   buffer->context->link->Post(call);
+  if (buffer->is_promise) buffer->context->link->Owe(-1);
   delete buffer;
 }
 

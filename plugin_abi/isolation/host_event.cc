@@ -11,7 +11,7 @@ FlagosError* EventCreate(FlagosEventCreateArgs* args) {
     Call call;
     call.method = Method::kEventCreate;
     call.event = link.NewIds();
-    std::shared_ptr<EventState> state = link.Expect(call.event);
+    std::shared_ptr<EventState> state = link.Expect(call.event, nullptr, /*is_owed=*/false);
     Reply reply;
     if (Status status = link.Request(call, &reply); status != nullptr) {
       link.Complete(call.event, status, {});
@@ -19,6 +19,7 @@ FlagosError* EventCreate(FlagosEventCreateArgs* args) {
     }
     args->event = NewEvent(args->context, std::move(state), call.event);
     args->event->made_by_host = true;
+    link.Owe(1);
     return nullptr;
   });
 }
@@ -30,6 +31,7 @@ void EventDestroy(FlagosEvent* event) {
     call.method = Method::kEventDestroy;
     call.object = event->id;
     event->context->link->Post(call);
+    if (!event->is_set.exchange(true)) event->context->link->Owe(-1);
   }
   delete event;
 }
@@ -49,6 +51,7 @@ FlagosError* EventSet(FlagosEventSetArgs* args) {
     Reply reply;
     Link& link = *args->event->context->link;
     FLAGOS_RETURN_IF_ERROR(link.Request(call, &reply));
+    if (!args->event->is_set.exchange(true)) link.Owe(-1);
     link.Complete(call.object, std::move(error), {});  // known here, without waiting for the child to say so
     return nullptr;
   });

@@ -53,8 +53,11 @@ Status Send(Link* link, Call* call, std::shared_ptr<Segment> segment, Reply* rep
   if (segment == nullptr) return link->Request(*call, reply);
   call->released = link->NewIds();
   Segment* lent = segment.get();
-  link->Expect(call->released,
-               [link, segment = std::move(segment)](Status*, std::string_view) { link->segments().Give(segment); });
+  // A buffer that was made of it may keep it for as long as the host keeps the buffer.
+  link->Expect(
+      call->released,
+      [link, segment = std::move(segment)](Status*, std::string_view) { link->segments().Give(segment); },
+      /*is_owed=*/false);
   Status status = link->Request(*call, reply, lent);
   if (status != nullptr) link->Complete(call->released, status, {});
   return status;

@@ -2,67 +2,24 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <thread>
-
-extern "C" char** environ;
 
 namespace flagos_isolation {
 namespace {
 
-// Where the child finds its socket, and a number above it for ours, so that dup2 is never of a number to itself.
-constexpr int kChildSocket = 3, kAboveChildSocket = 10;
-// How long a child whose sockets are closed may take to end by itself.
-constexpr int kEndMilliseconds = 2000;
-constexpr char kModeVariable[] = "FLAGOS_ISOLATION=";
+constexpr int kTickMilliseconds = 250;
 
-std::vector<char*> Pointers(std::vector<std::string>* strings) {
-  std::vector<char*> pointers;
-  for (std::string& string : *strings) pointers.push_back(string.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-// 0, or an errno. The child takes over `socket` and nothing else that it should not: standard input is empty.
-int Spawn(std::vector<std::string> command, int socket, pid_t* process) {
-  command.push_back(std::to_string(kChildSocket));
-  std::vector<std::string> environment;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (std::strncmp(*variable, kModeVariable, sizeof(kModeVariable) - 1) != 0) environment.emplace_back(*variable);
-  }
-  environment.push_back(std::string(kModeVariable) + "none");  // what the child loads stays in it
-  const Descriptor high(fcntl(socket, F_DUPFD_CLOEXEC, kAboveChildSocket));
-  if (!high.valid()) return errno;
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, high.get(), kChildSocket);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  const int error = posix_spawnp(process, command[0].c_str(), &actions, &attributes, Pointers(&command).data(),
-                                 Pointers(&environment).data());
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
-  return error;
-}
-
-std::string Describe(int wait_status) {
-  if (WIFSIGNALED(wait_status)) {
-    const int number = WTERMSIG(wait_status);
-    return "was ended by signal " + std::to_string(number) + " (" + strsignal(number) + ")";
-  }
-  return "ended with exit status " + std::to_string(WEXITSTATUS(wait_status));
+std::string Seconds(int milliseconds) {
+  std::string text = std::to_string(milliseconds / 1000);
+  if (milliseconds % 1000 != 0) text += "." + std::to_string(milliseconds % 1000 / 100);
+  return text + " s";
 }
 
 }  // namespace
@@ -117,29 +74,52 @@ void EventState::OnReady(Listener listener) {
 
 // ---- Start and end --------------------------------------------------------------------------------------------------
 
-Link::Link(Descriptor events, pid_t process) : events_(std::move(events)), process_(process), owner_(getpid()) {}
+Link::Link(const Settings& settings, Descriptor events, std::shared_ptr<ChildLog> log, pid_t process)
+    : silence_ms_(settings.silence_ms),
+      hang_ms_(settings.hang_ms),
+      log_(std::move(log)),
+      events_(std::move(events)),
+      process_(process),
+      owner_(getpid()) {}
 
 Link::~Link() = default;
 
-std::shared_ptr<Link> Link::Start(const std::vector<std::string>& command, const Hello& own, int timeout_ms,
-                                  Hello* hello, std::string* why) {
+std::shared_ptr<Link> Link::Start(const Settings& settings, const Hello& own, Hello* hello, std::string* why) {
+  // The child is killed when the thread that started it ends: it must be one that lives as long as the child is used.
+  auto begun = std::make_shared<std::promise<std::shared_ptr<Link>>>();
+  std::future<std::shared_ptr<Link>> link = begun->get_future();
+  std::thread([&settings, &own, hello, why, begun] {
+    std::shared_ptr<Link> made = Begin(settings, own, hello, why);
+    begun->set_value(made);
+    if (made != nullptr) made->ReadEvents();
+  }).detach();
+  return link.get();
+}
+
+std::shared_ptr<Link> Link::Begin(const Settings& settings, const Hello& own, Hello* hello, std::string* why) {
   Descriptor ours;
   Descriptor theirs;
+  int pipes[2] = {-1, -1};
   pid_t process = -1;
-  int error = MakeSockets(&ours, &theirs) ? 0 : errno;
-  if (error == 0) error = Spawn(command, theirs.get(), &process);
+  int error = MakeSockets(&ours, &theirs) && pipe2(pipes, O_CLOEXEC) == 0 ? 0 : errno;
+  Descriptor reading(pipes[0]);
+  Descriptor writing(pipes[1]);
+  if (error == 0) error = StartProcess(settings, theirs.get(), writing.get(), &process);
   if (error != 0) {
-    *why = "the process " + command[0] + " cannot be started: " + std::strerror(error);
+    *why = "the process " + settings.command[0] + " cannot be started: " + std::strerror(error);
     return nullptr;
   }
   theirs.Reset();
-  std::shared_ptr<Link> link(new Link(std::move(ours), process));
+  writing.Reset();
+  auto log = std::make_shared<ChildLog>(std::move(reading));
+  log->Start();
+  std::shared_ptr<Link> link(new Link(settings, std::move(ours), std::move(log), process));
   Frame frame;
   SendFrame(link->events_.get(), 0, Encode(own));
-  const Receipt receipt = ReceiveFrame(link->events_.get(), &frame, timeout_ms);
+  const Receipt receipt = ReceiveFrame(link->events_.get(), &frame, settings.start_ms);
   std::string fault;
   if (receipt == Receipt::kTimeout) {
-    fault = "did not answer within " + std::to_string(timeout_ms / 1000) + " s";
+    fault = "did not answer within " + Seconds(settings.start_ms);
   } else if (receipt == Receipt::kMalformed || (receipt == Receipt::kFrame && !Decode(frame.message, hello))) {
     fault = "gave an answer that is none";
   } else if (receipt == Receipt::kFrame && hello->wire_version != kWireVersion) {
@@ -155,21 +135,46 @@ std::shared_ptr<Link> Link::Start(const std::vector<std::string>& command, const
     link->Bury("");
     return nullptr;
   }
-  std::thread([link] { link->ReadEvents(); }).detach();
+  std::thread([link] { link->Watch(); }).detach();
   return link;
 }
 
-std::string Link::HowItEnded() {
-  // Its sockets are closed before it can be waited for.
-  for (int waited = 0;; ++waited) {
-    int status = 0;
-    const pid_t found = waitpid(process_, &status, WNOHANG);
-    if (found == process_) return Describe(status);
-    if (found < 0 && errno != EINTR) return "ended, and somebody else was told how";
-    if (waited == kEndMilliseconds) kill(process_, SIGKILL);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+// ---- Signs of life --------------------------------------------------------------------------------------------------
+
+void Link::Watch() {
+  while (alive()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(kTickMilliseconds));
+    ++tick_;
+    // What came while nobody listened is not read yet.
+    if (!is_listening_) heard_ = tick_.load();
+    const std::string fault = WhatIsWrong();
+    if (!fault.empty()) Bury(fault);
   }
 }
+
+std::string Link::WhatIsWrong() {
+  const int64_t now = tick_;
+  const auto is_over = [now](int64_t since, int limit_ms) {
+    return limit_ms > 0 && (now - since) * kTickMilliseconds > limit_ms;
+  };
+  if (is_over(heard_, silence_ms_)) {
+    return "gave no sign of life for " + Seconds(silence_ms_) + " (stopped, or out of memory or of processors)";
+  }
+  if (hang_ms_ <= 0 || num_owed_by_host_ > 0) return "";
+  const std::string limit = Seconds(hang_ms_) + ", the limit that FLAGOS_ISOLATION_TIMEOUT or its manifest sets";
+  {
+    const std::lock_guard<std::mutex> lock(channels_mutex_);
+    for (const auto& channel : channels_) {
+      const int64_t began = channel->call_began;
+      if (began != 0 && is_over(began, hang_ms_)) return "did not answer a call within " + limit;
+    }
+  }
+  const std::lock_guard<std::mutex> lock(expected_mutex_);
+  if (num_owed_ == 0 || !is_over(last_completion_, hang_ms_)) return "";
+  return "completed no launch and no transfer within " + limit;
+}
+
+// ---- End ------------------------------------------------------------------------------------------------------------
 
 Status Link::Bury(const std::string& fault) {
   {
@@ -186,11 +191,12 @@ Status Link::Bury(const std::string& fault) {
     const std::lock_guard<std::mutex> lock(channels_mutex_);
     for (const auto& channel : channels_) shutdown(channel->socket.get(), SHUT_RDWR);
   }
-  const std::string ended = HowItEnded();
+  const std::string ended = AwaitEnd(process_);
   const std::string place = "the backend's process " + std::to_string(process_) + " ";
-  const std::string fact = place + (fault.empty() ? ended : fault + ", and was ended");
+  std::string fact = place + (fault.empty() ? ended : fault + ", and was ended") + ".";
+  if (const std::string lines = log_->LastLines(); !lines.empty()) fact += " It wrote last: " + lines + ".";
   Status death = MakeStatus(FLAGOS_UNAVAILABLE,
-                            fact + ". What was on its devices is lost. Make a new client, which starts a new process.");
+                            fact + " What was on its devices is lost. Make a new client, which starts a new process.");
   std::unordered_map<uint64_t, Expected> expected;
   {
     const std::lock_guard<std::mutex> lock(phase_mutex_);
@@ -201,6 +207,7 @@ Status Link::Bury(const std::string& fault) {
   {
     const std::lock_guard<std::mutex> lock(expected_mutex_);
     expected.swap(expected_);
+    num_owed_ = 0;
   }
   for (auto& [id, waiting] : expected) {
     Status status = death;
@@ -287,9 +294,11 @@ Status Link::Request(const Call& call, Reply* reply, Segment* segment) {
   const bool announce = segment != nullptr && !segment->announced;
   const uint64_t sequence = ++channel->sequence;
   Receipt receipt = Receipt::kEnd;
+  channel->call_began.store(tick_, std::memory_order_relaxed);
   if (SendFrame(channel->socket.get(), sequence, message, announce ? segment->descriptor() : -1)) {
     receipt = ReceiveFrame(channel->socket.get(), &frame);
   }
+  channel->call_began.store(0, std::memory_order_relaxed);
   GiveChannel(channel);
   if (receipt == Receipt::kEnd) return Bury("");
   if (receipt != Receipt::kFrame || frame.sequence != sequence || !Decode(frame.message, reply)) {
@@ -311,11 +320,12 @@ void Link::Post(const Call& call) {
 
 // ---- What the child says unasked ------------------------------------------------------------------------------------
 
-std::shared_ptr<EventState> Link::Expect(uint64_t id, Arrival arrival) {
+std::shared_ptr<EventState> Link::Expect(uint64_t id, Arrival arrival, bool is_owed) {
   auto state = std::make_shared<EventState>();
   {
     const std::lock_guard<std::mutex> lock(expected_mutex_);
-    expected_[id] = {state, std::move(arrival)};
+    expected_[id] = {state, std::move(arrival), is_owed};
+    if (is_owed && num_owed_++ == 0) last_completion_ = tick_;
   }
   // Bury() fails what it finds, after it has set the phase.
   if (!alive()) Complete(id, death(), {});
@@ -330,6 +340,10 @@ void Link::Complete(uint64_t id, Status status, std::string_view data) {
     if (found == expected_.end()) return;
     expected = std::move(found->second);
     expected_.erase(found);
+    if (expected.is_owed) {
+      --num_owed_;
+      last_completion_ = tick_;
+    }
   }
   if (expected.arrival != nullptr) expected.arrival(&status, data);
   expected.state->Complete(status);
@@ -338,7 +352,10 @@ void Link::Complete(uint64_t id, Status status, std::string_view data) {
 void Link::ReadEvents() {
   Frame frame;
   while (true) {
+    is_listening_ = true;
     const Receipt receipt = ReceiveFrame(events_.get(), &frame);
+    is_listening_ = false;
+    heard_ = tick_.load();
     Done done;
     if (receipt == Receipt::kEnd) {
       Bury("");
@@ -348,7 +365,7 @@ void Link::ReadEvents() {
       Malformed("an event that is none");
       return;
     }
-    Complete(done.event, done.error, done.data);
+    if (done.event != 0) Complete(done.event, done.error, done.data);  // 0: a sign of life
   }
 }
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "frames.h"
+#include "process.h"
 #include "segment.h"
 #include "status.h"
 #include "wire.h"
@@ -44,9 +45,8 @@ class EventState {
 
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  // Starts `command` with one more argument, the number of its socket, and greets it. NULL with `*why` set.
-  static std::shared_ptr<Link> Start(const std::vector<std::string>& command, const Hello& own, int timeout_ms,
-                                     Hello* hello, std::string* why);
+  // Starts a child and greets it. NULL with `*why` set.
+  static std::shared_ptr<Link> Start(const Settings& settings, const Hello& own, Hello* hello, std::string* why);
   ~Link();
 
   // The first of `count` ids that nothing has had.
@@ -62,8 +62,11 @@ class Link : public std::enable_shared_from_this<Link> {
   // What happens when the event `id` completes, before anybody learns of it: it may look at the event's data and changes
   // what the event says by changing the status. Called exactly once, also when the child ends.
   using Arrival = std::function<void(Status*, std::string_view data)>;
-  std::shared_ptr<EventState> Expect(uint64_t id, Arrival arrival = nullptr);
+  // `is_owed`: the child completes it by itself, sooner or later; else when the host does something.
+  std::shared_ptr<EventState> Expect(uint64_t id, Arrival arrival = nullptr, bool is_owed = true);
   void Complete(uint64_t id, Status status, std::string_view data);
+  // The host has made (1), or completed (-1), a promise or an event, for which what the child does may wait.
+  void Owe(int change) { num_owed_by_host_ += change; }
 
   pid_t process() const { return process_; }
   bool alive() const { return phase_ == kAlive; }
@@ -80,21 +83,28 @@ class Link : public std::enable_shared_from_this<Link> {
     explicit Channel(Descriptor end) : socket(std::move(end)) {}
     Descriptor socket;
     uint64_t sequence = 0;
+    std::atomic<int64_t> call_began{0};  // the tick; 0: there is none under way
   };
   struct Expected {
     std::shared_ptr<EventState> state;
     Arrival arrival;
+    bool is_owed = false;
   };
   enum Phase { kAlive, kEnding, kDead };
 
-  Link(Descriptor events, pid_t process);
+  Link(const Settings& settings, Descriptor events, std::shared_ptr<ChildLog> log, pid_t process);
+  static std::shared_ptr<Link> Begin(const Settings& settings, const Hello& own, Hello* hello, std::string* why);
   Channel* TakeChannel(Status* why);
   void GiveChannel(Channel* channel);
   void ReadEvents();
   // Ends the child if it has not ended, finds out how, and fails everything that waits for it. Returns death().
   Status Bury(const std::string& fault);
-  std::string HowItEnded();
+  // Ends the child once it gives no sign of life, or no answer, for as long as the settings allow.
+  void Watch();
+  std::string WhatIsWrong();
 
+  const int silence_ms_, hang_ms_;
+  const std::shared_ptr<ChildLog> log_;
   Descriptor events_;
   const pid_t process_;
   const pid_t owner_;
@@ -108,6 +118,15 @@ class Link : public std::enable_shared_from_this<Link> {
 
   std::mutex expected_mutex_;
   std::unordered_map<uint64_t, Expected> expected_;
+  size_t num_owed_ = 0;          // by the child
+  int64_t last_completion_ = 1;  // the tick at which it last completed one, or began to owe one
+
+  // Time as the watch counts it: what passes while the whole machine, or host and child alike, are stopped is not the
+  // child's.
+  std::atomic<int64_t> tick_{1};
+  std::atomic<int64_t> heard_{1};         // the tick of the last sign of life
+  std::atomic<bool> is_listening_{true};  // false while the thread that reads signs of life does something else
+  std::atomic<int64_t> num_owed_by_host_{0};
 
   mutable std::mutex phase_mutex_;
   mutable std::condition_variable buried_;

@@ -46,6 +46,7 @@ struct FlagosEvent {
   std::shared_ptr<flagos_isolation::EventState> state;
   uint64_t id = 0;  // 0: the child does not know it
   bool made_by_host = false;
+  std::atomic<bool> is_set{false};  // by the host that made it
 };
 
 struct FlagosBuffer {
@@ -55,6 +56,7 @@ struct FlagosBuffer {
   FlagosDevice* device = nullptr;
   FlagosMemory* memory = nullptr;
   std::atomic<bool> is_deleted{false};
+  std::atomic<bool> is_promise{false};  // which the host has not kept yet
 };
 
 struct FlagosExecutable {

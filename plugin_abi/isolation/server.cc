@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <thread>
 
@@ -15,6 +16,7 @@ namespace flagos_isolation {
 namespace {
 
 constexpr int kWellEnded = 0, kBadHost = 2;
+constexpr std::chrono::milliseconds kSignOfLife{1000};
 
 [[noreturn]] void End(int status, const char* why) {
   if (why != nullptr) std::fprintf(stderr, "flagos: the backend's process ends: %s\n", why);
@@ -79,8 +81,9 @@ void Server::SendEvents() {
   while (true) {
     {
       std::unique_lock<std::mutex> lock(done_mutex_);
-      done_changed_.wait(lock, [this] { return !done_.empty(); });
+      done_changed_.wait_for(lock, kSignOfLife, [this] { return !done_.empty(); });
       done.swap(done_);
+      if (done.empty()) done.emplace_back();  // nothing has completed: a sign of life
     }
     for (const Done& event : done) {
       if (!SendFrame(events_.get(), 0, Encode(event))) return;

@@ -18,12 +18,15 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from plugin_abi import cabi, isolation, loader
+from plugin_abi.errors import FlagosStatusError
+from plugin_abi.host import Context, Executable
 from plugin_abi.negotiation import call_entry
 from plugin_abi.policy import HOST_ABI
 from plugin_abi.search import SearchEnvironment
 from plugin_abi.versions import AbiVersion
 
 PROTO = Path(__file__).parents[2] / "proto"
+PATIENCE = isolation.Patience()
 HEADER = struct.Struct("=IIQ")
 MAGIC = 0x31474C46
 
@@ -55,16 +58,34 @@ def light_command(library: Path) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", LIGHT_CHILD, str(isolation.LIBRARY), str(library)]
 
 
-def backend_of(command: list[str], timeout: float = 20.0) -> loader.Backend | str:
+def backend_of(
+    command: list[str], patience: isolation.Patience = PATIENCE, environment: list[str] | None = None
+) -> loader.Backend | str:
     """The backend that a command serves, or why there is none."""
     ffi = cabi.ffi()
-    entry = ffi.cast("FlagosPluginEntry", isolation.entry_of_command(command, timeout))
+    entry = ffi.cast("FlagosPluginEntry", isolation.entry_of_command(command, patience, environment))
     answer, api = call_entry(ffi, entry, HOST_ABI, ffi.NULL, 0)
     if answer.status != 0:
         return answer.message
     address = int(ffi.cast("uintptr_t", api))
     version = AbiVersion.from_number(api.version)
     return loader.Backend(None, answer.plugin_info, version, address, 0, command[-1], api)
+
+
+def came_of(context: Context, deed: str) -> str:
+    """What the hostile backend, or what ended it, says of a deed."""
+    try:
+        Executable.compile(context, f"try {deed}".encode())
+    except FlagosStatusError as error:
+        return error.message
+    raise AssertionError("the hostile backend reports by an error")
+
+
+def process_of(context: Context) -> int:
+    """The process of a context's backend."""
+    number = context.devices[0].attributes[isolation.PROCESS_ATTRIBUTE]
+    assert isinstance(number, int)
+    return number
 
 
 def children() -> set[int]:

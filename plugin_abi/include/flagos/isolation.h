@@ -12,10 +12,22 @@
 extern "C" {
 #endif
 
-/* The entry of a backend that `command` serves: a program and its arguments, to which the number of the child's socket is
- * added. Each client (context_create) has a child of its own, of which the first is started by the entry; a child may take
- * `timeout_ms` to answer. The strings are copied. NULL when this process has 16 of them already. */
-FlagosPluginEntry FlagosIsolate(const char* const* command, size_t num_words, int32_t timeout_ms);
+typedef struct FlagosIsolateArgs {
+  size_t struct_size;
+  /* A program and its arguments, to which the number of the child's socket is added. */
+  const char* const* command;
+  size_t num_words;
+  /* The variables that the child has of this process: names, or what names begin with and "*". NULL: all. */
+  const char* const* environment;
+  size_t num_environment;
+  int32_t start_ms;   /* how long a child may take to greet its host */
+  int32_t silence_ms; /* how long it may give no sign of life, which it gives each second; 0: for ever */
+  int32_t hang_ms;    /* how long it may leave a call unanswered, or complete nothing of what it owes; 0: for ever */
+} FlagosIsolateArgs;
+
+/* The entry of a backend that a command serves. Each client (context_create) has a child of its own, of which the first is
+ * started by the entry. What `args` points to is copied. NULL when this process has 16 of them already. */
+FlagosPluginEntry FlagosIsolate(const FlagosIsolateArgs* args);
 
 /* Serves a table to the host at the other end of `socket`, until it ends; never returns. `version` is that of the table.
  * With `refusal` not NULL there is no table: the host is told why. */

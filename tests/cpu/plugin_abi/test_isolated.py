@@ -199,7 +199,7 @@ def test_a_process_that_ends_by_itself_gives_its_exit_status(tmp_path: Path) -> 
     assert "ended with exit status 7" in str(isolated.backend_of(command))
     assert "cannot be started" in str(isolated.backend_of([str(tmp_path / "nothing")]))
     silent = [sys.executable, "-c", "import time; time.sleep(100)"]
-    assert "did not answer within 1 s, and was ended" in str(isolated.backend_of(silent, timeout=1.0))
+    assert "did not answer within 1 s, and was ended" in str(isolated.backend_of(silent, isolation.Patience(start=1.0)))
 
 
 def test_kills_at_random_moments_are_errors_and_leave_nothing(

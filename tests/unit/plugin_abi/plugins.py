@@ -69,6 +69,10 @@ class Toolchain:
         subprocess.run([linker, "-shared", *objects, "-o", str(library), *link_flags], check=True)
         return library
 
+    def build_hostile(self) -> Path:
+        """The minimal backend that also does what a program "try DEED" asks for."""
+        return self.build(("minimal_backend.c", "minimal_event.c", "hostile_deeds.c"), hostile=1)
+
 
 def manifest_fields(toolchain: Toolchain) -> dict[str, Any]:
     """The fields of the manifest that fits the minimal backend as it is compiled without defines."""
