@@ -71,10 +71,10 @@ def _closed(grad: Tensor, x: Tensor, dim: int, result: Tensor) -> Tensor:
     second = torch.where(is_zero & (places > first), places, size).amin(dim, keepdim=True)
     before, behind = places < first, (places > first) & (places < second)
     sums = _suffix_sums(torch.where(before, result.conj() * grad, 0), dim)
-    preceding = _shifted(result.conj(), dim, 1, 1)
+    preceding = torch.where(places == first - 1, result.conj(), 0).sum(dim, keepdim=True)  # of one element
     products = torch.where(behind, conjugate, 1).cumprod(dim)
-    of_first = (products * torch.where((places == first) | behind, grad, 0)).sum(dim, keepdim=True) * preceding
-    of_rest = torch.where(places == first, of_first, 0)
+    following = (products * torch.where((places == first) | behind, grad, 0)).sum(dim, keepdim=True)
+    of_rest = torch.where(places == first, following * torch.where(first == 0, 1, preceding), 0)
     return torch.where(before, sums / torch.where(before, conjugate, 1), of_rest)
 
 
