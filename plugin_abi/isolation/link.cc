@@ -189,7 +189,7 @@ Status Link::Bury(const std::string& fault) {
   shutdown(events_.get(), SHUT_RDWR);
   {
     const std::lock_guard<std::mutex> lock(channels_mutex_);
-    for (const auto& channel : channels_) shutdown(channel->socket.get(), SHUT_RDWR);
+    for (const auto& channel : channels_) channel->Shutdown();
   }
   const std::string ended = AwaitEnd(process_);
   const std::string place = "the backend's process " + std::to_string(process_) + " ";
@@ -233,7 +233,7 @@ Status Link::Malformed(const std::string& what) { return Bury("sent " + what); }
 
 // ---- Calls ----------------------------------------------------------------------------------------------------------
 
-Link::Channel* Link::TakeChannel(Status* why) {
+Channel* Link::TakeChannel(Status* why) {
   if (getpid() != owner_) {
     *why = MakeStatus(FLAGOS_UNAVAILABLE,
                       "the backend's process belongs to the process that this one was forked from. Make a client in a "
@@ -252,11 +252,12 @@ Link::Channel* Link::TakeChannel(Status* why) {
     *why = death();
     return nullptr;
   }
-  Descriptor ours;
   Descriptor theirs;
-  if (!MakeSockets(&ours, &theirs)) {
-    *why = MakeStatus(FLAGOS_RESOURCE_EXHAUSTED, std::string("no more sockets to the backend's process: ") +
-                                                     std::strerror(errno) + ". Close files, or allow more.");
+  std::unique_ptr<Channel> channel = Channel::Open(&theirs);
+  if (channel == nullptr) {
+    *why =
+        MakeStatus(FLAGOS_RESOURCE_EXHAUSTED, std::string("no more channels to the backend's process: ") +
+                                                  std::strerror(errno) + ". Close files, free memory, or allow more.");
     return nullptr;
   }
   bool sent = false;
@@ -269,8 +270,8 @@ Link::Channel* Link::TakeChannel(Status* why) {
     return nullptr;
   }
   const std::lock_guard<std::mutex> lock(channels_mutex_);
-  if (!alive()) shutdown(ours.get(), SHUT_RDWR);  // Bury() has not seen this one
-  channels_.push_back(std::make_unique<Channel>(std::move(ours)));
+  if (!alive()) channel->Shutdown();  // Bury() has not seen this one
+  channels_.push_back(std::move(channel));
   return channels_.back().get();
 }
 
@@ -293,11 +294,9 @@ Status Link::Request(const Call& call, Reply* reply, Segment* segment) {
   Frame frame;
   const bool announce = segment != nullptr && !segment->announced;
   const uint64_t sequence = ++channel->sequence;
-  Receipt receipt = Receipt::kEnd;
   channel->call_began.store(tick_, std::memory_order_relaxed);
-  if (SendFrame(channel->socket.get(), sequence, message, announce ? segment->descriptor() : -1)) {
-    receipt = ReceiveFrame(channel->socket.get(), &frame);
-  }
+  Receipt receipt = channel->Send(sequence, message, announce ? segment->descriptor() : -1);
+  if (receipt == Receipt::kFrame) receipt = channel->Receive(&frame);
   channel->call_began.store(0, std::memory_order_relaxed);
   GiveChannel(channel);
   if (receipt == Receipt::kEnd) return Bury("");
@@ -314,7 +313,7 @@ void Link::Post(const Call& call) {
   Channel* channel = TakeChannel(&why);
   if (channel == nullptr) return;
   ++channel->sequence;
-  SendFrame(channel->socket.get(), channel->sequence, Encode(call));
+  channel->Send(channel->sequence, Encode(call));
   GiveChannel(channel);
 }
 

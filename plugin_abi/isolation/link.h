@@ -1,8 +1,8 @@
 // The host's end of one child: its start, its channels, its events, and what becomes of them when it ends.
 //
-// A channel is a pair of sockets over which one thread at a time makes a call and waits for its reply; there are as many
-// as threads have called at once. The first pair, the event socket, carries what the child says unasked, read by a thread
-// of the link, and hands new channels to the child.
+// Over a channel one thread at a time makes a call and waits for its reply; there are as many as threads have called at
+// once. A pair of sockets, the event socket, carries what the child says unasked, read by a thread of the link, and hands
+// new channels to the child.
 #ifndef FLAGOS_ISOLATION_LINK_H_
 #define FLAGOS_ISOLATION_LINK_H_
 
@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "channel.h"
 #include "frames.h"
 #include "process.h"
 #include "segment.h"
@@ -79,12 +80,6 @@ class Link : public std::enable_shared_from_this<Link> {
   Status Malformed(const std::string& what);
 
  private:
-  struct Channel {
-    explicit Channel(Descriptor end) : socket(std::move(end)) {}
-    Descriptor socket;
-    uint64_t sequence = 0;
-    std::atomic<int64_t> call_began{0};  // the tick; 0: there is none under way
-  };
   struct Expected {
     std::shared_ptr<EventState> state;
     Arrival arrival;

@@ -28,6 +28,8 @@ class Segment {
   char* data() const { return data_; }
   size_t size() const { return size_; }
   int descriptor() const { return descriptor_.get(); }
+  // The memory stays; nobody can be given it any more.
+  void CloseDescriptor() { descriptor_.Reset(); }
   bool announced = false;  // whether the child has it; only who holds the segment looks
 
  private:

@@ -57,10 +57,33 @@ void Server::Run() {
   }
 }
 
+namespace {
+
+// False when the host is gone.
+bool Answer(Channel* channel, uint64_t sequence, const Reply& reply) {
+  std::string message = Encode(reply);
+  if (message.size() > UINT32_MAX) {
+    Reply refused;
+    refused.error =
+        MakeStatus(FLAGOS_RESOURCE_EXHAUSTED, "an answer of " + std::to_string(message.size()) +
+                                                  " bytes does not fit into a message of the backend's process");
+    message = Encode(refused);
+  }
+  const Receipt receipt = channel->Send(sequence, message);
+  if (receipt == Receipt::kMalformed) End(kBadHost, "the host spoiled its channel");
+  return receipt == Receipt::kFrame;
+}
+
+}  // namespace
+
 void Server::ServeChannel(Descriptor socket) {
+  std::unique_ptr<Channel> channel;
+  const Receipt joined = Channel::Join(std::move(socket), &channel);
+  if (joined == Receipt::kEnd) return;  // the host is gone
+  if (joined != Receipt::kFrame) End(kBadHost, "the host offered a channel that is none");
   Frame frame;
   while (true) {
-    const Receipt receipt = ReceiveFrame(socket.get(), &frame);
+    const Receipt receipt = channel->Receive(&frame);
     if (receipt == Receipt::kEnd) return;  // the event socket says whether the host is gone
     Call call;
     if (receipt != Receipt::kFrame || !Decode(frame.message, &call)) End(kBadHost, "the host sent a call that is none");
@@ -72,7 +95,7 @@ void Server::ServeChannel(Descriptor socket) {
     }
     Reply reply;
     reply.error = Handle(call, &reply);
-    if (HasReply(call.method) && !SendFrame(socket.get(), frame.sequence, Encode(reply))) return;
+    if (HasReply(call.method) && !Answer(channel.get(), frame.sequence, reply)) return;
   }
 }
 

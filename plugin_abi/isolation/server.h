@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "channel.h"
 #include "flagos/plugin_abi.h"
 #include "frames.h"
 #include "segment.h"

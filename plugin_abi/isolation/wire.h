@@ -13,7 +13,7 @@
 namespace flagos_isolation {
 
 // Raised when an older side would misread a newer one; both sides refuse another.
-constexpr uint32_t kWireVersion = 1;
+constexpr uint32_t kWireVersion = 2;
 
 enum class Method : uint32_t {
   kNone = 0,

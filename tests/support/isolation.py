@@ -143,56 +143,54 @@ def frame(message: bytes, sequence: int = 0) -> bytes:
 
 
 #: A child that answers each call as `argv[1]` (JSON: a greeting and a reply for each method, in hexadecimal) says, and
-#: spoils what it sends at moments that a seed chooses; each start has the next seed, counted in the file argv[2].
+#: spoils what it sends, and its rings, at moments that a seed chooses; each start has the next seed, counted in the
+#: file argv[2], beside which a file says in which ways it spoiled a ring.
 HOSTILE_CHILD = """
-import array, json, random, socket, struct, sys, threading
+import array, json, os, random, socket, struct, sys, threading
 answers, counter = json.loads(sys.argv[1]), sys.argv[2]
+sys.path.append(answers["support"])
+import isolation_ring
+log = open(counter + ".ways", "a")
 with open(counter, "r+") as file:
     seed = int(file.read())
     file.seek(0)
     file.write(str(seed + 1))
 draw = random.Random(seed)
 header = struct.Struct("=IIQ")
-def spoiled(message, sequence):
-    frame = header.pack(0x31474C46, len(message), sequence) + message
-    way = draw.randrange(10)
+def spoiled(message):
+    frame = header.pack(0x31474C46, len(message), 0) + message
+    way = draw.randrange(8)
     if way == 0: return frame[: draw.randrange(len(frame))]
     if way == 1: return frame + frame
-    if way == 2: return header.pack(0x31474C46, 0xFFFFFFFF, sequence) + message
-    if way == 3: return header.pack(0x31474C46, len(message), sequence + draw.randrange(1, 9)) + message
-    if way == 4: return draw.randbytes(draw.randrange(1, 200))
+    if way == 2: return header.pack(0x31474C46, 0xFFFFFFFF, 0) + message
+    if way == 3: return draw.randbytes(draw.randrange(1, 200))
     cut = message[: draw.randrange(len(message) + 1)]
-    if way == 5: cut = message + message
-    if way == 6: cut = message + draw.randbytes(draw.randrange(1, 40))
-    if way >= 7:
+    if way == 4: cut = message + message
+    if way == 5: cut = message + draw.randbytes(draw.randrange(1, 40))
+    if way >= 6:
         cut = bytearray(message)
         for _ in range(draw.randrange(1, 4)):
             if cut: cut[draw.randrange(len(cut))] = draw.randrange(256)
-    return header.pack(0x31474C46, len(cut), sequence) + bytes(cut)
-def sound(message, sequence):
-    return header.pack(0x31474C46, len(message), sequence) + message
-def read(channel, size):
-    data = b""
-    while len(data) < size:
-        piece = channel.recv(size - len(data))
-        if not piece: raise SystemExit
-        data += piece
-    return data
-def serve(channel):
+    return header.pack(0x31474C46, len(cut), 0) + bytes(cut)
+def sound(message):
+    return header.pack(0x31474C46, len(message), 0) + message
+def serve(end):
+    channel = isolation_ring.Channel.join(end)
     while True:
-        magic, size, sequence = header.unpack(read(channel, header.size))
-        message = read(channel, size)
+        message, sequence = channel.receive()
         method = str(message[1])
         if method in ("6", "12", "24"): continue
         reply = bytes.fromhex(answers["replies"].get(method, ""))
-        if draw.randrange(6) == 0: events.sendall(spoiled(bytes.fromhex(answers["done"]), 0))
-        if draw.randrange(4) == 0: channel.sendall(spoiled(reply, sequence)); channel.shutdown(socket.SHUT_WR)
-        else: channel.sendall(sound(reply, sequence))
+        if draw.randrange(6) == 0: events.sendall(spoiled(bytes.fromhex(answers["done"])))
+        if draw.randrange(4) == 0:
+            print(channel.send_spoiled(reply, sequence, draw), file=log, flush=True)
+            end.shutdown(socket.SHUT_WR)
+        else: channel.send(reply, sequence)
 events = socket.socket(fileno=int(sys.argv[3]))
-magic, size, sequence = header.unpack(read(events, header.size))
-read(events, size)
+magic, size, sequence = header.unpack(isolation_ring.read_exactly(events, header.size))
+isolation_ring.read_exactly(events, size)
 greeting = bytes.fromhex(answers["greeting"])
-events.sendall(spoiled(greeting, 0) if seed and draw.randrange(8) == 0 else sound(greeting, 0))
+events.sendall(spoiled(greeting) if seed and draw.randrange(8) == 0 else sound(greeting))
 while True:
     data, rights, _, _ = events.recvmsg(header.size, socket.CMSG_SPACE(4))
     if not data: break

@@ -23,6 +23,7 @@ from plugin_abi import isolation, loader
 from plugin_abi.errors import FlagosStatusError, RefusalCode, StatusCode
 from plugin_abi.host import Artifact, Context, ElementType, Executable, Memory
 from support import isolation as isolated
+from support import isolation_ring
 from unit.plugin_abi.plugins import Plugins, Toolchain
 
 SEGMENT_ELEMENTS = 300_000  # above what a message carries
@@ -96,6 +97,16 @@ def test_contents_of_any_layout_come_back(context: Context, rng: np.random.Gener
         array = rng.integers(0, 2, (2, elements, 2)).astype(dtype)
         for view in (array, array[::-1, :, ::-1], array.transpose(2, 1, 0), np.broadcast_to(array[:1], array.shape)):
             np.testing.assert_array_equal(get(put(memory_of(context), view)), view)
+
+
+def test_many_calls_without_a_reply_fill_the_ring_and_arrive(context: Context) -> None:
+    memory = memory_of(context)
+    device = context.addressable_devices[0]
+    before = device.memory_stats().bytes_in_use
+    buffers = [memory.allocate((1024,), ElementType.U8) for _ in range(4000)]
+    assert device.memory_stats().bytes_in_use >= before + 4000 * 1024
+    buffers.clear()
+    assert isolated.comes_true(lambda: device.memory_stats().bytes_in_use <= before)
 
 
 def test_raw_bytes_promises_and_copies(context: Context, rng: np.random.Generator) -> None:
@@ -285,7 +296,7 @@ def test_the_process_ends_with_its_host(end: str) -> None:
 def greeting(**fields: object) -> bytes:
     """What a child of a host of today says."""
     abi = dict.fromkeys(("version_min", "version_max", "version"), 1 << 16)
-    known: dict[str, object] = {"wire_version": 1, **abi, "name": "hostile", "platform": "flagos"}
+    known: dict[str, object] = {"wire_version": 2, **abi, "name": "hostile", "platform": "flagos"}
     return isolated.messages()["Hello"](**(known | fields)).SerializeToString()
 
 
@@ -299,17 +310,17 @@ events.recv(65536)
 
 
 def test_another_version_of_the_wire_is_refused_by_name_on_both_sides(minimal: loader.Backend) -> None:
-    newer = isolated.frame(greeting(wire_version=2)).hex()
+    newer = isolated.frame(greeting(wire_version=3)).hex()
     why = str(isolated.backend_of([sys.executable, "-c", ANSWERS, newer]))
-    assert "speaks version 2 of the wire, this host version 1; install both from one build" in why
+    assert "speaks version 3 of the wire, this host version 2; install both from one build" in why
     ours, theirs = socket.socketpair()
     command = [*isolated.light_command(Path(minimal.place)), str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as child, ours:
         theirs.close()
-        ours.sendall(isolated.frame(greeting(wire_version=0)))
+        ours.sendall(isolated.frame(greeting(wire_version=1)))
         answer = isolated.messages()["Hello"].FromString(ours.recv(65536)[isolated.HEADER.size :])
-        assert (answer.wire_version, answer.name) == (1, "")
-        assert "the host speaks version 0 of the wire, the backend's process version 1" in answer.refusal
+        assert (answer.wire_version, answer.name) == (2, "")
+        assert "the host speaks version 1 of the wire, the backend's process version 2" in answer.refusal
         assert child.wait(60) == 2
 
 
@@ -339,6 +350,7 @@ def _answers() -> dict[str, object]:
     done.error.code = 3
     return {
         "greeting": greeting().hex(),
+        "support": str(Path(isolated.__file__).parent),
         "done": done.SerializeToString().hex(),
         "replies": {str(method): message.SerializeToString().hex() for method, message in replies.items()},
     }
@@ -409,34 +421,28 @@ def test_no_message_of_a_host_hangs_the_process(minimal: loader.Backend, rng: np
             with channel:
                 socket.send_fds(ours, [isolated.frame(b"")], [other.fileno()])
                 other.close()
-                channel.settimeout(60)
-                _send_spoiled(channel, sound, rng)
+                _send_spoiled(
+                    isolation_ring.Channel.open(channel), [message.SerializeToString() for message in sound], rng
+                )
             ours.close()
             ends.add(child.wait(60))
     assert ends <= {0, 2}
     assert 2 in ends
 
 
-def _send_spoiled(channel: socket.socket, sound: list[object], rng: np.random.Generator) -> None:
-    at = int(rng.integers(len(sound)))
-    for index, message in enumerate(sound):
-        data = message.SerializeToString()
-        if index == at:
-            cut = data[: int(rng.integers(len(data)))]
-            frames = [
-                isolated.frame(cut), isolated.frame(data)[: int(rng.integers(16))], rng.bytes(40),
-                isolated.frame(data + b"\x0a"), isolated.HEADER.pack(isolated.MAGIC, 2**32 - 1, 1) + data,
-                isolated.frame(call_of_too_many()),
-            ]  # fmt: skip
-            channel.sendall(frames[int(rng.integers(len(frames)))])
-            channel.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(ConnectionResetError):  # it ended with what it had not read
-                while channel.recv(65536):
-                    pass
-            return
-        channel.sendall(isolated.frame(data, index))
-        if message.method != 12:
-            channel.recv(65536)
+def _send_spoiled(channel: isolation_ring.Channel, sound: list[bytes], rng: np.random.Generator) -> None:
+    draw = random.Random(int(rng.integers(2**32)))
+    at = draw.randrange(len(sound))
+    with contextlib.suppress(EOFError, ConnectionError):  # it has ended
+        for index, message in enumerate(sound):
+            if index == at:
+                print(channel.send_spoiled(draw.choice((message, call_of_too_many())), index, draw))
+                channel.socket.shutdown(socket.SHUT_WR)
+                while True:
+                    channel.receive()
+            channel.send(message, index)
+            if message[1] != 12:  # buffer_destroy
+                channel.receive()
 
 
 def call_of_too_many() -> bytes:

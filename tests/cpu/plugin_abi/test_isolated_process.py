@@ -1,5 +1,5 @@
-"""A backend's own process is watched: one that hangs or stops is ended, its last lines are told, and it has nothing that
-the host did not mean for it."""
+"""A backend's own process is watched: one that hangs or stops is ended, its last lines are told, and it has nothing
+that the host did not mean for it."""
 
 from __future__ import annotations
 
@@ -64,18 +64,17 @@ def test_a_process_that_is_stopped_gives_no_sign_of_life(hostile: Path) -> None:
 PROCRASTINATOR = """
 import array, json, socket, struct, sys, threading, time
 answers = json.loads(sys.argv[1])
+sys.path.append(answers["support"])
+import isolation_ring
 header = struct.Struct("=IIQ")
 def frame(message, sequence=0): return header.pack(0x31474C46, len(message), sequence) + message
-def read(channel, size):
-    data = b""
-    while len(data) < size:
-        data += channel.recv(size - len(data)) or sys.exit()
-    return data
-def serve(channel):
+read = isolation_ring.read_exactly
+def serve(end):
+    channel = isolation_ring.Channel.join(end)
     while True:
-        _, size, sequence = header.unpack(read(channel, header.size))
-        method = str(read(channel, size)[1])
-        if method not in ("6", "12", "24"): channel.sendall(frame(bytes.fromhex(answers.get(method, "")), sequence))
+        message, sequence = channel.receive()
+        method = str(message[1])
+        if method not in ("6", "12", "24"): channel.send(bytes.fromhex(answers.get(method, "")), sequence)
 def live():
     while True:
         time.sleep(0.3)
@@ -104,8 +103,9 @@ def procrastinator() -> loader.Backend:
     buffer = kinds["Reply"](buffers=[kinds["Buffer"](element_type=11, size_bytes=16, device=1, memory=1, dims=[4])])
     replies = {"1": kinds["Reply"](context=context), "9": buffer, "10": buffer}
     answers = {method: reply.SerializeToString().hex() for method, reply in replies.items()}
+    answers["support"] = str(Path(isolated.__file__).parent)
     answers["greeting"] = (
-        kinds["Hello"](wire_version=1, **abi, name="slow", platform="flagos").SerializeToString().hex()
+        kinds["Hello"](wire_version=2, **abi, name="slow", platform="flagos").SerializeToString().hex()
     )
     command = [sys.executable, "-I", "-S", "-c", PROCRASTINATOR, json.dumps(answers)]
     backend = isolated.backend_of(command, isolation.Patience(silence=2.0, hang=1.0))
