@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from support import older_emitters
 from support.seeds import SEED_VARIABLE, fresh
 
 TESTS = Path(__file__).resolve().parent
@@ -108,12 +109,18 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 
 def _leave_out_what_torch_measures() -> None:
-    """Two things that PyTorch does with each compile cost a fifth of what torch.compile takes, and show in no result."""
+    """Two things that PyTorch does with each compile take a tenth of its time and more, and show in no result."""
     # pytest adds a handler to each logger that does not propagate. With one, PyTorch writes out its structured trace.
     logging.getLogger("torch.__trace").propagate = True
     # The time that guards take, for which 256 MB are written so that caches are cold.
     if "torch._dynamo.guards" in sys.modules:
         sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *arguments: 0.0
+
+
+@pytest.fixture(autouse=True)
+def quick_oracle() -> None:
+    """JAX's CPU compiles what tests compare with in less time."""
+    older_emitters.install()
 
 
 @pytest.fixture(autouse=True)

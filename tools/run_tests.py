@@ -20,8 +20,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: Processes at once. Each takes one processor most of the time, and up to 2 GB.
 WORKERS = min(os.cpu_count() or 1, 4)
-#: These take minutes each, so they begin first.
-LONG = ("tests/cpu/torch_compile", "tests/cpu/accelerator", "tests/cpu/triton", "tests/cpu/kernels", "tests/cpu/native")
+#: These take minutes each, so they begin first, the longest before the others: no processor waits for one in the end.
+LONG = (
+    "tests/cpu/torch_compile",
+    "tests/cpu/jax",
+    "tests/cpu/kernels",
+    "tests/cpu/accelerator",
+    "tests/cpu/triton",
+    "tests/cpu/native",
+    "tests/cpu/torch_device",
+    "tests/cpu/torch_ops",
+    "tests/cpu/replay",
+    "tests/multi/jax",
+)
 #: What tools/test --quick runs, and why: for each stage the tests that find most in the least time. All together take
 #: some 100 seconds of processor time. What takes seconds a test (pipelines over models, Triton's interpreter) is left
 #: out.

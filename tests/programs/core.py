@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 from jaxlib import _hlo, _jax
 
+from support.older_emitters import overrides
+
 Array = np.ndarray
 
 DTYPES: dict[str, Any] = {
@@ -132,18 +134,6 @@ def hlo_bytes(fn: Callable[..., Any], *args: Any, platform: str = "generic") -> 
     return computation.as_serialized_hlo_module_proto()
 
 
-# What XLA's emitters without MLIR, which take a third of the time to compile, do not compile or compute rightly:
-# a negative padding, and conversions of floats of eight bits and less.
-_NEEDS_MLIR = re.compile(r"\bf[48]e\d|padding=[\dx_]*-")
-
-
-def _without_mlir(hlo: bytes) -> bool:
-    """Whether the oracle compiles this program by its emitters without MLIR. From 0.11 on XLA has none but MLIR's."""
-    if not jax.__version__.startswith("0.10."):
-        return False
-    return _NEEDS_MLIR.search(_hlo.HloModule.from_serialized_hlo_module_proto(hlo).to_string()) is None
-
-
 @functools.lru_cache(maxsize=16)
 def _compile_by_xla(hlo: bytes) -> Any:
     """The latest are kept: tests that run a program at several arguments do so in a row."""
@@ -154,8 +144,7 @@ def _compile_by_xla(hlo: bytes) -> Any:
     # An oracle computes what is written. That pass also ends the process (a failed CHECK, jaxlib 0.10.2) at some
     # convolutions with a base dilation of the window's size, whose operands it means to swap.
     debug.xla_disable_hlo_passes = "algsimp"
-    if _without_mlir(hlo):
-        options.env_option_overrides = [("xla_cpu_use_fusion_emitters", False)]
+    options.env_option_overrides = overrides(_hlo.HloModule.from_serialized_hlo_module_proto(hlo).to_string())
     devices = _jax.DeviceList(tuple(client.local_devices()[:1]))
     return client.compile_and_load(_jax.mlir.hlo_to_stablehlo(hlo), devices, options)
 

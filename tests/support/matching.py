@@ -81,11 +81,10 @@ def gradient(function, arguments=(0, 1, 2)):
 
 
 def exact(function, args) -> list[np.ndarray]:
-    """In float64. Compiling takes most of the time, and half of it without MLIR, which XLA always uses from 0.11 on."""
-    options = {"xla_cpu_use_fusion_emitters": False} if jax.__version__.startswith("0.10.") else None
+    """In float64."""
     with jax.enable_x64(True):
         wide = [np.asarray(a).astype(np.float64) for a in args]
-        return [np.asarray(x) for x in jax.tree.leaves(jax.jit(function, compiler_options=options)(*wide))]
+        return [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*wide))]
 
 
 def errors(ours, true, least: Sequence[float] = ()) -> list[float]:

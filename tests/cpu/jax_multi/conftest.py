@@ -6,7 +6,7 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "flagos,cpu"
 os.environ["FLAGOS_NUM_CPU_DEVICES"] = "8"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -6,7 +6,7 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "flagos,cpu"
 os.environ["FLAGOS_NUM_CPU_DEVICES"] = "4"  # of a simulated accelerator
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=16"
+os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=16"
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -24,3 +24,9 @@ def test_a_process_of_the_quick_run_has_one_folder_of_the_host() -> None:
 
 def test_jax_is_set_up_in_a_process_of_its_own() -> None:
     assert not any(file.startswith("tests/unit/jax/") for file in run_tests.QUICK)
+
+
+def test_the_longest_begin_first() -> None:
+    folders = [suite.folder for suite in run_tests.suites()]
+    assert folders[: len(run_tests.LONG)] == list(run_tests.LONG)
+    assert len(set(folders)) == len(folders)
