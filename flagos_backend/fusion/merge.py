@@ -18,7 +18,6 @@ from flagos_backend.fusion.recompute import recomputed
 from flagos_backend.fusion.updates import copied, is_update, sources, targets
 from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.literals import starts_neutral, uniform_literal
