@@ -45,9 +45,10 @@ def _cost(nest: Nest, position: int, indices: list[Affine], operations: int) -> 
 
 
 def _cost_of_boxes(nest: Nest, indices: list[Affine], operations: int) -> float:
-    """The same if tiles hold several of the short rows, as native/cpu/boxes.cc has them: arrays whose rows do not follow
-    each other in memory are brought together row by row."""
-    held, size = [], 1
+    """The same if tiles hold several short rows, as native/cpu/boxes.cc has them: where rows of an array do not follow
+    each other in memory, they are brought together row by row."""
+    size = 1
+    held: list[tuple[int, int]] = []  # dimensions that lie within a tile, and steps along them where all is dense
     for d in reversed(range(len(nest.dims))):
         held.append((d, size))
         size *= nest.dims[d]
