@@ -15,6 +15,8 @@ from math import prod
 
 from flagos_backend.fusion.choices import MAX_LIGHT, Choices, common_source, light_operations
 from flagos_backend.fusion.expressions import Expressions, typed
+from flagos_backend.fusion.interleaved import Part as Interleaved
+from flagos_backend.fusion.interleaved import interleaved, joined
 from flagos_backend.fusion.pads import borders_of, is_growing_pad
 from flagos_backend.fusion.policy import HOST, Policy
 from flagos_backend.fusion.recompute import CHEAP
@@ -90,8 +92,8 @@ class Schedule:
 class _Key:
     """One region in the making: the instruction it stores, and which part of it.
 
-    Concatenate has several, dynamic-update-slice has two: all of the result, then what lies in it. Pad has its borders,
-    then what lies between them.
+    Concatenate has several, and a sum of two that alternate has those. Dynamic-update-slice has two: all of the result,
+    then what lies in it. Pad has its borders, then what lies between them.
     """
 
     target: Instruction
@@ -166,6 +168,9 @@ class _Fuser:
         elif opcode is Opcode.CONCATENATE and is_regular(instruction):
             for part, operand in enumerate(self._operands(instruction)):
                 self._open(_Key(instruction, part), dims_of(operand), (operand,))
+        elif (parts := self._alternating(instruction)) is not None:
+            for number, alternating in enumerate(parts):
+                self._open(_Key(instruction, number), dims_of(alternating.operand), (alternating.operand,))
         elif opcode is Opcode.PAD and is_growing_pad(instruction):
             array, value = self._operands(instruction)
             borders = borders_of(instruction)
@@ -181,6 +186,10 @@ class _Fuser:
             self._decide_elementwise(instruction)
         else:
             self._make_library_call(instruction)
+
+    def _alternating(self, instruction: Instruction) -> tuple[Interleaved, ...] | None:
+        """The parts that ``instruction`` is put together of, element by element, where no region chooses them."""
+        return None if self.policy.chooses else interleaved(instruction, self._operands)
 
     def _decide_elementwise(self, instruction: Instruction) -> None:
         uses = self.demands[instruction]
@@ -505,6 +514,10 @@ class _Fuser:
             there = tuple(index.scaled(1, before) if d == dimension else index for d, index in enumerate(here))
             value = expressions.of(self._operands(target)[key.part], here)
             return Region(dims, (Store(target, value, linear(there, dims_of(target), rank)),))
+        if (parts := self._alternating(target)) is not None:
+            part = parts[key.part]
+            value = joined(expressions.of(part.operand, here), target)
+            return Region(dims, (Store(target, value, linear(part.places(here), dims_of(target), rank)),))
         if target.opcode is Opcode.PAD:
             return self._build_pad(key, expressions, here)
         if is_update(target):

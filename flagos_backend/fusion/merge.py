@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.interleaved import is_put_together
 from flagos_backend.fusion.recompute import recomputed
 from flagos_backend.fusion.updates import copied, is_update, sources, targets
 from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.literals import starts_neutral, uniform_literal
@@ -123,7 +123,7 @@ class _Merger:
             # Another part of the same buffer, which may overwrite. Those of a concatenation do not: they stay in a row,
             # as many as they are.
             parts = self.writers[buffer]
-            for writer in parts[-1:] if buffer.opcode is Opcode.CONCATENATE else parts:
+            for writer in parts[-1:] if is_put_together(buffer) else parts:
                 _order(writer, node)
             self.writers[buffer].append(node)
 
@@ -309,7 +309,7 @@ class _Merger:
     def join_parts(self) -> None:
         """What is put together of parts of one size is written at once; where starts are cheap, if the parts share
         what they are made of."""
-        for buffer in [b for b, nodes in self.writers.items() if len(nodes) > 1 and b.opcode is Opcode.CONCATENATE]:
+        for buffer in [b for b, nodes in self.writers.items() if len(nodes) > 1 and is_put_together(b)]:
             left = sorted(self.writers[buffer], key=lambda node: node.number)
             while left:
                 first = left.pop(0)

@@ -9,6 +9,7 @@ from flagos_backend.ir.types import TupleShape, leaves
 from flagos_backend.passes import (
     simplify_arithmetic,
     simplify_indices,
+    simplify_known_windows,
     simplify_movement,
     simplify_sums,
     simplify_updates,
@@ -51,9 +52,17 @@ def _while(instruction: Instruction, _: Emitter) -> Instruction | None:
     return instruction.operands[0] if instruction.attributes_as(WhileAttributes).trip_count == 0 else None
 
 
-def _select(instruction: Instruction, emitter: Emitter) -> Instruction | None:
-    one = simplify_arithmetic.RULES[Opcode.SELECT](instruction, emitter)
-    return simplify_updates.RULES[Opcode.SELECT](instruction, emitter) if one is None else one
+def _first(opcode: Opcode, *rules: dict[Opcode, Rule]) -> Rule:
+    """The first of several rules for ``opcode`` that changes something."""
+
+    def rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
+        for of in rules:
+            found = of[opcode](instruction, emitter)
+            if found is not None:
+                return found
+        return None
+
+    return rule
 
 
 def _reduce(instruction: Instruction, emitter: Emitter) -> Instruction | None:
@@ -75,7 +84,9 @@ _RULES: dict[Opcode, Rule] = {
     **simplify_arithmetic.RULES,
     **simplify_indices.RULES,
     Opcode.REDUCE: _reduce,
-    Opcode.SELECT: _select,
+    Opcode.SELECT: _first(Opcode.SELECT, simplify_arithmetic.RULES, simplify_updates.RULES),
+    Opcode.GATHER: _first(Opcode.GATHER, simplify_known_windows.RULES, simplify_indices.RULES),
+    Opcode.SLICE: _first(Opcode.SLICE, simplify_movement.RULES, simplify_known_windows.RULES),
     Opcode.GET_TUPLE_ELEMENT: _get_tuple_element,
     Opcode.TUPLE: _tuple,
     Opcode.WHILE: _while,

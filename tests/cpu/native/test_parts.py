@@ -49,3 +49,32 @@ def test_parts_of_what_they_are_carried_in(size: int, context: Context, rng: np.
     for _ in range(7):
         x = turn(x, np)
     np.testing.assert_array_equal(result, x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(2,), (7,), (1000,), (33, 40), (64, 3, 5), (5000, 2)], ids=str)
+def test_scans_of_halves(shape: tuple[int, ...], dtype: Any, context: Context, rng: np.random.Generator) -> None:
+    """An associative scan takes even and odd places apart and puts its results together, level by level."""
+    x = rng.integers(-3, 4, shape).astype(dtype)
+    (result,), text = run_function(context, lambda x: lax.associative_scan(jnp.add, x), x)
+    expected = np.cumsum(x.astype(np.float64), 0)
+    if dtype is jnp.bfloat16:  # sums beyond 256 are rounded
+        np.testing.assert_allclose(np.asarray(result, np.float64), expected, atol=0.02 * np.abs(expected).max() + 1)
+    else:
+        np.testing.assert_array_equal(result, expected.astype(dtype))
+    assert "with 0 library calls" in text
+
+
+@pytest.mark.parametrize("length", [4, 9, 256])
+def test_scans_of_pairs_in_reverse(length: int, context: Context, rng: np.random.Generator) -> None:
+    a, x = rng.uniform(0.5, 1, (length, 12)), rng.standard_normal((length, 12))
+
+    def function(a: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (a, x), reverse=True)[1]
+
+    (result,), _ = run_function(context, function, a.astype(np.float32), x.astype(np.float32))
+    state, expected = np.zeros(12), []
+    for row, added in zip(a.astype(np.float32)[::-1], x.astype(np.float32)[::-1], strict=True):
+        state = row * state + added
+        expected.append(state)
+    np.testing.assert_allclose(result, np.stack(expected[::-1]), rtol=1e-4, atol=1e-5)

@@ -61,6 +61,17 @@ _ONE_OF_TWO_IS_RAISED = f"""ENTRY main {{
     index_vector_dim=0, slice_sizes={{1,1,5}}
 }}"""
 
+_NONE_IS_RAISED = """ENTRY main {
+  x = f32[20,30] parameter(0)
+  i = s32[7,90] parameter(1)
+  j = s32[7,90] parameter(2)
+  a = s32[7,90,1] reshape(i)
+  b = s32[7,90,1] reshape(j)
+  s = s32[7,90,2] concatenate(a, b), dimensions={2}
+  ROOT y = f32[7,90] gather(x, s), offset_dims={}, collapsed_slice_dims={0,1}, start_index_map={0,1},
+    index_vector_dim=2, slice_sizes={1,1}
+}"""
+
 _BOTH_NUMBERS_AT_ONCE = f"""ENTRY main {{
   x = f32[20,20] parameter(0)
   i = s32[90,2] parameter(1){_wrapped("i", "s32", "90,2", 20)}
@@ -165,6 +176,13 @@ def test_one_number_of_two(context: Context, rng: np.random.Generator) -> None:
     x = rng.standard_normal((20, 30, 5)).astype(np.float32)
     operands = (x, _indices(rng, np.int32, 20, 90), _indices(rng, np.int32, 15, 90))
     _check(context, _ONE_OF_TWO_IS_RAISED, operands, loops=1)
+
+
+def test_numbers_that_are_not_raised(context: Context, rng: np.random.Generator) -> None:
+    """Each is read where it is, and clamped."""
+    x = rng.standard_normal((20, 30)).astype(np.float32)
+    operands = (x, _indices(rng, np.int32, 20, 7, 90), _indices(rng, np.int32, 30, 7, 90))
+    _check(context, _NONE_IS_RAISED, operands, loops=0)
 
 
 def test_both_numbers_of_one_array(context: Context, rng: np.random.Generator) -> None:

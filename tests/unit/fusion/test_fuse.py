@@ -221,3 +221,62 @@ def test_results_that_are_arguments_or_constants(rng: np.random.Generator) -> No
 def test_odd_shapes(shape: tuple[int, ...], rng: np.random.Generator) -> None:
     x = np.asarray(rng.standard_normal(shape), np.float32)
     check(lambda x: (x * 2 + 1, jnp.sum(x), jnp.ravel(x) + 1), x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8, np.bool_])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("size", [2, 5, 6])
+def test_what_alternates_is_written_once(size: int, axis: int, dtype: type, rng: np.random.Generator) -> None:
+    """As associative scans put together what they have of even and odd places: no pad is written before."""
+    dims = tuple(size if d == axis else n for d, n in enumerate((3, 4, 2)))
+    x = rng.integers(0, 2 if dtype is np.bool_ else 100, dims).astype(dtype)
+
+    def function(x: jax.Array) -> jax.Array:
+        even, odd = (lax.slice_in_dim(x, start, size, 2, axis) for start in (0, 1))
+        return alternating(even ^ odd[:1, :1, :1] if dtype is np.bool_ else even + even, odd, axis)
+
+    regions = check(function, x)
+    assert sum(isinstance(item, Region) for item in regions) == len(regions) == 2
+    targets = {store.target for region in regions for store in region.stores}
+    assert len(targets) == 1
+
+
+def alternating(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+    """As jax.lax.associative_scan has it."""
+    more = a.shape[axis] - b.shape[axis]
+    join = lax.bitwise_or if a.dtype == np.bool_ else lax.add
+    zero = np.zeros((), a.dtype)
+    pads = [[(0, 0, 0)] * a.ndim for _ in range(2)]
+    pads[0][axis], pads[1][axis] = (0, 1 - more, 1), (1, more, 1)
+    return join(lax.pad(a, zero, pads[0]), lax.pad(b, zero, pads[1]))
+
+
+def test_negative_zeros_that_alternate(rng: np.random.Generator) -> None:
+    """A sum with zero makes them zeros."""
+    x = np.array([-0.0, 0.0, -1.0, np.nan, -np.inf], np.float32)
+    flat, schedule, _ = schedule_of(lambda x: alternating(x, -x, 0), x)
+    (ours,) = evaluate(flat, schedule, [x])
+    expected = np.stack([x, -x], 1).reshape(-1) + np.float32(0)
+    np.testing.assert_array_equal(np.asarray(ours).view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((0, 1, 1), (0, 1, 1)),  # both at even places
+        ((0, 3, 2), (1, 2, 2)),  # the third of three places is nobody's
+        ((4, 0, 0), (0, 4, 0)),  # one behind the other
+    ],
+    ids=str,
+)
+def test_what_does_not_alternate(
+    first: tuple[int, int, int], second: tuple[int, int, int], rng: np.random.Generator
+) -> None:
+    x, y = rng.standard_normal((2, 4, 3)).astype(np.float32)
+    rows = (0, 0, 0)
+    check(lambda x, y: lax.pad(x, np.float32(0), [first, rows]) + lax.pad(y, np.float32(0), [second, rows]), x, y)
+
+
+def test_pads_with_other_numbers_are_added(rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((2, 4)).astype(np.float32)
+    check(lambda x, y: lax.pad(x, np.float32(0), [(0, 1, 1)]) + lax.pad(y, np.float32(2), [(1, 0, 1)]), x, y)

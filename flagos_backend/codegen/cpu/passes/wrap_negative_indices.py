@@ -51,7 +51,8 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         supported = scatter_numbers(wrapped)
     else:
         return None
-    return None if supported is None or not any(numbers.wraps) else emitter.put(wrapped)
+    gains = any(numbers.wraps) or len(arrays) > 1
+    return emitter.put(wrapped) if supported is not None and gains else None
 
 
 def _fields(attributes: GatherAttributes | ScatterAttributes) -> dict[str, Any]:

@@ -17,6 +17,8 @@ _NEAR = 4
 # Nanoseconds of a tile, of each operation and of each array in it, and of an element that is shuffled, or loaded or
 # stored by itself.
 _PER_TILE, _PER_OPERATION, _PER_ARRAY, _PER_SHUFFLED, _PER_ELEMENT = 8.0, 3.0, 4.0, 0.1, 0.5
+# And of each row of an array that a tile of several rows brings together.
+_PER_ROW = 4.0
 
 
 def tiled(region: Region) -> Nest:
@@ -26,9 +28,12 @@ def tiled(region: Region) -> Nest:
         return nest
     indices = [e.index for e in region.expressions() if isinstance(e, Load)] + [s.index for s in region.stores]
     operations = sum(isinstance(e, Apply) for e in region.expressions())
+    last = len(nest.dims) - 1
+    costs = {position: _cost(nest, position, indices, operations) for position in range(last + 1)}
+    costs[last] = min(costs[last], _cost_of_boxes(nest, indices, operations))
     # Of dimensions that cost the same, the inner one.
-    best = min(reversed(range(len(nest.dims))), key=lambda position: _cost(nest, position, indices, operations))
-    return nest if best == len(nest.dims) - 1 else _with_last(nest, best)
+    best = min(reversed(range(last + 1)), key=costs.__getitem__)
+    return nest if best == last else _with_last(nest, best)
 
 
 def _cost(nest: Nest, position: int, indices: list[Affine], operations: int) -> float:
@@ -37,6 +42,26 @@ def _cost(nest: Nest, position: int, indices: list[Affine], operations: int) -> 
     shuffled, apart = sum(1 < stride <= _NEAR for stride in strides), sum(stride > _NEAR for stride in strides)
     tile = _PER_TILE + _PER_OPERATION * operations + _PER_ARRAY * len(indices)
     return tile / min(nest.dims[position], _TILE) + _PER_SHUFFLED * shuffled + _PER_ELEMENT * apart
+
+
+def _cost_of_boxes(nest: Nest, indices: list[Affine], operations: int) -> float:
+    """The same if tiles hold several short rows, as native/cpu/boxes.cc has them: where rows of an array do not follow
+    each other in memory, they are brought together row by row."""
+    size = 1
+    held: list[tuple[int, int]] = []  # dimensions that lie within a tile, and steps along them where all is dense
+    for d in reversed(range(len(nest.dims))):
+        held.append((d, size))
+        size *= nest.dims[d]
+        if size >= _TILE:
+            break
+    cost = (_PER_TILE + _PER_OPERATION * operations + _PER_ARRAY * len(indices)) / min(size, _TILE)
+    for index in indices:
+        strides = nest.strides(index)
+        if not any(strides) or all(strides[d] == stride for d, stride in held):
+            continue
+        near = abs(strides[-1]) <= _NEAR
+        cost += _PER_ROW / nest.dims[-1] + (_PER_SHUFFLED if near else _PER_ELEMENT)
+    return cost
 
 
 def _with_last(nest: Nest, position: int) -> Nest:
