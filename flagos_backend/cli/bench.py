@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from flagos_backend.cli.failure import CommandFailed
+from flagos_backend.cli.failure import CommandFailed, WrongUsage
 from flagos_backend.cli.session import add_program_argument, compile_file
 from flagos_backend.importer.program import import_program
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -24,11 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program_argument(parser)
     parser.add_argument("--rounds", type=int, default=20, help="how often it is run (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the random arguments (default: %(default)s)")
+    parser.add_argument("--vs", choices=("cpu", "cuda"), help="run it in turns with XLA's own platform, and compare")
+    parser.add_argument("--json", action="store_true", help="with --vs: the comparison as JSON alone")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.rounds < 1:
         raise CommandFailed(f"--rounds {options.rounds}: at least one round is needed")
+    if options.vs:
+        from flagos_backend.cli.versus import compare  # takes what is below from here
+
+        found = compare(options.path, options.vs, options.rounds, options.seed)
+        print(found.to_json() if options.json else found.text())
+        return 0
+    if options.json:
+        raise WrongUsage("--json is for comparisons; add --vs")
     with compile_file(options.path) as compiled, ExitStack() as stack:
         print(f"compile  {compiled.seconds * 1e3:10.3f} ms, with the start of the backend")
         began = time.perf_counter()
