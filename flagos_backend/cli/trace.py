@@ -21,8 +21,8 @@ from typing import Any, TextIO
 
 from flagos_backend import __version__
 from flagos_backend.cli import trace_file, trace_text
-from flagos_backend.cli.bench import random_arguments, run_once
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
+from flagos_backend.cli.running import random_arguments, run_once
 from flagos_backend.cli.session import compile_file
 from flagos_backend.importer.program import import_program
 

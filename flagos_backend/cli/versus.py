@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from flagos_backend.cli import trace_file
-from flagos_backend.cli.bench import random_arguments, random_bytes, run_once
 from flagos_backend.cli.explain import read_explanation
 from flagos_backend.cli.explanation_text import seconds, table
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
 from flagos_backend.cli.program_file import read_program
+from flagos_backend.cli.running import random_arguments, random_bytes, run_once
 from flagos_backend.cli.session import compile_file
 from flagos_backend.cli.trace import recording
 from flagos_backend.importer import schema
@@ -105,7 +105,8 @@ def compare(path: Path, peer: str, rounds: int, seed: int) -> Comparison:
         ours, theirs = (statistics.median(times) for times in zip(*taken, strict=True))
         explanation = read_explanation(executable)
         on_host = explanation is not None and explanation.target == "the host CPU"
-        losers, note = (), "steps are not timed: an accelerator's run later than the host's calls of them"
+        losers: tuple[Loser, ...] = ()
+        note = "steps are not timed: an accelerator's run later than the host's calls of them"
         if on_host:
             losers, note = _losers(path, rounds, seed, Path(folder)), ""
         return Comparison(
@@ -158,7 +159,8 @@ def _peer(program: bytes, peer: str, shapes: Sequence[Any], seed: int) -> Callab
 
     def run() -> float:
         began = time.perf_counter()
-        jax.block_until_ready(executable.execute(arguments))
+        for output in executable.execute(arguments):
+            output.block_until_ready()
         return time.perf_counter() - began
 
     return run

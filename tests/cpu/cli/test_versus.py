@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.cli import bench, versus
+from flagos_backend.cli import running, versus
 from flagos_backend.cli.main import main
 from programs import hlo_bytes
 
@@ -35,7 +35,7 @@ def test_a_program_runs_in_turns_with_xla(program: Path, capsys: pytest.CaptureF
 
 def test_the_peer_gets_the_same_arguments(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[bytes]] = [[], []]
-    for number, module in enumerate((versus, bench)):
+    for number, module in enumerate((versus, running)):
         original = module.random_bytes
 
         def noted(*arguments: object, number: int = number, original: object = original) -> bytes:
