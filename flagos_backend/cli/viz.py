@@ -1,4 +1,7 @@
-"""Write one HTML file that shows a program at each stage: graphs, loop nests, steps, memory. It needs no network."""
+"""Write one HTML file that shows a program at each stage: graphs, loop nests, steps, memory.
+
+It needs no network.
+"""
 
 from __future__ import annotations
 
