@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flagos_backend.cli.bench import random_bytes
 from flagos_backend.cli.failure import CommandFailed
+from flagos_backend.cli.running import random_bytes
 from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.hlo import Module

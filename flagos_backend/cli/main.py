@@ -37,6 +37,7 @@ SUBCOMMANDS: Final = {
     "opt": "Run the graph passes of a target on a program: print, stop after, leave out, or bisect them; "
     "show its loop nests.",
     "bench": "Time a program on random arguments: compiling it, launching it, and running it to the end.",
+    "viz": "Write one HTML file that shows a program at each stage: graphs, loop nests, steps, memory.",
     "trace": "Record what a program or a command does on flagos: one file for Perfetto, and where its time went.",
     "cache": "Show what flagos keeps in the user's cache folder, or clear it.",
     "report": "Pack versions, doctor, a program without its weights, its dumps and logs into one file for an issue.",

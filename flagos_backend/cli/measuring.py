@@ -6,8 +6,8 @@ import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from flagos_backend.cli.bench import random_arguments, run_once
 from flagos_backend.cli.failure import CommandFailed
+from flagos_backend.cli.running import random_arguments, run_once
 from flagos_backend.importer.program import import_program
 from plugin_abi.host import Artifact, Executable
 

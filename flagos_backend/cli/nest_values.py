@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flagos_backend.cli.bench import random_bytes
+from flagos_backend.cli.running import random_bytes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.nests import evaluate

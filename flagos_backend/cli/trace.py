@@ -21,8 +21,8 @@ from typing import Any, TextIO
 
 from flagos_backend import __version__
 from flagos_backend.cli import trace_file, trace_text
-from flagos_backend.cli.bench import random_arguments, run_once
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
+from flagos_backend.cli.running import random_arguments, run_once
 from flagos_backend.cli.session import compile_file
 from flagos_backend.importer.program import import_program
 
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_program(path: Path, rounds: int, seed: int, parts: Path) -> int:
     """Compiles and runs a program file. Raises what compile_file and random_arguments do."""
-    with _recording(parts), compile_file(path) as compiled, ExitStack() as stack:
+    with recording(parts), compile_file(path) as compiled, ExitStack() as stack:
         if len(compiled.executable.describe().devices) != 1:
             raise CommandFailed(f"{path} is a program for several devices; trace the command that runs it, behind --")
         shapes = [parameter.shape for parameter in import_program(compiled.program).module.entry.parameters]
@@ -93,7 +93,7 @@ def _run_program(path: Path, rounds: int, seed: int, parts: Path) -> int:
 
 
 @contextmanager
-def _recording(parts: Path) -> Iterator[None]:
+def recording(parts: Path) -> Iterator[None]:
     """Contexts that are opened meanwhile record into ``parts``."""
     before = os.environ.get(trace_file.VARIABLE)
     os.environ[trace_file.VARIABLE] = str(parts)

@@ -76,7 +76,7 @@ class PassOptions:
     ``verify``: check each changed module and the normal forms. ``disabled``: names of passes that are left out:
     ``dce`` all of that name, ``dce.2`` the second one. ``stop_before`` and ``stop_after``: the name before or after
     which nothing runs any more. ``dump_to``: a folder that receives the module before the first pass and after each one
-    that changed it.
+    that changed it. ``watch``: gets each module that is dumped, with the name of its pass.
     """
 
     verify: bool = False
@@ -84,6 +84,7 @@ class PassOptions:
     stop_before: str = ""
     stop_after: str = ""
     dump_to: Path | None = None
+    watch: Callable[[str, Module], None] | None = None
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> PassOptions:
@@ -214,6 +215,8 @@ class _Run:
             logger.debug("%s: %s", module.name, report)
         if self._dump is not None and result is not module:
             self._dump.write(name, result)
+        if self.options.watch is not None and result is not module:
+            self.options.watch(name, result)
         if self.options.verify:
             if result is not module:
                 self._verify(name, module, result)

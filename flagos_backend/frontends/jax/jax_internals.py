@@ -395,6 +395,13 @@ def hlo_text_to_hlo(text: bytes) -> bytes:
     return proto
 
 
+def compile_hlo(proto: bytes, device: Any) -> Any:
+    """A serialized HloModuleProto as a loaded executable for one device of JAX. Raises RuntimeError for what its
+    compiler refuses."""
+    options, devices = lookup("jaxlib._jax", "CompileOptions")(), lookup("jaxlib._jax", "DeviceList")((device,))
+    return device.client.compile_and_load(hlo_to_stablehlo(proto), devices, options)
+
+
 def check_hlo(proto: bytes) -> None:
     """Have XLA parse and verify a serialized HloModuleProto. Raises RuntimeError for what it refuses."""
     lookup("jaxlib._hlo", "HloModule.from_serialized_hlo_module_proto")(proto)

@@ -25,7 +25,7 @@ _CONVERTER: Final = (
     "int32_t(void* user_data, const char* format, size_t format_size, const void* code, size_t code_size,"
     " const void* compile_options, size_t compile_options_size, FlagosBytesSink sink, void* sink_data)"
 )
-_DTYPES: Final[dict[int, np.dtype[Any]]] = {
+DTYPES: Final[dict[int, np.dtype[Any]]] = {
     int(kind): np.dtype(dtype)
     for kind, dtype in {
         ElementType.PRED: np.bool_,
@@ -99,7 +99,7 @@ def _array(host_array: Any) -> np.ndarray:
     """A view of a FlagosHostArray, dense and row major. Raises KeyError for an element type that NumPy cannot hold."""
     ffi = cabi.ffi()
     dims = tuple(ffi.unpack(host_array.dims, host_array.rank)) if host_array.rank else ()
-    dtype = _DTYPES[host_array.element_type]
+    dtype = DTYPES[host_array.element_type]
     memory: Any = b""
     if host_array.size_bytes:
         memory = ffi.buffer(ffi.cast("char*", host_array.data), host_array.size_bytes)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flagos_backend.cli import verdict
-from flagos_backend.cli.bench import random_bytes
 from flagos_backend.cli.main import main
+from flagos_backend.cli.running import random_bytes
 from flagos_backend.importer import schema
 from flagos_backend.ir.types import ArrayShape, ElementType
 from programs import hlo_bytes

@@ -1,0 +1,188 @@
+"""A program on flagos beside XLA's own platform, in turns, and the steps that lose most against the roofline. The part
+of ``flagos bench --vs``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flagos_backend.cli import trace_file
+from flagos_backend.cli.explain import read_explanation
+from flagos_backend.cli.explanation_text import seconds, table
+from flagos_backend.cli.failure import CommandFailed, WrongUsage
+from flagos_backend.cli.program_file import read_program
+from flagos_backend.cli.running import random_arguments, random_bytes, run_once
+from flagos_backend.cli.session import compile_file
+from flagos_backend.cli.trace import recording
+from flagos_backend.importer import schema
+from flagos_backend.importer.program import import_program
+from flagos_backend.ir.types import ArrayShape
+
+# On an accelerator the third launch records what the others replay.
+_WARM_UP = 4
+_LOSERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Loser:
+    """A step whose median exceeds its expected time, by the roofline, by ``lost`` seconds."""
+
+    text: str
+    source: str
+    seconds: float
+    expected: float
+    lost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Medians of a run in seconds, from the call until its outputs are there. ``ratio``: the peer's over ours, above 1
+    flagos is faster. ``expected``: by the roofline; 0: nobody stated it. ``losers``: the worst first."""
+
+    program: str
+    target: str
+    peer: str
+    rounds: int
+    seconds: float
+    peer_seconds: float
+    ratio: float
+    expected: float
+    losers: tuple[Loser, ...]
+    losers_note: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    def text(self) -> str:
+        rows = [("", "median", "of the roofline")]
+        for name, spent in (("flagos", self.seconds), (self.peer, self.peer_seconds)):
+            rows.append((name, seconds(spent), f"{self.expected / spent:.0%}" if self.expected else "unknown"))
+        lines = [f"{self.program} on {self.target}, {self.rounds} rounds in turns on random arguments", *table(rows)]
+        lines.append(f"ratio     {self.ratio:.2f}: flagos is {'faster' if self.ratio > 1 else 'not faster'}")
+        if self.expected:
+            lines.append(f"expected  at least {seconds(self.expected)}, by the roofline")
+        if self.losers:
+            lines.append("loses most against the roofline")
+            lines += [f"  {line}" for line in table([("lost", "takes", "expected", "step"), *map(_row, self.losers)])]
+        if self.losers_note:
+            lines.append(self.losers_note)
+        return "\n".join(lines)
+
+
+def _row(loser: Loser) -> tuple[str, str, str, str]:
+    where = f", {loser.source}" if loser.source else ""
+    return seconds(loser.lost), seconds(loser.seconds), seconds(loser.expected), loser.text + where
+
+
+def compare(path: Path, peer: str, rounds: int, seed: int) -> Comparison:
+    """Runs the program of a file on both. Raises WrongUsage where there is no such peer, CommandFailed for the program
+    and FlagosStatusError."""
+    try:
+        read_program(path)
+    except CommandFailed as error:
+        raise WrongUsage(str(error)) from error
+    with tempfile.TemporaryDirectory(prefix="flagos-bench-") as folder, ExitStack() as stack:
+        compiled = stack.enter_context(compile_file(path))
+        executable = compiled.executable
+        if len(executable.describe().devices) != 1:
+            raise CommandFailed(f"{path} is a program for several devices; bench runs programs for one")
+        shapes = [parameter.shape for parameter in import_program(compiled.program).module.entry.parameters]
+        arguments = random_arguments(executable, shapes, seed, stack)
+        run_peer = _peer(compiled.program, peer, shapes, seed)
+        for _ in range(_WARM_UP):
+            run_once(executable, arguments)
+            run_peer()
+        taken = [(run_once(executable, arguments)[1], run_peer()) for _ in range(rounds)]
+        ours, theirs = (statistics.median(times) for times in zip(*taken, strict=True))
+        explanation = read_explanation(executable)
+        on_host = explanation is not None and explanation.target == "the host CPU"
+        losers: tuple[Loser, ...] = ()
+        note = "steps are not timed: an accelerator's run later than the host's calls of them"
+        if on_host:
+            losers, note = _losers(path, rounds, seed, Path(folder)), ""
+        return Comparison(
+            program=executable.describe().name,
+            target=explanation.target if explanation else "an unknown target",
+            peer=f"XLA's {peer}",
+            rounds=rounds,
+            seconds=ours,
+            peer_seconds=theirs,
+            ratio=theirs / ours,
+            expected=explanation.seconds if explanation else 0.0,
+            losers=losers,
+            losers_note=note,
+        )
+
+
+def _peer(program: bytes, peer: str, shapes: Sequence[Any], seed: int) -> Callable[[], float]:
+    """What runs the program on the first device of XLA's platform, on the same arguments, and takes the time."""
+    try:
+        from flagos_backend.frontends.jax import jax_internals
+        from flagos_backend.frontends.jax.trampolines import DTYPES
+    except ImportError as error:
+        raise WrongUsage(f"--vs {peer} needs JAX ({error}); pip install 'flagos[jax]'") from error
+    import jax
+
+    try:
+        device = jax.devices(peer)[0]
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        cure = "install the jaxlib that has it"
+        raise WrongUsage(f"there is no platform {peer} of JAX here ({reason}); {cure}") from error
+    module = schema.HloModuleProto()
+    module.MergeFromString(schema.Program.FromString(program).module.SerializeToString())
+    # No argument is given up, on neither side.
+    module.ClearField("input_output_alias")
+    module.ClearField("buffer_donor")
+    try:
+        executable = jax_internals.compile_hlo(module.SerializeToString(), device)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise CommandFailed(f"XLA's {peer} does not compile the program: {reason}") from error
+    rng = np.random.default_rng(seed)
+    arrays = [
+        np.frombuffer(random_bytes(shape, rng), DTYPES[shape.element_type]).reshape(shape.dims)
+        for shape in shapes
+        if isinstance(shape, ArrayShape)
+    ]
+    with jax.enable_x64(True):
+        arguments = [jax.device_put(array, device) for array in arrays]
+
+    def run() -> float:
+        began = time.perf_counter()
+        for output in executable.execute(arguments):
+            output.block_until_ready()
+        return time.perf_counter() - began
+
+    return run
+
+
+def _losers(path: Path, rounds: int, seed: int, parts: Path) -> tuple[Loser, ...]:
+    """By the medians of steps in a run that is recorded, which takes a little longer than the others."""
+    with recording(parts), compile_file(path) as compiled, ExitStack() as stack:
+        shapes = [parameter.shape for parameter in import_program(compiled.program).module.entry.parameters]
+        arguments = random_arguments(compiled.executable, shapes, seed, stack)
+        for _ in range(rounds):
+            run_once(compiled.executable, arguments)
+    times: dict[tuple[int, str, str], list[float]] = {}
+    expected: dict[tuple[int, str, str], float] = {}
+    for event in trace_file.events_of(parts):
+        facts = event.get("args", {})
+        if event["ph"] == "X" and event["cat"].partition(",")[0] == "step":
+            key = facts.get("step", -1), event["name"], facts.get("source", "")
+            times.setdefault(key, []).append(event["dur"] / 1e6)
+            expected[key] = facts.get("expected_us", 0.0) / 1e6
+    found = []
+    for key, taken in times.items():
+        middle = statistics.median(taken)
+        found.append(Loser(key[1], key[2], middle, expected[key], middle - expected[key]))
+    return tuple(sorted((f for f in found if f.lost > 0), key=lambda f: -f.lost)[:_LOSERS])
