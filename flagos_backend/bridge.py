@@ -12,15 +12,15 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
-from flagos_backend import defects, logs, torch_loading
+from flagos_backend import defects, logs, progress, torch_loading
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.compile import compiler, stages
 from flagos_backend.compile.compiler import CompiledProgram
 from flagos_backend.devices import HOST, discovery
-from flagos_backend.errors import FlagosBackendError, StatusCode
+from flagos_backend.errors import FlagosBackendError, Interrupted, StatusCode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.own_calls import OwnCalls
 from flagos_backend.kernels.reference.registry import HostCallback, Run
@@ -162,7 +162,7 @@ def compile_program(source: bytes, facts: Facts) -> tuple[tuple[Any, ...], Runne
         load_beside(discovery.opened(0))
     with stages.listen() as heard:
         try:
-            with OwnCalls():  # kernels are measured
+            with OwnCalls(), progress.shown():  # kernels are measured
                 compiled = compiler.compile_program(source, build_id, bool(can_call_host), target)
         finally:
             _record(context, -1, "", tuple(("compile stage", s.name, s.begin, s.end, -1) for s in heard))
@@ -199,6 +199,8 @@ def load_program(serialized: bytes, device_ids: Sequence[int], facts: Facts) -> 
 
 def describe_exception(error: BaseException) -> tuple[int, str, Payloads]:
     """(status code, message, payloads) of any exception."""
+    if isinstance(error, KeyboardInterrupt):
+        error = Interrupted()
     if isinstance(error, FlagosBackendError):
         return int(error.code), str(error), tuple(error.payloads.items())
     if isinstance(error, HostError):
@@ -244,12 +246,16 @@ def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
 
 
 def _native(compiled: CompiledProgram) -> tuple[Any, ...]:
-    """The native program: words, constants, for each library call the shapes of operands and results, and the
-    addresses of its machine code; or ()."""
+    """The native program: words, constants, for each library call the shapes of operands and results and what devices
+    of one process do in its place, if they may, and the addresses of its machine code; or ()."""
     if compiled.native is None:
         return ()
     code = compiled.native.code
-    calls = tuple(tuple(_shapes(part) for part in (call.operands, call.results)) for call in code.calls)
+    collectives = (native and native.plain() for native in compiled.native.collectives)
+    calls = tuple(
+        (_shapes(call.operands), _shapes(call.results), plain or ())
+        for call, plain in zip(code.calls, collectives, strict=True)
+    )
     functions = compiled.native.machine_code
     return code.words, code.constants, calls, () if functions is None else functions.addresses
 
@@ -334,6 +340,14 @@ class Runner:
                 return compiled.native.calls[number](run_of(launch), operands, results)
 
         return execute, call
+
+    def give_up(
+        self, number: int, participant: int, missing: tuple[int, ...], launch: InProcessCommunicator
+    ) -> NoReturn:
+        """Raises why a collective of the native program failed on the native side: library call ``number``, which
+        waited in vain for the participants ``missing``, or was told that another device failed."""
+        assert self._compiled.native is not None
+        launch.give_up(f"%{self._compiled.native.code.calls[number].instruction.name}", participant, missing)
 
     def _run(self, plan: Plan, run: Run, arguments: list[Any]) -> list[Any]:
         """Where a profiler listens, each step is a span: the host's time, which on an accelerator enqueues."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 from plugin_abi import cache
@@ -28,3 +29,17 @@ def private_folder(name: str) -> Path | None:
     except cache.NotPrivateError as error:
         logger.warning("nothing is kept: %s", error)
         return None
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file in one step: others see all of it or what was there before, also where this is interrupted, and
+    nothing else stays. Raises OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        beside = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise

@@ -323,6 +323,14 @@ class CaptureRefused(FlagosBackendError):
     step: int | None = None
 
 
+class Interrupted(FlagosBackendError):
+    """Ctrl-C. The front ends raise KeyboardInterrupt where it ended a compile."""
+
+    number = 409
+    code = StatusCode.CANCELLED
+    template = "Ctrl-C ended what flagos was doing. Nothing of it is kept: call it again."
+
+
 # 5xx: collectives.
 
 

@@ -1,4 +1,5 @@
-"""Compiles kernels of accelerators side by side: compilers drop the interpreter's lock for most of their work."""
+"""Compiles kernels of accelerators side by side: compilers drop the interpreter's lock for most of their work. Ctrl-C
+ends the compilers that run as processes, and what has not begun."""
 
 from __future__ import annotations
 
@@ -6,15 +7,19 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from flagos_backend import interrupts, progress
 from flagos_backend.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 
 #: How many are compiled at once; the number of processors where it is not set.
 THREADS = "FLAGOS_COMPILE_THREADS"
+
+#: Seconds that an interrupt waits for what was begun. What runs longer goes on by itself.
+_GRACE = 0.5
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,16 +29,33 @@ def side_by_side(function: Callable[[T], R], items: Sequence[T], device: torch.d
     """``function`` of each item, in order, ``device`` being the current one of each thread. Raises what the first
     failing call raises."""
     threads = min(len(items), _threads())
+    done = progress.counter(len(items), "kernels")
 
     def call(item: T) -> R:
         with torch.get_device_module(device).device(device):
-            return function(item)
+            result = function(item)
+        if done is not None:
+            done()
+        return result
 
     # An interpreter that ends still runs exit handlers, but starts no threads.
     if threads < 2 or not threading.main_thread().is_alive():
         return [call(item) for item in items]
-    with ThreadPoolExecutor(threads, thread_name_prefix="flagos-compile") as pool:
-        return list(pool.map(call, items))
+    workers: list[threading.Thread] = []
+    pool = ThreadPoolExecutor(threads, "flagos-compile", initializer=lambda: workers.append(threading.current_thread()))
+    futures = [pool.submit(call, item) for item in items]
+    try:
+        results = [future.result() for future in futures]
+    except Exception:
+        pool.shutdown(cancel_futures=True)
+        raise
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        interrupts.end_children(workers)
+        wait([future for future in futures if future.running()], _GRACE)
+        raise
+    pool.shutdown()
+    return results
 
 
 def _threads() -> int:

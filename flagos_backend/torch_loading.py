@@ -22,6 +22,7 @@ import weakref
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flagos_backend import interrupts
 from plugin_abi import ending
 
 __all__ = ["Tensor", "load", "loaded", "torch"]
@@ -70,7 +71,9 @@ def _import() -> ModuleType:
     if chosen:
         os.environ[_POLICY] = "passive"
     try:
-        import torch
+        # Half of it imported, it could not be imported again. In a thread it would wait for modules that wait for it.
+        with interrupts.deferred():
+            import torch
     finally:
         if chosen:
             del os.environ[_POLICY]

@@ -131,9 +131,13 @@ def _keep(folder: Path, key: str, refusal: Refusal | None) -> None:
         value |= {"code": int(refusal.code), "fact": refusal.fact, "cure": refusal.cure, "cause": refusal.cause}
     try:
         descriptor, temporary = tempfile.mkstemp(dir=folder)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-        Path(temporary).replace(folder / f"{key}.json")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(value, file)
+            Path(temporary).replace(folder / f"{key}.json")
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
     except OSError as error:
         logger.debug("the verdict is not kept: %s", error)
 

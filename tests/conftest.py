@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import random
 import shutil
@@ -106,9 +107,19 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return fresh(request.node.nodeid)
 
 
+def _leave_out_what_torch_measures() -> None:
+    """Two things that PyTorch does with each compile cost a fifth of what torch.compile takes, and show in no result."""
+    # pytest adds a handler to each logger that does not propagate. With one, PyTorch writes out its structured trace.
+    logging.getLogger("torch.__trace").propagate = True
+    # The time that guards take, for which 256 MB are written so that caches are cold.
+    if "torch._dynamo.guards" in sys.modules:
+        sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *arguments: 0.0
+
+
 @pytest.fixture(autouse=True)
 def repeatable_torch(request: pytest.FixtureRequest) -> None:
     """What PyTorch draws on the host is a test's own too, whatever ran before it; a test may still seed it itself."""
     if "torch" in sys.modules:
         draws = sys.modules["torch"].default_generator  # torch.manual_seed would open the devices
         draws.manual_seed(int(fresh(request.node.nodeid).integers(2**63)))
+        _leave_out_what_torch_measures()

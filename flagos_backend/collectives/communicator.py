@@ -65,6 +65,11 @@ class Communicator(ABC):
 
     no_recording: str = "its devices meet on the host"
 
+    @property
+    def native_timeout(self) -> float:
+        """Seconds that collectives wait which the native side carries out without this object; 0: there are none."""
+        return 0.0
+
     def recorded(self, moves: Callable[[Tensor], bool]) -> Communicator:
         """For a launch that one device records by itself: nothing waits for another. ``moves``: whether an array may
         lie somewhere else when the record is repeated."""

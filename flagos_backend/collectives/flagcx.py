@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from flagos_backend.devices.target import facts_of
+
 # With these it goes through the host or its own threads, has its own kernels, measures its calls, or calls another
 # library.
 _SETTINGS: Final = (
@@ -29,7 +31,7 @@ def unlike_nccl(vendor: str) -> str:
     for name in _SETTINGS:
         if found.get(name, "") not in _OFF:
             return f"{name} is {found[name]}"
-    return "" if vendor == "nvidia" else f"FlagCX calls another library for devices of {vendor}"
+    return "" if facts_of(vendor).nccl else f"FlagCX calls another library for devices of {vendor}"
 
 
 def _settings() -> dict[str, str]:

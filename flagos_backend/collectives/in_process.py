@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from flagos_backend.collectives.communicator import Combine, Communicator, Rendezvous
 from flagos_backend.collectives.options import timeout_seconds
-from flagos_backend.errors import CollectiveAborted, CollectiveTimeout, StatusCode
+from flagos_backend.errors import CollectiveAborted, CollectiveTimeout, CollectiveTimeoutInvalid, StatusCode
 
 
 @dataclass(slots=True)
@@ -44,6 +44,24 @@ class InProcessCommunicator(Communicator):
             if self._reason is None:
                 self._reason = message or f"status code {StatusCode(code).name}"
             self._condition.notify_all()
+
+    @property
+    def native_timeout(self) -> float:
+        """As of Communicator. What is wrong with the user's is for whoever waits here to say."""
+        try:
+            return timeout_seconds() if self._timeout is None else self._timeout
+        except CollectiveTimeoutInvalid:
+            return 0.0
+
+    def give_up(self, channel: str, participant: int, missing: Sequence[int]) -> NoReturn:
+        """Raises what ended a collective that devices meet for on the native side: CollectiveTimeout for the
+        participants that are ``missing``, which ends the launch, or CollectiveAborted."""
+        if missing:
+            seconds = timeout_seconds() if self._timeout is None else self._timeout
+            late = CollectiveTimeout(channel=channel, missing=list(missing), seconds=seconds, participant=participant)
+            self.abort(StatusCode.DEADLINE_EXCEEDED, str(late))
+            raise late
+        raise CollectiveAborted(reason=self._reason or "it was given up", participant=participant)
 
     def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:
         if rendezvous.size == 1:

@@ -224,7 +224,11 @@ class _Walk:
             ]
             note = "".join(f" over #{slot}" for slot in reused.values())
             note += "".join(f" after a copy of #{place.copied}" for place in places if place.copied is not None)
-            return _region_step(kernel, inputs, places, device), True, f" [{kernel.text}]{note}"
+            return (
+                _region_step(kernel, inputs, places, device),
+                True,
+                f" [{'; '.join(filter(None, (kernel.text, kernel.choice)))}]{note}",
+            )
 
         self.builder.add(Pending(kernel.outputs[0], operands, results, finish))
 

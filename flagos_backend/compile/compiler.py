@@ -243,7 +243,8 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
         with stage("passes of native programs"):
             lowered = run_pipeline(native_pipeline(), module, PassContext(target), options).module
         with stage("loop nests and code"):
-            native, not_native = native_part(lowered, _argument_aliases(module), excess)
+            devices = program.num_replicas, program.num_partitions
+            native, not_native = native_part(lowered, _argument_aliases(module), excess, *devices)
     cost = cost_of(module.entry)
     temporaries = temporary_bytes(module.entry) if native is None else native.code.arena_bytes
     compiled = CompiledProgram(

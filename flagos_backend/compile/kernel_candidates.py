@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from flagos_backend.codegen.triton import RegionKernel, RegionKernels, schedule, warm_up_together
 from flagos_backend.compile.overlap import Wait, overlapped
+from flagos_backend.compile.plan_builder import RUN_OTHERS, WITHOUT_KERNEL
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.updates import Item, copied
@@ -24,21 +25,6 @@ from flagos_backend.kernels.implementation import signature_of
 from flagos_backend.loop_ir.flat import FlatComputation, flatten
 from flagos_backend.loop_ir.region import Region
 from flagos_backend.torch_loading import torch
-
-_RUN_OTHERS = frozenset({Opcode.CALL, Opcode.WHILE, Opcode.CONDITIONAL})
-# What a plan's builder resolves without a kernel; plan_builder.py.
-_STRUCTURE = frozenset(
-    {
-        Opcode.ADD_DEPENDENCY,
-        Opcode.AFTER_ALL,
-        Opcode.CONSTANT,
-        Opcode.COPY,
-        Opcode.GET_TUPLE_ELEMENT,
-        Opcode.OPTIMIZATION_BARRIER,
-        Opcode.PARAMETER,
-        Opcode.TUPLE,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +73,11 @@ class KernelCandidates:
                 if isinstance(item, Region):
                     if copied(item) is None:
                         kernels += self._region(item).awaited
-                elif not isinstance(item, Wait) and item.opcode in _RUN_OTHERS:
+                elif not isinstance(item, Wait) and item.opcode in RUN_OTHERS:
                     run = [c for c in dict.fromkeys(_run_by(item)) if c not in seen]
                     waiting += run
                     seen.update(run)
-                elif not isinstance(item, Wait) and item.opcode not in _STRUCTURE:
+                elif not isinstance(item, Wait) and item.opcode not in WITHOUT_KERNEL:
                     text = "; ".join(signature_of(item))
                     warm_ups |= {f"{text}; {name}": call for name, call in self._call(item).warm_ups.items()}
         warm_up_together(kernels, warm_ups, device)

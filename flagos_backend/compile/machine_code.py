@@ -8,13 +8,13 @@ import hashlib
 import importlib.util
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flagos_backend.cache import private_folder
+from flagos_backend import interrupts
+from flagos_backend.cache import private_folder, replace
 
 logger = logging.getLogger("flagos_backend")
 
@@ -39,10 +39,15 @@ class MachineCode:
     none."""
 
     def __init__(self, module: str, functions: Sequence[str | None]) -> None:
-        with _lock:
-            processor = _Processor.this()
-            self._engine = processor.load(_kept(processor, module))
-            self.addresses = tuple(self._engine.get_function_address(name) if name else 0 for name in functions)
+        # LLVM cannot be stopped.
+        self._engine, self.addresses = interrupts.apart(lambda: _loaded(module, functions))
+
+
+def _loaded(module: str, functions: Sequence[str | None]) -> tuple[Any, tuple[int, ...]]:
+    with _lock:
+        processor = _Processor.this()
+        engine = processor.load(_kept(processor, module))
+        return engine, tuple(engine.get_function_address(name) if name else 0 for name in functions)
 
 
 class _Processor:
@@ -113,8 +118,6 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            file.write(hashlib.sha256(content).digest() + content)
-        Path(file.name).replace(path)
+        replace(path, hashlib.sha256(content).digest() + content)
     except OSError as error:
         logger.warning("machine code is not kept: %s", error)

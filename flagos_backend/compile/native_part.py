@@ -13,6 +13,7 @@ from flagos_backend.codegen.cpu.emitter import Call, NativeCode, emit
 from flagos_backend.codegen.cpu.steps import NotNativeError
 from flagos_backend.compile import machine_code
 from flagos_backend.compile.machine_code import MachineCode
+from flagos_backend.compile.native_collectives import NativeCollective, native_collective
 from flagos_backend.compile.plan_builder import build_plan
 from flagos_backend.compile.stages import stage
 from flagos_backend.ir.attributes import ParameterAttributes
@@ -32,17 +33,20 @@ LibraryCall = Callable[[Run, list[torch.Tensor], Sequence[torch.Tensor | None]],
 
 @dataclass(frozen=True, eq=False)
 class NativePart:
-    """A native program, its compiled functions, and what runs each of its library calls."""
+    """A native program, its compiled functions, and what runs each of its library calls. ``collectives``: what devices
+    of one process do in a call's place."""
 
     code: NativeCode
     machine_code: MachineCode | None
     calls: tuple[LibraryCall, ...]
+    collectives: tuple[NativeCollective | None, ...]
 
 
 def native_part(
-    module: Module, argument_aliases: Sequence[int] = (), excess_precision: bool = False
+    module: Module, argument_aliases: Sequence[int], excess_precision: bool, replicas: int, partitions: int
 ) -> tuple[NativePart | None, str]:
-    """The native form of ``module``, or None and why it has none; the rest as for codegen.native.emit.
+    """The native form of ``module`` for launches of so many devices, or None and why it has none; the rest as for
+    codegen.cpu.emitter.emit.
 
     Raises the errors of errors.py as build_plan does.
     """
@@ -50,13 +54,16 @@ def native_part(
         code = emit(module, argument_aliases, excess_precision, machine_code.is_available())
     except NotNativeError as error:
         return None, str(error)
-    if code.operations < _OPERATIONS_PER_CALL * len(code.calls):
-        return None, f"{len(code.calls)} library calls to {code.operations} native operations"
+    collectives = tuple(native_collective(call, replicas, partitions) for call in code.calls)
+    calls = collectives.count(None)
+    if code.operations < _OPERATIONS_PER_CALL * calls:
+        return None, f"{calls} library calls to {code.operations} native operations"
     if code.uses_blas:
-        torch_loading.load()
+        with stage("loading PyTorch"):
+            torch_loading.load()
     with stage("machine code"):
         functions = MachineCode(code.llvm, code.functions) if any(code.functions) else None
-    return NativePart(code, functions, tuple(_library_call(call) for call in code.calls)), ""
+    return NativePart(code, functions, tuple(_library_call(call) for call in code.calls), collectives), ""
 
 
 def _library_call(call: Call) -> LibraryCall:

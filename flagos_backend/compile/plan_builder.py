@@ -153,7 +153,7 @@ class Builder:
             return tuple(self._new_slots(element) for element in shape.elements)
         return self.new_slot(shape)
 
-    def _token_slot(self) -> int:
+    def token_slot(self) -> int:
         if self._token is None:
             self._token = self._constant(ArrayShape(ElementType.TOKEN), ())
         return self._token
@@ -172,39 +172,20 @@ class Builder:
         return trees[id(computation.root)]
 
     def emit(self, instruction: Instruction, operands: list[Tree], arguments: Sequence[Tree]) -> Tree:
-        match instruction.opcode:
-            case Opcode.PARAMETER:
-                return arguments[instruction.attributes_as(ParameterAttributes).number]
-            case Opcode.CONSTANT:
-                return self._emit_constant(instruction)
-            case Opcode.TUPLE:
-                return tuple(operands)
-            case Opcode.COPY | Opcode.ADD_DEPENDENCY | Opcode.OPTIMIZATION_BARRIER:
-                return operands[0]
-            case Opcode.GET_TUPLE_ELEMENT:
-                tree = operands[0]
-                assert isinstance(tree, tuple)
-                return tree[instruction.attributes_as(TupleIndexAttributes).index]
-            case Opcode.AFTER_ALL:
-                return self._token_slot()
-            case Opcode.CALL:
-                return self.inline(instruction.called[0], operands)
-            case Opcode.WHILE:
-                return self._emit_while(instruction, operands[0])
-            case Opcode.CONDITIONAL:
-                return self._emit_conditional(instruction, operands)
-            case _:
-                return self._emit_kernel(instruction, operands)
+        return _EMIT.get(instruction.opcode, Builder._emit_kernel)(self, instruction, operands, arguments)
 
-    def _emit_constant(self, instruction: Instruction) -> Tree:
+    def _emit_constant(self, instruction: Instruction, *_: Sequence[Tree]) -> Tree:
         shape = instruction.shape
         assert isinstance(shape, ArrayShape)
         if shape.element_type is ElementType.TOKEN:
-            return self._token_slot()
+            return self.token_slot()
         data = instruction.attributes_as(ConstantAttributes).data
         return self._constant(shape, storage.from_bytes(data, shape).to(self._device))
 
-    def _emit_kernel(self, instruction: Instruction, operands: list[Tree]) -> Tree:
+    def _emit_call(self, instruction: Instruction, operands: list[Tree], _: Sequence[Tree]) -> Tree:
+        return self.inline(instruction.called[0], operands)
+
+    def _emit_kernel(self, instruction: Instruction, operands: list[Tree], _: Sequence[Tree]) -> Tree:
         prepared = self.prepare(instruction)
         if prepared.kernel is registry.identity:
             return operands[0]
@@ -238,9 +219,9 @@ class Builder:
         self.add(Pending(instruction, tuple(flatten(tree)), (slot,), finish, enqueues=False))
         return slot
 
-    def _emit_while(self, instruction: Instruction, operand: Tree) -> Tree:
+    def _emit_while(self, instruction: Instruction, trees: list[Tree], _: Sequence[Tree]) -> Tree:
         condition, body = instruction.called
-        operands = tuple(flatten(operand))
+        operands = tuple(flatten(trees[0]))
         results = self._new_slots(instruction.shape)
         flat = tuple(flatten(results))
         trip_count = instruction.attributes_as(WhileAttributes).trip_count
@@ -274,7 +255,7 @@ class Builder:
         self.add(Pending(instruction, operands, flat, finish, plans))
         return results
 
-    def _emit_conditional(self, instruction: Instruction, operands: list[Tree]) -> Tree:
+    def _emit_conditional(self, instruction: Instruction, operands: list[Tree], _: Sequence[Tree]) -> Tree:
         selector = operands[0]
         assert isinstance(selector, int)
         arguments = [tuple(flatten(operand)) for operand in operands[1:]]
@@ -389,6 +370,38 @@ class Builder:
             steps.append(Step(kernel, (slot,), (target,), frees, text, on_slots=copies, enqueues=copies))
             final.append(target)
         return tuple(final)
+
+
+def _parameter(_: Builder, instruction: Instruction, operands: list[Tree], arguments: Sequence[Tree]) -> Tree:
+    return arguments[instruction.attributes_as(ParameterAttributes).number]
+
+
+def _element(_: Builder, instruction: Instruction, operands: list[Tree], arguments: Sequence[Tree]) -> Tree:
+    (tree,) = operands
+    assert isinstance(tree, tuple)
+    return tree[instruction.attributes_as(TupleIndexAttributes).index]
+
+
+# How an instruction becomes slots, from those of its operands and of the computation's parameters.
+_Emit = Callable[[Builder, Instruction, list[Tree], Sequence[Tree]], Tree]
+_WITHOUT_KERNEL: dict[Opcode, _Emit] = {
+    Opcode.ADD_DEPENDENCY: lambda builder, instruction, operands, arguments: operands[0],
+    Opcode.AFTER_ALL: lambda builder, instruction, operands, arguments: builder.token_slot(),
+    Opcode.CONSTANT: Builder._emit_constant,
+    Opcode.COPY: lambda builder, instruction, operands, arguments: operands[0],
+    Opcode.GET_TUPLE_ELEMENT: _element,
+    Opcode.OPTIMIZATION_BARRIER: lambda builder, instruction, operands, arguments: operands[0],
+    Opcode.PARAMETER: _parameter,
+    Opcode.TUPLE: lambda builder, instruction, operands, arguments: tuple(operands),
+}
+_OF_OTHERS: dict[Opcode, _Emit] = {
+    Opcode.CALL: Builder._emit_call,
+    Opcode.CONDITIONAL: Builder._emit_conditional,
+    Opcode.WHILE: Builder._emit_while,
+}
+_EMIT = _WITHOUT_KERNEL | _OF_OTHERS
+#: What no kernel computes, and what runs other computations. All else is a kernel's.
+WITHOUT_KERNEL, RUN_OTHERS = frozenset(_WITHOUT_KERNEL), frozenset(_OF_OTHERS)
 
 
 def _choose_storage(

@@ -1,4 +1,5 @@
-"""Which stage of a compile took how long, for whoever listens: bridge.py, on behalf of a profiler."""
+"""Which stage of a compile took how long, for whoever listens: bridge.py, on behalf of a profiler; and which one it is
+in, for whoever watches it (progress.py)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from flagos_backend import progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ def stage(name: str) -> Iterator[None]:
     heard = _heard.get()
     begin = time.monotonic_ns()
     try:
-        yield
+        with progress.stage(name):
+            yield
     finally:
         if heard is not None:
             heard.append(Stage(name, begin, time.monotonic_ns()))

@@ -20,7 +20,8 @@ class VendorFacts:
     round once; ``launch_options`` tell the vendor's compiler so. ``assembly``: kernels may hold NVIDIA's assembly.
     ``tensor_float``: matrix units read 32-bit floats rounded to TF32. ``limits_registers``: kernels may be told how
     many registers a thread takes. ``fast_float64``: 64-bit floats are computed at no less than half the rate of 32-bit
-    ones, so that an iteration which then needs fewer steps may gain by them.
+    ones, so that an iteration which then needs fewer steps may gain by them. ``nccl``: FlagCX passes collectives of
+    one group on to NCCL.
     """
 
     math_library: bool = False
@@ -29,6 +30,7 @@ class VendorFacts:
     tensor_float: bool = False
     limits_registers: bool = False
     fast_float64: bool = False
+    nccl: bool = False
 
 
 _NONE = VendorFacts()
@@ -42,13 +44,50 @@ _VENDORS = {
         tensor_float=True,
         limits_registers=True,
         fast_float64=True,
+        nccl=True,
     ),
 }
-# By the vendor's name of the instruction set: matrix units on dense 16-bit floats and memory, by the data sheet of the
-# fastest chip that has it (A100 80 GB, H200), so that times by them are lower bounds.
-_ROOFLINES = {"sm_80": Roofline(3.12e14, 2.04e12), "sm_90": Roofline(9.9e14, 4.8e12)}
+
+
+def facts_of(vendor: str) -> VendorFacts:
+    """By FlagGems' name of the vendor; of one that is not known, nothing."""
+    return _VENDORS.get(vendor, _NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class SingleProgram:
+    """What one program of a grid does alone on its multiprocessor in a second, about: bytes moved, and operations of
+    one element each. ``start_seconds``: what several kernels take longer to start than one does, in a replay."""
+
+    bytes_per_second: float
+    operations_per_second: float
+    start_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """``roofline``: matrix units on dense 16-bit floats and memory, by the data sheet. ``single_program``: measured;
+    None where nobody has."""
+
+    roofline: Roofline
+    single_program: SingleProgram | None = None
+
+
+# Measured on an H200. Of a chip of which nothing is known it is assumed.
+_H200 = SingleProgram(7e10, 2e11, 5e-6)
+# By the vendor's name of the instruction set, of the fastest chip that has it (A100 80 GB, H200), so that times by
+# rooflines are lower bounds.
+_CHIPS = {
+    "sm_80": Chip(Roofline(3.12e14, 2.04e12)),
+    "sm_90": Chip(Roofline(9.9e14, 4.8e12), _H200),
+}
+# Of a chip that is not measured: its multiprocessor's share of the roofline, times these, which hold on the H200. Alone
+# it has more than its share of the memory, and operations are not the matrix units'.
+_SHARE_OF_MEMORY, _SHARE_OF_MATRIX_UNITS = 1.9, 0.027
 # PyTorch's device types whose libraries go by switches of the process for products of 32-bit floats.
 _WITH_SWITCHES = frozenset({"cuda"})
+# Those for which ATen has a fused attention that is used here.
+_WITH_FUSED_ATTENTION = frozenset({"cuda"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +115,40 @@ class Target:
     @property
     def facts(self) -> VendorFacts:
         """Of its vendor; of one that is not known, nothing."""
-        return _VENDORS.get(self.vendor, _NONE)
+        return facts_of(self.vendor)
 
     @property
     def roofline(self) -> Roofline | None:
         """What one device does at most; None where nobody said."""
-        return HOST_ROOFLINE if self.is_host else _ROOFLINES.get(self.architecture)
+        if self.is_host:
+            return HOST_ROOFLINE
+        chip = _CHIPS.get(self.architecture)
+        return chip.roofline if chip else None
+
+    @property
+    def single_program(self) -> SingleProgram:
+        """Measured, or derived from the roofline, or an H200's."""
+        chip = _CHIPS.get(self.architecture)
+        if chip is None:
+            return _H200
+        if chip.single_program is not None:
+            return chip.single_program
+        share = 1 / self.multiprocessors
+        return SingleProgram(
+            chip.roofline.bytes_per_second * share * _SHARE_OF_MEMORY,
+            chip.roofline.flops_per_second * share * _SHARE_OF_MATRIX_UNITS,
+            _H200.start_seconds,
+        )
 
     @property
     def has_tensor_float_switches(self) -> bool:
         """Whether PyTorch's switches decide if its library rounds 32-bit operands of products."""
         return self.device_type in _WITH_SWITCHES
+
+    @property
+    def has_fused_attention(self) -> bool:
+        """Whether ATen has one for devices of this type that is used here."""
+        return self.device_type in _WITH_FUSED_ATTENTION
 
     @property
     def untaken_operations(self) -> int:

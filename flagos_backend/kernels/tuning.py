@@ -13,8 +13,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +21,8 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import flagos_backend
-from flagos_backend.cache import private_folder
+from flagos_backend import progress
+from flagos_backend.cache import private_folder, replace
 from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import CustomCallAttributes
@@ -107,7 +106,8 @@ def fastest(
     times = _read(path)
     if times is None or not times.keys() <= kernels.keys():
         order = sorted(kernels, key=lambda name: name not in compiled)
-        times = _measure(task, target, {name: kernels[name] for name in order}, seconds, warm_ups, checked)
+        with progress.shown(), progress.stage(f"measuring {task.name}"):
+            times = _measure(task, target, {name: kernels[name] for name in order}, seconds, warm_ups, checked)
         _write(path, times)
     measured = {name: taken for name, taken in times.items() if taken is not None}
     name = _quickest(times)
@@ -174,7 +174,6 @@ def _measure(
     run = Run(device=device, asynchronous=True)
     times: _Times = {}
     trusted = [kernel for name, kernel in kernels.items() if name not in checked]
-    progress = _Progress(task.name, len(kernels))
     begun = time.perf_counter()
     _begin([*warm_ups.values()], device)
     left = seconds - (time.perf_counter() - begun)
@@ -182,10 +181,9 @@ def _measure(
         deadline = time.perf_counter() + left
         expected = _expected(trusted, run, arguments) if len(trusted) < len(kernels) else None
         dummy_launch = _dummy_launch(device)
-        for name, kernel in kernels.items():
+        for name, kernel in progress.counted([*kernels.items()], "candidates"):
             if times and name not in warm_ups and time.perf_counter() > deadline:
                 continue
-            progress.show(name)
             try:
                 if name in checked and expected is not None and not _agree(kernel(run, *arguments), expected):
                     logger.warning("%s: %s computes something else than the others and is not used", task.name, name)
@@ -194,7 +192,6 @@ def _measure(
                 times[name] = _time(kernel, run, arguments, device, seconds / len(kernels), dummy_launch)
             except Exception as error:  # a kernel that cannot run here is no candidate, whatever it raises
                 logger.debug("%s: %s cannot run: %s", task.name, name, error)
-    progress.finish()
     return times
 
 
@@ -318,23 +315,6 @@ def _random(shape: Shape, generator: torch.Generator, numbers: int) -> Value:
     return torch.randint(0, numbers, shape.dims, generator=generator, device=device).to(dtype)
 
 
-class _Progress:
-    """One line on a terminal while kernels are measured, nothing elsewhere."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._done = what, total, 0
-        self._shown = sys.stderr.isatty()
-
-    def show(self, name: str) -> None:
-        self._done += 1
-        if self._shown:
-            print(f"\r\x1b[Kflagos measures {self._what} {self._done}/{self._total}: {name}", end="", file=sys.stderr)
-
-    def finish(self) -> None:
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 # ---- what is remembered ----
 
 
@@ -384,8 +364,6 @@ def _write(path: Path | None, times: _Times) -> None:
     if path is None or not times:
         return
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            json.dump(times, file)
-        Path(file.name).replace(path)
+        replace(path, json.dumps(times).encode())
     except OSError as error:
         logger.warning("measured kernels are not kept: %s", error)

@@ -152,7 +152,9 @@ def _apply_rule_broken(expression: Apply) -> str | None:
         wanted = OPERANDS.get((opcode, detail))
         if wanted is None:
             return "there is no such form of the operation"
-        return None if len(operands) == wanted else f"it takes {wanted} operands, not {len(operands)}"
+        if len(operands) != wanted:
+            return f"it takes {wanted} operands, not {len(operands)}"
+        return _same_type_rule_broken(expression)
     wanted = 1 if opcode in _UNARY else 3 if opcode in _TERNARY else 2
     if len(operands) != wanted:
         return f"it takes {wanted} operands, not {len(operands)}"
@@ -164,6 +166,10 @@ def _apply_rule_broken(expression: Apply) -> str | None:
         return "its result is a predicate"
     if opcode is Opcode.SELECT and (kinds[0] is not _PRED or kinds[1] is not expression.element_type):
         return f"it chooses by a predicate, between its own type, not by {kinds[0].name.lower()}"
-    if opcode not in _MIXED and kinds[0] is not expression.element_type:
-        return f"its operands are {kinds[0].name.lower()}"
-    return None
+    return None if opcode in _MIXED else _same_type_rule_broken(expression)
+
+
+def _same_type_rule_broken(expression: Apply) -> str | None:
+    kinds = [operand.element_type for operand in expression.operands]
+    same = all(kind is expression.element_type for kind in kinds)
+    return None if same else f"its operands are {', '.join(dict.fromkeys(kind.name.lower() for kind in kinds))}"

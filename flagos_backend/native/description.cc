@@ -59,7 +59,7 @@ void CheckInfo(const ProgramInfo& info) {
 
 }  // namespace
 
-NativeForm::NativeForm(Reader reader) {
+NativeForm::NativeForm(Reader reader, int64_t devices) {
   if (reader.done()) return;
   words = reader.Bytes();
   constants = reader.Bytes();
@@ -69,6 +69,8 @@ NativeForm::NativeForm(Reader reader) {
     calls.push_back({});
     calls.back().operands = Shapes(call.Tuple());
     calls.back().results = Shapes(call.Tuple());
+    Reader collective = call.Tuple();
+    if (!collective.done()) calls.back().collective.emplace(collective, devices);
   }
   functions = ReadIntegers(reader.Tuple());
 }

@@ -2,9 +2,11 @@
 #ifndef FLAGOS_NATIVE_DESCRIPTION_H_
 #define FLAGOS_NATIVE_DESCRIPTION_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "collective.h"
 #include "program.h"
 #include "python.h"
 
@@ -16,12 +18,14 @@ struct NativeForm {
   std::string constants;
   struct Call {
     std::vector<Shape> operands, results;
+    std::optional<Collective> collective;  // what devices of this process do in its place
   };
   std::vector<Call> calls;
   std::vector<int64_t> functions;  // addresses of machine code, which the bridge keeps as long as the program
 
   NativeForm() = default;
-  explicit NativeForm(python::Reader reader);
+  // `devices`: of a launch.
+  NativeForm(python::Reader reader, int64_t devices);
 };
 
 std::vector<int64_t> ReadIntegers(python::Reader reader);

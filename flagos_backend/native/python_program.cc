@@ -1,6 +1,8 @@
 #include "python_program.h"
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <unordered_map>
 
 #include "accelerator.h"
@@ -18,13 +20,25 @@ namespace {
 using python::Object;
 using python::Reader;
 
+// Seconds that collectives of a launch wait on the native side; 0: its devices meet in Python.
+double TimeoutOf(PyObject* launch) {
+  const python::Functions& py = *python::Known();
+  const double seconds = py.PyFloat_AsDouble(python::Attribute(launch, "native_timeout").get());
+  if (py.PyErr_Occurred() != nullptr) throw Failure(python::TakeException("begin"));
+  return seconds;
+}
+
 class PythonLaunch final : public LaunchState {
  public:
-  PythonLaunch(Object launch, size_t shares) : launch_(launch.Detach()), gathering_(shares) {}
+  PythonLaunch(Object launch, size_t shares) : launch_(launch.Detach()), gathering_(shares) {
+    const double seconds = TimeoutOf(launch_);
+    if (seconds > 0) meetings_.emplace(std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9)));
+  }
   ~PythonLaunch() override { python::Discard(launch_, 0); }
 
   void Abort(const Status& status) noexcept override {
     gathering_.Abort(status);
+    if (meetings_) meetings_->Abort();
     python::Gil gil;
     if (!gil) return;
     try {
@@ -39,10 +53,13 @@ class PythonLaunch final : public LaunchState {
 
   PyObject* get() const noexcept { return launch_; }
   Gathering& gathering() noexcept { return gathering_; }
+  // NULL where devices of other processes may take part.
+  Meetings* meetings() noexcept { return meetings_ ? &*meetings_ : nullptr; }
 
  private:
   PyObject* launch_;
   Gathering gathering_;
+  std::optional<Meetings> meetings_;
 };
 
 class PythonProgram final : public Program, public LibraryCaller {
@@ -52,7 +69,7 @@ class PythonProgram final : public Program, public LibraryCaller {
     Reader reader(compiled);
     Reader description = reader.Tuple();
     info_ = ReadInfo(description);
-    native_ = NativeForm(description.Tuple());
+    native_ = NativeForm(description.Tuple(), info_.num_replicas * info_.num_partitions);
     runner_ = Object::Share(reader.Next()).Detach();
     records_meetings_ = reader.Integer() != 0;
   }
@@ -114,6 +131,9 @@ class PythonProgram final : public Program, public LibraryCaller {
     PyObject* call;
   };
   const Bound& BoundTo(const Place& place);
+  // A library call that is a collective among devices of this process; as CallLibrary.
+  void Meet(const Place& place, PythonLaunch& launch, int64_t number, const NativeForm::Call& call,
+            void* const* sources, void** targets, std::vector<Ref<Block>>& brought);
   // Whether the arguments that the program uses up are this launch's alone.
   bool InPlace(const std::vector<Argument>& arguments) const noexcept;
 
@@ -225,6 +245,10 @@ Ref<Block> ToBlock(const Bridge& bridge, PyObject* tensor, const Shape& shape, M
 void PythonProgram::CallLibrary(const Place& place, LaunchState* state, int64_t number, void* const* sources,
                                 void** targets, std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) {
   const NativeForm::Call& call = native_.calls.at(static_cast<size_t>(number));
+  if (call.collective && state != nullptr) {
+    auto& launch = static_cast<PythonLaunch&>(*state);
+    if (launch.meetings() != nullptr) return Meet(place, launch, number, call, sources, targets, brought);
+  }
   python::Gil gil;
   CheckOpen(gil);
   done.clear();
@@ -242,6 +266,34 @@ void PythonProgram::CallLibrary(const Place& place, LaunchState* state, int64_t 
     brought.push_back(ToBlock(TheBridge(), tensor, call.results[i], place.device->default_memory(), none));
     targets[i] = brought.back()->data();
   }
+}
+
+void PythonProgram::Meet(const Place& place, PythonLaunch& launch, int64_t number, const NativeForm::Call& call,
+                         void* const* sources, void** targets, std::vector<Ref<Block>>& brought) {
+  for (size_t i = 0; i < call.results.size(); ++i) {
+    if (targets[i] != nullptr) continue;
+    brought.push_back(Block::Allocate(place.device->default_memory(), call.results[i].bytes));
+    targets[i] = brought.back()->data();
+  }
+  const int64_t device = place.replica * info_.num_partitions + place.partition;
+  std::vector<int64_t> missing;
+  const Meetings::Outcome outcome =
+      launch.meetings()->Perform(number, *call.collective, device, sources, targets, missing);
+  if (outcome == Meetings::Outcome::kDone) return;
+  // The interpreter says what happened, as it does where devices meet there.
+  python::Gil gil;
+  CheckOpen(gil);
+  const python::Functions& py = *python::Known();
+  if (outcome == Meetings::Outcome::kAborted) missing.clear();
+  Object late = python::Check(py.PyTuple_New(static_cast<ptrdiff_t>(missing.size())), "PyTuple_New");
+  for (size_t i = 0; i < missing.size(); ++i) {
+    py.PyTuple_SetItem(late.get(), static_cast<ptrdiff_t>(i), python::Integer(missing[i]).Detach());
+  }
+  Object give_up = python::Attribute(runner_, "give_up"), index = python::Integer(number);
+  Object participant = python::Integer(device);
+  python::Call(give_up.get(), {index.get(), participant.get(), late.get(), launch.get()}, "execute");
+  Fail(FLAGOS_INTERNAL,
+       "execute: a collective that failed says no reason; this is a defect of the backend, please report it");
 }
 
 bool PythonProgram::InPlace(const std::vector<Argument>& arguments) const noexcept {

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flagos_backend import progress
 from flagos_backend.devices.target import HOST, Target
 from flagos_backend.errors import PassFailed, PassOptionInvalid, VerificationFailed
 from flagos_backend.ir.hlo import Module
@@ -158,7 +159,7 @@ def run_pipeline(
     Raises PassFailed when a pass breaks the graph or a normal form, which only ``options.verify`` notices.
     """
     run = _Run(pipeline, context or PassContext(), options or PassOptions())
-    result = run.all(pipeline, module)
+    result = run.all(progress.counted(pipeline, "passes"), module)
     return PipelineResult(result, tuple(run.reports), tuple(run.context.notes))
 
 

@@ -123,8 +123,11 @@ def _pad(instruction: Instruction, _: Emitter) -> Instruction | None:
 
 
 def _reverse(instruction: Instruction, _: Emitter) -> Instruction | None:
-    sizes = array_shape(instruction).dims
-    return None if any(sizes[dimension] > 1 for dimension in _dims(instruction)) else instruction.operands[0]
+    sizes, source = array_shape(instruction).dims, instruction.operands[0]
+    if not any(sizes[dimension] > 1 for dimension in _dims(instruction)):
+        return source
+    is_undone = source.opcode is Opcode.REVERSE and set(_dims(source)) == set(_dims(instruction))
+    return source.operands[0] if is_undone else None
 
 
 def _copy(instruction: Instruction, _: Emitter) -> Instruction | None:

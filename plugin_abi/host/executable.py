@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from plugin_abi.errors import FlagosStatusError, StatusCode
 from plugin_abi.host import callbacks
 from plugin_abi.host.api import ElementType, Value
 from plugin_abi.host.buffer import Buffer, Event, Handle
@@ -81,6 +82,17 @@ def _noted(executable: Executable) -> Executable:
     return executable
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """What the backend cancels is what Ctrl-C ended: nobody else can."""
+    try:
+        yield
+    except FlagosStatusError as error:
+        if error.code is StatusCode.CANCELLED:
+            raise KeyboardInterrupt from error
+        raise
+
+
 class Executable(Handle):
     """A compiled program."""
 
@@ -91,10 +103,13 @@ class Executable(Handle):
 
     @classmethod
     def compile(cls, context: Context, program: bytes) -> Executable:
-        """Compile a serialized flagos.Program. Raises FlagosStatusError, which names what is not supported."""
+        """Compile a serialized flagos.Program. Raises FlagosStatusError, which names what is not supported, and
+        KeyboardInterrupt where Ctrl-C ended the compile."""
         source = context.api.ffi.from_buffer(program)
         args = context.api.new("FlagosCompileArgs", context=context.pointer, program=source, program_size=len(program))
-        return _noted(cls(context, context.api.call("compile", args).executable))
+        with _interruptible():
+            pointer = context.api.call("compile", args).executable
+        return _noted(cls(context, pointer))
 
     @classmethod
     def load(cls, context: Context, serialized: bytes, assignment: Sequence[int] | None = None) -> Executable:
@@ -105,7 +120,9 @@ class Executable(Handle):
         args.serialized_size = len(serialized)
         ids = api.ffi.NULL if assignment is None else api.int64s(assignment)
         args.device_assignment, args.num_assigned = ids, len(assignment or ())
-        return _noted(cls(context, api.call("executable_load", args).executable))
+        with _interruptible():
+            pointer = api.call("executable_load", args).executable
+        return _noted(cls(context, pointer))
 
     def describe(self) -> ExecutableDescription:
         api = self.api

@@ -102,6 +102,14 @@ def _size(rng: Rng, least: int, most: int) -> int:
     return int(rng.integers(least, most + 1))
 
 
+def _float(rng: Rng) -> E:
+    return (E.F16, E.BF16, E.F32, E.F64)[_size(rng, 0, 3)]
+
+
+def _short_float(rng: Rng) -> E:
+    return (E.F16, E.BF16, E.F32)[_size(rng, 0, 2)]
+
+
 def _any_combine(b: Builder) -> Opcode:
     """A product of many numbers says little of each."""
     return O.ADD if b.plain else b.one_of(O.ADD, O.MAXIMUM, O.MINIMUM)
@@ -119,7 +127,10 @@ def long_rows(rng: Rng, plain: bool = False) -> Region:
 def two_ended(rng: Rng, plain: bool = False) -> Region:
     """An array [outer, kept, inner], folded over both ends."""
     b = Builder(
-        rng, (_size(rng, 2, 9), _size(rng, 10, 40), _size(rng, 20, 60)), (E.F32, E.S64)[_size(rng, 0, 1)], plain=plain
+        rng,
+        (_size(rng, 2, 9), _size(rng, 10, 40), _size(rng, 20, 60)),
+        (E.F32, E.S64, E.BF16)[_size(rng, 0, 2)],
+        plain=plain,
     )
     b.store(b.fold(_any_combine(b), b.grown(b.load((1, 0, 2))), 1, 2), (0,))
     return b.nest()
@@ -138,7 +149,8 @@ def short_rows(rng: Rng, plain: bool = False) -> Region:
 
 
 def short_rows_folded(rng: Rng, plain: bool = False) -> Region:
-    b = Builder(rng, (256 * _size(rng, 2, 4), _size(rng, 2, 9)), (E.F32, E.S32)[_size(rng, 0, 1)], plain=plain)
+    kind = (E.F32, E.F16, E.S32)[_size(rng, 0, 2)]
+    b = Builder(rng, (256 * _size(rng, 2, 4), _size(rng, 2, 9)), kind, plain=plain)
     value = b.apply(O.SUBTRACT, b.load(), b.load((1,)))
     b.store(b.fold(_any_combine(b), value, 0), (1,))
     return b.nest()
@@ -155,7 +167,7 @@ def logarithm(rng: Rng, plain: bool = False) -> Region:
 
 
 def logistic(rng: Rng, plain: bool = False) -> Region:
-    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 9)), (E.F32, E.F64)[_size(rng, 0, 1)], plain=plain)
+    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 9)), _float(rng), plain=plain)
     one = b.number(1.0)
     below = b.apply(O.ADD, b.apply(O.EXP, b.apply(O.NEGATE, b.grown(b.load()))), one)
     b.store(b.apply(O.DIVIDE, one, below))
@@ -231,20 +243,27 @@ def gathered_pair(rng: Rng, plain: bool = False) -> Region:
 
 
 def two_sums(rng: Rng, plain: bool = False) -> Region:
-    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 99)), (E.F32, E.F64)[_size(rng, 0, 1)], plain=plain)
+    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 99)), _float(rng), plain=plain)
     sums = (b.fold(O.ADD, b.grown(b.load()), 1), b.fold(O.ADD, b.load(), 1))
     b.store(b.apply(O.MULTIPLY, b.load(), b.apply(O.ADD, *sums)))
     return b.nest()
 
 
 def shared_divisor(rng: Rng, plain: bool = False) -> Region:
-    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 16, 40)), plain=plain)
+    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 16, 40)), _short_float(rng), plain=plain)
     b.store(b.apply(O.DIVIDE, b.grown(b.load()), b.load((0,))))
     return b.nest()
 
 
+def power_of_two(rng: Rng, plain: bool = False) -> Region:
+    """As a divisor, where its reciprocal may not be a number of the type."""
+    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 16, 40)), _short_float(rng), plain=plain)
+    b.store(b.apply(O.DIVIDE, b.grown(b.load()), b.number(2.0 ** int(rng.integers(-17, 15)))))
+    return b.nest()
+
+
 def softmax(rng: Rng, plain: bool = False) -> Region:
-    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 16, 40)), plain=plain)
+    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 16, 40)), _short_float(rng), plain=plain)
     x = b.grown(b.load())
     exponential = b.apply(O.EXP, b.apply(O.SUBTRACT, x, b.fold(O.MAXIMUM, x, 1)))
     b.store(b.apply(O.DIVIDE, exponential, b.fold(O.ADD, exponential, 1)))
@@ -258,7 +277,7 @@ def narrow_sums(rng: Rng, plain: bool = False) -> Region:
 
 
 def quotient_of_a_row(rng: Rng, plain: bool = False) -> Region:
-    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 15)), plain=plain)
+    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 15)), _short_float(rng), plain=plain)
     mean = b.apply(O.DIVIDE, b.fold(O.ADD, b.load(), 1), b.load((0,)))
     b.store(b.apply(O.SUBTRACT, b.load(), mean))
     return b.nest()
@@ -293,7 +312,7 @@ MOTIFS: dict[str, tuple[Motif, ...]] = {
     "rotate": (rotation,),
     "join_operations": (pair, gathered_pair),
     "join_sums": (two_sums,),
-    "shared_reciprocals": (shared_divisor,),
+    "shared_reciprocals": (shared_divisor, power_of_two),
     "exp_below_maximum": (softmax,),
     "unpacked_16_bit_sums": (narrow_sums,),
     "straight_quotients": (quotient_of_a_row,),

@@ -248,10 +248,10 @@ def measure(
     wrong = _disagreement(program, ours, peer, lambda: _exact(program, placements[1], arguments))
     if wrong:
         return Measured(program.name, floor, error=wrong)
-    return Measured(program.name, floor, *_take_turns(ours, peer, seconds), ours.first_seconds, peer.first_seconds)
+    return Measured(program.name, floor, *take_turns(ours, peer, seconds), ours.first_seconds, peer.first_seconds)
 
 
-def _take_turns(ours: Side, peer: Side, seconds: float) -> tuple[float, float]:
+def take_turns(ours: Side, peer: Side, seconds: float) -> tuple[float, float]:
     """Median seconds of a call of each."""
     estimate = max(min(side.seconds(2) for _ in range(2)) for side in (ours, peer))
     calls = max(1, min(20, int(max(seconds / 10, _LEAST_TURN) / estimate)))

@@ -9,11 +9,12 @@ import bisect
 import logging
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, islice
 from math import prod
 
+from flagos_backend import progress
 from flagos_backend.codegen.cpu import emit_map_loop as point_loop
 from flagos_backend.codegen.cpu import emit_row_loop as row_loop
 from flagos_backend.codegen.cpu.arena import Interval, plan_arena
@@ -225,8 +226,10 @@ class _Emitter:
         self.loops: dict[int, Loop] = {}  # by the identity of steps: what these run, as branch_programs
         self.branch_programs: dict[int, tuple[Branch, ...]] = {}
         self.program: Program | None = None  # once everything has its place
+        self.written: Callable[[], None] | None = None  # says so, where a person watches
         self.released: dict[Step, list[Instruction]] = {}  # library call -> what nobody reads from then on
-        self.items += (lowered for item in self.schedule.items for lowered in self._lower(item))
+        scheduled = progress.counted(self.schedule.items, "kernels") if self.outermost else self.schedule.items
+        self.items += (lowered for item in scheduled for lowered in self._lower(item))
         self.places.share()
 
     def emit(self, aliases: Mapping[int, int], *, settled: bool = False) -> tuple[list[int], int]:
@@ -237,6 +240,7 @@ class _Emitter:
         """
         results = self.places.assign(aliases, settled=settled)
         self.items[:] = map(self._with_branches, self.items)
+        self.written = progress.counter(len(self.items), "kernels written") if self.outermost else None
         self.slots.update((parameter, number) for number, parameter in enumerate(self.flat.parameters))
         for number, result in enumerate(results):
             parameter = self.places.in_place.get(result)
@@ -583,6 +587,8 @@ class _Emitter:
             yield [MACHINE_CODE, run.number, run.work, len(run.reads), *run.reads, len(run.writes), *run.writes, 0]
 
     def _note(self, number: int, item: Item, text: str, *, compiled: bool) -> None:
+        if self.written is not None:
+            self.written()
         called = None
         if isinstance(item, Step) and item.kind == CALL:
             called = self.shared.calls[item.numbers[0]].instruction

@@ -54,6 +54,7 @@ class RegionKernel:
 
     Arrays are given in the order of ``inputs`` and ``outputs``, dense and row major in their storage type, aligned to
     16 bytes. Compiles at the first call, which any thread may make. Raises KernelBuildFailed and KernelLaunchFailed.
+    ``text`` says what it is; ``choice`` why it was taken of several, if it was.
     """
 
     region: Region = field(repr=False)
@@ -65,6 +66,7 @@ class RegionKernel:
     options: dict[str, Any]
     text: str
     walks: int
+    choice: str = field(default="", init=False)
     _functions: list[Callable[..., Any]] = field(default_factory=list, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 

@@ -50,7 +50,7 @@ class RegionKernels:
         own = {name: kernel.compile for name, kernel in self.kernels.items()}
         outcome = tuning.fastest(self._task, self.target, self._calls, self._seconds, warm_ups=own)
         chosen = self.kernels[outcome.name]
-        chosen.text += f"; {outcome.name}: {outcome.text}"
+        chosen.choice = f"{outcome.name}: {outcome.text}"
         return chosen
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from flagos_backend.codegen.triton.cost import STARTS_SECONDS, seconds_alone
+from flagos_backend.codegen.triton.cost import is_over_at_once
 from flagos_backend.codegen.triton.tiling import choose, only_folds, supports
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.fuse import Schedule, fuse
@@ -27,4 +27,4 @@ def _accepts(target: Target, region: Region) -> bool:
     if not region.folds or only_folds(region):
         return True
     programs = choose(region, target).grid
-    return programs >= target.multiprocessors or seconds_alone(region) <= programs * STARTS_SECONDS
+    return programs >= target.multiprocessors or is_over_at_once(region, programs, target)

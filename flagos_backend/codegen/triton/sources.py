@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
-from flagos_backend.cache import private_folder
+from flagos_backend.cache import private_folder, replace
 
 _lock = threading.Lock()
 
@@ -45,9 +45,7 @@ def _loaded(source: str) -> ModuleType:
     path = path_of(source)
     text = source.encode()
     if not path.is_file() or path.read_bytes() != text:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(path)
+        replace(path, text)
     spec = importlib.util.spec_from_file_location(f"flagos_triton_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

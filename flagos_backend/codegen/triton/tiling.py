@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from flagos_backend.codegen.triton.cost import STARTS_SECONDS, seconds_alone
+from flagos_backend.codegen.triton.cost import is_over_at_once
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Load, Region, below
@@ -352,7 +352,7 @@ def _parts(region: Region, blocks: int, programs: int, target: Target) -> int:
     where a program alone takes longer for all of them than the kernel that folds the runs' results takes to start."""
     wanted = -(-4 * target.multiprocessors // max(programs, 1))
     few = min(wanted, blocks // 4)
-    if few <= 1 < blocks and seconds_alone(region) > programs * STARTS_SECONDS:
+    if few <= 1 < blocks and not is_over_at_once(region, programs, target):
         return min(wanted, blocks)
     return max(few, 1)
 

@@ -117,6 +117,18 @@ def enable_compilation_cache(platform: str) -> None:
     setattr(module, "is_cache_used", is_cache_used)  # noqa: B010
 
 
+def raise_interrupts(mark: str) -> None:
+    """Have a compile whose error has ``mark`` raise KeyboardInterrupt: errors of PJRT are of one class."""
+
+    def interrupt(error: BaseException) -> BaseException | None:
+        return KeyboardInterrupt() if mark in str(error) else None
+
+    interrupt.flagos_mark = mark  # type: ignore[attr-defined]
+    handlers = lookup("jax._src.compiler", "_XLA_RUNTIME_ERROR_HANDLERS")
+    if not any(getattr(handler, "flagos_mark", None) == mark for handler in handlers):
+        lookup("jax._src.compiler", "register_xla_runtime_error_handler")(interrupt)
+
+
 def enable_export(targets: Iterable[str]) -> None:
     """Let jax.export write programs that call these custom calls: their meaning does not change between releases."""
     lookup("jax._src.export._export", "_CUSTOM_CALL_TARGETS_GUARANTEED_STABLE").update(targets)

@@ -9,6 +9,7 @@ import importlib.resources
 import logging
 from typing import Final
 
+from flagos_backend.errors import Interrupted
 from flagos_backend.frontends.jax import jax_internals
 from plugin_abi import frameworks, loader
 from plugin_abi.errors import FlagosStatusError
@@ -78,6 +79,7 @@ def _register_backend(backend: Backend, priority: int) -> None:
     jax_internals.register_plugin(DEFAULT_PLATFORM, str(adapter), priority, lambda: client_options(backend))
     lowering.register_rules()
     jax_internals.enable_donation(DEFAULT_PLATFORM)
+    jax_internals.raise_interrupts(f"[FLAGOS-{Interrupted.number}]")
     jax_internals.enable_compilation_cache(DEFAULT_PLATFORM)
     jax_internals.enable_python_callbacks(DEFAULT_PLATFORM, callbacks.emit_python_callback)
     dlpack.enable(str(adapter))

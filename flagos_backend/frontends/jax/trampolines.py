@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from flagos_backend import defects
-from flagos_backend.errors import FlagosBackendError, StatusCode
+from flagos_backend.errors import FlagosBackendError, Interrupted, StatusCode
 from flagos_backend.frontends.jax import callbacks, convert
 from flagos_backend.ir.types import ElementType
 from plugin_abi import cabi
@@ -67,6 +67,8 @@ def _bytes(pointer: Any, size: int) -> bytes:
 
 def _failure(error: BaseException) -> tuple[StatusCode, str]:
     """Status code and message of any exception."""
+    if isinstance(error, KeyboardInterrupt):
+        error = Interrupted()
     if isinstance(error, FlagosBackendError):
         return error.code, str(error)
     return StatusCode.INTERNAL, defects.describe(error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch._functorch.config
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
 from flagos_backend import __version__
+from flagos_backend.cache import replace
 from flagos_backend.frontends.torch.compile.errors import ArtifactRefused
 from flagos_backend.frontends.torch.compile.options import CompileOptions
 
@@ -61,9 +61,7 @@ def write(path: Path, piece: Any, options: CompileOptions) -> bool:
         return False
     data = piece.serialize()
     head = json.dumps([*versions(), repr(options), hashlib.sha256(data).hexdigest()]).encode()
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(_MAGIC + head + b"\n" + data)
-    Path(file.name).replace(path)
+    replace(path, _MAGIC + head + b"\n" + data)
     return True
 
 

@@ -42,7 +42,7 @@ def unsupported_backward(instruction: Instruction, target: Target) -> str:
 
 
 def _unsupported(instruction: Instruction, target: Target, a: Attention) -> str:
-    if target.device_type != "cuda":
+    if not target.has_fused_attention:
         return f"ATen has no fused attention for {target.vendor or target.device_type} that is used here"
     types = {shape.element_type for shape in shapes_of(instruction)[:3]}
     if len(types) != 1 or not types <= _TYPES:

@@ -1,7 +1,5 @@
 """JAX program -> HLO bytes -> IR -> HLO bytes, and stock XLA computes the same from both."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from jaxlib import _hlo
@@ -14,9 +12,6 @@ from programs import PROGRAMS, run_on_xla
 
 # Compiled by LLVM from another text of the same program, these differ in the last bit.
 NOT_REPRODUCIBLE = {"random_distributions"}
-
-
-run = partial(run_on_xla, optimize=False)  # compiles faster
 
 
 def assert_equal_outputs(program, before, after):
@@ -43,7 +38,7 @@ def test_xla_computes_the_same_from_the_exported_program(name, seed):
     program = PROGRAMS[name]
     arguments = program.arguments(seed)
     exported = export_module(import_module(program.hlo()))
-    assert_equal_outputs(program, run(program.hlo(), arguments), run(exported, arguments))
+    assert_equal_outputs(program, run_on_xla(program.hlo(), arguments), run_on_xla(exported, arguments))
 
 
 @pytest.mark.parametrize("name", HLO_TEXTS)
@@ -54,7 +49,7 @@ def test_hlo_text_round_trips(name, seed):
     _hlo.HloModule.from_serialized_hlo_module_proto(exported)
     if text.runs:
         arguments = text.arguments(seed)
-        assert_equal_outputs(text, run(text.hlo(), arguments), run(exported, arguments))
+        assert_equal_outputs(text, run_on_xla(text.hlo(), arguments), run_on_xla(exported, arguments))
 
 
 def test_the_corpus_reaches_every_opcode():

@@ -116,6 +116,10 @@ IDENTITIES = {
         "a = f32[1,6] reshape(x)\nROOT r = f32[1,6] reverse(a), dimensions={0}",
         "f32[1,6] reshape(%x)",
     ),
+    "reversed twice": (
+        "a = f32[2,3] reverse(x), dimensions={0,1}\nROOT r = f32[2,3] reverse(a), dimensions={1,0}",
+        X,
+    ),
     "element of a tuple": ("t = (s32[4], f32[2,3]) tuple(i, x)\nROOT r = f32[2,3] get-tuple-element(t), index=1", X),
     "scalars first": (
         "a = s32[4] add(i1s, ims)\nROOT r = s32[4] multiply(i, a)",
@@ -139,6 +143,7 @@ LEFT_ALONE = {
     "transpose of a concatenation": "c = f32[4,3] concatenate(x, ones), dimensions={0}\n"
     "ROOT r = f32[3,4] transpose(c), dimensions={1,0}",
     "transpose": "ROOT r = f32[3,2] transpose(x), dimensions={1,0}",
+    "reversed in two ways": "a = f32[2,3] reverse(x), dimensions={0}\nROOT r = f32[2,3] reverse(a), dimensions={1}",
     "select": "ROOT r = f32[2,3] select(p, x, ones)",
 }
 

@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
+_ROOT = Path(__file__).resolve().parents[3]
+sys.path += [str(_ROOT), str(_ROOT / "tools")]

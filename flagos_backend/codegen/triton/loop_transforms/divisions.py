@@ -16,7 +16,7 @@ from flagos_backend.codegen.triton.loop_transforms.running import is_at_least_on
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import Intrinsic
-from flagos_backend.loop_ir.literals import number_of
+from flagos_backend.loop_ir.literals import literal_of, number_of
 from flagos_backend.loop_ir.region import Apply, Expression, Literal, Region
 from flagos_backend.loop_ir.rewriting import Moved, Pool, replaced
 
@@ -33,25 +33,39 @@ def with_reciprocals(region: Region) -> Region:
 
 
 def _by_reciprocal(expression: Expression, is_rounded_away: bool, moved: Moved, pool: Pool) -> Expression:
-    def apply(like: Apply, *operands: Expression) -> Expression:
-        return pool.apply(like, operands)
+    """In float32, and rounded once to the type of ``expression``."""
 
-    dividend, divisor = (moved[operand] for operand in expression.operands)
+    def apply(opcode: Opcode, *operands: Expression, form: str = "") -> Expression:
+        return pool.apply(Apply(E.F32, opcode, (), form), operands)
+
+    def rounded(value: Expression) -> Expression:
+        to = expression.element_type
+        return value if to is E.F32 else pool.apply(Apply(to, Opcode.CONVERT, ()), (value,))
+
+    dividend, divisor = (_in_f32(moved[operand], pool) for operand in expression.operands)
     if (exact := _exact_inverse(divisor)) is not None:
-        return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, exact)
+        return rounded(apply(Opcode.MULTIPLY, dividend, exact))
     by_sum = is_at_least_one(expression.operands[1])
     quotient = Intrinsic.BY_SUM if by_sum and is_below(expression.operands[0]) else Intrinsic.CORRECTED
     if not by_sum:
-        multiply = Apply(E.F32, Opcode.MULTIPLY, ())
-        scale = apply(Apply(E.F32, Opcode.DIVIDE, (), Intrinsic.SCALE), divisor)
-        dividend, divisor = apply(multiply, dividend, scale), apply(multiply, divisor, scale)
-    inverse = apply(Apply(E.F32, Opcode.DIVIDE, ()), _literal(1.0), divisor)
+        scale = apply(Opcode.DIVIDE, divisor, form=Intrinsic.SCALE)
+        dividend, divisor = apply(Opcode.MULTIPLY, dividend, scale), apply(Opcode.MULTIPLY, divisor, scale)
+    inverse = apply(Opcode.DIVIDE, _literal(1.0), divisor)
     # Quotients of BF16 are 2**-17 of themselves away from a tie, or exact. Those of F16 are as near as the error of the
     # product; those of exponentials in float32 are hardly further off where a tie is rounded the other way.
     is_near = expression.element_type is E.BF16 or (expression.element_type is E.F32 and quotient is Intrinsic.BY_SUM)
     if is_rounded_away and is_near:
-        return apply(Apply(expression.element_type, Opcode.MULTIPLY, ()), dividend, inverse)
-    return apply(Apply(expression.element_type, Opcode.DIVIDE, (), quotient), dividend, divisor, inverse)
+        return rounded(apply(Opcode.MULTIPLY, dividend, inverse))
+    return rounded(apply(Opcode.DIVIDE, dividend, divisor, inverse, form=quotient))
+
+
+def _in_f32(expression: Expression, pool: Pool) -> Expression:
+    """A float of up to 32 bits as the same number of float32."""
+    if expression.element_type is E.F32:
+        return expression
+    if isinstance(expression, Literal):
+        return literal_of(number_of(expression), E.F32)
+    return pool.apply(Apply(E.F32, Opcode.CONVERT, ()), (expression,))
 
 
 def without_branches(region: Region) -> Region:

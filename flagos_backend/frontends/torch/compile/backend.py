@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from flagos_backend.frontends.torch.compile.attention import compute_weights_again
 from flagos_backend.frontends.torch.compile.corrections import correct_graph
 from flagos_backend.frontends.torch.compile.decompositions import decompositions_for, runs_on_host
+from flagos_backend.frontends.torch.compile.gradients import own_gradients
 from flagos_backend.frontends.torch.compile.images import forget_places, keep_channels_last
 from flagos_backend.frontends.torch.compile.mutation import (
     HasBackward,
@@ -67,10 +68,11 @@ def _compiled(
         keep_inference_input_mutations=copies,
     )
     if not _is_saved():
-        return compiler(graph, example_inputs)
+        with own_gradients():
+            return compiler(graph, example_inputs)
     from flagos_backend.frontends.torch.compile import artifact  # it imports Inductor
 
-    with artifact.keyed(settings):
+    with artifact.keyed(settings), own_gradients():
         return compiler(graph, example_inputs)
 
 

@@ -36,7 +36,7 @@ native_batch_norm_backward native_group_norm native_group_norm_backward native_l
 native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward
 addmm addmv addr baddbmm convolution convolution_backward
 embedding embedding_dense_backward index gather scatter scatter_add index_put index_select index_add
-argmax argmin cumsum max min sort topk
+argmax argmin cummax cummin cumprod cumsum logcumsumexp max min sort topk
 gelu gelu_backward silu silu_backward native_dropout native_dropout_backward
 nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward
 max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward

@@ -80,6 +80,18 @@ def _mean(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = N
     return emitter.convert(mean, element_type(result))
 
 
+@lowering(aten.prod.default, aten.prod.dim_int)
+def _prod(emitter: Emitter, result: torch.Tensor, x: Instruction, dim: Dims = None, *_: Any, **__: Any) -> Instruction:
+    kind = element_type(result)
+    if kind.is_complex or (kind.is_float and kind.bits < 16) or kind is E.PRED:
+        raise NoLoweringError("products of this type are ATen's")
+    if array(x).element_type.is_float and kind.is_integer:
+        raise NoLoweringError("what is out of range is ATen's to say")
+    wide = E.F32 if kind in (E.F16, E.BF16) else kind
+    x = emitter.convert(emitter.cast(x, result), wide)
+    return emitter.convert(_reduce(emitter, result, x, dim, Opcode.MULTIPLY, 1), kind)
+
+
 def _extreme(opcode: Opcode, largest: bool) -> Rule:
     def rule(
         emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = None, keep: bool = False

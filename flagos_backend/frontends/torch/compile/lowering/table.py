@@ -42,6 +42,7 @@ _FAMILIES = (
     "ordering",
     "positions",
     "reductions",
+    "scans",
     "scatters",
     # Without torch.distributed there are no such operators.
     *(("collectives",) if torch.distributed.is_available() else ()),
