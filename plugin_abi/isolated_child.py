@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plugin_abi import cabi, isolation, loader
+from plugin_abi import cabi, isolation, loader, rights
 from plugin_abi.errors import Refusal
 from plugin_abi.negotiation import PluginInfo
 
@@ -32,8 +32,13 @@ def _plugin_info(info: PluginInfo) -> tuple[Any, list[Any]]:
 
 def main(request: dict[str, Any], socket: int) -> NoReturn:
     """Serves the library of request["manifest"] to the host at the other end of `socket`."""
-    loaded = loader.load_manifest(Path(request["manifest"]))
     serve = isolation.library().FlagosServe
+    if request["rights"] is not None:
+        try:
+            rights.take(request["rights"])
+        except OSError as error:
+            serve(socket, None, 0, None, f"its process cannot be confined: {error}".encode("utf-8", "replace"))
+    loaded = loader.load_manifest(Path(request["manifest"]))
     if isinstance(loaded, Refusal):
         serve(socket, None, 0, None, str(loaded).encode("utf-8", "replace"))
     else:

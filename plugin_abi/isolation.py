@@ -14,12 +14,14 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.manifest import Manifest
+from plugin_abi.policy import Library
+from plugin_abi.rights import ENVIRONMENT, Rights, RightsMode, SettingError, rights_mode, rights_of
 from plugin_abi.trial import python_program
 
 MODE_VARIABLE: Final = "FLAGOS_ISOLATION"
@@ -66,14 +68,6 @@ def unknown_mode(place: str, value: str) -> Refusal:
     return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, fact, place, f"set it to one of {known}, or unset it")
 
 
-class SettingError(ValueError):
-    """A variable of the user's that says what nobody knows: the fact, and the cure."""
-
-    def __init__(self, fact: str, cure: str) -> None:
-        super().__init__(fact)
-        self.fact, self.cure = fact, cure
-
-
 def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
     text = variables.get(name, "").strip()
     if not text:
@@ -94,10 +88,10 @@ class Patience:
     hang: float = DEFAULT_HANG
 
     @classmethod
-    def of(cls, variables: Mapping[str, str], start: float) -> Patience:
-        """What the user's variables say. Raises SettingError."""
+    def of(cls, variables: Mapping[str, str], start: float, hang: float = DEFAULT_HANG) -> Patience:
+        """What the user's variables say; `hang` is what the manifest says. Raises SettingError."""
         silence = _seconds(variables, SILENCE_VARIABLE, DEFAULT_SILENCE)
-        return cls(start, silence, _seconds(variables, TIMEOUT_VARIABLE, DEFAULT_HANG))
+        return cls(start, silence, _seconds(variables, TIMEOUT_VARIABLE, hang))
 
 
 class _IsolateArgs(ctypes.Structure):
@@ -129,14 +123,16 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def child_command(manifest: Manifest) -> list[str] | None:
-    """The program that serves a manifest's library, but for the number of its socket; None without a Python for it."""
+def child_command(manifest: Manifest, rights: Rights | None = None) -> list[str] | None:
+    """The program that serves a manifest's library, but for the number of its socket; None without a Python for it.
+    `rights` None: those of its user."""
     python = python_program()
     if python is None:
         return None
     # What is relative here is so there: the child starts in this process's folder, which may change until then.
     path = [str(Path(folder).absolute()) for folder in sys.path]
-    request = {"path": path, "manifest": str(manifest.path.absolute())}
+    taken = asdict(rights) if rights is not None else None
+    request = {"path": path, "manifest": str(manifest.path.absolute()), "rights": taken}
     return [python, "-c", _START, json.dumps(request)]
 
 
@@ -145,8 +141,8 @@ def _words(texts: Sequence[str]) -> Any:
 
 
 def entry_of_command(command: list[str], patience: Patience, environment: Sequence[str] | None = None) -> int:
-    """The address of a FlagosPluginEntry whose calls start `command`, in this environment or in what of it has the names
-    in `environment` ("PREFIX*" too). Raises OSError where there can be no more."""
+    """The address of a FlagosPluginEntry whose calls start `command`, in this environment or in what of it has names
+    that `environment` lists ("PREFIX*" too). Raises OSError where there can be no more."""
     times = (int(seconds * 1000) for seconds in (patience.start, patience.silence, patience.hang))
     variables = None if environment is None else _words(environment)
     args = _IsolateArgs(
@@ -158,17 +154,30 @@ def entry_of_command(command: list[str], patience: Patience, environment: Sequen
     return int(address)
 
 
-def entry(manifest: Manifest, place: str, variables: Mapping[str, str], start: float) -> int | Refusal:
-    """The address of an entry that stands for the library of a manifest, whose code stays out of this process. `start`:
-    how many seconds its process may take to greet this one."""
-    command = child_command(manifest)
+def _opened(library: Library, manifest: Manifest) -> list[Path]:
+    """The files that the child opens by name, as far as the checks know them."""
+    needed = [Path(path) for path in library.dependencies.found.values()]
+    return [manifest.path, library.path, Path(library.file.place), *needed]
+
+
+def entry(
+    library: Library, manifest: Manifest, variables: Mapping[str, str], start: float, privileged: bool
+) -> int | Refusal:
+    """The address of an entry that stands for a library, whose code stays out of this process. `variables`: the
+    user's; `start`: how many seconds its process may take to greet this one; `privileged`: as for caches."""
+    place = library.file.place
     cure = f"correct the cause, or set {MODE_VARIABLE}=none to load it into this process"
     fact = "it cannot be given a process of its own"
-    if command is None:
-        cause = "no Python is found to run it with"
-        return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, fact, place, cure, cause)
+    asked = manifest.isolated
     try:
-        return entry_of_command(command, Patience.of(variables, start))
+        patience = Patience.of(variables, start, asked.hang_seconds)
+        taken = rights_of(asked, _opened(library, manifest), manifest.resource_dir, variables, privileged)
+        is_clean = rights_mode(variables) is not RightsMode.USER
+        command = child_command(manifest, taken)
+        if command is None:
+            cause = "no Python is found to run it with"
+            return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, fact, place, cure, cause)
+        return entry_of_command(command, patience, [*ENVIRONMENT, *asked.environment] if is_clean else None)
     except SettingError as error:
         return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, error.fact, place, error.cure, exception=error)
     except OSError as error:

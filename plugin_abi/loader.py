@@ -188,6 +188,8 @@ class _Session:
     #: None where FLAGOS_ISOLATION says what nobody knows.
     isolation: IsolationMode | None
     variables: Mapping[str, str]
+    #: Whether this process has rights that its user has not.
+    privileged: bool
 
     @classmethod
     def begin(cls, environment: SearchEnvironment, frameworks: Iterable[RunningFramework]) -> _Session:
@@ -199,7 +201,7 @@ class _Session:
         )
         folder = cache_folder(variables, environment.privileged)
         trial = Trial(trial_mode(variables), trial_timeout(variables), folder)
-        return cls(policy, trial, isolation.isolation_mode(variables), variables)
+        return cls(policy, trial, isolation.isolation_mode(variables), variables, environment.privileged)
 
     def without_loading(self) -> _Session:
         """The same where the library will not enter this process: then only a trial can tell what its entry answers."""
@@ -251,7 +253,7 @@ class _Session:
         known = _state.isolated.get(place)
         if known is not None:
             return known
-        address = isolation.entry(manifest, place, self.variables, self.trial.timeout)
+        address = isolation.entry(library, manifest, self.variables, self.trial.timeout, self.privileged)
         if isinstance(address, Refusal):
             return address
         entry = cabi.ffi().cast("FlagosPluginEntry", address)

@@ -11,21 +11,23 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.files import NotRegularError, OpenFile, absence
+from plugin_abi.rights import LEAST, Asked, Limits, Need
 from plugin_abi.versions import AbiRange, AbiVersion, VersionRange
 
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 16
 MAX_STRING: Final = 4096
 MAX_ITEMS: Final = 256
-#: The formats that this loader reads; 1.1 brings `isolation`.
+#: The formats that this loader reads; 1.1 brings `isolation` and `isolated`.
 FORMATS: Final = ((1, 0), (1, 1))
 PRIORITY_LIMIT: Final = 10_000
+MAX_LIMIT: Final = 2**60
 
 _FORMAT_VERSION = re.compile(r"(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,4})\.(0|[1-9][0-9]{0,4})")
 _PLATFORM = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -35,6 +37,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{7,64}")
 _COMPILER = re.compile(r"[a-z][a-z0-9+_-]{0,31} [0-9]+(\.[0-9]+){0,3}")
 _GLIBC = re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\*?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 OptionValue = str | int | float | bool | tuple[int, ...]
@@ -114,6 +117,8 @@ class Manifest:
     options: tuple[tuple[str, OptionValue], ...] = ()
     static_initializers: int = 0
     isolation: Isolation = Isolation.NONE
+    #: What its own process needs, may use and may take, where it has one.
+    isolated: Asked = field(default_factory=Asked)
     #: Fields that no loader of this format reads, each with the known one that it resembles.
     unknown_fields: tuple[str, ...] = field(default=(), compare=False)
 
@@ -374,17 +379,53 @@ def _format_version(top: _Object) -> str:
     return text
 
 
+def _is_of_format_1_1(name: str, format_version: str) -> None:
+    if format_version.startswith("1.0."):
+        # A loader of that format would leave the field out, and load the library into its process.
+        _invalid(name, "is of the format 1.1, the manifest of 1.0", "write file_format_version 1.1.0")
+
+
 def _isolation(top: _Object, format_version: str) -> Isolation:
     value = top.text("isolation")
     if value is None:
         return Isolation.NONE
-    if format_version.startswith("1.0."):
-        # A loader of that format would leave the field out, and load the library into its process.
-        _invalid("isolation", "is of the format 1.1, the manifest of 1.0", "write file_format_version 1.1.0")
+    _is_of_format_1_1("isolation", format_version)
     found = next((isolation for isolation in Isolation if isolation.value == value), None)
     if found is None:
         _invalid("isolation", f"is {value!r}", f"write one of {', '.join(known.value for known in Isolation)}")
     return found
+
+
+def _texts(place: _Object, key: str, pattern: re.Pattern[str] | None, example: str) -> tuple[str, ...]:
+    items = place.get(key, list) or []
+    if len(items) > MAX_ITEMS or not all(isinstance(item, str) for item in items):
+        _invalid(place.at(key), f"is no list of at most {MAX_ITEMS} strings", f"write it like [{example!r}]")
+    return tuple(_check_text(item, place.at(key), pattern, example) for item in items)
+
+
+def _isolated(top: _Object, format_version: str) -> Asked:
+    place = top.object("isolated")
+    if place is None:
+        return Asked()
+    _is_of_format_1_1("isolated", format_version)
+    known = [need.value for need in Need]
+    needs = _texts(place, "needs", None, known[0])
+    for need in needs:
+        if need not in known:
+            _invalid(place.at("needs"), f"has {_shorten(need)!r}", f"choose among {', '.join(known)}")
+    bounds = place.object("limits") or _Object({}, place.at("limits"))
+    limits = {
+        name.name: bounds.integer(name.name, 0, LEAST.get(name.name, 1), MAX_LIMIT)
+        for name in fields(Limits)
+        if name.name in bounds.values
+    }
+    bounds.asked.update(name.name for name in fields(Limits))
+    return Asked(
+        needs=tuple(Need(need) for need in dict.fromkeys(needs)),
+        limits=Limits(**limits),
+        environment=_texts(place, "environment", _VARIABLE, "MYCHIP_*"),
+        hang_seconds=place.integer("hang_seconds", 0, 0, 1_000_000),
+    )
 
 
 def _unknown_fields(top: _Object) -> tuple[str, ...]:
@@ -420,6 +461,7 @@ def _manifest(path: Path, top: _Object) -> Manifest:
         options=_options(top),
         static_initializers=top.integer("static_initializers", 0, 0, 1_000_000),
         isolation=_isolation(top, format_version),
+        isolated=_isolated(top, format_version),
     )
     return replace(manifest, unknown_fields=_unknown_fields(top))
 

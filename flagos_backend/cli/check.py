@@ -6,14 +6,16 @@ A library alone is compared with what it states itself: a refusal then is one th
 from __future__ import annotations
 
 import argparse
+import os
+from dataclasses import asdict
 from pathlib import Path
 
-from plugin_abi import loader
+from plugin_abi import loader, rights
 from plugin_abi.elf import ElfError
 from plugin_abi.errors import Refusal, RefusalCode, printable
 from plugin_abi.frameworks import compilers_of, cxx11_abi_of
 from plugin_abi.libraries import current_linker
-from plugin_abi.manifest import BuiltWith, Manifest, PythonAbi, PythonRequirement, read_manifest
+from plugin_abi.manifest import BuiltWith, Isolation, Manifest, PythonAbi, PythonRequirement, read_manifest
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, read_library
 
 _ELF_MAGIC = b"\x7fELF"
@@ -34,7 +36,19 @@ def _check_manifest(path: Path) -> Refusal | None:
     manifest = read_manifest(path)
     if isinstance(manifest, Manifest) and manifest.unknown_fields:
         print(loader.unknown_fields_message(manifest))
-    return loader.check(path)
+    refusal = loader.check(path)
+    if isinstance(manifest, Manifest) and refusal is None and manifest.isolation is Isolation.PROCESS:
+        print("\n".join(_process_of(manifest)))
+    return refusal
+
+
+def _process_of(manifest: Manifest) -> list[str]:
+    """What its own process asks for, and what holds for it here."""
+    asked = manifest.isolated
+    limits = [f"{name} {value}" for name, value in asdict(asked.limits).items() if value is not None]
+    needs = ", ".join(need.value for need in asked.needs) or "nothing"
+    lines = [f"in a process of its own, which needs {needs}", *(["limits: " + ", ".join(limits)] if limits else [])]
+    return [f"  {line}" for line in (*lines, *rights.describe(os.environ))]
 
 
 def _is_library(path: Path) -> bool:

@@ -15,7 +15,7 @@ from flagos_backend.cli import verdict
 from flagos_backend.cli.devices import describe_devices
 from flagos_backend.cli.verdict import Verdict
 from flagos_backend.devices import discovery
-from plugin_abi import loader
+from plugin_abi import isolation, loader, rights
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.files import exists
 from plugin_abi.frameworks import detect
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _print_environment()
     _print_flaggems()
+    _print_isolation()
     _print_search()
     judged = _examine(options.platform)
     print(f"\n{judged}")
@@ -91,6 +92,16 @@ def _print_flaggems() -> None:
     from flagos_backend.gems import switch
 
     for line in switch.describe():
+        print(f"  {line}")
+
+
+def _print_isolation() -> None:
+    """Where backends run, and what holds for one in a process of its own."""
+    mode = isolation.isolation_mode(os.environ)
+    print("Isolation")
+    known = mode.value if mode is not None else f"{os.environ[isolation.MODE_VARIABLE]}, which nobody knows"
+    print(f"  {isolation.MODE_VARIABLE} is {known}; of a process of its own:")
+    for line in rights.describe(os.environ):
         print(f"  {line}")
 
 

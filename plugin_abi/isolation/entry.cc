@@ -10,7 +10,7 @@
 namespace flagos_isolation {
 namespace {
 
-constexpr size_t kNumSlots = 16;
+constexpr size_t kNumSlots = 64;
 
 // One isolated backend: how its children are started, and what they say of it.
 struct Slot {

@@ -26,7 +26,7 @@ typedef struct FlagosIsolateArgs {
 } FlagosIsolateArgs;
 
 /* The entry of a backend that a command serves. Each client (context_create) has a child of its own, of which the first is
- * started by the entry. What `args` points to is copied. NULL when this process has 16 of them already. */
+ * started by the entry. What `args` points to is copied. NULL when this process has 64 of them already. */
 FlagosPluginEntry FlagosIsolate(const FlagosIsolateArgs* args);
 
 /* Serves a table to the host at the other end of `socket`, until it ends; never returns. `version` is that of the table.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.manifest import Binding, Isolation, Manifest, PythonAbi, parse_manifest, read_manifest
+from plugin_abi.rights import Asked, Limits, Need
 from plugin_abi.versions import AbiRange, AbiVersion
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
@@ -47,6 +48,19 @@ FULL: dict[str, Any] = {
     "sha256": "d" * 64,
     "static_initializers": 8,
     "isolation": "process",
+    "isolated": {
+        "needs": ["exec", "devices"],
+        "limits": {
+            "memory_bytes": 2**33,
+            "address_space_bytes": 2**36,
+            "open_files": 100,
+            "processes": 50,
+            "file_bytes": 2**30,
+            "cpu_seconds": 3600,
+        },
+        "environment": ["MYCHIP_*", "VENDOR"],
+        "hang_seconds": 60,
+    },
     "options": {"text": "", "count": -3, "ratio": 0.5, "on": False, "list": [1, 2]},
 }
 
@@ -62,6 +76,12 @@ def test_every_field_is_read() -> None:
     assert manifest.abi_version == AbiRange(AbiVersion(1, 0), AbiVersion(1, 2))
     assert (manifest.priority, manifest.static_initializers, manifest.sha256) == (100, 8, "d" * 64)
     assert manifest.isolation is Isolation.PROCESS
+    assert manifest.isolated == Asked(
+        needs=(Need.EXEC, Need.DEVICES),
+        limits=Limits(2**33, 2**36, 100, 50, 2**30, 3600),
+        environment=("MYCHIP_*", "VENDOR"),
+        hang_seconds=60,
+    )
     assert manifest.resource_dir == Path("/somewhere/../share")
     assert dict(manifest.options) == {"text": "", "count": -3, "ratio": 0.5, "on": False, "list": (1, 2)}
     built = manifest.built_with
@@ -87,6 +107,10 @@ def test_a_field_of_a_later_format_is_refused_in_an_earlier_one() -> None:
     assert isinstance(refusal, Refusal) and "isolation is of the format 1.1" in refusal.fact
     assert not VALIDATOR.is_valid(fields)
     del fields["isolation"]
+    refusal = _parse(fields)
+    assert isinstance(refusal, Refusal) and "isolated is of the format 1.1" in refusal.fact
+    assert not VALIDATOR.is_valid(fields)
+    del fields["isolated"]
     manifest = _parse(fields)
     assert isinstance(manifest, Manifest) and manifest.isolation is Isolation.NONE
     assert VALIDATOR.is_valid(fields)
