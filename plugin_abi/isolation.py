@@ -145,8 +145,8 @@ def _words(texts: Sequence[str]) -> Any:
 
 
 def entry_of_command(command: list[str], patience: Patience, environment: Sequence[str] | None = None) -> int:
-    """The address of a FlagosPluginEntry whose calls start `command`, in this environment or in what of it has the names
-    in `environment` ("PREFIX*" too). Raises OSError where there can be no more."""
+    """The address of a FlagosPluginEntry whose calls start `command`, in this environment or in what of it has the
+    names in `environment` ("PREFIX*" too). Raises OSError where there can be no more."""
     times = (int(seconds * 1000) for seconds in (patience.start, patience.silence, patience.hang))
     variables = None if environment is None else _words(environment)
     args = _IsolateArgs(

@@ -108,7 +108,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 
 def _leave_out_what_torch_measures() -> None:
-    """Two things that PyTorch does with each compile cost a fifth of what torch.compile takes, and show in no result."""
+    """Two things that PyTorch does with each compile cost a fifth of torch.compile's time, and show in no result."""
     # pytest adds a handler to each logger that does not propagate. With one, PyTorch writes out its structured trace.
     logging.getLogger("torch.__trace").propagate = True
     # The time that guards take, for which 256 MB are written so that caches are cold.

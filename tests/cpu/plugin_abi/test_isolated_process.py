@@ -1,5 +1,5 @@
-"""A backend's own process is watched: one that hangs or stops is ended, its last lines are told, and it has nothing that
-the host did not mean for it."""
+"""A backend's own process is watched: one that hangs or stops is ended, its last lines are told, and it has nothing
+that the host did not mean for it."""
 
 from __future__ import annotations
 

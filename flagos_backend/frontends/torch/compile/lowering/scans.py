@@ -38,9 +38,9 @@ def _scan(combiner: _Combiner, initial: float, *, of_integers: bool) -> Rule:
             return x
         turned = _unturned(x, dim % shape.rank)
         size = shape.dims[dim % shape.rank]
-        ends = {"padding_low": size - 1} if turned is None else {"padding_high": size - 1}
+        low, high = (size - 1, 0) if turned is None else (0, size - 1)
         window = [WindowDimension(1)] * shape.rank
-        window[dim % shape.rank] = WindowDimension(size, **ends)
+        window[dim % shape.rank] = WindowDimension(size, padding_low=low, padding_high=high)
         scanned = emitter.builder.add(
             Opcode.REDUCE_WINDOW,
             [x if turned is None else turned, emitter.scalar(initial, kind)],
