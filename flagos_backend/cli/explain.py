@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", action="store_true", help="every step: who computes it, its work, its line")
     parser.add_argument("--memory", action="store_true", help="every temporary, and what lives at the peak")
     parser.add_argument("--matches", action="store_true", help="what was matched and measured while compiling")
+    parser.add_argument("--nests", action="store_true", help="what each loop nest computes, as text that parses")
     parser.add_argument("--steps", action="store_true", help="the backend's own text, with loops and branches inside")
     parser.add_argument("--json", action="store_true", help="everything, as JSON alone")
 
@@ -41,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
             parts += [explanation_text.kernels(explanation)] if options.kernels else []
             parts += [explanation_text.memory(explanation)] if options.memory else []
             parts += [explanation_text.matches(explanation)] if options.matches else []
-            print("\n\n".join(parts))
+            parts += [explanation_text.nests(explanation)] if options.nests else []
+            print("\n\n".join(filter(None, parts)))
         if options.steps or explanation is None:
             print(executable.artifact(Artifact.EXPLANATION).decode("utf-8").rstrip())
     return 0

@@ -81,6 +81,15 @@ def kernels(explanation: Explanation) -> str:
     return "\n".join((*lines, *(f"fell back: {reason}" for reason in reasons)))
 
 
+def nests(explanation: Explanation) -> str:
+    """The loop nests in the text form of loop_ir/SPEC.md, each below a comment that says which step it is."""
+    return "\n\n".join(
+        f"// step {step.number}, {step.provider}: {_where(step)}".rstrip(": ") + f"\n{step.nest}"
+        for step in explanation.steps
+        if step.nest
+    )
+
+
 def memory(explanation: Explanation) -> str:
     """What lives at the peak of the temporaries, and every buffer with its life."""
     alive = explanation.alive_at_peak()

@@ -230,7 +230,7 @@ class _Walk:
                 f" [{'; '.join(filter(None, (kernel.text, kernel.choice)))}]{note}",
             )
 
-        self.builder.add(Pending(kernel.outputs[0], operands, results, finish))
+        self.builder.add(Pending(kernel.outputs[0], operands, results, finish, nest=kernel.region))
 
 
 def _started(collective: Instruction, kernel: Kernel) -> Kernel:

@@ -19,6 +19,8 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.implementation import Provider
+from flagos_backend.loop_ir.printer import print_nest
+from flagos_backend.loop_ir.region import Region
 from flagos_backend.runtime.plan import Plan
 from flagos_backend.runtime.plan import Step as PlanStep
 
@@ -36,7 +38,8 @@ class Step:
     (for this program), blas, torch, triton (generated), flagos (FlagGems), vendor, reference. ``operation``: the
     framework's own name of what is computed; ``source``: ``file:line`` of the user's program, "" where nobody said.
     ``flops`` and ``bytes``: of one launch. ``seconds``: at least, by the target's roofline; 0 where that is unknown.
-    ``fallback``: why no faster kind of kernel runs it, and how to change that; "" where none would.
+    ``fallback``: why no faster kind of kernel runs it, and how to change that; "" where none would. ``nest``: of a loop
+    nest, what it computes, in the text form of loop_ir/SPEC.md, as emitters read it; else "".
     """
 
     number: int
@@ -49,6 +52,7 @@ class Step:
     bytes: float = 0.0
     seconds: float = 0.0
     fallback: str = ""
+    nest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,9 @@ def _native_step(note: StepNote, roofline: Roofline | None) -> Step:
             "Python's interpreter, so one call for all of the data is better than many"
         )
     seconds = roofline.seconds(flops, moved) if roofline else 0.0
-    return Step(note.number, note.text, note.kind, note.provider, operation, source, flops, moved, seconds, fallback)
+    nest = print_nest(note.item) if isinstance(note.item, Region) else ""
+    of = note.number, note.text, note.kind, note.provider
+    return Step(*of, operation, source, flops, moved, seconds, fallback, nest)
 
 
 def _plan_step(number: int, step: PlanStep, plan: Plan, target: Target) -> Step:
@@ -216,7 +222,8 @@ def _plan_step(number: int, step: PlanStep, plan: Plan, target: Target) -> Step:
     kind = _kind_of_call(instruction)
     kind = "kernel" if is_generated else kind if step.enqueues else "view"
     seconds = target.roofline.seconds(flops, moved) if target.roofline else 0.0
-    return Step(number, step.text, kind, provider, operation, source, flops, moved, seconds, fallback)
+    nest = print_nest(step.nest) if step.nest else ""
+    return Step(number, step.text, kind, provider, operation, source, flops, moved, seconds, fallback, nest)
 
 
 def _kind_of_call(instruction: Instruction | None) -> str:

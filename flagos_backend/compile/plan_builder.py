@@ -37,6 +37,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
 from flagos_backend.kernels.reference import registry, storage
 from flagos_backend.kernels.reference.registry import Kernel, Storage
+from flagos_backend.loop_ir.region import Region
 from flagos_backend.runtime import control_flow, library_threads
 from flagos_backend.runtime.plan import Home, Plan, Step
 from flagos_backend.runtime.slots import Tree, at_home, contiguous, flatten, pack, spread
@@ -57,7 +58,7 @@ def build_plan(computation: Computation, donated: Collection[int] = (), device: 
 class Pending:
     """A step before it is known what dies at it. ``finish`` decides on storage and defines the results' places, and
     may add to ``nested``. ``instruction``: None for a step that computes nothing, which ``finish`` describes.
-    ``keeps``: slots that nobody writes over before it, though it does not read them."""
+    ``keeps``: slots that nobody writes over before it, though it does not read them. ``nest``: as of Step."""
 
     instruction: Instruction | None
     operands: tuple[int, ...]
@@ -66,6 +67,7 @@ class Pending:
     nested: Sequence[Plan] = ()
     enqueues: bool = True
     keeps: tuple[int, ...] = ()
+    nest: Region | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +339,8 @@ class Builder:
         if instruction is not None:
             text = f"{results} = {instruction.name}: {instruction.shape} {instruction.opcode}({operands}){note}"
         slots = pending.operands, pending.results, tuple(frees)
-        return Step(kernel, *slots, text, on_slots, instruction, tuple(pending.nested), pending.enqueues)
+        nested = tuple(pending.nested)
+        return Step(kernel, *slots, text, on_slots, instruction, nested, pending.enqueues, pending.nest)
 
     def _own_results(
         self,

@@ -8,14 +8,12 @@ from math import prod
 
 from flagos_backend.ir.attributes import ConvolutionAttributes, DotAttributes, RaggedDotAttributes, WhileAttributes
 from flagos_backend.ir.attributes import WindowAttributes as Window
+from flagos_backend.ir.elementwise import FUNCTIONS, ROUNDINGS
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode as O
 from flagos_backend.ir.types import ArrayShape, Shape, leaves
 
-_TRANSCENDENTAL = frozenset(
-    {O.ACOS, O.ACOSH, O.ASIN, O.ASINH, O.ATANH, O.CBRT, O.COS, O.COSH, O.ERF, O.EXP, O.EXPM1, O.LOG, O.LOG1P}
-    | {O.LOGISTIC, O.RSQRT, O.SIN, O.SINH, O.SQRT, O.TAN, O.TANH, O.ATAN2, O.POWER}
-)
+_TRANSCENDENTAL = frozenset(FUNCTIONS) - ROUNDINGS | {O.ATAN2, O.POWER}
 # Names for values that exist, or parts of them: no work, no memory of their own.
 _FREE = frozenset(
     {O.PARAMETER, O.CONSTANT, O.TUPLE, O.GET_TUPLE_ELEMENT, O.RESHAPE, O.COPY, O.ADD_DEPENDENCY, O.AFTER_ALL}

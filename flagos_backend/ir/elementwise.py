@@ -51,6 +51,8 @@ FUNCTIONS = (
     Opcode.COSH,
     Opcode.ERF,
 )
+#: Those whose result is one of two neighbouring integers.
+ROUNDINGS = frozenset({Opcode.CEIL, Opcode.FLOOR, Opcode.ROUND_AFZ, Opcode.ROUND_EVEN})
 
 # Element type of the first operand (the second for select) -> allowed.
 ELEMENTWISE: dict[Opcode, frozenset[ElementType]] = {

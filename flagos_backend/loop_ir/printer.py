@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -21,9 +21,10 @@ def print_nests(nests: Iterable[Region]) -> str:
     return "\n\n".join(map(print_nest, nests))
 
 
-def print_nest(nest: Region) -> str:
-    """One line for each distinct expression, operands first, then one for each store."""
-    buffers = _buffer_names(nest)
+def print_nest(nest: Region, names: Mapping[Instruction, str] | None = None) -> str:
+    """One line for each distinct expression, operands first, then one for each store. ``names``: of all arrays, if they
+    are not to have their own."""
+    buffers = _buffer_names(nest) if names is None else {array: f"@{name}" for array, name in names.items()}
     values = {expression: f"%{number}" for number, expression in enumerate(nest.expressions())}
     arguments = ", ".join(f"{name}: {buffer.shape}" for buffer, name in buffers.items())
     lines = [f"  {name} = {_expression(e, values, buffers)}" for e, name in values.items()]

@@ -12,6 +12,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference import storage
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.loop_ir.region import Region
 from flagos_backend.torch_loading import torch
 
 # A step as Plan.run reads it: kernel, operands unless it works on the slots itself, the slot to set, slots to free
@@ -24,7 +25,8 @@ class Step:
 
     ``operands`` and ``results`` are slots, ``frees`` those that nobody reads afterwards. ``instruction``: what the step
     computes, or prepares an operand of; None for a step that only settles where a result lies, or waits for one.
-    ``enqueues``: whether it gives a device anything to do, as views and tuples do not.
+    ``enqueues``: whether it gives a device anything to do, as views and tuples do not. ``nest``: of a generated kernel,
+    what it was written from.
     """
 
     kernel: Callable[..., Any]
@@ -36,6 +38,7 @@ class Step:
     instruction: Instruction | None = field(default=None, repr=False)
     nested: tuple[Plan, ...] = ()
     enqueues: bool = True
+    nest: Region | None = field(default=None, repr=False)
 
     def compiled(self) -> CompiledStep:
         result = self.results[0] if self.results else -1

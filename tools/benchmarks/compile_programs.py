@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import gpt2
-from benchmarks import report
+
+from . import report
 
 # Below this nobody waits; above it a program may take three times as long as with the peer.
 FLOOR_SECONDS = 0.05

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 import gpt2
-from benchmarks import report
+
+from . import report
 
 CONFIG = gpt2.Config(layers=4, width=128, context=128, batch=8)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import report
+from . import report
 
 
 def caller(platform: str, arguments: int, wait: bool) -> Callable[[], jax.Array]:
@@ -38,9 +38,9 @@ def main() -> int:
             )
             rows.append(report.Row(name, "µs", floor * 1e6, mine * 1e6, theirs * 1e6, goal))
     on_host = options.peer == "cpu"
-    name, peer = ("dispatch", "JAX CPU") if on_host else ("dispatch_accelerator", f"XLA {options.peer}")
+    name, beside = ("dispatch", "JAX CPU") if on_host else ("dispatch_accelerator", f"XLA {options.peer}")
     report.publish(
-        name, rows, options.save, peer=peer, device="" if on_host else jax.devices(options.peer)[0].device_kind
+        name, rows, options.save, peer=beside, device="" if on_host else jax.devices(options.peer)[0].device_kind
     )
     return 0
 

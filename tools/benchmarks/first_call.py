@@ -16,8 +16,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks import report
-from benchmarks.programs import Program, Scale, programs
+from . import report
+from .programs import Program, Scale, programs
 
 UNTUNED = {"FLAGOS_AUTOTUNE_SECONDS": "0"}
 
@@ -45,7 +45,7 @@ def in_fresh_process(program: Program, platform: str, caches: str, variables: Ma
         "TRITON_CACHE_DIR": "triton",
         "XDG_CACHE_HOME": "others",
     }
-    environment = os.environ | {name: str(Path(caches, place)) for name, place in places.items()} | variables
+    environment = os.environ | {name: str(Path(caches, place)) for name, place in places.items()} | dict(variables)
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "benchmarks.first_call", "--child", platform, "--only", program.name]

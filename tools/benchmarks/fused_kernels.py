@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from jax import lax
 from jaxlib import _jax
 
-from benchmarks import report
 from flagos_backend.codegen.triton import prepare_fastest, schedule
 from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.importer import import_module
@@ -31,6 +30,8 @@ from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.loop_ir.flat import flatten
 from flagos_backend.loop_ir.region import Region
 from flagos_backend.passes.pipelines import optimize
+
+from . import report
 
 Call = Callable[[], object]
 ROWS, COLUMNS = 32768, 4096

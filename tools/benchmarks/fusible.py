@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from benchmarks import report
 from flagos_backend.frontends.torch.compile.backend import flagos
 from flagos_backend.torch import ops
+
+from . import report
 
 #: Plain modules' time over ours, and microseconds of an eager operation more than a plain module.
 RATIO, MORE = 0.98, 10.0

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks import report
 from flagos_backend.torch.gems import gems
+
+from . import report
 
 Call = Callable[[torch.Tensor], object]
 CALLS: dict[str, Call] = {

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from benchmarks import report
-from benchmarks.programs import Program, Scale, everyday, programs, wild
+from . import report
+from .programs import Program, Scale, everyday, programs, wild
 
 # Calls after which a program runs as it does from then on: accelerators replay what has run a few times.
 _FIRST_CALLS = 5
@@ -109,7 +109,7 @@ class Side:
             found = next(
                 i
                 for i, candidate in enumerate(left)
-                if jax.tree.structure(candidate) == structure
+                if jax.tree.structure(candidate) == structure  # type: ignore[operator]
                 and [leaf.shape for leaf in jax.tree.leaves(candidate)] == shapes
             )
             self._arguments[number] = left.pop(found)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from benchmarks import report
 from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import CustomCallAttributes, DotAttributes
@@ -26,6 +25,8 @@ from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider, operation_of
 from flagos_backend.kernels.reference.registry import Run
+
+from . import report
 
 Call = Callable[[], object]
 TOKENS, CHANNELS = 16384, 2048

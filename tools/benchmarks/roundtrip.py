@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import report
+from . import report
 
 SIZE = 64 * 1024 * 1024
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks import report
+from . import report
 
 ELEMENTS = 2_000_000
 ROUNDS = 3

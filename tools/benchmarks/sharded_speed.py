@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from benchmarks import report
-from benchmarks.jax_speed import Measured, Peak, best_of, drop_programs, line, measure, peak_of, render
-from benchmarks.programs import Program, Scale, programs
+from . import report
+from .jax_speed import Measured, Peak, best_of, drop_programs, line, measure, peak_of, render
+from .programs import Program, Scale, programs
 
 # That the host shows, for each side.
 HOST_DEVICES = 4

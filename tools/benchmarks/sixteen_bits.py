@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks import report
+from . import report
 
 SHAPES = {"cpu": (512, 2048), "cuda": (32768, 4096)}
 ROUNDS = 25

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from benchmarks import report
+from . import report
 
 _FIRST_RESULT = "import jax; print(jax.jit(lambda x: x + 1)(1.0))"
 _GOAL_SECONDS = 1.5
@@ -58,8 +58,8 @@ def main() -> int:
         report.Row("first result, wall", "s", floor_wall, mine_wall, theirs_wall),
     ]
     for module in ("jax", "torch"):
-        with_flagos, without = (f"import {module}", {}), (f"{_HIDE}import {module}", {})
-        (bare, _), (known, _), (hidden, _) = least([(_HIDE, {}), with_flagos, without], options.rounds)
+        programs = (_HIDE, f"import {module}", f"{_HIDE}import {module}")
+        (bare, _), (known, _), (hidden, _) = least([(program, {}) for program in programs], options.rounds)
         rows.append(report.Row(f"import {module}, processor", "s", bare, known, hidden, 1.03))
     report.publish("startup_host", rows, options.save, [f"goal of the first: {_GOAL_SECONDS} s"], "without")
     return 0

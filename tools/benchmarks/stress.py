@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks import report
+from . import report
 
 THREADS = 8
 SIZES = (1, 7, 1024, 65536, 262144)

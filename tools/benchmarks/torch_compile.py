@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import report
-from benchmarks.torch_models import Block, Gpt2, resnet18
 from flagos_backend.frontends.torch.compile.backend import flagos
+
+from . import report
+from .torch_models import Block, Gpt2, resnet18
 
 
 def _nothing(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks import report
 from flagos_backend.frontends.torch.autoload import enable
+
+from . import report
 
 #: Microseconds that a call may cost.
 GOAL = 15.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks import report
+from . import report
 
 LARGE = [(2048, 2048)] * 8
 _WIDTH = 512

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.programs import Scale
-from benchmarks.torch_models import Gpt2, LlamaBlock, resnet18
+from .programs import Scale
+from .torch_models import Gpt2, LlamaBlock, resnet18
 
 # Runs once; what it returns is compared with eager's.
 Step = Callable[[], torch.Tensor | Sequence[torch.Tensor]]

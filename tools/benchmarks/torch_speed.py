@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from benchmarks import report
-from benchmarks.programs import Scale
-from benchmarks.torch_programs import Program, Step, programs
-from benchmarks.torch_wild import wild
 from flagos_backend.frontends.torch.compile.backend import flagos
+
+from . import report
+from .programs import Scale
+from .torch_programs import Program, Step, programs
+from .torch_wild import wild
 
 EAGER, OURS = "eager", "flagos"
 # Seconds after which it is another contender's turn; a step on an accelerator takes hundredths of it.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.torch_programs import Program, Step
+from .torch_programs import Program, Step
 
 _Compiler = Callable[[Any], Callable[..., Any]]
 _Draw = Callable[[], Sequence[Tensor]]

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from benchmarks import report
-from benchmarks.programs.wan_block import OURS, STOCK, Inputs, Operators, Sizes, Weights, block
-from benchmarks.torch_speed import take_turns
 from flagos_backend.frontends.torch.compile.backend import flagos
+
+from . import report
+from .programs.wan_block import OURS, STOCK, Inputs, Operators, Sizes, Weights, block
+from .torch_speed import take_turns
 
 #: How far from stock a contender may be.
 ALLOWED = {"bf16": 5e-3, "fp8": 2.5e-2, "int8": 1e-2}

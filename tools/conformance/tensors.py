@@ -104,11 +104,11 @@ def _difference(a: Any, b: Any, values: bool) -> str:
         return ""
     if b.dtype is torch.complex32:  # neither compared nor printed by PyTorch
         a, b = a.to(torch.complex64), b.to(torch.complex64)
-        tolerance = {"rtol": 4e-3, "atol": 4e-3}
+        tolerance: float | None = 4e-3
     else:
-        tolerance = {}
+        tolerance = None  # as PyTorch has it for the type
     try:
-        torch.testing.assert_close(a, b, equal_nan=True, **tolerance)
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=tolerance, atol=tolerance)
     except AssertionError as error:
         return " ".join(str(error).split())[:400]
     return ""

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tools.conformance.results import Record, Status
 
@@ -131,7 +132,7 @@ class Worker:
         self._buffer = b""
         self._timed_out = False
 
-    def ask(self, name: str, timeout: float) -> dict | None:
+    def ask(self, name: str, timeout: float) -> dict[str, Any] | None:
         """The answer to a line; None when it crashed or did not answer in ``timeout`` seconds: see post_mortem."""
         assert self._process.stdin is not None
         try:

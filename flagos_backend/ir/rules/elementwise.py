@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flagos_backend.ir.attributes import ReducePrecisionAttributes
+from flagos_backend.ir.elementwise import FUNCTIONS, ROUNDINGS
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.rules.common import Operation, Rule, broken, expect_same_dims
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape
@@ -20,15 +21,8 @@ _INEXACT = _FLOAT | _COMPLEX
 _NUMBER = _INTEGER | _INEXACT
 
 _UNARY: dict[Opcode, Types] = {
-    **dict.fromkeys(
-        (
-            *(Opcode.ACOS, Opcode.ACOSH, Opcode.ASIN, Opcode.ASINH, Opcode.ATANH, Opcode.CBRT, Opcode.COS, Opcode.COSH),
-            *(Opcode.EXP, Opcode.EXPM1, Opcode.LOG, Opcode.LOG1P, Opcode.LOGISTIC, Opcode.RSQRT, Opcode.SIN),
-            *(Opcode.SINH, Opcode.SQRT, Opcode.TAN, Opcode.TANH),
-        ),
-        _INEXACT,
-    ),
-    **dict.fromkeys((Opcode.CEIL, Opcode.ERF, Opcode.FLOOR, Opcode.ROUND_AFZ, Opcode.ROUND_EVEN), _FLOAT),
+    **dict.fromkeys(FUNCTIONS, _INEXACT),
+    **dict.fromkeys(ROUNDINGS | {Opcode.ERF}, _FLOAT),
     **dict.fromkeys((Opcode.CLZ, Opcode.POPCNT), _INTEGER),
     Opcode.NEGATE: _NUMBER,
     Opcode.NOT: _INTEGER | _PRED,

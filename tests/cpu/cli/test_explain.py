@@ -15,6 +15,8 @@ import flagos_backend
 import flagos_backend.frontends.jax
 from flagos_backend.cli.main import main
 from flagos_backend.frontends.torch import autoload
+from flagos_backend.loop_ir.parser import parse_nests
+from flagos_backend.loop_ir.printer import print_nest
 from programs import hlo_bytes
 
 flagos_backend.frontends.jax.initialize()
@@ -49,6 +51,14 @@ def test_details_come_on_demand(program: Path, capsys: pytest.CaptureFixture[str
     assert "measured  " in out and "median of 2 launches" in out
     assert "native product" in out and "from step" in out and "nothing was matched" in out
     assert Path(__file__).name in out  # the line of the user's program
+
+
+def test_nests_are_text_that_parses(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = output_of(capsys, "explain", str(program), "--nests")
+    steps = json.loads(output_of(capsys, "explain", str(program), "--json"))["steps"]
+    nests = parse_nests(out[out.index("// step") :])
+    assert [print_nest(nest) for nest in nests] == [step["nest"] for step in steps if step["nest"]]
+    assert nests and Path(__file__).name in out
 
 
 def test_json_stands_alone(program: Path, capsys: pytest.CaptureFixture[str]) -> None:

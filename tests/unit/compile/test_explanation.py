@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from jaxlib import _hlo
 
+from flagos_backend.compile.accelerator_plan import build
 from flagos_backend.compile.compiler import CompiledProgram, compile_program
 from flagos_backend.compile.explanation import explanation_of, source_of
-from flagos_backend.importer import schema
+from flagos_backend.devices.target import SIMULATED
+from flagos_backend.importer import import_module, schema
 from flagos_backend.importer.program import SCHEMA_VERSION
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.loop_ir.parser import parse_nest
+from flagos_backend.loop_ir.printer import print_nest
+from flagos_backend.loop_ir.region import Apply
+from support.passes import for_accelerator
 
 DENSE = """HloModule dense
 add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = f32[] add(a, b) }
@@ -81,6 +89,23 @@ def test_the_expected_time_is_the_steps_at_the_roofline() -> None:
         by_arithmetic, by_memory = step.flops / explanation.flops_per_second, step.bytes / explanation.bytes_per_second
         assert step.seconds == max(by_arithmetic, by_memory)
     assert explanation.seconds == sum(step.seconds for step in explanation.steps)
+
+
+def test_loop_nests_are_shown_as_text_that_reads_back() -> None:
+    steps = explanation_of(compiled(DENSE)).steps
+    nests = [parse_nest(step.nest) for step in steps if step.nest]
+    assert [bool(step.nest) for step in steps] == [step.kind in ("loop", "fold") for step in steps]
+    assert {e.opcode for nest in nests for e in nest.expressions() if isinstance(e, Apply)} == {Opcode.TANH}
+    assert [print_nest(nest) for nest in nests] == [step.nest for step in steps if step.nest]
+
+
+def test_steps_of_generated_kernels_have_their_nest_and_no_others() -> None:
+    module = import_module(_hlo.hlo_module_from_text(DENSE).as_serialized_hlo_module_proto())
+    plan = build(for_accelerator(module).entry, (), torch.device("cpu"), SIMULATED)
+    nests = [step.nest for step in plan.steps if step.nest]
+    opcodes = [e.opcode for nest in nests for e in nest.expressions() if isinstance(e, Apply)]
+    assert opcodes == [Opcode.TANH]
+    assert [bool(step.nest) for step in plan.steps] == ["[triton " in step.text for step in plan.steps]
 
 
 def test_a_loop_counts_its_turns() -> None:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.programs.kernels import F32, normal, normals
-from benchmarks.programs.program import Arguments, Program
+from .kernels import F32, normal, normals
+from .program import Arguments, Program
 
 _Draw = Callable[[np.random.Generator], Any]
 

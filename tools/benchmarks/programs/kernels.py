@@ -6,7 +6,7 @@ the model, M rows, C columns, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from benchmarks.programs.program import Arguments, Program
+from .program import Arguments, Program
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)
@@ -188,7 +188,7 @@ def _shared(numbers: int, rows: tuple[int, int], dtype: np.dtype) -> list[Progra
     def key(random: np.random.Generator) -> Arguments:
         return (random.integers(1 << 32, size=2, dtype=np.uint32),)
 
-    def top_k(x: jax.Array) -> list[jax.Array]:
+    def top_k(x: jax.Array) -> Sequence[jax.Array]:
         return jax.lax.top_k(x, 16)
 
     table, small, size = normals(rows, dtype=dtype), normals((128,)), f"{rows[0]}x{rows[1]}"

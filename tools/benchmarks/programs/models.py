@@ -16,8 +16,9 @@ import numpy as np
 import optax
 
 import gpt2
-from benchmarks.programs.kernels import BF16, F32, attention, cross_entropy, normal, rms_norm
-from benchmarks.programs.program import Arguments, Program
+
+from .kernels import BF16, F32, attention, cross_entropy, normal, rms_norm
+from .program import Arguments, Program
 
 Tree = dict[str, Any]
 
@@ -121,7 +122,7 @@ def _llama_programs(
         return x, sizes.block(random), *keys, np.int32(cache[1] - 2)
 
     def decode_step(*arguments: Any) -> tuple[jax.Array, ...]:
-        return llama_decode(*arguments, heads=heads)
+        return llama_decode(*arguments, heads=heads)  # type: ignore[misc]
 
     optimizer = optax.adamw(1e-4)
 
@@ -221,7 +222,7 @@ def _resnet_weights(random: np.random.Generator, stages: tuple[int, ...], width:
     for number, count in enumerate(stages):
         inner, outputs, blocks = width << number, 4 * width << number, []
         for position in range(count):
-            block = {
+            block: dict[str, Any] = {
                 "in": kernel(1, channels, inner),
                 "middle": kernel(3, inner, inner),
                 "out": kernel(1, inner, outputs),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.programs import kernels, models
-from benchmarks.programs.program import Program, Scale
+from . import kernels, models
+from .program import Program, Scale
 
 
 def programs(scale: Scale) -> list[Program]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.programs import wild_learning as learning
-from benchmarks.programs import wild_models as models
-from benchmarks.programs import wild_numerics as numerics
-from benchmarks.programs import wild_simulation as simulation
-from benchmarks.programs.kernels import BF16, F32, normal
-from benchmarks.programs.program import Arguments, Program
+from . import wild_learning as learning
+from . import wild_models as models
+from . import wild_numerics as numerics
+from . import wild_simulation as simulation
+from .kernels import BF16, F32, normal
+from .program import Arguments, Program
 
 _Draws = Callable[[np.random.Generator], Arguments]
 _KEY = np.array([0, 7], np.uint32)
