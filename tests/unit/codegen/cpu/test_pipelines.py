@@ -95,15 +95,28 @@ def test_each_transform_acts_and_keeps_values(name: str, rng: np.random.Generato
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_fault_in_the_values_of_any_transform_is_caught(name: str, rng: np.random.Generator) -> None:
-    """One at a time: a swapped operand, an off-by-one bound, a dropped store, ... (support/nest_faults.py)."""
+    """One at a time: a swapped operand, an off-by-one bound, a dropped store, ... (support/nest_faults.py). Now and then a
+    nest is drawn in which a fault changes nothing, as a maximum for a sum of one element: then it is drawn again."""
     for make in MOTIFS[name]:
-        nest = make(rng, plain=True)
-        faults = list(mutants(EVERY[name].run(nest)))
-        assert {"a bound that is off by one", "a store that is off by one", "a store that is dropped"} <= dict(
-            faults
-        ).keys()
-        for kind, broken in faults:
-            assert _is_caught(name, nest, broken, rng), (kind, print_nests([nest, *broken]))
+        survivors = _survivors(name, make(rng, plain=True), rng)
+        for _ in range(_DRAWS - 1):
+            if not survivors:
+                break
+            survivors = _survivors(name, make(rng, plain=True), rng)
+        assert not survivors, survivors
+
+
+# Of a nest that is drawn by chance.
+_DRAWS = 3
+
+
+def _survivors(name: str, nest: Region, rng: np.random.Generator) -> list[str]:
+    """The faults in what the transform makes of ``nest`` that nothing finds."""
+    faults = list(mutants(EVERY[name].run(nest)))
+    kinds = {"a bound that is off by one", "a store that is off by one", "a store that is dropped"}
+    assert kinds <= dict(faults).keys()
+    missed = [(kind, broken) for kind, broken in faults if not _is_caught(name, nest, broken, rng)]
+    return [f"{kind}: {print_nests([nest, *broken])}" for kind, broken in missed]
 
 
 def _is_caught(name: str, nest: Region, broken: Sequence[Region], rng: np.random.Generator) -> bool:
