@@ -95,8 +95,9 @@ def test_each_transform_acts_and_keeps_values(name: str, rng: np.random.Generato
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_fault_in_the_values_of_any_transform_is_caught(name: str, rng: np.random.Generator) -> None:
-    """One at a time: a swapped operand, an off-by-one bound, a dropped store, ... (support/nest_faults.py). Now and then a
-    nest is drawn in which a fault changes nothing, as a maximum for a sum of one element: then it is drawn again."""
+    """One at a time: a swapped operand, an off-by-one bound, a dropped store, ... (support/nest_faults.py). Now and
+    then a nest is drawn in which a fault changes nothing, as a maximum for a sum of one element: then it is drawn
+    again."""
     for make in MOTIFS[name]:
         survivors = _survivors(name, make(rng, plain=True), rng)
         for _ in range(_DRAWS - 1):
