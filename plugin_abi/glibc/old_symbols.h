@@ -22,6 +22,7 @@ __asm__(".symver pthread_getname_np,pthread_getname_np@GLIBC_2.12");
 __asm__(".symver pthread_mutex_trylock,pthread_mutex_trylock@GLIBC_2.2.5");
 __asm__(".symver pthread_once,pthread_once@GLIBC_2.2.5");
 __asm__(".symver pthread_setaffinity_np,pthread_setaffinity_np@GLIBC_2.3.4");
+__asm__(".symver pthread_sigmask,pthread_sigmask@GLIBC_2.2.5");
 __asm__(".symver pthread_setname_np,pthread_setname_np@GLIBC_2.12");
 // glibc 2.29 made versions of these that do not call a program's own `matherr`. The values are the same.
 __asm__(".symver exp,exp@GLIBC_2.2.5");

@@ -7,8 +7,9 @@
 
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
-#include <future>
+#include <mutex>
 #include <thread>
 
 namespace flagos_isolation {
@@ -86,14 +87,27 @@ Link::~Link() = default;
 
 std::shared_ptr<Link> Link::Start(const Settings& settings, const Hello& own, Hello* hello, std::string* why) {
   // The child is killed when the thread that started it ends: it must be one that lives as long as the child is used.
-  auto begun = std::make_shared<std::promise<std::shared_ptr<Link>>>();
-  std::future<std::shared_ptr<Link>> link = begun->get_future();
+  // No std::promise: it holds exceptions, whose functions a libstdc++ of manylinux_2_28 lacks.
+  struct Begun {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    std::shared_ptr<Link> link;
+  };
+  auto begun = std::make_shared<Begun>();
   std::thread([&settings, &own, hello, why, begun] {
     std::shared_ptr<Link> made = Begin(settings, own, hello, why);
-    begun->set_value(made);
+    {
+      std::lock_guard<std::mutex> lock(begun->mutex);
+      begun->link = made;
+      begun->done = true;
+      begun->changed.notify_all();
+    }
     if (made != nullptr) made->ReadEvents();
   }).detach();
-  return link.get();
+  std::unique_lock<std::mutex> lock(begun->mutex);
+  begun->changed.wait(lock, [&begun] { return begun->done; });
+  return std::move(begun->link);
 }
 
 std::shared_ptr<Link> Link::Begin(const Settings& settings, const Hello& own, Hello* hello, std::string* why) {

@@ -268,10 +268,16 @@ def test_nothing_is_no_number(kind: ElementType) -> None:
     assert value.isnan() if value.is_floating_point() or value.is_complex() else value != 0
 
 
+def _is_wide(nest: Region) -> bool:
+    """Whether nothing of it has 16 bits, which each interpreter rounds at steps of its own."""
+    loads = (e.element_type for e in nest.expressions() if isinstance(e, Load))
+    return all(element_type.bytes >= 4 for element_type in loads)
+
+
 @pytest.mark.parametrize("make", [two_ended, short_rows_folded, two_sums, shared_divisor])
 def test_numpy_agrees(make: Motif, rng: np.random.Generator) -> None:
-    """Another interpreter, on whole grids of positions."""
-    nest = make(rng, plain=True)
+    """Another interpreter, on whole grids of positions, of what NumPy has."""
+    nest = next(nest for nest in iter(lambda: make(rng, plain=True), None) if _is_wide(nest))
     before = arrays([nest], rng)
     memory = {array: x.numpy().copy() for array, x in before.items()}
     run_region(nest, memory)
