@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s#]+)\)")
 _CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 _INNER_LIST = re.compile(r"^ {2,3}(?=[-*] |\d+\. )", re.MULTILINE)
 _LIST_AFTER_TEXT = re.compile(r"^((?![-*] |\d+\. |[ |#]).+\n)(?=(?:- |\d+\. ))", re.MULTILINE)
@@ -86,7 +87,9 @@ def _tracked(root: Path, pattern: str) -> list[str]:
 
 
 def _targets(name: str, text: str) -> Iterable[str]:
-    """What a page links to in the repository, as names from its root."""
-    for match in _LINK.finditer("".join(_CODE.split(text)[0::2])):
-        if "://" not in match[2]:
-            yield posixpath.normpath(posixpath.join(posixpath.dirname(name), match[2]))
+    """What a page links to or shows in the repository, as names from its root."""
+    words = "".join(_CODE.split(text)[0::2])
+    for pattern in (_LINK, _IMAGE):
+        for match in pattern.finditer(words):
+            if "://" not in match[2]:
+                yield posixpath.normpath(posixpath.join(posixpath.dirname(name), match[2]))

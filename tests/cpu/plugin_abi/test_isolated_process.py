@@ -133,7 +133,9 @@ def test_what_waits_for_the_host_is_no_hang_and_what_waits_for_nothing_is_one() 
 
 
 @pytest.mark.parametrize(("name", "value"), [("FLAGOS_ISOLATION_TIMEOUT", "soon"), ("FLAGOS_ISOLATION_SILENCE", "-1")])
-def test_a_limit_that_is_none_is_a_refusal(name: str, value: str) -> None:
+def test_a_limit_that_is_none_is_a_refusal(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A backend that is there already keeps the limits that it began with.
+    monkeypatch.setattr(loader._state, "isolated", {})
     result = loader.load(environment=isolated.environment(**{name: value}))
     refusal = result.refusals[0]
     assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.ISOLATION_UNAVAILABLE
