@@ -79,7 +79,7 @@ def test_calls_are_gone_and_loops_are_counted():
 
 
 def test_work_grows_linearly():
-    """Ten times the program is some ten times the work, which is lines of Python here: each turn of a loop is one."""
+    """Ten times the program is some ten times the work: lines of Python, of which each iteration is one."""
 
     def work(repeats):
         def function(x):
