@@ -246,8 +246,8 @@ def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
 
 
 def _native(compiled: CompiledProgram) -> tuple[Any, ...]:
-    """The native program: words, constants, for each library call the shapes of operands and results and what devices
-    of one process do in its place, if they may, and the addresses of its machine code; or ()."""
+    """The native program: bytecode, constants, for each library call the shapes of operands and results and what
+    devices of one process do in its place, if they may, and the addresses of its machine code; or ()."""
     if compiled.native is None:
         return ()
     code = compiled.native.code
@@ -257,7 +257,7 @@ def _native(compiled: CompiledProgram) -> tuple[Any, ...]:
         for call, plain in zip(code.calls, collectives, strict=True)
     )
     functions = compiled.native.machine_code
-    return code.words, code.constants, calls, () if functions is None else functions.addresses
+    return code.bytecode, code.constants, calls, () if functions is None else functions.addresses
 
 
 def _shapes(shapes: Sequence[ArrayShape]) -> tuple[tuple[int, tuple[int, ...]], ...]:

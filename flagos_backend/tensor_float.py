@@ -20,7 +20,7 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def settled() -> Iterator[None]:
+def relied_on() -> Iterator[None]:
     """Products inside go by the switch as the user set it."""
     with _lock:
         yield

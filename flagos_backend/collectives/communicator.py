@@ -18,14 +18,14 @@ Combine = Callable[[Sequence[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """What a reduction folds two arrays with. ``opcode``: set when ``function`` is one commutative operation on both,
-    which a transport may have natively."""
+    """What a reduction combines two arrays with. ``opcode``: set when ``function`` is one commutative operation on
+    both, which a transport may have natively."""
 
     function: Callable[[Tensor, Tensor], Tensor]
     opcode: Opcode | None = None
 
-    def fold(self, values: Sequence[Tensor]) -> Tensor:
-        """All values, folded in order; new storage."""
+    def combine(self, values: Sequence[Tensor]) -> Tensor:
+        """All values, combined in order; new storage."""
         total = reduce(self.function, values)
         lent = {value.untyped_storage().data_ptr() for value in values}
         return total.clone() if total.untyped_storage().data_ptr() in lent else total
@@ -57,7 +57,7 @@ class Rendezvous:
 class Communicator(ABC):
     """All operations block until every participant of the rendezvous has come, and raise when one of them cannot.
 
-    Results are new storage, the same on every participant bit for bit: reductions fold in one order for all of them.
+    Results are new storage, the same on every participant bit for bit: reductions combine in one order for all of them.
     Once an operation has returned, nobody reads the arrays that were given to it.
 
     ``no_recording``: why a device cannot record these operations, to repeat them later without the host, or "".
@@ -83,10 +83,10 @@ class Communicator(ABC):
         """
 
     def all_reduce(self, rendezvous: Rendezvous, arrays: Sequence[Tensor], reducer: Reducer) -> list[Tensor]:
-        """Every participant gets the fold of each array over all of them."""
+        """Every participant gets the reduction of each array over all of them."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-            totals = [reducer.fold(column) for column in zip(*contributions, strict=True)]
+            totals = [reducer.combine(column) for column in zip(*contributions, strict=True)]
             return [totals if rank == 0 else [t.clone() for t in totals] for rank in range(rendezvous.size)]
 
         return list(self.exchange(rendezvous, arrays, combine))
@@ -103,10 +103,10 @@ class Communicator(ABC):
     def reduce_scatter(
         self, rendezvous: Rendezvous, arrays: Sequence[Tensor], reducer: Reducer, dimension: int
     ) -> list[Tensor]:
-        """Each array's fold, split along ``dimension``: every participant gets the part of its rank."""
+        """Each array's reduction, split along ``dimension``: every participant gets the part of its rank."""
 
         def combine(contributions: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-            totals = [reducer.fold(column) for column in zip(*contributions, strict=True)]
+            totals = [reducer.combine(column) for column in zip(*contributions, strict=True)]
             parts = [torch.tensor_split(total, rendezvous.size, dim=dimension) for total in totals]
             return [[part[rank].clone() for part in parts] for rank in range(rendezvous.size)]
 

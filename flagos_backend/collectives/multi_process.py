@@ -84,7 +84,7 @@ Across = Callable[[_Party, Sequence[Arrays]], Sequence[Any]]
 
 
 class MultiProcessCommunicator(Communicator):
-    """One object serves one launch. Reductions fold each member's arrays in the order of ranks, then totals."""
+    """One object serves one launch. Reductions combine each member's arrays in the order of ranks, then totals."""
 
     def __init__(self, peers: Peers, moves: Callable[[Tensor], bool] | None = None) -> None:
         """``moves``: of a launch that is recorded."""
@@ -145,8 +145,8 @@ class MultiProcessCommunicator(Communicator):
             return self._local.all_reduce(rendezvous, arrays, reducer)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            arrays, transport = _fold(mine, reducer), party.transport
-            totals = transport.all_reduce(party.rendezvous.channel, arrays, reducer.fold, reducer.opcode)
+            arrays, transport = _reduction(mine, reducer), party.transport
+            totals = transport.all_reduce(party.rendezvous.channel, arrays, reducer.combine, reducer.opcode)
             return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
 
         return list(self._meet(rendezvous, members, arrays, across))
@@ -168,7 +168,7 @@ class MultiProcessCommunicator(Communicator):
             return self._local.reduce_scatter(rendezvous, arrays, reducer, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:
-            parts = _scatter(party, _fold(mine, reducer), reducer, dimension)
+            parts = _scatter(party, _reduction(mine, reducer), reducer, dimension)
             # What several share would keep the memory of all.
             return [[part[i].clone() if len(mine) > 1 else part[i] for part in parts] for i in range(len(mine))]
 
@@ -290,21 +290,21 @@ def _pieces(contents: Tensor, size: int) -> Sequence[Tensor]:
     return torch.split(contents, size) if size else [contents]
 
 
-def _fold(mine: Sequence[Arrays], reducer: Reducer) -> Arrays:
-    """The fold over this member's participants; one's own arrays as they are, which the transport only reads."""
-    return mine[0] if len(mine) == 1 else [reducer.fold(column) for column in zip(*mine, strict=True)]
+def _reduction(mine: Sequence[Arrays], reducer: Reducer) -> Arrays:
+    """The reduction over this member's participants; one's own arrays as they are, which the transport only reads."""
+    return mine[0] if len(mine) == 1 else [reducer.combine(column) for column in zip(*mine, strict=True)]
 
 
 def _scatter(party: _Party, arrays: Arrays, reducer: Reducer, dimension: int) -> list[Tensor]:
-    """This member's participants' parts of the folds of arrays: [participants here, ...] each."""
+    """This member's participants' parts of the reductions of arrays: [participants here, ...] each."""
     transport, channel = party.transport, party.rendezvous.channel
     parts = [_in_parts(array, party.rendezvous.size, dimension) for array in arrays]
     if not party.is_even:
-        totals = transport.all_reduce(channel, parts, reducer.fold, reducer.opcode)
+        totals = transport.all_reduce(channel, parts, reducer.combine, reducer.opcode)
         return [total[list(party.own)] for total in totals]
     ordered = parts if party.is_regular else [part[party.order] for part in parts]
     by_member = [part.reshape(transport.size, len(party.own), *part.shape[1:]) for part in ordered]
-    return transport.reduce_scatter(channel, by_member, reducer.fold, reducer.opcode)
+    return transport.reduce_scatter(channel, by_member, reducer.combine, reducer.opcode)
 
 
 def _in_parts(array: Tensor, size: int, dimension: int) -> Tensor:

@@ -18,7 +18,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.process_groups import is_late, members_text, reason_of
 from flagos_backend.torch_loading import Tensor, torch
 
-Fold = Callable[[Sequence[Tensor]], Tensor]
+Reduce = Callable[[Sequence[Tensor]], Tensor]
 
 # Up to here one round of messages is faster than moving less in two.
 _ONE_ROUND_BYTES: Final = 16384
@@ -126,8 +126,10 @@ class Transport:
         self._await(channel, [start] if source.numel() else [])
         return result
 
-    def all_reduce(self, channel: object, arrays: Sequence[Tensor], fold: Fold, opcode: Opcode | None) -> list[Tensor]:
-        """The fold of each array over all members, the same bits on each of them."""
+    def all_reduce(
+        self, channel: object, arrays: Sequence[Tensor], reduction: Reduce, opcode: Opcode | None
+    ) -> list[Tensor]:
+        """The reduction of each array over all members, the same bits on each of them."""
         options = _in_order(c10d.AllreduceOptions())
 
         def native(arrays: Sequence[Tensor], operation: Any) -> list[Tensor]:
@@ -137,25 +139,25 @@ class Transport:
             self._await(channel, list(starts))
             return results
 
-        return self._alike(arrays, opcode, native, lambda array: self._fold(channel, array, fold), 0)
+        return self._alike(arrays, opcode, native, lambda array: self._reduction(channel, array, reduction), 0)
 
-    def _fold(self, channel: object, array: Tensor, fold: Fold) -> Tensor:
+    def _reduction(self, channel: object, array: Tensor, reduction: Reduce) -> Tensor:
         """What ``all_reduce`` gives, without the transport's own."""
         if array.nbytes <= _ONE_ROUND_BYTES:
             (whole,) = self.all_gather(channel, [array])
-            return fold(whole.unbind())
-        # Everybody folds one part, and gets the others.
+            return reduction(whole.unbind())
+        # Everybody reduces one part, and gets the others.
         length = -(-array.numel() // self.size)
         padded = array.new_zeros(length * self.size)
         padded[: array.numel()] = array.reshape(-1)
-        part = self._fold_part(channel, padded.reshape(self.size, length), fold)
+        part = self._reduce_part(channel, padded.reshape(self.size, length), reduction)
         (whole,) = self.all_gather(channel, [part])
         return whole.reshape(-1)[: array.numel()].reshape(array.shape)
 
     def reduce_scatter(
-        self, channel: object, parts: Sequence[Tensor], fold: Fold, opcode: Opcode | None
+        self, channel: object, parts: Sequence[Tensor], reduction: Reduce, opcode: Opcode | None
     ) -> list[Tensor]:
-        """``parts``: of each array [size, ...]. The fold of all members' part of this rank."""
+        """``parts``: of each array [size, ...]. The reduction of all members' part of this rank."""
         options = _in_order(c10d.ReduceScatterOptions())
 
         def start(parts: Tensor, result: Tensor) -> Any:
@@ -169,30 +171,31 @@ class Transport:
             self._await(channel, [partial(start, *pair) for pair in pairs if pair[1].numel()])
             return results
 
-        return self._alike(parts, opcode, native, lambda part: self._fold_part(channel, part, fold), 1)
+        return self._alike(parts, opcode, native, lambda part: self._reduce_part(channel, part, reduction), 1)
 
-    def _fold_part(self, channel: object, parts: Tensor, fold: Fold) -> Tensor:
+    def _reduce_part(self, channel: object, parts: Tensor, reduction: Reduce) -> Tensor:
         """What ``reduce_scatter`` gives, without the transport's own."""
         received = self.exchange(channel, parts)
-        return fold(received.unbind())
+        return reduction(received.unbind())
 
     def _alike(
         self,
         arrays: Sequence[Tensor],
         opcode: Opcode | None,
         native: Callable[[Sequence[Tensor], Any], list[Tensor]],
-        fold: Callable[[Tensor], Tensor],
+        reduction: Callable[[Tensor], Tensor],
         dimension: int,
     ) -> list[Tensor]:
-        """``native`` of those arrays that the transport reduces itself, ``fold`` of the others, both of all that are
-        alike at once: put together along ``dimension``, unless the group does without. In the order of the arrays."""
+        """``native`` of those arrays that the transport reduces itself, ``reduction`` of the others, both of all that
+        are alike at once: put together along ``dimension``, unless the group does without. In the order of the
+        arrays."""
         results: dict[int, Tensor] = {}
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             numbers = [number for number, array in enumerate(arrays) if array.dtype == dtype]
             some, operation = [arrays[number] for number in numbers], self._native(opcode, dtype)
 
             def reduced(array: Tensor, operation: Any = operation) -> Tensor:
-                return fold(array) if operation is None else native([array], operation)[0]
+                return reduction(array) if operation is None else native([array], operation)[0]
 
             if len(some) == 1:
                 made = [reduced(some[0])]

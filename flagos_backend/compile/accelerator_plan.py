@@ -144,7 +144,7 @@ class _Walk:
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             shared = owner.union(pending.operands)
-            # With a root of its own a part has no home: the buffer's is of another size or order.
+            # With a root of its own a part has no result buffer: the buffer's is of another size or order.
             own = frozenset() if whole else frozenset({owner.new_root()})
             owner.define(result, Place(shared.roots | own, shared.distinct))
             return kernel, False, " view"
@@ -212,7 +212,7 @@ class _Walk:
                     slot = _overwritten(kernel, output, inputs, operands, owner, dying, set(reused.values()))
                 if slot is None:
                     owner.define(result, Place(frozenset({owner.new_root()})))
-                    self.builder.offer_home(owner, result, _array(output))
+                    self.builder.offer_buffer(owner, result, _array(output))
                 else:
                     owner.overwrite(slot)
                     owner.define(result, owner.places[slot])

@@ -114,7 +114,7 @@ class CompiledProgram:
         return any(_calls_host(i) for computation in self.module.computations() for i in computation.instructions)
 
     @functools.cached_property
-    def has_halves(self) -> bool:
+    def has_half_floats(self) -> bool:
         """Whether it computes 16-bit floats."""
         instructions = (i for computation in self.module.computations() for i in computation.instructions)
         return any(shape.element_type in HALF for i in instructions for shape in leaves(i.shape))
@@ -128,7 +128,7 @@ class CompiledProgram:
     @property
     def library_bytes(self) -> int:
         """What library calls bring into a native program and it gives back, the most that lives at once."""
-        return 0 if self.native is None else self.native.code.brought_bytes
+        return 0 if self.native is None else self.native.code.callee_allocated_bytes
 
     def optimized_program(self) -> bytes:
         """A serialized flagos.Program after the passes."""
@@ -146,7 +146,7 @@ class CompiledProgram:
             f"accessed, {self.temporary_bytes} bytes of temporaries\n"
             f"  runs {'in the launching thread' if self.is_small else 'on the thread of its device'}\n"
         )
-        if self.has_halves:
+        if self.has_half_floats:
             digits = "keep float32's digits within a kernel" if self.excess_precision else "are rounded one by one"
             head += f"  16-bit results {digits}\n"
         if self.native is None:

@@ -34,9 +34,9 @@ class Step:
     """One thing that a launch runs: a kernel, a library call, a loop or a choice with all that is in it.
 
     ``number``: which step of the running program; several of one number are one function of machine code. ``kind``:
-    loop, fold, product, call, collective, kernel, view or control. ``provider``: who wrote what runs: native, compiled
-    (for this program), blas, torch, triton (generated), flagos (FlagGems), vendor, reference. ``operation``: the
-    framework's own name of what is computed; ``source``: ``file:line`` of the user's program, "" where nobody said.
+    loop, reduction, product, call, collective, kernel, view or control. ``provider``: who wrote what runs: native,
+    compiled (for this program), blas, torch, triton (generated), flagos (FlagGems), vendor, reference. ``operation``:
+    the framework's own name of what is computed; ``source``: ``file:line`` of the user's program, "" where nobody said.
     ``flops`` and ``bytes``: of one launch. ``seconds``: at least, by the target's roofline; 0 where that is unknown.
     ``fallback``: why no faster kind of kernel runs it, and how to change that; "" where none would. ``nest``: of a loop
     nest, what it computes, in the text form of loop_ir/SPEC.md, as emitters read it; else "".

@@ -72,13 +72,13 @@ def _library_call(call: Call) -> LibraryCall:
         plan = build_plan(_computation_of(call))
 
     def run_call(run: Run, operands: list[torch.Tensor], results: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        brought = []
+        callee_allocated = []
         for result, value in zip(results, plan.run(run, operands), strict=True):
             if result is None:
-                brought.append(value if isinstance(value, torch.Tensor) else _token())
+                callee_allocated.append(value if isinstance(value, torch.Tensor) else _token())
             elif isinstance(value, torch.Tensor):
                 result.copy_(value)
-        return brought
+        return callee_allocated
 
     return run_call
 

@@ -164,7 +164,7 @@ def kept_arguments(alternatives: Sequence[Summary], arguments: Sequence[Sequence
 @dataclass(frozen=True, slots=True)
 class LoopSummary:
     """A loop body's summary, closed over its back edge. ``overwrites`` must come in, and go round, in storage of their
-    own; ``copied``: those that the body hands back otherwise, so that the loop copies them at each turn."""
+    own; ``copied``: those that the body hands back otherwise, so that the loop copies them at each iteration."""
 
     body: Summary
     overwrites: frozenset[int]
@@ -184,7 +184,7 @@ def close_loop(body: Summary) -> LoopSummary:
         if BORROWED in place.roots or not place.distinct or shared:
             copied.add(index)
             continue
-        # The storage that goes round into this leaf next turn must be owned as well.
+        # The storage that goes round into this leaf next iteration must be owned as well.
         for parameter in sorted(p for p in map(parameter_of, place.roots) if p is not None):
             if parameter not in overwrites:
                 overwrites.add(parameter)
@@ -193,7 +193,7 @@ def close_loop(body: Summary) -> LoopSummary:
 
 
 def loop_results(ownership: Ownership, loop: LoopSummary, initial: Sequence[Place]) -> tuple[Place, ...]:
-    """Where a loop's results lie for its caller, after any number of turns, given where the initial values lay."""
+    """Where a loop's results lie for its caller, after any number of iterations, given where the initial values lay."""
     count = len(initial)
     fresh: dict[int, int] = {}
     roots: list[set[int]] = [set(p.roots) for p in initial]

@@ -39,8 +39,8 @@ from flagos_backend.kernels.reference import registry, storage
 from flagos_backend.kernels.reference.registry import Kernel, Storage
 from flagos_backend.loop_ir.region import Region
 from flagos_backend.runtime import control_flow, library_threads
-from flagos_backend.runtime.plan import Home, Plan, Step
-from flagos_backend.runtime.slots import Tree, at_home, contiguous, flatten, pack, spread
+from flagos_backend.runtime.plan import Plan, ResultBuffer, Step
+from flagos_backend.runtime.slots import Tree, contiguous, flatten, in_buffers, pack, spread
 from flagos_backend.torch_loading import torch
 
 
@@ -96,7 +96,7 @@ class Builder:
         self._constants: list[int] = []
         self._token: int | None = None
         self._parameters: range = range(0)
-        self._homes: dict[int, Home] = {}  # by the root of the storage
+        self._result_buffers: dict[int, ResultBuffer] = {}  # by the root of the storage
 
     def build(self, computation: Computation, owned: Collection[int], entry: bool = False) -> Plan:
         return self.begin(computation, entry)(owned)
@@ -107,8 +107,8 @@ class Builder:
         shapes = tuple(leaves(computation.root.shape)) if entry else None
         return lambda owned: self._finish(computation.name, results, owned, shapes)
 
-    def build_turn(self, condition: Computation, body: Computation, owned: Collection[int]) -> Plan:
-        """A turn of a loop, and whether there is another one: the last result."""
+    def build_iteration(self, condition: Computation, body: Computation, owned: Collection[int]) -> Plan:
+        """An iteration of a loop, and whether there is another one: the last result."""
         state = self.inline(body, self._add_parameters(body))
         another = self.inline(condition, (state,))
         return self._finish(f"{body.name}, {condition.name}", (*flatten(state), *flatten(another)), owned)
@@ -129,10 +129,10 @@ class Builder:
     def add(self, pending: Pending) -> None:
         self._pending.append(pending)
 
-    def offer_home(self, owner: Ownership, slot: int, shape: ArrayShape) -> None:
+    def offer_buffer(self, owner: Ownership, slot: int, shape: ArrayShape) -> None:
         """The step that makes ``slot``, in storage of its own, takes what it finds in it for that storage."""
         (root,) = owner.places[slot].roots
-        self._homes[root] = Home(slot, shape)
+        self._result_buffers[root] = ResultBuffer(slot, shape)
 
     def prepare(self, instruction: Instruction) -> PreparedKernel:
         """What computes an instruction that is no structure."""
@@ -201,8 +201,8 @@ class Builder:
             places = [owner.places[slot] for slot in pending.results]
             if prepared.into is not None and all(len(place.roots) == 1 for place in places):
                 for slot, shape in zip(pending.results, leaves(instruction.shape), strict=True):
-                    self.offer_home(owner, slot, shape)
-                return at_home(prepared.into, flat, pending.results), True, prepared.note + note
+                    self.offer_buffer(owner, slot, shape)
+                return in_buffers(prepared.into, flat, pending.results), True, prepared.note + note
             if isinstance(results, int):
                 return chosen, False, prepared.note + note
             return spread(chosen, pending.operands, pending.results), True, prepared.note + note
@@ -229,14 +229,17 @@ class Builder:
         trip_count = instruction.attributes_as(WhileAttributes).trip_count
         if self._effects.of_computation(condition):
             trip_count = None  # the condition must run, whatever it says
-        turn, owned = self.nested(), range(len(operands))
+        iteration, owned = self.nested(), range(len(operands))
         if trip_count is None:
-            plans: tuple[Plan, ...] = self.nested().build(condition, ()), turn.build_turn(condition, body, owned)
-            # Nobody looks at the last result again once the next turn may write over it.
-            loop = close_loop(replace(turn.summary, results=turn.summary.results[:-1]))
+            plans: tuple[Plan, ...] = (
+                self.nested().build(condition, ()),
+                iteration.build_iteration(condition, body, owned),
+            )
+            # Nobody looks at the last result again once the next iteration may write over it.
+            loop = close_loop(replace(iteration.summary, results=iteration.summary.results[:-1]))
         else:
-            plans = (turn.build(body, owned),)
-            loop = close_loop(turn.summary)
+            plans = (iteration.build(body, owned),)
+            loop = close_loop(iteration.summary)
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             copied = hand_over(owner, loop.overwrites, operands, dying)
@@ -246,8 +249,8 @@ class Builder:
             callees = tuple(plan.run for plan in plans)
             copies = control_flow.Copies(tuple(dying), copied, tuple(sorted(loop.copied)))
             if trip_count is None:
-                turn_plan = plans[1]
-                handed_on = zip(turn_plan.parameters, turn_plan.results, strict=False)
+                iteration_plan = plans[1]
+                handed_on = zip(iteration_plan.parameters, iteration_plan.results, strict=False)
                 unchanged = frozenset(number for number, (before, after) in enumerate(handed_on) if before == after)
                 kernel: Callable[..., Any] = control_flow.While(callees, operands, flat, copies, unchanged)
             else:
@@ -279,10 +282,10 @@ class Builder:
             shapes = tuple(leaves(instruction.shape))
             fresh = fresh_results(outcomes, [owner.places[slot] for slot in pending.operands])
             for number, (slot, place) in enumerate(zip(flat, join(outcomes), strict=True)):
-                has_home = number in fresh and shapes[number].element_type is not ElementType.TOKEN
-                owner.define(slot, Place(frozenset({owner.new_root()}), place.distinct) if has_home else place)
-                if has_home:
-                    self.offer_home(owner, slot, shapes[number])
+                has_buffer = number in fresh and shapes[number].element_type is not ElementType.TOKEN
+                owner.define(slot, Place(frozenset({owner.new_root()}), place.distinct) if has_buffer else place)
+                if has_buffer:
+                    self.offer_buffer(owner, slot, shapes[number])
             kept = kept_arguments([builder.summary for builder in builders], arguments)
             return control_flow.Conditional(branches, selector, arguments, flat, shapes, kept, tuple(dying)), True, ""
 
@@ -316,12 +319,14 @@ class Builder:
         if unused and steps:
             steps[0] = replace(steps[0], frees=(*steps[0].frees, *unused))
         self.summary = owner.summary(results)
-        homes = {slot: home for slot, place in owner.places.items() if (home := self._home(place))}
-        return Plan(name, tuple(steps), self._parameters, results, homes, self._shapes, self._initial)
+        result_buffers = {
+            slot: result_buffer for slot, place in owner.places.items() if (result_buffer := self._result_buffer(place))
+        }
+        return Plan(name, tuple(steps), self._parameters, results, result_buffers, self._shapes, self._initial)
 
-    def _home(self, place: Place) -> Home | None:
+    def _result_buffer(self, place: Place) -> ResultBuffer | None:
         """Steps write over operands of their own size only, and share them whole or with a root of their own."""
-        return self._homes.get(next(iter(place.roots))) if len(place.roots) == 1 else None
+        return self._result_buffers.get(next(iter(place.roots))) if len(place.roots) == 1 else None
 
     def _finish_step(
         self, index: int, pending: Pending, owner: Ownership, last_use: dict[int, int], kept: set[int]
@@ -366,8 +371,8 @@ class Builder:
             owner.define(target, Place(frozenset({owner.new_root()})) if copies else place)
             kernel: Callable[..., Any] = contiguous
             if copies:
-                kernel = at_home(control_flow.copied_into, (slot,), (target,))
-                self.offer_home(owner, target, shape)
+                kernel = in_buffers(control_flow.copied_into, (slot,), (target,))
+                self.offer_buffer(owner, target, shape)
             frees = () if slot in results[len(final) + 1 :] or slot in self._constants else (slot,)
             text = f"#{target} = {'copy' if copies else 'row major'} of #{slot}"
             steps.append(Step(kernel, (slot,), (target,), frees, text, on_slots=copies, enqueues=copies))
@@ -428,8 +433,8 @@ def _choose_storage(
 
 
 def _while_note(loop: LoopSummary, copied: Sequence[int], trip_count: int | None) -> str:
-    parts = [f"{trip_count} turns"] if trip_count is not None else []
-    for label, indices in (("over", loop.overwrites), ("copies first", copied), ("copies each turn", loop.copied)):
+    parts = [f"{trip_count} iterations"] if trip_count is not None else []
+    for label, indices in (("over", loop.overwrites), ("copies first", copied), ("copies each iteration", loop.copied)):
         if indices:
             parts.append(f"{label} {', '.join(map(str, sorted(indices)))}")
     return f" [{'; '.join(parts)}]" if parts else ""

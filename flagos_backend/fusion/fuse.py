@@ -46,7 +46,7 @@ from flagos_backend.loop_ir.indexing import (
     shifted,
     view_of_source,
 )
-from flagos_backend.loop_ir.region import Affine, Expression, Fold, Load, Region, Store, axis, linear
+from flagos_backend.loop_ir.region import Affine, Expression, Load, Reduce, Region, Store, axis, linear
 
 # Of operations that are repeated; each takes no longer than a square root.
 _MAX_REPEATED = 6
@@ -246,8 +246,8 @@ class _Fuser:
         if value.opcode is Opcode.CONSTANT or value in self.parameters or value in self.wanted:
             return True
         computed = self._is_elementwise(value) or self._is_window(value) or self._is_gather(value)
-        folded = value.opcode is Opcode.REDUCE and reduction_opcode(value, self.policy.half_sums) is not None
-        return not (computed or folded or value.opcode in (Opcode.IOTA, Opcode.CONCATENATE, Opcode.PAD))
+        reduced = value.opcode is Opcode.REDUCE and reduction_opcode(value, self.policy.half_sums) is not None
+        return not (computed or reduced or value.opcode in (Opcode.IOTA, Opcode.CONCATENATE, Opcode.PAD))
 
     def _is_elementwise(self, instruction: Instruction) -> bool:
         return is_elementwise(instruction) or (self.policy.complex_numbers and is_complex_elementwise(instruction))
@@ -560,17 +560,17 @@ class _Fuser:
         return [first, begin, Region(change.dims, (Store(target, load, store.index),))]
 
     def _build_reduction(self, target: Instruction, dims: tuple[int, ...], expressions: Expressions) -> Region:
-        order, folded = reduction_order(target)
+        order, reduced = reduction_order(target)
         array, initial = self._operands(target)
         rank = len(dims)
         value = expressions.of(array, tuple(axis(order.index(d), rank) for d in range(rank)))
-        kept = tuple(axis(position, rank) for position in range(rank) if position not in folded)
+        kept = tuple(axis(position, rank) for position in range(rank) if position not in reduced)
         combine = reduction_opcode(target, self.policy.half_sums)
         if combine is None:
-            raise AssertionError(f"{target.name} was taken for a reduction that a region can fold")
+            raise AssertionError(f"{target.name} was taken for a reduction that a region can reduce")
         start = Load(typed(initial), self.buffers[initial], Affine(0, (0,) * rank))
-        fold = Fold(typed(target), combine, value, start, folded)
-        return Region(dims, (Store(target, fold, linear(kept, dims_of(target), rank)),))
+        reduction = Reduce(typed(target), combine, value, start, reduced)
+        return Region(dims, (Store(target, reduction, linear(kept, dims_of(target), rank)),))
 
 
 def _unresolved(starts: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:

@@ -1,4 +1,4 @@
-"""Merges the regions of a schedule, for devices on which a kernel may be large and a trip through memory is dear.
+"""Merges the regions of a schedule, for devices on which a kernel may be large and a trip through memory is expensive.
 
 A region joins the one that reads its result at the same points, or one that reads the same data: softmax and the norms
 become one kernel. Between fuse.py and an emitter for accelerators.
@@ -21,7 +21,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.literals import starts_neutral, uniform_literal
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Load, Region, Store
+from flagos_backend.loop_ir.region import Apply, Expression, Load, Reduce, Region, Store
 from flagos_backend.loop_ir.rewriting import Pool, rewrite, rewrite_store, unmoved
 from flagos_backend.loop_ir.spaces import Placement, common_dims, moved_bytes, place, shared_bytes, substitute
 
@@ -45,12 +45,14 @@ _LEAST_ROW = 16
 Accepts = Callable[[Region], bool]
 
 
-def merge(computation: FlatComputation, schedule: Schedule, accepts: Accepts, dear_starts: bool = False) -> Schedule:
+def merge(
+    computation: FlatComputation, schedule: Schedule, accepts: Accepts, expensive_launches: bool = False
+) -> Schedule:
     """``schedule`` with fewer, larger regions; ``accepts`` tells whether the emitter takes it and runs it well.
 
-    ``dear_starts``: starting a kernel takes longer than a few scalar operations in each of its programs.
+    ``expensive_launches``: starting a kernel takes longer than a few scalar operations in each of its programs.
     """
-    merger = _Merger(computation, schedule, accepts, dear_starts)
+    merger = _Merger(computation, schedule, accepts, expensive_launches)
     merger.join_producers()
     merger.join_parts()
     merger.join_siblings()
@@ -81,8 +83,10 @@ class _Node:
 
 
 class _Merger:
-    def __init__(self, computation: FlatComputation, schedule: Schedule, accepts: Accepts, dear_starts: bool) -> None:
-        self.computation, self.accepts, self.dear_starts = computation, accepts, dear_starts
+    def __init__(
+        self, computation: FlatComputation, schedule: Schedule, accepts: Accepts, expensive_launches: bool
+    ) -> None:
+        self.computation, self.accepts, self.expensive_launches = computation, accepts, expensive_launches
         self.schedule = schedule
         self.pool = Pool()
         self.outputs = {schedule.buffers[output] for output in computation.outputs}
@@ -240,8 +244,10 @@ class _Merger:
     def _as_scalar(self, small: Region, large: Region) -> Iterator[tuple[Placement, Placement]]:
         """The way to compute the one point of ``small`` in each program of ``large``."""
         operations = sum(isinstance(e, Apply) for e in small.expressions())
-        cheap = prod(small.dims) == 1 < prod(large.dims) and not small.folds and operations <= _MAX_SCALAR_OPERATIONS
-        if self.dear_starts and cheap:
+        cheap = (
+            prod(small.dims) == 1 < prod(large.dims) and not small.reductions and operations <= _MAX_SCALAR_OPERATIONS
+        )
+        if self.expensive_launches and cheap:
             yield (
                 Placement(large.dims, ((),) * small.rank),
                 Placement(large.dims, tuple((d,) for d in range(large.rank))),
@@ -329,7 +335,7 @@ class _Merger:
             return None
         here, there = found
         a, b = place(a, here, self.pool), place(b, there, self.pool)
-        if not self.dear_starts and shared_bytes(a, b) * _SHARED_PART < min(first.moved, second.moved):
+        if not self.expensive_launches and shared_bytes(a, b) * _SHARED_PART < min(first.moved, second.moved):
             return None
         region = Region(a.dims, (*a.stores, *b.stores))
         return region if self._fits(region) else None
@@ -431,13 +437,13 @@ def _reaches(first: _Node, last: _Node) -> bool:
 
 
 def _placements(producer: Region, consumer: Region) -> Iterator[tuple[Placement, Placement]]:
-    """Ways to walk both at once: point by point, or one of them once for each row of the other's folds."""
+    """Ways to walk both at once: point by point, or one of them once for each row of the other's reductions."""
     found = common_dims(producer.dims, consumer.dims, range(consumer.rank))
     if found is not None:
         yield found
     for inner, outer, swap in ((producer, consumer, False), (consumer, producer, True)):
-        for folded in dict.fromkeys(fold.dims for fold in outer.folds if not inner.folds):
-            found = common_dims(inner.dims, outer.dims, [d for d in range(outer.rank) if d not in folded])
+        for reduced in dict.fromkeys(reduction.dims for reduction in outer.reductions if not inner.reductions):
+            found = common_dims(inner.dims, outer.dims, [d for d in range(outer.rank) if d not in reduced])
             if found is not None:
                 yield (found[1], found[0]) if swap else found
 
@@ -448,17 +454,17 @@ def _size(buffer: Instruction) -> int:
 
 
 def _simplified(region: Region, pool: Pool) -> Region:
-    """Loads of constants that are the same everywhere become literals, folds over dimensions of size 1 what they fold,
-    equal expressions one."""
+    """Loads of constants that are the same everywhere become literals, reductions over dimensions of size 1 what they
+    reduce, equal expressions one."""
     moved: dict[Expression, Expression] = {}
 
     def replace(expression: Expression) -> Expression | None:
         if isinstance(expression, Load):
             return uniform_literal(expression.source)
-        if not isinstance(expression, Fold) or any(region.dims[d] != 1 for d in expression.dims):
+        if not isinstance(expression, Reduce) or any(region.dims[d] != 1 for d in expression.dims):
             return None
         value, initial = (moved[operand] for operand in expression.operands)
-        if starts_neutral(Fold(expression.element_type, expression.combine, value, initial, ())):
+        if starts_neutral(Reduce(expression.element_type, expression.combine, value, initial, ())):
             return value
         combined = Apply(expression.element_type, expression.combine, (initial, value))
         return pool.apply(combined, combined.operands)

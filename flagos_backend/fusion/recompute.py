@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Load, Region, Store
+from flagos_backend.loop_ir.region import Apply, Expression, Load, Reduce, Region, Store
 from flagos_backend.loop_ir.rewriting import Pool, rewrite, unmoved
 
 # What takes no more than a division does.
@@ -39,15 +39,15 @@ def recomputed(region: Region, store: Store, pool: Pool) -> Region | None:
 
 
 def _from_buffers(value: Expression, others: dict[Expression, Store], pool: Pool) -> Expression | None:
-    """``value`` with what other stores hold as loads; None when it needs a fold that nobody stores."""
+    """``value`` with what other stores hold as loads; None when it needs a reduction that nobody stores."""
     reached: dict[Expression, None] = {}
     stack: list[tuple[Expression, bool]] = [(value, False)]
     while stack:
         expression, done = stack.pop()
         if expression in reached:
             continue
-        if done or expression in others or isinstance(expression, Fold):
-            if isinstance(expression, Fold) and expression not in others:
+        if done or expression in others or isinstance(expression, Reduce):
+            if isinstance(expression, Reduce) and expression not in others:
                 return None
             reached[expression] = None
             continue

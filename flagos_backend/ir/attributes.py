@@ -50,7 +50,7 @@ class DimensionAttributes:
 @dataclass(frozen=True, slots=True)
 class DimensionsAttributes:
     """broadcast: dimensions[i] is the result dimension of operand dimension i. transpose: the permutation, result
-    dimension i is operand dimension dimensions[i]. reverse: which to turn. reduce: which to fold. map: all."""
+    dimension i is operand dimension dimensions[i]. reverse: which to turn. reduce: which to reduce. map: all."""
 
     dimensions: Dims
 

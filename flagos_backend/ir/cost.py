@@ -44,7 +44,7 @@ HOST_ROOFLINE = Roofline(5e10, 1e10)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``steps`` counts the instructions that do something, loops by their turns (once where unknown)."""
+    """``steps`` counts the instructions that do something, loops by their iterations (once where unknown)."""
 
     flops: float = 0.0
     transcendentals: float = 0.0
@@ -112,8 +112,10 @@ class _Counter:
             case O.CALL:
                 return self.computation(instruction.called[0])
             case O.WHILE:
-                turns = instruction.attributes_as(WhileAttributes).trip_count
-                return sum(map(self.computation, instruction.called), Cost()).times(1 if turns is None else turns)
+                iterations = instruction.attributes_as(WhileAttributes).trip_count
+                return sum(map(self.computation, instruction.called), Cost()).times(
+                    1 if iterations is None else iterations
+                )
             case O.CONDITIONAL:
                 return max(map(self.computation, instruction.called), key=lambda cost: cost.seconds)
             case _:

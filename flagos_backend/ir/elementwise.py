@@ -139,9 +139,9 @@ def _converts(source: ElementType, result: ElementType) -> bool:
 
 
 def reduction_opcode(instruction: Instruction, half_sums: bool = False) -> Opcode | None:
-    """The binary operation that a one-operand reduce folds with, if a region can do it; else None.
+    """The binary operation that a one-operand reduce combines with, if a region can do it; else None.
 
-    ``half_sums``: whether a fold of 16-bit floats accumulates wider than its element type.
+    ``half_sums``: whether a reduction of 16-bit floats accumulates wider than its element type.
     """
     if instruction.opcode is not Opcode.REDUCE or len(instruction.operands) != 2:
         return None

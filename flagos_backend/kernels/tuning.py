@@ -38,7 +38,7 @@ from flagos_backend.torch_loading import torch
 logger = logging.getLogger("flagos_backend")
 
 # Changes with how times are measured.
-_METHOD = "beside an errand"
+_METHOD = "beside a dummy launch"
 _VERSIONED = ("torch", "triton", "flag_gems")
 # Runs of one kernel: enough for a stable minimum, cut short by the time there is.
 _MAX_RUNS, _MIN_RUNS = 20, 3

@@ -44,9 +44,9 @@ def _slice(instruction: Instruction, indices: Indices) -> Indices:
 
 
 def _reverse(instruction: Instruction, indices: Indices) -> Indices:
-    turned = instruction.attributes_as(DimensionsAttributes).dimensions
+    reversed_dims = instruction.attributes_as(DimensionsAttributes).dimensions
     dims = dims_of(instruction)
-    return tuple(index.scaled(-1, dims[d] - 1) if d in turned else index for d, index in enumerate(indices))
+    return tuple(index.scaled(-1, dims[d] - 1) if d in reversed_dims else index for d, index in enumerate(indices))
 
 
 def _same(instruction: Instruction, indices: Indices) -> Indices:
@@ -135,16 +135,16 @@ def gathered(
 
 
 def reduction_order(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """In which order a reduce walks its operand's dimensions, and which positions of that order are folded.
+    """In which order a reduce walks its operand's dimensions, and which positions of that order are reduced.
 
-    The folded ones stand together, and what is contiguous in memory after them stays after them.
+    The reduced ones stand together, and what is contiguous in memory after them stays after them.
     """
     rank = len(dims_of(instruction.operands[0]))
-    folded = sorted(instruction.attributes_as(DimensionsAttributes).dimensions)
-    outer = [d for d in range(rank) if d not in folded and d < max(folded)]
-    inner = [d for d in range(rank) if d not in folded and d > max(folded)]
-    order = (*outer, *folded, *inner)
-    return order, tuple(range(len(outer), len(outer) + len(folded)))
+    reduced = sorted(instruction.attributes_as(DimensionsAttributes).dimensions)
+    outer = [d for d in range(rank) if d not in reduced and d < max(reduced)]
+    inner = [d for d in range(rank) if d not in reduced and d > max(reduced)]
+    order = (*outer, *reduced, *inner)
+    return order, tuple(range(len(outer), len(outer) + len(reduced)))
 
 
 @dataclass(frozen=True, slots=True)

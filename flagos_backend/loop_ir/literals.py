@@ -1,4 +1,4 @@
-"""Scalar constants of the loop-nest IR: as Python numbers, and those that change nothing in a fold."""
+"""Scalar constants of the loop-nest IR: as Python numbers, and those that change nothing in a reduction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flagos_backend.ir.attributes import ConstantAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.loop_ir.region import Fold, Literal
+from flagos_backend.loop_ir.region import Literal, Reduce
 
 _STRUCT = {ElementType.F16: "<e", ElementType.F32: "<f", ElementType.F64: "<d"}
 
@@ -47,10 +47,10 @@ def identity_of(combine: Opcode, element_type: ElementType) -> int | float:
     return {Opcode.MULTIPLY: 1, Opcode.MAXIMUM: least, Opcode.MINIMUM: greatest, Opcode.AND: ones}.get(combine, 0)
 
 
-def starts_neutral(fold: Fold) -> bool:
-    """Whether the fold's initial value changes nothing."""
-    initial = fold.initial
-    return isinstance(initial, Literal) and number_of(initial) == identity_of(fold.combine, fold.element_type)
+def starts_neutral(reduction: Reduce) -> bool:
+    """Whether the reduction's initial value changes nothing."""
+    initial = reduction.initial
+    return isinstance(initial, Literal) and number_of(initial) == identity_of(reduction.combine, reduction.element_type)
 
 
 def uniform_literal(instruction: Instruction) -> Literal | None:

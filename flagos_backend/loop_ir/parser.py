@@ -12,7 +12,7 @@ from flagos_backend.ir.opcode import ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.literals import literal_of, number_of
 from flagos_backend.loop_ir.printer import has_numbers
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Shift, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Shift, Store
 from flagos_backend.loop_ir.verifier import verify_loop_nest
 
 _TOKEN = re.compile(
@@ -229,7 +229,7 @@ class _Parser:
             dims = self._integers("}")
             self._expect(",")
             self._attribute("combine")
-            return Fold(element_type, self._opcode(self._take("word", "an operation")), *operands, dims)
+            return Reduce(element_type, self._opcode(self._take("word", "an operation")), *operands, dims)
         return self._apply(element_type, self._opcode(token), operands)
 
     def _apply(self, element_type: ElementType, opcode: Opcode, operands: tuple[Expression, ...]) -> Apply:

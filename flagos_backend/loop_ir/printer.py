@@ -11,7 +11,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.literals import literal_of, number_of
-from flagos_backend.loop_ir.region import Affine, Expression, Fold, Index, Literal, Load, Region
+from flagos_backend.loop_ir.region import Affine, Expression, Index, Literal, Load, Reduce, Region
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 _NUMPY_FLOATS = {ElementType.F16: np.float16, ElementType.F32: np.float32, ElementType.F64: np.float64}
@@ -88,7 +88,7 @@ def _expression(expression: Expression, values: dict[Expression, str], buffers: 
         guard = "" if expression.guard is None else f", if {values[expression.guard]}"
         return f"{kind} load {buffers[expression.source]}[{_affine(expression.index, values)}]{guard}"
     operands = ", ".join(values[operand] for operand in expression.operands)
-    if isinstance(expression, Fold):
+    if isinstance(expression, Reduce):
         dims = ",".join(map(str, expression.dims))
         return f"{kind} reduce({operands}), dimensions={{{dims}}}, combine={expression.combine}"
     attributes = ""

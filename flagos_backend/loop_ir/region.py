@@ -1,8 +1,8 @@
 """The loop-nest IR: one region is one kernel. Emitters (native tiles for the host CPU, Triton) read nothing else.
 
 A region walks ``dims``; at each point it evaluates a DAG of scalar expressions, whose leaves are loads through affine
-index maps, and stores results. A fold reduces some dimensions, and its value may be used again at each point. Where an
-array starts may be known at run time only: a shift of the index, the same everywhere or, as in a gather, not.
+index maps, and stores results. A reduction reduces some dimensions, and its value may be used again at each point.
+Where an array starts may be known at run time only: a shift of the index, the same everywhere or, as in a gather, not.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flagos_backend.ir.types import ElementType
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """``factor * start``. ``start``: an S64 of no fold that lies in [0, ``limit``], or where the guard of a load fails
-    anywhere near. It may differ between points."""
+    """``factor * start``. ``start``: an S64 of no reduction that lies in [0, ``limit``], or where the guard of a load
+    fails anywhere near. It may differ between points."""
 
     start: Expression
     limit: int
@@ -80,8 +80,8 @@ def linear(indices: tuple[Affine, ...], dims: tuple[int, ...], rank: int) -> Aff
 class Load:
     """Element ``index`` of the buffer that holds ``source``, an instruction outside the region.
 
-    Where ``guard``, a PRED of no fold, fails, nothing is loaded: ``index`` may lie outside, and nobody needs the value.
-    Only where Policy.chooses allows it are there guards.
+    Where ``guard``, a PRED of no reduction, fails, nothing is loaded: ``index`` may lie outside, and nobody needs the
+    value. Only where Policy.chooses allows it are there guards.
     """
 
     element_type: ElementType
@@ -134,8 +134,8 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fold:
-    """``value`` folded over ``dims`` of the region with ``combine`` (add, multiply, maximum, minimum, and, or, xor).
+class Reduce:
+    """``value`` reduced over ``dims`` of the region with ``combine`` (add, multiply, maximum, minimum, and, or, xor).
 
     It begins with ``initial``, the same at every point, and does not depend on ``dims``. Compared by identity.
     """
@@ -151,7 +151,7 @@ class Fold:
         return self.value, self.initial
 
 
-Expression = Load | Literal | Index | Apply | Fold
+Expression = Load | Literal | Index | Apply | Reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +176,14 @@ class Region:
         return len(self.dims)
 
     @functools.cached_property
-    def folds(self) -> tuple[Fold, ...]:
-        """Every distinct fold, those that others need first."""
-        return tuple(e for e in self.expressions() if isinstance(e, Fold))
+    def reductions(self) -> tuple[Reduce, ...]:
+        """Every distinct reduction, those that others need first."""
+        return tuple(e for e in self.expressions() if isinstance(e, Reduce))
 
     @property
-    def folded(self) -> tuple[int, ...]:
-        """The dimensions that some fold reduces, in order."""
-        return tuple(sorted({d for fold in self.folds for d in fold.dims}))
+    def reduced(self) -> tuple[int, ...]:
+        """The dimensions that some reduction reduces, in order."""
+        return tuple(sorted({d for reduction in self.reductions for d in reduction.dims}))
 
     def roots(self) -> Iterator[Expression]:
         for store in self.stores:
@@ -202,7 +202,7 @@ class Region:
             varying = frozenset[int]().union(*(found[operand] for operand in expression.operands))
             if isinstance(expression, Load | Index):
                 varying |= (expression.index if isinstance(expression, Load) else expression.value).dims
-            elif isinstance(expression, Fold):
+            elif isinstance(expression, Reduce):
                 varying -= frozenset(expression.dims)
             found[expression] = varying
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Load, Region, Shift, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Load, Reduce, Region, Shift, Store
 
 # Moves what varies of an index, its offset and coefficients, to other dimensions.
 Place = Callable[[Affine], Affine]
@@ -24,17 +24,17 @@ class Pool:
             made = self._made[key] = Apply(like.element_type, like.opcode, operands, like.detail, like.order)
         return made
 
-    def fold(self, like: Fold, value: Expression, initial: Expression, dims: tuple[int, ...]) -> Expression:
+    def reduce(self, like: Reduce, value: Expression, initial: Expression, dims: tuple[int, ...]) -> Expression:
         key = (like.combine, like.element_type, dims, _key(value), _key(initial))
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = Fold(like.element_type, like.combine, value, initial, dims)
+            made = self._made[key] = Reduce(like.element_type, like.combine, value, initial, dims)
         return made
 
 
 def _key(expression: Expression) -> object:
     """Leaves by what they are; the rest by identity, which the pool that holds it keeps valid."""
-    return id(expression) if isinstance(expression, Apply | Fold) else expression
+    return id(expression) if isinstance(expression, Apply | Reduce) else expression
 
 
 def rewrite(
@@ -47,8 +47,8 @@ def rewrite(
 ) -> dict[Expression, Expression]:
     """What each of ``expressions`` (operands first) becomes.
 
-    ``place`` moves an index to the new dimensions, ``dims`` the dimensions of a fold; ``replace`` gives the expression
-    that takes the place of an old one, or None to move it. Fills ``moved`` as it goes, if given.
+    ``place`` moves an index to the new dimensions, ``dims`` the dimensions of a reduction; ``replace`` gives the
+    expression that takes the place of an old one, or None to move it. Fills ``moved`` as it goes, if given.
     """
     moved = {} if moved is None else moved
     for expression in expressions:
@@ -63,9 +63,9 @@ def rewrite(
             moved[expression] = Index(expression.element_type, _placed(expression.value, place, moved))
         elif isinstance(expression, Apply):
             moved[expression] = pool.apply(expression, tuple(moved[o] for o in expression.operands))
-        elif isinstance(expression, Fold):
+        elif isinstance(expression, Reduce):
             value, initial = (moved[o] for o in expression.operands)
-            moved[expression] = pool.fold(expression, value, initial, dims(expression.dims))
+            moved[expression] = pool.reduce(expression, value, initial, dims(expression.dims))
         else:
             moved[expression] = expression
     return moved

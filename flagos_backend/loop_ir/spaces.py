@@ -28,7 +28,7 @@ class Placement:
                 coefficient *= self.dims[d]
         return Affine(old.offset, tuple(coefficients))
 
-    def folded(self, old: Sequence[int]) -> tuple[int, ...]:
+    def reduced(self, old: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(new for d in old for new in self.parts[d]))
 
 
@@ -93,7 +93,7 @@ def _take(rest: list[int], size: int) -> list[int]:
 
 def place(region: Region, placement: Placement, pool: Pool) -> Region:
     """``region`` on the dimensions of ``placement``."""
-    moved = rewrite(region.expressions(), pool, placement.index, placement.folded, lambda _: None)
+    moved = rewrite(region.expressions(), pool, placement.index, placement.reduced, lambda _: None)
     return Region(placement.dims, tuple(rewrite_store(s, placement.index, moved) for s in region.stores))
 
 

@@ -9,7 +9,7 @@ from flagos_backend.ir.elementwise import COMBINES, FUNCTIONS
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.intrinsics import OPERANDS
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store
 
 _PRED = ElementType.PRED
 _UNARY = frozenset(
@@ -55,7 +55,7 @@ def describe(expression: Expression) -> str:
         return f"{kind} literal"
     if isinstance(expression, Index):
         return f"{kind} index"
-    if isinstance(expression, Fold):
+    if isinstance(expression, Reduce):
         return f"{kind} reduction by {expression.combine} over dimensions {list(expression.dims)}"
     form = f" ({expression.detail})" if expression.detail else ""
     return f"{kind} {expression.opcode}{form}"
@@ -77,7 +77,9 @@ def _rule_broken(region: Region, expression: Expression) -> str | None:
         if not expression.element_type.is_integer and not expression.element_type.is_float:
             return "an index is a number"
         return _index_rule_broken(region, expression.value)
-    return _fold_rule_broken(region, expression) if isinstance(expression, Fold) else _apply_rule_broken(expression)
+    return (
+        _reduction_rule_broken(region, expression) if isinstance(expression, Reduce) else _apply_rule_broken(expression)
+    )
 
 
 def _load_rule_broken(region: Region, load: Load) -> str | None:
@@ -131,15 +133,22 @@ def _bounds_rule_broken(region: Region, index: Affine, array: ArrayShape) -> str
     return None
 
 
-def _fold_rule_broken(region: Region, fold: Fold) -> str | None:
-    if fold.combine not in COMBINES:
-        return f"nothing is reduced by {fold.combine}"
-    if not fold.dims or any(not 0 <= d < region.rank for d in fold.dims) or any(a >= b for a, b in pairwise(fold.dims)):
+def _reduction_rule_broken(region: Region, reduction: Reduce) -> str | None:
+    if reduction.combine not in COMBINES:
+        return f"nothing is reduced by {reduction.combine}"
+    if (
+        not reduction.dims
+        or any(not 0 <= d < region.rank for d in reduction.dims)
+        or any(a >= b for a, b in pairwise(reduction.dims))
+    ):
         return f"the dimensions must be some of {region.rank}, in order"
-    if fold.value.element_type is not fold.element_type or fold.initial.element_type is not fold.element_type:
-        kinds = f"{fold.value.element_type.name.lower()} and {fold.initial.element_type.name.lower()}"
+    if (
+        reduction.value.element_type is not reduction.element_type
+        or reduction.initial.element_type is not reduction.element_type
+    ):
+        kinds = f"{reduction.value.element_type.name.lower()} and {reduction.initial.element_type.name.lower()}"
         return f"what is reduced, and what it begins with, have the result's type, not {kinds}"
-    varying = [d for d in sorted(region.reach[fold.initial]) if region.dims[d] > 1]
+    varying = [d for d in sorted(region.reach[reduction.initial]) if region.dims[d] > 1]
     return f"what it begins with varies along the dimensions {varying}" if varying else None
 
 

@@ -173,7 +173,7 @@ void ForgetOtherCallers() noexcept {
   TheCallers().all.push_back(&t_entry.caller);
 }
 
-bool Settling::is_over() noexcept {
+bool Quiescence::is_over() noexcept {
   if (std::clock() - begun_ > kLongest) return true;
   try {
     return MayLeaveAll();
@@ -183,7 +183,7 @@ bool Settling::is_over() noexcept {
   }
 }
 
-bool Settling::Sleeps(pthread_t thread, Clock::duration window) {
+bool Quiescence::Sleeps(pthread_t thread, Clock::duration window) {
   const char state = StateOf(NumberOf(thread));
   Sleep& sleep = sleeps_[thread];
   if (sleep.looks == 0 || state == 'R' || state == 'D' || state == '\0') sleep = {Clock::now(), 0};
@@ -191,7 +191,7 @@ bool Settling::Sleeps(pthread_t thread, Clock::duration window) {
   return sleep.looks > kLooks && Clock::now() - sleep.begun > window;
 }
 
-bool Settling::MayLeaveAll() {
+bool Quiescence::MayLeaveAll() {
   std::map<pthread_t, bool> in_framework = ThreadsOfPython();
   std::vector<pthread_t> awaited;  // those that are in a framework, and callers, which may be without Python showing it
   Callers& callers = TheCallers();

@@ -53,7 +53,7 @@ void ReleaseCallers() noexcept;
 void ForgetOtherCallers() noexcept;
 
 // Made by the thread that ends the interpreter, which asks again and again.
-class Settling {
+class Quiescence {
  public:
   // With the GIL, which is not given up in between: whether every other thread may be left as it is. It may be left if it
   // stays, or if it sleeps, in code of a framework for a second, in other code for a tenth of one. One that runs, or waits

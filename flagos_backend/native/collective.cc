@@ -83,7 +83,7 @@ struct Or {
 
 // The operands in the order of ranks, alike for every participant.
 template <typename T, typename F>
-void Fold(const std::vector<const char*>& operands, void* result, int64_t count, F function) {
+void Reduce(const std::vector<const char*>& operands, void* result, int64_t count, F function) {
   T* const out = static_cast<T*>(result);
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t end = std::min(count, begin + kBlock);
@@ -97,22 +97,22 @@ void Fold(const std::vector<const char*>& operands, void* result, int64_t count,
 }
 
 template <typename T>
-void FoldWith(int64_t function, const std::vector<const char*>& operands, void* result, int64_t count) {
+void ReduceWith(int64_t function, const std::vector<const char*>& operands, void* result, int64_t count) {
   switch (function) {
     case Collective::kAdd:
-      return Fold<T>(operands, result, count, Add<T>());
+      return Reduce<T>(operands, result, count, Add<T>());
     case Collective::kMultiply:
-      return Fold<T>(operands, result, count, Multiply<T>());
+      return Reduce<T>(operands, result, count, Multiply<T>());
     case Collective::kMaximum:
-      return Fold<T>(operands, result, count, Maximum<T>());
+      return Reduce<T>(operands, result, count, Maximum<T>());
     case Collective::kMinimum:
-      return Fold<T>(operands, result, count, Minimum<T>());
+      return Reduce<T>(operands, result, count, Minimum<T>());
     default:
       break;
   }
   if constexpr (std::is_integral_v<T>) {
-    if (function == Collective::kAnd) return Fold<T>(operands, result, count, And<T>());
-    return Fold<T>(operands, result, count, Or<T>());
+    if (function == Collective::kAnd) return Reduce<T>(operands, result, count, And<T>());
+    return Reduce<T>(operands, result, count, Or<T>());
   }
 }
 
@@ -122,26 +122,26 @@ void Reduce(const Collective& collective, int64_t type, const std::vector<const 
   const int64_t count = bytes / static_cast<int64_t>(SizeOf(type)), function = collective.function;
   switch (type) {
     case FLAGOS_TYPE_S8:
-      return FoldWith<int8_t>(function, operands, result, count);
+      return ReduceWith<int8_t>(function, operands, result, count);
     case FLAGOS_TYPE_PRED:
     case FLAGOS_TYPE_U8:
-      return FoldWith<uint8_t>(function, operands, result, count);
+      return ReduceWith<uint8_t>(function, operands, result, count);
     case FLAGOS_TYPE_S16:
-      return FoldWith<int16_t>(function, operands, result, count);
+      return ReduceWith<int16_t>(function, operands, result, count);
     case FLAGOS_TYPE_U16:
-      return FoldWith<uint16_t>(function, operands, result, count);
+      return ReduceWith<uint16_t>(function, operands, result, count);
     case FLAGOS_TYPE_S32:
-      return FoldWith<int32_t>(function, operands, result, count);
+      return ReduceWith<int32_t>(function, operands, result, count);
     case FLAGOS_TYPE_U32:
-      return FoldWith<uint32_t>(function, operands, result, count);
+      return ReduceWith<uint32_t>(function, operands, result, count);
     case FLAGOS_TYPE_S64:
-      return FoldWith<int64_t>(function, operands, result, count);
+      return ReduceWith<int64_t>(function, operands, result, count);
     case FLAGOS_TYPE_U64:
-      return FoldWith<uint64_t>(function, operands, result, count);
+      return ReduceWith<uint64_t>(function, operands, result, count);
     case FLAGOS_TYPE_F32:
-      return FoldWith<float>(function, operands, result, count);
+      return ReduceWith<float>(function, operands, result, count);
     default:
-      return FoldWith<double>(function, operands, result, count);
+      return ReduceWith<double>(function, operands, result, count);
   }
 }
 

@@ -61,7 +61,7 @@ void CheckInfo(const ProgramInfo& info) {
 
 NativeForm::NativeForm(Reader reader, int64_t devices) {
   if (reader.done()) return;
-  words = reader.Bytes();
+  bytecode = reader.Bytes();
   constants = reader.Bytes();
   Reader list = reader.Tuple();
   while (!list.done()) {

@@ -14,7 +14,7 @@ namespace flagos {
 
 // The native form of a program, if it has one.
 struct NativeForm {
-  std::string words;  // empty: none
+  std::string bytecode;  // empty: none
   std::string constants;
   struct Call {
     std::vector<Shape> operands, results;

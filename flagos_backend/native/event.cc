@@ -75,11 +75,11 @@ bool FlagosEvent::Poll() noexcept {
   } catch (...) {
     // The error is reported by the wait.
   }
-  Settle();
+  Resolve();
   return true;
 }
 
-void FlagosEvent::Settle() noexcept {
+void FlagosEvent::Resolve() noexcept {
   flagos::python::ReleaseGil released;
   Status status;
   try {
@@ -90,11 +90,11 @@ void FlagosEvent::Settle() noexcept {
   }
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (settling_) {
+    if (resolving_) {
       changed_.wait(lock, [this] { return ready_.load(std::memory_order_relaxed); });
       return;
     }
-    settling_ = true;
+    resolving_ = true;
   }
   if (status.ok() && finish_) {
     try {
@@ -113,7 +113,7 @@ void FlagosEvent::Defer() {
     if (deferred_ || ready_.load(std::memory_order_relaxed)) return;
     deferred_ = true;
   }
-  point_->completions()->Push([self = Ref<FlagosEvent>::Share(this)] { self->Settle(); });
+  point_->completions()->Push([self = Ref<FlagosEvent>::Share(this)] { self->Resolve(); });
 }
 
 void FlagosEvent::Run(const Callback& callback, const Status& status) noexcept {
@@ -134,7 +134,7 @@ const Status& FlagosEvent::Wait() {
         return ready_.load(std::memory_order_relaxed) || has_point_.load(std::memory_order_relaxed);
       });
     }
-    if (!ready_.load(std::memory_order_acquire)) Settle();
+    if (!ready_.load(std::memory_order_acquire)) Resolve();
   }
   return status_;
 }

@@ -64,15 +64,15 @@ struct FlagosEvent final : flagos::RefCounted<FlagosEvent> {
   static void Run(const Callback& callback, const flagos::Status& status) noexcept;
   bool Poll() noexcept;
   // Waits for the point and completes.
-  void Settle() noexcept;
-  // Has another thread settle this, once.
+  void Resolve() noexcept;
+  // Has another thread resolve this, once.
   void Defer();
 
   std::atomic<bool> ready_{false};
   std::atomic<bool> has_point_{false};
   flagos::Ref<flagos::Point> point_;  // does not change once has_point_
   Finish finish_;
-  bool settling_ = false;
+  bool resolving_ = false;
   bool deferred_ = false;
   flagos::Status status_;
   std::mutex mutex_;

@@ -37,19 +37,19 @@ QueueScope::QueueScope(DeviceQueue* queue, bool nested) noexcept
 
 QueueScope::~QueueScope() {
   t_scope = outer_;
-  if (has_turn_) queue_->EndTurn();
+  if (has_ticket_) queue_->EndTicket();
 }
 
 bool QueueScope::InCallback() noexcept { return t_scope != nullptr && t_scope->queue_ == nullptr; }
 
 CallbackScope::CallbackScope() : task_(t_scope), outside_(nullptr, false) {
   if (task_ == nullptr || task_->queue_ == nullptr) return;
-  const bool takes_turn = !task_->nested_ && !task_->has_turn_;
-  const DeviceQueue::Turn turn = takes_turn ? task_->queue_->TakeTurn() : 0;
+  const bool takes_ticket = !task_->nested_ && !task_->has_ticket_;
+  const DeviceQueue::Ticket ticket = takes_ticket ? task_->queue_->TakeTicket() : 0;
   task_->queue_->BeginBlocking();
-  if (!takes_turn) return;
-  task_->queue_->AwaitTurn(turn);
-  task_->has_turn_ = true;
+  if (!takes_ticket) return;
+  task_->queue_->AwaitTicket(ticket);
+  task_->has_ticket_ = true;
 }
 
 CallbackScope::~CallbackScope() {

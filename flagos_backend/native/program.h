@@ -104,7 +104,8 @@ std::unique_ptr<Program> LoadProgram(Context* context, const void* serialized, s
 // Says for the length of a scope whose task runs in this thread: a queue's, or, within a host callback, nobody's.
 class QueueScope {
  public:
-  // `nested`: the task was launched from within a host callback, and so must not wait for the turn of the one it is in.
+  // `nested`: the task was launched from within a host callback, and so must not wait for the ticket of the one it is
+  // in.
   QueueScope(DeviceQueue* queue, bool nested) noexcept;
   ~QueueScope();
   QueueScope(const QueueScope&) = delete;
@@ -117,7 +118,7 @@ class QueueScope {
   friend class CallbackScope;
   DeviceQueue* queue_;
   bool nested_;
-  bool has_turn_ = false;
+  bool has_ticket_ = false;
   QueueScope* outer_;
 };
 

@@ -156,7 +156,7 @@ void Close() {
     g_phase.store(Phase::kClosing, std::memory_order_seq_cst);
     if (drain != nullptr) drain();  // what came meanwhile
   }
-  Settling settling;
+  Quiescence quiescence;
   for (;;) {
     PyThreadState* state = py.PyEval_SaveThread();
     do {
@@ -164,7 +164,7 @@ void Close() {
     } while (g_users.load(std::memory_order_seq_cst) > t_uses);
     py.PyEval_RestoreThread(state);
     Sweep();
-    if (g_users.load(std::memory_order_seq_cst) <= t_uses && settling.is_over()) break;
+    if (g_users.load(std::memory_order_seq_cst) <= t_uses && quiescence.is_over()) break;
   }
   g_phase.store(Phase::kClosed, std::memory_order_seq_cst);
 }

@@ -6,9 +6,9 @@
 #include <unordered_map>
 
 #include "accelerator.h"
+#include "barrier.h"
 #include "bridge.h"
 #include "description.h"
-#include "gathering.h"
 #include "log.h"
 #include "replays.h"
 #include "tensor.h"
@@ -30,14 +30,14 @@ double TimeoutOf(PyObject* launch) {
 
 class PythonLaunch final : public LaunchState {
  public:
-  PythonLaunch(Object launch, size_t shares) : launch_(launch.Detach()), gathering_(shares) {
+  PythonLaunch(Object launch, size_t shares) : launch_(launch.Detach()), barrier_(shares) {
     const double seconds = TimeoutOf(launch_);
     if (seconds > 0) meetings_.emplace(std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9)));
   }
   ~PythonLaunch() override { python::Discard(launch_, 0); }
 
   void Abort(const Status& status) noexcept override {
-    gathering_.Abort(status);
+    barrier_.Abort(status);
     if (meetings_) meetings_->Abort();
     python::Gil gil;
     if (!gil) return;
@@ -52,13 +52,13 @@ class PythonLaunch final : public LaunchState {
   }
 
   PyObject* get() const noexcept { return launch_; }
-  Gathering& gathering() noexcept { return gathering_; }
+  Barrier& barrier() noexcept { return barrier_; }
   // NULL where devices of other processes may take part.
   Meetings* meetings() noexcept { return meetings_ ? &*meetings_ : nullptr; }
 
  private:
   PyObject* launch_;
-  Gathering gathering_;
+  Barrier barrier_;
   std::optional<Meetings> meetings_;
 };
 
@@ -77,7 +77,7 @@ class PythonProgram final : public Program, public LibraryCaller {
   const NativeForm& native() const noexcept { return native_; }
 
   void CallLibrary(const Place& place, LaunchState* state, int64_t number, void* const* sources, void** targets,
-                   std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) override;
+                   std::vector<Ref<Block>>& allocated, std::vector<Ref<Block>>& done) override;
   void Drop(std::vector<Ref<Block>>& blocks) noexcept override {
     python::Gil gil;  // without one the process ends, and its memory goes with it
     blocks.clear();
@@ -133,7 +133,7 @@ class PythonProgram final : public Program, public LibraryCaller {
   const Bound& BoundTo(const Place& place);
   // A library call that is a collective among devices of this process; as CallLibrary.
   void Meet(const Place& place, PythonLaunch& launch, int64_t number, const NativeForm::Call& call,
-            void* const* sources, void** targets, std::vector<Ref<Block>>& brought);
+            void* const* sources, void** targets, std::vector<Ref<Block>>& allocated);
   // Whether the arguments that the program uses up are this launch's alone.
   bool InPlace(const std::vector<Argument>& arguments) const noexcept;
 
@@ -243,11 +243,11 @@ Ref<Block> ToBlock(const Bridge& bridge, PyObject* tensor, const Shape& shape, M
 }
 
 void PythonProgram::CallLibrary(const Place& place, LaunchState* state, int64_t number, void* const* sources,
-                                void** targets, std::vector<Ref<Block>>& brought, std::vector<Ref<Block>>& done) {
+                                void** targets, std::vector<Ref<Block>>& allocated, std::vector<Ref<Block>>& done) {
   const NativeForm::Call& call = native_.calls.at(static_cast<size_t>(number));
   if (call.collective && state != nullptr) {
     auto& launch = static_cast<PythonLaunch&>(*state);
-    if (launch.meetings() != nullptr) return Meet(place, launch, number, call, sources, targets, brought);
+    if (launch.meetings() != nullptr) return Meet(place, launch, number, call, sources, targets, allocated);
   }
   python::Gil gil;
   CheckOpen(gil);
@@ -263,17 +263,17 @@ void PythonProgram::CallLibrary(const Place& place, LaunchState* state, int64_t 
     if (targets[i] != nullptr) continue;
     PyObject* tensor = py.PyList_GetItem(tensors.get(), next++);
     if (tensor == nullptr) throw Failure(python::TakeException("execute"));
-    brought.push_back(ToBlock(TheBridge(), tensor, call.results[i], place.device->default_memory(), none));
-    targets[i] = brought.back()->data();
+    allocated.push_back(ToBlock(TheBridge(), tensor, call.results[i], place.device->default_memory(), none));
+    targets[i] = allocated.back()->data();
   }
 }
 
 void PythonProgram::Meet(const Place& place, PythonLaunch& launch, int64_t number, const NativeForm::Call& call,
-                         void* const* sources, void** targets, std::vector<Ref<Block>>& brought) {
+                         void* const* sources, void** targets, std::vector<Ref<Block>>& allocated) {
   for (size_t i = 0; i < call.results.size(); ++i) {
     if (targets[i] != nullptr) continue;
-    brought.push_back(Block::Allocate(place.device->default_memory(), call.results[i].bytes));
-    targets[i] = brought.back()->data();
+    allocated.push_back(Block::Allocate(place.device->default_memory(), call.results[i].bytes));
+    targets[i] = allocated.back()->data();
   }
   const int64_t device = place.replica * info_.num_partitions + place.partition;
   std::vector<int64_t> missing;
@@ -312,11 +312,11 @@ std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* stat
   try {
     if (accelerated) {
       std::shared_ptr<Replayed> replayed = replays_.Find(place, arguments, in_place);
-      Gathering* const gathering =
-          records_meetings_ && state != nullptr ? &static_cast<PythonLaunch*>(state)->gathering() : nullptr;
+      Barrier* const barrier =
+          records_meetings_ && state != nullptr ? &static_cast<PythonLaunch*>(state)->barrier() : nullptr;
       // Devices that wait for one another in what was recorded launch that together, or not at all.
-      const bool launches = gathering != nullptr ? gathering->All(replayed != nullptr) : replayed != nullptr;
-      if (launches) return replays_.Run(*replayed, place, arguments, memories, gathering);
+      const bool launches = barrier != nullptr ? barrier->All(replayed != nullptr) : replayed != nullptr;
+      if (launches) return replays_.Run(*replayed, place, arguments, memories, barrier);
     }
     blocks = RunSteps(place, state, arguments, memories, in_place);
   } catch (const Failure& failure) {
@@ -363,10 +363,10 @@ std::vector<Ref<Block>> PythonProgram::RunSteps(const Place& place, LaunchState*
 // The program of the bridge's answer, natively where it has a native form. With the GIL.
 std::unique_ptr<Program> MakeProgram(PyObject* compiled) {
   auto python = std::make_unique<PythonProgram>(compiled);
-  if (python->native().words.empty()) return python;
+  if (python->native().bytecode.empty()) return python;
   const NativeForm& native = python->native();
   LibraryCaller* const caller = python.get();
-  return MakeTileProgram(std::move(python), caller, native.words, native.constants, native.functions);
+  return MakeTileProgram(std::move(python), caller, native.bytecode, native.constants, native.functions);
 }
 
 }  // namespace

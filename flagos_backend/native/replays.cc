@@ -73,7 +73,7 @@ std::shared_ptr<Replayed> Replays::Find(const Place& place, const std::vector<Ar
 }
 
 std::vector<Ref<Block>> Replays::Run(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
-                                     const std::vector<Memory*>& memories, Gathering* gathering) const {
+                                     const std::vector<Memory*>& memories, Barrier* barrier) const {
   std::vector<void*> addresses;
   addresses.reserve(arguments.size() + memories.size());
   // Used again once the replay is enqueued, and written behind it.
@@ -92,18 +92,18 @@ std::vector<Ref<Block>> Replays::Run(Replayed& replayed, const Place& place, std
     }
     addresses.push_back(results.back()->data());
   }
-  if (gathering == nullptr) {
+  if (barrier == nullptr) {
     replayed.replay->Launch(addresses.data());
   } else {
-    Launch(replayed, place, addresses.data(), *gathering);
+    Launch(replayed, place, addresses.data(), *barrier);
   }
   return results;
 }
 
-void Replays::Launch(Replayed& replayed, const Place& place, void* const* addresses, Gathering& gathering) const {
+void Replays::Launch(Replayed& replayed, const Place& place, void* const* addresses, Barrier& barrier) const {
   // A device that waits for another may hold up an allocation there: all have theirs by now, and none goes on to others
   // before all have begun.
-  gathering.All(true);
+  barrier.All(true);
   replayed.replay->Launch(addresses);
   {
     python::Gil gil;
@@ -113,7 +113,7 @@ void Replays::Launch(Replayed& replayed, const Place& place, void* const* addres
       python::Call(launched.get(), {local.get()}, "launched");
     }
   }
-  gathering.All(true);
+  barrier.All(true);
 }
 
 void Replays::Ran(const Place& place) {

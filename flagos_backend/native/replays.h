@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "gathering.h"
+#include "barrier.h"
 #include "program.h"
 #include "python.h"
 #include "replay.h"
@@ -33,14 +33,14 @@ class Replays {
   bool Has(const Device& device);
   // NULL: this launch goes through the interpreter. `in_place`: the arguments that the program uses up are its alone.
   std::shared_ptr<Replayed> Find(const Place& place, const std::vector<Argument>& arguments, bool in_place);
-  // `gathering`: of a launch in whose replays the devices meet; they begin together.
+  // `barrier`: of a launch in whose replays the devices meet; they begin together.
   std::vector<Ref<Block>> Run(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
-                              const std::vector<Memory*>& memories, Gathering* gathering) const;
+                              const std::vector<Memory*>& memories, Barrier* barrier) const;
   // Counts a run through the interpreter; after some of them has the program captured, whole or in parts.
   void Ran(const Place& place);
 
  private:
-  void Launch(Replayed& replayed, const Place& place, void* const* addresses, Gathering& gathering) const;
+  void Launch(Replayed& replayed, const Place& place, void* const* addresses, Barrier& barrier) const;
   void Capture(const Place& place);
   void Keep(const Place& place, python::Reader& reader);
 

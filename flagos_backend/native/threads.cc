@@ -144,9 +144,9 @@ struct DeviceQueue::State {
   int idle = 0;     // threads that wait for a task
   int running = 0;  // threads that run a task; more than one when some come back from a wait
   bool stop = false;
-  std::condition_variable turned;
-  Turn turns_taken = 0;
-  Turn turns_ended = 0;  // and so the turn that is on
+  std::condition_variable ended;
+  Ticket tickets_taken = 0;
+  Ticket tickets_ended = 0;  // and so the ticket that is served
 
   // With the mutex: gives a waiting task a thread if none runs.
   void Wake(const std::shared_ptr<State>& self) {
@@ -207,20 +207,20 @@ void DeviceQueue::EndBlocking() {
   ++state_->running;
 }
 
-DeviceQueue::Turn DeviceQueue::TakeTurn() {
+DeviceQueue::Ticket DeviceQueue::TakeTicket() {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  return state_->turns_taken++;
+  return state_->tickets_taken++;
 }
 
-void DeviceQueue::AwaitTurn(Turn turn) {
+void DeviceQueue::AwaitTicket(Ticket ticket) {
   std::unique_lock<std::mutex> lock(state_->mutex);
-  state_->turned.wait(lock, [this, turn] { return state_->turns_ended == turn; });
+  state_->ended.wait(lock, [this, ticket] { return state_->tickets_ended == ticket; });
 }
 
-void DeviceQueue::EndTurn() {
+void DeviceQueue::EndTicket() {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  ++state_->turns_ended;
-  state_->turned.notify_all();
+  ++state_->tickets_ended;
+  state_->ended.notify_all();
 }
 
 void DeviceQueue::Loop(const std::shared_ptr<State>& state) {

@@ -77,13 +77,13 @@ class DeviceQueue {
   void BeginBlocking();
   void EndBlocking();
 
-  // Turns keep the host callbacks of a device in the order of its tasks, though others begin while one waits. A task takes
-  // its turn at its first callback, before BeginBlocking, and keeps it until it ends. Whoever took one awaits it, then
-  // ends it.
-  using Turn = uint64_t;
-  Turn TakeTurn();
-  void AwaitTurn(Turn turn);
-  void EndTurn();
+  // Tickets keep the host callbacks of a device in the order of its tasks, though others begin while one waits. A task
+  // takes its ticket at its first callback, before BeginBlocking, and keeps it until it ends. Whoever took one awaits
+  // it, then ends it.
+  using Ticket = uint64_t;
+  Ticket TakeTicket();
+  void AwaitTicket(Ticket ticket);
+  void EndTicket();
 
  private:
   struct State;

@@ -34,7 +34,7 @@ class TileProgram final : public Program {
     results.reserve(num_results);
     for (size_t i = 0; i < num_results; ++i) {
       const int64_t overwritten = native_->overwritten(i);
-      if (native_->is_brought(i)) {
+      if (native_->is_callee_allocated(i)) {
         results.emplace_back();
         addresses[num_arguments + i] = nullptr;
         continue;
@@ -61,7 +61,7 @@ class TileProgram final : public Program {
       throw Failure(std::move(calls.status));
     }
     for (size_t i = 0; i < num_results; ++i) {
-      if (native_->is_brought(i)) results[i] = In(memories[i], calls.Take(addresses[num_arguments + i]));
+      if (native_->is_callee_allocated(i)) results[i] = In(memories[i], calls.Take(addresses[num_arguments + i]));
     }
     return results;
   }
@@ -109,31 +109,31 @@ class TileProgram final : public Program {
     return copy;
   }
 
-  // One run's library calls, the memory that they brought, and why the last one failed.
+  // One run's library calls, the memory that they allocated, and why the last one failed.
   struct Calls {
     LibraryCaller* const caller;
     const Place& place;
     LaunchState* const state;
-    std::vector<Ref<Block>> brought;
+    std::vector<Ref<Block>> allocated;
     Status status;
 
     Calls(LibraryCaller* caller, const Place& place, LaunchState* state) : caller(caller), place(place), state(state) {}
     ~Calls() {
-      if (!brought.empty()) caller->Drop(brought);
+      if (!allocated.empty()) caller->Drop(allocated);
     }
     Calls(const Calls&) = delete;
     Calls& operator=(const Calls&) = delete;
 
     Ref<Block> Take(const void* address) {
-      const auto found = std::find_if(brought.begin(), brought.end(),
+      const auto found = std::find_if(allocated.begin(), allocated.end(),
                                       [address](const Ref<Block>& block) { return block->data() == address; });
-      if (found == brought.end()) {
+      if (found == allocated.end()) {
         Fail(FLAGOS_INTERNAL,
-             "execute: a library call brought no result; this is a defect of the backend, please report it");
+             "execute: a library call allocated no result; this is a defect of the backend, please report it");
       }
-      std::swap(*found, brought.back());
-      Ref<Block> block = std::move(brought.back());
-      brought.pop_back();
+      std::swap(*found, allocated.back());
+      Ref<Block> block = std::move(allocated.back());
+      allocated.pop_back();
       return block;
     }
 
@@ -143,7 +143,7 @@ class TileProgram final : public Program {
       try {
         std::vector<Ref<Block>> done;
         for (const void* address : released) done.push_back(calls.Take(address));
-        calls.caller->CallLibrary(calls.place, calls.state, number, sources, targets, calls.brought, done);
+        calls.caller->CallLibrary(calls.place, calls.state, number, sources, targets, calls.allocated, done);
         return true;
       } catch (...) {
         calls.status = StatusOfException("library call");
@@ -177,10 +177,10 @@ void CheckSizes(const ProgramInfo& info, const cpu::NativeProgram& native) {
 }  // namespace
 
 std::unique_ptr<Program> MakeTileProgram(std::unique_ptr<Program> python, LibraryCaller* caller,
-                                         const std::string& words, const std::string& constants,
+                                         const std::string& bytecode, const std::string& constants,
                                          const std::vector<int64_t>& functions) {
-  std::vector<int64_t> numbers(words.size() / sizeof(int64_t));
-  std::memcpy(numbers.data(), words.data(), numbers.size() * sizeof(int64_t));
+  std::vector<int64_t> numbers(bytecode.size() / sizeof(int64_t));
+  std::memcpy(numbers.data(), bytecode.data(), numbers.size() * sizeof(int64_t));
   std::vector<cpu::MachineFunction> code;
   for (const int64_t address : functions) code.push_back(reinterpret_cast<cpu::MachineFunction>(address));
   std::string error;

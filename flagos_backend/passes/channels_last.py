@@ -200,9 +200,9 @@ def _call(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         tensor["order"] = list(_first(array_shape(operands[tensor["tensor"]]).rank))
         tensor.pop("strided", None)
     orders = config.get("orders") or [None] * len(shapes)
-    turned = [_has_rank(shape) and order is None for shape, order in zip(shapes, orders, strict=True)]
+    permuted = [_has_rank(shape) and order is None for shape, order in zip(shapes, orders, strict=True)]
     for number, shape in enumerate(shapes):
-        if turned[number]:
+        if permuted[number]:
             orders[number], shapes[number] = list(_last(shape.rank)), _permuted(shape, _last(shape.rank))
     if any(orders):
         config["orders"] = orders
@@ -213,11 +213,11 @@ def _call(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     )
     emitter.instructions.append(made)
     if isinstance(made_shape, ArrayShape):
-        return _image(made, emitter, instruction) if turned[0] else made
+        return _image(made, emitter, instruction) if permuted[0] else made
     parts = []
     for number, shape in enumerate(shapes):
         part = emitter.emit(Opcode.GET_TUPLE_ELEMENT, shape, (made,), TupleIndexAttributes(number), like=instruction)
-        parts.append(_image(part, emitter, instruction) if turned[number] else part)
+        parts.append(_image(part, emitter, instruction) if permuted[number] else part)
     return emitter.emit(Opcode.TUPLE, instruction.shape, parts, like=instruction)
 
 
@@ -231,11 +231,11 @@ def _reduce(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     if not _is_image(image):
         return None
     order = _first(array_shape(image).rank)
-    folded = instruction.attributes_as(DimensionsAttributes).dimensions
-    kept = [order[d] for d in range(len(order)) if d not in folded]
+    reduced = instruction.attributes_as(DimensionsAttributes).dimensions
+    kept = [order[d] for d in range(len(order)) if d not in reduced]
     if kept != sorted(kept):
         return None
-    attributes = DimensionsAttributes(tuple(sorted(order[d] for d in folded)))
+    attributes = DimensionsAttributes(tuple(sorted(order[d] for d in reduced)))
     operands = (image.operands[0], initial)
     return emitter.emit(Opcode.REDUCE, instruction.shape, operands, attributes, instruction.called, like=instruction)
 
@@ -279,16 +279,16 @@ def _moved(
 ) -> DimensionAttributes | PadAttributes | SliceAttributes | WindowAttributes:
     """What an instruction says of its dimensions, of arrays with these in ``order``."""
 
-    def turned(values: tuple[int, ...]) -> tuple[int, ...]:
+    def permuted(values: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(values[d] for d in order)
 
     a = instruction.attributes
     if isinstance(a, DimensionAttributes):
         return DimensionAttributes(order.index(a.dimension))
     if isinstance(a, PadAttributes):
-        return PadAttributes(turned(a.low), turned(a.high), turned(a.interior))
+        return PadAttributes(permuted(a.low), permuted(a.high), permuted(a.interior))
     if isinstance(a, SliceAttributes):
-        return SliceAttributes(turned(a.starts), turned(a.limits), turned(a.strides))
+        return SliceAttributes(permuted(a.starts), permuted(a.limits), permuted(a.strides))
     return WindowAttributes(tuple(instruction.attributes_as(WindowAttributes).window[d] for d in order))
 
 

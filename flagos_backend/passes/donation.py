@@ -1,5 +1,5 @@
-"""Settles which donated arguments are used up: those that an output of the same size can take over. The others stay the
-caller's, as with XLA, whose optimizer pairs donors and outputs in the same way. Last of the passes."""
+"""Resolves which donated arguments are used up: those that an output of the same size can take over. The others stay
+the caller's, as with XLA, whose optimizer pairs donors and outputs in the same way. Last of the passes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Dots of which nothing is left but sums, as inner products, become sums of products of elements: folds, which threads
-and programs share out, where a library would make a matrix of one element, or a batch of those.
+"""Dots of which nothing is left but sums, as inner products, become sums of products of elements: reductions, which
+threads and programs share out, where a library would make a matrix of one element, or a batch of those.
 
 Its place in the pipeline is that of dot_to_multiply.py.
 """

@@ -1,4 +1,4 @@
-"""Computes before a loop what is the same in each of its turns and costs a kernel of its own.
+"""Computes before a loop what is the same in each of its iterations and costs a kernel of its own.
 
 What generated kernels compute on the way stays in the body: it is free there, and would have to be read from memory.
 But what products and the like read has to be in memory, and is written there before the loop.
@@ -18,7 +18,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.passes.rewrite import Substitution, array_shape, index_in, rewrite_computations, with_operands
 
-# A turn may never come, so that what might not end, or end the program, stays in it.
+# An iteration may never come, so that what might not end, or end the program, stays in it.
 _STAYS = frozenset(
     {
         *(Opcode.CALL, Opcode.CONDITIONAL, Opcode.CUSTOM_CALL, Opcode.WHILE),
@@ -138,7 +138,7 @@ def _takes_elements(computation: Computation) -> bool:
 
 
 def _invariants(body: Computation, effects: Effects) -> dict[Instruction, bool]:
-    """What is the same in each turn, and whether it depends on what the loop is given."""
+    """What is the same in each iteration, and whether it depends on what the loop is given."""
     (state,) = body.parameters
     unchanged = {index for index, value in enumerate(body.root.operands) if index_in(value, state) == index}
     found: dict[Instruction, bool] = {}
@@ -159,7 +159,8 @@ def _may_move(instruction: Instruction, effects: Effects) -> bool:
 
 
 def _is_costly(instruction: Instruction, invariant: dict[Instruction, bool]) -> bool:
-    """Whether an invariant is a kernel of its own, or less to read in each turn than anything that it is made of."""
+    """Whether an invariant is a kernel of its own, or less to read in each iteration than anything that it is made
+    of."""
     if instruction.opcode not in _MOVES:
         return instruction.opcode in _COSTLY
     size = array_shape(instruction).num_bytes

@@ -66,7 +66,7 @@ def _first(opcode: Opcode, *rules: dict[Opcode, Rule]) -> Rule:
 
 
 def _reduce(instruction: Instruction, emitter: Emitter) -> Instruction | None:
-    """A fold of no elements is what it begins with: no kernel has to tell where it may not read."""
+    """A reduction of no elements is what it begins with: no kernel has to tell where it may not read."""
     operands = instruction.operands
     if all(array_shape(operands[0]).dims):
         return simplify_sums.RULES[Opcode.REDUCE](instruction, emitter)

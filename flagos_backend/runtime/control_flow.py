@@ -53,11 +53,11 @@ class ControlFlow(abc.ABC):
 @dataclass(frozen=True, slots=True)
 class Copies:
     """What a loop copies because its body writes over it and must not share it, by the number of the value: before it
-    begins, and at each turn. ``dying``: slots that are given up when it begins."""
+    begins, and at each iteration. ``dying``: slots that are given up when it begins."""
 
     dying: tuple[int, ...]
     first: tuple[int, ...]
-    each_turn: tuple[int, ...]
+    each_iteration: tuple[int, ...]
 
     def begin(self, run: Run, values: list[Any], operands: Sequence[int]) -> list[Any]:
         state = [values[slot] for slot in operands]
@@ -65,8 +65,8 @@ class Copies:
             values[slot] = None
         return self._copied(run, state, self.first)
 
-    def after_turn(self, run: Run, state: list[Any]) -> list[Any]:
-        return self._copied(run, state, self.each_turn)
+    def after_iteration(self, run: Run, state: list[Any]) -> list[Any]:
+        return self._copied(run, state, self.each_iteration)
 
     @staticmethod
     def _copied(run: Run, state: list[Any], numbers: Sequence[int]) -> list[Any]:
@@ -76,8 +76,8 @@ class Copies:
 
 
 class While(ControlFlow):
-    """``callees``: whether there is a first turn; and a turn, whose last result says whether there is another one.
-    ``unchanged``: the numbers of the values that a turn hands on as they are."""
+    """``callees``: whether there is a first iteration; and an iteration, whose last result says whether there is
+    another one. ``unchanged``: the numbers of the values that an iteration hands on as they are."""
 
     def __init__(
         self,
@@ -99,19 +99,20 @@ class While(ControlFlow):
             values[slot] = value
 
     def _run(self, run: Run, values: list[Any]) -> list[Any]:
-        condition, turn = self.callees
+        condition, iteration = self.callees
         state = self._copies.begin(run, values, self._operands)
         (another,) = condition(run, state.copy())
         self.ran.add(0)
         while another.item():
             self.ran.add(1)
-            *state, another = turn(run, state)
-            state = self._copies.after_turn(run, state)
+            *state, another = iteration(run, state)
+            state = self._copies.after_iteration(run, state)
         return state
 
     def _record(self, run: Run, conditionals: Conditionals, values: list[Any]) -> list[Any]:
-        """Each turn finds its values where the one before did, so that those that change have storage of their own."""
-        condition, turn = self.callees
+        """Each iteration finds its values where the one before did, so that those that change have storage of their
+        own."""
+        condition, iteration = self.callees
         state = [values[slot] for slot in self._operands]
         for slot in self._copies.dying:
             values[slot] = None
@@ -121,7 +122,7 @@ class While(ControlFlow):
         (another,) = condition(run, state.copy())
 
         def body() -> torch.Tensor:
-            results = turn(run, state.copy())
+            results = iteration(run, state.copy())
             again: torch.Tensor = _put([state[n] for n in changed], [results[n] for n in (*changed, -1)], run)
             return again
 
@@ -170,12 +171,12 @@ class CountedLoop(ControlFlow):
     def __call__(self, run: Run, values: list[Any]) -> None:
         (body,) = self.callees
         state = self._copies.begin(run, values, self._operands)
-        turns = self.trip_count  # may be more than range() takes
-        if turns:
+        iterations = self.trip_count  # may be more than range() takes
+        if iterations:
             self.ran.add(0)
-        while turns > 0:
-            state = self._copies.after_turn(run, body(run, state))
-            turns -= 1
+        while iterations > 0:
+            state = self._copies.after_iteration(run, body(run, state))
+            iterations -= 1
         for slot, value in zip(self._results, state, strict=True):
             values[slot] = value
 
@@ -243,7 +244,7 @@ class Conditional(ControlFlow):
 
     def _place(self, run: Run, values: list[Any], number: int) -> Any:
         """Where every branch leaves result ``number``: the operand that it lies in, or where the plan wants it."""
-        shape, kept, home = self._shapes[number], self._kept[number], values[self._results[number]]
+        shape, kept, result_buffer = self._shapes[number], self._kept[number], values[self._results[number]]
         if shape.element_type is ElementType.TOKEN:
             return ()
         dtype = dtype_of(shape.element_type)
@@ -251,7 +252,7 @@ class Conditional(ControlFlow):
             operand = values[kept]
             if operand.dtype == dtype and tuple(operand.shape) == shape.dims and _lies_at(operand, operand):
                 return operand
-        return torch.empty(shape.dims, dtype=dtype, device=run.device) if home is None else home
+        return torch.empty(shape.dims, dtype=dtype, device=run.device) if result_buffer is None else result_buffer
 
     def _chosen(self, selector: torch.Tensor) -> list[torch.Tensor]:
         """For each branch whether it is the one."""

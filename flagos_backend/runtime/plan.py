@@ -24,7 +24,7 @@ class Step:
     """The one of ``results`` is set to kernel(run, *operands); ``on_slots``, the kernel works on the slots itself.
 
     ``operands`` and ``results`` are slots, ``frees`` those that nobody reads afterwards. ``instruction``: what the step
-    computes, or prepares an operand of; None for a step that only settles where a result lies, or waits for one.
+    computes, or prepares an operand of; None for a step that only decides where a result lies, or waits for one.
     ``enqueues``: whether it gives a device anything to do, as views and tuples do not. ``nest``: of a generated kernel,
     what it was written from.
     """
@@ -46,7 +46,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class ResultBuffer:
     """The slot in whose storage a result is made from the first step that fills it on, and what lies there first."""
 
     slot: int
@@ -65,7 +65,7 @@ class Plan:
     steps: tuple[Step, ...]
     parameters: Sequence[int]
     results: tuple[int, ...]
-    homes: Mapping[int, Home]
+    result_buffers: Mapping[int, ResultBuffer]
     """For each slot that has one, where it is made, if whoever runs the plan may say where that is."""
     shapes: Sequence[ArrayShape | None]
     """Of what lies in each slot; None for a tuple, which is made for the step behind it."""
@@ -92,8 +92,9 @@ class Plan:
         """Executes on the flat ``arguments`` and returns the flat results. Empties ``arguments``, so that the plan can
         free each at its last use. Callers enter torch.inference_mode() once per thread.
 
-        ``outputs``: nothing, or an array for each result, where it is put if it has a home; others lie elsewhere.
-        ``times``: unless None, gets when each step begins and the last ends, in nanoseconds of the monotonic clock.
+        ``outputs``: nothing, or an array for each result, where it is put if it has a result buffer; others lie
+        elsewhere. ``times``: unless None, gets when each step begins and the last ends, in nanoseconds of the monotonic
+        clock.
         """
         if len(arguments) != len(self.parameters):
             raise ValueError(f"{self.name} takes {len(self.parameters)} arrays, got {len(arguments)}")
@@ -102,8 +103,8 @@ class Plan:
             values[slot] = arguments.pop()
         if outputs:
             for slot, output in zip(self.results, outputs, strict=True):
-                if home := self.homes.get(slot):
-                    values[home.slot] = home.of(output)
+                if result_buffer := self.result_buffers.get(slot):
+                    values[result_buffer.slot] = result_buffer.of(output)
         for kernel, operands, result, frees in self._compiled if times is None else self._timed(times):
             if operands is None:
                 kernel(run, values)

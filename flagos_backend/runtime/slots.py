@@ -46,15 +46,15 @@ def spread(kernel: Kernel, operands: Sequence[int], results: Sequence[int]) -> K
     return run_spread
 
 
-def at_home(into: Kernel, operands: Sequence[int], results: Sequence[int]) -> Kernel:
+def in_buffers(into: Kernel, operands: Sequence[int], results: Sequence[int]) -> Kernel:
     """Computes into what the results' slots hold already, if anything."""
 
-    def run_at_home(run: Run, values: list[Any]) -> None:
+    def run_in_buffers(run: Run, values: list[Any]) -> None:
         outcome = into(run, [values[slot] for slot in results], *[values[slot] for slot in operands])
         for slot, value in zip(results, _flat_values(outcome), strict=True):
             values[slot] = value
 
-    return run_at_home
+    return run_in_buffers
 
 
 def contiguous(run: Run, value: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ def make_argument(spec: str, rng: np.random.Generator) -> Array:
     """A random array for ``"f32[2,3]"`` or ``"f32[2,3]:kind"``.
 
     Kinds: ``normal`` (default; integers span their whole range), ``unit`` in (-1, 1), ``positive`` in (0.1, 2),
-    ``special`` (NaN, infinities, signed zeros, denormals, the integer extremes), ``index<n>`` in [-1, n],
+    ``special`` (NaN, infinities, signed zeros, denormals, the bounds of integers), ``index<n>`` in [-1, n],
     ``small`` integers in [0, 8), ``spd`` (positive definite), ``key`` (threefry key data).
     """
     match = _SPEC.match(spec)

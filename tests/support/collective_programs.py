@@ -80,10 +80,10 @@ def launches(inputs: list[np.ndarray], mesh: Mesh) -> list[jax.Array]:
 
 
 def loop(x: np.ndarray, mesh: Mesh) -> list[jax.Array]:
-    def turns(y: jax.Array) -> jax.Array:
+    def iterations(y: jax.Array) -> jax.Array:
         return lax.fori_loop(0, 20, lambda _, c: lax.pmean(jnp.cos(c), "d") + 0.5 * c, y)
 
-    return _launched(mapped(turns, mesh, P("d")), x, mesh)
+    return _launched(mapped(iterations, mesh, P("d")), x, mesh)
 
 
 def train(x: np.ndarray, w: np.ndarray, data: Any, weights: Any, mesh: Mesh) -> tuple[jax.Array, jax.Array]:

@@ -22,7 +22,7 @@ from flagos_backend.kernels.reference.storage import dtype_of, from_bytes
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.region import Region
 
-# Few multiprocessors, so that small arrays already go to several programs and through split folds.
+# Few multiprocessors, so that small arrays already go to several programs and through split reductions.
 SIMULATED = Target("cpu", vendor="simulated", architecture="host", multiprocessors=4, shared_memory_bytes=1 << 16)
 
 

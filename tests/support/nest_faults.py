@@ -8,7 +8,7 @@ from dataclasses import replace
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.literals import literal_of, number_of
 from flagos_backend.loop_ir.printer import has_numbers
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Literal, Load, Region
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Literal, Load, Reduce, Region
 from flagos_backend.loop_ir.rewriting import Moved, Pool, replaced
 
 O = Opcode  # noqa: E741
@@ -56,14 +56,14 @@ def _faults(expression: Expression, dims: Sequence[int]) -> Iterator[tuple[str, 
             yield "a load of one element", lambda e, moved, pool: _at_one_place(expression)
     elif isinstance(expression, Literal) and has_numbers(expression.element_type):
         yield "a wrong number", lambda e, moved, pool: _another(expression)
-    elif isinstance(expression, Fold):
+    elif isinstance(expression, Reduce):
         if expression.combine in _OTHER and _OTHER[expression.combine] is not O.SUBTRACT:
             yield (
                 "another combination",
-                lambda e, moved, pool: _fold(expression, _OTHER[expression.combine], moved, pool),
+                lambda e, moved, pool: _reduction(expression, _OTHER[expression.combine], moved, pool),
             )
         if expression.combine is O.ADD:
-            yield "another combination", lambda e, moved, pool: _fold(expression, O.MAXIMUM, moved, pool)
+            yield "another combination", lambda e, moved, pool: _reduction(expression, O.MAXIMUM, moved, pool)
     elif isinstance(expression, Apply):
         yield from _operation_faults(expression)
 
@@ -108,5 +108,7 @@ def _another(literal: Literal) -> Literal:
     return literal_of(20 if number in (INF, -INF) else 2 if number == 1 else 1, literal.element_type)
 
 
-def _fold(fold: Fold, combine: Opcode, moved: Moved, pool: Pool) -> Expression:
-    return pool.fold(replace(fold, combine=combine), moved[fold.value], moved[fold.initial], fold.dims)
+def _reduction(reduction: Reduce, combine: Opcode, moved: Moved, pool: Pool) -> Expression:
+    return pool.reduce(
+        replace(reduction, combine=combine), moved[reduction.value], moved[reduction.initial], reduction.dims
+    )

@@ -14,7 +14,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.loop_ir.flat import flatten
 from flagos_backend.loop_ir.parser import parse_nest
 from flagos_backend.loop_ir.printer import print_nest
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Shift
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Shift
 from flagos_backend.passes.pass_manager import run_pipeline
 from flagos_backend.passes.pipelines import optimize
 
@@ -58,7 +58,7 @@ def same_nest(a: Region, b: Region) -> bool:
             return same_array(x.source, y.source) and index(x.index) == y.index and guard == y.guard
         if [moved[o] for o in x.operands] != list(y.operands):
             return False
-        if isinstance(x, Fold):
+        if isinstance(x, Reduce):
             return (x.combine, x.dims) == (y.combine, y.dims)
         assert isinstance(x, Apply)
         return (x.opcode, x.detail, x.order) == (y.opcode, y.detail, y.order)

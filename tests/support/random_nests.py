@@ -13,7 +13,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.literals import identity_of, literal_of
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Shift, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Shift, Store
 
 E = ElementType
 O = Opcode  # noqa: E741
@@ -67,9 +67,9 @@ class Builder:
     def apply(self, opcode: Opcode, *operands: Expression, kind: ElementType | None = None, detail: str = "") -> Apply:
         return Apply(kind or self.kind, opcode, operands, detail)
 
-    def fold(self, combine: Opcode, value: Expression, *dims: int) -> Fold:
+    def reduce(self, combine: Opcode, value: Expression, *dims: int) -> Reduce:
         initial = self.number(identity_of(combine, value.element_type), value.element_type)
-        return Fold(value.element_type, combine, value, initial, dims)
+        return Reduce(value.element_type, combine, value, initial, dims)
 
     def grown(self, value: Expression, order: Sequence[int] | None = None) -> Expression:
         """``value`` behind none to three random operations; itself in a plain nest."""
@@ -119,26 +119,26 @@ def long_rows(rng: Rng, plain: bool = False) -> Region:
     b = Builder(
         rng, (_size(rng, 1, 2), (1 << 17) + _size(rng, 0, 999)), (E.F32, E.S32, E.F64)[_size(rng, 0, 2)], plain=plain
     )
-    total = b.fold(_any_combine(b), b.grown(b.load(), (1,)), 1)
+    total = b.reduce(_any_combine(b), b.grown(b.load(), (1,)), 1)
     b.store(b.grown(total, (0,)), (0,))
     return b.nest()
 
 
 def two_ended(rng: Rng, plain: bool = False) -> Region:
-    """An array [outer, kept, inner], folded over both ends."""
+    """An array [outer, kept, inner], reduced over both ends."""
     b = Builder(
         rng,
         (_size(rng, 2, 9), _size(rng, 10, 40), _size(rng, 20, 60)),
         (E.F32, E.S64, E.BF16)[_size(rng, 0, 2)],
         plain=plain,
     )
-    b.store(b.fold(_any_combine(b), b.grown(b.load((1, 0, 2))), 1, 2), (0,))
+    b.store(b.reduce(_any_combine(b), b.grown(b.load((1, 0, 2))), 1, 2), (0,))
     return b.nest()
 
 
 def short_rows_to_columns(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 64, 90), _size(rng, 2, 12)), (E.F32, E.F16, E.U32)[_size(rng, 0, 2)], plain=plain)
-    b.store(b.fold(_any_combine(b), b.grown(b.load((1, 0)), (1,)), 1), (0,))
+    b.store(b.reduce(_any_combine(b), b.grown(b.load((1, 0)), (1,)), 1), (0,))
     return b.nest()
 
 
@@ -148,11 +148,11 @@ def short_rows(rng: Rng, plain: bool = False) -> Region:
     return b.nest()
 
 
-def short_rows_folded(rng: Rng, plain: bool = False) -> Region:
+def short_rows_reduced(rng: Rng, plain: bool = False) -> Region:
     kind = (E.F32, E.F16, E.S32)[_size(rng, 0, 2)]
     b = Builder(rng, (256 * _size(rng, 2, 4), _size(rng, 2, 9)), kind, plain=plain)
     value = b.apply(O.SUBTRACT, b.load(), b.load((1,)))
-    b.store(b.fold(_any_combine(b), value, 0), (1,))
+    b.store(b.reduce(_any_combine(b), value, 0), (1,))
     return b.nest()
 
 
@@ -244,7 +244,7 @@ def gathered_pair(rng: Rng, plain: bool = False) -> Region:
 
 def two_sums(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 99)), _float(rng), plain=plain)
-    sums = (b.fold(O.ADD, b.grown(b.load()), 1), b.fold(O.ADD, b.load(), 1))
+    sums = (b.reduce(O.ADD, b.grown(b.load()), 1), b.reduce(O.ADD, b.load(), 1))
     b.store(b.apply(O.MULTIPLY, b.load(), b.apply(O.ADD, *sums)))
     return b.nest()
 
@@ -265,26 +265,26 @@ def power_of_two(rng: Rng, plain: bool = False) -> Region:
 def softmax(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 2, 9), _size(rng, 16, 40)), _short_float(rng), plain=plain)
     x = b.grown(b.load())
-    exponential = b.apply(O.EXP, b.apply(O.SUBTRACT, x, b.fold(O.MAXIMUM, x, 1)))
-    b.store(b.apply(O.DIVIDE, exponential, b.fold(O.ADD, exponential, 1)))
+    exponential = b.apply(O.EXP, b.apply(O.SUBTRACT, x, b.reduce(O.MAXIMUM, x, 1)))
+    b.store(b.apply(O.DIVIDE, exponential, b.reduce(O.ADD, exponential, 1)))
     return b.nest()
 
 
 def narrow_sums(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 40)), (E.S16, E.U16)[_size(rng, 0, 1)], plain=plain)
-    b.store(b.fold(O.ADD, b.apply(b.one_of(O.ADD, O.SUBTRACT), b.load(), b.load((1,))), 1), (0,))
+    b.store(b.reduce(O.ADD, b.apply(b.one_of(O.ADD, O.SUBTRACT), b.load(), b.load((1,))), 1), (0,))
     return b.nest()
 
 
 def quotient_of_a_row(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 15)), _short_float(rng), plain=plain)
-    mean = b.apply(O.DIVIDE, b.fold(O.ADD, b.load(), 1), b.load((0,)))
+    mean = b.apply(O.DIVIDE, b.reduce(O.ADD, b.load(), 1), b.load((0,)))
     b.store(b.apply(O.SUBTRACT, b.load(), mean))
     return b.nest()
 
 
 def inverse_error_function(rng: Rng, plain: bool = False) -> Region:
-    """A polynomial in two pieces, of the logarithm or of its root."""
+    """A piecewise polynomial of two pieces, of the logarithm or of its root."""
     b = Builder(rng, (_size(rng, 20, 40), _size(rng, 2, 9)), plain=plain)
     x = b.apply(O.TANH, b.load())
     log = b.apply(O.NEGATE, b.apply(O.LOG1P, b.apply(O.MULTIPLY, x, b.apply(O.NEGATE, x))))
@@ -304,7 +304,7 @@ MOTIFS: dict[str, tuple[Motif, ...]] = {
     "split_long_reductions": (long_rows,),
     "split_two_ended_reductions": (two_ended,),
     "transpose_short_reductions": (short_rows_to_columns,),
-    "unroll_short_rows": (short_rows, short_rows_folded),
+    "unroll_short_rows": (short_rows, short_rows_reduced),
     "log2": (logarithm,),
     "logistic": (logistic,),
     "excess_precision": (sixteen_bits,),

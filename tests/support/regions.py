@@ -12,7 +12,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.intrinsics import Intrinsic
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region
 
 _COMPARE = {
     "EQ": np.equal,
@@ -80,7 +80,7 @@ def run_region(region: Region, memory: dict[Instruction, np.ndarray]) -> None:
         for expression in region.expressions():
             values[expression] = _value(expression, values, grid, memory)
     for store in region.stores:
-        # A dimension that the index does not depend on was folded: one point of it, even where it is empty.
+        # A dimension that the index does not depend on was reduced: one point of it, even where it is empty.
         coefficients = store.index.coefficients
         kept = tuple(size if c else 1 for size, c in zip(region.dims, coefficients, strict=True))
         where = _positions(store.index, np.indices(kept) if kept else [], kept, values)
@@ -132,7 +132,7 @@ def _value(
         return np.frombuffer(expression.data, dtype)[0]
     if isinstance(expression, Index):
         return _positions(expression.value, grid, dims, values, guard=False).astype(dtype)
-    if isinstance(expression, Fold):
+    if isinstance(expression, Reduce):
         combine = _BINARY[expression.combine]
         value = np.broadcast_to(values[expression.value], dims)
         return combine(values[expression.initial], combine.reduce(value, axis=expression.dims, keepdims=True))

@@ -35,7 +35,7 @@ class Rule(int):
 
 #: Reads digits and makes digits; reads digits and passes them on; reads what is rounded, and makes what needs no
 #: rounding; reads digits, and rounds by the program's own words; reads what is rounded, and makes digits in float32.
-ROUNDS, PASSES, JUMPS, CONVERTS, FOLDS = map(Rule, range(5))
+ROUNDS, PASSES, JUMPS, CONVERTS, REDUCTIONS = map(Rule, range(5))
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ OPERATIONS: dict[str, Operation] = {
     "remainder": Operation(JUMPS, 1, lambda x: jax.lax.rem(x, jnp.full_like(x, 0.75)), lambda x: np.fmod(x, 0.75)),
     "product in f32": Operation(CONVERTS, 2, _product_in_f32, np.multiply),
     "maximum of rows": Operation(
-        FOLDS, 1, lambda x: jnp.broadcast_to(x.max(-1, keepdims=True), x.shape), lambda x: x.max(-1, keepdims=True)
+        REDUCTIONS, 1, lambda x: jnp.broadcast_to(x.max(-1, keepdims=True), x.shape), lambda x: x.max(-1, keepdims=True)
     ),
     "sum of rows": Operation(
-        FOLDS,
+        REDUCTIONS,
         1,
         lambda x: jnp.broadcast_to(jnp.floor(jnp.clip(x, -8, 8)).sum(-1, keepdims=True), x.shape),
         lambda x: np.floor(np.clip(x, -8, 8)).sum(-1, keepdims=True),
@@ -104,7 +104,7 @@ class Program:
             for name, operands in self.steps:
                 operation = OPERATIONS[name]
                 read = [held[n] for n in operands]
-                if operation.rule in (JUMPS, FOLDS):
+                if operation.rule in (JUMPS, REDUCTIONS):
                     read = [rounded(x, self.kind) for x in read]
                 if name == "choose":
                     read[:2] = (rounded(x, self.kind) for x in read[:2])
@@ -114,9 +114,11 @@ class Program:
         return rounded(held[-1], self.kind).astype(DTYPES[self.kind])
 
 
-def random_program(rng: np.random.Generator, kind: str, *, folds: bool, arguments: int = 3, steps: int = 12) -> Program:
+def random_program(
+    rng: np.random.Generator, kind: str, *, reductions: bool, arguments: int = 3, steps: int = 12
+) -> Program:
     """Each step reads the one before, and whatever else."""
-    names = [name for name, operation in OPERATIONS.items() if folds or operation.rule is not FOLDS]
+    names = [name for name, operation in OPERATIONS.items() if reductions or operation.rule is not REDUCTIONS]
     made: list[tuple[str, tuple[int, ...]]] = []
     for number in range(arguments - 1, arguments + steps - 1):
         name = str(rng.choice(names))

@@ -31,19 +31,19 @@ class Kernel:
 
 @dataclass(slots=True)
 class Body:
-    """``again``: for a loop, what says whether there is another turn."""
+    """``again``: for a loop, what says whether there is another iteration."""
 
     flag: torch.Tensor
     nodes: list[Kernel | Body] = field(default_factory=list)
     again: torch.Tensor | None = None
-    turns: int = 0
+    iterations: int = 0
 
     def play(self) -> None:
         holds = bool(self.flag)
-        self.turns = 0
+        self.iterations = 0
         while holds:
             _play(self.nodes)
-            self.turns += 1
+            self.iterations += 1
             holds = self.again is not None and bool(self.again)
 
 

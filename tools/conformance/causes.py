@@ -75,7 +75,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
         name=r"^__rmod__ u?int\d+ forward$",
     ),
     Cause(
-        "Numbers divided by their own norm have no gradient: of halves both sides give roundings of what cancels.",
+        "Numbers divided by their own norm have no gradient: both sides give roundings of 16-bit floats that cancel.",
         name=r"^nn\.functional\.normalize b?float16 backward$",
         message="^sample 2: result 1: Tensor-likes are not close",
     ),

@@ -36,7 +36,7 @@ _FLAGS: Final = ("-O0", "-w", "-fPIC", "-DUSE_BOOTSTRAP_ADAPTOR", "-DFLAGCX_COMM
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """``vendors``: what each process says that its device's maker is; ``variables``: of FlagCX."""
+    """``vendors``: what each process says that its device's vendor is; ``variables``: of FlagCX."""
 
     vendors: tuple[str, ...]
     variables: Mapping[str, str]

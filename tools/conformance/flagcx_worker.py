@@ -105,7 +105,7 @@ def values(name: str, rank: int, count: int, dtype: torch.dtype) -> torch.Tensor
     return drawn.to(dtype)
 
 
-def folded(parts: list[torch.Tensor], operation: str) -> torch.Tensor:
+def reduced(parts: list[torch.Tensor], operation: str) -> torch.Tensor:
     wide = torch.stack(parts).to(torch.float64)
     made = {
         "sum": lambda: wide.sum(0),
@@ -123,15 +123,15 @@ def _all_reduce(group: Group, name: str, count: int, dtype: torch.dtype, number:
     code = OPERATIONS[operation]
     group.call("flagcxAllReduce", parts[group.rank], out, count, _int(number), _int(code))
     group.call("flagcxAllReduce", own, own, count, _int(number), _int(code))
-    _same(out, folded(parts, operation))
-    _same(own, folded(parts, operation))
+    _same(out, reduced(parts, operation))
+    _same(own, reduced(parts, operation))
 
 
 def _reduce_scatter(group: Group, name: str, count: int, dtype: torch.dtype, number: int, operation: str) -> None:
     parts = [values(name, rank, count * group.size, dtype) for rank in range(group.size)]
     out = torch.zeros(count, dtype=dtype)
     group.call("flagcxReduceScatter", parts[group.rank], out, count, _int(number), _int(OPERATIONS[operation]))
-    _same(out, folded(parts, operation).reshape(group.size, count)[group.rank])
+    _same(out, reduced(parts, operation).reshape(group.size, count)[group.rank])
 
 
 def _all_gather(group: Group, name: str, count: int, dtype: torch.dtype, number: int, _: str) -> None:

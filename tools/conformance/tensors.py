@@ -18,7 +18,7 @@ WIDER = {
     torch.complex64: torch.complex128,
 }
 # The types whose largest value intermediate results pass where the final ones need not.
-_HALVES = (torch.float16, torch.bfloat16)
+_HALF_FLOATS = (torch.float16, torch.bfloat16)
 # The truth judges only where the reference itself is near to it: where it is not, they computed something else, such as
 # other random numbers. In square roots of a rounding.
 _REASONABLE = 4.0
@@ -75,7 +75,7 @@ def compare(
     whether they are compared, or only sizes and types. ``scale``: of what the results were computed from, of which they
     may be nothing but the rounding. ``operands`` gives what they were computed from: where the reference is off the
     truth by roundings of the largest number there, ours passes if it is no farther from it. Where the reference
-    overflowed in halves and the truth is finite, ours passes if it is the truth but for roundings.
+    overflowed in 16-bit floats and the truth is finite, ours passes if it is the truth but for roundings.
     """
     mine, theirs = tree_leaves(ours), tree_leaves(reference)
     if len(mine) != len(theirs):
@@ -120,7 +120,7 @@ def _is_right(a: Any, b: torch.Tensor, exact: Any, scale: float, operands: Calla
         return False
     if exact.shape != b.shape or any(getattr(a, what) != getattr(b, what) for what in ("shape", "dtype", "layout")):
         return False
-    if b.dtype in _HALVES and b.layout is torch.strided:
+    if b.dtype in _HALF_FLOATS and b.layout is torch.strided:
         settled = _overflowed(b, exact) & _is_truth(a, exact)
         if settled.any():  # and the rest is judged by itself
             a, b, exact = (t.detach().masked_fill(settled, 0.0) for t in (a, b, exact))

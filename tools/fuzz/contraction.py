@@ -83,15 +83,15 @@ def _placed(sizes: Dims, order: Dims) -> Dims:
 
 def reduce(scope: Scope) -> Instruction:
     value = _reducible(scope)
-    opcode = _fold(scope, type_of(value))
+    opcode = _reduction(scope, type_of(value))
     dims = tuple(scope.tape.subset(shape_of(value).rank)) or (shape_of(value).rank - 1,)
-    folded = _foldable(scope, opcode, value)
-    operands = [folded, scope.scalar(_identity(opcode, type_of(value)), type_of(value))]
+    reduced = _reducible(scope, opcode, value)
+    operands = [reduced, scope.scalar(_identity(opcode, type_of(value)), type_of(value))]
     return scope.add(Opcode.REDUCE, operands, DimensionsAttributes(dims), called=[combiner(opcode, type_of(value))])
 
 
-def _foldable(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
-    """What ``opcode`` may fold: no NaN in minima and maxima, which XLA's CPU loses along any dimension but the last;
+def _reducible(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
+    """What ``opcode`` may reduce: no NaN in minima and maxima, which XLA's CPU loses along any dimension but the last;
     and signs in products, since it depends on the order and on the accumulator's width whether others overflow."""
     if type_of(value).is_integer or type_of(value) is E.PRED or opcode is Opcode.ADD:
         return value
@@ -108,7 +108,7 @@ def _reducible(scope: Scope) -> Instruction:
     return scope.operand(kinds, lambda dims: len(dims) >= 1, lambda: scope.dims(4, 1))
 
 
-def _fold(scope: Scope, kind: ElementType) -> Opcode:
+def _reduction(scope: Scope, kind: ElementType) -> Opcode:
     if kind is E.PRED:
         return scope.tape.pick((Opcode.OR, Opcode.AND))
     if kind.is_complex:
@@ -144,19 +144,19 @@ def argument_of_maximum(scope: Scope) -> Instruction:
 def reduce_window(scope: Scope) -> Instruction:
     value = _reducible(scope)
     kind = type_of(value)
-    opcode = _fold(scope, kind)
+    opcode = _reduction(scope, kind)
     window = []
     for _ in dims_of(value):
         size = scope.tape.pick((1, 2, 3))
         low, high = scope.tape.below(size), scope.tape.below(size)
         window.append(WindowDimension(size, scope.tape.pick((1, 1, 2)), low, high, *(scope.tape.pick((1, 1, 2)),) * 2))
     identity = _identity(opcode, kind)
-    operands = [_foldable(scope, opcode, value), scope.scalar(identity, kind)]
+    operands = [_reducible(scope, opcode, value), scope.scalar(identity, kind)]
     return scope.add(Opcode.REDUCE_WINDOW, operands, WindowAttributes(tuple(window)), called=[combiner(opcode, kind)])
 
 
 def _identity(opcode: Opcode, kind: ElementType) -> complex:
-    """What a fold must begin with: XLA leaves out any beginning where there is but one element to fold."""
+    """What a reduction must begin with: XLA leaves out any beginning where there is but one element to reduce."""
     known = _IDENTITY.get(opcode)
     if known is not None:
         return known

@@ -23,9 +23,9 @@ def while_loop(scope: Scope, fill: Fill) -> Instruction | None:
         return None
     tape = scope.tape
     kind = tape.pick((E.S32, E.U32, E.S64, E.S8, E.U8))
-    trips, start, step = tape.pick((3, 0, 1, 2, 5)), tape.below(3), 1 + tape.below(2)
+    iterations, start, step = tape.pick((3, 0, 1, 2, 5)), tape.below(3), 1 + tape.below(2)
     # A limit that is met exactly: XLA's count of trips is one short of what a limit between two steps takes.
-    limit = start + trips * step
+    limit = start + iterations * step
     known = not tape.chance(3)
     counter = scope.scalar(start, kind)
     bound = scope.scalar(limit, kind)

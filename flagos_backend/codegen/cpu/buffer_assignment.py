@@ -88,11 +88,11 @@ class Places:
             if output not in self._first or self._outputs.index(output) < number
         }
 
-    def assign(self, aliases: Mapping[int, int], *, settled: bool) -> list[Instruction]:
+    def assign(self, aliases: Mapping[int, int], *, copied_back: bool) -> list[Instruction]:
         """One buffer for each output; outputs that are parameters, constants or repeated are copied.
 
         ``aliases``: results that may be written over parameters, by their numbers; a parameter that is its own result
-        stays where it is. ``settled``: where such a result is neither, it is copied over the parameter in the end.
+        stays where it is. ``copied_back``: where such a result is neither, it is copied over the parameter in the end.
         """
         over = {result: self.flat.parameters[number] for result, number in aliases.items()}
         outputs = self._outputs
@@ -104,7 +104,7 @@ class Places:
             parameter = over.get(number)
             if output is parameter:
                 continue
-            if settled and parameter is not None and output not in self.in_place:
+            if copied_back and parameter is not None and output not in self.in_place:
                 moved[number] = output
             elif output in taken or output not in self._first:
                 results[number] = self._copy(output)

@@ -1,7 +1,7 @@
-"""Writes a region as a loop over points, which may fold columns. Tiles run along the last dimension of the nest, or are
-boxes where native/cpu/boxes.cc finds those better.
+"""Writes a region as a loop over points, which may reduce columns. Tiles run along the last dimension of the nest, or
+are boxes where native/cpu/boxes.cc finds those better.
 
-Between emitter.py, which plans the program, and native/cpu/parse_loop.cc, which reads the words.
+Between emitter.py, which plans the program, and native/cpu/parse_loop.cc, which reads the bytecode.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from flagos_backend.codegen.cpu.transforms.choose_tile_dimension import tiled
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, below
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store, below
 
 LOOP = 1
 _MAP, _COLUMNS = 0, 1
 
 
 def write(region: Region, slots: Mapping[Instruction, int]) -> list[int]:
-    """The words of ``region``, whose folds, if there are any, are what it stores and leave its last dimension."""
-    return _Writer(region, slots).words()
+    """The bytecode of ``region``, whose reductions, if there are any, are what it stores and leave its last
+    dimension."""
+    return _Writer(region, slots).bytecode()
 
 
 class _Writer:
@@ -30,27 +31,27 @@ class _Writer:
     def __init__(self, region: Region, slots: Mapping[Instruction, int]) -> None:
         self.region = region
         self.slots = slots
-        self.nest = simplify(region) if region.folded else tiled(region)
-        # What tiles compute: of a fold the value that goes in.
-        values = ((s.value.value if isinstance(s.value, Fold) else s.value, s) for s in region.stores)
+        self.nest = simplify(region) if region.reduced else tiled(region)
+        # What tiles compute: of a reduction the value that goes in.
+        values = ((s.value.value if isinstance(s.value, Reduce) else s.value, s) for s in region.stores)
         self.tiles = Region(region.dims, tuple(Store(s.target, value, s.index) for value, s in values))
         self.types: list[ElementType] = []
         self.registers: dict[Expression, int] = {}
 
-    def words(self) -> list[int]:
-        initials = below((fold.initial for fold in self.region.folds), stop=self.tiles.expressions())
+    def bytecode(self) -> list[int]:
+        initials = below((reduction.initial for reduction in self.region.reductions), stop=self.tiles.expressions())
         expressions = tuple(dict.fromkeys((*self.tiles.expressions(), *initials)))
         inputs, literals, indices = self._sources(expressions)
         steps = self._steps(expressions)
         ends = self._ends()
-        mode = _COLUMNS if self.region.folded else _MAP
-        words = [LOOP, mode, len(self.nest.dims), *self.nest.dims, len(self.nest.folded)]
-        words += [len(self.types), *map(int, self.types)]
+        mode = _COLUMNS if self.region.reduced else _MAP
+        bytecode = [LOOP, mode, len(self.nest.dims), *self.nest.dims, len(self.nest.reduced)]
+        bytecode += [len(self.types), *map(int, self.types)]
         for group in (inputs, literals, indices, steps, *ends):
-            words.append(len(group))
+            bytecode.append(len(group))
             for entry in group:
-                words += entry
-        return words
+                bytecode += entry
+        return bytecode
 
     def _register(self, element_type: ElementType) -> int:
         self.types.append(tile_type(element_type))
@@ -62,7 +63,7 @@ class _Writer:
     def _sources(self, expressions: Sequence[Expression]) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
         inputs, literals, indices = [], [], []
         for expression in expressions:
-            if isinstance(expression, Apply | Fold):
+            if isinstance(expression, Apply | Reduce):
                 continue
             register = self.registers[expression] = self._register(expression.element_type)
             if isinstance(expression, Load):
@@ -76,9 +77,9 @@ class _Writer:
 
     def _steps(self, expressions: Sequence[Expression]) -> list[list[int]]:
         last_use = {o: n for n, e in enumerate(expressions) if isinstance(e, Apply) for o in e.operands}
-        # What is the same in all rows that are folded is computed before them and has to stay.
-        folded = frozenset(self.region.folded)
-        fixed = {e for e in expressions if isinstance(e, Apply) and folded and not self.region.reach[e] & folded}
+        # What is the same in all rows that are reduced is computed before them and has to stay.
+        reduced = frozenset(self.region.reduced)
+        fixed = {e for e in expressions if isinstance(e, Apply) and reduced and not self.region.reach[e] & reduced}
         pinned = {*self.tiles.roots(), *fixed}
         free: dict[ElementType, list[int]] = {}
         steps = []
@@ -95,20 +96,20 @@ class _Writer:
         return steps
 
     def _ends(self) -> tuple[list[list[int]], list[list[int]]]:
-        reductions: list[list[int]] = []
+        entries: list[list[int]] = []
         outputs: list[list[int]] = []
-        results: dict[Fold, int] = {}
-        kept = [position for position in range(len(self.nest.dims)) if position not in self.nest.folded]
+        results: dict[Reduce, int] = {}
+        kept = [position for position in range(len(self.nest.dims)) if position not in self.nest.reduced]
         for store in self.region.stores:
             strides = self._strides(store.index)
-            fold = store.value
-            if not isinstance(fold, Fold):
-                outputs.append([self.slots[store.target], self.registers[fold], store.index.offset, *strides])
+            reduction = store.value
+            if not isinstance(reduction, Reduce):
+                outputs.append([self.slots[store.target], self.registers[reduction], store.index.offset, *strides])
                 continue
-            if fold not in results:
-                results[fold] = self._register(fold.element_type)
-                value, initial = (self.registers[o] for o in fold.operands)
-                reductions.append([combine_number(fold), value, results[fold], initial])
+            if reduction not in results:
+                results[reduction] = self._register(reduction.element_type)
+                value, initial = (self.registers[o] for o in reduction.operands)
+                entries.append([combine_number(reduction), value, results[reduction], initial])
             strides = tuple(strides[k] for k in kept)
-            outputs.append([self.slots[store.target], results[fold], store.index.offset, *strides])
-        return reductions, outputs
+            outputs.append([self.slots[store.target], results[reduction], store.index.offset, *strides])
+        return entries, outputs

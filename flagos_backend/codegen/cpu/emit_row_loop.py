@@ -1,7 +1,8 @@
-"""Writes a region that folds its last dimensions as a loop over rows, in phases: what a phase folds, the next ones use.
+"""Writes a region that reduces its last dimensions as a loop over rows, in phases: what a phase reduces, the next ones
+use.
 
 Every operation runs once: what several phases need of a row is kept, in the cache. Between emitter.py, which plans the
-program, and native/cpu/parse_loop.cc, which reads the words.
+program, and native/cpu/parse_loop.cc, which reads the bytecode.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flagos_backend.codegen.cpu.encoding import combine_number, literal_bits, st
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import Nest, simplify
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store
 
 ROW_LOOP = 8
 #: Elements of a row that tiles hold whole, with others: kShortRow of native/cpu/parse_loop.cc.
@@ -31,22 +32,24 @@ class _Extent(enum.IntEnum):
     SINGLE = 3
 
 
-def folds_rows(region: Region, nest: Nest) -> bool:
-    """Whether all folds of the region, at least one, are over the same dimensions, its last ones."""
+def reduces_rows(region: Region, nest: Nest) -> bool:
+    """Whether all reductions of the region, at least one, are over the same dimensions, its last ones."""
     rank = len(nest.dims)
-    return len({fold.dims for fold in region.folds}) == 1 and nest.folded == tuple(range(rank - len(nest.folded), rank))
+    return len({reduction.dims for reduction in region.reductions}) == 1 and nest.reduced == tuple(
+        range(rank - len(nest.reduced), rank)
+    )
 
 
 def write(region: Region, slots: Mapping[Instruction, int]) -> list[int]:
-    """The words of ``region``, of which ``folds_rows`` holds."""
-    return _Writer(Phases(region), slots).words()
+    """The bytecode of ``region``, of which ``reduces_rows`` holds."""
+    return _Writer(Phases(region), slots).bytecode()
 
 
 class Phases:
     """When each expression of a region is computed.
 
-    ``stage``: how many folds, one needing the other, an expression is behind. ``uses``: in which phases what varies
-    within a row is needed, or a scalar is needed as a tile.
+    ``stage``: how many reductions, one needing the other, an expression is behind. ``uses``: in which phases what
+    varies within a row is needed, or a scalar is needed as a tile.
     """
 
     def __init__(self, region: Region) -> None:
@@ -55,8 +58,8 @@ class Phases:
         self.stage: dict[Expression, int] = {}
         self.varies: dict[Expression, bool] = {}
         for expression in region.expressions():
-            operands = expression.operands if isinstance(expression, Apply | Fold) else ()
-            self.stage[expression] = max((self.stage[o] for o in operands), default=0) + isinstance(expression, Fold)
+            operands = expression.operands if isinstance(expression, Apply | Reduce) else ()
+            self.stage[expression] = max((self.stage[o] for o in operands), default=0) + isinstance(expression, Reduce)
             self.varies[expression] = self._varies(expression)
         self.count = max(self.stage.values()) + 1
         self.uses: defaultdict[Expression, set[int]] = defaultdict(set)
@@ -64,7 +67,7 @@ class Phases:
             if self.stores_row(store):
                 self.uses[store.value].add(self.stage[store.value])
         for expression in reversed(region.expressions()):
-            if isinstance(expression, Fold):
+            if isinstance(expression, Reduce):
                 self.uses[expression.value].add(self.stage[expression] - 1)
             elif isinstance(expression, Apply) and self.varies[expression]:
                 for operand in expression.operands:
@@ -73,7 +76,7 @@ class Phases:
     def in_row(self, index: Affine) -> bool:
         """Whether ``index`` moves along the row."""
         strides = self.nest.strides(index)
-        return any(strides[d] for d in self.nest.folded)
+        return any(strides[d] for d in self.nest.reduced)
 
     def _varies(self, expression: Expression) -> bool:
         if isinstance(expression, Apply):
@@ -97,7 +100,7 @@ class Phases:
     @property
     def kept_bytes(self) -> int:
         """What is kept of one row."""
-        row = prod(self.nest.dims[d] for d in self.nest.folded)
+        row = prod(self.nest.dims[d] for d in self.nest.reduced)
         kept = (e for e in self.region.expressions() if self.is_kept(e))
         return row * sum(tile_type(e.element_type).bytes for e in kept)
 
@@ -112,21 +115,21 @@ class _Writer:
         self.inputs: dict[Expression, int] = {}  # numbers
         self.iotas: dict[Expression, int] = {}
 
-    def words(self) -> list[int]:
+    def bytecode(self) -> list[int]:
         sources = list(self._sources())
         phases: list[int] = []
         for phase in range(self.phases.count):
             phases += self._phase(phase)
-        words = [ROW_LOOP, len(self.nest.dims), *self.nest.dims, len(self.nest.folded), len(self.types)]
+        bytecode = [ROW_LOOP, len(self.nest.dims), *self.nest.dims, len(self.nest.reduced), len(self.types)]
         for element_type, extent in self.types:
-            words += [int(element_type), extent]
-        return [*words, *sources, self.phases.count, *phases]
+            bytecode += [int(element_type), extent]
+        return [*bytecode, *sources, self.phases.count, *phases]
 
     def _register(self, element_type: ElementType, extent: _Extent) -> int:
         self.types.append((tile_type(element_type), extent))
         return len(self.types) - 1
 
-    def _scalar(self, expression: Apply | Fold) -> int:
+    def _scalar(self, expression: Apply | Reduce) -> int:
         """A register for what is the same within a row."""
         extent = _Extent.SCALAR if self.phases.uses[expression] else _Extent.SINGLE
         return self._register(expression.element_type, extent)
@@ -136,7 +139,7 @@ class _Writer:
         literals: list[list[int]] = []
         iotas: list[list[int]] = []
         for expression in self.region.expressions():
-            if isinstance(expression, Apply | Fold):
+            if isinstance(expression, Apply | Reduce):
                 continue
             extent = _Extent.TILE if self.phases.varies[expression] else _Extent.SCALAR
             register = self._register(expression.element_type, extent)
@@ -172,11 +175,11 @@ class _Writer:
         for numbers in (self._broadcasts(needed, phase), inputs, iotas):
             yield from (len(numbers), *numbers)
         row_stores = [s for s in stores if phases.stores_row(s)]
-        folds = [f for f in self.region.folds if phases.stage[f] == phase + 1]
+        reductions = [f for f in self.region.reductions if phases.stage[f] == phase + 1]
         varying = [e for e in applies if phases.varies[e]]
-        yield from _group(self._steps(varying, {s.value for s in row_stores}, {f.value for f in folds}))
+        yield from _group(self._steps(varying, {s.value for s in row_stores}, {f.value for f in reductions}))
         yield from _group([self._output(s) for s in row_stores])
-        yield from _group([self._fold(fold) for fold in folds])
+        yield from _group([self._reduction(reduction) for reduction in reductions])
 
     def _broadcasts(self, needed: list[Expression], phase: int) -> list[int]:
         """Scalars of this row that are needed as tiles from this phase on."""
@@ -189,7 +192,7 @@ class _Writer:
             and not (isinstance(e, Load) and not any(self.nest.strides(e.index)))
         ]
 
-    def _steps(self, applies: list[Apply], stored: set[Expression], folded: set[Expression]) -> list[list[int]]:
+    def _steps(self, applies: list[Apply], stored: set[Expression], reduced: set[Expression]) -> list[list[int]]:
         """What runs on tiles. A register is free again after the last use, but for those that stores may move."""
         phases = self.phases
         last_use = {o: n for n, e in enumerate(applies) for o in e.operands}
@@ -207,9 +210,9 @@ class _Writer:
             for operand in dict.fromkeys(expression.operands):
                 if not isinstance(operand, Apply) or not phases.varies[operand] or phases.is_kept(operand):
                     continue
-                if last_use[operand] == number and operand not in stored and operand not in folded:
+                if last_use[operand] == number and operand not in stored and operand not in reduced:
                     self.free[tile_type(operand.element_type)].append(self.registers[operand])
-            if expression in folded and expression not in stored and not phases.is_kept(expression):
+            if expression in reduced and expression not in stored and not phases.is_kept(expression):
                 at_end.append(expression)
         for expression in at_end:
             self.free[tile_type(expression.element_type)].append(self.registers[expression])
@@ -218,13 +221,13 @@ class _Writer:
     def _output(self, store: Store) -> list[int]:
         strides = self.nest.strides(store.index)
         if not self.phases.stores_row(store):
-            strides = strides[: len(strides) - len(self.nest.folded)]
+            strides = strides[: len(strides) - len(self.nest.reduced)]
         return [self.slots[store.target], self.registers[store.value], store.index.offset, *strides]
 
-    def _fold(self, fold: Fold) -> list[int]:
-        self.registers[fold] = self._scalar(fold)
-        value, initial = (self.registers[o] for o in fold.operands)
-        return [combine_number(fold), value, self.registers[fold], initial]
+    def _reduction(self, reduction: Reduce) -> list[int]:
+        self.registers[reduction] = self._scalar(reduction)
+        value, initial = (self.registers[o] for o in reduction.operands)
+        return [combine_number(reduction), value, self.registers[reduction], initial]
 
 
 def _group(entries: list[list[int]]) -> Iterator[int]:

@@ -1,4 +1,5 @@
-"""Writes a computation as a native program: the words that native/cpu/native_program.cc parses and runs without Python.
+"""Writes a computation as a native program: the bytecode that native/cpu/native_program.cc parses and runs without
+Python.
 
 Everything the program touches is planned here: loop nests, registers, and where each temporary stands in the arena.
 """
@@ -35,7 +36,7 @@ from flagos_backend.codegen.cpu.lower.transposed_convolution import as_patch_pro
 from flagos_backend.codegen.cpu.pipelines import cpu_emission_pipeline, cpu_loop_pipeline
 from flagos_backend.codegen.cpu.step_notes import BufferNote, StepNote, label
 from flagos_backend.codegen.cpu.steps import (
-    ARG_EXTREME,
+    ARG_MIN_MAX,
     CALL,
     COMPLEX,
     CONDITIONAL,
@@ -75,15 +76,15 @@ from flagos_backend.loop_ir.region import Region
 
 logger = logging.getLogger(__name__)
 
-# Loops of fewer trips are over before compiling them pays.
-_MANY_TRIPS = 8
+# Loops of fewer iterations are over before compiling them pays.
+_MANY_ITERATIONS = 8
 _MAGIC = 0x31504F4F4C534F46
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
 # Instead of a place: the library call that makes the array brings the memory that it is in.
-_BROUGHT = -1
-_RESULT_BROUGHT = -2  # beside the argument that a result is written over, and -1 for none
+_CALLEE_ALLOCATED = -1
+_RESULT_CALLEE_ALLOCATED = -2  # beside the argument that a result is written over, and -1 for none
 # at::internal::GRAIN_SIZE: the elements that one thread of a loop of torch's has at least.
 _TORCH_GRAIN = 1 << 15
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
@@ -92,17 +93,17 @@ _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
 
 @dataclass(frozen=True, slots=True)
 class NativeCode:
-    """``words``: little-endian int64; ``constants``: the data they point into; ``steps``: a line each, for explain,
+    """``bytecode``: little-endian int64; ``constants``: the data they point into; ``steps``: a line each, for explain,
     which has more from ``notes`` and ``buffers``.
 
     ``calls``: the instructions that the program hands back to its host, by number, with their flat operands.
     ``llvm``: LLVM IR of the ``functions`` that it calls, which have a name each, or None where nobody calls it.
-    ``arena_bytes``: of temporaries; ``brought_bytes``: of those that calls bring, the most that live at once.
-    ``operations``: how many operations of arrays the other steps replace. ``uses_blas``: whether steps call the BLAS
-    that torch brings into the process.
+    ``arena_bytes``: of temporaries; ``callee_allocated_bytes``: of those that calls allocate, the most that live at
+    once. ``operations``: how many operations of arrays the other steps replace. ``uses_blas``: whether steps call the
+    BLAS that torch brings into the process.
     """
 
-    words: bytes = field(repr=False)
+    bytecode: bytes = field(repr=False)
     constants: bytes = field(repr=False)
     calls: tuple[Call, ...]
     llvm: str = field(repr=False)
@@ -111,7 +112,7 @@ class NativeCode:
     notes: tuple[StepNote, ...] = field(repr=False)
     buffers: tuple[BufferNote, ...] = field(repr=False)
     arena_bytes: int
-    brought_bytes: int
+    callee_allocated_bytes: int
     operations: int
     uses_blas: bool
 
@@ -153,9 +154,9 @@ def emit(
     """
     shared = _Shared(excess_precision, machine_code)
     emitter = _Emitter(module.entry, shared, "", outermost=True)
-    words, arena_bytes = emitter.emit({output: n for n, output in enumerate(argument_aliases) if output >= 0})
+    bytecode, arena_bytes = emitter.emit({output: n for n, output in enumerate(argument_aliases) if output >= 0})
     return NativeCode(
-        struct.pack(f"<{len(words)}q", *words),
+        struct.pack(f"<{len(bytecode)}q", *bytecode),
         bytes(shared.data),
         tuple(shared.calls),
         shared.machine.text(),
@@ -164,7 +165,7 @@ def emit(
         tuple(emitter.notes),
         emitter.buffers,
         arena_bytes,
-        emitter.brought_bytes,
+        emitter.callee_allocated_bytes,
         shared.operations,
         shared.uses_blas,
     )
@@ -219,10 +220,10 @@ class _Emitter:
         self.lines: list[str] = []
         self.notes: list[StepNote] = []
         self.buffers: tuple[BufferNote, ...] = ()
-        self.brought_bytes = 0  # of temporaries that library calls bring, the most that live at once
+        self.callee_allocated_bytes = 0  # of temporaries that library calls allocate, the most that live at once
         self.nested_notes: dict[int, tuple[tuple[int, tuple[StepNote, ...]], ...]] = {}  # by the identity of steps
         self.branches: dict[Step, tuple[tuple[_Emitter, tuple[Instruction, ...]], ...]] = {}  # with what each takes
-        self.brought: set[Instruction] = set()  # results of library calls that bring their memory
+        self.callee_allocated: set[Instruction] = set()  # results of library calls that allocate their memory
         self.loops: dict[int, Loop] = {}  # by the identity of steps: what these run, as branch_programs
         self.branch_programs: dict[int, tuple[Branch, ...]] = {}
         self.program: Program | None = None  # once everything has its place
@@ -232,13 +233,13 @@ class _Emitter:
         self.items += (lowered for item in scheduled for lowered in self._lower(item))
         self.places.share()
 
-    def emit(self, aliases: Mapping[int, int], *, settled: bool = False) -> tuple[list[int], int]:
-        """The program's words and the bytes of scratch memory it needs.
+    def emit(self, aliases: Mapping[int, int], *, copied_back: bool = False) -> tuple[list[int], int]:
+        """The program's bytecode and the bytes of scratch memory it needs.
 
-        ``aliases``: results, by number, and the parameters over which they may be written; ``settled``: over which they
-        must be, because the caller has one place for both.
+        ``aliases``: results, by number, and the parameters over which they may be written; ``copied_back``: over which
+        they must be, because the caller has one place for both.
         """
-        results = self.places.assign(aliases, settled=settled)
+        results = self.places.assign(aliases, copied_back=copied_back)
         self.items[:] = map(self._with_branches, self.items)
         self.written = progress.counter(len(self.items), "kernels written") if self.outermost else None
         self.slots.update((parameter, number) for number, parameter in enumerate(self.flat.parameters))
@@ -248,7 +249,7 @@ class _Emitter:
                 self.slots[result] = self.slots[parameter]
             elif result not in self.slots:
                 self.slots[result] = len(self.flat.parameters) + number
-        self._find_brought()
+        self._find_callee_allocated()
         constants = self._place_constants(len(self.flat.parameters) + len(results))
         arena_bytes, temporaries = self._place_temporaries(len(self.flat.parameters) + len(results) + len(constants))
         self.program = Program(
@@ -261,17 +262,17 @@ class _Emitter:
             self.loops,
             self.branch_programs,
         )
-        words = [_MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
-        words += [array_of(p).num_bytes for p in self.flat.parameters]
-        words += [array_of(r).num_bytes for r in results]
-        words += [self._written_over(result) for result in results]
+        bytecode = [_MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
+        bytecode += [array_of(p).num_bytes for p in self.flat.parameters]
+        bytecode += [array_of(r).num_bytes for r in results]
+        bytecode += [self._written_over(result) for result in results]
         for offset, size in (*constants, *temporaries):
-            words += [offset, size]
+            bytecode += [offset, size]
         steps = list(self._steps(self.program))
-        words.append(len(steps))
+        bytecode.append(len(steps))
         for step in steps:
-            words += step
-        return words, arena_bytes
+            bytecode += step
+        return bytecode, arena_bytes
 
     # ---- library calls ----
 
@@ -368,8 +369,8 @@ class _Emitter:
         numbers = argminmax_numbers(item)
         if numbers is None:
             return self._lower_call(item)
-        text = f"native extremes {item.name} of {array_of(self.flat.operands(item)[0])}"
-        return Step(ARG_EXTREME, self._buffers(item), self.flat.leaves_of[item], text, numbers)
+        text = f"native argminmax {item.name} of {array_of(self.flat.operands(item)[0])}"
+        return Step(ARG_MIN_MAX, self._buffers(item), self.flat.leaves_of[item], text, numbers)
 
     def _lower_scatter(self, item: Instruction) -> Step:
         numbers = scatter_numbers(item)
@@ -411,11 +412,11 @@ class _Emitter:
     def _lower_while(self, item: Instruction) -> Step:
         trip_count = item.attributes_as(WhileAttributes).trip_count
         first_function = len(self.shared.machine.functions)
-        repeated = self.repeated or trip_count is None or trip_count >= _MANY_TRIPS
+        repeated = self.repeated or trip_count is None or trip_count >= _MANY_ITERATIONS
         try:
             condition, body = (self._nested(called, repeated=repeated) for called in item.called)
-            condition_words, condition_scratch = condition.emit({})
-            body_words, body_scratch = body.emit({n: n for n in range(len(body.flat.parameters))})
+            condition_bytecode, condition_scratch = condition.emit({})
+            body_bytecode, body_scratch = body.emit({n: n for n in range(len(body.flat.parameters))})
         except NotNativeError:
             return self._lower_call(item)
         leaves, buffers = self.flat.leaves_of[item], self._buffers(item)
@@ -438,9 +439,9 @@ class _Emitter:
         )
         scratch = scratch_of(item, max(condition_scratch, body_scratch))
         numbers = (-1 if trip_count is None else trip_count, len(modes), *modes)
-        nested = (len(condition_words), *condition_words, len(body_words), *body_words)
-        turns = "while" if trip_count is None else f"{trip_count} times"
-        text = "\n".join((f"native loop {item.name} {turns}", *condition.lines, *body.lines))
+        nested = (len(condition_bytecode), *condition_bytecode, len(body_bytecode), *body_bytecode)
+        iterations = "while" if trip_count is None else f"{trip_count} times"
+        text = "\n".join((f"native loop {item.name} {iterations}", *condition.lines, *body.lines))
         step = Step(WHILE, buffers, targets, text, numbers, changed, (*second, scratch), nested)
         times = 1 if trip_count is None else trip_count
         self.nested_notes[id(step)] = ((times, tuple(condition.notes)), (times, tuple(body.notes)))
@@ -481,11 +482,11 @@ class _Emitter:
         for branch, taken in self.branches[item]:
             first_function = len(self.shared.machine.functions)
             aliases = {item.targets.index(t): taken.index(source) for t, source in changed if source in taken}
-            words, scratch = branch.emit(aliases, settled=True)
+            bytecode, scratch = branch.emit(aliases, copied_back=True)
             assert branch.program is not None
             functions = range(first_function, len(self.shared.machine.functions))
             branch_programs.append(Branch(branch.program, taken, functions))
-            nested += [len(words), *words]
+            nested += [len(bytecode), *bytecode]
             lines += [f"{self.indent}  branch {branch.name}", *branch.lines]
             scratch_bytes = max(scratch_bytes, scratch)
         memory = scratch_of(item.sources[0], scratch_bytes)
@@ -496,17 +497,19 @@ class _Emitter:
 
     # ---- places ----
 
-    def _find_brought(self) -> None:
+    def _find_callee_allocated(self) -> None:
         """Arrays that are where the library that makes them puts them: nobody copies them to a place of ours."""
         for item in self.items if self.outermost else ():
             if isinstance(item, Step) and item.kind == CALL:
-                self.brought.update(t for t in item.targets if t not in self.places.in_place and array_of(t).num_bytes)
+                self.callee_allocated.update(
+                    t for t in item.targets if t not in self.places.in_place and array_of(t).num_bytes
+                )
 
     def _written_over(self, result: Instruction) -> int:
         """The number of the parameter that a result is written over, or what stands for none."""
         if self.slots[result] < len(self.flat.parameters):
             return self.slots[result]
-        return _RESULT_BROUGHT if result in self.brought else -1
+        return _RESULT_CALLEE_ALLOCATED if result in self.callee_allocated else -1
 
     def _place_constants(self, first_slot: int) -> list[tuple[int, int]]:
         places: list[tuple[int, int]] = []
@@ -527,7 +530,7 @@ class _Emitter:
             for source in map(self.places.buffer_of, sources(item)):
                 last[self.places.place_of(source)] = number
         temporaries = [t for t in first if t not in self.slots]
-        planned = [t for t in temporaries if t not in self.brought]
+        planned = [t for t in temporaries if t not in self.callee_allocated]
         intervals = [Interval(first[t], last[t], array_of(t).num_bytes) for t in planned]
         offsets, total = plan_arena(intervals)
         if self.outermost:
@@ -536,8 +539,8 @@ class _Emitter:
         self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
         self.slots.update((shared, self.slots[self.places.place_of(shared)]) for shared in self.places.shared)
         self.slots.update((alias, self.slots[self.places.buffer_of(alias)]) for alias in self.places.aliases)
-        self._release([t for t in temporaries if t in self.brought], last)
-        return total, [(places.get(t, _BROUGHT), array_of(t).num_bytes) for t in temporaries]
+        self._release([t for t in temporaries if t in self.callee_allocated], last)
+        return total, [(places.get(t, _CALLEE_ALLOCATED), array_of(t).num_bytes) for t in temporaries]
 
     def _note_buffers(
         self, temporaries: Sequence[Instruction], first: Mapping[Instruction, int], last: Mapping[Instruction, int]
@@ -549,24 +552,25 @@ class _Emitter:
         calls = [n for n, item in enumerate(self.items) if isinstance(item, Step) and item.kind == CALL]
         changes: Counter[int] = Counter()
         for t in temporaries:
-            if t in self.brought:
+            if t in self.callee_allocated:
                 given_back = bisect.bisect(calls, last[t])  # as in _release
                 changes[first[t]] += array_of(t).num_bytes
                 changes[calls[given_back] if given_back < len(calls) else len(self.items)] -= array_of(t).num_bytes
-        self.brought_bytes = max(accumulate(changes[time] for time in sorted(changes)), default=0)
+        self.callee_allocated_bytes = max(accumulate(changes[time] for time in sorted(changes)), default=0)
 
     def _release(self, temporaries: Sequence[Instruction], last: Mapping[Instruction, int]) -> None:
-        """Memory that calls brought is given back at the first call after its last use: calls have the interpreter."""
+        """Memory that calls allocated is given back at the first call after its last use: calls have the
+        interpreter."""
         waiting = list(temporaries)
         for number, item in enumerate(self.items):
             if isinstance(item, Step) and item.kind == CALL:
                 self.released[item] = [t for t in waiting if last[t] < number]
                 waiting = [t for t in waiting if last[t] >= number]
 
-    # ---- words ----
+    # ---- bytecode ----
 
     def _steps(self, program: Program) -> Iterator[list[int]]:
-        """The words of each step: an item, or several that are one function of machine code."""
+        """The bytecode of each step: an item, or several that are one function of machine code."""
         numbers = count()
         if not self.shared.machine_code or self.shared.excess_precision:
             yield from (self._write(next(numbers), item) for item in program.items if not is_empty(item))
@@ -610,23 +614,23 @@ class _Emitter:
         self.shared.operations += operations(item)
         if isinstance(item, Region):
             (region,) = run_loop_pipeline(cpu_emission_pipeline(self.shared.excess_precision), item)
-            if row_loop.folds_rows(region, simplify(region)):
+            if row_loop.reduces_rows(region, simplify(region)):
                 return row_loop.write(region, self.slots)
             return point_loop.write(region, self.slots)
         if isinstance(item, MatrixProduct):
             self.shared.uses_blas = True
             return self._write_product(item)
         self.shared.uses_blas |= item.kind == LINEAR_ALGEBRA
-        words = [item.kind, *item.numbers]
+        bytecode = [item.kind, *item.numbers]
         for group in (item.sources, item.targets, self.released.get(item, item.scratch)):
-            words += [len(group), *(self.slots[buffer] for buffer in group)]
-        return [*words, *item.nested]
+            bytecode += [len(group), *(self.slots[buffer] for buffer in group)]
+        return [*bytecode, *item.nested]
 
     def _write_product(self, product: MatrixProduct) -> list[int]:
         sizes = (product.m, product.n, product.k)
         types = (product.element_type, *product.operand_types)
-        words = [PRODUCT, *map(int, types), len(product.batch), *product.batch, *sizes]
+        bytecode = [PRODUCT, *map(int, types), len(product.batch), *product.batch, *sizes]
         for operand in (product.lhs, product.rhs, product.result):
-            words += [self.slots[operand.buffer], operand.offset, *operand.batch_strides]
-            words += [operand.leading, int(operand.transposed)]
-        return words
+            bytecode += [self.slots[operand.buffer], operand.offset, *operand.batch_strides]
+            bytecode += [operand.leading, int(operand.transposed)]
+        return bytecode

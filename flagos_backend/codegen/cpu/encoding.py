@@ -1,4 +1,4 @@
-"""What tiles compute: the numbers that native/cpu/kernels.h gives operations, folds and element types.
+"""What tiles compute: the numbers that native/cpu/kernels.h gives operations, reductions and element types.
 
 Shared by the writers of loops, emit_map_loop.py and emit_row_loop.py.
 """
@@ -10,7 +10,7 @@ from flagos_backend.ir.elementwise import FUNCTIONS
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import Intrinsic
-from flagos_backend.loop_ir.region import Apply, Expression, Fold
+from flagos_backend.loop_ir.region import Apply, Expression, Reduce
 
 _APPLY, _CONVERT, _BITCAST, _PAIR, _PART = range(5)
 
@@ -90,9 +90,9 @@ def index_type(element_type: ElementType) -> ElementType:
     return ElementType.S8 if element_type.is_signed else ElementType.U8
 
 
-def combine_number(fold: Fold) -> int:
-    """How a fold combines."""
-    return COMBINES.index(fold.combine)
+def combine_number(reduction: Reduce) -> int:
+    """How a reduction combines."""
+    return COMBINES.index(reduction.combine)
 
 
 def literal_bits(data: bytes) -> int:
@@ -101,7 +101,7 @@ def literal_bits(data: bytes) -> int:
 
 
 def step(expression: Apply, registers: dict[Expression, int]) -> list[int]:
-    """The words of one operation: what it is, the register of its result, those of its operands."""
+    """The bytecode of one operation: what it is, the register of its result, those of its operands."""
     operands = [registers[o] for o in expression.operands]
     return [*_operation(expression), registers[expression], *operands, *[operands[-1]] * (3 - len(operands))]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from flagos_backend.codegen.cpu.emit_row_loop import SHORT_ROW, Phases, folds_rows
+from flagos_backend.codegen.cpu.emit_row_loop import SHORT_ROW, Phases, reduces_rows
 from flagos_backend.codegen.cpu.lower.dot import is_product_operand
 from flagos_backend.codegen.cpu.transforms.choose_tile_dimension import tiled
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
-from flagos_backend.codegen.cpu.transforms.transpose_short_reductions import stores_only_folds
+from flagos_backend.codegen.cpu.transforms.transpose_short_reductions import stores_only_reductions
 from flagos_backend.codegen.cpu.transforms.unroll_short_rows import LONG, can_lengthen
 from flagos_backend.fusion.fuse import Schedule, fuse
 from flagos_backend.fusion.merge import merge
@@ -58,19 +58,19 @@ def accepts(region: Region) -> bool:
     """Whether a merged region is better than the regions it was made of."""
     if sum(isinstance(e, Apply) for e in region.expressions()) > _MAX_OPERATIONS:
         return False
-    nest = simplify(region) if region.folds else tiled(region)
+    nest = simplify(region) if region.reductions else tiled(region)
     if _stores_parts(region) and 1 < prod(simplify(region).dims[-1:]) < LONG:
-        return _stores_in_turn(region)  # else each part has a loop along the dimension that is best for it
+        return _stores_interleaved(region)  # else each part has a loop along the dimension that is best for it
     points = prod(nest.dims)
     # Short runs of elements cost more in calls of operations than a pass through memory does.
     short = bool(nest.dims) and nest.dims[-1] < LONG
-    if not region.folds:
+    if not region.reductions:
         return not short or len(nest.dims) == 1 or can_lengthen(region)
-    if not folds_rows(region, nest):
-        return (not short or can_lengthen(region)) and stores_only_folds(region)
-    rows = prod(nest.dims[: len(nest.dims) - len(nest.folded)])
-    # What is folded as short rows but together is no short row would be a call for each of these.
-    if short and prod(nest.dims[d] for d in nest.folded) > SHORT_ROW:
+    if not reduces_rows(region, nest):
+        return (not short or can_lengthen(region)) and stores_only_reductions(region)
+    rows = prod(nest.dims[: len(nest.dims) - len(nest.reduced)])
+    # What is reduced as short rows but together is no short row would be a call for each of these.
+    if short and prod(nest.dims[d] for d in nest.reduced) > SHORT_ROW:
         return False
     if rows < _MIN_ROWS and points > _SMALL:
         return False
@@ -82,10 +82,10 @@ def _stores_parts(region: Region) -> bool:
     return len({store.target for store in region.stores}) < len(region.stores)
 
 
-def _stores_in_turn(region: Region) -> bool:
+def _stores_interleaved(region: Region) -> bool:
     """Whether what is stored stands element by element in turn in one buffer."""
     first, *others = region.stores
     offsets = [store.index.offset for store in region.stores]
     steps = [abs(c) for c, n in zip(first.index.coefficients, region.dims, strict=True) if n > 1]
     alike = all(s.target is first.target and s.index.coefficients == first.index.coefficients for s in others)
-    return alike and not region.folds and max(offsets) - min(offsets) < min(steps)
+    return alike and not region.reductions and max(offsets) - min(offsets) < min(steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 
-from flagos_backend.codegen.cpu.emit_row_loop import Phases, folds_rows
+from flagos_backend.codegen.cpu.emit_row_loop import Phases, reduces_rows
 from flagos_backend.codegen.cpu.passes.narrow_integer_dots import with_narrow_products
 from flagos_backend.codegen.cpu.passes.wrap_negative_indices import with_wrapped_indices
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
@@ -73,5 +73,5 @@ def cpu_emission_pipeline(excess_precision: bool = False) -> LoopPipeline:
 
 
 def _with_pairs(region: Region) -> Region:
-    varies = Phases(region).varies if folds_rows(region, simplify(region)) else {}
+    varies = Phases(region).varies if reduces_rows(region, simplify(region)) else {}
     return with_pairs(region, varies)

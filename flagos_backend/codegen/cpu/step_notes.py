@@ -22,7 +22,7 @@ from flagos_backend.ir.cost import instruction_cost
 from flagos_backend.ir.effects import COLLECTIVES
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.loop_ir.region import Apply, Fold, Load, Region
+from flagos_backend.loop_ir.region import Apply, Load, Reduce, Region
 
 _KINDS = {CALL: "call", PRODUCT: "product", WHILE: "control", CONDITIONAL: "control"}
 _BLAS = "(BLAS)"
@@ -45,9 +45,9 @@ class StepNote:
 
     @property
     def kind(self) -> str:
-        """loop, fold, product, call, collective, control or kernel."""
+        """loop, reduction, product, call, collective, control or kernel."""
         if isinstance(self.item, Region):
-            return "fold" if self.item.folds else "loop"
+            return "reduction" if self.item.reductions else "loop"
         if self.called is not None and self.called.opcode in COLLECTIVES:
             return "collective"
         return "product" if isinstance(self.item, MatrixProduct) else _KINDS.get(self.item.kind, "kernel")
@@ -121,7 +121,7 @@ def _operations(region: Region) -> float:
     for expression in region.expressions():
         if isinstance(expression, Apply):
             total += _points(region, region.reach[expression])
-        elif isinstance(expression, Fold):
+        elif isinstance(expression, Reduce):
             total += _points(region, region.reach[expression] | set(expression.dims))
     return float(total)
 

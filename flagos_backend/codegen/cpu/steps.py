@@ -13,11 +13,11 @@ from flagos_backend.codegen.cpu.lower.dot import MatrixProduct
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.loop_ir.region import Apply, Fold, Load, Region
+from flagos_backend.loop_ir.region import Apply, Load, Reduce, Region
 
 # The numbers of native/cpu/parse.cc.
 PRODUCT, CALL, SLICE, UPDATE, WHILE, CONDITIONAL = range(2, 8)  # beside the kinds of loops
-TOP_K, COMPLEX, GATHER, SCATTER, ARG_EXTREME, LINEAR_ALGEBRA, MACHINE_CODE = range(9, 16)
+TOP_K, COMPLEX, GATHER, SCATTER, ARG_MIN_MAX, LINEAR_ALGEBRA, MACHINE_CODE = range(9, 16)
 
 
 class NotNativeError(Exception):
@@ -71,10 +71,10 @@ def movable(shape: ArrayShape) -> ArrayShape:
 
 
 def is_empty(item: Item) -> bool:
-    """A loop that stores nothing. A fold over nothing still stores its initial value."""
+    """A loop that stores nothing. A reduction over nothing still stores its initial value."""
     if not isinstance(item, Region):
         return False
-    return 0 in [size for d, size in enumerate(item.dims) if d not in item.folded]
+    return 0 in [size for d, size in enumerate(item.dims) if d not in item.reduced]
 
 
 def writes_over(item: Item, target: Instruction, source: Instruction) -> bool:
@@ -86,7 +86,7 @@ def writes_over(item: Item, target: Instruction, source: Instruction) -> bool:
         # Stores come after the operations, so what another store moves must not have been overwritten by then.
         moved = any(s.value in loads for s in item.stores if s is not store)
         same = len(widths) == 1 and all(load.index == store.index for load in loads)
-        return not item.folds and not parts and not moved and same
+        return not item.reductions and not parts and not moved and same
     return (target, source) in overwritten(item)
 
 
@@ -123,7 +123,7 @@ def scratches(item: Item) -> Sequence[Instruction]:
 def operations(item: Item) -> int:
     """How many operations of arrays the item stands for, without those that its host runs."""
     if isinstance(item, Region):
-        return max(1, sum(isinstance(e, Apply | Fold) for e in item.expressions()))
+        return max(1, sum(isinstance(e, Apply | Reduce) for e in item.expressions()))
     return int(isinstance(item, MatrixProduct) or item.kind != CALL)
 
 
@@ -133,9 +133,11 @@ def text_of(item: Item) -> str:
     if isinstance(item, MatrixProduct):
         shape = "x".join(map(str, (*item.batch, item.m, item.n, item.k)))
         types = " ".join(t.name.lower() for t in dict.fromkeys(item.operand_types))
-        by = "integers" if item.element_type is ElementType.S32 else "vectors" if item.is_of_halves else "BLAS"
+        by = "integers" if item.element_type is ElementType.S32 else "vectors" if item.is_of_half_floats else "BLAS"
         return f"native product {item.result.buffer.name} {types} {shape} ({by})"
     operations = [str(e.opcode) for e in item.expressions() if isinstance(e, Apply)]
-    kind = f"{len(item.folds)} folds" if len(item.folds) > 1 else "fold" if item.folds else "loop"
+    kind = (
+        f"{len(item.reductions)} reductions" if len(item.reductions) > 1 else "reduction" if item.reductions else "loop"
+    )
     names = ", ".join(dict.fromkeys(t.name for t in targets(item)))
     return f"native {kind} {names} over {'x'.join(map(str, item.dims)) or 'scalar'}: {' '.join(operations) or 'copy'}"

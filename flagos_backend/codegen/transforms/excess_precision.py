@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.literals import literal_of, number_of
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Literal, Region
+from flagos_backend.loop_ir.region import Apply, Expression, Literal, Reduce, Region
 from flagos_backend.loop_ir.rewriting import Moved, Pool, replaced
 
 HALF = frozenset({ElementType.F16, ElementType.BF16})
@@ -38,8 +38,8 @@ def with_excess_precision(region: Region) -> Region:
     """``region`` with operations on 16-bit floats as operations on float32 where others read the result, or are read.
 
     Rounded they are all the same where they are stored, where the program converts to 16 bits, where the result jumps
-    (comparisons, whole numbers), in folds, of which a maximum is one of its elements, and as the terms of a difference
-    that an exponential takes, which would make a factor of what is not rounded off.
+    (comparisons, whole numbers), in reductions, of which a maximum is one of its elements, and as the terms of a
+    difference that an exponential takes, which would make a factor of what is not rounded off.
     """
     expressions = region.expressions()
     rounded = _rounded_first(expressions)
@@ -94,7 +94,7 @@ def _rounded_first(expressions: Collection[Expression]) -> set[Expression]:
     """What is rounded for all who read it, so that they read one number."""
     found: set[Expression] = set()
     for e in expressions:
-        if isinstance(e, Fold):
+        if isinstance(e, Reduce):
             found |= set(e.operands)
         elif isinstance(e, Apply) and e.opcode is Opcode.EXP:
             (operand,) = e.operands

@@ -471,7 +471,7 @@ def power_integer(x, y, places: tl.constexpr, signed: tl.constexpr):
     return result
 
 
-# ---- What folds combine with; see tl.reduce
+# ---- What reductions combine with; see tl.reduce
 
 
 @triton.jit
@@ -502,7 +502,7 @@ def shift(x):
 
 @triton.jit
 def largest(x, axis: tl.constexpr):
-    """tl.max along ``axis``, which stays with size 1; NaN if any is, whatever the hardware's own fold does."""
+    """tl.max along ``axis``, which stays with size 1; NaN if any is, whatever the hardware's own reduction does."""
     found = tl.max(x, axis, keep_dims=True)
     nan = tl.max((x != x).to(tl.int32), axis, keep_dims=True) != 0
     return tl.where(nan, float("nan"), found)

@@ -217,8 +217,8 @@ def describe(region: Region, tiling: Tiling) -> str:
 def _work(region: Region) -> str:
     """What a source says of itself: no names, so that equal layers of a model share one."""
     operations = [str(e.opcode) for e in region.expressions() if isinstance(e, Apply)]
-    folds = [f"fold-{f.combine}" for f in region.folds]
-    return " ".join([*folds, *operations[:12], *(["..."] if len(operations) > 12 else [])]) or "copy"
+    reductions = [f"reduce-{f.combine}" for f in region.reductions]
+    return " ".join([*reductions, *operations[:12], *(["..."] if len(operations) > 12 else [])]) or "copy"
 
 
 def _as_pointer(tensor: torch.Tensor) -> torch.Tensor:

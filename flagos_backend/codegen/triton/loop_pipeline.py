@@ -8,7 +8,7 @@ from flagos_backend.codegen.loop_pass_manager import EXCESS_PRECISION, LoopPass,
 from flagos_backend.codegen.triton.loop_transforms.divisions import with_reciprocals, without_branches
 from flagos_backend.codegen.triton.loop_transforms.exponentials import below_maximum
 from flagos_backend.codegen.triton.loop_transforms.packed_sums import without_packed_sums
-from flagos_backend.codegen.triton.loop_transforms.pieces import chosen_last, with_near_arguments
+from flagos_backend.codegen.triton.loop_transforms.piecewise_polynomials import chosen_last, with_near_arguments
 from flagos_backend.codegen.triton.loop_transforms.sums import joined
 from flagos_backend.devices.target import Target
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flagos_backend.codegen.triton.tiling import Axis, Loop, Tiling
-from flagos_backend.loop_ir.region import Affine, Expression, Fold, Index, Load, Region
+from flagos_backend.loop_ir.region import Affine, Expression, Index, Load, Reduce, Region
 
 # Past this many elements positions need 64 bits.
 _WIDE = 2**31 - 1
@@ -27,7 +27,7 @@ class Positions:
 
     @classmethod
     def of_region(cls, region: Region, tiling: Tiling, partials: Sequence[int]) -> Positions:
-        """``partials``: how many elements each part of each split fold has."""
+        """``partials``: how many elements each part of each split reduction has."""
         expressions = region.expressions()
         indices = [e.index for e in expressions if isinstance(e, Load)]
         indices += [e.value for e in expressions if isinstance(e, Index)]
@@ -97,8 +97,8 @@ class Positions:
             return f"for start in tl.range({bounds}, loop_unroll_factor={self.tiling.unroll}):"
         return f"for start in range({bounds}):"
 
-    def turn(self, axis: Axis) -> Iterator[str]:
-        """Positions in a turn of that loop."""
+    def iteration(self, axis: Axis) -> Iterator[str]:
+        """Positions in an iteration of that loop."""
         if self.tiling.alignment is None:
             yield from self._along(axis, "start + ")
             return
@@ -177,10 +177,10 @@ class Positions:
         along = self.region.along(index)
         return [axis.name for axis in self.tiling.axes if not along.isdisjoint(axis.dims)]
 
-    def folded_axis(self, fold: Fold) -> Axis:
-        """Which ``fold`` folds."""
+    def reduced_axis(self, reduction: Reduce) -> Axis:
+        """Which ``reduction`` reduces."""
         for axis in self.tiling.axes:
-            if set(fold.dims) & set(axis.dims):
+            if set(reduction.dims) & set(axis.dims):
                 return axis
         return self.tiling.axes[-1]  # over dimensions of size 1
 

@@ -10,7 +10,7 @@ from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import Intrinsic
 from flagos_backend.loop_ir.literals import identity_of, number_of
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Literal
+from flagos_backend.loop_ir.region import Apply, Expression, Literal, Reduce
 
 E = ElementType
 O = Opcode  # noqa: E741
@@ -358,28 +358,32 @@ def _bitcast(text: str, source: ElementType, target: ElementType, dialect: Diale
     return from_memory(cast, target, dialect) if target in HALF else cast
 
 
-# ---- Folds
+# ---- Reductions
 
 
-def identity(fold: Fold) -> str:
-    """What changes nothing in the fold, as it accumulates."""
-    return _number(identity_of(fold.combine, fold.element_type))
+def identity(reduction: Reduce) -> str:
+    """What changes nothing in the reduction, as it accumulates."""
+    return _number(identity_of(reduction.combine, reduction.element_type))
 
 
 def accumulated(element_type: ElementType) -> str:
-    """The type that a fold accumulates in: truth values as integers."""
+    """The type that a reduction accumulates in: truth values as integers."""
     return "tl.int32" if element_type is E.PRED else HELD[element_type]
 
 
 _PRED_COMBINE = {O.ADD: O.MAXIMUM, O.OR: O.MAXIMUM, O.MULTIPLY: O.MINIMUM, O.AND: O.MINIMUM}
 
 
-def combine(fold: Fold, a: str, b: str, dialect: Dialect) -> str:
+def combine(reduction: Reduce, a: str, b: str, dialect: Dialect) -> str:
     """Two accumulated values in one."""
-    opcode = _PRED_COMBINE.get(fold.combine, fold.combine) if fold.element_type is E.PRED else fold.combine
-    if fold.element_type.is_float:
+    opcode = (
+        _PRED_COMBINE.get(reduction.combine, reduction.combine)
+        if reduction.element_type is E.PRED
+        else reduction.combine
+    )
+    if reduction.element_type.is_float:
         return _FLOATS[dialect][opcode](a, b)
-    return _integer(opcode, E.S32 if fold.element_type is E.PRED else fold.element_type)(a, b)
+    return _integer(opcode, E.S32 if reduction.element_type is E.PRED else reduction.element_type)(a, b)
 
 
 _REDUCE = {
@@ -392,10 +396,10 @@ _REDUCE = {
 }
 
 
-def reduce(fold: Fold, text: str, axis: int, dialect: Dialect) -> str:
-    """A block of accumulated values folded along ``axis``, which stays with size 1."""
-    element_type = fold.element_type
-    opcode = _PRED_COMBINE.get(fold.combine, fold.combine) if element_type is E.PRED else fold.combine
+def reduce(reduction: Reduce, text: str, axis: int, dialect: Dialect) -> str:
+    """A block of accumulated values reduced along ``axis``, which stays with size 1."""
+    element_type = reduction.element_type
+    opcode = _PRED_COMBINE.get(reduction.combine, reduction.combine) if element_type is E.PRED else reduction.combine
     if opcode is O.ADD:
         call = f"tl.sum({text}, {axis}, keep_dims=True)"
     elif opcode in (O.MAXIMUM, O.MINIMUM) and not element_type.is_float:

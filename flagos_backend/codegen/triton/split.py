@@ -1,4 +1,4 @@
-"""The second half of a split fold: a region that folds the partial results and stores what depends on them."""
+"""The second half of a split reduction: a region that reduces the partial results and stores what depends on them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.literals import identity_of, literal_of, starts_neutral
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Load, Region, Store, below, linear
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Load, Reduce, Region, Store, below, linear
 from flagos_backend.loop_ir.region import axis as dimension
 from flagos_backend.loop_ir.rewriting import Pool, rewrite, rewrite_store
 
-# What partial results are kept in, where that is not the fold's own type.
+# What partial results are kept in, where that is not the reduction's own type.
 _WIDER = {ElementType.PRED: ElementType.S32, ElementType.F16: ElementType.F32, ElementType.BF16: ElementType.F32}
 _PRED_COMBINE = {
     Opcode.ADD: Opcode.MAXIMUM,
@@ -26,10 +26,10 @@ _PRED_COMBINE = {
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """``buffers``: for each fold that is split, what its partial results lie in: [parts, positions that are kept].
+    """``buffers``: for each reduction that is split, what its partial results lie in: [parts, positions that are kept].
     ``rest``: the region that reads them."""
 
-    buffers: dict[Fold, Instruction]
+    buffers: dict[Reduce, Instruction]
     rest: Region
 
 
@@ -37,25 +37,25 @@ def split(region: Region, tiling: Tiling) -> Split | None:
     """None when ``tiling`` leaves no partial results."""
     looped = tiling.looped
     partial_always = (
-        len({fold.dims for fold in region.folds}) > 1
-    )  # rows and columns: the columns' folds are never whole
+        len({reduction.dims for reduction in region.reductions}) > 1
+    )  # rows and columns: the columns' reductions are never whole
     if looped is None or (tiling.parts == 1 and not partial_always):
         return None
-    folds = [fold for fold in region.folds if set(fold.dims) & set(looped.dims)]
-    if not folds:
+    reductions = [reduction for reduction in region.reductions if set(reduction.dims) & set(looped.dims)]
+    if not reductions:
         return None
     (kept,) = [a for a in tiling.axes if a is not looped]
     shape = (tiling.parts, *kept.sizes)
     buffers = {
-        fold: Instruction(
-            Opcode.COPY, ArrayShape(_WIDER.get(fold.element_type, fold.element_type), shape), name=f"part{n}"
+        reduction: Instruction(
+            Opcode.COPY, ArrayShape(_WIDER.get(reduction.element_type, reduction.element_type), shape), name=f"part{n}"
         )
-        for n, fold in enumerate(folds)
+        for n, reduction in enumerate(reductions)
     }
     return Split(buffers, _rest(region, kept, shape, buffers))
 
 
-def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Fold, Instruction]) -> Region:
+def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Reduce, Instruction]) -> Region:
     rank = len(dims)
     everywhere = linear(tuple(dimension(d, rank) for d in range(rank)), dims, rank)
     pool = Pool()
@@ -64,7 +64,7 @@ def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Fold,
         return Affine(index.offset, (0, *(index.coefficients[d] for d in kept.dims)))
 
     def replace(expression: Expression) -> Expression | None:
-        if not isinstance(expression, Fold) or expression not in buffers:
+        if not isinstance(expression, Reduce) or expression not in buffers:
             return None
         buffer, own = buffers[expression], expression.element_type
         wide = _WIDER.get(own, own)
@@ -72,16 +72,16 @@ def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Fold,
         if own is ElementType.PRED:
             combine = _PRED_COMBINE.get(combine, combine)
         start = moved_start(expression, combine, wide)
-        total = Fold(wide, combine, Load(wide, buffer, everywhere), start, (0,))
+        total = Reduce(wide, combine, Load(wide, buffer, everywhere), start, (0,))
         return pool.apply(Apply(own, Opcode.CONVERT, (total,)), (total,)) if wide is not own else total
 
-    def moved_start(fold: Fold, combine: Opcode, wide: ElementType) -> Expression:
-        if starts_neutral(fold):
+    def moved_start(reduction: Reduce, combine: Opcode, wide: ElementType) -> Expression:
+        if starts_neutral(reduction):
             return literal_of(identity_of(combine, wide), wide)
-        below_initial = below([fold.initial])
-        if any(isinstance(expression, Fold) for expression in below_initial):
-            raise AssertionError("a fold that is split begins with what no fold goes into")
-        initial = rewrite(below_initial, pool, place, lambda _: (), lambda _: None)[fold.initial]
+        below_initial = below([reduction.initial])
+        if any(isinstance(expression, Reduce) for expression in below_initial):
+            raise AssertionError("a reduction that is split begins with what no reduction goes into")
+        initial = rewrite(below_initial, pool, place, lambda _: (), lambda _: None)[reduction.initial]
         return initial if initial.element_type is wide else Apply(wide, Opcode.CONVERT, (initial,))
 
     late = Region(region.dims, tuple(store for store in region.stores if _needs(store.value, buffers)))
@@ -89,13 +89,13 @@ def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Fold,
     return Region(dims, tuple(rewrite_store(s, place, moved) for s in late.stores))
 
 
-def _needs(value: Expression, folds: dict[Fold, Instruction]) -> bool:
-    return any(e in folds for e in below([value], folds))
+def _needs(value: Expression, reductions: dict[Reduce, Instruction]) -> bool:
+    return any(e in reductions for e in below([value], reductions))
 
 
-def stores_of_first(region: Region, split_folds: Split) -> tuple[Store, ...]:
+def stores_of_first(region: Region, split_reductions: Split) -> tuple[Store, ...]:
     """The stores that need no partial result."""
-    return tuple(store for store in region.stores if not _needs(store.value, split_folds.buffers))
+    return tuple(store for store in region.stores if not _needs(store.value, split_reductions.buffers))
 
 
 def partial_size(buffer: Instruction) -> int:

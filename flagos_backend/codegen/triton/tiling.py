@@ -1,7 +1,7 @@
 """How a region is cut into the programs of a grid: axes, block sizes, loops, splits. Between fusion and writer.py.
 
-A block has one or two axes; each walks some dimensions of the region as one number. Dimensions that a fold reduces and
-dimensions that it keeps are never on one axis.
+A block has one or two axes; each walks some dimensions of the region as one number. Dimensions that a reduction reduces
+and dimensions that it keeps are never on one axis.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import prod
 from flagos_backend.codegen.triton.cost import is_over_at_once
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Load, Region, below
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Load, Reduce, Region, below
 
 # Elements of a block: enough bytes in flight for the memory, few enough values for the registers.
 _FLAT_BLOCK = 1024
@@ -31,8 +31,8 @@ _LONG_ROW = 65536
 _LONG_ROW_STEP = 16384
 _HOLDING_STEP = 4096
 _WALKED_PER_LANE = 8
-# The same of many rows that are folded and no more, each by few warps.
-_FOLD_STEP = 4096
+# The same of many rows that are reduced and no more, each by few warps.
+_REDUCTION_STEP = 4096
 # How many steps are compiled as one, and how many of short steps, and of long ones whose program is to take so many
 # registers that it has a multiprocessor for itself.
 _ROW_UNROLL = 2
@@ -41,11 +41,11 @@ _MORE_UNROLL = 4
 _LEAST_ROW_OF_POINTS = 512
 _MOST_PAST_END = 1.08
 _SQUARE = 64
-# A row up to this long is one block, whose values stay in registers for every fold over it.
+# A row up to this long is one block, whose values stay in registers for every reduction over it.
 MAX_ROW = 16384
-# So is a longer one, as long as what it holds from one fold to the next stays below so many values. Of narrow elements,
-# whose instructions are the limit, it is faster only where the next row is loaded meanwhile: one such program has a
-# multiprocessor for itself, and would wait for the memory and for each fold's end.
+# So is a longer one, as long as what it holds from one reduction to the next stays below so many values. Of narrow
+# elements, whose instructions are the limit, it is faster only where the next row is loaded meanwhile: one such program
+# has a multiprocessor for itself, and would wait for the memory and for each reduction's end.
 MAX_LONG_ROW = 32768
 _WIDE_BYTES = 4
 _HELD = 40960
@@ -53,14 +53,14 @@ _ELEMENTS_PER_LANE = 16
 _LONG_ROW_PER_LANE = 64
 # A row that is alone, as losses are summed up, waits for what it gathers and for little else.
 _ONLY_ROW_PER_LANE = 8
-# Of many rows a lane has more, so that one of a thousand elements is one warp's: its folds wait for no other.
+# Of many rows a lane has more, so that one of a thousand elements is one warp's: its reductions wait for no other.
 _ROW_PER_LANE = 32
 _WARP_ROW = 32 * _ROW_PER_LANE
 # How many warps of a multiprocessor walk rows and add up columns, in registers; and for how many blocks each at least.
 _WALKING_WARPS = 8
 _LEAST_WALK = 16
 _WARPS = (1, 2, 4, 8, 16, 32)
-# What a column fold reads of one row at a time: one transfer of the memory.
+# What a column reduction reads of one row at a time: one transfer of the memory.
 _COLUMN_BYTES = 128
 # What the widest load or store of a lane reads or writes, at a multiple of as much.
 _VECTOR_BYTES = 16
@@ -69,7 +69,7 @@ _ROW_STAGES = 3
 
 
 class Loop(enum.Enum):
-    """Which axis a program walks block by block, accumulating the folds over it."""
+    """Which axis a program walks block by block, accumulating the reductions over it."""
 
     NONE = enum.auto()
     FIRST = enum.auto()
@@ -91,7 +91,7 @@ class Axis:
 
     @property
     def blocks(self) -> int:
-        """At least 1: a fold over nothing still has a result."""
+        """At least 1: a reduction over nothing still has a result."""
         return max(-(-self.size // self.block), 1)
 
     @property
@@ -111,9 +111,9 @@ class Alignment:
     indices: frozenset[Affine]
 
     @staticmethod
-    def of(region: Region, kept: Sequence[int], folded: Sequence[int]) -> Alignment | None:
+    def of(region: Region, kept: Sequence[int], reduced: Sequence[int]) -> Alignment | None:
         """What suits most of the rows, in bytes. None where they begin at whole units already."""
-        rows = [(index, size) for index, size in indices(region) if _is_row(region, index, kept, folded)]
+        rows = [(index, size) for index, size in indices(region) if _is_row(region, index, kept, reduced)]
         if not rows:
             return None
         unit = max(_VECTOR_BYTES // min(size for _, size in rows), 1)
@@ -125,14 +125,14 @@ class Alignment:
         if not any(start):
             return None
         index = found[0][0]
-        first = Affine(index.offset, tuple(0 if d in folded else c for d, c in enumerate(index.coefficients)))
+        first = Affine(index.offset, tuple(0 if d in reduced else c for d, c in enumerate(index.coefficients)))
         return Alignment(unit, first, frozenset(index for index, _ in found))
 
 
-def _is_row(region: Region, index: Affine, kept: Sequence[int], folded: Sequence[int]) -> bool:
+def _is_row(region: Region, index: Affine, kept: Sequence[int], reduced: Sequence[int]) -> bool:
     """Whether ``index`` steps through a row one by one, and each row has its own."""
     stride = 1
-    for d in reversed(folded):
+    for d in reversed(reduced):
         if region.dims[d] != 1 and index.coefficients[d] != stride:
             return False
         stride *= region.dims[d]
@@ -142,9 +142,9 @@ def _is_row(region: Region, index: Affine, kept: Sequence[int], folded: Sequence
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """``axes``: one or two. ``loop``: the axis walked inside a program; the others are spread over the grid, and so are
-    ``parts`` of the loop's axis, each of which takes one block in so many. With several parts the folds over the loop's
-    axis leave a partial result for each, which a second kernel folds. ``stages``: how many steps of the loop are loaded
-    ahead; ``unroll``: how many are compiled as one; ``alignment``: where a loop along a row begins."""
+    ``parts`` of the loop's axis, each of which takes one block in so many. With several parts the reductions over the
+    loop's axis leave a partial result for each, which a second kernel reduces. ``stages``: how many steps of the loop
+    are loaded ahead; ``unroll``: how many are compiled as one; ``alignment``: where a loop along a row begins."""
 
     axes: tuple[Axis, ...]
     warps: int
@@ -184,30 +184,32 @@ class Walk(enum.Enum):
 
 def walks(region: Region) -> tuple[Walk, ...]:
     """The ways to run ``region`` that may differ, the usual one first."""
-    groups = {fold.dims for fold in region.folds}
+    groups = {reduction.dims for reduction in region.reductions}
     if len(groups) != 1:
         return (Walk.ALONE,)
-    size = prod(region.dims[d] for d in region.folded)
-    is_walked = any(not store.index.dims.isdisjoint(region.folded) for store in region.stores)
+    size = prod(region.dims[d] for d in region.reduced)
+    is_walked = any(not store.index.dims.isdisjoint(region.reduced) for store in region.stores)
     return tuple(Walk) if is_walked and power_of_two(size) > MAX_ROW else (Walk.ALONE,)
 
 
 def choose(region: Region, target: Target, *, splits: bool = True, walk: Walk = Walk.ALONE) -> Tiling:
-    """The tiling of ``region``. ``splits``: whether folds may go through partial results. ``walk``: how rows that are
-    walked several times are."""
-    folds = region.folds
-    if not folds:
+    """The tiling of ``region``. ``splits``: whether reductions may go through partial results. ``walk``: how rows that
+    are walked several times are."""
+    reductions = region.reductions
+    if not reductions:
         return _pointwise(region, target)
     real = [d for d, size in enumerate(region.dims) if size != 1]
-    groups = sorted({tuple(d for d in fold.dims if d in real) for fold in folds}, key=lambda g: (g[-1:], g))
+    groups = sorted(
+        {tuple(d for d in reduction.dims if d in real) for reduction in reductions}, key=lambda g: (g[-1:], g)
+    )
     if len(groups) > 1:
         return _rows_and_columns(region, target, groups)
-    (folded,) = groups
-    kept = tuple(d for d in real if d not in folded)
+    (reduced,) = groups
+    kept = tuple(d for d in real if d not in reduced)
     can_split = splits and _can_split(region)
-    if _is_inner(region, folded, kept):
-        return _rows(region, target, kept, folded, can_split, walk)
-    return _columns(region, target, kept, folded, can_split)
+    if _is_inner(region, reduced, kept):
+        return _rows(region, target, kept, reduced, can_split, walk)
+    return _columns(region, target, kept, reduced, can_split)
 
 
 def indices(region: Region) -> list[tuple[Affine, int]]:
@@ -303,53 +305,53 @@ def _fastest(index: Affine, real: Sequence[int]) -> int | None:
     return min(steps)[1] if steps else None
 
 
-# ---- Folds
+# ---- Reductions
 
 
-def _is_inner(region: Region, folded: Sequence[int], kept: Sequence[int]) -> bool:
-    """Whether most of what the region reads is contiguous along the folded dimensions."""
-    both = [*kept, *folded]
+def _is_inner(region: Region, reduced: Sequence[int], kept: Sequence[int]) -> bool:
+    """Whether most of what the region reads is contiguous along the reduced dimensions."""
+    both = [*kept, *reduced]
     votes = 0
     for index, size in indices(region):
-        if not index.dims.isdisjoint(folded):
-            votes += size if _fastest(index, both) in folded else -size
+        if not index.dims.isdisjoint(reduced):
+            votes += size if _fastest(index, both) in reduced else -size
     return votes > 0 or (votes == 0 and not kept)
 
 
 def _can_split(region: Region) -> bool:
-    """Whether no fold goes into another, or into where another begins, and every stored value with a fold in it is
-    kept, and stored once."""
-    depends: dict[Expression, tuple[bool, bool]] = {}  # on a fold, on the folded dimensions
-    folded = region.folded
+    """Whether no reduction goes into another, or into where another begins, and every stored value with a reduction in
+    it is kept, and stored once."""
+    depends: dict[Expression, tuple[bool, bool]] = {}  # on a reduction, on the reduced dimensions
+    reduced = region.reduced
     for expression in region.expressions():
         if isinstance(expression, Load | Index):
-            depends[expression] = False, not region.reach[expression].isdisjoint(folded)
+            depends[expression] = False, not region.reach[expression].isdisjoint(reduced)
         elif isinstance(expression, Apply):
             found = [depends[operand] for operand in expression.operands]
             depends[expression] = any(f for f, _ in found), any(d for _, d in found)
-        elif isinstance(expression, Fold):
+        elif isinstance(expression, Reduce):
             if any(depends[operand][0] for operand in expression.operands):
                 return False
             depends[expression] = True, False
         else:
             depends[expression] = False, False
     for store in region.stores:
-        has_fold, varies = depends[store.value]
-        if has_fold and (varies or not region.along(store.index).isdisjoint(folded)):
+        has_reduction, varies = depends[store.value]
+        if has_reduction and (varies or not region.along(store.index).isdisjoint(reduced)):
             return False
     return True
 
 
-def only_folds(region: Region) -> bool:
-    """Whether the region has folds over the same dimensions, and stores no more than what comes of each: it is cut as
-    one of them would be."""
-    folded, groups = set(region.folded), {fold.dims for fold in region.folds}
-    return len(groups) == 1 and _can_split(region) and all(s.index.dims.isdisjoint(folded) for s in region.stores)
+def only_reductions(region: Region) -> bool:
+    """Whether the region has reductions over the same dimensions, and stores no more than what comes of each: it is cut
+    as one of them would be."""
+    reduced, groups = set(region.reduced), {reduction.dims for reduction in region.reductions}
+    return len(groups) == 1 and _can_split(region) and all(s.index.dims.isdisjoint(reduced) for s in region.stores)
 
 
 def _parts(region: Region, blocks: int, programs: int, target: Target) -> int:
     """Into how many runs ``blocks`` steps of a loop go so that the device is busy. Each has at least four steps, or one
-    where a program alone takes longer for all of them than the kernel that folds the runs' results takes to start."""
+    where a program alone takes longer for all of them than the kernel that reduces the runs' results takes to start."""
     wanted = -(-4 * target.multiprocessors // max(programs, 1))
     few = min(wanted, blocks // 4)
     if few <= 1 < blocks and not is_over_at_once(region, programs, target):
@@ -358,14 +360,14 @@ def _parts(region: Region, blocks: int, programs: int, target: Target) -> int:
 
 
 def _rows(
-    region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool, walk: Walk
+    region: Region, target: Target, kept: Sequence[int], reduced: Sequence[int], can_split: bool, walk: Walk
 ) -> Tiling:
-    size, rows = prod(region.dims[d] for d in folded), prod(region.dims[d] for d in kept)
+    size, rows = prod(region.dims[d] for d in reduced), prod(region.dims[d] for d in kept)
     block = power_of_two(size)
     programs_wanted = 2 * target.multiprocessors
-    row = _Row.of(region, kept, folded)
+    row = _Row.of(region, kept, reduced)
     if MAX_ROW < block <= MAX_LONG_ROW and rows >= programs_wanted and row.pays_ahead(target, block):
-        axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, block)
+        axes = _axis(region, "x", kept, 1), _axis(region, "r", reduced, block)
         warps = _warps(block, _LONG_ROW_PER_LANE)
         return Tiling(axes, warps, Loop.FIRST, target.multiprocessors, stages=_ROW_STAGES)
     fits = block <= MAX_ROW or (block <= MAX_LONG_ROW and row.is_wide and row.fits_registers)
@@ -374,26 +376,27 @@ def _rows(
         # Few rows are spread over the device rather than taken together.
         while together > 1 and rows // together < programs_wanted:
             together //= 2
-        axes = _axis(region, "x", kept, together), _axis(region, "r", folded, block)
-        # Warps wait for one another at each fold, unless a row is one warp's. Few rows are done sooner by more of them.
+        axes = _axis(region, "x", kept, together), _axis(region, "r", reduced, block)
+        # Warps wait for one another at each reduction, unless a row is one warp's. Few rows are done sooner by more of
+        # them.
         few = rows // together < programs_wanted and block < _TILE
         per_lane = _ONLY_ROW_PER_LANE if rows == 1 else _ELEMENTS_PER_LANE if few else _ROW_PER_LANE
         return Tiling(axes, _warps(together * block, per_lane))
     step, per_lane, unroll = row.step(target, rows, walk)
-    axes = _axis(region, "x", kept, 1), _axis(region, "r", folded, min(step, block))
+    axes = _axis(region, "x", kept, 1), _axis(region, "r", reduced, min(step, block))
     parts = _parts(region, axes[1].blocks, rows, target) if can_split else 1
     warps = _warps(axes[1].block, _ONLY_ROW_PER_LANE if rows == parts == 1 else per_lane)
     if parts > 1 or axes[1].blocks == 1:
         return Tiling(axes, warps, Loop.SECOND, parts)
-    alignment = Alignment.of(region, kept, folded)
+    alignment = Alignment.of(region, kept, reduced)
     return Tiling(axes, warps, Loop.SECOND, unroll=unroll, alignment=alignment)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Of a region with folds over its rows: ``size``, elements of a row; ``loaded`` and ``stored``, bytes of an element
-    of each array with such rows; ``shares``, whether all rows read one array; ``held``, how many values of each
-    position are held, at most, while a fold ends."""
+    """Of a region with reductions over its rows: ``size``, elements of a row; ``loaded`` and ``stored``, bytes of an
+    element of each array with such rows; ``shares``, whether all rows read one array; ``held``, how many values of each
+    position are held, at most, while a reduction ends."""
 
     size: int
     loaded: tuple[int, ...]
@@ -402,19 +405,19 @@ class _Row:
     held: int
 
     @staticmethod
-    def of(region: Region, kept: Sequence[int], folded: Sequence[int]) -> _Row:
+    def of(region: Region, kept: Sequence[int], reduced: Sequence[int]) -> _Row:
         def varies(index: Affine, dims: Sequence[int]) -> bool:
             return not region.along(index).isdisjoint(dims)
 
-        loads = [e for e in region.expressions() if isinstance(e, Load) and varies(e.index, folded)]
+        loads = [e for e in region.expressions() if isinstance(e, Load) and varies(e.index, reduced)]
         own = [load for load in loads if varies(load.index, kept)]
-        stored = [s.value.element_type.bytes for s in region.stores if varies(s.index, folded)]
+        stored = [s.value.element_type.bytes for s in region.stores if varies(s.index, reduced)]
         return _Row(
-            prod(region.dims[d] for d in folded),
+            prod(region.dims[d] for d in reduced),
             tuple(load.element_type.bytes for load in own),
             tuple(stored),
             len(own) < len(loads),
-            _held_through(region, folded),
+            _held_through(region, reduced),
         )
 
     @property
@@ -427,7 +430,7 @@ class _Row:
 
     def pays_ahead(self, target: Target, block: int) -> bool:
         """Whether whole rows in blocks of ``block`` are faster loaded ahead, and can be. What all rows read would be
-        held as well, and of rows that only fold the instructions are few."""
+        held as well, and of rows that are only reduced the instructions are few."""
         has_room = (_ROW_STAGES - 1) * sum(self.loaded) * block <= target.shared_memory_bytes
         return has_room and bool(self.stored) and not self.is_wide and not self.shares and self.fits_registers
 
@@ -436,7 +439,7 @@ class _Row:
         such steps are compiled as one."""
         if not self.stored:  # mostly walked once
             if rows >= 2 * target.multiprocessors:
-                return _FOLD_STEP, _ROW_PER_LANE, _ROW_UNROLL
+                return _REDUCTION_STEP, _ROW_PER_LANE, _ROW_UNROLL
             return _ROW_STEP, _ELEMENTS_PER_LANE, _ROW_UNROLL
         if self.size >= _LONG_ROW:
             unroll = _MORE_UNROLL if walk is Walk.ALONE else _ROW_UNROLL
@@ -447,24 +450,24 @@ class _Row:
         return _ROW_STEP, per_lane, _ROW_UNROLL
 
 
-def _held_through(region: Region, folded: Sequence[int]) -> int:
-    """How many values of each position of a row are held, at most, while a fold over the row ends."""
+def _held_through(region: Region, reduced: Sequence[int]) -> int:
+    """How many values of each position of a row are held, at most, while a reduction over the row ends."""
     expressions = region.expressions()
     varies: dict[Expression, bool] = {}
-    level: dict[Expression, int] = {}  # how many folds, one in the other, are over before it is known
+    level: dict[Expression, int] = {}  # how many reductions, one in the other, are over before it is known
     for e in expressions:
-        level[e] = max((level[o] for o in e.operands), default=0) + isinstance(e, Fold)
-        varies[e] = not isinstance(e, Fold) and any(varies[o] for o in e.operands)
+        level[e] = max((level[o] for o in e.operands), default=0) + isinstance(e, Reduce)
+        varies[e] = not isinstance(e, Reduce) and any(varies[o] for o in e.operands)
         if isinstance(e, Load):
-            varies[e] = not region.reach[e].isdisjoint(folded)
-    # A fold takes its value a level before it is known itself, stores come last, and loads can wait for their use, also
-    # where they are converted. What only says where a store begins has none.
+            varies[e] = not region.reach[e].isdisjoint(reduced)
+    # A reduction takes its value a level before it is known itself, stores come last, and loads can wait for their use,
+    # also where they are converted. What only says where a store begins has none.
     given: set[Expression] = {e for e in expressions if isinstance(e, Load | Index)}
     given |= {e for e in expressions if isinstance(e, Apply) and e.opcode is Opcode.CONVERT and e.operands[0] in given}
     uses: dict[Expression, list[int]] = {e: [] if e in given else [level[e]] for e in expressions}
     for e in expressions:
         for operand in e.operands:
-            uses[operand].append(level[e] - isinstance(e, Fold))
+            uses[operand].append(level[e] - isinstance(e, Reduce))
     last_level = max(level.values())
     for store in region.stores:
         uses[store.value].append(last_level)
@@ -472,12 +475,12 @@ def _held_through(region: Region, folded: Sequence[int]) -> int:
     return max((sum(first <= end < last for first, last in spans) for end in range(last_level)), default=0)
 
 
-def _columns(region: Region, target: Target, kept: Sequence[int], folded: Sequence[int], can_split: bool) -> Tiling:
-    size, columns = prod(region.dims[d] for d in folded), prod(region.dims[d] for d in kept)
-    widest = max((size for index, size in indices(region) if not index.dims.isdisjoint(folded)), default=4)
+def _columns(region: Region, target: Target, kept: Sequence[int], reduced: Sequence[int], can_split: bool) -> Tiling:
+    size, columns = prod(region.dims[d] for d in reduced), prod(region.dims[d] for d in kept)
+    widest = max((size for index, size in indices(region) if not index.dims.isdisjoint(reduced)), default=4)
     width = min(max(_COLUMN_BYTES // widest, 16), power_of_two(columns))
     height = min(_TILE // width, power_of_two(size))
-    axes = _axis(region, "x", kept, width), _axis(region, "r", folded, height)
+    axes = _axis(region, "x", kept, width), _axis(region, "r", reduced, height)
     if axes[1].blocks == 1:
         return Tiling(axes, _warps(width * height))
     parts = _parts(region, axes[1].blocks, axes[0].blocks, target) if can_split else 1
@@ -485,7 +488,7 @@ def _columns(region: Region, target: Target, kept: Sequence[int], folded: Sequen
 
 
 def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int, ...]]) -> Tiling:
-    """Rows as whole blocks, walked by each program; folds over the rows leave partial results."""
+    """Rows as whole blocks, walked by each program; reductions over the rows leave partial results."""
     columns, rows = groups
     width = power_of_two(prod(region.dims[d] for d in rows))
     height = min(max(_WARP_ROW // width, 1), power_of_two(prod(region.dims[d] for d in columns)))
@@ -503,20 +506,23 @@ def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int
 
 
 def supports(region: Region) -> bool:
-    """Whether a tiling for ``region`` exists: all folds over the same dimensions, or over two complementary groups of
-    which the inner one fits a block and the outer one's folds only leave results. No load or store waits for a fold."""
+    """Whether a tiling for ``region`` exists: all reductions over the same dimensions, or over two complementary groups
+    of which the inner one fits a block and the outer one's reductions only leave results. No load or store waits for a
+    reduction."""
     places = [o for e in region.expressions() if isinstance(e, Load) for o in e.operands]
     places += [start for store in region.stores for start in store.index.starts]
-    if any(isinstance(e, Fold) for e in below(places)):
+    if any(isinstance(e, Reduce) for e in below(places)):
         return False
     real = [d for d, size in enumerate(region.dims) if size != 1]
-    groups = sorted({tuple(d for d in fold.dims if d in real) for fold in region.folds}, key=lambda g: (g[-1:], g))
+    groups = sorted(
+        {tuple(d for d in reduction.dims if d in real) for reduction in region.reductions}, key=lambda g: (g[-1:], g)
+    )
     if len(groups) <= 1:
         return True
     if len(groups) > 2 or sorted(d for group in groups for d in group) != real or () in groups:
         return False
     columns, rows = groups
-    outer = [fold for fold in region.folds if set(fold.dims) & set(columns)]
-    inner = [fold.value for fold in region.folds]
+    outer = [reduction for reduction in region.reductions if set(reduction.dims) & set(columns)]
+    inner = [reduction.value for reduction in region.reductions]
     inner += [s.value for s in region.stores if not s.index.dims.isdisjoint(columns)]
     return prod(region.dims[d] for d in rows) <= MAX_ROW and not set(below(inner)).intersection(outer)

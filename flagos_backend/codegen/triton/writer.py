@@ -20,7 +20,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType, leaves
 from flagos_backend.loop_ir.literals import starts_neutral
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store, below
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store, below
 
 _EQUAL = {Comparison.EQ: "==", Comparison.NE: "!="}
 
@@ -36,7 +36,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Where the parts of a split fold go: buffer ``name``, ``size`` elements of each part."""
+    """Where the parts of a split reduction go: buffer ``name``, ``size`` elements of each part."""
 
     name: str
     size: int
@@ -48,13 +48,13 @@ def write_kernel(
     tiling: Tiling,
     dialect: Dialect,
     names: dict[Instruction, str],
-    partials: dict[Fold, Partial] | None = None,
+    partials: dict[Reduce, Partial] | None = None,
     first: Sequence[str] = (),
 ) -> Written:
     """The function ``name``. ``names``: the argument of each buffer that the region reads or stores. ``first``: lines
     that come before all others.
 
-    With ``partials`` folds go there part by part, and stores whose values need such a fold are left out.
+    With ``partials`` reductions go there part by part, and stores whose values need such a reduction are left out.
     """
     return _Writer(name, region, tiling, dialect, names, partials or {}).write(first)
 
@@ -67,7 +67,7 @@ class _Writer:
         tiling: Tiling,
         dialect: Dialect,
         names: dict[Instruction, str],
-        partials: dict[Fold, Partial],
+        partials: dict[Reduce, Partial],
     ) -> None:
         self.name, self.region, self.dialect = name, region, dialect
         self.names, self.partials = names, partials
@@ -82,7 +82,9 @@ class _Writer:
         self.indent = "    "
         self.count = 0
         looped = tiling.looped
-        self.accumulated = frozenset(f for f in region.folds if looped is not None and set(f.dims) & set(looped.dims))
+        self.accumulated = frozenset(
+            f for f in region.reductions if looped is not None and set(f.dims) & set(looped.dims)
+        )
         self.walks_row = tiling.loop is Loop.SECOND and tiling.parts == 1 and tiling.axes[0].block == 1
         # Sums that go along with the maximum that they wait for.
         self.running = running_sums(region) if self.walks_row and tiling.axes[1].block > GROUP else {}
@@ -128,8 +130,8 @@ class _Writer:
             if isinstance(expression, Load | Index):
                 index = expression.index if isinstance(expression, Load) else expression.value
                 axes |= frozenset(self.positions.axes_of(index))
-            if isinstance(expression, Fold):
-                axes -= {self.positions.folded_axis(expression).name}
+            if isinstance(expression, Reduce):
+                axes -= {self.positions.reduced_axis(expression).name}
                 level += expression in self.accumulated
                 level -= expression in self.running
             self.depends[expression] = axes
@@ -138,8 +140,8 @@ class _Writer:
     def _passes(self) -> int:
         if self.partials:
             return 1
-        folds = [self.level[fold] - 1 for fold in self.accumulated]
-        return 1 + max([*folds, *(self.level[store.value] for store in self.region.stores)], default=0)
+        reductions = [self.level[reduction] - 1 for reduction in self.accumulated]
+        return 1 + max([*reductions, *(self.level[store.value] for store in self.region.stores)], default=0)
 
     # ---- Lines
 
@@ -169,19 +171,19 @@ class _Writer:
 
     # ---- Passes
 
-    def _made_in(self, number: int) -> tuple[list[Store], list[Fold], list[Expression]]:
-        """Stores and folds of pass ``number``, and what they are made of directly."""
+    def _made_in(self, number: int) -> tuple[list[Store], list[Reduce], list[Expression]]:
+        """Stores and reductions of pass ``number``, and what they are made of directly."""
         stores = [s for s in self.region.stores if self.level[s.value] == number]
-        folds = [f for f in self.expressions if isinstance(f, Fold) and f in self.accumulated]
-        folds = [f for f in folds if self.level[f] == number + 1]
-        return stores, folds, [*self._roots_of(stores), *self._roots_of_folds(folds)]
+        reductions = [f for f in self.expressions if isinstance(f, Reduce) and f in self.accumulated]
+        reductions = [f for f in reductions if self.level[f] == number + 1]
+        return stores, reductions, [*self._roots_of(stores), *self._roots_of_reductions(reductions)]
 
     def _roots_of(self, stores: Sequence[Store]) -> Iterable[Expression]:
         return Region(self.region.dims, tuple(stores)).roots()
 
-    def _roots_of_folds(self, folds: Sequence[Fold]) -> list[Expression]:
-        starts = [initial for fold in folds for initial in self._start_of(fold)]
-        return [*(self._folded(f) for f in folds), *starts]
+    def _roots_of_reductions(self, reductions: Sequence[Reduce]) -> list[Expression]:
+        starts = [initial for reduction in reductions for initial in self._start_of(reduction)]
+        return [*(self._reduced(f) for f in reductions), *starts]
 
     def _loaded_in(self, number: int) -> list[Load]:
         """What walk ``number`` loads that each row has for itself."""
@@ -206,50 +208,50 @@ class _Writer:
         """Everything known before or in loop ``number``: what the loop needs and does not vary along it, the loop, and
         then what it does not need, for which it need not wait either."""
         looped = self.tiling.looped
-        stores, folds, roots = self._made_in(number)
+        stores, reductions, roots = self._made_in(number)
         if looped is None:
             self._compute(self._early_first(self._needed(roots)))
             self._store_all(stores)
             return
         varying = [s for s in stores if looped.name in self.positions.axes_of(s.index)]
-        if varying or folds:
-            self._write_loop(looped, varying, folds)
+        if varying or reductions:
+            self._write_loop(looped, varying, reductions)
         others = [store for store in stores if store not in varying]
         self._compute(self._needed(self._roots_of(others)))
         self._store_all(others)
 
-    def _write_loop(self, looped: Axis, stores: Sequence[Store], folds: Sequence[Fold]) -> None:
-        needed = self._needed([*self._roots_of(stores), *self._roots_of_folds(folds)])
+    def _write_loop(self, looped: Axis, stores: Sequence[Store], reductions: Sequence[Reduce]) -> None:
+        needed = self._needed([*self._roots_of(stores), *self._roots_of_reductions(reductions)])
         self._compute([e for e in needed if looped.name not in self.depends[e]])
         inside = [e for e in needed if looped.name in self.depends[e]]
         if self.tiling.alignment is not None:
             with self._at_ends():  # they come while the loop runs
                 self._compute([e for e in inside if self._is_at_hand(e)])
-        accumulators = {fold: self._start(fold) for fold in folds}
+        accumulators = {reduction: self._start(reduction) for reduction in reductions}
         before = dict(self.values)
         self._open_loop(looped)
-        self._compute(inside if folds else self._early_first(inside))
+        self._compute(inside if reductions else self._early_first(inside))
         self._store_all(stores)
         self._accumulate(accumulators)
         self.indent = "    "
         self.values = before
-        ends = self._write_ends(inside, stores, folds) if self.tiling.alignment is not None else {}
-        for fold in folds:
-            self._finish(fold, accumulators, ends.get(fold))
+        ends = self._write_ends(inside, stores, reductions) if self.tiling.alignment is not None else {}
+        for reduction in reductions:
+            self._finish(reduction, accumulators, ends.get(reduction))
 
     def _write_ends(
-        self, inside: Sequence[Expression], stores: Sequence[Store], folds: Sequence[Fold]
-    ) -> dict[Fold, str]:
-        """At the ends of a row what its loop did between them. What of them goes into each fold."""
+        self, inside: Sequence[Expression], stores: Sequence[Store], reductions: Sequence[Reduce]
+    ) -> dict[Reduce, str]:
+        """At the ends of a row what its loop did between them. What of them goes into each reduction."""
         with self._at_ends():
             self._compute(inside)
             self._store_all(stores)
-            return {f: self._block(self.running[f].most if f in self.running else f) for f in folds}
+            return {f: self._block(self.running[f].most if f in self.running else f) for f in reductions}
 
     def _early_first(self, needed: Sequence[Expression]) -> list[Expression]:
         """``needed``, operands first, with what a row shares as early as it can be: what has a value for each element
-        then comes after it, and need not be held meanwhile. But what it loads is not waited for before the first fold,
-        which waits for the row."""
+        then comes after it, and need not be held meanwhile. But what it loads is not waited for before the first
+        reduction, which waits for the row."""
         row, missing = self.tiling.axes[-1].name, set(needed)
         order: list[Expression] = []
 
@@ -263,15 +265,15 @@ class _Writer:
                     order.append(known)
 
         shared = [e for e in needed if row not in self.depends[e] and not isinstance(e, Literal)]
-        folds = [e for e in shared if isinstance(e, Fold)]
-        for fold in (*folds, None):
+        reductions = [e for e in shared if isinstance(e, Reduce)]
+        for reduction in (*reductions, None):
             for expression in shared:
                 waits = any(o in missing and not isinstance(o, Literal) for o in self._operands(expression))
-                has_time = fold in folds[:1] and not self._is_at_hand(expression)
-                if not waits and not has_time and not isinstance(expression, Fold):
+                has_time = reduction in reductions[:1] and not self._is_at_hand(expression)
+                if not waits and not has_time and not isinstance(expression, Reduce):
                     add(expression)
-            if fold is not None:
-                add(fold)
+            if reduction is not None:
+                add(reduction)
         for remaining in needed:
             add(remaining)
         return order
@@ -290,22 +292,22 @@ class _Writer:
 
     def _operands(self, expression: Expression) -> tuple[Expression, ...]:
         """What of the operands this kernel computes."""
-        if isinstance(expression, Fold):
-            return self._folded(expression), *self._start_of(expression)
+        if isinstance(expression, Reduce):
+            return self._reduced(expression), *self._start_of(expression)
         return expression.operands
 
-    def _folded(self, fold: Fold) -> Expression:
-        """What a loop has to know to go on with ``fold``."""
-        return self.running[fold].most.value if fold in self.running else fold.value
+    def _reduced(self, reduction: Reduce) -> Expression:
+        """What a loop has to know to go on with ``reduction``."""
+        return self.running[reduction].most.value if reduction in self.running else reduction.value
 
-    def _start_of(self, fold: Fold) -> tuple[Expression, ...]:
-        """The fold's initial value, where it matters to this kernel."""
-        return () if fold in self.partials or starts_neutral(fold) else (fold.initial,)
+    def _start_of(self, reduction: Reduce) -> tuple[Expression, ...]:
+        """The reduction's initial value, where it matters to this kernel."""
+        return () if reduction in self.partials or starts_neutral(reduction) else (reduction.initial,)
 
     def _open_loop(self, axis: Axis) -> None:
         self._line(self.positions.loop(axis))
         self.indent = "        "
-        self._lines(self.positions.turn(axis))
+        self._lines(self.positions.iteration(axis))
 
     # ---- Values
 
@@ -335,8 +337,8 @@ class _Writer:
             address = f"{self.names[expression.source]} + ({position})"
             text = f"tl.load({address}{', ' + mask if mask else ''}{self._kept(expression)})"
             return self._let(elements.from_memory(text, expression.element_type, self.dialect))
-        if isinstance(expression, Fold):
-            return self._whole_fold(expression)
+        if isinstance(expression, Reduce):
+            return self._whole_reduction(expression)
         if (term := scalars.fused_term(expression, self.dialect)) is not None:
             return self._let(f"tl.fma({', '.join(self.values[factor] for factor in term)})")
         if (comparison := self._comparison_along_row(expression)) is not None:
@@ -349,7 +351,7 @@ class _Writer:
 
     def _comparison_along_row(self, expression: Apply) -> str | None:
         """A position along a row compared with what the row shares. In a loop as an offset in the block, which is the
-        same in all turns: compilers widen a position that moves to 64 bits, and the comparison with it."""
+        same in all iterations: compilers widen a position that moves to 64 bits, and the comparison with it."""
         row, looped = self.tiling.axes[-1], self.tiling.looped
         is_row = len(self.tiling.axes) == 2 and (looped is row or self.dialect is Dialect.LIBDEVICE)
         if not is_row or self.positions.are_wide or expression.opcode is not Opcode.COMPARE:
@@ -390,19 +392,19 @@ class _Writer:
         address = f"{self.names[target]} + ({self.positions.address(index, self.values)})"
         self._line(f"tl.store({address}, {text}{', ' + mask if mask else ''}{kept})")
 
-    # ---- Folds
+    # ---- Reductions
 
-    def _accumulate(self, accumulators: dict[Fold, str]) -> None:
-        """What a turn of the loop adds to ``accumulators``."""
+    def _accumulate(self, accumulators: dict[Reduce, str]) -> None:
+        """What an iteration of the loop adds to ``accumulators``."""
         for total, running in self.running.items():
             if total in accumulators:
                 self._accumulate_running(total, accumulators[total], running.most, accumulators[running.most])
-        for fold, accumulator in accumulators.items():
-            if fold not in self.running and fold not in self.maxima:
-                self._line(f"{accumulator} = {self._accumulated(fold, accumulator)}")
+        for reduction, accumulator in accumulators.items():
+            if reduction not in self.running and reduction not in self.maxima:
+                self._line(f"{accumulator} = {self._accumulated(reduction, accumulator)}")
 
-    def _accumulate_running(self, total: Fold, sums: str, most: Fold, maxima: str) -> None:
-        axis = self.positions.folded_axis(most)
+    def _accumulate_running(self, total: Reduce, sums: str, most: Reduce, maxima: str) -> None:
+        axis = self.positions.reduced_axis(most)
         x = self._let(f"tl.reshape({self._block(most)}, [1, {axis.block // GROUP}, {GROUP}])")
         largest = self._let(scalars.combine(most, maxima, scalars.reduce(most, x, 2, self.dialect), self.dialect))
         below = self._let(f"fm.shift({largest})")
@@ -410,75 +412,80 @@ class _Writer:
         self._line(f"{sums} = {sums} * {scale} + {scalars.reduce(total, added, 2, self.dialect)}")
         self._line(f"{maxima} = {largest}")
 
-    def _exponential(self, total: Fold, text: str) -> str:
+    def _exponential(self, total: Reduce, text: str) -> str:
         """That of ``text``, as the terms of the running sum ``total`` are computed."""
         return self._let(scalars.apply(exponential(total), [self._let(text)], self.dialect))
 
-    def _accumulated(self, fold: Fold, accumulator: str) -> str:
-        """``accumulator`` with what one turn of the loop adds."""
-        factors = scalars.exact_product(fold.value, self.dialect) if fold.combine is Opcode.ADD else None
-        if factors is None or self.positions.folded_axis(fold).name not in self.depends[fold.value]:
-            return scalars.combine(fold, accumulator, self._block(fold), self.dialect)
+    def _accumulated(self, reduction: Reduce, accumulator: str) -> str:
+        """``accumulator`` with what one iteration of the loop adds."""
+        factors = scalars.exact_product(reduction.value, self.dialect) if reduction.combine is Opcode.ADD else None
+        if factors is None or self.positions.reduced_axis(reduction).name not in self.depends[reduction.value]:
+            return scalars.combine(reduction, accumulator, self._block(reduction), self.dialect)
         exact, other = factors
-        return f"tl.fma({self.values[exact]}, {self._block(fold, other)}, {accumulator})"
+        return f"tl.fma({self.values[exact]}, {self._block(reduction, other)}, {accumulator})"
 
-    def _block(self, fold: Fold, value: Expression | None = None) -> str:
-        """What goes into ``fold``, or a ``value`` that takes part in it, as a block along every axis that it may vary
-        along, identities past the end."""
-        value = value or fold.value
-        element_type = fold.element_type
-        axis = self.positions.folded_axis(fold)
-        varying = [a for a in self.tiling.axes if a is axis or a.name in self.depends[fold.value]]
+    def _block(self, reduction: Reduce, value: Expression | None = None) -> str:
+        """What goes into ``reduction``, or a ``value`` that takes part in it, as a block along every axis that it may
+        vary along, identities past the end."""
+        value = value or reduction.value
+        element_type = reduction.element_type
+        axis = self.positions.reduced_axis(reduction)
+        varying = [a for a in self.tiling.axes if a is axis or a.name in self.depends[reduction.value]]
         text = self.values[value]
         if element_type is ElementType.PRED:
             text = f"{text}.to(tl.int32)"
         if axis.name not in self.depends[value]:
             text = f"tl.broadcast_to({text}, {self.positions.shape(varying)})"
         if self.positions.is_ragged(axis):
-            text = f"tl.where({self.positions.name(axis)}_in, {text}, {scalars.identity(fold)})"
+            text = f"tl.where({self.positions.name(axis)}_in, {text}, {scalars.identity(reduction)})"
         return self._let(text) if text != self.values[value] else text
 
-    def _accumulator_shape(self, fold: Fold) -> str:
-        axis = self.positions.folded_axis(fold)
-        return self.positions.shape([a for a in self.tiling.axes if a is axis or a.name in self.depends[fold.value]])
+    def _accumulator_shape(self, reduction: Reduce) -> str:
+        axis = self.positions.reduced_axis(reduction)
+        return self.positions.shape(
+            [a for a in self.tiling.axes if a is axis or a.name in self.depends[reduction.value]]
+        )
 
-    def _start(self, fold: Fold) -> str:
-        shape, kind = self._accumulator_shape(fold), scalars.accumulated(fold.element_type)
-        if fold in self.running or fold in self.maxima:
-            shape = f"[1, {self.positions.folded_axis(fold).block // GROUP}, 1]"
-        return self._let(f"tl.full({shape}, {scalars.identity(fold)}, {kind})")
+    def _start(self, reduction: Reduce) -> str:
+        shape, kind = self._accumulator_shape(reduction), scalars.accumulated(reduction.element_type)
+        if reduction in self.running or reduction in self.maxima:
+            shape = f"[1, {self.positions.reduced_axis(reduction).block // GROUP}, 1]"
+        return self._let(f"tl.full({shape}, {scalars.identity(reduction)}, {kind})")
 
-    def _whole_fold(self, fold: Fold) -> str:
-        """A fold over an axis that a block holds whole."""
-        axis = self.tiling.axes.index(self.positions.folded_axis(fold))
-        return self._with_initial(fold, self._let(scalars.reduce(fold, self._block(fold), axis, self.dialect)))
+    def _whole_reduction(self, reduction: Reduce) -> str:
+        """A reduction over an axis that a block holds whole."""
+        axis = self.tiling.axes.index(self.positions.reduced_axis(reduction))
+        return self._with_initial(
+            reduction, self._let(scalars.reduce(reduction, self._block(reduction), axis, self.dialect))
+        )
 
-    def _finish(self, fold: Fold, accumulators: dict[Fold, str], ends: str | None) -> None:
-        """The accumulator of ``fold`` after the loop, with what the ``ends`` of the row add, as the fold's value."""
-        axis = self.tiling.axes.index(self.positions.folded_axis(fold))
-        accumulator = accumulators[fold]
-        if fold in self.running:
-            most = self.running[fold].most
+    def _finish(self, reduction: Reduce, accumulators: dict[Reduce, str], ends: str | None) -> None:
+        """The accumulator of ``reduction`` after the loop, with what the ``ends`` of the row add, as the reduction's
+        value."""
+        axis = self.tiling.axes.index(self.positions.reduced_axis(reduction))
+        accumulator = accumulators[reduction]
+        if reduction in self.running:
+            most = self.running[reduction].most
             below = self._let(f"fm.shift({self.values[most]})")
-            scale = self._exponential(fold, f"{self._flat(accumulators[most])} - {below}")
+            scale = self._exponential(reduction, f"{self._flat(accumulators[most])} - {below}")
             accumulator = self._let(f"{self._flat(accumulator)} * {scale}")
-            ends = None if ends is None else self._exponential(fold, f"{ends} - {below}")
-        elif fold in self.maxima:
+            ends = None if ends is None else self._exponential(reduction, f"{ends} - {below}")
+        elif reduction in self.maxima:
             accumulator = self._flat(accumulator)
-        result = self._let(scalars.reduce(fold, accumulator, axis, self.dialect))
+        result = self._let(scalars.reduce(reduction, accumulator, axis, self.dialect))
         if ends is not None:
-            added = self._let(scalars.reduce(fold, ends, axis, self.dialect))
-            result = self._let(scalars.combine(fold, result, added, self.dialect))
-        if fold in self.running:
-            result = self._let(self.running[fold].total(self.values[most], result))
-        partial = self.partials.get(fold)
+            added = self._let(scalars.reduce(reduction, ends, axis, self.dialect))
+            result = self._let(scalars.combine(reduction, result, added, self.dialect))
+        if reduction in self.running:
+            result = self._let(self.running[reduction].total(self.values[most], result))
+        partial = self.partials.get(reduction)
         if partial is None:
-            self.values[fold] = self._with_initial(fold, result)
+            self.values[reduction] = self._with_initial(reduction, result)
             return
-        (other,) = [a for a in self.tiling.axes if a is not self.positions.folded_axis(fold)]
+        (other,) = [a for a in self.tiling.axes if a is not self.positions.reduced_axis(reduction)]
         part = f"part * {partial.size} + " if self.tiling.parts > 1 else ""
         mask = self.positions.mask([other.name])
-        if other.name not in self.depends[fold]:
+        if other.name not in self.depends[reduction]:
             result = f"tl.broadcast_to({result}, {self.positions.shape([other])})"
         self._line(f"tl.store({partial.name} + ({part}{other.name}), {result}{', ' + mask if mask else ''})")
 
@@ -486,13 +493,13 @@ class _Writer:
         """That of a running sum or its maximum, as one block along the row."""
         return self._let(f"tl.reshape({accumulator}, [1, {self.tiling.axes[1].block // GROUP}])")
 
-    def _with_initial(self, fold: Fold, result: str) -> str:
-        """``result`` with the initial value, unless that changes nothing, as the fold's type is held."""
-        element_type = fold.element_type
-        for initial in self._start_of(fold):
+    def _with_initial(self, reduction: Reduce, result: str) -> str:
+        """``result`` with the initial value, unless that changes nothing, as the reduction's type is held."""
+        element_type = reduction.element_type
+        for initial in self._start_of(reduction):
             start = self.values[initial]
             start = f"{start}.to(tl.int32)" if element_type is ElementType.PRED else start
-            result = self._let(scalars.combine(fold, start, result, self.dialect))
+            result = self._let(scalars.combine(reduction, start, result, self.dialect))
         if element_type is ElementType.PRED:
             return self._let(f"{result} != 0")
         rounded = elements.rounded(result, element_type, self.dialect)

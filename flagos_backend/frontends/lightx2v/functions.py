@@ -83,15 +83,15 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: f
 
 
 def rotate(x: Tensor, cosines: tuple[Tensor, Tensor], sines: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
-    """Each pair of x turned by its angle, in the dtype of the cosines and rounded once. ``cosines``, ``sines``: for the
-    first and the second of each pair, of half of x's last dimension and broadcast against the others."""
+    """Each pair of x rotated by its angle, in the dtype of the cosines and rounded once. ``cosines``, ``sines``: for
+    the first and the second of each pair, of half of x's last dimension and broadcast against the others."""
     wide = x.to(cosines[0].dtype)
     if layout == "interleaved":
         first, second = wide.reshape(*x.shape[:-1], -1, 2).unbind(-1)
     else:
         first, second = wide.chunk(2, dim=-1)
-    turned = (first * cosines[0] - second * sines[0], second * cosines[1] + first * sines[1])
-    out = torch.stack(turned, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(turned, dim=-1)
+    rotated = (first * cosines[0] - second * sines[0], second * cosines[1] + first * sines[1])
+    out = torch.stack(rotated, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(rotated, dim=-1)
     return out.to(x.dtype)
 
 

@@ -107,8 +107,8 @@ class _QuantizedProduct(MMWeightQuantTemplate):  # type: ignore[misc]
         if weight.dtype is not self.dtype:
             refuse(self.key, f"{self.weight_name} is of {weight.dtype}", f"It takes {self.dtype}.", TypeError)
         x, x_scale = functions.quantize_rows(input_tensor, self.dtype)
-        turned = scale.reshape(1, -1)
-        out = functions.quantized_product(x, x_scale, weight, turned, bias, input_tensor.dtype)
+        row = scale.reshape(1, -1)
+        out = functions.quantized_product(x, x_scale, weight, row, bias, input_tensor.dtype)
         if hasattr(self, "weight_diff"):
             out = out + torch.mm(input_tensor, self.weight_diff)
         return out + self.apply_lora(input_tensor) if self.has_lora_branch else out

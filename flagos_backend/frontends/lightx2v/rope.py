@@ -16,7 +16,7 @@ _Pair = tuple[Tensor, Tensor]
 
 
 class Rope(RopeTemplate):  # type: ignore[misc]
-    """Turns the pairs of x's last dimension: neighbours in the layout interleaved, halves in split_half.
+    """Rotates the pairs of x's last dimension: neighbours in the layout interleaved, halves in split_half.
 
     Frequencies: complex [S, (1,) D/2]; (cos, sin) of width D/2, or D with a value for each of a pair; or cos and sin
     one after the other, [S, (1,) D].
@@ -38,7 +38,7 @@ class Rope(RopeTemplate):  # type: ignore[misc]
         positions: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """x [..., S, H, D] turned, of its size and dtype; what lies beyond ``rotary_dim`` stays. ``positions``: int
+        """x [..., S, H, D] rotated, of its size and dtype; what lies beyond ``rotary_dim`` stays. ``positions``: int
         [S], the row of ``freqs`` for each token. Raises TypeError, ValueError or RuntimeError, naming the key."""
         width = x.shape[-1] if rotary_dim is None else rotary_dim
         floats(KEY, x=x)

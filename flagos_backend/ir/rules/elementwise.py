@@ -128,7 +128,7 @@ def _stochastic_convert(operation: Operation) -> Shape:
 
 
 def _bitcast_convert(operation: Operation) -> Shape:
-    """Wider to narrower adds a last dimension, narrower to wider folds it."""
+    """Wider to narrower adds a last dimension, narrower to wider removes it."""
     operation.expect_operands(1)
     source, target = operation.array(0), operation.declared_array().element_type
     old, new = source.element_type.bits, target.bits

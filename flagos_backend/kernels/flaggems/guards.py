@@ -21,7 +21,7 @@ E = ElementType
 # Hopper, where its sums are f32, to which Triton refuses to add f64 products.
 _EXACT_IN_F64 = frozenset({"add", "cat", "gather", "index_select", "mul", "sub", "where"})
 _NEVER = frozenset({E.C64, E.C128, E.U16, E.U32, E.U64, *(t for t in E if t.name.startswith("F8"))})
-_HALVES = frozenset({E.F16, E.BF16})
+_HALF_FLOATS = frozenset({E.F16, E.BF16})
 # Integers that f32 does not hold.
 _WIDE = frozenset({E.S32, E.S64})
 # Integers, and truth values, that devices do not add to where they lie.
@@ -87,9 +87,9 @@ def _sums_narrowly(instruction: Instruction) -> bool:
     return not summed.element_type.is_float and summed.element_type is not result.element_type
 
 
-def _sums_all_halves(instruction: Instruction) -> bool:
+def _sums_all_half_floats(instruction: Instruction) -> bool:
     (result,) = leaves(instruction.shape)
-    return bool(_types(instruction) & _HALVES) and result.element_type in _HALVES and result.num_elements == 1
+    return bool(_types(instruction) & _HALF_FLOATS) and result.element_type in _HALF_FLOATS and result.num_elements == 1
 
 
 def _has_sides_of_one_number(instruction: Instruction) -> bool:
@@ -163,14 +163,14 @@ _GUARDS = (
         lambda i: E.U8 in _types(i) and len(_types(i)) > 1,
         "divides no unsigned integers by signed ones",
     ),
-    _guard("floor_divide", lambda i: bool(_types(i) & _HALVES), "has no rounding division of halves"),
+    _guard("floor_divide", lambda i: bool(_types(i) & _HALF_FLOATS), "has no rounding division of 16-bit floats"),
     _guard(
         "div",
-        lambda i: bool(_types(i) & _HALVES) and argument_of(i, "rounding_mode") is not None,
-        "has no rounding division of halves",
+        lambda i: bool(_types(i) & _HALF_FLOATS) and argument_of(i, "rounding_mode") is not None,
+        "has no rounding division of 16-bit floats",
     ),
     _guard("sum", _sums_narrowly, "sums integers in their own type"),
-    _guard("sum mean", _sums_all_halves, "keeps sums of parts in halves"),
+    _guard("sum mean", _sums_all_half_floats, "keeps sums of parts in 16-bit floats"),
     _guard(
         "index_add",
         lambda i: _operands(i)[0].element_type in _NO_ATOMICS,

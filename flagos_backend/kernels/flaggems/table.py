@@ -117,7 +117,7 @@ def _convolution_variants(instruction: Instruction, target: Target) -> tuple[Var
         result: Tensor = function(x, weight, bias, stride, padding, dilation, groups)
         return result
 
-    return _variant(prepare_with(instruction, Engine(convolution, transposes=False, halves=True)))
+    return _variant(prepare_with(instruction, Engine(convolution, transposes=False, half_floats=True)))
 
 
 # ---- attention ----

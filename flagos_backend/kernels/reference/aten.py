@@ -291,10 +291,10 @@ def _results(
     """
     give = []
     shapes = list(leaves(instruction.shape))
-    names, turns = (
+    names, permutations = (
         _of_each(instruction, key, value, len(shapes)) for key, value in (("dtypes", dtypes), ("orders", orders))
     )
-    for shape, name, order in zip(shapes, names, turns, strict=True):
+    for shape, name, order in zip(shapes, names, permutations, strict=True):
         seen = _as_torch(instruction, shape) if name is None else _of_bits(instruction, name, shape)
         if order is not None and (not isinstance(order, list) or sorted(order) != list(range(len(shape.dims)))):
             raise malformed(instruction, f"{order} does not order the dimensions of {shape}")
@@ -334,8 +334,8 @@ def _owned(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
 
 def _in_storage(dtype: torch.dtype, shape: ArrayShape, order: list[int] | None) -> Callable[[Any], Any]:
     """A returned tensor as it is stored. Operators may return another dtype than they do for tensors without data
-    (statistics of norms of halves), and the program says which one is meant; or nothing for what nobody reads (seeds of
-    attention without dropout)."""
+    (statistics of norms of 16-bit floats), and the program says which one is meant; or nothing for what nobody reads
+    (seeds of attention without dropout)."""
     storage = dtype_of(shape.element_type)
 
     def give(tensor: torch.Tensor | None) -> torch.Tensor:

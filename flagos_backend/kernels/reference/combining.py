@@ -1,4 +1,4 @@
-"""Folding many updates into an array at positions that may repeat; scatter and select-and-scatter end here.
+"""Combining many updates into an array at positions that may repeat; scatter and select-and-scatter end here.
 
 Updates of one position apply in their order, so a combiner that is not commutative gives XLA's sequential result.
 """
@@ -37,7 +37,7 @@ _REDUCE_PRED = {
 
 @dataclass(frozen=True, slots=True)
 class Combiner:
-    """``apply`` folds rows; ``function`` is the combiner itself, on arrays."""
+    """``apply`` reduces rows; ``function`` is the combiner itself, on arrays."""
 
     apply: Combine
     function: ScalarFunction

@@ -19,7 +19,7 @@ from flagos_backend.torch_loading import Tensor, torch
 
 # convolve(input [n, c, spatial...], weight [o, c / groups, spatial...]) -> [n, o, spatial...]
 Convolve = Callable[[Tensor, Tensor], Tensor]
-_HALVES = frozenset({ElementType.F16, ElementType.BF16})
+_HALF_FLOATS = frozenset({ElementType.F16, ElementType.BF16})
 
 _TORCH_RANK_LIMIT = 3
 _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
@@ -28,13 +28,13 @@ _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 @dataclass(frozen=True, slots=True)
 class Engine:
     """What convolves: a function of torch.convolution's arguments. ``transposes``: it knows transposed convolutions.
-    ``halves``: it accumulates f16 and bf16 in f32 itself. ``backward``: as aten::convolution_backward, if it has that.
-    ``multiply_integers``: as torch.matmul, of int64, right in the bits that the result has.
+    ``half_floats``: it accumulates f16 and bf16 in f32 itself. ``backward``: as aten::convolution_backward, if it has
+    that. ``multiply_integers``: as torch.matmul, of int64, right in the bits that the result has.
     """
 
     convolution: Callable[..., Tensor] = torch.convolution
     transposes: bool = True
-    halves: bool = False
+    half_floats: bool = False
     backward: Callable[..., tuple[Tensor, ...]] | None = None
     multiply_integers: Callable[[Tensor, Tensor], Tensor] = torch.matmul
 
@@ -58,7 +58,7 @@ class _Geometry:
     def field(self, name: str) -> list[int]:
         return [getattr(w, name) for w in self.window]
 
-    def turned(self, weight: Tensor, *, reversal: bool = True) -> Tensor:
+    def with_reversal(self, weight: Tensor, *, reversal: bool = True) -> Tensor:
         """The weight with the dimensions in reverse order in which the window has that ``reversal``."""
         dims = [d for d, w in enumerate(self.window, start=2) if w.window_reversal is reversal and w.size > 1]
         return weight.flip(dims) if dims else weight
@@ -109,7 +109,7 @@ def _by_torch(geometry: _Geometry, engine: Engine) -> Convolve:
     symmetric = all(w.padding_low == w.padding_high >= 0 and w.base_dilation == 1 for w in geometry.window)
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
-        weight = geometry.turned(weight)
+        weight = geometry.with_reversal(weight)
         if symmetric:
             paddings = geometry.field("padding_low")
             return engine.convolve(x, weight, strides, paddings, dilations, False, zeros, geometry.groups)
@@ -137,10 +137,10 @@ def _by_transposed_torch(geometry: _Geometry, engine: Engine) -> Convolve:
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
         per_group = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
-        turned = geometry.turned(per_group.reshape(x.shape[1], -1, *weight.shape[2:]), reversal=False)
+        with_reversal = geometry.with_reversal(per_group.reshape(x.shape[1], -1, *weight.shape[2:]), reversal=False)
         if own:
-            return engine.convolve(x, turned, bases, crops, dilations, True, more, groups)
-        return _pad_spatial(engine.convolve(x, turned, bases, zeros, dilations, True, zeros, groups), around)
+            return engine.convolve(x, with_reversal, bases, crops, dilations, True, more, groups)
+        return _pad_spatial(engine.convolve(x, with_reversal, bases, zeros, dilations, True, zeros, groups), around)
 
     return convolve
 
@@ -157,7 +157,7 @@ def _by_weight_gradient(geometry: _Geometry, engine: Engine) -> Convolve:
     steps = [1] * geometry.rank if picks else strides
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
-        inputs, gradient = x.transpose(0, 1), geometry.turned(weight).transpose(0, 1)
+        inputs, gradient = x.transpose(0, 1), geometry.with_reversal(weight).transpose(0, 1)
         if picks:
             spatial = zip(gradient.shape[2:], strides, strict=True)
             everything: list[slice] = [slice(None), slice(None)]
@@ -176,7 +176,7 @@ def _by_patches(geometry: _Geometry, multiply: Callable[[Tensor, Tensor], Tensor
     groups = geometry.groups
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
-        padded, weight = _padded(x, geometry).contiguous(), geometry.turned(weight)
+        padded, weight = _padded(x, geometry).contiguous(), geometry.with_reversal(weight)
         counts, window_strides, element_strides = [], [], []
         for d, w in enumerate(geometry.window, start=2):
             extent = (w.size - 1) * w.window_dilation + 1
@@ -224,7 +224,7 @@ def _prepare_arithmetic(
         return complex_convolve
     if result.is_float:
         floating = convolve(True)
-        if engine.halves and lhs is rhs is result and result in _HALVES:
+        if engine.half_floats and lhs is rhs is result and result in _HALF_FLOATS:
             return floating
         # Narrow types accumulate in f32 and round once.
         wide = torch.float64 if result is ElementType.F64 else torch.float32

@@ -81,11 +81,11 @@ def cumulative_of(instruction: Instruction) -> Cumulative | None:
     """What a reduce-window of one array computes, whatever its initial value; None for anything else."""
     combine = combine_of(instruction.called[0]) if len(instruction.operands) == 2 else None
     window = instruction.attributes_as(WindowAttributes).window
-    folded = [d for d, w in enumerate(window) if w != _TRIVIAL]
+    reduced = [d for d, w in enumerate(window) if w != _TRIVIAL]
     shape = instruction.operands[0].shape
-    if combine is None or len(folded) != 1 or not isinstance(shape, ArrayShape):
+    if combine is None or len(reduced) != 1 or not isinstance(shape, ArrayShape):
         return None
-    dimension = folded[0]
+    dimension = reduced[0]
     size = shape.dims[dimension]
     if is_prefix(size, window[dimension]):
         return Cumulative(combine, dimension, reverse=False)

@@ -23,7 +23,7 @@ def reflector(column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    with tensor_float.settled():
+    with tensor_float.relied_on():
         return torch.matmul(a, b)
 
 

@@ -17,7 +17,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.storage import dtype_of, from_bytes, wrap
 from flagos_backend.loop_ir.intrinsics import SUBTRACTED, Intrinsic
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store
 from flagos_backend.torch_loading import torch
 
 E = ElementType
@@ -53,7 +53,7 @@ def evaluate(
                     before = nothing(kind).expand(_shape(target).num_elements)
                 found[target] = before.clone()
                 owned.add(target)
-        if any(size == 0 for d, size in enumerate(nest.dims) if d not in nest.folded):
+        if any(size == 0 for d, size in enumerate(nest.dims) if d not in nest.reduced):
             continue
         values = _Values(nest, found, wide)
         # All is loaded before anything is stored: no store is read by a load of the same nest at another point.
@@ -109,8 +109,8 @@ class _Values:
             return _function(O.CONVERT, "", (E.S64,), kind)(self.places(expression.value))
         if isinstance(expression, Load):
             return self._loaded(expression, kind)
-        if isinstance(expression, Fold):
-            return self._folded(expression, kind)
+        if isinstance(expression, Reduce):
+            return self._reduced(expression, kind)
         operands = [self[operand] for operand in expression.operands]
         kinds = tuple(operand.element_type for operand in expression.operands)
         if expression.opcode is O.BITCAST_CONVERT:  # bits are those of the program's types
@@ -136,20 +136,20 @@ class _Values:
         result[loaded] = array[places[loaded]]
         return result
 
-    def _folded(self, fold: Fold, kind: ElementType) -> torch.Tensor:
+    def _reduced(self, reduction: Reduce, kind: ElementType) -> torch.Tensor:
         """Halves what is left until it is one. Sums and products of floats are rounded once, at the end."""
-        value = self[fold.value].expand(self._nest.dims)
-        exact = _WIDE.get(kind, kind) if fold.combine in _ROUNDS else kind
-        combine = _function(fold.combine, "", (exact, exact), exact)
-        kept = [1 if d in fold.dims else size for d, size in enumerate(self._nest.dims)]
-        count = prod(self._nest.dims[d] for d in fold.dims)
-        rest = value.permute([d for d in range(self._nest.rank) if d not in fold.dims] + list(fold.dims))
+        value = self[reduction.value].expand(self._nest.dims)
+        exact = _WIDE.get(kind, kind) if reduction.combine in _ROUNDS else kind
+        combine = _function(reduction.combine, "", (exact, exact), exact)
+        kept = [1 if d in reduction.dims else size for d, size in enumerate(self._nest.dims)]
+        count = prod(self._nest.dims[d] for d in reduction.dims)
+        rest = value.permute([d for d in range(self._nest.rank) if d not in reduction.dims] + list(reduction.dims))
         rest = _function(O.CONVERT, "", (kind,), exact)(rest.reshape([*kept, count]))
         while rest.shape[-1] > 1:
             half = rest.shape[-1] // 2
             joined = combine(rest[..., :half], rest[..., half : 2 * half])
             rest = torch.cat((joined, rest[..., 2 * half :]), -1)
-        result = _function(O.CONVERT, "", (kind,), exact)(self[fold.initial])
+        result = _function(O.CONVERT, "", (kind,), exact)(self[reduction.initial])
         if count:
             result = combine(rest.squeeze(-1), result)
         return _function(O.CONVERT, "", (exact,), kind)(result)

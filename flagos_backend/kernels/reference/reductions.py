@@ -1,4 +1,4 @@
-"""reduce: with any reducer over any dimensions. Plain reducers become one torch call; any other folds the reduced
+"""reduce: with any reducer over any dimensions. Plain reducers become one torch call; any other reduces the reduced
 elements pairwise, a whole array at each call of the reducer."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flagos_backend.torch_loading import torch
 E = ElementType
 O = Opcode  # noqa: E741
 
-# Folds the given dimensions of a storage tensor away.
+# Reduces the given dimensions of a storage tensor.
 Reduction = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -48,7 +48,7 @@ def _prepare_reduce(instruction: Instruction) -> Kernel:
 
 
 def _plain(instruction: Instruction, dims: tuple[int, ...], dimensions: tuple[int, ...]) -> Kernel | None:
-    """The kernel when the reducer is one commutative operation that torch can fold with; None otherwise."""
+    """The kernel when the reducer is one commutative operation that torch can combine with; None otherwise."""
     opcode = plain_combiner(instruction.called[0])
     if opcode is None:
         return None
@@ -98,10 +98,10 @@ def _reduction(
         return _product(element_type, dims, dimensions)
     if element_type.is_complex:
         return None
-    extreme = torch.amax if opcode is O.MAXIMUM else torch.amin
+    min_max = torch.amax if opcode is O.MAXIMUM else torch.amin
     if element_type in (E.U16, E.U32, E.U64):
-        return lambda x: integers.ordered(extreme(integers.ordered(x, element_type), dimensions), element_type)
-    return lambda x: extreme(x, dimensions)
+        return lambda x: integers.ordered(min_max(integers.ordered(x, element_type), dimensions), element_type)
+    return lambda x: min_max(x, dimensions)
 
 
 def _pred_reduction(opcode: Opcode, dimensions: tuple[int, ...]) -> Reduction:
@@ -161,10 +161,10 @@ def _general(function: ScalarFunction, dims: tuple[int, ...], dimensions: tuple[
                 pairs = remaining // 2
                 left = [x[..., 0 : 2 * pairs : 2] for x in arrays]
                 right = [x[..., 1 : 2 * pairs : 2] for x in arrays]
-                folded = call(run, left, right)
+                reduced = call(run, left, right)
                 if remaining % 2:
-                    folded = [torch.cat((f, x[..., -1:]), -1) for f, x in zip(folded, arrays, strict=True)]
-                arrays, remaining = folded, remaining - pairs
+                    reduced = [torch.cat((f, x[..., -1:]), -1) for f, x in zip(reduced, arrays, strict=True)]
+                arrays, remaining = reduced, remaining - pairs
             results = call(run, initial, [x.squeeze(-1) for x in arrays])
         owned = tuple(r.clone(memory_format=torch.contiguous_format) for r in results)
         return owned if count > 1 else owned[0]

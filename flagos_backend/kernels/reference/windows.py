@@ -1,6 +1,6 @@
 """Reduce-window with any reducer, and select-and-scatter.
 
-HLO takes a reducer to be associative, so a windowed reduction folds one dimension after another, each in O(log size)
+HLO takes a reducer to be associative, so a windowed reduction reduces one dimension after another, each in O(log size)
 calls of the reducer, or by torch's cumulative functions where the windows are prefixes or suffixes.
 """
 
@@ -30,11 +30,11 @@ from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kern
 from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
 from flagos_backend.torch_loading import Tensor, torch
 
-# Folds the windows along one dimension: arrays in, one value for each window out.
-Fold = Callable[[Run, list[Tensor]], list[Tensor]]
+# Reduces the windows along one dimension: arrays in, one value for each window out.
+Reduce = Callable[[Run, list[Tensor]], list[Tensor]]
 
 _TRIVIAL = WindowDimension(1)
-_SEQUENTIAL_LIMIT = 8  # windows of up to this many elements fold one after another
+_SEQUENTIAL_LIMIT = 8  # windows of up to this many elements are reduced one after another
 
 
 def window_count(size: int, window: WindowDimension) -> int:
@@ -106,7 +106,7 @@ def _covered_one_by_one(size: int, window: WindowDimension) -> _Covered:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """The dimension being folded, among ``rank``."""
+    """The dimension being reduced, among ``rank``."""
 
     dimension: int
     rank: int
@@ -147,7 +147,7 @@ def _joining(axis: _Axis, reducer: ScalarFunction, has_left: Tensor, has_right: 
     return join
 
 
-def _sequential_fold(axis: _Axis, reducer: ScalarFunction, positions: Tensor) -> Fold:
+def _sequential_reduction(axis: _Axis, reducer: ScalarFunction, positions: Tensor) -> Reduce:
     """Window place by window place, in order."""
     columns = [column for column in positions.unbind(1) if (column >= 0).any()]
     first = axis.selection(columns[0])
@@ -157,17 +157,18 @@ def _sequential_fold(axis: _Axis, reducer: ScalarFunction, positions: Tensor) ->
         steps.append((axis.selection(column), _joining(axis, reducer, exists, column >= 0)))
         exists = exists | (column >= 0)
 
-    def fold(run: Run, arrays: list[Tensor]) -> list[Tensor]:
+    def reduction(run: Run, arrays: list[Tensor]) -> list[Tensor]:
         result = [first(array) for array in arrays]
         for select, join in steps:
             result = join(run, result, [select(array) for array in arrays])
         return result
 
-    return fold
+    return reduction
 
 
-def _doubling_fold(axis: _Axis, reducer: ScalarFunction, size: int, covered: _Covered) -> Fold:
-    """Folds of 1, 2, 4, ... elements from every one on, put together by the binary digits of each window's count."""
+def _doubling_reduction(axis: _Axis, reducer: ScalarFunction, size: int, covered: _Covered) -> Reduce:
+    """Reductions of 1, 2, 4, ... elements from every one on, put together by the binary digits of each window's
+    count."""
     dimension = axis.dimension
     taken = torch.zeros_like(covered.count)
     parts: list[tuple[Callable[[Tensor], Tensor], Callable[..., list[Tensor]]] | None] = []
@@ -180,7 +181,7 @@ def _doubling_fold(axis: _Axis, reducer: ScalarFunction, size: int, covered: _Co
         parts.append((select, join) if has_part.any() else None)
         taken = taken + torch.where(has_part, length, 0)
 
-    def fold(run: Run, arrays: list[Tensor]) -> list[Tensor]:
+    def reduction(run: Run, arrays: list[Tensor]) -> list[Tensor]:
         level = arrays
         result: list[Tensor] = []
         for bit, part in enumerate(parts):
@@ -196,14 +197,14 @@ def _doubling_fold(axis: _Axis, reducer: ScalarFunction, size: int, covered: _Co
                 result = join(run, result, chosen) if result else chosen
         return result
 
-    return fold
+    return reduction
 
 
-def _prefix_scan(axis: _Axis, reducer: ScalarFunction, size: int, suffix: bool) -> Fold:
-    """Folds of everything up to (from) each element, in log2(size) calls on the whole arrays."""
+def _prefix_scan(axis: _Axis, reducer: ScalarFunction, size: int, suffix: bool) -> Reduce:
+    """Reductions of everything up to (from) each element, in log2(size) calls on the whole arrays."""
     dimension = axis.dimension
 
-    def fold(run: Run, arrays: list[Tensor]) -> list[Tensor]:
+    def reduction(run: Run, arrays: list[Tensor]) -> list[Tensor]:
         shift = 1
         while shift < size:
             head = [array.narrow(dimension, 0, size - shift) for array in arrays]
@@ -215,13 +216,15 @@ def _prefix_scan(axis: _Axis, reducer: ScalarFunction, size: int, suffix: bool) 
             shift *= 2
         return arrays
 
-    return fold
+    return reduction
 
 
-def _padded_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension, identity: float) -> Fold:
+def _padded_reduction(
+    axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension, identity: float
+) -> Reduce:
     """Pads one array by the reducer's identity, so that every place of every window holds an element."""
     amounts = [0, 0] * (axis.rank - axis.dimension - 1) + [window.padding_low, window.padding_high]
-    inner = _prepare_fold(
+    inner = _prepare_reduction(
         axis,
         reducer,
         size + window.padding_low + window.padding_high,
@@ -230,19 +233,19 @@ def _padded_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: Window
     return lambda run, arrays: inner(run, [torch.constant_pad_nd(array, amounts, identity) for array in arrays])
 
 
-def _prepare_fold(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension) -> Fold:
+def _prepare_reduction(axis: _Axis, reducer: ScalarFunction, size: int, window: WindowDimension) -> Reduce:
     if size > 1 and (is_prefix(size, window) or is_suffix(size, window)):
         return _prefix_scan(axis, reducer, size, suffix=is_suffix(size, window))
     covered = _covered(size, window)
     if covered.greatest <= _SEQUENTIAL_LIMIT:
-        return _sequential_fold(axis, reducer, covered.positions())
-    return _doubling_fold(axis, reducer, size, covered)
+        return _sequential_reduction(axis, reducer, covered.positions())
+    return _doubling_reduction(axis, reducer, size, covered)
 
 
 @kernel(Opcode.REDUCE_WINDOW, storage=Storage.SHARED)
 def prepare_reduce_window(instruction: Instruction) -> Kernel:
-    """Operands: n arrays, n initial values; called[0] folds. Places outside an array are skipped, so the initial value
-    enters each window once, as on XLA."""
+    """Operands: n arrays, n initial values; called[0] combines. Places outside an array are skipped, so the initial
+    value enters each window once, as on XLA."""
     window = instruction.attributes_as(WindowAttributes).window
     count = len(instruction.operands) // 2
     shape = instruction.operands[0].shape
@@ -257,10 +260,10 @@ def prepare_reduce_window(instruction: Instruction) -> Kernel:
     if not all(bool(flags.any()) for flags in occupied):
         return initial_only
     reducer = scalar_function(instruction.called[0])
-    folds: list[Fold] = []
+    reductions: list[Reduce] = []
     running = prepare_running(instruction)
     if running is not None:
-        folds.append(lambda run, arrays: [running(arrays[0])])
+        reductions.append(lambda run, arrays: [running(arrays[0])])
     else:
         identity = identity_of(combine_of(instruction.called[0]), shape.element_type) if count == 1 else None
         for d in reversed(range(shape.rank)):
@@ -268,17 +271,17 @@ def prepare_reduce_window(instruction: Instruction) -> Kernel:
             padding = abs(w.padding_low) + abs(w.padding_high)
             small = padding <= size + result_dims[d]
             if identity is not None and w.base_dilation == 1 and padding and small:
-                folds.append(_padded_fold(axis, reducer, size, w, identity))
+                reductions.append(_padded_reduction(axis, reducer, size, w, identity))
             elif w != _TRIVIAL:
-                folds.append(_prepare_fold(axis, reducer, size, w))
+                reductions.append(_prepare_reduction(axis, reducer, size, w))
     empty_masks = [_Axis(d, shape.rank).mask(~flags) for d, flags in enumerate(occupied)]
     masks = [mask for mask in empty_masks if mask is not None]
     skip_initial = starts_with_identity(instruction)
 
     def run_windows(run: Run, *operands: Tensor) -> Tensor | tuple[Tensor, ...]:
         arrays, initials = list(operands[:count]), list(operands[count:])
-        for fold in folds:
-            arrays = fold(run, arrays)
+        for reduction in reductions:
+            arrays = reduction(run, arrays)
         if not skip_initial:
             arrays = [v.expand(result_dims) for v in reducer(run, initials + arrays)]
         for mask in masks:

@@ -268,11 +268,11 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
 
     a = call.attention
     launch = _Launcher(instruction, a, blocks, target)
-    # The gradient of the query holds queries still and walks along the keys: its blocks are the others turned around.
+    # The gradient of the query holds queries still and walks along the keys: its blocks are the others swapped.
     flags = {**launch.flags, "ADDED": a.added and launch.flags["HAS_MASK"]}
-    turned = {**flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
+    swapped = {**flags, "BLOCK_M": blocks.keys, "BLOCK_N": blocks.queries}
     # That of a bias holds both still. Matrix units of NVIDIA's chips take 64 rows at once, if there are as many.
-    upright = flags if blocks.queries >= blocks.keys else turned
+    upright = flags if blocks.queries >= blocks.keys else swapped
     size, views, wanted = launch.sizes, launch.views, call.wanted()
     types = {name: dtype_of(leaf.element_type) for name, leaf in zip(wanted, leaves(instruction.shape), strict=True)}
     heads = size.B * size.H
@@ -315,7 +315,7 @@ def _backward(instruction: Instruction, call: AttentionBackwardCall, blocks: Blo
             launching.launch(
                 kernels.attention_query_gradient, (-(-size.T // blocks.keys), heads),
                 *arrays, dq, *strides, *dq.stride(), *launch.counts, *launch.scalars, launch.scale,
-                WIDE=wide or _is_wide(dq), **turned,
+                WIDE=wide or _is_wide(dq), **swapped,
             )  # fmt: skip
             results["query"] = _placed(views.finish_query(whole, dq, dims, "d"), whole)
         if "key" in wanted or "value" in wanted:

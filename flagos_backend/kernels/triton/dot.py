@@ -17,7 +17,7 @@ from flagos_backend.kernels.triton.launching import exceeds_32_bits, launch
 from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
-_HALVES = frozenset({E.F16, E.BF16})
+_HALF_FLOATS = frozenset({E.F16, E.BF16})
 # Multiplications of one matrix and of all: beyond these the library's tiles are the faster ones.
 _MAX_MACS, _MAX_ALL_MACS = 1 << 24, 1 << 27
 # Sizes of tiles: what matrix units take at least, and what few warps hold.
@@ -28,7 +28,7 @@ _STAGES = 3
 def unsupported(instruction: Instruction) -> str:
     """Why the kernel cannot compute this dot, or would not be faster; "" otherwise."""
     lhs, rhs, result = element_types(instruction)
-    if lhs is not rhs or not ((lhs in _HALVES and result in (lhs, E.F32)) or (lhs is result is E.F32)):
+    if lhs is not rhs or not ((lhs in _HALF_FLOATS and result in (lhs, E.F32)) or (lhs is result is E.F32)):
         return "our products are those of f32, f16 and bf16"
     sizes = contraction_of(instruction)
     macs = sizes.rows * sizes.columns * sizes.contracted

@@ -1,5 +1,5 @@
-"""Cumulative sums, products, extremes and log-sum-exps along any dimension, as HLO's windows or ATen's operators, as
-launches of our Triton kernels (scans_kernels.py)."""
+"""Cumulative sums, products, minima, maxima and log-sum-exps along any dimension, as HLO's windows or ATen's operators,
+as launches of our Triton kernels (scans_kernels.py)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Tiles:
 
 
 def _array(value: Instruction) -> ArrayShape:
-    """Of several, as of extremes and their places, the first."""
+    """Of several, as of minima and maxima and their places, the first."""
     shape = value.shape.elements[0] if isinstance(value.shape, TupleShape) else value.shape
     assert isinstance(shape, ArrayShape)
     return shape
@@ -116,7 +116,7 @@ def unsupported(instruction: Instruction, target: Target) -> str:
     """Why not, or "". Cheap: no device is asked."""
     cumulative = _cumulative(instruction)
     if cumulative is None or identity_of(cumulative.combine, _array(instruction).element_type) is None:
-        return "it is no cumulative sum, product, extreme or log-sum-exp"
+        return "it is no cumulative sum, product, minimum, maximum or log-sum-exp"
     shape, given = _array(instruction), instruction.operands[0].shape
     if not isinstance(given, ArrayShape) or not _is_exact(given.element_type, shape.element_type):
         return "our kernels of scans do not convert its type"
@@ -150,7 +150,7 @@ def _tiles(scans: _Scans, itemsize: int, state: int, target: Target) -> _Tiles:
 
 
 def _flags(combine: Combine, places: bool, given: ElementType, result: ElementType) -> dict[str, Any]:
-    """What kernels are compiled for beside sizes. Halves are computed with as f32, short integers as 32 bits."""
+    """What kernels are compiled for beside sizes. 16-bit floats are computed with as f32, short integers as 32 bits."""
     import triton.language as tl
 
     seen = {E.U16: tl.uint16, E.U32: tl.uint32, E.U64: tl.uint64}
@@ -177,8 +177,8 @@ def _identity(combine: Combine, element_type: ElementType) -> float | int:
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    """An array to one of its sizes, or to two, the second of which says where the extremes are, s64. Segments are
-    folded in one order always, so that each run has the same results."""
+    """An array to one of its sizes, or to two, the second of which says where the minima or maxima are, s64. Segments
+    are combined in one order always, so that each run has the same results."""
     from flagos_backend.kernels.triton import scans_kernels as kernels
 
     cumulative, shape, given = _cumulative(instruction), _array(instruction), _array(instruction.operands[0])
@@ -211,7 +211,7 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
         part = torch.int32 if places else state
         parts = torch.empty_like(values, dtype=part) if pairs else values
         if split:  # nobody needs the total of the last one
-            launch(kernels.fold_segments, (tiles.count, tiles.segments - 1), x, values, parts, *sizes, **flags)
+            launch(kernels.reduce_segments, (tiles.count, tiles.segments - 1), x, values, parts, *sizes, **flags)
         own = {"SPLIT": split, "PLACES": places}
         grid, written = (tiles.count, tiles.segments), (results[0], results[-1])
         launch(kernels.scan_segments, grid, x, *written, values, parts, *sizes, **flags, **own)

@@ -3,11 +3,11 @@
 
 An array is [A, N, B], with N scanned and B contiguous behind it. A program has LANES scans, which are neighbours in A
 where B is 1 (AXIS 1: a tile is [LANES, BLOCK]) and in B elsewhere (AXIS 0: [BLOCK, LANES]), and goes through a segment
-of N, block by block; what lies before its segment is the fold of the segments' totals.
+of N, block by block; what lies before its segment is the reduction of the segments' totals.
 
 A state is what COMBINE is of some elements. For log-add-exp that is their greatest, and the sum of all exponentials
-divided by its own; for maximum-place and minimum-place an extreme, and the last place where it is; for everything else
-the second part, PART, is None.
+divided by its own; for maximum-place and minimum-place a minimum or maximum, and the last place where it is; for
+everything else the second part, PART, is None.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _scan(value, total, COMBINE: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _fold(value, total, COMBINE: tl.constexpr, AXIS: tl.constexpr):
+def _reduction(value, total, COMBINE: tl.constexpr, AXIS: tl.constexpr):
     """Along AXIS, which is kept with a size of one."""
     if COMBINE == "log-add-exp":
         value, total = tl.reduce((value, total), AXIS, _log_add_exp)
@@ -179,7 +179,7 @@ def _load(
 
 
 @triton.jit
-def fold_segments(
+def reduce_segments(
     x, values, totals, N, B, count, blocks, segments, AXIS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
     REVERSE: tl.constexpr, COMBINE: tl.constexpr, IDENTITY: tl.constexpr, SEEN: tl.constexpr, ACC: tl.constexpr,
     PART: tl.constexpr,
@@ -193,7 +193,7 @@ def fold_segments(
         steps = _steps(segment * blocks + number, AXIS, BLOCK)
         other_value, other_total = _load(x, first, inside, steps, N, B, REVERSE, IDENTITY, SEEN, ACC, PART)
         value, total = _join(value, total, other_value, other_total, COMBINE)
-    value, total = _fold(value, total, COMBINE, AXIS)
+    value, total = _reduction(value, total, COMBINE, AXIS)
     place, _ = _places(segments, B, count, AXIS, LANES)
     tl.store(values + place + segment * B, value, inside)
     if PART is not None:
@@ -220,7 +220,7 @@ def _before(
             # Of no elements, as ``total`` is where it has none yet.
             other_total = tl.where(inside, tl.load(totals + place + steps * B, inside), empty)
         value, total = _join(value, total, other_value, other_total, COMBINE)
-    return _fold(value, total, COMBINE, AXIS)
+    return _reduction(value, total, COMBINE, AXIS)
 
 
 @triton.jit
@@ -230,7 +230,7 @@ def scan_segments(
     IDENTITY: tl.constexpr, SEEN: tl.constexpr, ACC: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr,
     PLACES: tl.constexpr,
 ):
-    """Grid (tiles, segments). blocks, values, totals: as of ``fold_segments``, which is not called where there is one
+    """Grid (tiles, segments). blocks, values, totals: as of ``reduce_segments``, which is not called where there is one
     segment. x, result: [A, N, B]; places: int64 of the same, written where ``PLACES``."""
     segment = tl.program_id(1)
     first, inside = _places(N, B, count, AXIS, LANES)

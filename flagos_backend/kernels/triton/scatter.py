@@ -125,7 +125,7 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
         made = torch.empty(plan.operand_dims, dtype=array.dtype, device=array.device) if out is None else out
         if not scatter.compares_floats:
             return made.copy_(array)
-        launcher.copy_with_extreme_nan(array.contiguous().view(_BITS[size]), made.view(_BITS[size]))
+        launcher.copy_with_nan_of_extremum(array.contiguous().view(_BITS[size]), made.view(_BITS[size]))
         return made
 
     def into(run: Run, outputs: Sequence[Tensor | None], array: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
@@ -197,13 +197,13 @@ class _Launcher:
         """[windows..., window...], row-major."""
         return updates.permute(self._scatter.plan.to_rows).contiguous()
 
-    def copy_with_extreme_nan(self, source: Tensor, copy: Tensor) -> None:
+    def copy_with_nan_of_extremum(self, source: Tensor, copy: Tensor) -> None:
         """Of the bits of floats, row-major."""
         greatest = self._float_flags["GREATEST"]
         nan = greatest if self._scatter.opcode is Opcode.MAXIMUM else -1
         grid = (-(-source.numel() // _TILE),)
         flags = {**self._float_flags, "NAN": nan, "BLOCK": _TILE, "num_warps": _WARPS}
-        launch(self._kernels.with_extreme_nan, grid, source, copy, source.numel(), **flags)
+        launch(self._kernels.with_nan_of_extremum, grid, source, copy, source.numel(), **flags)
 
     def __call__(self, target: Tensor, indices: Tensor, updates: Tensor) -> None:
         scatter, plan = self._scatter, self._scatter.plan

@@ -62,7 +62,7 @@ def scatter(
     """updates [WINDOWS, ELEMENTS], indices [WINDOWS, COMPONENTS]. The elements of a window are IN_A_ROW, or at
     ``offsets`` from its first one. ``unsigned_target`` is ``target``. Floats are compared by their bits, of which
     INFINITE are infinity's and GREATEST all but the sign: a NaN is made one that is above or below everything, as those
-    of ``target`` must have been (``with_extreme_nan``)."""
+    of ``target`` must have been (``with_nan_of_extremum``)."""
     windows = tl.program_id(0).to(tl.int64) * BLOCK_W + tl.arange(0, BLOCK_W)
     elements = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     start, valid = _start(
@@ -113,7 +113,7 @@ def scatter(
 
 
 @triton.jit
-def with_extreme_nan(
+def with_nan_of_extremum(
     source, copy, SIZE, INFINITE: tl.constexpr, GREATEST: tl.constexpr, NAN: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Copies the bits of floats; of every NaN it makes ``NAN``."""

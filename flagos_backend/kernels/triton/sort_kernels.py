@@ -57,8 +57,8 @@ def _network(x, LOG: tl.constexpr, LOG_E: tl.constexpr, LOG_L: tl.constexpr):
     """x [E, W, L] with each run of 2**LOG elements in ascending order. LOG > LOG_E.
 
     A merge makes one run of two, the first of which ascends and the second descends. All exchanges are ascending ones
-    nevertheless: the bits of every second run are turned over while it is made, and integers are in the opposite order
-    then. Between two merges bits are turned where just one of them wants it so.
+    nevertheless: the bits of every second run are flipped while it is made, and integers are in the opposite order
+    then. Between two merges bits are flipped where just one of them wants it so.
     """
     E: tl.constexpr = x.shape[0]
     W: tl.constexpr = x.shape[1]

@@ -32,11 +32,11 @@ def _unsupported_dot(instruction: Instruction, target: Target) -> str:
     return unavailable(target) or interpreter.refuses(instruction, target) or dot.unsupported(instruction)
 
 
-def _unsupported_fold(instruction: Instruction, target: Target) -> str:
+def _unsupported_reduction(instruction: Instruction, target: Target) -> str:
     reason = unavailable(target)
     if not reason and not scans.unsupported(instruction, target):
         reason = "it is a scan"
-    return reason or windows.fold_unsupported(instruction)
+    return reason or windows.reduction_unsupported(instruction)
 
 
 def _unsupported_qr(instruction: Instruction, target: Target) -> str:
@@ -90,7 +90,7 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     (FORWARD, _ours("attention", _unsupported, attention.forward_variants)),
     (BACKWARD, _ours("attention_backward", _unsupported_backward, attention.backward_variants)),
     (str(Opcode.DOT), _ours("dot", _unsupported_dot, dot.variants)),
-    (str(Opcode.REDUCE_WINDOW), _ours("reduce_window", _unsupported_fold, windows.fold_variants)),
+    (str(Opcode.REDUCE_WINDOW), _ours("reduce_window", _unsupported_reduction, windows.reduction_variants)),
     *(
         (name, _ours("scan", _unsupported_scan, scans.variants))
         for name in (str(Opcode.REDUCE_WINDOW), *scans.ATEN, *scans.PLACED)

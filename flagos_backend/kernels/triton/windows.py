@@ -83,7 +83,7 @@ def _unsupported_window(instruction: Instruction, arrays: Sequence[Instruction])
     return ""
 
 
-def fold_unsupported(instruction: Instruction) -> str:
+def reduction_unsupported(instruction: Instruction) -> str:
     """Why the kernel cannot compute this reduce-window; "" when it can."""
     if len(instruction.operands) != 2 or plain_combiner(instruction.called[0]) not in _COMBINES:
         return "its reducer is no sum, maximum or minimum"
@@ -107,14 +107,14 @@ def _direction(select: Computation) -> str | None:
     return direction if attributes.order is ComparisonOrder.PARTIAL and direction in _DIRECTIONS else None
 
 
-def fold_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
+def reduction_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     from flagos_backend.kernels.triton import windows_kernels  # imports Triton
 
     shape, launch_each = _shape(instruction), _launcher(instruction, _shape(instruction).dims)
     combine = {"COMBINE": str(plain_combiner(instruction.called[0]))}
 
     def compute(run: Run, x: Tensor, initial: Tensor, result: Tensor) -> None:
-        launch_each(windows_kernels.fold_windows, result.numel(), (x.contiguous(), initial, result), combine)
+        launch_each(windows_kernels.reduce_windows, result.numel(), (x.contiguous(), initial, result), combine)
 
     return (_variant(shape, compute),)
 

@@ -23,7 +23,7 @@ def _split(offsets, ROWS: tl.constexpr, COLUMNS: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def fold_windows(
+def reduce_windows(
     x, initial, result, count,
     H: tl.constexpr, W: tl.constexpr, B: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
@@ -31,7 +31,7 @@ def fold_windows(
 ):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a, row, column, b = _split(offsets, OH, OW, B)
-    folded = tl.zeros((BLOCK,), ACC) + tl.load(initial).to(ACC)
+    reduced = tl.zeros((BLOCK,), ACC) + tl.load(initial).to(ACC)
     for kh in tl.static_range(KH):
         h = row * SH - PH + kh * DH
         for kw in tl.static_range(KW):
@@ -39,13 +39,13 @@ def fold_windows(
             inside = (offsets < count) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
             value = tl.load(x + ((a * H + h) * W + w) * B + b, mask=inside, other=0.0).to(ACC)
             if COMBINE == "maximum":
-                value = tl.maximum(folded, value, propagate_nan=tl.PropagateNan.ALL)
+                value = tl.maximum(reduced, value, propagate_nan=tl.PropagateNan.ALL)
             elif COMBINE == "minimum":
-                value = tl.minimum(folded, value, propagate_nan=tl.PropagateNan.ALL)
+                value = tl.minimum(reduced, value, propagate_nan=tl.PropagateNan.ALL)
             else:
-                value = folded + value
-            folded = tl.where(inside, value, folded)
-    tl.store(result + offsets, folded.to(result.dtype.element_ty), mask=offsets < count)
+                value = reduced + value
+            reduced = tl.where(inside, value, reduced)
+    tl.store(result + offsets, reduced.to(result.dtype.element_ty), mask=offsets < count)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from flagos_backend.kernels.contraction import Contraction
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.conversion import converter
 from flagos_backend.kernels.reference.registry import Kernel
-from flagos_backend.kernels.triton import launching, turning
+from flagos_backend.kernels.triton import byte_transposes, launching
 from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
@@ -89,12 +89,12 @@ def variants(
 
     def warm_up() -> None:
         nowhere = torch.empty((contracted, columns), dtype=torch.int8, device="meta")
-        turning.by_columns(nowhere, _filled(contracted), _filled(columns))
+        byte_transposes.by_columns(nowhere, _filled(contracted), _filled(columns))
 
     if launching.unavailable(target):
         last = Variant("bytes, contracted last", kernel_of(product(_by_columns)))
     else:
-        last = Variant("bytes, contracted last", kernel_of(product(turning.by_columns)), warm_up=warm_up)
+        last = Variant("bytes, contracted last", kernel_of(product(byte_transposes.by_columns)), warm_up=warm_up)
     if contracted % _AS_THEY_LIE or columns % _AS_THEY_LIE:
         return (last,)
     return (last, Variant("bytes", kernel_of(product(_padded))))

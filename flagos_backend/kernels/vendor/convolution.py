@@ -39,8 +39,8 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     # Accelerators have no integer matrix products; one of 32 bits needs fewer digits.
     width = ElementType.S64 if array_shape(instruction).element_type.bits > 32 else ElementType.S32
     integers = integer_product(ElementType.S64, ElementType.S64, width)
-    halves = target.device_type != "cpu"
-    engine = Engine(forward, halves=halves, backward=backward, multiply_integers=integers)
+    half_floats = target.device_type != "cpu"
+    engine = Engine(forward, half_floats=half_floats, backward=backward, multiply_integers=integers)
     return (Variant("", prepare_with(instruction, engine)),)
 
 

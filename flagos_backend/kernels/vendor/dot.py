@@ -20,7 +20,7 @@ from flagos_backend.kernels.vendor import byte_products
 from flagos_backend.torch_loading import Tensor, torch
 
 E = ElementType
-_HALVES = frozenset({E.F16, E.BF16})
+_HALF_FLOATS = frozenset({E.F16, E.BF16})
 _NATIVE = frozenset({E.F16, E.BF16, E.F32, E.F64, E.C64, E.C128})
 # Integers are multiplied as digits of this many bits in f64, whose sums are exact below 2**53.
 _DIGIT_BITS = 16
@@ -37,7 +37,7 @@ def unsupported(instruction: Instruction, target: Target) -> str:
     if all(t.is_integer or t is E.PRED for t in (lhs, rhs, result)):
         size = contraction_of(instruction).contracted
         return "" if size <= MAX_CONTRACTED_INTEGERS else f"sums of {size} integer products are not exact in f64"
-    if lhs is rhs and ((lhs is result and lhs in _NATIVE) or (lhs in _HALVES and result is E.F32)):
+    if lhs is rhs and ((lhs is result and lhs in _NATIVE) or (lhs in _HALF_FLOATS and result is E.F32)):
         return ""
     return f"there is no product {lhs.name.lower()} x {rhs.name.lower()} -> {result.name.lower()}"
 

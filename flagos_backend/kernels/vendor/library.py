@@ -73,14 +73,14 @@ def runs_library(instruction: Instruction, target: Target) -> bool:
 def reference_variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
     kernel, into = registry.prepare(instruction), prepare_into(instruction)
     if target.has_tensor_float_switches and operation_of(instruction) in _MULTIPLIES:
-        return (Variant("", _settled(kernel), into and _settled(into)),)
+        return (Variant("", _relying_on_it(kernel), into and _relying_on_it(into)),)
     return (Variant("", kernel, into),)
 
 
-def _settled(kernel: Kernel) -> Kernel:
+def _relying_on_it(kernel: Kernel) -> Kernel:
     @functools.wraps(kernel)
     def run(*arguments: Any) -> Value:
-        with tensor_float.settled():
+        with tensor_float.relied_on():
             result: Value = kernel(*arguments)
             return result
 

@@ -37,8 +37,8 @@ bool IsIntels() {
 }
 #endif
 
-// On processors of another maker MKL's products are slower than oneDNN's: on an AMD EPYC (Zen 4) by an eighth for large
-// matrices, and twice as slow for a few rows. FLAGOS_CPU_PRODUCTS decides otherwise.
+// On processors of another vendor MKL's products are slower than oneDNN's: on an AMD EPYC (Zen 4) by an eighth for
+// large matrices, and twice as slow for a few rows. FLAGOS_CPU_PRODUCTS decides otherwise.
 bool PrefersBlocks() {
 #if defined(__x86_64__)
   const char* text = std::getenv("FLAGOS_CPU_PRODUCTS");

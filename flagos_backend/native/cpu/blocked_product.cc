@@ -48,9 +48,9 @@ class Job {
     const Matrix a = MatrixOf(product.a), b = MatrixOf(product.b);
     const int64_t m = product.m, n = product.n, k = product.k;
     const int64_t straight = (a.column == 1 ? 0 : m * k) + (b.column == 1 ? 0 : n * k);
-    const int64_t turned = (a.row == 1 ? 0 : m * k) + (b.row == 1 ? 0 : n * k) + m * n;
-    turned_ = turned < straight;
-    blocks_ = ProductBlocks(product.num_matrices, turned_ ? n : m, turned_ ? m : n, k);
+    const int64_t transposed = (a.row == 1 ? 0 : m * k) + (b.row == 1 ? 0 : n * k) + m * n;
+    transposed_ = transposed < straight;
+    blocks_ = ProductBlocks(product.num_matrices, transposed_ ? n : m, transposed_ ? m : n, k);
   }
 
   int64_t tasks() const { return blocks_.tasks(); }
@@ -60,10 +60,10 @@ class Job {
     thread_local Scratch scratch;
     const auto [batch, row, column, rows, columns] = blocks_.At(task);
     Matrix a = Find(product_.a, batch), b = Find(product_.b, batch);
-    if (turned_) a = std::exchange(b, a.Transposed()).Transposed();
+    if (transposed_) a = std::exchange(b, a.Transposed()).Transposed();
     const int64_t leading = product_.c.leading;
     float* const c = const_cast<float*>(Find(product_.c, batch).at);
-    if (!turned_) {
+    if (!transposed_) {
       Multiply(a.From(row, 0), b.From(0, column), rows, columns, c + row * leading + column, leading, &scratch);
       return;
     }
@@ -98,13 +98,14 @@ class Job {
 
   const MatrixProduct& product_;
   char* const* const slots_;
-  bool turned_;
+  bool transposed_;
   ProductBlocks blocks_;  // of the product as it is computed
 };
 
 }  // namespace
 
-// Few rows by a transposed matrix are dot products: packing that matrix takes longer, and turned they fill no vectors.
+// Few rows by a transposed matrix are dot products: packing that matrix takes longer, and transposed they fill no
+// vectors.
 bool IsForBlocks(const MatrixProduct& p) {
   if (FindBlas().block == nullptr || p.type != Type::kF32 || p.m == 1 || p.n == 1) return false;
   return (p.m >= kMinTurned || !p.b.transposed) && (p.n >= kMinTurned || !p.a.transposed);

@@ -66,7 +66,7 @@ class Movement {
   }
 
   int rank_ = 0;
-  Dimension dimensions_[kMaxRank + 1];  // of a box, and of what stands in turn
+  Dimension dimensions_[kMaxRank + 1];  // of a box, and of what is interleaved
 };
 
 // Where a box begins in its loop nest, how far it reaches, and the strides of its elements in a tile.

@@ -25,12 +25,12 @@ class Lane {
         box_(loop.dims, loop.box, tiles_.index),
         filled_(tiles_.index + 3 * loop.dims.size()),
         starts_(filled_ + loop.dims.size()) {
-    std::fill_n(tiles_.home, loop.registers.size(), nullptr);
+    std::fill_n(tiles_.buffer, loop.registers.size(), nullptr);
     PlaceTurns(loop.inputs);
     PlaceTurns(loop.outputs);
     for (size_t i = 0; i < loop.registers.size(); ++i) {
-      if (tiles_.home[i] == nullptr) tiles_.home[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
-      tiles_.place[i] = tiles_.home[i];
+      if (tiles_.buffer[i] == nullptr) tiles_.buffer[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
+      tiles_.place[i] = tiles_.buffer[i];
     }
     FillInvariant(loop, slots, tiles_);
   }
@@ -39,7 +39,7 @@ class Lane {
     for (int64_t task = begin; task < end; ++task) {
       box_.Set(task);
       for (const Loop::Input& input : loop_.inputs) {
-        if (input.computed && !input.invariant && input.in_turn > 0) Load(input);
+        if (input.computed && !input.invariant && input.interleaved > 0) Load(input);
       }
       for (size_t i = 0; i < loop_.iotas.size(); ++i) Count(i);
       std::copy_n(box_.extents, loop_.dims.size(), filled_);
@@ -49,7 +49,7 @@ class Lane {
                       tiles_.place[Index(step.c)], box_.elements);
       }
       for (const Loop::Output& output : loop_.outputs) {
-        if (output.in_turn > 0) Store(output);
+        if (output.interleaved > 0) Store(output);
       }
     }
   }
@@ -58,18 +58,18 @@ class Lane {
   static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
   int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }
 
-  // The tiles of what stands in turn in memory, each as far behind the one before it.
+  // The tiles of what is interleaved in memory, each as far behind the one before it.
   template <class Access>
   void PlaceTurns(const std::vector<Access>& accesses) {
     for (size_t first = 0; first < accesses.size(); ++first) {
-      for (int64_t turn = 0; turn < accesses[first].in_turn && accesses[first].in_turn > 1; ++turn) {
-        const Access& access = accesses[first + static_cast<size_t>(turn)];
-        tiles_.home[Index(access.reg)] = tiles_.Take(TileBytes(access));
+      for (int64_t member = 0; member < accesses[first].interleaved && accesses[first].interleaved > 1; ++member) {
+        const Access& access = accesses[first + static_cast<size_t>(member)];
+        tiles_.buffer[Index(access.reg)] = tiles_.Take(TileBytes(access));
       }
     }
   }
 
-  // From the tile of one to that of the next in turn.
+  // From the tile of one to that of the next one.
   template <class Access>
   int64_t TileBytes(const Access& access) const {
     return (loop_.tile * Bytes(access.reg) + 63) / 64 * 64;
@@ -87,12 +87,12 @@ class Lane {
 
   void Load(const Loop::Input& input) {
     Movement movement = Between(box_.dense, input.strides);
-    movement.Add(input.in_turn, TileBytes(input) / Bytes(input.reg), 1);
+    movement.Add(input.interleaved, TileBytes(input) / Bytes(input.reg), 1);
     char*& place = tiles_.place[Index(input.reg)];
     if (movement.IsInPlace()) {
       place = Address(input);
     } else {
-      place = tiles_.home[Index(input.reg)];
+      place = tiles_.buffer[Index(input.reg)];
       movement.Run(place, Address(input), Bytes(input.reg));
     }
   }
@@ -103,7 +103,7 @@ class Lane {
     const int64_t start = box_.Offset(iota.offset, iota.coefficients);
     if (starts_[number] == start && std::equal(filled_, filled_ + loop_.dims.size(), box_.extents)) return;
     starts_[number] = start;
-    char* const to = tiles_.home[Index(iota.reg)];
+    char* const to = tiles_.buffer[Index(iota.reg)];
     box_.CountPositions(iota, 0, loop_.dims.size(), start, to, box_.dense, Bytes(iota.reg));
   }
 
@@ -111,7 +111,7 @@ class Lane {
   void Place(const Loop::Output& output) {
     if (!output.in_place) return;
     const bool in_place = Between(output.strides, box_.dense).IsInPlace();
-    tiles_.place[Index(output.reg)] = in_place ? Address(output) : tiles_.home[Index(output.reg)];
+    tiles_.place[Index(output.reg)] = in_place ? Address(output) : tiles_.buffer[Index(output.reg)];
   }
 
   void Store(const Loop::Output& output) {
@@ -125,7 +125,7 @@ class Lane {
       Between(output.strides, Nowhere()).Run(to, from, Bytes(output.reg));
     } else if (to != from) {
       Movement movement = Between(output.strides, box_.dense);
-      movement.Add(output.in_turn, 1, TileBytes(output) / Bytes(output.reg));
+      movement.Add(output.interleaved, 1, TileBytes(output) / Bytes(output.reg));
       movement.Run(to, from, Bytes(output.reg));
     }
   }

@@ -11,7 +11,7 @@ namespace {
 
 // Of a loop that only moves elements, which no tile has to hold.
 constexpr int64_t kMoved = 8192;
-// The sides of a box that turns rows into columns: as much as a line of memory holds, and as squares of vectors have.
+// The sides of a box that transposes: as much as a line of memory holds, and as squares of vectors have.
 constexpr int64_t kLineBytes = 64, kLeastSide = 16, kGreatestSide = 64;
 
 // What all arrays of a loop have in common.
@@ -24,7 +24,7 @@ void ForEachAccess(const Loop& loop, Function function) {
 }
 
 // A dimension along which arrays are contiguous that are not so along the last one; -1 for none.
-int64_t TurnedDimension(const Loop& loop, int64_t* bytes) {
+int64_t TransposedDimension(const Loop& loop, int64_t* bytes) {
   std::vector<int64_t> arrays(loop.dims.size());
   *bytes = kLineBytes;
   ForEachAccess(loop, [&](const auto& access) {
@@ -39,8 +39,8 @@ int64_t TurnedDimension(const Loop& loop, int64_t* bytes) {
   return most == arrays.end() || *most == 0 ? -1 : most - arrays.begin();
 }
 
-// A box of at most `elements`: `turned`, if there is one, and the last dimension first, then what is next to that.
-std::vector<int64_t> MakeBox(const Loop& loop, int64_t turned, int64_t bytes, int64_t elements) {
+// A box of at most `elements`: `transposed`, if there is one, and the last dimension first, then what is next to that.
+std::vector<int64_t> MakeBox(const Loop& loop, int64_t transposed, int64_t bytes, int64_t elements) {
   std::vector<int64_t> box(loop.dims.size(), 1);
   const size_t last = loop.dims.size() - 1;
   int64_t left = elements;
@@ -52,8 +52,8 @@ std::vector<int64_t> MakeBox(const Loop& loop, int64_t turned, int64_t bytes, in
     box[d] = std::min(fitting, (even + kLeastSide - 1) / kLeastSide * kLeastSide);
     left /= box[d];
   };
-  if (turned >= 0) {
-    const size_t other = static_cast<size_t>(turned);
+  if (transposed >= 0) {
+    const size_t other = static_cast<size_t>(transposed);
     const int64_t side = std::clamp(kLineBytes / bytes, kLeastSide, kGreatestSide);
     const int64_t width = std::min(loop.dims[last], side), height = std::min(loop.dims[other], side);
     if (width * height > elements) {
@@ -92,11 +92,11 @@ bool SavesTime(const Loop& loop, const std::vector<int64_t>& box) {
   return saved * (rows - 1) / rows > lost;
 }
 
-// Puts inputs, or outputs, one behind the other that stand in turn: as many as the stride along the last dimension says, as
-// coordinates of points. Whether there are any. has_tile(access): it has a tile of its own.
+// Puts inputs, or outputs, one behind the other that are interleaved in memory: as many as the stride along the last
+// dimension says, as coordinates of points. Whether there are any. has_tile(access): it has a tile of its own.
 template <class Access, class HasTile>
-bool FindTurns(const Loop& loop, std::vector<Access>& accesses, const HasTile& has_tile) {
-  constexpr int64_t kMostTurns = 4, kLeastBytes = 4;  // of which there are shuffles
+bool FindInterleaved(const Loop& loop, std::vector<Access>& accesses, const HasTile& has_tile) {
+  constexpr int64_t kMostInterleaved = 4, kLeastBytes = 4;  // of which there are shuffles
   std::stable_sort(accesses.begin(), accesses.end(), [](const Access& a, const Access& b) {
     return std::tie(a.slot, a.offset) < std::tie(b.slot, b.offset);
   });
@@ -104,36 +104,36 @@ bool FindTurns(const Loop& loop, std::vector<Access>& accesses, const HasTile& h
   for (size_t first = 0; first < accesses.size(); ++first) {
     const Access access = accesses[first];
     const Type type = loop.registers[static_cast<size_t>(access.reg)];
-    const int64_t turns = access.strides.back();
-    if (turns < 2 || turns > kMostTurns || TypeBytes(type) < kLeastBytes || !has_tile(access)) continue;
-    int64_t turn = 1;
-    for (; turn < turns; ++turn) {
-      if (first + static_cast<size_t>(turn) >= accesses.size()) break;
-      const auto place = accesses.begin() + static_cast<int64_t>(first) + turn;
+    const int64_t count = access.strides.back();
+    if (count < 2 || count > kMostInterleaved || TypeBytes(type) < kLeastBytes || !has_tile(access)) continue;
+    int64_t member = 1;
+    for (; member < count; ++member) {
+      if (first + static_cast<size_t>(member) >= accesses.size()) break;
+      const auto place = accesses.begin() + static_cast<int64_t>(first) + member;
       const auto next = std::find_if(place, accesses.end(), [&](const Access& other) {
-        return other.slot == access.slot && other.offset == access.offset + turn && other.strides == access.strides &&
+        return other.slot == access.slot && other.offset == access.offset + member && other.strides == access.strides &&
                loop.registers[static_cast<size_t>(other.reg)] == type && has_tile(other);
       });
       if (next == accesses.end()) break;
       std::swap(*place, *next);
     }
-    if (turn < turns) continue;
-    accesses[first].in_turn = turns;
-    while (--turn > 0) accesses[++first].in_turn = 0;
+    if (member < count) continue;
+    accesses[first].interleaved = count;
+    while (--member > 0) accesses[++first].interleaved = 0;
     found = true;
   }
   return found;
 }
 
 // The same of both.
-bool FindTurns(Loop& loop) {
+bool FindInterleaved(Loop& loop) {
   const auto is_alone = [](const auto& accesses, int64_t reg) {
     return std::count_if(accesses.begin(), accesses.end(), [&](const auto& other) { return other.reg == reg; }) == 1;
   };
-  const bool of_inputs = FindTurns(loop, loop.inputs, [&](const Loop::Input& input) {
+  const bool of_inputs = FindInterleaved(loop, loop.inputs, [&](const Loop::Input& input) {
     return input.computed && !input.invariant && is_alone(loop.inputs, input.reg);
   });
-  const bool of_outputs = FindTurns(loop, loop.outputs, [&](const Loop::Output& output) {
+  const bool of_outputs = FindInterleaved(loop, loop.outputs, [&](const Loop::Output& output) {
     const auto computes = [&](const Loop::Step& step) { return step.result == output.reg; };
     return std::any_of(loop.steps.begin(), loop.steps.end(), computes) && is_alone(loop.outputs, output.reg);
   });
@@ -152,12 +152,12 @@ void ChooseBox(Loop& loop, int64_t elements, bool streams) {
   }
   const bool moves = loop.steps.empty() && loop.iotas.empty();
   int64_t bytes;
-  const int64_t turned = TurnedDimension(loop, &bytes);
-  if (turned < 0 && streams) return;
-  const bool takes_turns = FindTurns(loop) && points > elements;
-  if (turned < 0 && loop.dims.size() < 2 && !moves && !takes_turns) return;
-  std::vector<int64_t> box = MakeBox(loop, turned, bytes, moves ? kMoved : elements);
-  if (turned < 0 && !moves && !takes_turns && !SavesTime(loop, box)) return;
+  const int64_t transposed = TransposedDimension(loop, &bytes);
+  if (transposed < 0 && streams) return;
+  const bool interleaves = FindInterleaved(loop) && points > elements;
+  if (transposed < 0 && loop.dims.size() < 2 && !moves && !interleaves) return;
+  std::vector<int64_t> box = MakeBox(loop, transposed, bytes, moves ? kMoved : elements);
+  if (transposed < 0 && !moves && !interleaves && !SavesTime(loop, box)) return;
   loop.tile = moves ? 1 : Product(box, 0, box.size());
   loop.box = std::move(box);
   for (Loop::Output& output : loop.outputs) {

@@ -1,4 +1,4 @@
-// Loops that fold columns: blocks of rows are computed at once and folded into a row of accumulators.
+// Loops that reduce columns: blocks of rows are computed at once and reduced into a row of accumulators.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@ namespace {
 struct Tasks {
   explicit Tasks(const Loop& loop)
       : rank(loop.dims.size()),
-        kept(rank - 1 - static_cast<size_t>(loop.num_folded)),
+        kept(rank - 1 - static_cast<size_t>(loop.num_reduced)),
         inner(loop.dims.back()),
         chunks((inner + loop.columns - 1) / loop.columns),
         tiles(Product(loop.dims, 0, kept) * chunks),
@@ -33,9 +33,9 @@ class ColumnLane {
         partials_(partials),
         tiles_(loop.lane_bytes, loop.registers.size() + loop.reductions.size(), loop.dims.size()),
         loaded_(loop.inputs.size()) {
-    accumulators_ = tiles_.home + loop.registers.size();
+    accumulators_ = tiles_.buffer + loop.registers.size();
     for (size_t i = 0; i < loop.registers.size(); ++i) {
-      tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
+      tiles_.buffer[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
     }
     for (size_t r = 0; r < loop.reductions.size(); ++r) accumulators_[r] = tiles_.Take(loop.columns * 8);
     FillInvariant(loop, slots, tiles_);
@@ -59,7 +59,7 @@ class ColumnLane {
         const int64_t rows = std::min(loop_.rows, loop_.dims[tasks_.rank - 2] - row);
         Load(rows, n);
         Compute(loop_.steps, rows * n);
-        for (size_t r = 0; r < loop_.reductions.size(); ++r) Fold(r, rows, n, segment > 0 && block == first);
+        for (size_t r = 0; r < loop_.reductions.size(); ++r) Reduce(r, rows, n, segment > 0 && block == first);
         row += loop_.rows;
         if (row >= loop_.dims[tasks_.rank - 2]) {
           row = 0;
@@ -131,11 +131,11 @@ class ColumnLane {
     const int64_t stride = input.strides[tasks_.rank - 1], row_stride = input.strides[tasks_.rank - 2];
     const char* const from = Address(input);
     char*& place = tiles_.place[Index(input.reg)];
-    if (input.folded_in_place || (stride == 1 && (row_stride == n || rows == 1))) {
+    if (input.reduced_in_place || (stride == 1 && (row_stride == n || rows == 1))) {
       place = const_cast<char*>(from);
       return;
     }
-    place = tiles_.home[Index(input.reg)];
+    place = tiles_.buffer[Index(input.reg)];
     // What does not change from block to block is still there.
     Block& block = loaded_[number];
     if (block.from == from && block.rows >= rows && block.n == n) return;
@@ -151,14 +151,14 @@ class ColumnLane {
       int64_t start = iota.offset;
       for (size_t d = 0; d < tasks_.rank; ++d) start += tiles_.index[d] * iota.coefficients[d];
       for (int64_t row = 0; row < rows; ++row, start += iota.coefficients[tasks_.rank - 2]) {
-        char* const to = tiles_.home[Index(iota.reg)] + row * n * Bytes(iota.reg);
+        char* const to = tiles_.buffer[Index(iota.reg)] + row * n * Bytes(iota.reg);
         iota.function(to, &start, &iota.coefficients.back(), nullptr, n);
       }
     }
   }
 
   void Start(int64_t n) {
-    for (size_t r = 0; r < loop_.reductions.size(); ++r) Start(r, tiles_.home[Index(loop_.reductions[r].initial)], n);
+    for (size_t r = 0; r < loop_.reductions.size(); ++r) Start(r, tiles_.buffer[Index(loop_.reductions[r].initial)], n);
   }
 
   void Start(size_t r, const char* values, int64_t n) {
@@ -170,7 +170,7 @@ class ColumnLane {
     }
   }
 
-  void Fold(size_t r, int64_t rows, int64_t n, bool begins) {
+  void Reduce(size_t r, int64_t rows, int64_t n, bool begins) {
     const Loop::Reduction& reduction = loop_.reductions[r];
     const char* values = tiles_.place[Index(reduction.reg)];
     const int64_t stride = reduction.input < 0 ? n : loop_.inputs[Index(reduction.input)].strides[tasks_.rank - 2];
@@ -179,7 +179,7 @@ class ColumnLane {
       values += stride * TypeBytes(reduction.type);
       --rows;
     }
-    reduction.fold_rows(accumulators_[r], values, rows, stride, n);
+    reduction.reduce_rows(accumulators_[r], values, rows, stride, n);
   }
 
   char* Partial(int64_t task, size_t r) const {
@@ -196,7 +196,7 @@ class ColumnLane {
   void Finish(int64_t n) {
     for (size_t r = 0; r < loop_.reductions.size(); ++r) {
       const Loop::Reduction& reduction = loop_.reductions[r];
-      char* const to = tiles_.home[Index(reduction.result)];
+      char* const to = tiles_.buffer[Index(reduction.result)];
       if (reduction.narrow != nullptr) {
         reduction.narrow(to, accumulators_[r], nullptr, nullptr, n);
       } else {
@@ -207,7 +207,7 @@ class ColumnLane {
       int64_t offset = output.offset + tiles_.index[tasks_.rank - 1] * output.strides.back();
       for (size_t d = 0; d < tasks_.kept; ++d) offset += tiles_.index[d] * output.strides[d];
       char* const to = slots_[Index(output.slot)] + offset * Bytes(output.reg);
-      Scatter(to, tiles_.home[Index(output.reg)], output.strides.back(), n, Bytes(output.reg));
+      Scatter(to, tiles_.buffer[Index(output.reg)], output.strides.back(), n, Bytes(output.reg));
     }
   }
 

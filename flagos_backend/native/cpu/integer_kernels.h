@@ -18,7 +18,7 @@ struct Words {
   int64_t group, step;
 };
 
-// to[g * count + i] = group g of elements (., i), each with bit 7 turned over if it is `flipped` (8 bits alone). Where
+// to[g * count + i] = group g of elements (., i), each with bit 7 flipped if it is `flipped` (8 bits alone). Where
 // depth ends within a group, zeros follow.
 using PackFunction = void (*)(uint32_t* to, const Elements& from, int64_t depth, int64_t count, bool flipped);
 // What a product is taken less of, for each row and each column. kReadBeyond more columns are read.
@@ -31,7 +31,7 @@ using MultiplyFunction = void (*)(int32_t* c, int64_t leading, const Words& a, c
                                   int64_t rows, int64_t columns, const Terms& terms, bool adds);
 inline constexpr int64_t kReadBeyond = 64;
 // The same for one row of a, where the groups of both stand side by side, and nothing behind the last is read. b's bytes
-// are turned over first if they are `flipped`.
+// are flipped first if they are `flipped`.
 using MultiplyRowFunction = void (*)(int32_t* c, const void* a, const void* b, int64_t b_step, int64_t groups,
                                      int64_t columns, bool flipped, const Terms& terms, bool adds);
 

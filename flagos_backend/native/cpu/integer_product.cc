@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kPanel = ProductBlocks::kPanel;
 constexpr int64_t kGroups = 256;  // summed at once: a block of a, and a panel of b, fit the caches
-// What a byte changes by when its sign is turned over: 128 more where that makes it unsigned, 128 less where signed.
+// What a byte changes by when its sign is flipped: 128 more where that makes it unsigned, 128 less where signed.
 constexpr int64_t kOffset = 128;
 constexpr uint32_t kOffsets = 0x80808080;  // four of them, as unsigned numbers; as signed ones they are -128
 
@@ -56,16 +56,16 @@ class Job {
         slots_(slots),
         a_{product.a, product.a_type, product.a.transposed},
         b_{product.b, product.b_type, !product.b.transposed},
-        turned_(product.n == 1) {
+        transposed_(product.n == 1) {
     const auto [kernels, elements] = Choose(product.a_type, product.b_type);
     kernels_ = kernels;
     elements_ = elements;
-    if (turned_) std::swap(a_, b_);
+    if (transposed_) std::swap(a_, b_);
     // Of bytes one is multiplied as a signed number, the other one as an unsigned one.
     a_.flipped = elements == 4 && a_.type == Type::kU8;
     b_.flipped = elements == 4 && b_.type == Type::kS8;
-    blocks_ = ProductBlocks(product.num_matrices, turned_ ? product.n : product.m, turned_ ? product.m : product.n,
-                            Groups(product.k));
+    blocks_ = ProductBlocks(product.num_matrices, transposed_ ? product.n : product.m,
+                            transposed_ ? product.m : product.n, Groups(product.k));
   }
 
   int64_t tasks() const { return blocks_.tasks(); }
@@ -74,7 +74,7 @@ class Job {
   void Run(int64_t task) const {
     thread_local Scratch scratch;
     const ProductBlocks::Block block = blocks_.At(task);
-    const int64_t leading = turned_ ? product_.m : product_.c.leading;
+    const int64_t leading = transposed_ ? product_.m : product_.c.leading;
     int32_t* const c = reinterpret_cast<int32_t*>(slots_[product_.c.slot]) +
                        BatchOffset(product_, product_.c, block.batch) + block.row * leading + block.column;
     for (int64_t from = 0; from < product_.k; from += kGroups * elements_) {
@@ -171,7 +171,7 @@ class Job {
   const GroupKernels* kernels_;
   int64_t elements_;
   Side a_, b_;
-  bool turned_;           // C' = B' A': a vector is a row of one
+  bool transposed_;       // C' = B' A': a vector is a row of one
   ProductBlocks blocks_;  // of the product as it is computed
 };
 

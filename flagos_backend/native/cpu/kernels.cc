@@ -1,8 +1,8 @@
 #include "cpu/kernels.h"
 
 #include "cpu/integer_kernels.h"
+#include "cpu/skinny_kernels.h"
 #include "cpu/small_matrices.h"
-#include "cpu/thin_kernels.h"
 
 #if defined(__x86_64__)
 #include <sys/platform/x86.h>
@@ -52,12 +52,12 @@ const SmallMatrixKernels& SelectSmallMatrixKernels() {
   return baseline::kSmallMatrixKernels;
 }
 
-const ThinKernels& SelectThinKernels() {
+const SkinnyKernels& SelectSkinnyKernels() {
 #if defined(__x86_64__)
-  if (HasLevel4()) return avx512::kThinKernels;
-  if (HasLevel3()) return avx2::kThinKernels;
+  if (HasLevel4()) return avx512::kSkinnyKernels;
+  if (HasLevel3()) return avx2::kSkinnyKernels;
 #endif
-  return baseline::kThinKernels;
+  return baseline::kSkinnyKernels;
 }
 
 Type AccumulatorType(Combine combine, Type type) {

@@ -56,23 +56,23 @@ inline constexpr int kNumPartOps = static_cast<int>(PartOp::kCount);
 // result[i] = op(a[i], b[i], c[i]); unused operands are ignored. result may be exactly one of the operands.
 using TileFunction = void (*)(void* result, const void* a, const void* b, const void* c, int64_t n);
 // *accumulator = *accumulator op x[0] op ... op x[n - 1], the accumulator in AccumulatorType.
-using FoldFunction = void (*)(void* accumulator, const void* x, int64_t n);
+using ReduceFunction = void (*)(void* accumulator, const void* x, int64_t n);
 // *accumulator = *accumulator + x[0] y[0] + ... + x[n - 1] y[n - 1], the accumulator in AccumulatorType.
-using FoldProductsFunction = void (*)(void* accumulator, const void* x, const void* y, int64_t n);
+using ReduceProductsFunction = void (*)(void* accumulator, const void* x, const void* y, int64_t n);
 
 // Of each of `rows` rows of n: accumulators[row] = accumulators[row] op x[0] op ... op x[n - 1], in AccumulatorType.
-using FoldEachFunction = void (*)(void* accumulators, const void* x, int64_t rows, int64_t n);
+using ReduceEachFunction = void (*)(void* accumulators, const void* x, int64_t rows, int64_t n);
 // accumulator[i] = accumulator[i] op x[i] op x[i + stride] ... for each of `rows` rows of n, in AccumulatorType.
-using FoldRowsFunction = void (*)(void* accumulator, const void* x, int64_t rows, int64_t stride, int64_t n);
+using ReduceRowsFunction = void (*)(void* accumulator, const void* x, int64_t rows, int64_t stride, int64_t n);
 
 // *result = a[0] b[0] + ... + a[n - 1] b[n - 1].
 using DotFunction = void (*)(void* result, const void* a, const void* b, int64_t n);
 
 // The position of the greatest (or least) of n elements: of a NaN if there is one, of equal ones the first.
-using ExtremeInRowFunction = int64_t (*)(const void* x, int64_t n);
+using ArgMinMaxInRowFunction = int64_t (*)(const void* x, int64_t n);
 // The same in each of n columns of `rows` elements that are `stride` elements apart.
-using ExtremesInColumnsFunction = void (*)(int64_t* at, const void* x, int64_t rows, int64_t stride, int64_t n);
-inline constexpr int64_t kExtremeColumns = 256;  // no more than these
+using ArgMinMaxInColumnsFunction = void (*)(int64_t* at, const void* x, int64_t rows, int64_t stride, int64_t n);
+inline constexpr int64_t kArgMinMaxColumns = 256;  // no more than these
 // Elements in rows and columns, and how far apart they stand, in elements, where they go and where they are.
 struct Plane {
   int64_t rows, columns, to_row, to_column, from_row, from_column;
@@ -105,19 +105,19 @@ struct Kernels {
   TileFunction apply[kNumOps][kNumTypes];
   // apply where a (1) or b (2) is the same everywhere, of which only the first element is read.
   TileFunction with_numbers[kNumOps][kNumTypes][4];
-  TileFunction point[kNumOps][kNumTypes];      // apply of one element
-  TileFunction divide_by_one[kNumTypes];       // apply[kDivide] of integers where all b[i] are the same
-  TileFunction remainder_by_one[kNumTypes];    // apply[kRemainder] where all b[i] are the same
-  TileFunction one_by[kNumTypes];              // and where all a[i] are 1: F32
-  TileFunction select_numbers[kNumTypes];      // apply[kSelect] where all b[i], and all c[i], are the same
-  TileFunction convert[kNumTypes][kNumTypes];  // [from][to]
-  FoldFunction fold[kNumCombines][kNumTypes];  // [Combine][type of x]
-  FoldEachFunction fold_each[kNumCombines][kNumTypes];
-  FoldRowsFunction fold_rows[kNumCombines][kNumTypes];
-  ExtremeInRowFunction extreme_in_row[2][kNumTypes];  // [whether the greatest counts]
-  ExtremesInColumnsFunction extremes_in_columns[2][kNumTypes];
-  FoldProductsFunction fold_products[kNumTypes];  // F32
-  DotFunction dot[kNumTypes];                     // F32, F64
+  TileFunction point[kNumOps][kNumTypes];          // apply of one element
+  TileFunction divide_by_one[kNumTypes];           // apply[kDivide] of integers where all b[i] are the same
+  TileFunction remainder_by_one[kNumTypes];        // apply[kRemainder] where all b[i] are the same
+  TileFunction one_by[kNumTypes];                  // and where all a[i] are 1: F32
+  TileFunction select_numbers[kNumTypes];          // apply[kSelect] where all b[i], and all c[i], are the same
+  TileFunction convert[kNumTypes][kNumTypes];      // [from][to]
+  ReduceFunction reduce[kNumCombines][kNumTypes];  // [Combine][type of x]
+  ReduceEachFunction reduce_each[kNumCombines][kNumTypes];
+  ReduceRowsFunction reduce_rows[kNumCombines][kNumTypes];
+  ArgMinMaxInRowFunction argminmax_in_row[2][kNumTypes];  // [whether the greatest counts]
+  ArgMinMaxInColumnsFunction argminmax_in_columns[2][kNumTypes];
+  ReduceProductsFunction reduce_products[kNumTypes];  // F32
+  DotFunction dot[kNumTypes];                         // F32, F64
   TileFunction complex128[static_cast<int>(ComplexOp::kCount)];
   TileFunction part[kNumPartOps];  // of kC64 and kF32
   TileFunction iota[kNumTypes];    // result[i] = *a (int64) + i * *b (int64)
@@ -163,7 +163,7 @@ inline int64_t TypeBytes(Type type) {
   return 0;
 }
 
-// Sums and products of floats are folded in double, of 16-bit floats in float; everything else in its own type.
+// Sums and products of floats are reduced in double, of 16-bit floats in float; everything else in its own type.
 Type AccumulatorType(Combine combine, Type type);
 
 }  // namespace flagos::cpu

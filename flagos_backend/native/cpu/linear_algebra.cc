@@ -1,5 +1,5 @@
 // Triangular solves, Cholesky and LU divide matrices in two, down to small ones that are computed here or by kernels,
-// with products by BLAS between: LAPACK's own routines are slow on processors of another maker than the library's. QR
+// with products by BLAS between: LAPACK's own routines are slow on processors of another vendor than the library's. QR
 // is LAPACK's. What stands row by row is the transpose of what BLAS and LAPACK read column by column.
 #include "cpu/linear_algebra.h"
 
@@ -173,9 +173,9 @@ void SolveFew(const Triangle<T>& t, T* x, int64_t unknown_step, int64_t count, i
 // As the kernel reads it: the unknowns in the order in which they become known, those known before from the left.
 template <class T>
 void Pack(const Triangle<T>& t, T* l) {
-  const bool turned = t.IsTransposed() ^ t.Has(LinearAlgebra::kRightSide);
+  const bool transposed = t.IsTransposed() ^ t.Has(LinearAlgebra::kRightSide);
   const int64_t direction = t.IsForward() ? 1 : -1;
-  const int64_t row = direction * (turned ? 1 : t.leading), column = direction * (turned ? t.leading : 1);
+  const int64_t row = direction * (transposed ? 1 : t.leading), column = direction * (transposed ? t.leading : 1);
   const T* const first = t.IsForward() ? t.a : t.a + (t.order - 1) * (t.leading + 1);
   for (int64_t i = 0; i < t.order; ++i) {
     for (int64_t j = 0; j <= i; ++j) l[i * kSmall + j] = first[i * row + j * column];

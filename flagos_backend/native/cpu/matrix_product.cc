@@ -120,7 +120,7 @@ int64_t BatchOffset(const MatrixProduct& product, const MatrixProduct::Operand& 
 
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots) {
   if (IsOfIntegers(product)) return MultiplyIntegers(product, slots);
-  if (IsOfHalves(product) || (!IsDot(product) && IsThin(product))) return MultiplyThin(product, slots);
+  if (IsOfHalfFloats(product) || (!IsDot(product) && IsSkinny(product))) return MultiplySkinny(product, slots);
   if (IsForBlocks(product)) return MultiplyByBlocks(product, slots);
   if (product.type == Type::kF32) {
     Multiply<float>(FindBlas().f32.gemm, product, slots);

@@ -1,5 +1,5 @@
 // What the ways to multiply matrices share: BLAS' calls (matrix_product.cc), blocks (blocked_product.cc), a few vectors
-// with a matrix (thin_product.cc), and integers (integer_product.cc).
+// with a matrix (skinny_product.cc), and integers (integer_product.cc).
 #ifndef FLAGOS_NATIVE_CPU_MATRIX_PRODUCT_H_
 #define FLAGOS_NATIVE_CPU_MATRIX_PRODUCT_H_
 
@@ -54,11 +54,11 @@ void RunJob(const Job& job) {
 bool IsForBlocks(const MatrixProduct& product);
 void MultiplyByBlocks(const MatrixProduct& product, char* const* slots);
 
-// Of F32 and F64, with at most kMaxVectors rows or columns, and of halves, computed in F32, which nothing else
+// Of F32 and F64, with at most kMaxVectors rows or columns, and of 16-bit floats, computed in F32, which nothing else
 // multiplies. They need no BLAS.
-bool IsThin(const MatrixProduct& product);
-bool IsOfHalves(const MatrixProduct& product);
-void MultiplyThin(const MatrixProduct& product, char* const* slots);
+bool IsSkinny(const MatrixProduct& product);
+bool IsOfHalfFloats(const MatrixProduct& product);
+void MultiplySkinny(const MatrixProduct& product, char* const* slots);
 
 // Products of integers of at most 32 bits, modulo 2^32. They need no BLAS.
 bool IsOfIntegers(const MatrixProduct& product);

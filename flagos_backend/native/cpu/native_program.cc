@@ -86,7 +86,7 @@ class RepeatedProgram {
 
   // False: a library call failed.
   bool Run() {
-    trip_->Run();
+    iteration_->Run();
     return !failed_;
   }
 
@@ -97,7 +97,7 @@ class RepeatedProgram {
   const CallHandler& handler_;
   std::vector<char*> slots_;
   std::vector<char> cells_;
-  std::optional<Trip> trip_;
+  std::optional<Iteration> iteration_;
   bool failed_ = false;
 };
 
@@ -130,8 +130,8 @@ class Runner {
     RunTopK(top_k, slots_);
     return true;
   }
-  bool operator()(const ArgExtreme& step) const {
-    RunArgExtreme(step, slots_);
+  bool operator()(const ArgMinMax& step) const {
+    RunArgMinMax(step, slots_);
     return true;
   }
   bool operator()(const ComplexArithmetic& step) const {
@@ -182,22 +182,22 @@ class Runner {
     char* const scratch = slots_[loop.scratch];
     uint8_t again = 1;
     void* const result = &again;
-    // Buffers take turns, so that every other trip finds them in the same places.
+    // Buffers take turns, so that every other iteration finds them in the same places.
     std::optional<RepeatedProgram> body[2], condition[2];
-    for (const size_t turn : {0U, 1U}) {
-      body[turn].emplace(*loop.body, now.data(), next.data(), scratch, handler_);
-      if (loop.trip_count < 0) condition[turn].emplace(*loop.condition, now.data(), &result, scratch, handler_);
+    for (const size_t parity : {0U, 1U}) {
+      body[parity].emplace(*loop.body, now.data(), next.data(), scratch, handler_);
+      if (loop.trip_count < 0) condition[parity].emplace(*loop.condition, now.data(), &result, scratch, handler_);
       now.swap(next);
     }
-    size_t turn = 0;
-    for (int64_t trip = 0; trip != loop.trip_count; ++trip, turn ^= 1) {
+    size_t parity = 0;
+    for (int64_t iteration = 0; iteration != loop.trip_count; ++iteration, parity ^= 1) {
       if (loop.trip_count < 0) {
-        if (!condition[turn]->Run()) return false;
+        if (!condition[parity]->Run()) return false;
         if (again == 0) break;
       }
-      if (!body[turn]->Run()) return false;
+      if (!body[parity]->Run()) return false;
     }
-    if (turn == 1) now.swap(next);
+    if (parity == 1) now.swap(next);
     for (size_t i = 0; i < n; ++i) {
       if (target[i] != nullptr && now[i] != target[i])
         std::memcpy(target[i], now[i], static_cast<size_t>(loop.bytes[i]));
@@ -225,9 +225,9 @@ class Runner {
 
 RepeatedProgram::RepeatedProgram(const NativeProgram& program, void* const* arguments, void* const* results,
                                  void* scratch, const CallHandler& handler)
-    : program_(program), handler_(handler), slots_(program.num_slots()), cells_(program.trip_.cells) {
+    : program_(program), handler_(handler), slots_(program.num_slots()), cells_(program.iteration_.cells) {
   program.FindSlots(slots_.data(), arguments, results, scratch);
-  trip_.emplace(program.trip_, slots_.data(), cells_.data(), Trip::OtherSteps{&RunStep, this});
+  iteration_.emplace(program.iteration_, slots_.data(), cells_.data(), Iteration::OtherSteps{&RunStep, this});
 }
 
 void RepeatedProgram::RunStep(void* program, const void*, const void*, const void*, int64_t step) {
@@ -270,7 +270,7 @@ bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, c
                                      : std::all_of(steps_.begin(), steps_.end(), run_timed);
   if (!done) return false;
   for (size_t i = 0; i < result_bytes_.size(); ++i) {
-    if (brought_[i]) results[i] = slots[argument_bytes_.size() + i];
+    if (callee_allocated_[i]) results[i] = slots[argument_bytes_.size() + i];
   }
   return true;
 }

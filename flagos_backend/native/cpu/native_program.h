@@ -9,15 +9,15 @@
 #include <variant>
 #include <vector>
 
+#include "cpu/iteration.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_algebra.h"
-#include "cpu/trip.h"
 
 namespace flagos::cpu {
 
 inline constexpr int64_t kMaxRank = 16;  // of a loop or an array
 
-// How a loop nest ends: every point is stored, or the dimensions just before the last are folded (columns).
+// How a loop nest ends: every point is stored, or the dimensions just before the last are reduced (columns).
 enum class LoopMode : int64_t { kMap = 0, kColumns = 1 };
 
 // What loops over points and loops over rows have in common.
@@ -25,12 +25,12 @@ struct LoopBase {
   struct Input {
     int64_t slot, reg, offset;  // offset and strides in elements
     std::vector<int64_t> strides;
-    bool invariant;                // one element for the whole loop
-    bool computed = true;          // with; else only stored
-    bool is_number = false;        // where tiles are rows: the same in all of a row, of which only one element is read
-    bool fixed = false;            // the same wherever it is folded
-    bool folded_in_place = false;  // columns that nothing but reductions reads, where they stand
-    int64_t in_turn = 1;           // where tiles are boxes: as for outputs
+    bool invariant;                 // one element for the whole loop
+    bool computed = true;           // with; else only stored
+    bool is_number = false;         // where tiles are rows: the same in all of a row, of which only one element is read
+    bool fixed = false;             // the same wherever it is reduced
+    bool reduced_in_place = false;  // columns that nothing but reductions reads, where they stand
+    int64_t interleaved = 1;        // where tiles are boxes: as for outputs
   };
   struct Constant {
     int64_t reg, bits;
@@ -39,7 +39,7 @@ struct LoopBase {
     int64_t reg, offset;
     std::vector<int64_t> coefficients;
     TileFunction function;
-    bool fixed = false;  // the same in all of a row that is folded
+    bool fixed = false;  // the same in all of a row that is reduced
   };
   struct Step {
     TileFunction function, point;  // of a tile, and of one element
@@ -49,13 +49,13 @@ struct LoopBase {
   struct Reduction {
     Combine combine;
     Type type;
-    int64_t reg, result, initial;  // registers of what is folded, of the fold, and of what it begins with
-    FoldFunction fold;
-    FoldEachFunction fold_each;
-    FoldRowsFunction fold_rows;
-    int64_t input = -1;  // whose columns are folded in place
-    FoldProductsFunction fold_products =
-        nullptr;  // of a and b, where parts of rows are folded instead of their products
+    int64_t reg, result, initial;  // registers of what is reduced, of the reduction, and of what it begins with
+    ReduceFunction reduce;
+    ReduceEachFunction reduce_each;
+    ReduceRowsFunction reduce_rows;
+    int64_t input = -1;  // whose columns are reduced in place
+    ReduceProductsFunction reduce_products =
+        nullptr;  // of a and b, where parts of rows are reduced instead of their products
     int64_t a = -1, b = -1;
     bool compensated = false;  // a sum in its own type, of which rows keep what rounding between tiles loses
     TileFunction widen, combine_wide, narrow;  // to, in and from AccumulatorType; widen and narrow null when it is type
@@ -66,13 +66,13 @@ struct LoopBase {
     // The step that computes the register writes here directly; or else the tile is written here around the caches.
     bool in_place = false, streamed = false;
     int64_t moved = -1;  // where tiles are boxes: the number of the input that is stored unchanged
-    // Where tiles are boxes: with how many, this one and those behind it, whose elements stand in turn in memory, it is
-    // moved at once; 0: one of those behind.
-    int64_t in_turn = 1;
+    // Where tiles are boxes: with how many, this one and those behind it, whose elements are interleaved in memory, it
+    // is moved at once; 0: one of those behind.
+    int64_t interleaved = 1;
   };
 
   std::vector<int64_t> dims;
-  int64_t num_folded = 0;  // dimensions that reductions fold
+  int64_t num_reduced = 0;  // dimensions that reductions reduce
   std::vector<Type> registers;
   std::vector<bool> uniform;  // of each register: whether all elements of a tile are the same
   std::vector<Input> inputs;
@@ -88,16 +88,16 @@ struct Loop : LoopBase {
   LoopMode mode;
   std::vector<Step> steps;
   std::vector<Reduction> reductions;  // they begin with constants or invariant inputs
-  std::vector<Output> outputs;        // a stride for each dimension that is not folded
+  std::vector<Output> outputs;        // a stride for each dimension that is not reduced
   std::vector<int64_t> box;           // how far a tile reaches along each dimension; empty: along the last one alone
-  // Of columns: a tile is a block of `rows` rows, steps of the last folded dimension, of `columns` columns each. The
-  // blocks that are folded into one tile are cut into segments, so that threads have enough to share: by shape alone.
+  // Of columns: a tile is a block of `rows` rows, steps of the last reduced dimension, of `columns` columns each. The
+  // blocks that are reduced into one tile are cut into segments, so that threads have enough to share: by shape alone.
   int64_t columns = 0, rows = 0, segments = 1;
   std::vector<Step> fixed_steps;  // of columns: what is the same in all rows, before the others
 };
 
-// A loop nest whose trailing dimensions are folded. Phases pass over one row after the other while it is in the cache: a
-// phase may use what the phases before it folded from the row, and what they kept of it.
+// A loop nest whose trailing dimensions are reduced. Phases pass over one row after the other while it is in the cache:
+// a phase may use what the phases before it reduced from the row, and what they kept of it.
 struct RowLoop : LoopBase {
   // What a register holds: a tile, a whole row, a scalar that may fill a tile, a scalar alone.
   enum class Extent : int64_t { kTile = 0, kRow = 1, kScalar = 2, kSingle = 3 };
@@ -137,7 +137,7 @@ struct Call {
   int64_t number;
   bool shares_out;                        // PyTorch may use all its threads in it
   std::vector<int64_t> sources, targets;  // slots
-  std::vector<int64_t> released;          // slots of what earlier calls brought and nobody reads any more
+  std::vector<int64_t> released;          // slots of what earlier calls allocated and nobody reads any more
 };
 
 // A block at run-time starts, which are clamped so that it lies inside: sliced out of an array (sources: array, starts),
@@ -212,12 +212,12 @@ struct TopK {
 
 // The positions of the greatest (or least) elements of rows, and these elements. A NaN comes before all numbers; of equal
 // elements it is the first. The elements of a row are `inner` apart.
-struct ArgExtreme {
+struct ArgMinMax {
   Type type, index_type;
   int64_t outer, size, inner;
   int64_t source, values, indices;  // slots
-  ExtremeInRowFunction in_row;
-  ExtremesInColumnsFunction in_columns;
+  ArgMinMaxInRowFunction in_row;
+  ArgMinMaxInColumnsFunction in_columns;
 };
 
 // Products or quotients of complex numbers of two doubles, element by element; an operand may be one number for all.
@@ -269,7 +269,7 @@ struct MatrixProduct {
     int64_t leading;
     bool transposed;
   };
-  // Of the result and the operands: all F32, all F64, S32 of integers, or F32 of halves.
+  // Of the result and the operands: all F32, all F64, S32 of integers, or F32 of 16-bit floats.
   Type type, a_type, b_type;
   std::vector<int64_t> batch;  // sizes
   int64_t num_matrices, m, n, k;
@@ -293,7 +293,7 @@ class NativeProgram {
  public:
   // Checks everything, also that no step reaches outside its buffers, so that Run needs no checks; what `functions` do
   // inside is not seen. On failure returns nullptr and says why. The functions outlive the program.
-  static std::unique_ptr<NativeProgram> Parse(const int64_t* words, size_t num_words, const uint8_t* constants,
+  static std::unique_ptr<NativeProgram> Parse(const int64_t* bytecode, size_t num_words, const uint8_t* constants,
                                               size_t constants_size, const std::vector<MachineFunction>& functions,
                                               std::string* error);
 
@@ -304,13 +304,13 @@ class NativeProgram {
   // The argument over which the program writes result i, or -1.
   int64_t overwritten(size_t i) const { return overwritten_[i]; }
   // Whether a library call brings the memory of result i.
-  bool is_brought(size_t i) const { return brought_[i]; }
+  bool is_callee_allocated(size_t i) const { return callee_allocated_[i]; }
   int64_t scratch_bytes() const { return arena_bytes_; }
   int64_t work() const { return work_; }  // element operations, to tell short programs from long ones
   bool has_calls() const { return has_calls_; }
 
   // Buffers aligned to 16 bytes; results overlap neither each other nor arguments, but a result that overwrites an
-  // argument is written there and its own address is not used, and that of one that is brought is set. scratch:
+  // argument is written there and its own address is not used, and that of one that a call allocates is set. scratch:
   // scratch_bytes() bytes aligned to 64. Several runs may go on at once with different scratch. False: a library call
   // failed. `times`, unless it is NULL, gets one for each step that ran.
   bool Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler,
@@ -321,9 +321,8 @@ class NativeProgram {
   friend class Parser;
   friend class RepeatedProgram;
   friend class Runner;
-  using Step =
-      std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgExtreme, ComplexArithmetic,
-                   GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional, MachineCode>;
+  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgMinMax, ComplexArithmetic,
+                            GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional, MachineCode>;
 
   // Of a run: the addresses of all buffers.
   size_t num_slots() const;
@@ -332,12 +331,12 @@ class NativeProgram {
   void PlanTrip();
 
   std::vector<int64_t> argument_bytes_, result_bytes_;
-  std::vector<int64_t> overwritten_;  // for each result, the argument whose buffer it shares, or -1
-  std::vector<bool> brought_;         // for each result
+  std::vector<int64_t> overwritten_;    // for each result, the argument whose buffer it shares, or -1
+  std::vector<bool> callee_allocated_;  // for each result
   std::shared_ptr<const std::vector<uint8_t>> constants_;
   std::vector<int64_t> constant_offsets_, temporary_offsets_;  // -1: what a call brings
   std::vector<Step> steps_;
-  TripPlan trip_;  // of a program that a loop runs
+  IterationPlan iteration_;  // of a program that a loop runs
   int64_t arena_bytes_ = 0;
   int64_t work_ = 0;
   bool has_calls_ = false;

@@ -1,4 +1,4 @@
-// Reads the words of a native program and proves that running them stays inside its buffers.
+// Reads the bytecode of a native program and proves that running it stays inside its buffers.
 #include "cpu/parse.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMagic = 0x31504f4f4c534f46;  // "FOSLOOP1"
 constexpr int kMaxDepth = 64;
-constexpr int64_t kBrought = -2;  // beside the argument that a result is written over, and -1 for none
+constexpr int64_t kCalleeAllocated = -2;  // beside the argument that a result is written over, and -1 for none
 enum : int64_t {
   kLoopItem = 1,
   kProductItem,
@@ -26,13 +26,13 @@ enum : int64_t {
   kComplexItem,
   kGatherItem,
   kScatterItem,
-  kArgExtremeItem,
+  kArgMinMaxItem,
   kLinearAlgebraItem,
   kMachineCodeItem
 };
 
 void CheckProductTypes(const MatrixProduct& product) {
-  if (IsOfIntegers(product) || IsOfHalves(product)) return;
+  if (IsOfIntegers(product) || IsOfHalfFloats(product)) return;
   const bool is_float = product.type == Type::kF32 || product.type == Type::kF64;
   Require(is_float && product.a_type == product.type && product.b_type == product.type,
           "a matrix product of these types does not exist");
@@ -41,9 +41,13 @@ void CheckProductTypes(const MatrixProduct& product) {
 
 }  // namespace
 
-Parser::Parser(const int64_t* words, size_t num_words, Constants constants,
+Parser::Parser(const int64_t* bytecode, size_t num_words, Constants constants,
                const std::vector<MachineFunction>& functions, int depth)
-    : next_(words), end_(words + num_words), constants_(std::move(constants)), functions_(functions), depth_(depth) {
+    : next_(bytecode),
+      end_(bytecode + num_words),
+      constants_(std::move(constants)),
+      functions_(functions),
+      depth_(depth) {
   Require(depth <= kMaxDepth, "programs are nested too deeply");
 }
 
@@ -59,11 +63,11 @@ std::unique_ptr<NativeProgram> Parser::Parse() {
   overwritten_.assign(static_cast<size_t>(num_arguments), false);
   for (int64_t i = 0; i < num_results; ++i) {
     const int64_t argument = Word();
-    program->brought_.push_back(argument == kBrought);
+    program->callee_allocated_.push_back(argument == kCalleeAllocated);
     program->overwritten_.push_back(std::max<int64_t>(argument, -1));
-    if (argument == kBrought) {
+    if (argument == kCalleeAllocated) {
       Require(depth_ == 0 && program->result_bytes_[static_cast<size_t>(i)] > 0, "no call brings this result");
-      BroughtTo(num_arguments + i) = Brought::kAwaited;
+      AllocationOf(num_arguments + i) = CalleeAllocated::kAwaited;
     }
     if (argument < 0) continue;
     Require(argument < num_arguments && !overwritten_[static_cast<size_t>(argument)] &&
@@ -79,9 +83,9 @@ std::unique_ptr<NativeProgram> Parser::Parse() {
   first_constant_ = num_arguments + num_results;
   first_temporary_ = first_constant_ + num_constants;
   for (int64_t i = Count(); i > 0; --i) ParseStep(*program);
-  Require(next_ == end_, "words are left over");
+  Require(next_ == end_, "bytecode is left over");
   for (int64_t i = 0; i < num_results; ++i)
-    Require(BroughtTo(first_result_ + i) != Brought::kAwaited, "no call brings a result");
+    Require(AllocationOf(first_result_ + i) != CalleeAllocated::kAwaited, "no call allocates a result");
   return program;
 }
 
@@ -118,8 +122,8 @@ void Parser::ParseStep(NativeProgram& program) {
       program.steps_.emplace_back(top_k);
       return;
     }
-    case kArgExtremeItem: {
-      const ArgExtreme step = ParseArgExtreme();
+    case kArgMinMaxItem: {
+      const ArgMinMax step = ParseArgMinMax();
       program.work_ += step.outer * step.size * step.inner;
       program.steps_.emplace_back(step);
       return;
@@ -180,8 +184,8 @@ Call Parser::ParseCall() {
   for (int64_t i = Count(); i > 0; --i) {
     const int64_t* const word = next_;
     const int64_t slot = Slot();
-    if (BroughtTo(slot) == Brought::kAwaited) {
-      BroughtTo(slot) = Brought::kThere;
+    if (AllocationOf(slot) == CalleeAllocated::kAwaited) {
+      AllocationOf(slot) = CalleeAllocated::kThere;
     } else {
       next_ = word;
       WritableSlot();
@@ -190,11 +194,12 @@ Call Parser::ParseCall() {
   }
   for (int64_t i = Count(); i > 0; --i) {
     const int64_t slot = call.released.emplace_back(Slot());
-    Require(slot >= first_temporary_ && BroughtTo(slot) == Brought::kThere, "a call releases what none has brought");
+    Require(slot >= first_temporary_ && AllocationOf(slot) == CalleeAllocated::kThere,
+            "a call releases what none has allocated");
     Require(std::find(call.sources.begin(), call.sources.end(), slot) == call.sources.end() &&
                 std::find(call.targets.begin(), call.targets.end(), slot) == call.targets.end(),
             "a call releases what it uses");
-    BroughtTo(slot) = Brought::kReleased;
+    AllocationOf(slot) = CalleeAllocated::kReleased;
   }
   return call;
 }
@@ -248,7 +253,7 @@ BlockCopy Parser::ParseBlockCopy(bool is_update) {
   return copy;
 }
 
-// A nested program; the words say how long it is.
+// A nested program; the bytecode says how long it is.
 std::unique_ptr<NativeProgram> Parser::ParseNested(NativeProgram& parent) {
   const int64_t length = Count();
   Parser nested(next_, static_cast<size_t>(length), constants_, functions_, depth_ + 1);
@@ -376,8 +381,8 @@ TopK Parser::ParseTopK() {
   return top_k;
 }
 
-ArgExtreme Parser::ParseArgExtreme() {
-  ArgExtreme step;
+ArgMinMax Parser::ParseArgMinMax() {
+  ArgMinMax step;
   step.type = ParseType();
   step.index_type = ParseType();
   step.outer = Word();
@@ -385,9 +390,10 @@ ArgExtreme Parser::ParseArgExtreme() {
   step.inner = Word();
   const int64_t largest = Word();
   Require((largest == 0 || largest == 1) && step.size > 0 && step.size <= std::numeric_limits<int32_t>::max(),
-          "an extreme that does not exist");
+          "an argmin or argmax that does not exist");
   const std::vector<int64_t> sources = ReadableSlots(), targets = WritableSlots();
-  Require(Count() == 0 && sources.size() == 1 && targets.size() == 2, "an extreme has one operand and two results");
+  Require(Count() == 0 && sources.size() == 1 && targets.size() == 2,
+          "an argmin or argmax has one operand and two results");
   step.source = sources[0];
   step.values = targets[0];
   step.indices = targets[1];
@@ -395,10 +401,10 @@ ArgExtreme Parser::ParseArgExtreme() {
   Require(SlotBytes(step.source) == Times(Times(results, step.size), bytes) &&
               SlotBytes(step.values) == Times(results, bytes) &&
               SlotBytes(step.indices) == Times(results, TypeBytes(step.index_type)),
-          "an extreme has a buffer of another size");
-  step.in_row = SelectKernels().extreme_in_row[largest][static_cast<int>(step.type)];
-  Require(step.in_row != nullptr, "an extreme of a type that has no order");
-  step.in_columns = SelectKernels().extremes_in_columns[largest][static_cast<int>(step.type)];
+          "an argmin or argmax has a buffer of another size");
+  step.in_row = SelectKernels().argminmax_in_row[largest][static_cast<int>(step.type)];
+  Require(step.in_row != nullptr, "an argmin or argmax of a type that has no order");
+  step.in_columns = SelectKernels().argminmax_in_columns[largest][static_cast<int>(step.type)];
   return step;
 }
 
@@ -500,7 +506,7 @@ MatrixProduct Parser::ParseProduct() {
   for (int64_t size : {product.num_matrices, product.m, product.n, product.k}) {
     Require(size > 0 && size <= std::numeric_limits<int32_t>::max(), "a matrix dimension is out of range");
   }
-  Require(!IsOfHalves(product) || IsThin(product), "a product of halves is one of a few vectors");
+  Require(!IsOfHalfFloats(product) || IsSkinny(product), "a product of 16-bit floats is one of a few vectors");
   product.a = ParseOperand(product.a_type, product.batch, product.m, product.k, false);
   product.b = ParseOperand(product.b_type, product.batch, product.k, product.n, false);
   product.c = ParseOperand(product.type, product.batch, product.m, product.n, true);
@@ -526,14 +532,14 @@ MatrixProduct::Operand Parser::ParseOperand(Type type, const std::vector<int64_t
   return operand;
 }
 
-std::unique_ptr<NativeProgram> NativeProgram::Parse(const int64_t* words, size_t num_words, const uint8_t* constants,
+std::unique_ptr<NativeProgram> NativeProgram::Parse(const int64_t* bytecode, size_t num_words, const uint8_t* constants,
                                                     size_t constants_size,
                                                     const std::vector<MachineFunction>& functions, std::string* error) {
   try {
     auto data = std::make_shared<std::vector<uint8_t>>();
     data->reserve(constants_size + 1);  // constants without elements have an address too
     data->assign(constants, constants + constants_size);
-    return Parser(words, num_words, std::move(data), functions, 0).Parse();
+    return Parser(bytecode, num_words, std::move(data), functions, 0).Parse();
   } catch (const Failure& failure) {
     *error = failure.message;
     return nullptr;

@@ -1,4 +1,4 @@
-// The parser of native programs: reads words and proves that running what they say stays inside the program's buffers.
+// The parser of native programs: reads bytecode and proves that running it stays inside the program's buffers.
 #ifndef FLAGOS_NATIVE_CPU_PARSE_H_
 #define FLAGOS_NATIVE_CPU_PARSE_H_
 
@@ -33,7 +33,7 @@ class Parser {
   using Constants = std::shared_ptr<const std::vector<uint8_t>>;
 
   // Throws Failure, as everything below does.
-  Parser(const int64_t* words, size_t num_words, Constants constants, const std::vector<MachineFunction>& functions,
+  Parser(const int64_t* bytecode, size_t num_words, Constants constants, const std::vector<MachineFunction>& functions,
          int depth);
 
   std::unique_ptr<NativeProgram> Parse();
@@ -56,23 +56,23 @@ class Parser {
   int64_t AddSlot(int64_t bytes) {
     Require(bytes >= 0, "negative buffer size");
     slot_bytes_.push_back(bytes);
-    brought_.push_back(Brought::kNot);
+    callee_allocated_.push_back(CalleeAllocated::kNot);
     return bytes;
   }
   // What becomes of the memory that a library call brings.
-  enum class Brought { kNot, kAwaited, kThere, kReleased };
+  enum class CalleeAllocated { kNot, kAwaited, kThere, kReleased };
 
-  int64_t AddBrought(int64_t bytes) {
+  int64_t AddCalleeAllocated(int64_t bytes) {
     Require(depth_ == 0, "a nested program has memory that calls bring");
     Require(bytes > 0, "a call brings nothing");
     AddSlot(bytes);
-    brought_.back() = Brought::kAwaited;
+    callee_allocated_.back() = CalleeAllocated::kAwaited;
     return -1;
   }
-  int64_t AddPlanned(int64_t total, bool may_be_brought) {
+  int64_t AddPlanned(int64_t total, bool may_be_callee_allocated) {
     const int64_t offset = Word();
     const int64_t bytes = Word();
-    if (may_be_brought && offset == -1) return AddBrought(bytes);
+    if (may_be_callee_allocated && offset == -1) return AddCalleeAllocated(bytes);
     Require(offset >= 0 && offset % 16 == 0 && bytes >= 0 && bytes <= total && offset <= total - bytes,
             "a planned buffer lies outside its arena");
     AddSlot(bytes);
@@ -83,16 +83,16 @@ class Parser {
     Require(slot >= 0 && slot < static_cast<int64_t>(slot_bytes_.size()), "buffer out of range");
     return slot;
   }
-  Brought& BroughtTo(int64_t slot) { return brought_[static_cast<size_t>(slot)]; }
+  CalleeAllocated& AllocationOf(int64_t slot) { return callee_allocated_[static_cast<size_t>(slot)]; }
   int64_t ReadableSlot() {
     const int64_t slot = Slot();
-    Require(BroughtTo(slot) == Brought::kNot || BroughtTo(slot) == Brought::kThere,
-            "a step reads what no call has brought");
+    Require(AllocationOf(slot) == CalleeAllocated::kNot || AllocationOf(slot) == CalleeAllocated::kThere,
+            "a step reads what no call has allocated");
     return slot;
   }
   int64_t WritableSlot() {
     const int64_t slot = Slot();
-    Require(BroughtTo(slot) == Brought::kNot, "a step writes what a call brings");
+    Require(AllocationOf(slot) == CalleeAllocated::kNot, "a step writes what a call allocates");
     const bool is_overwritten = slot < first_result_ && overwritten_[static_cast<size_t>(slot)];
     Require(slot >= first_temporary_ || (slot >= first_result_ && slot < first_constant_) || is_overwritten,
             "a step writes an argument or a constant");
@@ -150,7 +150,7 @@ class Parser {
   Conditional ParseConditional(NativeProgram& parent);
   void CheckScratch(int64_t slot, const NativeProgram& nested) const;
   TopK ParseTopK();
-  ArgExtreme ParseArgExtreme();
+  ArgMinMax ParseArgMinMax();
   ComplexArithmetic ParseComplexArithmetic();
   LinearAlgebra ParseLinearAlgebra();
   MatrixProduct ParseProduct();
@@ -185,7 +185,7 @@ class Parser {
   const std::vector<MachineFunction>& functions_;
   const int depth_;
   std::vector<int64_t> slot_bytes_;
-  std::vector<Brought> brought_;  // by slot
+  std::vector<CalleeAllocated> callee_allocated_;  // by slot
   std::vector<bool> overwritten_;
   int64_t first_result_ = 0, first_constant_ = 0, first_temporary_ = 0;
 };

@@ -58,13 +58,13 @@ std::vector<bool> TilesOf(const Loop& loop) {
 
 // Sums of products that nothing else reads take the factors instead, if they are still there when the phase ends. Others
 // that read them may be in later phases, of what is kept of a whole row, and may be products that are summed up themselves.
-void FoldProducts(const RowLoop& loop, RowLoop::Phase& phase) {
+void ReduceProducts(const RowLoop& loop, RowLoop::Phase& phase) {
   const Kernels& kernels = SelectKernels();
   phase.unfolded_steps = phase.steps;
   for (Loop::Reduction& reduction : phase.reductions) {
     const size_t type = static_cast<size_t>(reduction.type);
-    const FoldProductsFunction fold = kernels.fold_products[type];
-    if (reduction.combine != Combine::kAdd || fold == nullptr) continue;
+    const ReduceProductsFunction reduce = kernels.reduce_products[type];
+    if (reduction.combine != Combine::kAdd || reduce == nullptr) continue;
     if (loop.extents[static_cast<size_t>(reduction.reg)] != RowLoop::Extent::kTile) continue;
     const auto computes = [&](const Loop::Step& step) { return step.result == reduction.reg; };
     const auto step = std::find_if(phase.steps.begin(), phase.steps.end(), computes);
@@ -81,7 +81,7 @@ void FoldProducts(const RowLoop& loop, RowLoop::Phase& phase) {
         std::count_if(phase.reductions.begin(), phase.reductions.end(), is_taken) != 1) {
       continue;
     }
-    reduction.fold_products = fold;
+    reduction.reduce_products = reduce;
     reduction.a = step->a;
     reduction.b = step->b;
     phase.unfolded_steps.erase(std::find_if(phase.unfolded_steps.begin(), phase.unfolded_steps.end(), computes));
@@ -146,8 +146,8 @@ int64_t Parser::ParseDims(LoopBase& loop) {
     loop.dims.push_back(Word());
     points = Times(points, loop.dims.back());
   }
-  loop.num_folded = Word();
-  Require(loop.num_folded >= 0 && loop.num_folded <= rank, "wrong number of folded dimensions");
+  loop.num_reduced = Word();
+  Require(loop.num_reduced >= 0 && loop.num_reduced <= rank, "wrong number of reduced dimensions");
   return points;
 }
 
@@ -158,8 +158,8 @@ Loop Parser::ParseLoop() {
   loop.mode = static_cast<LoopMode>(mode);
   const bool columns = loop.mode == LoopMode::kColumns;
   const int64_t points = ParseDims(loop);
-  Require((loop.num_folded > 0) == columns && (!columns || loop.num_folded < static_cast<int64_t>(loop.dims.size())),
-          "wrong number of folded dimensions");
+  Require((loop.num_reduced > 0) == columns && (!columns || loop.num_reduced < static_cast<int64_t>(loop.dims.size())),
+          "wrong number of reduced dimensions");
   const int64_t num_registers = Count();
   Require(num_registers > 0, "a loop without registers");
   for (int64_t i = 0; i < num_registers; ++i) loop.registers.push_back(ParseType());
@@ -175,7 +175,7 @@ Loop Parser::ParseLoop() {
   for (const Loop::Reduction& reduction : loop.reductions) {
     Require(IsInvariant(loop, reduction.initial), "a reduction begins with what varies");
   }
-  std::vector<int64_t> kept(loop.dims.begin(), loop.dims.end() - loop.num_folded);
+  std::vector<int64_t> kept(loop.dims.begin(), loop.dims.end() - loop.num_reduced);
   if (columns) kept.back() = loop.dims.back();
   loop.outputs = ParseOutputs(loop, kept);
   const int64_t greatest_tile = GreatestTile(loop, TilesOf(loop));
@@ -200,7 +200,7 @@ Loop Parser::ParseLoop() {
   return loop;
 }
 
-// Where a tile lies within a row, inputs that are the same in all of one are read as numbers. steps: their words.
+// Where a tile lies within a row, inputs that are the same in all of one are read as numbers. steps: their bytecode.
 void Parser::ReadNumbersOfRows(Loop& loop, const int64_t* steps) {
   const auto is_number = [](const Loop::Input& input) { return !input.strides.empty() && input.strides.back() == 0; };
   if (std::none_of(loop.inputs.begin(), loop.inputs.end(), is_number)) return;
@@ -219,9 +219,9 @@ void Parser::ReadNumbersOfRows(Loop& loop, const int64_t* steps) {
 RowLoop Parser::ParseRowLoop() {
   RowLoop loop;
   const int64_t points = ParseDims(loop);
-  Require(loop.num_folded > 0, "wrong number of folded dimensions");
+  Require(loop.num_reduced > 0, "wrong number of reduced dimensions");
   loop.row = 1;
-  for (size_t d = loop.dims.size() - static_cast<size_t>(loop.num_folded); d < loop.dims.size(); ++d) {
+  for (size_t d = loop.dims.size() - static_cast<size_t>(loop.num_reduced); d < loop.dims.size(); ++d) {
     loop.row *= loop.dims[d];
   }
   loop.in_blocks = loop.row > 0 && loop.row <= kShortRow && points > loop.row;
@@ -247,7 +247,7 @@ RowLoop Parser::ParseRowLoop() {
     has_tile.push_back(loop.in_blocks ? in_row : extent == RowLoop::Extent::kTile);
   }
   const auto row_invariant = [&](const std::vector<int64_t>& strides) {
-    return std::all_of(strides.end() - loop.num_folded, strides.end(), [](int64_t s) { return s == 0; });
+    return std::all_of(strides.end() - loop.num_reduced, strides.end(), [](int64_t s) { return s == 0; });
   };
   const auto require_tile = [&](int64_t reg) {
     const RowLoop::Extent extent = loop.extents[static_cast<size_t>(reg)];
@@ -297,7 +297,7 @@ RowLoop Parser::ParseRowLoop() {
 RowLoop::Phase Parser::ParsePhase(RowLoop& loop) {
   RowLoop::Phase phase;
   phase.scalar_steps = ParseSteps(loop);
-  phase.scalar_outputs = ParseOutputs(loop, {loop.dims.begin(), loop.dims.end() - loop.num_folded});
+  phase.scalar_outputs = ParseOutputs(loop, {loop.dims.begin(), loop.dims.end() - loop.num_reduced});
   phase.broadcasts = ParseNumbers(loop.registers.size());
   phase.inputs = ParseNumbers(loop.inputs.size());
   phase.iotas = ParseNumbers(loop.iotas.size());
@@ -320,7 +320,7 @@ RowLoop::Phase Parser::ParsePhase(RowLoop& loop) {
                       IsInPlace(loop, phase.steps, phase.outputs, output);
     loop.streams |= output.streamed;
   }
-  FoldProducts(loop, phase);
+  ReduceProducts(loop, phase);
   return phase;
 }
 

@@ -1,4 +1,4 @@
-// Reads what loops compute: the kernels of their operations and folds.
+// Reads what loops compute: the kernels of their operations and reductions.
 #include <algorithm>
 #include <cstring>
 
@@ -166,14 +166,15 @@ std::vector<Loop::Reduction> Parser::ParseReductions(const LoopBase& loop) {
     static constexpr Op kOps[] = {Op::kAdd, Op::kMultiply, Op::kMaximum, Op::kMinimum, Op::kAnd, Op::kOr, Op::kXor};
     static_assert(sizeof kOps / sizeof *kOps == kNumCombines);
     reduction.compensated = reduction.combine == Combine::kAdd && reduction.type == Type::kF64;
-    reduction.fold = kernels.fold[combine][type];
-    reduction.fold_each = kernels.fold_each[combine][type];
-    reduction.fold_rows = kernels.fold_rows[combine][type];
+    reduction.reduce = kernels.reduce[combine][type];
+    reduction.reduce_each = kernels.reduce_each[combine][type];
+    reduction.reduce_rows = kernels.reduce_rows[combine][type];
     reduction.combine_wide = kernels.apply[static_cast<int>(kOps[combine])][wide];
     reduction.widen = wide == type ? nullptr : kernels.convert[type][wide];
     // Double to a 16-bit float has no single rounding in the table; reductions into those types stay unsupported here.
     reduction.narrow = wide == type ? nullptr : kernels.convert[wide][type];
-    Require(reduction.fold != nullptr && reduction.combine_wide != nullptr, "a reduction does not exist for its type");
+    Require(reduction.reduce != nullptr && reduction.combine_wide != nullptr,
+            "a reduction does not exist for its type");
     Require(wide == type || reduction.narrow != nullptr, "a reduction does not exist for its type");
     reductions.push_back(reduction);
   }

@@ -1,4 +1,4 @@
-// Reads the words of gathers and scatters: how windows stand in an array and in their result or updates.
+// Reads the bytecode of gathers and scatters: how windows stand in an array and in their result or updates.
 #include <algorithm>
 #include <limits>
 

@@ -9,7 +9,7 @@
 namespace flagos::cpu {
 namespace {
 
-// Rows that are folded at once, and those of which any block begins where a line of memory does.
+// Rows that are reduced at once, and those of which any block begins where a line of memory does.
 constexpr int64_t kGroup = 8, kAligned = 16;
 
 class RowBlockLane {
@@ -17,7 +17,7 @@ class RowBlockLane {
   RowBlockLane(const RowLoop& loop, char* const* slots)
       : loop_(loop),
         slots_(slots),
-        kept_(loop.dims.size() - static_cast<size_t>(loop.num_folded)),
+        kept_(loop.dims.size() - static_cast<size_t>(loop.num_reduced)),
         tiles_(loop.lane_bytes, 2 * loop.registers.size(), 4 * loop.dims.size() + kept_ + loop.iotas.size()),
         box_(loop.dims, loop.box, tiles_.index),
         filled_(tiles_.index + 3 * loop.dims.size()),
@@ -27,10 +27,10 @@ class RowBlockLane {
     for (size_t i = 0; i < loop.registers.size(); ++i) {
       const RowLoop::Extent extent = loop.extents[i];
       const int64_t bytes = TypeBytes(loop.registers[i]);
-      if (extent != RowLoop::Extent::kSingle) tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * bytes);
+      if (extent != RowLoop::Extent::kSingle) tiles_.buffer[i] = tiles_.place[i] = tiles_.Take(loop.tile * bytes);
       const bool has_values =
           !loop.uniform[i] && (extent == RowLoop::Extent::kScalar || extent == RowLoop::Extent::kSingle);
-      tiles_.home[loop.registers.size() + i] = has_values ? tiles_.Take(loop.rows * bytes) : tiles_.home[i];
+      tiles_.buffer[loop.registers.size() + i] = has_values ? tiles_.Take(loop.rows * bytes) : tiles_.buffer[i];
     }
     accumulators_ = tiles_.Take(loop.rows * 8);
     FillInvariant(loop, slots, tiles_);
@@ -63,7 +63,7 @@ class RowBlockLane {
   static size_t Index(int64_t reg) { return static_cast<size_t>(reg); }
   int64_t Bytes(int64_t reg) const { return TypeBytes(loop_.registers[Index(reg)]); }
   // Where there is one element of a register for each row.
-  char* Values(int64_t reg) const { return tiles_.home[loop_.registers.size() + Index(reg)]; }
+  char* Values(int64_t reg) const { return tiles_.buffer[loop_.registers.size() + Index(reg)]; }
 
   template <class Access>
   char* Address(const Access& access) const {
@@ -89,7 +89,7 @@ class RowBlockLane {
         return;
       }
       if (alike && loaded_[number] == from) return;
-      place = tiles_.home[Index(input.reg)];
+      place = tiles_.buffer[Index(input.reg)];
       movement.Run(place, from, Bytes(input.reg));
     }
     loaded_[number] = from;
@@ -103,7 +103,7 @@ class RowBlockLane {
     if (iota.fixed) {
       box_.CountPositions(iota, 0, kept_, start, Values(iota.reg), row_dense_, bytes);
     } else {
-      box_.CountPositions(iota, 0, loop_.dims.size(), start, tiles_.home[Index(iota.reg)], box_.dense, bytes);
+      box_.CountPositions(iota, 0, loop_.dims.size(), start, tiles_.buffer[Index(iota.reg)], box_.dense, bytes);
     }
   }
 
@@ -115,13 +115,13 @@ class RowBlockLane {
   }
 
   void RunPhase(const RowLoop::Phase& phase) {
-    Compute(phase.scalar_steps, tiles_.home + loop_.registers.size(), rows_);
+    Compute(phase.scalar_steps, tiles_.buffer + loop_.registers.size(), rows_);
     for (const Loop::Output& output : phase.scalar_outputs) {
       box_.Between(output.strides, row_dense_, kept_).Run(Address(output), Values(output.reg), Bytes(output.reg));
     }
     for (const int64_t reg : phase.broadcasts) {
       const Plane plane{rows_, loop_.row, loop_.row, 1, 1, 0};
-      MoveElements(tiles_.home[Index(reg)], Values(reg), plane, Bytes(reg));
+      MoveElements(tiles_.buffer[Index(reg)], Values(reg), plane, Bytes(reg));
     }
     for (const Loop::Output& output : phase.outputs) {
       if (output.in_place) tiles_.place[Index(output.reg)] = PlaceOf(output);
@@ -129,7 +129,7 @@ class RowBlockLane {
     Compute(phase.steps, tiles_.place, box_.elements);
     for (const Loop::Reduction& reduction : phase.reductions) {
       ahead_.Step();
-      Fold(reduction);
+      Reduce(reduction);
     }
     for (const Loop::Output& output : phase.outputs) Store(output);
   }
@@ -137,7 +137,7 @@ class RowBlockLane {
   // Where a result is computed that may be computed in place.
   char* PlaceOf(const Loop::Output& output) const {
     const bool in_place = box_.Between(output.strides, box_.dense, loop_.dims.size()).IsInPlace();
-    return in_place ? Address(output) : tiles_.home[Index(output.reg)];
+    return in_place ? Address(output) : tiles_.buffer[Index(output.reg)];
   }
 
   void Store(const Loop::Output& output) {
@@ -150,11 +150,11 @@ class RowBlockLane {
     } else if (to != place) {
       movement.Run(to, place, bytes);
     } else {
-      place = tiles_.home[Index(output.reg)];
+      place = tiles_.buffer[Index(output.reg)];
     }
   }
 
-  void Fold(const Loop::Reduction& reduction) {
+  void Reduce(const Loop::Reduction& reduction) {
     const char* const initial = Values(reduction.initial);
     const size_t bytes = static_cast<size_t>(rows_ * TypeBytes(reduction.type));
     if (reduction.widen != nullptr) {
@@ -162,7 +162,7 @@ class RowBlockLane {
     } else {
       std::memcpy(accumulators_, initial, bytes);
     }
-    reduction.fold_each(accumulators_, tiles_.place[Index(reduction.reg)], rows_, loop_.row);
+    reduction.reduce_each(accumulators_, tiles_.place[Index(reduction.reg)], rows_, loop_.row);
     char* const to = Values(reduction.result);
     if (reduction.narrow != nullptr) {
       reduction.narrow(to, accumulators_, nullptr, nullptr, rows_);
@@ -190,7 +190,7 @@ class RowBlockLane {
 }  // namespace
 
 void ChooseBlock(RowLoop& loop, int64_t elements) {
-  const size_t kept = loop.dims.size() - static_cast<size_t>(loop.num_folded);
+  const size_t kept = loop.dims.size() - static_cast<size_t>(loop.num_reduced);
   loop.box = loop.dims;
   loop.rows = 1;
   int64_t left = elements / loop.row;

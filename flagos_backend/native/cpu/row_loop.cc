@@ -9,7 +9,7 @@
 namespace flagos::cpu {
 namespace {
 
-// A running fold. Of a compensated sum, `lost` is what rounding took from it so far.
+// A running reduction. Of a compensated sum, `lost` is what rounding took from it so far.
 struct Accumulator {
   alignas(8) char value[8];
   double lost;
@@ -24,7 +24,7 @@ class RowLane {
       const int64_t elements = extent == RowLoop::Extent::kRow      ? loop.row
                                : extent == RowLoop::Extent::kSingle ? 1
                                                                     : loop.tile;
-      tiles_.home[i] = tiles_.place[i] = tiles_.Take(elements * TypeBytes(loop.registers[i]));
+      tiles_.buffer[i] = tiles_.place[i] = tiles_.Take(elements * TypeBytes(loop.registers[i]));
     }
     accumulators_ =
         reinterpret_cast<Accumulator*>(tiles_.Take(static_cast<int64_t>(loop.max_reductions * sizeof(Accumulator))));
@@ -35,16 +35,16 @@ class RowLane {
       for (const Loop::Output& output : phase.outputs) bytes += Bytes(output.reg);
     }
     looks_ahead_ =
-        loop.num_folded == 1 && loop.dims.size() > 1 && Product(loop.dims, 0, loop.dims.size()) * bytes >= Ahead::kFar;
+        loop.num_reduced == 1 && loop.dims.size() > 1 && Product(loop.dims, 0, loop.dims.size()) * bytes >= Ahead::kFar;
   }
 
   void Run(int64_t begin, int64_t end) {
-    const size_t kept = loop_.dims.size() - static_cast<size_t>(loop_.num_folded);
+    const size_t kept = loop_.dims.size() - static_cast<size_t>(loop_.num_reduced);
     SetIndex(tiles_.index, begin, loop_.dims, 0, kept);
     for (int64_t row = begin; row < end; ++row, Advance(tiles_.index, loop_.dims, 0, kept)) {
       for (const int64_t i : loop_.row_inputs) {
         const Loop::Input& input = loop_.inputs[Index(i)];
-        std::memcpy(tiles_.home[Index(input.reg)], Address(input), static_cast<size_t>(Bytes(input.reg)));
+        std::memcpy(tiles_.buffer[Index(input.reg)], Address(input), static_cast<size_t>(Bytes(input.reg)));
       }
       for (const int64_t i : loop_.row_iotas) ComputeIota(loop_.iotas[Index(i)], 1);
       if (looks_ahead_) LookAhead();
@@ -88,7 +88,7 @@ class RowLane {
   void ComputeIota(const Loop::Iota& iota, int64_t n) {
     int64_t start = iota.offset;
     for (size_t d = 0; d < loop_.dims.size(); ++d) start += tiles_.index[d] * iota.coefficients[d];
-    iota.function(tiles_.home[Index(iota.reg)], &start, &iota.coefficients.back(), nullptr, n);
+    iota.function(tiles_.buffer[Index(iota.reg)], &start, &iota.coefficients.back(), nullptr, n);
   }
 
   void Compute(const std::vector<Loop::Step>& steps, int64_t n) {
@@ -102,15 +102,15 @@ class RowLane {
   void RunPhase(const RowLoop::Phase& phase) {
     Compute(phase.scalar_steps, 1);
     for (const Loop::Output& output : phase.scalar_outputs) {
-      std::memcpy(Address(output), tiles_.home[Index(output.reg)], static_cast<size_t>(Bytes(output.reg)));
+      std::memcpy(Address(output), tiles_.buffer[Index(output.reg)], static_cast<size_t>(Bytes(output.reg)));
     }
     for (const int64_t reg : phase.broadcasts) {
-      char* const home = tiles_.home[Index(reg)];
-      Gather(home, home, 0, loop_.tile, Bytes(reg));
+      char* const buffer = tiles_.buffer[Index(reg)];
+      Gather(buffer, buffer, 0, loop_.tile, Bytes(reg));
     }
     if (phase.outputs.empty() && phase.reductions.empty()) return;
     for (size_t r = 0; r < phase.reductions.size(); ++r) Start(phase.reductions[r], accumulators_[r]);
-    const size_t rank = loop_.dims.size(), kept = rank - static_cast<size_t>(loop_.num_folded);
+    const size_t rank = loop_.dims.size(), kept = rank - static_cast<size_t>(loop_.num_reduced);
     const int64_t inner = loop_.dims.back();
     int64_t done = 0;  // elements of the row
     for (; done < loop_.row; Advance(tiles_.index, loop_.dims, kept, rank - 1)) {
@@ -127,14 +127,14 @@ class RowLane {
 
   void RunTile(const RowLoop::Phase& phase, int64_t position, int64_t n) {
     for (const int64_t reg : loop_.row_registers) {
-      tiles_.place[Index(reg)] = tiles_.home[Index(reg)] + position * Bytes(reg);
+      tiles_.place[Index(reg)] = tiles_.buffer[Index(reg)] + position * Bytes(reg);
     }
     for (const int64_t i : phase.inputs) {
       const Loop::Input& input = loop_.inputs[Index(i)];
       if (input.strides.back() == 1) {
         tiles_.place[Index(input.reg)] = Address(input);
       } else {
-        Gather(tiles_.home[Index(input.reg)], Address(input), input.strides.back(), n, Bytes(input.reg));
+        Gather(tiles_.buffer[Index(input.reg)], Address(input), input.strides.back(), n, Bytes(input.reg));
       }
     }
     for (const int64_t i : phase.iotas) ComputeIota(loop_.iotas[Index(i)], n);
@@ -144,12 +144,12 @@ class RowLane {
     Compute(phase.unfolded_steps, n);
     for (size_t r = 0; r < phase.reductions.size(); ++r) {
       ahead_.Step();
-      FoldTile(phase.reductions[r], accumulators_[r], n);
+      ReduceTile(phase.reductions[r], accumulators_[r], n);
     }
     for (const Loop::Output& output : phase.outputs) {
       char*& place = tiles_.place[Index(output.reg)];
       if (output.in_place) {
-        place = tiles_.home[Index(output.reg)];
+        place = tiles_.buffer[Index(output.reg)];
       } else if (output.streamed) {
         Stream(Address(output), place, n * Bytes(output.reg));
       } else {
@@ -159,7 +159,7 @@ class RowLane {
   }
 
   void Start(const Loop::Reduction& reduction, Accumulator& accumulator) {
-    const char* const initial = tiles_.home[Index(reduction.initial)];
+    const char* const initial = tiles_.buffer[Index(reduction.initial)];
     if (reduction.widen != nullptr) {
       reduction.widen(accumulator.value, initial, nullptr, nullptr, 1);
     } else {
@@ -168,15 +168,15 @@ class RowLane {
     accumulator.lost = 0.0;
   }
 
-  void FoldTile(const Loop::Reduction& reduction, Accumulator& accumulator, int64_t n) {
-    if (reduction.fold_products != nullptr) {
+  void ReduceTile(const Loop::Reduction& reduction, Accumulator& accumulator, int64_t n) {
+    if (reduction.reduce_products != nullptr) {
       const char* const a = tiles_.place[Index(reduction.a)];
-      return reduction.fold_products(accumulator.value, a, tiles_.place[Index(reduction.b)], n);
+      return reduction.reduce_products(accumulator.value, a, tiles_.place[Index(reduction.b)], n);
     }
     const char* const values = tiles_.place[Index(reduction.reg)];
-    if (!reduction.compensated) return reduction.fold(accumulator.value, values, n);
+    if (!reduction.compensated) return reduction.reduce(accumulator.value, values, n);
     double part = 0.0;
-    reduction.fold(&part, values, n);
+    reduction.reduce(&part, values, n);
     // Knuth's exact sum: total + part = sum + error.
     double total;
     std::memcpy(&total, accumulator.value, sizeof total);
@@ -186,7 +186,7 @@ class RowLane {
   }
 
   void Finish(const Loop::Reduction& reduction, Accumulator& accumulator) {
-    char* const to = tiles_.home[Index(reduction.result)];
+    char* const to = tiles_.buffer[Index(reduction.result)];
     if (reduction.narrow != nullptr) return reduction.narrow(to, accumulator.value, nullptr, nullptr, 1);
     std::memcpy(to, accumulator.value, static_cast<size_t>(TypeBytes(reduction.type)));
     if (!reduction.compensated || !std::isfinite(accumulator.lost)) return;
@@ -216,7 +216,7 @@ void RunRowLoop(const RowLoop& loop, char* const* slots) {
     const Job& work = *static_cast<Job*>(user);
     if (begin < end) RowLane(*work.loop, work.slots).Run(begin, end);
   };
-  RunTasks(Product(loop.dims, 0, loop.dims.size() - static_cast<size_t>(loop.num_folded)), loop.work, body, &job);
+  RunTasks(Product(loop.dims, 0, loop.dims.size() - static_cast<size_t>(loop.num_reduced)), loop.work, body, &job);
 }
 
 }  // namespace flagos::cpu

@@ -19,7 +19,7 @@ class Lane {
         starts_(tiles_.index + loop.dims.size()),
         counted_(starts_ + loop.iotas.size()) {
     for (size_t i = 0; i < loop.registers.size(); ++i) {
-      tiles_.home[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
+      tiles_.buffer[i] = tiles_.place[i] = tiles_.Take(loop.tile * TypeBytes(loop.registers[i]));
     }
     FillInvariant(loop, slots, tiles_);
     int64_t bytes = 0;
@@ -92,7 +92,7 @@ class Lane {
       starts_[i] = start;
       counted_[i] = n;
       const int64_t step = loop_.dims.empty() ? 0 : iota.coefficients.back();
-      iota.function(tiles_.home[Index(iota.reg)], &start, &step, nullptr, n);
+      iota.function(tiles_.buffer[Index(iota.reg)], &start, &step, nullptr, n);
     }
   }
 
@@ -127,7 +127,7 @@ class Lane {
     if (input.is_number || (stride == 1 && !input.strides.empty() && !input.invariant)) {
       tiles_.place[Index(input.reg)] = from;
     } else {
-      Gather(tiles_.home[Index(input.reg)], from, input.strides.empty() ? 0 : stride, n, bytes);
+      Gather(tiles_.buffer[Index(input.reg)], from, input.strides.empty() ? 0 : stride, n, bytes);
     }
   }
 

@@ -13,7 +13,7 @@ void RunRowLoop(const RowLoop& loop, char* const* slots);
 void RunRowBlockLoop(const RowLoop& loop, char* const* slots);
 void RunScalarLoop(const ScalarLoop& loop, char* const* slots);
 void RunGather(const GatherWindows& gather, char* const* slots);
-void RunArgExtreme(const ArgExtreme& step, char* const* slots);
+void RunArgMinMax(const ArgMinMax& step, char* const* slots);
 void RunScatter(const ScatterWindows& scatter, char* const* slots);
 void RunTopK(const TopK& top_k, char* const* slots);
 void RunComplexArithmetic(const ComplexArithmetic& step, char* const* slots);
@@ -23,13 +23,13 @@ void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
 // output is written around the caches if they are not.
 void ChooseBox(Loop& loop, int64_t elements, bool streams);
 
-// Cuts a loop that folds columns, of so many points, into blocks and segments.
+// Cuts a loop that reduces columns, of so many points, into blocks and segments.
 void PlanColumns(Loop& loop, int64_t points);
 
 // Chooses the blocks of a loop that is in blocks, of at most so many elements if a row has no more.
 void ChooseBlock(RowLoop& loop, int64_t elements);
 
-// Whether a loop is one that MakeScalarLoop takes: over a single point, without folds.
+// Whether a loop is one that MakeScalarLoop takes: over a single point, without reductions.
 bool IsScalar(const Loop& loop);
 ScalarLoop MakeScalarLoop(const Loop& loop);
 

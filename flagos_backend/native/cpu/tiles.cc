@@ -48,8 +48,8 @@ Tiles::Tiles(size_t bytes, size_t num_registers, size_t num_indices) {
   if (memory.tiles.size() < bytes) memory.tiles.resize(bytes);
   if (memory.pointers.size() < 2 * num_registers) memory.pointers.resize(2 * num_registers);
   memory.index.assign(num_indices, 0);
-  home = memory.pointers.data();
-  place = home + num_registers;
+  buffer = memory.pointers.data();
+  place = buffer + num_registers;
   index = memory.index.data();
   cursor_ = memory.tiles.data();
 }
@@ -63,7 +63,7 @@ char* Tiles::Take(int64_t bytes) {
 void FillInvariant(const LoopBase& loop, char* const* slots, const Tiles& tiles) {
   const auto fill = [&](int64_t reg, const char* element) {
     const size_t number = static_cast<size_t>(reg);
-    Gather(tiles.home[number], element, 0, loop.tile, TypeBytes(loop.registers[number]));
+    Gather(tiles.buffer[number], element, 0, loop.tile, TypeBytes(loop.registers[number]));
   };
   for (const LoopBase::Constant& constant : loop.constants) {
     fill(constant.reg, reinterpret_cast<const char*>(&constant.bits));

@@ -46,7 +46,7 @@ class Tiles {
 
   char* Take(int64_t bytes);  // aligned to 64
 
-  char** home;     // of each register: its own memory
+  char** buffer;   // of each register: its own memory
   char** place;    // of each register: where it lies now
   int64_t* index;  // of each dimension
 

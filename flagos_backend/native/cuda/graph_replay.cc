@@ -19,7 +19,7 @@ class GraphReplay final : public Replay {
     addresses_.reserve(arrays.size());
     for (const Captures::Array& array : arrays) addresses_.push_back(array.first);
     driver.Check(driver.GraphInstantiate(&exec_, reinterpret_cast<Graph>(graph), 0), "instantiating a graph");
-    Rehearse();
+    WarmUp();
     driver.Check(driver.GraphUpload(exec_, streams.handle(Stream::kCompute)), "uploading a graph");
   }
 
@@ -87,7 +87,7 @@ class GraphReplay final : public Replay {
 
   // Patches every node with what it holds: the driver refuses that for some kernels of libraries (cuDNN's attention),
   // which must be known before a launch relies on it.
-  void Rehearse() {
+  void WarmUp() {
     const Driver& driver = driver_;
     for (size_t i = 0; i < patched_.size(); ++i) {
       const Result result = patched_[i].node->Set(driver, exec_, streams_.context());

@@ -164,14 +164,14 @@ def _reversed(
     kernel: Instruction, a: ConvolutionAttributes, wanted: bool, emitter: Emitter, like: Instruction
 ) -> tuple[Instruction, ConvolutionAttributes]:
     """The kernel as it is where the window has the reversal ``wanted`` in every dimension."""
-    turned = {d for d, w in zip(a.kernel_spatial, a.window, strict=True) if w.window_reversal is not wanted}
-    turned -= {d for d in turned if array_shape(kernel).dims[d] == 1}
+    reversed_dims = {d for d, w in zip(a.kernel_spatial, a.window, strict=True) if w.window_reversal is not wanted}
+    reversed_dims -= {d for d in reversed_dims if array_shape(kernel).dims[d] == 1}
     if kernel.opcode is Opcode.REVERSE:
         before = set(kernel.attributes_as(DimensionsAttributes).dimensions)
-        if turned and before <= set(a.kernel_spatial):
-            kernel, turned = kernel.operands[0], turned ^ before
-    if turned:
-        dims = DimensionsAttributes(tuple(sorted(turned)))
+        if reversed_dims and before <= set(a.kernel_spatial):
+            kernel, reversed_dims = kernel.operands[0], reversed_dims ^ before
+    if reversed_dims:
+        dims = DimensionsAttributes(tuple(sorted(reversed_dims)))
         kernel = emitter.emit(Opcode.REVERSE, kernel.shape, (kernel,), dims, like=like)
     return kernel, replace(a, window=tuple(replace(w, window_reversal=wanted) for w in a.window))
 

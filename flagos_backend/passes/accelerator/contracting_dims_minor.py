@@ -20,8 +20,8 @@ from flagos_backend.passes.rewrite import (
     with_operands,
 )
 
-# In so many turns a matrix that is laid out anew has paid for it.
-_TURNS = 4
+# In so many iterations a matrix that is laid out anew has paid for it.
+_ITERATIONS = 4
 
 
 def contracting_dimensions_minor(module: Module, target: Target) -> Module:
@@ -45,8 +45,8 @@ def contracting_dimensions_minor(module: Module, target: Target) -> Module:
 
 
 def _pays(loop: Instruction) -> bool:
-    turns = loop.attributes_as(WhileAttributes).trip_count
-    return turns is None or turns >= _TURNS
+    iterations = loop.attributes_as(WhileAttributes).trip_count
+    return iterations is None or iterations >= _ITERATIONS
 
 
 def _laid_out(body: Computation, target: Target) -> Computation:

@@ -1,4 +1,4 @@
-"""Positions of extremes, as argmax is written, become ordinary folds, which accelerators fuse with all around them.
+"""Argmin and argmax, as argmax is written, become ordinary reductions, which accelerators fuse with all around them.
 
 A value of up to 32 bits goes with its position into one integer, whose least one is what is looked for.
 """
@@ -63,24 +63,24 @@ class _Search:
         return self.reduce.operands[0]
 
     def value(self) -> Instruction:
-        return self._fold(self._array, O.MAXIMUM if self.argminmax.greatest else O.MINIMUM)
+        return self._reduction(self._array, O.MAXIMUM if self.argminmax.greatest else O.MINIMUM)
 
     def packed_position(self) -> Instruction:
         """Of the value only its order matters, in the upper bits: those of 0.0 and -0.0 are equal, and those of every
         NaN. The position is below, where there is room, or a second half, so that the first of equals is the least."""
         order, free = self._order(), 32 - min(self.argminmax.source.bits, 32)
         if self.argminmax.size <= 1 << free:
-            least = self._fold(self._emit(O.OR, [order, self._positions(E.S32)]), O.MINIMUM)
+            least = self._reduction(self._emit(O.OR, [order, self._positions(E.S32)]), O.MINIMUM)
             return self._convert(self._emit(O.AND, [least, self._number((1 << free) - 1, least)]), self.argminmax.index)
         upper = self._convert(order, E.S64)
         upper = self._emit(O.SHIFT_LEFT, [upper, self._number(32, upper)])
         # Of an unsigned integer there is no sign to extend.
         key = self._emit(O.OR, [upper, self._convert(self._positions(E.U32), E.S64)])
-        return self._convert(self._convert(self._fold(key, O.MINIMUM), E.U32), self.argminmax.index)
+        return self._convert(self._convert(self._reduction(key, O.MINIMUM), E.U32), self.argminmax.index)
 
     def position_of(self, value: Instruction) -> Instruction:
-        """The first position of ``value``, which is the minimum or maximum, or of a NaN: another fold that waits for
-        it."""
+        """The first position of ``value``, which is the minimum or maximum, or of a NaN: another reduction that waits
+        for it."""
         along = self.argminmax.dimension
         dims = array_shape(self._array).dims
         kept = DimensionsAttributes(tuple(d for d in range(len(dims)) if d != along))
@@ -91,7 +91,7 @@ class _Search:
             found = self._emit(O.OR, [found, self._compare(Comparison.NE, self._array, self._array)])
         positions = self._positions(E.S32)
         chosen = self._emit(O.SELECT, [found, positions, self._number((1 << 31) - 1, positions)], E.S32)
-        return self._convert(self._fold(chosen, O.MINIMUM), self.argminmax.index)
+        return self._convert(self._reduction(chosen, O.MINIMUM), self.argminmax.index)
 
     def _order(self) -> Instruction:
         """32-bit integers, the less the sooner a value is taken; of narrow ones the lower bits are zeros."""
@@ -125,7 +125,7 @@ class _Search:
         shape = ArrayShape(kind, array_shape(self._array).dims)
         return self.emitter.emit(O.IOTA, shape, (), DimensionAttributes(self.argminmax.dimension), like=self.reduce)
 
-    def _fold(self, values: Instruction, combine: Opcode) -> Instruction:
+    def _reduction(self, values: Instruction, combine: Opcode) -> Instruction:
         kind, dims = array_shape(values).element_type, array_shape(values).dims
         along = self.argminmax.dimension
         data = ConstantAttributes(scalar_bytes(identity_of(combine, kind), kind))

@@ -144,7 +144,7 @@ class CallBuilder:
     def _nothing_of_values(self, operands: Sequence[Operand]) -> Operand:
         """What weights of zero make of the values: zero, or NaN where one of them is no number."""
         nothing = replace(operands[2], instruction=self._times_zero(operands[2].instruction))
-        return self._folded(Opcode.ADD, nothing, "s") if "s" in nothing.dims else nothing
+        return self._reduced(Opcode.ADD, nothing, "s") if "s" in nothing.dims else nothing
 
     # ---- operands ----
 
@@ -287,7 +287,7 @@ class CallBuilder:
         around = [factor for factor in wanted.factors if factor not in within]
         terms = self._times_factors(terms, within, wide, operands)
         kept = self._split_dims(self._matched.dims(wanted.labels)).replace("1", "")
-        total = self._folded(Opcode.ADD, terms, [letter for letter in letters if letter not in kept])
+        total = self._reduced(Opcode.ADD, terms, [letter for letter in letters if letter not in kept])
         ordered = self._broadcast(total, kept, ArrayShape(wide, _sizes(operands, kept)))
         element = element_type_of(wanted.instruction)
         return self._shaped(
@@ -311,7 +311,7 @@ class CallBuilder:
         array = gradient.instruction
         if (kept, wanted.scale) != (gradient.dims, 1.0):
             summed = [letter for letter in gradient.dims if letter not in kept]
-            total = self._folded(Opcode.ADD, gradient, summed) if summed else gradient
+            total = self._reduced(Opcode.ADD, gradient, summed) if summed else gradient
             letters = kept.replace("1", "")
             shape = ArrayShape(element_type_of(array), _sizes(operands, letters))
             array = self._broadcast(total, letters, shape)
@@ -348,7 +348,7 @@ class CallBuilder:
         terms = []
         for array in arrays:
             summed = [letter for letter in array.dims.replace("1", "") if letter not in letters]
-            total = self._folded(Opcode.ADD, array, summed) if summed else array
+            total = self._reduced(Opcode.ADD, array, summed) if summed else array
             terms.append(self._broadcast(total, letters, shape))
         return self._shaped(self._emit(Opcode.ADD, shape, terms), wanted.instruction)
 
@@ -376,7 +376,7 @@ class CallBuilder:
                     inside = self._emit(Opcode.COMPARE, shape, sides, CompareAttributes(direction))
                     both = self._emit(Opcode.AND, shape, (both, inside))
             visible = Operand(both, letters)
-        return self._folded(Opcode.OR, visible, "s") if "s" in visible.dims else visible
+        return self._reduced(Opcode.OR, visible, "s") if "s" in visible.dims else visible
 
     def _zeroed(
         self,
@@ -401,16 +401,16 @@ class CallBuilder:
 
     # ---- instructions ----
 
-    def _folded(self, opcode: Opcode, operand: Operand, letters: Iterable[str]) -> Operand:
+    def _reduced(self, opcode: Opcode, operand: Operand, letters: Iterable[str]) -> Operand:
         """A sum, or whether anything is true, over the dimensions ``letters``."""
         places = tuple(sorted(operand.dims.index(letter) for letter in letters))
         one = ArrayShape(element_type_of(operand.instruction))
         pair = tuple(Instruction(Opcode.PARAMETER, one, (), ParameterAttributes(n), name=f"{n}") for n in range(2))
-        folded = Instruction(opcode, one, pair, name="folded")
+        reduced = Instruction(opcode, one, pair, name="reduced")
         kept = [d for d in range(len(operand.dims)) if d not in places]
         shape = replace(one, dims=tuple(dims_of(operand.instruction)[d] for d in kept))
         sides = (operand.instruction, self._filled(one, 0))
-        callee = Computation("folded", (*pair, folded), folded)
+        callee = Computation("reduced", (*pair, reduced), reduced)
         made = self._emit(Opcode.REDUCE, shape, sides, DimensionsAttributes(places), (callee,))
         return Operand(made, "".join(operand.dims[d] for d in kept))
 

@@ -11,7 +11,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.passes.attention.assemble import Matched, Result
 from flagos_backend.passes.attention.labels import Labels, dims_of, element_type_of, moved, peel, scalar_of
-from flagos_backend.passes.attention.recognize import folded_with
+from flagos_backend.passes.attention.recognize import reduced_with
 
 Users = Mapping[Instruction, Sequence[Instruction]]
 
@@ -155,7 +155,7 @@ def _taken_apart(reshape: Instruction, labels: Labels, label: int, times: int) -
 
 def labels_of_sum(reduce: Instruction, labels: Labels) -> Labels | None:
     """Of a reduce's result, if it adds; from those of its operand."""
-    if len(reduce.operands) != 2 or folded_with(reduce) is not Opcode.ADD or scalar_of(reduce.operands[1]) != 0:
+    if len(reduce.operands) != 2 or reduced_with(reduce) is not Opcode.ADD or scalar_of(reduce.operands[1]) != 0:
         return None
-    folded = reduce.attributes_as(DimensionsAttributes).dimensions
-    return tuple(label for d, label in enumerate(labels) if d not in folded)
+    reduced = reduce.attributes_as(DimensionsAttributes).dimensions
+    return tuple(label for d, label in enumerate(labels) if d not in reduced)

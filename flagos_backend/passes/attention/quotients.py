@@ -141,10 +141,10 @@ class Quotients:
         found = self._found.get(reduce.operands[0])
         if found is None or found.upstream is None or not found.is_product or scalar_of(reduce.operands[1]) != 0:
             return None
-        folded = reduce.attributes_as(DimensionsAttributes).dimensions
-        if {found.labels[d] for d in folded} - {None} != {_channel_of(found.of)}:
+        reduced = reduce.attributes_as(DimensionsAttributes).dimensions
+        if {found.labels[d] for d in reduced} - {None} != {_channel_of(found.of)}:
             return None
-        labels = tuple(label for d, label in enumerate(found.labels) if d not in folded)
+        labels = tuple(label for d, label in enumerate(found.labels) if d not in reduced)
         powers = Powers(row_sum=found.row_sum + 1, row_dot=1)
         return replace(polynomial(found.of, labels, {powers: found.coefficient}), upstream=found.upstream)
 

@@ -151,12 +151,12 @@ class Recognizer:
 
     def reduce(self, instruction: Instruction) -> Symbol | None:
         symbol = self.symbols.get(instruction.operands[0]) if len(instruction.operands) == 2 else None
-        opcode = folded_with(instruction)
+        opcode = reduced_with(instruction)
         if symbol is None or opcode is None:
             return self._quotients.row_dot(instruction) if opcode is Opcode.ADD else None
-        folded = instruction.attributes_as(DimensionsAttributes).dimensions
-        labels = tuple(label for d, label in enumerate(symbol.labels) if d not in folded)
-        axes = [symbol.labels[d] for d in folded if symbol.labels[d] is not None]
+        reduced = instruction.attributes_as(DimensionsAttributes).dimensions
+        labels = tuple(label for d, label in enumerate(symbol.labels) if d not in reduced)
+        axes = [symbol.labels[d] for d in reduced if symbol.labels[d] is not None]
         initial = scalar_of(instruction.operands[1])
         if isinstance(symbol, FullyMasked):
             return of_whole_row(opcode, initial, symbol, labels, axes)
@@ -438,8 +438,8 @@ class Recognizer:
         return None if gradient is None else multiplied(symbol, gradient)
 
 
-def folded_with(instruction: Instruction) -> Opcode | None:
-    """The operation that a reduce of one array folds with, when it is one on its two parameters."""
+def reduced_with(instruction: Instruction) -> Opcode | None:
+    """The operation that a reduce of one array combines with, when it is one on its two parameters."""
     callee = instruction.called[0]
     plain = set(callee.root.operands) == set(callee.parameters) and len(callee.parameters) == 2
     return callee.root.opcode if plain else None

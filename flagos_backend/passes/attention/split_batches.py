@@ -51,7 +51,7 @@ def _rule(instruction: Instruction, emitter: Emitter, *, apart_for_a_while: bool
     if instruction.opcode is Opcode.DOT:
         return _merged_after(instruction, emitter)
     if instruction.opcode is Opcode.REDUCE and len(instruction.operands) == 2:
-        return _folded_apart(instruction, emitter)
+        return _reduced_apart(instruction, emitter)
     if instruction.opcode is not Opcode.RESHAPE:
         return None
     (merged,) = instruction.operands
@@ -96,15 +96,15 @@ def _split_once(dot: Instruction, emitter: Emitter) -> Instruction | None:
     return None
 
 
-def _folded_apart(reduce: Instruction, emitter: Emitter) -> Instruction | None:
-    """A fold over a dimension that was merged after a product: over the dimensions that were merged."""
+def _reduced_apart(reduce: Instruction, emitter: Emitter) -> Instruction | None:
+    """A reduction over a dimension that was merged after a product: over the dimensions that were merged."""
     merged, initial = reduce.operands
-    folded = reduce.attributes_as(DimensionsAttributes).dimensions
-    for dimension in folded:
+    reduced = reduce.attributes_as(DimensionsAttributes).dimensions
+    for dimension in reduced:
         sizes = _merged_sizes(merged, dimension, _MAX_DEPTH)
         if sizes and _meets_product(merged, _Split(dimension, sizes), dimension, _MAX_DEPTH):
             apart = _Rewriting(emitter, sizes).value(merged, dimension)
-            attributes = DimensionsAttributes(_spread(folded, dimension, len(sizes)))
+            attributes = DimensionsAttributes(_spread(reduced, dimension, len(sizes)))
             made = Instruction(
                 Opcode.REDUCE, reduce.shape, (apart, initial), attributes, reduce.called, reduce.name, reduce.metadata
             )
@@ -257,11 +257,11 @@ class _Rewriting:
             source = self.value(operands[0], kept.index(dimension)) if dimension in kept else operands[0]
             return self._emit(merged, dims, (source,), DimensionsAttributes(_spread(kept, dimension, count)))
         if merged.opcode is Opcode.REDUCE and len(operands) == 2:
-            folded = merged.attributes_as(DimensionsAttributes).dimensions
-            kept = tuple(d for d in range(len(dims_of(operands[0]))) if d not in folded)
+            reduced = merged.attributes_as(DimensionsAttributes).dimensions
+            kept = tuple(d for d in range(len(dims_of(operands[0]))) if d not in reduced)
             source = self.value(operands[0], kept[dimension])
-            folded = _spread(folded, kept[dimension], count)
-            return self._emit(merged, dims, (source, operands[1]), DimensionsAttributes(folded))
+            reduced = _spread(reduced, kept[dimension], count)
+            return self._emit(merged, dims, (source, operands[1]), DimensionsAttributes(reduced))
         if merged.opcode in _MOVES and all(dims_of(operand) == old for operand in operands):
             return self._emit(merged, dims, tuple(self.value(operand, dimension) for operand in operands), attributes)
         made = Instruction(

@@ -1,5 +1,5 @@
 """A window whose start is known at run time goes before the elementwise operations that make its array, where that is
-much larger: a turn of a loop that reads a row of it computes that row.
+much larger: an iteration of a loop that reads a row of it computes that row.
 
 On the host, whose loops find windows of what is in memory. On accelerators a kernel computes what it reads of an array
 wherever it reads it.

@@ -120,7 +120,7 @@ def weight_of(step: Step) -> int:
     """How many steps enqueue something."""
     if not step.nested:
         return int(step.enqueues)
-    turns = step.kernel.trip_count if isinstance(step.kernel, CountedLoop) else 1
+    iterations = step.kernel.trip_count if isinstance(step.kernel, CountedLoop) else 1
     # Each part that data decides on is preceded by setting its condition.
     conditions = len(step.nested) if isinstance(step.kernel, While | Conditional) else 0
-    return conditions + turns * sum(map(weight_of, _nested_steps(step)))
+    return conditions + iterations * sum(map(weight_of, _nested_steps(step)))

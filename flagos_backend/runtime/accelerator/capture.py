@@ -55,7 +55,7 @@ class Captures:
         return tuple(recording.native() for recording in (self.first, *self.others))
 
 
-# In which the three captures may be made. What a stack leaves may follow the turns, as if it followed the places.
+# In which the three captures may be made. What a stack leaves may follow the iterations, as if it followed the places.
 ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2))
 
 
@@ -237,10 +237,10 @@ def run_into(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
     results = plan.run(run, [*arguments], outputs)
     if run.communication is not None:
         run.communication.wait_for_all()  # a part of a plan may start what a later one waits for
-    return tuple(_settle(*pair, places) for pair in zip(results, outputs, strict=True))
+    return tuple(_argument_or_copy(*pair, places) for pair in zip(results, outputs, strict=True))
 
 
-def _settle(result: Any, output: Any, places: Sequence[Place | None]) -> int:
+def _argument_or_copy(result: Any, output: Any, places: Sequence[Place | None]) -> int:
     place = _place(result)
     if place is None:
         return -1

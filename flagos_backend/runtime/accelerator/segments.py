@@ -372,7 +372,11 @@ def _part(plan: Plan, numbers: range) -> Plan:
         steps=steps,
         parameters=tuple(slot for slot in read if slot not in made and plan.initial[slot] is None),
         results=tuple(sorted(made & later)),
-        homes={slot: home for slot, home in plan.homes.items() if slot in made and home.slot in made},
+        result_buffers={
+            slot: result_buffer
+            for slot, result_buffer in plan.result_buffers.items()
+            if slot in made and result_buffer.slot in made
+        },
     )
 
 

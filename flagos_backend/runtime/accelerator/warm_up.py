@@ -18,8 +18,8 @@ from flagos_backend.torch_loading import torch
 
 
 class _EveryPart:
-    """Conditionals of a warm-up: every branch runs, and of every loop one turn, whatever the flags say. So loops end
-    for values that they were not meant for."""
+    """Conditionals of a warm-up: every branch runs, and of every loop one iteration, whatever the flags say. So loops
+    end for values that they were not meant for."""
 
     def run_if(self, chosen: torch.Tensor, body: Callable[[], None]) -> None:
         body()

@@ -22,7 +22,7 @@ struct Slot : RefCounted {
   std::mutex mutex;
   size_t writes_in_flight = 0;
   bool last_seen = false;  // no further transfer may come
-  bool settled = false;    // fulfilled or failed
+  bool resolved = false;   // fulfilled or failed
   bool retrieved = false;
 };
 
@@ -33,11 +33,11 @@ struct Write {
 };
 
 // Fulfils or fails the promise, once. error is taken over.
-PJRT_Error* Settle(Slot& slot, FlagosBuffer* source, FlagosError* error) {
+PJRT_Error* Resolve(Slot& slot, FlagosBuffer* source, FlagosError* error) {
   const FlagosApi& api = slot.promise->api();
   {
     const std::lock_guard<std::mutex> lock(slot.mutex);
-    if (std::exchange(slot.settled, true)) {
+    if (std::exchange(slot.resolved, true)) {
       if (error != nullptr) api.error_destroy(error);
       return nullptr;
     }
@@ -55,7 +55,7 @@ void OnWritten(void* data, FlagosError* error) {
   Slot& slot = *write->slot;
   const FlagosApi& api = slot.promise->api();
   if (PJRT_Error* failure = TakeError(api, error)) {
-    Discard(Settle(slot, nullptr, ToFlagosError(api, ErrorCode(failure), ErrorMessage(failure))));
+    Discard(Resolve(slot, nullptr, ToFlagosError(api, ErrorCode(failure), ErrorMessage(failure))));
     Discard(write->done->Set(ErrorCode(failure), ErrorMessage(failure)));
     DestroyError(failure);
     return;
@@ -66,7 +66,7 @@ void OnWritten(void* data, FlagosError* error) {
     complete = --slot.writes_in_flight == 0 && slot.last_seen;
   }
   if (complete) {
-    if (PJRT_Error* failure = Settle(slot, slot.staging.get(), nullptr)) {
+    if (PJRT_Error* failure = Resolve(slot, slot.staging.get(), nullptr)) {
       Discard(write->done->Set(ErrorCode(failure), ErrorMessage(failure)));
       DestroyError(failure);
       return;
@@ -118,7 +118,7 @@ PJRT_Error* MakeSlot(PJRT_Client* client, const Placement& placement, const PJRT
 // Counts a write in; from here on FinishWrite or OnWritten counts it out.
 PJRT_Error* BeginWrite(Slot& slot, bool is_last, const char* where) {
   const std::lock_guard<std::mutex> lock(slot.mutex);
-  if (slot.settled || slot.last_seen) {
+  if (slot.resolved || slot.last_seen) {
     return MakeError(FLAGOS_FAILED_PRECONDITION,
                      {where, ": the buffer's last transfer was already made, or the buffer failed."});
   }
@@ -147,7 +147,7 @@ PJRT_Error* TrackWrite(Slot* slot, FlagosEvent* event, PJRT_Event** done) {
 PJRT_Error* FailWrite(Slot& slot, PJRT_Error* error) {
   if (error != nullptr) {
     const FlagosApi& api = slot.promise->api();
-    Discard(Settle(slot, nullptr, ToFlagosError(api, ErrorCode(error), ErrorMessage(error))));
+    Discard(Resolve(slot, nullptr, ToFlagosError(api, ErrorCode(error), ErrorMessage(error))));
   }
   return error;
 }
@@ -185,13 +185,13 @@ PJRT_Error* PJRT_AsyncHostToDeviceTransferManager_Destroy(PJRT_AsyncHostToDevice
     bool abandoned = false;
     {
       const std::lock_guard<std::mutex> lock(slot->mutex);
-      abandoned = !slot->settled && !slot->last_seen;
+      abandoned = !slot->resolved && !slot->last_seen;
     }
     if (!abandoned) continue;
-    FLAGOS_RETURN_IF_ERROR(Settle(*slot, nullptr,
-                                  ToFlagosError(*manager->client->api, FLAGOS_CANCELLED,
-                                                "The transfer manager was destroyed before the buffer's last "
-                                                "transfer.")));
+    FLAGOS_RETURN_IF_ERROR(Resolve(*slot, nullptr,
+                                   ToFlagosError(*manager->client->api, FLAGOS_CANCELLED,
+                                                 "The transfer manager was destroyed before the buffer's last "
+                                                 "transfer.")));
   }
   return nullptr;
 }
@@ -298,9 +298,9 @@ PJRT_Error* PJRT_AsyncHostToDeviceTransferManager_SetBufferError(
   if (args->error_code == PJRT_Error_Code_OK) {
     return MakeError(FLAGOS_INVALID_ARGUMENT, {kWhere, ": the error code is OK."});
   }
-  return Settle(*slot, nullptr,
-                ToFlagosError(*args->transfer_manager->client->api, args->error_code,
-                              std::string_view(args->error_message, args->error_message_size)));
+  return Resolve(*slot, nullptr,
+                 ToFlagosError(*args->transfer_manager->client->api, args->error_code,
+                               std::string_view(args->error_message, args->error_message_size)));
 }
 
 // Metadata describes a transfer to tools; the backend ABI has no place for it.

@@ -133,11 +133,11 @@ UNKNOWN = """x = f32[5] get-tuple-element(state), index=1
   limit = s32[] select(small, seven, none)"""
 
 
-@pytest.mark.parametrize(("limit", "turns"), [(KNOWN, 7), (UNKNOWN, 7)], ids=["known", "unknown"])
-def test_loops(context: Context, memory: Memory, limit: str, turns: int) -> None:
+@pytest.mark.parametrize(("limit", "iterations"), [(KNOWN, 7), (UNKNOWN, 7)], ids=["known", "unknown"])
+def test_loops(context: Context, memory: Memory, limit: str, iterations: int) -> None:
     x = np.array([1, -2, 0.5, np.inf, 3], np.float32)
     (result,) = run(compile(context, LOOP.replace("LIMIT", limit)), put(memory, x))
-    np.testing.assert_array_equal(get(result), x * 2**turns)
+    np.testing.assert_array_equal(get(result), x * 2**iterations)
 
 
 REDUCE = """

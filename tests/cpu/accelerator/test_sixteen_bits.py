@@ -16,7 +16,7 @@ flagos_backend.frontends.jax.initialize()
 @pytest.mark.parametrize("excess", [False, True], ids=["rounded", "excess"])
 def test_random_programs(rng: np.random.Generator, kind: str, excess: bool) -> None:
     for _ in range(6):
-        program = sixteen.random_program(rng, kind, folds=not excess)
+        program = sixteen.random_program(rng, kind, reductions=not excess)
         arguments = sixteen.random_arguments(rng, program)
         sixteen.check(program, arguments, jax.devices("flagos")[0], excess=excess)
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flagos_backend.frontends.torch.compile import report, sites
+from flagos_backend.frontends.torch.compile import device_contexts, report
 from flagos_backend.frontends.torch.compile.backend import flagos
 from plugin_abi.host import Artifact, Context, Executable
 
@@ -27,13 +27,13 @@ def fresh() -> None:
     report.clear()
 
 
-def test_each_tensor_has_its_site() -> None:
-    host, accelerator = sites.host(), sites.find(FLAGOS)
+def test_each_tensor_has_its_device_context() -> None:
+    host, accelerator = device_contexts.host(), device_contexts.find(FLAGOS)
     assert accelerator is not None
     assert (host.device.kind, accelerator.device.kind) == ("cpu", "simulated accelerator")
-    assert sites.site_of([torch.device("cpu")]) is host
-    assert sites.site_of([torch.device("cpu"), FLAGOS]) is accelerator
-    assert sites.find(torch.device("cuda:0")) is None
+    assert device_contexts.device_context_of([torch.device("cpu")]) is host
+    assert device_contexts.device_context_of([torch.device("cpu"), FLAGOS]) is accelerator
+    assert device_contexts.find(torch.device("cuda:0")) is None
 
 
 def test_its_properties_are_what_the_backend_says() -> None:
@@ -45,13 +45,15 @@ def test_its_properties_are_what_the_backend_says() -> None:
 def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.SimpleNamespace(current_device=lambda: 1)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    site, *_ = sites._all()
-    numbered = tuple(dataclasses.replace(site, torch_device=torch.device("cuda", number)) for number in range(2))
-    monkeypatch.setattr(sites, "_all", lambda: numbered)
-    assert sites.find(torch.device("cuda")) is numbered[1]
-    assert sites.find(torch.device("cuda:0")) is numbered[0]
-    assert sites.find(torch.device("cuda:2")) is None
-    assert sites.find(torch.device("xpu")) is None
+    device_context, *_ = device_contexts._all()
+    numbered = tuple(
+        dataclasses.replace(device_context, torch_device=torch.device("cuda", number)) for number in range(2)
+    )
+    monkeypatch.setattr(device_contexts, "_all", lambda: numbered)
+    assert device_contexts.find(torch.device("cuda")) is numbered[1]
+    assert device_contexts.find(torch.device("cuda:0")) is numbered[0]
+    assert device_contexts.find(torch.device("cuda:2")) is None
+    assert device_contexts.find(torch.device("xpu")) is None
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -358,10 +360,12 @@ def test_a_tensor_of_a_device_that_nobody_drives_is_refused() -> None:
     assert not is_supported(torch.device("cuda:0"))
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_products_of_bytes(turned: bool) -> None:
-    x, y = (torch.randint(-128, 128, dims, dtype=torch.int8) for dims in ((20, 48), (40, 48) if turned else (48, 40)))
-    compiled = torch.compile(lambda x, y: torch._int_mm(x, y.t() if turned else y) + 1, backend=flagos)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_bytes(transposed: bool) -> None:
+    x, y = (
+        torch.randint(-128, 128, dims, dtype=torch.int8) for dims in ((20, 48), (40, 48) if transposed else (48, 40))
+    )
+    compiled = torch.compile(lambda x, y: torch._int_mm(x, y.t() if transposed else y) + 1, backend=flagos)
     for _ in range(RUNS):
         found = compiled(x.to(FLAGOS), y.to(FLAGOS)).cpu()
-        assert torch.equal(found, x.int() @ (y.t() if turned else y).int() + 1)
+        assert torch.equal(found, x.int() @ (y.t() if transposed else y).int() + 1)

@@ -94,27 +94,32 @@ def test_all_else_is_native(ordered: bool, emitted: Callable[[str], str], rng: n
         def tell(name: str, value: jax.Array) -> None:
             jax.debug.callback(lambda v: seen.append((name, np.asarray(v))), value, ordered=ordered)
 
-        def turn(n: jax.Array, y: jax.Array) -> jax.Array:
-            tell("turn", y)
+        def iteration(n: jax.Array, y: jax.Array) -> jax.Array:
+            tell("iteration", y)
             jax.lax.cond(n == 1, lambda y: tell("branch", y * 2), lambda y: None, y)
             return jnp.sin(y) + y * 0.5
 
         tell("before", x + 1)
-        y = jax.lax.fori_loop(0, 3, turn, x)
+        y = jax.lax.fori_loop(0, 3, iteration, x)
         tell("after", y)
         return y * y
 
     result = jax.jit(program)(x)
     jax.effects_barrier()
-    turns = [x]
+    iterations = [x]
     for _ in range(3):
-        turns.append(np.sin(turns[-1]) + turns[-1] * 0.5)
-    expected = [("before", x + 1), ("turn", turns[0]), ("turn", turns[1]), ("branch", turns[1] * 2)]
-    expected += [("turn", turns[2]), ("after", turns[3])]
+        iterations.append(np.sin(iterations[-1]) + iterations[-1] * 0.5)
+    expected = [
+        ("before", x + 1),
+        ("iteration", iterations[0]),
+        ("iteration", iterations[1]),
+        ("branch", iterations[1] * 2),
+    ]
+    expected += [("iteration", iterations[2]), ("after", iterations[3])]
     assert [name for name, _ in seen] == [name for name, _ in expected]
     for (_, ours), (name, exact) in zip(seen, expected, strict=True):
         np.testing.assert_allclose(ours, exact, rtol=1e-5, err_msg=name)
-    np.testing.assert_allclose(result, turns[3] ** 2, rtol=1e-5)
+    np.testing.assert_allclose(result, iterations[3] ** 2, rtol=1e-5)
     assert "native steps" in emitted("jit_program")
 
 

@@ -28,12 +28,12 @@ for pair in ("int8", "int8"), ("uint8", "uint8"), ("int16", "int16"), ("int32", 
     for m, k, n in sizes:
         a, b = integers(pair[0], m, k), integers(pair[1], k, n)
         exact = a.astype(np.int64) @ b.astype(np.int64)
-        for turned in False, True:
-            by_columns = jax.jit((lambda a, b: dot(a.T, b)) if turned else dot)
-            by_rows = jax.jit((lambda a, b: dot(a.T, b.T)) if turned else lambda a, b: dot(a, b.T))
-            left = a.T.copy() if turned else a
+        for transposed in False, True:
+            by_columns = jax.jit((lambda a, b: dot(a.T, b)) if transposed else dot)
+            by_rows = jax.jit((lambda a, b: dot(a.T, b.T)) if transposed else lambda a, b: dot(a, b.T))
+            left = a.T.copy() if transposed else a
             for product in by_columns(left, b), by_rows(left, b.T.copy()):
-                np.testing.assert_array_equal(product, exact.astype(np.int32), str((pair, m, k, n, turned)))
+                np.testing.assert_array_equal(product, exact.astype(np.int32), str((pair, m, k, n, transposed)))
 print(jax.default_backend())
 """
 

@@ -14,7 +14,7 @@ from support import sixteen_bits as sixteen
 @pytest.mark.parametrize("excess", [False, True], ids=["rounded", "excess"])
 def test_random_programs(rng: np.random.Generator, device: jax.Device, kind: str, excess: bool) -> None:
     for _ in range(12):
-        program = sixteen.random_program(rng, kind, folds=not excess)
+        program = sixteen.random_program(rng, kind, reductions=not excess)
         sixteen.check(program, sixteen.random_arguments(rng, program), device, excess=excess)
 
 

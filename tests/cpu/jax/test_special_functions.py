@@ -81,7 +81,7 @@ def test_base_two_logarithm(dtype: str, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(at_special.astype(np.float64), [-np.inf, np.nan, np.inf, np.nan])
     with mpmath.workdps(40):
         exact = [mpmath.log(float(v), 2) for v in x]
-    # Accelerators: their maker's f32 logarithm is within a unit, and ours of f64 has the error of a natural one twice.
+    # Accelerators: their vendor's f32 logarithm is within a unit, and ours of f64 has the error of a natural one twice.
     # The host's f64: n + log2(m) and what is added to it are each rounded by half a unit. log(m) less m - 1, at most
     # 0.09 where the result is at least 0.5, has 1.83 roundings of 2^-57 over ln 2, in units of 2^-53: 0.17 more.
     wider = {"float64": 1.17} if os.environ["FLAGOS_DEVICE"] == "cpu" else {"float64": 1.5, "float32": 1.0}

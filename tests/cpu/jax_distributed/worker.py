@@ -133,8 +133,8 @@ def many_launches_keep_their_order() -> None:
     total = jax.jit(lambda a: a / a.sum())
     slow = jax.jit(lambda a: lax.fori_loop(0, 2000, lambda i, c: c * 1.0 + 0.0, a))
     values = []
-    for turn in range(20):
-        values.append(total((slow(x) if (turn + RANK) % 2 else x) + turn))
+    for iteration in range(20):
+        values.append(total((slow(x) if (iteration + RANK) % 2 else x) + iteration))
     for value in values:
         assert_is(value, np.full((4, 2), 1 / 8), 1e-6)
 
@@ -142,14 +142,14 @@ def many_launches_keep_their_order() -> None:
 def a_loop_around_collectives() -> None:
     x = RNG.standard_normal((4, 2)).astype(np.float32)
 
-    def turn(_: int, a: jax.Array) -> jax.Array:
+    def iteration(_: int, a: jax.Array) -> jax.Array:
         return lax.ppermute(lax.psum(a, "d") / 2, "p", [(0, 1), (1, 0)]) + lax.pmax(a, ("p", "d"))
 
     expected = x.reshape(2, 2, 2, 1).transpose(0, 2, 1, 3).astype(np.float64)
     for _ in range(5):
         halves = np.broadcast_to(expected.sum(1, keepdims=True) / 2, expected.shape)
         expected = halves[::-1] + expected.max((0, 1), keepdims=True)
-    got = on_shards(lambda a: lax.fori_loop(0, 5, turn, a), x, P("p", "d"), P("p", "d"))
+    got = on_shards(lambda a: lax.fori_loop(0, 5, iteration, a), x, P("p", "d"), P("p", "d"))
     assert_is(got, expected.transpose(0, 2, 1, 3).reshape(4, 2), 1e-3)
 
 

@@ -84,7 +84,7 @@ def test_binary(flag_gems, draw, name):
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu", "add.Tensor", "mul.Tensor"])
-def test_halves(flag_gems, draw, name):
+def test_half_floats(flag_gems, draw, name):
     """Of f16; the interpreter computes on the raw bits of bf16."""
     tensors = [draw(6, 20, dtype=torch.float16) for _ in range(2 if "." in name else 1)]
     check(*aten_call(name, *tensors), tolerance=1e-2)

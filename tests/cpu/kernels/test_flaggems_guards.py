@@ -153,16 +153,18 @@ def test_no_bfloat16_in_the_interpreter(flag_gems, draw):
     assert refusal(call, Target("cuda", "nvidia")) == ""
 
 
-def test_halves_that_are_rounded_or_summed(flag_gems, draw):
+def test_half_floats_that_are_rounded_or_summed(flag_gems, draw):
     halves = [draw(3, 4, dtype=torch.float16).abs() + 0.5 for _ in range(2)]
-    assert "no rounding division of halves" in refusal(aten_call("floor_divide", *halves)[0])
+    assert "no rounding division of 16-bit floats" in refusal(aten_call("floor_divide", *halves)[0])
     for mode in ("floor", "trunc"):
-        assert "no rounding division of halves" in refusal(aten_call("div.Tensor_mode", *halves, rounding_mode=mode)[0])
+        assert "no rounding division of 16-bit floats" in refusal(
+            aten_call("div.Tensor_mode", *halves, rounding_mode=mode)[0]
+        )
         check(*aten_call("div.Tensor_mode", *(h.float() for h in halves), rounding_mode=mode))
     assert refusal(aten_call("div.Tensor", *halves)[0]) == ""
     for name in ("sum", "mean"):
-        assert "sums of parts in halves" in refusal(aten_call(name, halves[0])[0])
-    assert "sums of parts in halves" in refusal(aten_call("sum.dim_IntList", halves[0], [0, 1])[0])
+        assert "sums of parts in 16-bit floats" in refusal(aten_call(name, halves[0])[0])
+    assert "sums of parts in 16-bit floats" in refusal(aten_call("sum.dim_IntList", halves[0], [0, 1])[0])
     assert refusal(aten_call("sum.dim_IntList", halves[0], [0])[0]) == ""
 
 

@@ -109,7 +109,7 @@ def test_dimensions(
 @pytest.mark.parametrize("element_type", [*FLOATS, *INTEGERS], ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_types(operation: str, element_type: ElementType, dimension: int, rng: np.random.Generator) -> None:
-    """Integers wrap around; halves are rounded once, as they are stored."""
+    """Integers wrap around; 16-bit floats are rounded once, as they are stored."""
     if operation == "logsumexp" and element_type in INTEGERS:
         return
     dims = (2, 19) if dimension else (19, 2)
@@ -184,7 +184,7 @@ def test_operators_of_pytorch(
 @pytest.mark.parametrize("given", ["f32", "bf16", "f64", "s32", "u8", "s64"])
 @pytest.mark.parametrize("operator", ["cummax", "cummin"])
 @pytest.mark.parametrize("dimension", [0, 1])
-def test_places_of_extremes(
+def test_argmin_and_argmax(
     operator: str, given: str, dimension: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLAGOS_PREFER", "triton")
@@ -230,9 +230,9 @@ def test_operators_left_to_aten(text: str) -> None:
 def test_windows_left_to_others(window: str, initial: str, dims: int) -> None:
     result = 17 if window.endswith("8_8") else dims
     text = (
-        "fold { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] add(a, b) }\n"
+        "combine { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] add(a, b) }\n"
         f"ENTRY main {{ x = f32[{dims}] parameter(0) i = f32[] {initial}\n"
-        f" ROOT r = f32[{result}] reduce-window(x, i), window={{{window}}}, to_apply=fold }}"
+        f" ROOT r = f32[{result}] reduce-window(x, i), window={{{window}}}, to_apply=combine }}"
     )
     module = for_accelerator(import_module(hlo_of_text(text)))
     built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)
@@ -244,9 +244,9 @@ def test_no_elements() -> None:
     (ours,) = (i for i in implementations_of(str(Opcode.REDUCE_WINDOW)) if i.name == "scan")
     assert ours.unsupported(instruction, SIMULATED) == ""
     text = (
-        "fold { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] add(a, b) }\n"
+        "combine { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] add(a, b) }\n"
         "ENTRY main { x = f32[4,0] parameter(0) i = f32[] constant(0)\n"
-        " ROOT r = f32[4,0] reduce-window(x, i), window={size=4x1 pad=3_0x0_0}, to_apply=fold }"
+        " ROOT r = f32[4,0] reduce-window(x, i), window={size=4x1 pad=3_0x0_0}, to_apply=combine }"
     )
     (empty,) = (i for i in import_module(hlo_of_text(text)).entry.instructions if i.opcode is Opcode.REDUCE_WINDOW)
     assert "no elements" in ours.unsupported(empty, SIMULATED)

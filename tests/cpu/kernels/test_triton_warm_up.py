@@ -25,7 +25,7 @@ from support.attention import CASES, SIZES, calls_of
 E = ElementType
 CHIP = Target("cpu", "simulated", multiprocessors=4, warp_size=4)
 KERNELS = (
-    *("attention", "attention_gradient", "dot", "qr", "scans", "scatter", "sort", "swaps", "top_k", "turning"),
+    *("attention", "attention_gradient", "dot", "qr", "scans", "scatter", "sort", "swaps", "top_k", "byte_transposes"),
     "windows",
 )
 SORT = """
@@ -34,10 +34,10 @@ less { a = f32[] parameter(0) b = f32[] parameter(1) c = s32[] parameter(2) d = 
 ENTRY e { x = f32[40,3] parameter(0) y = s32[40,3] parameter(1)
   ROOT r = (f32[40,3], s32[40,3]) sort(x, y), dimensions={0}, is_stable=true, to_apply=less }
 """
-FOLD = """
-fold { a = f16[] parameter(0) b = f16[] parameter(1) ROOT r = f16[] maximum(a, b) }
+REDUCTION = """
+combine { a = f16[] parameter(0) b = f16[] parameter(1) ROOT r = f16[] maximum(a, b) }
 ENTRY e { x = f16[3,8,6] parameter(0) i = f16[] parameter(1)
-  ROOT r = f16[3,4,3] reduce-window(x, i), window={size=1x2x2 stride=1x2x2}, to_apply=fold }
+  ROOT r = f16[3,4,3] reduce-window(x, i), window={size=1x2x2 stride=1x2x2}, to_apply=combine }
 """
 DOT = """
 ENTRY e { x = f16[3,20,7] parameter(0) y = f16[3,7,9] parameter(1)
@@ -51,15 +51,15 @@ ENTRY e { x = f32[9] parameter(0) s = f32[3] parameter(1) i = f32[] parameter(2)
   ROOT r = f32[9] select-and-scatter(x, s, i), window={size=3 stride=3}, select=select, scatter=scatter }
 """
 SCAN = """
-fold { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] add(a, b) }
+combine { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] add(a, b) }
 ENTRY e { x = f32[9000,2] parameter(0) i = f32[] constant(0)
-  ROOT r = f32[9000,2] reduce-window(x, i), window={size=9000x1 pad=8999_0x0_0}, to_apply=fold }
+  ROOT r = f32[9000,2] reduce-window(x, i), window={size=9000x1 pad=8999_0x0_0}, to_apply=combine }
 """
 UPDATES = """
-fold { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] maximum(a, b) }
+combine { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = f32[] maximum(a, b) }
 ENTRY e { x = f32[90,8] parameter(0) i = s32[5,2] parameter(1) u = f32[4,5] parameter(2)
   ROOT r = f32[90,8] scatter(x, i, u), update_window_dims={0}, inserted_window_dims={1},
-    scatter_dims_to_operand_dims={0,1}, index_vector_dim=1, to_apply=fold }
+    scatter_dims_to_operand_dims={0,1}, index_vector_dim=1, to_apply=combine }
 """
 ASSIGNMENT = """
 second { a = bf16[] parameter(0) ROOT b = bf16[] parameter(1) }
@@ -125,7 +125,7 @@ INSTRUCTIONS = {
     "updates": _from_text(UPDATES, Opcode.SCATTER),
     "assignment": _from_text(ASSIGNMENT, Opcode.SCATTER),
     "scan": _from_text(SCAN, Opcode.REDUCE_WINDOW),
-    "fold of windows": _from_text(FOLD, Opcode.REDUCE_WINDOW),
+    "reduction of windows": _from_text(REDUCTION, Opcode.REDUCE_WINDOW),
     "scatter of windows": _from_text(SCATTER, Opcode.SELECT_AND_SCATTER),
 }
 

@@ -80,13 +80,13 @@ def type_name(element_type: ElementType, dims: tuple[int, ...] = ()) -> str:
 @pytest.mark.parametrize("reducer", ["add", "maximum", "minimum"])
 @pytest.mark.parametrize("element_type", list(PRECISION))
 @pytest.mark.parametrize("number", range(6))
-def test_folds(reducer: str, element_type: ElementType, number: int, rng: np.random.Generator) -> None:
+def test_reductions(reducer: str, element_type: ElementType, number: int, rng: np.random.Generator) -> None:
     dims, window = random_array(rng, 1 + number % 4)
     scalar, result = type_name(element_type), tuple(map(window_count, dims, window))
     text = (
-        f"fold {{ a = {scalar} parameter(0) b = {scalar} parameter(1) ROOT r = {scalar} {reducer}(a, b) }}\n"
+        f"combine {{ a = {scalar} parameter(0) b = {scalar} parameter(1) ROOT r = {scalar} {reducer}(a, b) }}\n"
         f"ENTRY main {{ x = {type_name(element_type, dims)} parameter(0) i = {scalar} parameter(1)\n"
-        f" ROOT r = {type_name(element_type, result)} reduce-window(x, i), {window_text(window)}, to_apply=fold }}"
+        f" ROOT r = {type_name(element_type, result)} reduce-window(x, i), {window_text(window)}, to_apply=combine }}"
     )
     special = reducer != "add" and number % 2 == 1
     arrays = [numbers(rng, element_type, dims, special), numbers(rng, element_type, (), False)]
@@ -159,10 +159,10 @@ def test_what_is_left_to_others(window: str, element_type: str) -> None:
     dilation = sizes[1] if len(sizes) > 1 else (1,) * 4
     result = [(n - 1) * d + 1 - k + 1 for n, k, d in zip((2, 9, 9, 3), sizes[0], dilation, strict=True)]
     text = (
-        f"fold {{ a = {scalar} parameter(0) b = {scalar} parameter(1) ROOT r = {scalar} add(a, b) }}\n"
+        f"combine {{ a = {scalar} parameter(0) b = {scalar} parameter(1) ROOT r = {scalar} add(a, b) }}\n"
         f"ENTRY main {{ x = {array} parameter(0) i = {scalar} parameter(1)\n"
         f" ROOT r = {element_type}[{','.join(map(str, result))}] reduce-window(x, i),"
-        f" window={{{window}}}, to_apply=fold }}"
+        f" window={{{window}}}, to_apply=combine }}"
     )
     module = for_accelerator(import_module(hlo_of_text(text)))
     built = plan.build(module.entry, (), torch.device("cpu"), SIMULATED)

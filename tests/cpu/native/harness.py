@@ -27,7 +27,7 @@ ENTRY main {
 }"""
 
 
-# A loop of an unknown number of turns, so it runs on the thread of its device.
+# A loop of an unknown number of iterations, so it runs on the thread of its device.
 LOOP = """HloModule loop
 body {
   state = (s32[], s32[], f32[64,64]) parameter(0)

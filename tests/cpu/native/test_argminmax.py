@@ -1,4 +1,4 @@
-"""Positions of extremes in native code against NumPy, which like XLA takes a NaN first and the first of equals."""
+"""Argmin and argmax in native code against NumPy, which like XLA takes a NaN first and the first of equals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from cpu.native.harness import compile, get, put, run
 from plugin_abi.host import Artifact, Context
-from support.extremes import DTYPES, answer, array_of, text_of
+from support.argminmax import DTYPES, answer, array_of, text_of
 
 # Shape, dimension: rows and columns, few and many, short and long; those of which a row is cut into segments.
 _SHAPES = [
@@ -32,7 +32,7 @@ _SHAPES = [
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(("shape", "dimension"), _SHAPES)
 @pytest.mark.parametrize("element", DTYPES)
-def test_extremes(
+def test_minima_and_maxima(
     element: str,
     shape: tuple[int, ...],
     dimension: int,
@@ -77,11 +77,11 @@ def test_another_computation_is_left_to_the_library(
     text = text_of("f32", np.dtype(np.float32), "s32", (4, 50), 1, largest=True)
     assert old in text
     with compile(context, text.replace(old, new)) as executable:
-        assert "native extremes" not in executable.artifact(Artifact.EXPLANATION).decode()
+        assert "native argminmax" not in executable.artifact(Artifact.EXPLANATION).decode()
 
 
 def test_positions_of_another_dimension_are_left_to_the_library(context: Context) -> None:
     text = text_of("f32", np.dtype(np.float32), "s32", (50, 50), 1, largest=True)
     text = text.replace("broadcast(number), dimensions={1}", "broadcast(number), dimensions={0}")
     with compile(context, text) as executable:
-        assert "native extremes" not in executable.artifact(Artifact.EXPLANATION).decode()
+        assert "native argminmax" not in executable.artifact(Artifact.EXPLANATION).decode()

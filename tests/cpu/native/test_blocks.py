@@ -66,11 +66,11 @@ def test_slice_and_update(
             np.testing.assert_array_equal(ours[1], updated)
 
 
-@pytest.mark.parametrize("trips", [0, 1, 2, 3, 10, 11])
+@pytest.mark.parametrize("iterations", [0, 1, 2, 3, 10, 11])
 @pytest.mark.parametrize("known", [True, False], ids=["counted", "while"])
-def test_values_that_change_places(known: bool, trips: int, context: Context) -> None:
-    """Fibonacci's numbers: each value is the other one of the turn before."""
-    limit = f"n = s32[] constant({trips})" if known else "n = s32[] get-tuple-element(s), index=3"
+def test_values_that_change_places(known: bool, iterations: int, context: Context) -> None:
+    """Fibonacci's numbers: each value is the other one of the iteration before."""
+    limit = f"n = s32[] constant({iterations})" if known else "n = s32[] get-tuple-element(s), index=3"
     text = f"""HloModule places
 body {{
   s = (s32[], s32[3], s32[3], s32[]) parameter(0)
@@ -100,9 +100,9 @@ ENTRY main {{
     a, b = np.array([0, 1, 2], np.int32), np.array([1, 3, -5], np.int32)
     memory = context.devices[0].default_memory
     with compile(context, text) as executable:
-        ours = [get(r) for r in run(executable, *(put(memory, v) for v in (a, b, np.asarray(trips, np.int32))))]
-    for _ in range(trips):
+        ours = [get(r) for r in run(executable, *(put(memory, v) for v in (a, b, np.asarray(iterations, np.int32))))]
+    for _ in range(iterations):
         a, b = b, a + b
     np.testing.assert_array_equal(ours[1], a)
     np.testing.assert_array_equal(ours[2], b)
-    assert ours[0] == trips
+    assert ours[0] == iterations

@@ -51,9 +51,13 @@ def test_operations_on_what_changes_places(
     x, y, row = (_random(rng, d, dtype) for d in (dims, dims[::-1], dims[:1]))
 
     def function(x: Any, y: Any, row: Any, np: Any = jnp) -> Any:
-        turned = x.T
+        transposed = x.T
         positions = np.arange(y.shape[0], dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-        return turned * y + row - y[..., :1] + positions, turned, np.where(turned > y, x.dtype.type(1), turned)
+        return (
+            transposed * y + row - y[..., :1] + positions,
+            transposed,
+            np.where(transposed > y, x.dtype.type(1), transposed),
+        )
 
     for result, expected in zip(_run(context, function, x, y, row), function(x, y, row, np), strict=True):
         np.testing.assert_array_equal(result, expected)
@@ -64,7 +68,7 @@ def test_operations_on_what_changes_places(
 def test_other_steps_through_memory(
     dims: tuple[int, ...], dtype: Any, context: Context, rng: np.random.Generator
 ) -> None:
-    """Backwards, in strides, in turns, shifted, repeated."""
+    """Backwards, in strides, interleaved, shifted, repeated."""
     x, y = (_random(rng, dims, dtype) for _ in range(2))
 
     def function(x: Any, y: Any, np: Any = jnp) -> Any:
@@ -97,16 +101,16 @@ def test_rotation_of_short_rows(context: Context, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.float32, np.float64, np.complex64])
-@pytest.mark.parametrize("turns", [2, 3, 4, 5])
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
 @pytest.mark.parametrize("dims", [(0,), (1,), (15,), (5000,), (3, 1100), (70, 9, 8)], ids=str)
-def test_what_stands_in_turn(
-    dims: tuple[int, ...], turns: int, dtype: Any, context: Context, rng: np.random.Generator
+def test_interleaved_arrays(
+    dims: tuple[int, ...], count: int, dtype: Any, context: Context, rng: np.random.Generator
 ) -> None:
     """As coordinates of points; one of them is not computed with, one result stands as it is, and one is a number."""
-    x, y = (_random(rng, (*dims, turns), dtype) for _ in range(2))
+    x, y = (_random(rng, (*dims, count), dtype) for _ in range(2))
 
     def function(x: Any, y: Any, np: Any = jnp) -> Any:
-        parts, others = (np.split(array, turns, -1) for array in (x, y))
+        parts, others = (np.split(array, count, -1) for array in (x, y))
         rotated = [a * b - parts[k - 1] for k, (a, b) in enumerate(zip(parts, others, strict=True))]
         number = np.full_like(parts[0], 7)
         return (
@@ -122,7 +126,7 @@ def test_what_stands_in_turn(
         np.testing.assert_array_equal(result, expected)
 
 
-def test_nans_stand_in_turn(context: Context, rng: np.random.Generator) -> None:
+def test_interleaved_nans(context: Context, rng: np.random.Generator) -> None:
     x = rng.standard_normal((3000, 2)).astype(np.float32)
     x[rng.integers(3000, size=900), rng.integers(2, size=900)] = rng.choice([np.nan, np.inf, -np.inf, -0.0], 900)
 
@@ -134,14 +138,14 @@ def test_nans_stand_in_turn(context: Context, rng: np.random.Generator) -> None:
 
 
 def test_written_over_an_argument(context: Context, rng: np.random.Generator) -> None:
-    """Each turn of a loop reads its array as it stands and transposed."""
+    """Each iteration of a loop reads its array as it stands and transposed."""
     x = rng.integers(-3, 3, (75, 75)).astype(np.int32)
 
     def function(x: Any) -> Any:
         return jax.lax.fori_loop(0, 5, lambda i, x: (x * 3 + x.T + i) % 1000, x)
 
     expected = x
-    for turn in range(5):
-        expected = (expected * 3 + expected.T + turn) % 1000
+    for iteration in range(5):
+        expected = (expected * 3 + expected.T + iteration) % 1000
     (result,) = _run(context, function, x)
     np.testing.assert_array_equal(result, expected)

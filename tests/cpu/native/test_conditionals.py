@@ -18,7 +18,7 @@ from plugin_abi.host import Artifact, Context, Memory
 from programs import hlo_bytes, run_on_xla
 
 _ROWS, _COLUMNS = _DIMS = 96, 32
-_TRIPS = 7
+_ITERATIONS = 7
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def _loop(step: Callable[..., Any], *arrays: jax.Array) -> Any:
-    """``step(trip, *arrays)`` for each trip."""
-    return lax.fori_loop(0, _TRIPS, lambda i, carried: step(i, *carried), arrays)
+    """``step(iteration, *arrays)`` for each iteration."""
+    return lax.fori_loop(0, _ITERATIONS, lambda i, carried: step(i, *carried), arrays)
 
 
 def _keep(*arrays: jax.Array) -> Any:
@@ -44,7 +44,7 @@ def _set(i: Any, value: int = 2) -> Callable[[jax.Array], jax.Array]:
 
 
 def _updated(a: jax.Array) -> jax.Array:
-    return lax.fori_loop(0, _TRIPS, lambda i, a: lax.cond(i % 3 == 0, _set(i), _keep, a), a)
+    return lax.fori_loop(0, _ITERATIONS, lambda i, a: lax.cond(i % 3 == 0, _set(i), _keep, a), a)
 
 
 def _scattered(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -121,8 +121,8 @@ def _swapped(a: jax.Array, b: jax.Array) -> Pair:
 
 
 def _rotated(a: jax.Array, b: jax.Array) -> Any:
-    turn = lambda a, b, c: (b, c, a)  # noqa: E731
-    return _loop(lambda i, a, b, c: lax.cond(i % 2 == 0, turn, _keep, a, b, c.at[i].add(1)), a, b, a + b)
+    rotate = lambda a, b, c: (b, c, a)  # noqa: E731
+    return _loop(lambda i, a, b, c: lax.cond(i % 2 == 0, rotate, _keep, a, b, c.at[i].add(1)), a, b, a + b)
 
 
 def _one_array_twice(a: jax.Array) -> Pair:

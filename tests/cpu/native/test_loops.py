@@ -1,4 +1,4 @@
-"""Loops of scalars and small arrays: many turns, nested loops and branches, all in native code."""
+"""Loops of scalars and small arrays: many iterations, nested loops and branches, all in native code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from programs import hlo_bytes, run_on_xla
 
 
 def _collatz(n: jax.Array) -> jax.Array:
-    """Turns until 1: as many as the data say."""
+    """Iterations until 1: as many as the data say."""
 
     def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         value, count = state
@@ -28,7 +28,7 @@ def _collatz(n: jax.Array) -> jax.Array:
 
 
 def _nested(x: jax.Array) -> jax.Array:
-    """Two loops and a branch in one another, 90,000 turns of the innermost body."""
+    """Two loops and a branch in one another, 90,000 iterations of the innermost body."""
 
     def inner(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         total, outer = carry
@@ -42,7 +42,7 @@ def _nested(x: jax.Array) -> jax.Array:
 
 
 def _scan(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A scan that keeps an output for each of 5,000 turns."""
+    """A scan that keeps an output for each of 5,000 iterations."""
     return lax.scan(lambda carry, y: ((carry * 3 + y) % 1009, carry - y), jnp.int32(7), x)
 
 

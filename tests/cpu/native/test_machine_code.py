@@ -16,7 +16,7 @@ from flagos_backend.importer import schema
 from plugin_abi.host import Artifact, Context, Executable
 from programs import hlo_bytes, run_on_xla
 
-_TRIPS = 11
+_ITERATIONS = 11
 
 
 def _both(function: Callable[..., Any], *arguments: Any, context: Context) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -52,11 +52,11 @@ def _repeated(step: Callable[..., Any]) -> Callable[..., Any]:
     """``step(state, i, *rest)`` again and again, keeping each state."""
 
     def function(state: Any, *rest: Any) -> Any:
-        def trip(state: Any, i: jax.Array) -> Any:
+        def iteration(state: Any, i: jax.Array) -> Any:
             after = step(state, i, *rest)
             return after, after
 
-        return lax.scan(trip, state, jnp.arange(_TRIPS, dtype=jnp.int32))
+        return lax.scan(iteration, state, jnp.arange(_ITERATIONS, dtype=jnp.int32))
 
     return function
 
@@ -136,8 +136,8 @@ def test_reductions_and_what_follows_them(name: str, context: Context, rng: np.r
         return (soft + centred * dtype.type(0.25) + x.max((1, 2), keepdims=True) * dtype.type(0.125)).astype(dtype)
 
     def of_integers(x: jax.Array, i: jax.Array) -> jax.Array:
-        folded = x.sum((0, 2), keepdims=True, dtype=dtype) ^ x.max(1, keepdims=True)
-        return folded ^ jnp.bitwise_and.reduce(x, 2, keepdims=True) ^ x.min((0, 1, 2)) ^ (x == x.min(0)).astype(dtype)
+        reduced = x.sum((0, 2), keepdims=True, dtype=dtype) ^ x.max(1, keepdims=True)
+        return reduced ^ jnp.bitwise_and.reduce(x, 2, keepdims=True) ^ x.min((0, 1, 2)) ^ (x == x.min(0)).astype(dtype)
 
     if dtype.kind in "iub":
         _assert_close(_repeated(of_integers), state, context=context)
@@ -174,7 +174,7 @@ def test_carried_values_that_change_places(size: int, context: Context, rng: np.
     _assert_close(_repeated(step), (a, b, c, np.int32(0)), context=context)
 
 
-def test_a_loop_that_runs_no_trip(context: Context, rng: np.random.Generator) -> None:
+def test_a_loop_of_no_iteration(context: Context, rng: np.random.Generator) -> None:
     def function(n: jax.Array, x: jax.Array) -> Any:
         counted = lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] * 2 + s[0]), (jnp.int32(0), x))
         return counted, lax.fori_loop(0, 20, lambda i, y: y + i, x)

@@ -38,10 +38,10 @@ _COMPARISONS = {
 }
 _TYPES = [E.F32, E.F64, E.S32, E.S64, E.U32, E.U64, E.BF16]
 _ARITHMETIC = (Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY)
-_EXTREMES = (Opcode.MAXIMUM, Opcode.MINIMUM)
+_BOUNDS = (Opcode.MAXIMUM, Opcode.MINIMUM)
 # Quotients of integers by one number are in test_pairs.py.
 _OPERATIONS = [
-    *((operation, t) for operation in (*_ARITHMETIC, *_EXTREMES, *_COMPARISONS) for t in _TYPES),
+    *((operation, t) for operation in (*_ARITHMETIC, *_BOUNDS, *_COMPARISONS) for t in _TYPES),
     *((operation, t) for operation in (Opcode.AND, Opcode.OR, Opcode.XOR) for t in _TYPES if t.is_integer),
     *((operation, t) for operation in SHIFTS for t in (E.U32, E.U64)),
     *((Opcode.DIVIDE, t) for t in _TYPES if not t.is_integer),
@@ -88,7 +88,7 @@ def test_operation(
         with np.errstate(all="ignore"):
             expected = np.broadcast_to(function(*values), _SIZE)
         ours = run_one(context, executable, values)
-        if operation in _EXTREMES:  # of two zeros either
+        if operation in _BOUNDS:  # of two zeros either
             np.testing.assert_array_equal(ours.astype(np.float64), expected.astype(np.float64))
         else:
             assert_same_bits(ours, expected)
@@ -199,7 +199,7 @@ def test_numbers_of_rows(
     with np.errstate(all="ignore"):
         expected = function(*arrays)
     ours = run_one(context, executable, [values, of_rows])
-    if operation in _EXTREMES:  # of two zeros either
+    if operation in _BOUNDS:  # of two zeros either
         np.testing.assert_array_equal(ours.astype(np.float64), expected.astype(np.float64))
     else:
         assert_same_bits(ours, expected)

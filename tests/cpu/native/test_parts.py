@@ -42,18 +42,18 @@ def test_parts_of_different_data(context: Context, rng: np.random.Generator) -> 
 def test_parts_of_what_they_are_carried_in(size: int, context: Context, rng: np.random.Generator) -> None:
     x = rng.integers(-1000, 1000, (3, size), np.int32)
 
-    def turn(x: Any, np: Any) -> Any:
+    def iteration(x: Any, np: Any) -> Any:
         return np.stack([x[1] * 2 + x[0], x[2] - x[0] * x[1], x[0] ^ x[2]])
 
-    (result,), _ = run_function(context, lambda x: lax.fori_loop(0, 7, lambda _, x: turn(x, jnp), x), x)
+    (result,), _ = run_function(context, lambda x: lax.fori_loop(0, 7, lambda _, x: iteration(x, jnp), x), x)
     for _ in range(7):
-        x = turn(x, np)
+        x = iteration(x, np)
     np.testing.assert_array_equal(result, x)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, jnp.bfloat16])
 @pytest.mark.parametrize("shape", [(2,), (7,), (1000,), (33, 40), (64, 3, 5), (5000, 2)], ids=str)
-def test_scans_of_halves(shape: tuple[int, ...], dtype: Any, context: Context, rng: np.random.Generator) -> None:
+def test_scans_of_half_floats(shape: tuple[int, ...], dtype: Any, context: Context, rng: np.random.Generator) -> None:
     """An associative scan takes even and odd places apart and puts its results together, level by level."""
     x = rng.integers(-3, 4, shape).astype(dtype)
     (result,), text = run_function(context, lambda x: lax.associative_scan(jnp.add, x), x)

@@ -20,7 +20,7 @@ _PROGRAMS: dict[str, Callable[..., Any]] = {
     "from a number": lambda x, y, np: 3 + (x * y).sum(1),
     "products that are stored": lambda x, y, np: (x * y, (x * y).sum(1)),
     "products that others read": lambda x, y, np: ((x * y).sum(1), (x * y + 1).max(1)),
-    "products that are folded twice": lambda x, y, np: ((x * y).sum(1), (x * y).max(1)),
+    "products that are reduced twice": lambda x, y, np: ((x * y).sum(1), (x * y).max(1)),
     "products of products": lambda x, y, np: ((x * y * x).sum(1), (x * y).sum(1)),
     "products before theirs": lambda x, y, np: ((x * y).sum(1), (x * y * x).sum(1)),
     "products of three": lambda x, y, np: ((x * y * x * y).sum(1), (x * y * x).sum(1), (x * y).sum(1)),
@@ -32,7 +32,9 @@ _PROGRAMS: dict[str, Callable[..., Any]] = {
     "by a row of numbers": lambda x, y, np: (x * y[:1]).sum(1),
     "what the sum is used for": lambda x, y, np: x / np.sqrt((x * x).sum(1, keepdims=True) + 1) * y,
     "a variance": lambda x, y, np: ((x - x.mean(1, keepdims=True)) ** 2).mean(1),
-    "products of halves": lambda x, y, np: (x.astype(np.float16) * y.astype(np.float16)).astype(np.float32).sum(1),
+    "products of 16-bit floats": lambda x, y, np: (
+        (x.astype(np.float16) * y.astype(np.float16)).astype(np.float32).sum(1)
+    ),
 }
 
 
@@ -48,7 +50,7 @@ def test_sums_of_products(name: str, shape: tuple[int, int], context: Context, r
     x, y = (rng.uniform(0.5, 2, shape).astype(np.float16).astype(np.float32) for _ in range(2))
     function = _PROGRAMS[name]
     ours = _run(context, lambda x, y: function(x, y, jnp), x, y)
-    wide = (x, y) if name == "products of halves" else (x.astype(np.float64), y.astype(np.float64))
+    wide = (x, y) if name == "products of 16-bit floats" else (x.astype(np.float64), y.astype(np.float64))
     for result, expected in zip(ours, jax.tree.leaves(function(*wide, np)), strict=True):
         np.testing.assert_allclose(result, expected, rtol=2e-6, atol=2e-6)
 

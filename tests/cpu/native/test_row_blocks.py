@@ -25,7 +25,7 @@ _DTYPES = {
     "f64": np.float64,
 }
 _FLOATS = ("f16", "bf16", "f32", "f64")
-_FOLDS = {
+_REDUCTIONS = {
     "add": np.add,
     "multiply": np.multiply,
     "maximum": np.maximum,
@@ -37,8 +37,8 @@ _FOLDS = {
 _COLUMNS = [2, 5, 12, 15, 16, 17, 31, 32, 64, 100, 127, 128]
 
 
-def _fold(rows: int, columns: int, element: str, opcode: str, initial: str) -> str:
-    """A fold of each row, and beside it what is left of the row once that is taken away."""
+def _reduction(rows: int, columns: int, element: str, opcode: str, initial: str) -> str:
+    """A reduction of each row, and beside it what is left of the row once that is taken away."""
     return f"""
 combine {{
   a = {element}[] parameter(0)
@@ -65,33 +65,33 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...], element: str) -> 
     return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
 
 
-def _is_folded(element: str, opcode: str) -> bool:
-    """Sums and products of 16-bit floats round at each step, as XLA's do: no loop folds them."""
+def _is_reduced(element: str, opcode: str) -> bool:
+    """Sums and products of 16-bit floats round at each step, as XLA's do: no loop reduces them."""
     if opcode in ("and", "or", "xor"):
         return element not in _FLOATS
     return element not in ("f16", "bf16") or opcode in ("maximum", "minimum")
 
 
-@pytest.mark.parametrize(("element", "opcode"), [(e, o) for e in _DTYPES for o in _FOLDS if _is_folded(e, o)])
-def test_folds(element: str, opcode: str, context: Context, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("element", "opcode"), [(e, o) for e in _DTYPES for o in _REDUCTIONS if _is_reduced(e, o)])
+def test_reductions(element: str, opcode: str, context: Context, rng: np.random.Generator) -> None:
     neutral = int(opcode in ("multiply", "and"))
     for columns in rng.permutation(_COLUMNS)[:5].tolist():
         x = _numbers(rng, (int(rng.integers(2, 90)), columns), element)
         if opcode == "multiply" and element in _FLOATS:
             x = (1 + (x.astype(np.float64) - 0.5) / 16).astype(x.dtype)
-        text = _fold(*x.shape, element, opcode, {"pred": ("false", "true")[neutral]}.get(element, str(neutral)))
+        text = _reduction(*x.shape, element, opcode, {"pred": ("false", "true")[neutral]}.get(element, str(neutral)))
         (ours, beside), explanation = explained(context, text, x)
         assert explanation.count("\nnative ") == 1, explanation
         if element in _FLOATS:
             wide = x.astype(np.longdouble)
-            exact = _FOLDS[opcode].reduce(wide, 1, initial=neutral)
+            exact = _REDUCTIONS[opcode].reduce(wide, 1, initial=neutral)
             scale = np.abs(wide).sum(1) if opcode == "add" else np.abs(exact)
             steps = {"add": 8, "multiply": columns}.get(opcode, 0)
             assert np.all(np.abs(ours.astype(np.longdouble) - exact) <= steps * ml_dtypes.finfo(x.dtype).eps * scale)
         else:
             # Predicates add as or, and multiply as and.
             function = {"add": np.bitwise_or, "multiply": np.bitwise_and}.get(opcode) if element == "pred" else None
-            exact = (function or _FOLDS[opcode]).reduce(x, 1, initial=x.dtype.type(neutral), dtype=x.dtype)
+            exact = (function or _REDUCTIONS[opcode]).reduce(x, 1, initial=x.dtype.type(neutral), dtype=x.dtype)
             if opcode == "and" and element != "pred":
                 exact = np.bitwise_and.reduce(x, 1) & 1
             np.testing.assert_array_equal(ours, exact)
@@ -103,7 +103,7 @@ def test_sums_of_floats_round_as_those_of_long_rows_do(
     columns: int, context: Context, rng: np.random.Generator
 ) -> None:
     x = _numbers(rng, (200, columns), "f32")
-    (ours, _), _ = explained(context, _fold(200, columns, "f32", "add", "0"), x)
+    (ours, _), _ = explained(context, _reduction(200, columns, "f32", "add", "0"), x)
     for row, y in zip(x, ours, strict=True):
         assert abs(float(y) - math.fsum(row)) <= 2 * np.spacing(np.abs(row).sum())
 
@@ -120,9 +120,9 @@ def test_special_values(element: str, columns: int, opcode: str, context: Contex
     x[30, places[4]], x[30, places[5]] = np.inf, -np.inf
     x[31], x[32], x[33] = np.nan, -np.inf, np.inf
     initial = {"add": "0", "maximum": "-inf", "minimum": "inf"}[opcode]
-    (ours, _), _ = explained(context, _fold(50, columns, element, opcode, initial), x)
+    (ours, _), _ = explained(context, _reduction(50, columns, element, opcode, initial), x)
     with np.errstate(all="ignore"):
-        exact = _FOLDS[opcode].reduce(x.astype(np.float64), 1)
+        exact = _REDUCTIONS[opcode].reduce(x.astype(np.float64), 1)
     assert_close(ours, exact, {"f32": 1e-5, "f64": 1e-13}[element] if opcode == "add" else 0.0)
 
 
@@ -130,7 +130,7 @@ def test_special_values(element: str, columns: int, opcode: str, context: Contex
 @pytest.mark.parametrize("columns", [3, 16, 33, 300])
 def test_what_a_sum_begins_with(columns: int, initial: str, context: Context) -> None:
     x = np.full((30, columns), -0.0, np.float32)
-    (ours, _), _ = explained(context, _fold(30, columns, "f32", "add", initial), x)
+    (ours, _), _ = explained(context, _reduction(30, columns, "f32", "add", initial), x)
     expected = np.full(30, float(initial), np.float32)
     np.testing.assert_array_equal(ours, expected)
     np.testing.assert_array_equal(np.signbit(ours), np.signbit(expected))
@@ -153,8 +153,9 @@ def test_what_is_written_around_the_caches(context: Context, rng: np.random.Gene
 
 
 def _positions(dims: tuple[int, int, int]) -> str:
-    """Sums of what lies below a diagonal in rows that stand turned, scaled by a number for each row and one for each
-    column, after one of all was added; to the sums come their positions, which what was summed is then reduced by."""
+    """Sums of what lies below a diagonal in rows that stand transposed, scaled by a number for each row and one for
+    each column, after one of all was added; to the sums come their positions, which what was summed is then reduced
+    by."""
     a, b, c = dims
     array = f"f32[{a},{b},{c}]"
     return f"""
@@ -164,11 +165,11 @@ sum {{
   ROOT r = f32[] add(p, q)
 }}
 ENTRY main {{
-  turned = f32[{c},{a},{b}] parameter(0)
+  transposed = f32[{c},{a},{b}] parameter(0)
   row = f32[{b},{a}] parameter(1)
   column = f32[{c}] parameter(2)
   one = f32[] parameter(3)
-  x = {array} transpose(turned), dimensions={{1,2,0}}
+  x = {array} transpose(transposed), dimensions={{1,2,0}}
   rows = {array} broadcast(row), dimensions={{1,0}}
   columns = {array} broadcast(column), dimensions={{2}}
   ones = {array} broadcast(one), dimensions={{}}
@@ -196,9 +197,9 @@ def test_positions_and_what_is_the_same_in_rows(
     dims: tuple[int, int, int], context: Context, rng: np.random.Generator
 ) -> None:
     a, b, c = dims
-    turned, row, column, one = (rng.standard_normal(s).astype(np.float32) for s in ((c, a, b), (b, a), (c,), ()))
-    (total, rest), _ = explained(context, _positions(dims), turned, row, column, one)
-    x = turned.transpose(1, 2, 0).astype(np.float64) * row.T[:, :, None] * column + one
+    transposed, row, column, one = (rng.standard_normal(s).astype(np.float32) for s in ((c, a, b), (b, a), (c,), ()))
+    (total, rest), _ = explained(context, _positions(dims), transposed, row, column, one)
+    x = transposed.transpose(1, 2, 0).astype(np.float64) * row.T[:, :, None] * column + one
     kept = np.where(np.arange(c) <= np.arange(b)[:, None], x, 0.0)
     exact = kept.sum(2) + np.arange(a)[:, None]
     np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-4)

@@ -1,4 +1,5 @@
-"""Chains of folds over rows, each in one loop: against float64 in torch and NumPy, at the ends of what rows can be."""
+"""Chains of reductions over rows, each in one loop: against float64 in torch and NumPy, at the ends of what rows can
+be."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_rows_too_long_for_the_cache_stay_apart(context: Context, rng: np.random
     assert_close(ours, torch.softmax(torch.from_numpy(x.astype(np.float64)), -1).numpy(), 1e-6)
 
 
-def _moments(dims: str, folded: str, kept: str, places: str, count: int) -> str:
+def _moments(dims: str, reduced: str, kept: str, places: str, count: int) -> str:
     """Mean, variance, what is normalised with them, and two results of the rows themselves."""
     return f"""{reducer("sum", "f32", "add")}
 ENTRY main {{
@@ -65,12 +66,12 @@ ENTRY main {{
   parts = f32[{kept}] broadcast(part), dimensions={{}}
   small = f32[] constant(1e-5)
   smalls = f32[{kept}] broadcast(small), dimensions={{}}
-  total = f32[{kept}] reduce(x, zero), dimensions={{{folded}}}, to_apply=sum
+  total = f32[{kept}] reduce(x, zero), dimensions={{{reduced}}}, to_apply=sum
   mean = f32[{kept}] multiply(total, parts)
   means = f32[{dims}] broadcast(mean), dimensions={{{places}}}
   centred = f32[{dims}] subtract(x, means)
   squares = f32[{dims}] multiply(centred, centred)
-  squared = f32[{kept}] reduce(squares, zero), dimensions={{{folded}}}, to_apply=sum
+  squared = f32[{kept}] reduce(squares, zero), dimensions={{{reduced}}}, to_apply=sum
   variance = f32[{kept}] multiply(squared, parts)
   safe = f32[{kept}] add(variance, smalls)
   scale = f32[{kept}] rsqrt(safe)
@@ -134,7 +135,7 @@ ENTRY main {
 
 @pytest.mark.parametrize("element", _DTYPES)
 def test_cross_entropy_by_a_mask(element: str, context: Context, rng: np.random.Generator) -> None:
-    """An index along the row, a predicate, three folds and a store of one number a row."""
+    """An index along the row, a predicate, three reductions and a store of one number a row."""
     text = f"""{reducer("greatest", "f32", "maximum")}{reducer("sum", "f32", "add")}
 ENTRY main {{
   x = {element}[40,777] parameter(0)

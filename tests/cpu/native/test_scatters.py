@@ -208,10 +208,10 @@ def test_types(operation: str, element: str, context: Context, rng: np.random.Ge
     scatter = _SCATTERS["overlapping runs of a line"]
     operands = _array(rng, dtype, (200,)), _indices(rng, np.int32, (800, 1)), _array(rng, dtype, (800, 7))
     text = _text(scatter, operation, element, "s32")
-    sums_halves = element in ("f16", "bf16") and operation in ("add", "multiply")
+    sums_half_floats = element in ("f16", "bf16") and operation in ("add", "multiply")
     with jax.enable_x64(True):
-        ours = _ours(context, text, *operands, native=not sums_halves)
-    if sums_halves:
+        ours = _ours(context, text, *operands, native=not sums_half_floats)
+    if sums_half_floats:
         return  # a library's, which rounds at the end
     functions = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
     function = functions.get(operation) or getattr(np, operation, None)
@@ -238,7 +238,7 @@ def test_types_of_indices(kind: str, index: str, context: Context, rng: np.rando
 
 
 @pytest.mark.parametrize("element", ["f16", "bf16"])
-def test_halves_that_are_rounded_once(element: str, context: Context, rng: np.random.Generator) -> None:
+def test_half_floats_that_are_rounded_once(element: str, context: Context, rng: np.random.Generator) -> None:
     scatter = _SCATTERS["rows of a table"]
     array, indices, updates = _dims(scatter)
     dtype = _DTYPES[element]

@@ -24,7 +24,7 @@ _SIZES = [
     (700, 3, True),
     (1, 16, False),
 ]
-# Loops without folds join longer rows.
+# Loops without reductions join longer rows.
 _LOOP_SIZES = [*_SIZES, (512, 64, True), (60, 200, True), (60, 256, False)]
 
 
@@ -66,7 +66,7 @@ def test_what_repeats_in_every_row(
         assert_same(mine, np.asarray(theirs), tolerance)
 
 
-def _fold(rows: int, columns: int, element: str, opcode: str, initial: str) -> str:
+def _reduction(rows: int, columns: int, element: str, opcode: str, initial: str) -> str:
     return f"""
 combine {{
   a = {element}[] parameter(0)
@@ -91,7 +91,7 @@ def test_sums_over_rows(
     x, row = (rng.standard_normal(s).astype(_DTYPES[element]) for s in ((rows, columns), columns))
     x[0, 0], x[-1, 1] = np.inf, np.nan
     memory = context.devices[0].default_memory
-    with compile(context, _fold(rows, columns, element, "add", "0")) as executable:
+    with compile(context, _reduction(rows, columns, element, "add", "0")) as executable:
         assert _is_joined(executable.artifact(Artifact.EXPLANATION).decode(), rows, columns) == joined
         ours = get(run(executable, put(memory, x), put(memory, row))[0])
     # Sums of floats are kept in double; those of doubles may round at each step.
@@ -106,12 +106,12 @@ def test_sums_over_rows(
 @pytest.mark.parametrize(
     ("opcode", "initial"), [("maximum", "-inf"), ("minimum", "inf"), ("maximum", "0.5"), ("add", "2"), ("add", "-0")]
 )
-def test_how_folds_begin(opcode: str, initial: str, context: Context, rng: np.random.Generator) -> None:
+def test_how_reductions_begin(opcode: str, initial: str, context: Context, rng: np.random.Generator) -> None:
     """At most once, also where what they begin with is no identity; a sum of -0 stays -0."""
     x = np.round(rng.standard_normal((512, 16)) * 4).astype(np.float32)
     x[:, 0] = -0.0
     row = np.zeros(16, np.float32)
-    text = _fold(512, 16, "f32", opcode, initial)
+    text = _reduction(512, 16, "f32", opcode, initial)
     memory = context.devices[0].default_memory
     with compile(context, text) as executable:
         ours = get(run(executable, put(memory, x), put(memory, row))[0])

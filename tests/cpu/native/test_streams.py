@@ -86,7 +86,7 @@ ENTRY e {
         np.testing.assert_array_equal(z, (x * x)[::-1] - x)
 
 
-def test_turns_of_a_loop(context: Context, rng: np.random.Generator) -> None:
+def test_iterations_of_a_loop(context: Context, rng: np.random.Generator) -> None:
     x = rng.integers(0, 1000, (2100, 1031)).astype(np.float32)
     text = """
 body {

@@ -268,7 +268,7 @@ _NUMPY = {
 }
 
 
-def _folds() -> list[tuple[Opcode, E]]:
+def _reductions() -> list[tuple[Opcode, E]]:
     bitwise = (Opcode.AND, Opcode.OR, Opcode.XOR)
     wide = (Opcode.ADD, Opcode.MULTIPLY)
     types = [*_INTEGERS, *_FLOATS]
@@ -281,8 +281,8 @@ def _folds() -> list[tuple[Opcode, E]]:
 
 
 @pytest.mark.parametrize("dimensions", _DIMENSIONS, ids=str)
-@pytest.mark.parametrize(("combine", "element_type"), _folds(), ids=lambda p: getattr(p, "name", str(p)))
-def test_fold(
+@pytest.mark.parametrize(("combine", "element_type"), _reductions(), ids=lambda p: getattr(p, "name", str(p)))
+def test_reduction(
     combine: Opcode, element_type: E, dimensions: tuple[int, ...], context: Context, rng: np.random.Generator
 ) -> None:
     x = make(element_type, rng, 7 * 33 * 65).reshape(7, 33, 65)
@@ -314,7 +314,7 @@ def test_fold(
 
 
 @pytest.mark.parametrize("element_type", _FLOATS, ids=lambda t: t.name)
-def test_fold_of_maximum_propagates_nan(element_type: E, context: Context, rng: np.random.Generator) -> None:
+def test_reduction_of_maximum_propagates_nan(element_type: E, context: Context, rng: np.random.Generator) -> None:
     x = make(element_type, rng, 40).reshape(4, 10)
     x[0, 3] = np.nan
     reducer = Builder("reducer")

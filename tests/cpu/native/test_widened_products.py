@@ -38,7 +38,7 @@ def _run(
 
 
 def _integers(element: str, rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Many of the extremes, whose products add up to the most."""
+    """Many of the bounds, whose products add up to the most."""
     info = np.iinfo(_INTEGERS[element])
     values = rng.integers(info.min, info.max + 1, shape)
     return np.where(rng.random(shape) < 0.5, info.min if info.min < 0 else info.max, values).astype(info.dtype)
@@ -172,7 +172,7 @@ def test_a_few_vectors(
             out = "bmn" if "b" in lhs else "mn"
             dims = ",".join(str(sizes[c]) for c in out)
             ours, explanation = _run(context, (element, element, result), a, b, batch + contracted, dims)
-            is_one_sum = vectors == count == 1  # which is a fold
+            is_one_sum = vectors == count == 1  # which is a reduction
             assert ("(vectors)" in explanation) != is_one_sum and "0 library calls" in explanation
             exact = np.einsum(f"{lhs},{rhs}->{out}", a.astype(np.float64), b.astype(np.float64))
             least = np.einsum(f"{lhs},{rhs}->{out}", *(np.abs(x.astype(np.float64)) for x in (a, b)))

@@ -79,7 +79,7 @@ _BOTH_NUMBERS_AT_ONCE = f"""ENTRY main {{
     index_vector_dim=1, slice_sizes={{1,1}}
 }}"""
 
-_TURNED = f"""ENTRY main {{
+_TRANSPOSED = f"""ENTRY main {{
   x = f32[40] parameter(0)
   i = s32[7,90] parameter(1){_wrapped("i", "s32", "7,90", 40)}
   t = s32[90,7] transpose(iw), dimensions={{1,0}}
@@ -192,7 +192,7 @@ def test_both_numbers_of_one_array(context: Context, rng: np.random.Generator) -
 
 def test_indices_in_another_order(context: Context, rng: np.random.Generator) -> None:
     x = rng.standard_normal(40).astype(np.float32)
-    _check(context, _TURNED, (x, _indices(rng, np.int32, 40, 7, 90)), loops=1)
+    _check(context, _TRANSPOSED, (x, _indices(rng, np.int32, 40, 7, 90)), loops=1)
 
 
 def test_scatter(context: Context, rng: np.random.Generator) -> None:

@@ -386,12 +386,12 @@ def _use(context: Context) -> None:
     executable.describe()
     outputs, done = executable.execute([[small]])
     for event in (done[0], outputs[0][0].ready_event(), large.ready_event()):
-        _settle(event.wait)
+        _await(event.wait)
     into = np.empty(4, np.float32)
-    _settle(outputs[0][0].to_host_async(into).wait)
+    _await(outputs[0][0].to_host_async(into).wait)
 
 
-def _settle(wait: Callable[[float], None]) -> None:
+def _await(wait: Callable[[float], None]) -> None:
     """A hostile process may leave an event open for ever, as a backend may in this process; no longer than it lives."""
     try:
         wait(0.05)

@@ -213,11 +213,11 @@ ENTRY main {
 
 
 def run_sorts(executable: Executable, memory: Memory, rng: np.random.Generator) -> None:
-    for turns in (1, 2, 0, 3, 5, 1):
+    for iterations in (1, 2, 0, 3, 5, 1):
         x = rng.standard_normal(9).astype(np.float32)
-        (result,) = run(executable, put(memory, np.array(turns, np.int32)), put(memory, x))
+        (result,) = run(executable, put(memory, np.array(iterations, np.int32)), put(memory, x))
         expected = x
-        for _ in range(turns):
+        for _ in range(iterations):
             expected = np.tanh(np.sort(expected))
         np.testing.assert_allclose(get(result), expected, rtol=1e-5)
 
@@ -233,7 +233,7 @@ def test_explain_counts_conditional_nodes(
     )
 
 
-def test_a_driver_without_conditional_nodes_runs_turns(
+def test_a_driver_without_conditional_nodes_runs_iterations(
     driver: Driver, context: Context, memory: Memory, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def prepare(accelerator: int) -> None:
@@ -282,10 +282,10 @@ def test_a_body_that_cannot_be_patched_leaves_the_loop_to_the_host(
             driver.refuse(driver.next_number - 1)
 
     monkeypatch.setattr(type(driver), "capture_kernel", refuse)
-    for turns in (1, 2, 0, 3):
+    for iterations in (1, 2, 0, 3):
         x = rng.standard_normal(9).astype(np.float32)
-        (result,) = run(executable, put(memory, np.array(turns, np.int32)), put(memory, x))
-        np.testing.assert_allclose(get(result), np.sort(np.tanh(np.sort(x))) if turns else x, rtol=1e-5)
+        (result,) = run(executable, put(memory, np.array(iterations, np.int32)), put(memory, x))
+        np.testing.assert_allclose(get(result), np.sort(np.tanh(np.sort(x))) if iterations else x, rtol=1e-5)
     text = executable.artifact(Artifact.EXPLANATION).decode()
     assert refused and "the driver refuses to patch node" in text and "graph of" in text, text
 

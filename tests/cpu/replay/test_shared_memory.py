@@ -44,14 +44,14 @@ def driver(driver: Driver) -> Iterator[Driver]:
 
 @dataclass(frozen=True)
 class Program:
-    """``turns`` times: the tanh of it, sorted."""
+    """``iterations`` times: the tanh of it, sorted."""
 
     executable: Executable
     elements: int
-    turns: int
+    iterations: int
 
     def check(self, result: Buffer, x: np.ndarray) -> None:
-        for _ in range(self.turns):
+        for _ in range(self.iterations):
             x = np.tanh(np.sort(x))
         np.testing.assert_allclose(get(result), -x, rtol=1e-5)
 
@@ -59,10 +59,10 @@ class Program:
         return self.executable.artifact(Artifact.EXPLANATION).decode()
 
 
-def captured(context: Context, memory: Memory, rng: np.random.Generator, elements: int, turns: int = 3) -> Program:
+def captured(context: Context, memory: Memory, rng: np.random.Generator, elements: int, iterations: int = 3) -> Program:
     lines = [
         line
-        for n in range(turns)
+        for n in range(iterations)
         for line in (
             f"t{n} = f32[{elements}] sort(x{n}), dimensions={{0}}, to_apply=less",
             f"x{n + 1} = f32[{elements}] tanh(t{n})",
@@ -70,10 +70,11 @@ def captured(context: Context, memory: Memory, rng: np.random.Generator, element
     ]
     less = "less { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = pred[] compare(a, b), direction=LT }"
     body = "\n".join(lines)
-    text = (
-        f"{less}\nENTRY main {{ x0 = f32[{elements}] parameter(0)\n{body}\nROOT r = f32[{elements}] negate(x{turns}) }}"
+    entry = (
+        f"ENTRY main {{ x0 = f32[{elements}] parameter(0)\n{body}\nROOT r = f32[{elements}] negate(x{iterations}) }}"
     )
-    program = Program(compile(context, text), elements, turns)
+    text = f"{less}\n{entry}"
+    program = Program(compile(context, text), elements, iterations)
     interleave([program] * (FIRST + 1), memory, rng)
     return program
 
@@ -93,8 +94,8 @@ def test_smaller_programs_need_no_more_memory(
 ) -> None:
     programs = [captured(context, memory, rng, 3000)]
     (in_use,) = driver.pools.in_use.items()
-    for elements, turns in ((1000, 4), (3000, 3), (500, 2)):
-        programs.append(captured(context, memory, rng, elements, turns))
+    for elements, iterations in ((1000, 4), (3000, 3), (500, 2)):
+        programs.append(captured(context, memory, rng, elements, iterations))
         assert list(driver.pools.in_use.items()) == [in_use]
     before = driver.graph_launches
     interleave([programs[n] for n in rng.integers(0, len(programs), 40)], memory, rng)

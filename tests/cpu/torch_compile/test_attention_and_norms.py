@@ -124,4 +124,4 @@ def test_rms_norm_is_native_and_one_kernel(device: str, programs: list[CompiledP
     for program in programs:
         assert program.native is not None and not program.native.calls
     assert kernels(forward) == 1
-    assert kernels(backward) <= 2  # rows are folded for the gradient of the input, columns for that of the weight
+    assert kernels(backward) <= 2  # rows are reduced for the gradient of the input, columns for that of the weight

@@ -24,7 +24,7 @@ def operator(name: str, function: Callable[..., Tensor], fake: Callable[..., Ten
 
 longer = operator("longer", lambda x: torch.cat([x, x]), torch.empty_like)
 narrower = operator("narrower", lambda x: x.half(), torch.empty_like)
-turned = operator("turned", lambda x: x.t().contiguous().t() + 1, torch.empty_like)
+transposed = operator("transposed", lambda x: x.t().contiguous().t() + 1, torch.empty_like)
 itself = operator("itself", lambda x: x, torch.empty_like)
 sly = operator("sly", lambda x: x.add_(1).clone(), torch.empty_like)
 
@@ -35,7 +35,7 @@ sly = operator("sly", lambda x: x.add_(1).clone(), torch.empty_like)
     [
         (longer, r"float32 of sizes \[3, 4\].*float32 of sizes \[6, 4\]"),
         (narrower, "float32.*float16"),
-        (turned, r"strides \[4, 1\].*strides \[1, 3\]"),
+        (transposed, r"strides \[4, 1\].*strides \[1, 3\]"),
         (itself, "memory of its argument x"),
     ],
     ids=["sizes", "dtype", "strides", "memory"],

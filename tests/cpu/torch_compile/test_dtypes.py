@@ -51,7 +51,7 @@ def test_embedding_bags(dtype: torch.dtype, mode: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_halves_are_rounded_after_each_operator(dtype: torch.dtype) -> None:
+def test_half_floats_are_rounded_after_each_operator(dtype: torch.dtype) -> None:
     x, y = torch.randn(2, 64, 257).to(dtype)
     check_function(lambda x, y: ((x * y + x) * y - x * 0.3 + y) / y, x, y, rtol=0, atol=0)
 
@@ -62,7 +62,9 @@ _KINDS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int
 @pytest.mark.parametrize("kind", [k for k in _KINDS if k is not torch.bool], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dims", [(), (1,), (257,), (8, 33)], ids=str)
-def test_halves_by_tensors_without_dimensions(dims: tuple[int, ...], dtype: torch.dtype, kind: torch.dtype) -> None:
+def test_half_floats_by_tensors_without_dimensions(
+    dims: tuple[int, ...], dtype: torch.dtype, kind: torch.dtype
+) -> None:
     """ATen multiplies and divides by them as by numbers, unrounded, and rounds them everywhere else."""
     x, y = torch.randn(dims).to(dtype), (torch.rand(()) * 99 + 1).to(kind)
     check_function(lambda x, y: (x * y, x / y, y * x, y / x, x + y, y - x), x, y, rtol=0, atol=0)
@@ -88,7 +90,9 @@ def test_what_is_compared_is_rounded_first(other: float | torch.dtype, dtype: to
 @pytest.mark.parametrize("operand", [torch.tensor([100001]), torch.tensor(100001), torch.tensor([[0.7]])], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dims", [(), (1,), (2, 3)], ids=str)
-def test_halves_by_tensors_of_one_element(dims: tuple[int, ...], dtype: torch.dtype, operand: torch.Tensor) -> None:
+def test_half_floats_by_tensors_of_one_element(
+    dims: tuple[int, ...], dtype: torch.dtype, operand: torch.Tensor
+) -> None:
     check_function(lambda x, y: (x * y, x / y), torch.randn(dims).to(dtype), operand, rtol=0, atol=0)
 
 
@@ -118,21 +122,21 @@ def test_gradients_of_thresholds(threshold: float, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("source", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_sums_in_halves_are_of_what_is_rounded(source: torch.dtype, dtype: torch.dtype) -> None:
+def test_sums_in_half_floats_are_of_what_is_rounded(source: torch.dtype, dtype: torch.dtype) -> None:
     x = torch.tensor([[1e5], [-1e5]]).to(source)
     check_function(lambda x: x.sum(0, dtype=dtype), x, rtol=0, atol=0)
     # Few enough for each to be told apart from its neighbour.
     check_function(lambda x: x.sum(1, dtype=dtype), torch.randn(300, 2).to(source), rtol=0, atol=0)
 
 
-def test_doubles_become_halves_by_way_of_float32() -> None:
+def test_doubles_become_half_floats_by_way_of_float32() -> None:
     steps = 2.0 ** -torch.arange(8, 40, dtype=torch.float64)
     x = torch.cat([torch.randn(5000, dtype=torch.float64), 1 + 2**-11 + steps, 1 + 2**-9 + steps, 65519.999999 - steps])
     check_function(lambda x: (x.to(torch.float16), x.to(torch.bfloat16), x.half() + 1), x, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_square_roots_of_all_halves(dtype: torch.dtype) -> None:
+def test_square_roots_of_all_half_floats(dtype: torch.dtype) -> None:
     """Alone, and beside an operator that makes a plan of the program."""
     x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
     check_function(lambda x: x.sqrt(), x, rtol=0, atol=0)
@@ -171,13 +175,13 @@ def test_sums_without_nan_of_no_dimensions_are_of_all() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(17, 8, 8), (32, 64, 48), (5, 300, 3), (40, 0, 8)], ids=str)
-@pytest.mark.parametrize("turned", [False, True])
-def test_products_of_bytes(sizes: tuple[int, int, int], turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_bytes(sizes: tuple[int, int, int], transposed: bool) -> None:
     rows, contracted, columns = sizes
     x = torch.randint(-128, 128, (rows, contracted), dtype=torch.int8)
-    y = torch.randint(-128, 128, (columns, contracted) if turned else (contracted, columns), dtype=torch.int8)
+    y = torch.randint(-128, 128, (columns, contracted) if transposed else (contracted, columns), dtype=torch.int8)
     x[:1], y[:1] = -128, -128
-    check_function(lambda x, y: torch._int_mm(x, y.t() if turned else y) * 2, x, y, rtol=0, atol=0)
+    check_function(lambda x, y: torch._int_mm(x, y.t() if transposed else y) * 2, x, y, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -160,7 +160,7 @@ def test_combining_integers(dtype: torch.dtype, function: Callable[..., Any]) ->
 @pytest.mark.parametrize("function", [added, reduced])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_combining_floats(dtype: torch.dtype, function: Callable[..., Any]) -> None:
-    """Sums of halves are made in float32 and rounded once."""
+    """Sums of 16-bit floats are made in float32 and rounded once."""
     inputs = inputs_of_sums(dtype)
     found = compiled(function)(*inputs)
     nothing_whole()
@@ -182,7 +182,7 @@ def test_averages_of_narrow_integers_wrap_as_in_eager() -> None:
         assert_same(compiled(function)(source, index), function(source, index))
 
 
-def test_extremes_beside_nan_and_infinities() -> None:
+def test_minima_and_maxima_beside_nan_and_infinities() -> None:
     x = torch.tensor([1.0, float("nan"), 3.0, -float("inf"), 5.0])
     source = torch.tensor([0.0, 2.0, float("nan"), float("inf"), -float("inf"), 4.0, -0.0])
     index = torch.tensor([0, 1, 2, 3, 4, 4, 0])

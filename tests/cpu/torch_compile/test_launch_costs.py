@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flagos_backend.frontends.torch.compile import _launcher, executable, sites
+from flagos_backend.frontends.torch.compile import _launcher, device_contexts, executable
 from support.torch_compile import compiled
 
 
@@ -57,7 +57,7 @@ def test_calls_of_python_do_not_grow_with_what_is_written() -> None:
 def views(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The addresses of which launches made buffers."""
     seen: list[int] = []
-    backend = sites.host().context.api
+    backend = device_contexts.host().context.api
     ffi, table = backend.ffi, backend.backend.api
     counted = ffi.new("FlagosApi*", table[0])
 

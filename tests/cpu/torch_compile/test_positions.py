@@ -1,4 +1,5 @@
-"""Extremes with their positions, as eager gives them on the CPU: the first of equal ones, and a NaN before all else."""
+"""Minima and maxima with their positions, as eager gives them on the CPU: the first of equal ones, and a NaN before all
+else."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def of_ties(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_extremes_and_their_positions(dtype: torch.dtype) -> None:
+def test_minima_and_maxima_and_their_positions(dtype: torch.dtype) -> None:
     x = of_ties(dtype, 7, 40, 9)
     for name, program in PROGRAMS.items():
         torch.compiler.reset()

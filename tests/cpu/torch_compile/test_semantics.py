@@ -12,7 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 
 from flagos_backend.errors import FlagosBackendError
-from flagos_backend.frontends.torch.compile import report, sites
+from flagos_backend.frontends.torch.compile import device_contexts, report
 from flagos_backend.frontends.torch.compile.backend import flagos
 from support.torch_compile import assert_same, check_function, compiled
 
@@ -237,7 +237,7 @@ def test_threads() -> None:
 def test_memory_does_not_grow() -> None:
     run = compiled(lambda x: (x.sin() @ x).relu())
     x = torch.randn(64, 64)
-    device = sites.host().device
+    device = device_contexts.host().device
     run(x)
     gc.collect()
     before = device.memory_stats().num_allocations, device.memory_stats().bytes_in_use
@@ -282,12 +282,12 @@ def test_a_singular_matrix_is_refused_as_by_eager() -> None:
         pytest.skip("this PyTorch (2.11) drops the check while it traces, whatever compiles")
 
 
-@pytest.mark.parametrize("extreme", [torch.max, torch.min])
-def test_extremes_of_nothing_are_refused_as_by_eager(extreme: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    run = torch.compile(extreme, backend=flagos, dynamic=True)
+@pytest.mark.parametrize("extremum", [torch.max, torch.min])
+def test_minima_and_maxima_of_nothing_are_refused_as_by_eager(min_max: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    run = torch.compile(min_max, backend=flagos, dynamic=True)
     x = torch.randn(2, 3)
-    assert_same(run(x), extreme(x))
-    for module in (extreme, run):
+    assert_same(run(x), min_max(x))
+    for module in (min_max, run):
         with pytest.raises(RuntimeError, match="Expected reduction dim to be specified"):
             module(torch.empty(0, 3))
 
@@ -295,7 +295,7 @@ def test_extremes_of_nothing_are_refused_as_by_eager(extreme: Callable[[torch.Te
 def test_training_steps_do_not_keep_memory() -> None:
     layer = torch.nn.Linear(32, 32)
     run, x = compiled(torch.nn.Sequential(layer, torch.nn.GELU())), torch.randn(4, 32)
-    device = sites.host().device
+    device = device_contexts.host().device
 
     def steps(count: int) -> tuple[int, int]:
         for _ in range(count):

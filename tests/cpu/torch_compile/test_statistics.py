@@ -14,7 +14,7 @@ from support.torch_compile import assert_same, compiled
 
 aten = torch.ops.aten
 DEVICES = ["cpu", "flagos"]
-HALVES = [torch.bfloat16, torch.float16]
+HALF_FLOATS = [torch.bfloat16, torch.float16]
 MOMENTUM, EPSILON = 0.1, 1e-5
 Norm = Callable[..., tuple[Tensor, ...]]
 
@@ -74,14 +74,14 @@ def outcome(
 @pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_as_in_eager_mode(device: str, norm: Norm, dynamic: bool) -> None:
-    for dtype in HALVES:
+    for dtype in HALF_FLOATS:
         outcome(norm, device, dtype, dtype, dynamic=dynamic)
         outcome(norm, device, dtype, torch.float32, dynamic=dynamic)
     outcome(norm, device, torch.float32, torch.float32, dynamic=dynamic)
 
 
 @pytest.mark.parametrize(("device", "parameters"), [("cpu", torch.float32), ("flagos", None)])
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_FLOATS, ids=str)
 def test_what_is_computed_from_them(device: str, parameters: torch.dtype | None, dtype: torch.dtype) -> None:
     def use(*operands: Tensor) -> tuple[Tensor, ...]:
         _, mean, scale = with_running(*operands)
@@ -104,10 +104,11 @@ def test_the_dtype_that_a_program_on_the_device_sees() -> None:
 @pytest.mark.parametrize(
     "module", [nn.BatchNorm1d(6), nn.BatchNorm1d(6).eval(), nn.LayerNorm(7), nn.GroupNorm(2, 6)], ids=str
 )
-def test_gradients_of_halves_by_parameters_of_either_width(
+def test_gradients_of_half_floats_by_parameters_of_either_width(
     device: str, parameters: torch.dtype, module: nn.Module
 ) -> None:
-    """Those of eager mode to a rounding of what the parameters hold: their statistics are not rounded to halves."""
+    """Those of eager mode to a rounding of what the parameters hold: their statistics are not rounded to 16-bit
+    floats."""
     module = copy.deepcopy(module).to(device, parameters)
     with torch.no_grad():
         for tensor in module.state_dict().values():

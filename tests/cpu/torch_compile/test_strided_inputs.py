@@ -48,9 +48,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     copies: list[int] = []
     original = executable._laid_out
 
-    def laid_out(specs: Any, origins: Any, site: Any, number: int, tensor: Tensor) -> Tensor:
+    def laid_out(specs: Any, origins: Any, device_context: Any, number: int, tensor: Tensor) -> Tensor:
         copies.append(number)
-        return original(specs, origins, site, number, tensor)
+        return original(specs, origins, device_context, number, tensor)
 
     monkeypatch.setattr(executable, "_laid_out", laid_out)
     return copies

@@ -15,7 +15,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils.checkpoint import checkpoint
 
 from flagos_backend.frontends.torch.compile.backend import flagos
-from flagos_backend.frontends.torch.compile.drawing import drawing_on_flagos
+from flagos_backend.frontends.torch.compile.rng_selection import rng_of_flagos
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +80,9 @@ def test_a_launch_inside_a_launch_goes_on_with_the_device_s_random_numbers(devic
     torch.ones(1, device=device)
     torch.manual_seed(8)  # all devices
     torch.flagos.manual_seed(7)
-    with drawing_on_flagos():
+    with rng_of_flagos():
         drawn = [torch.rand(3)]
-        with drawing_on_flagos():
+        with rng_of_flagos():
             drawn.append(torch.rand(3))
         drawn.append(torch.rand(3))
     of_device, of_host = torch.Generator().manual_seed(7), torch.Generator().manual_seed(8)

@@ -1,5 +1,5 @@
 """One of two processes whose tensors are on the device flagos. What the other process gives is made here too, from the
-seed, and folded on the CPU: the oracle."""
+seed, and reduced on the CPU: the oracle."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def what_moves_of_every_dtype() -> None:
     assert_bits(got, torch.arange(6.0).reshape(3, 2)[RANK : 1 + 2 * RANK], "uneven")
 
 
-_FOLDS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+_REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.AVG: torch.add,
     dist.ReduceOp.PRODUCT: torch.mul,
@@ -131,7 +131,7 @@ _BITWISE = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
 
 
 def _cases() -> Iterator[tuple[torch.dtype, Any]]:
-    for dtype, op in itertools.product((*FLOATS, *INTEGERS, torch.bool, *COMPLEX), _FOLDS):
+    for dtype, op in itertools.product((*FLOATS, *INTEGERS, torch.bool, *COMPLEX), _REDUCTIONS):
         if dtype.is_floating_point and op in _BITWISE:
             continue
         if dtype.is_complex and op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
@@ -141,12 +141,12 @@ def _cases() -> Iterator[tuple[torch.dtype, Any]]:
         yield dtype, op
 
 
-def _folded(op: Any, parts: list[Tensor]) -> Tensor:
+def _reduced(op: Any, parts: list[Tensor]) -> Tensor:
     dtype = parts[0].dtype
     wide = parts if dtype.is_complex or dtype is torch.bool else [part.to(torch.float64) for part in parts]
     if op in _BITWISE and dtype is not torch.bool:
         wide = [part.to(torch.int64) for part in parts]
-    total = functools.reduce(_FOLDS[op], wide)
+    total = functools.reduce(_REDUCTIONS[op], wide)
     if op is dist.ReduceOp.AVG:
         total = total / WORLD if dtype.is_floating_point or dtype.is_complex else (total / WORLD).trunc()
     return total.to(dtype)
@@ -156,7 +156,7 @@ def reductions_of_every_kind() -> None:
     """Averages of integers are rounded towards zero."""
     for dtype, op in _cases():
         parts = given(dtype, 4, 3)
-        want = _folded(op, parts)
+        want = _reduced(op, parts)
 
         got = here(parts[RANK])
         dist.all_reduce(got, op)

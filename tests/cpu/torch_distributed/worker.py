@@ -92,7 +92,7 @@ def every_collective_is_part_of_the_program() -> None:
     assert not reported("outside")
 
 
-_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
     "product": torch.mul,
     "min": torch.minimum,
@@ -108,7 +108,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 def reductions_of_many_dtypes() -> None:
     """Whole numbers, so that every order gives the same; averages of them are compared within rounding."""
     group = dist.group.WORLD
-    cases = [(dtype, name) for dtype in _INTEGERS for name in _FOLDS]
+    cases = [(dtype, name) for dtype in _INTEGERS for name in _REDUCTIONS]
     cases += [(dtype, name) for dtype in _FLOATS for name in ("sum", "product", "min", "max", "avg")]
     cases += [(torch.complex64, "sum"), (torch.complex128, "product")]
     given = [[torch.randint(0, 5, (7,), generator=generator(r)).to(dtype) for dtype, _ in cases] for r in range(WORLD)]
@@ -118,7 +118,7 @@ def reductions_of_many_dtypes() -> None:
 
     got = compiled(function, fullgraph=True)(given[RANK])
     for (dtype, name), a, column in zip(cases, got, zip(*given, strict=True), strict=True):
-        want = functools.reduce(_FOLDS["sum" if name == "avg" else name], column)
+        want = functools.reduce(_REDUCTIONS["sum" if name == "avg" else name], column)
         if name == "avg":
             want = (want.double() / WORLD).to(dtype)
         torch.testing.assert_close(a, want, msg=lambda text, case=f"{name} of {dtype}": f"{case}: {text}")

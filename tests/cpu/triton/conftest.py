@@ -16,5 +16,13 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 256 elements are walked."""
     from flagos_backend.codegen.triton import tiling
 
-    for limit in ("MAX_ROW", "MAX_LONG_ROW", "_TILE", "_ROW_STEP", "_FOLD_STEP", "_LONG_ROW_STEP", "_HOLDING_STEP"):
+    for limit in (
+        "MAX_ROW",
+        "MAX_LONG_ROW",
+        "_TILE",
+        "_ROW_STEP",
+        "_REDUCTION_STEP",
+        "_LONG_ROW_STEP",
+        "_HOLDING_STEP",
+    ):
         monkeypatch.setattr(tiling, limit, 256)

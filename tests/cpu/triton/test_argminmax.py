@@ -1,5 +1,5 @@
-"""Positions of extremes as folds of generated kernels, against NumPy, which like XLA takes a NaN first and the first of
-equals."""
+"""Argmin and argmax as reductions of generated kernels, against NumPy, which like XLA takes a NaN first and the first
+of equals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.passes.accelerator.pack_argminmax import pack_argminmax
 from programs import hlo_bytes
 from support.against_xla import hlo_of_text
-from support.extremes import DTYPES, answer, array_of, text_of
+from support.argminmax import DTYPES, answer, array_of, text_of
 from support.passes import SIMULATED, for_accelerator, run_until
 
 BF16 = ml_dtypes.bfloat16
@@ -124,7 +124,7 @@ def test_what_floats_have(element: str, largest: bool) -> None:
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("element", ["pred", "s8", "u8", "s32", "u32", "s64", "u64", "f32", "bf16"])
 def test_limits_of_a_type(element: str, largest: bool) -> None:
-    """Those that a fold begins with, and their neighbours."""
+    """Those that a reduction begins with, and their neighbours."""
     dtype = np.dtype(DTYPES[element])
     if dtype == np.bool_:
         low, high = False, True
@@ -190,7 +190,7 @@ def test_random_choices_are_one_kernel(rng: np.random.Generator) -> None:
     assert len(made) == 1
 
 
-def test_columns_whose_folds_are_split(rng: np.random.Generator) -> None:
+def test_columns_whose_reductions_are_split(rng: np.random.Generator) -> None:
     x = array_of(np.dtype(np.float32), (3000, 40), rng)
     (positions,), (kernel,) = check(lambda x: jnp.argmax(x, 0), x)
     np.testing.assert_array_equal(positions, answer(x, 0, True)[1])

@@ -188,14 +188,14 @@ def test_operands_are_computed_where_they_are_chosen(rng: np.random.Generator) -
     compare(lambda x, c, s: rope(x, c, s) > 0, *narrow, expected=rope(*map(np.float32, narrow), np) > 0)
 
 
-def test_what_is_dear_is_not_computed_for_all(rng: np.random.Generator) -> None:
+def test_what_is_expensive_is_not_computed_for_all(rng: np.random.Generator) -> None:
     x, y = f32(rng, 6, 4), f32(rng, 6, 3)
     made = compare(lambda x, y: jnp.concatenate([jnp.tanh(x), y], 1) * 2, x, y, kernels=2, ulp=4)
     assert "select" not in made[0].text
     compare(lambda x, y: jnp.concatenate([jnp.tanh(x), jnp.exp(y)], 1), x, y, kernels=2, ulp=4)
 
 
-def test_folds_over_them(rng: np.random.Generator) -> None:
+def test_reductions_over_them(rng: np.random.Generator) -> None:
     x, y = f32(rng, 40, 30), f32(rng, 40, 13)
     for axis in (0, 1, (0, 1)):
         compare(lambda x, y, axis=axis: jnp.concatenate([x, y], 1).max(axis), x, y)

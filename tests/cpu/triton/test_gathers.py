@@ -112,7 +112,7 @@ def test_any_dimension_numbers(seed: int) -> None:
 
 
 def test_what_comes_before_and_after_is_in_the_kernel(rng: np.random.Generator) -> None:
-    """Elementwise operations on the table are computed of the chosen rows, as indices are, and folds follow."""
+    """Elementwise operations on the table are computed of the chosen rows, as indices are, and reductions follow."""
     table, places = (rng.standard_normal((n, 20)).astype(np.float32) for n in (70, 6))
     ids = rng.integers(-70, 70, (4, 6), dtype=np.int32)
 
@@ -131,7 +131,7 @@ def test_a_sum_over_chosen_elements(rng: np.random.Generator) -> None:
 
 
 def test_columns_beside_rows(rng: np.random.Generator) -> None:
-    """Folds over rows and over columns in one kernel, of rows that are chosen."""
+    """Reductions over rows and over columns in one kernel, of rows that are chosen."""
     table = rng.standard_normal((60, 33)).astype(np.float32)
     ids = rng.integers(0, 60, (40,), dtype=np.int32)
 

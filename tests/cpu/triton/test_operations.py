@@ -101,18 +101,18 @@ def test_compare(element_type: ElementType, rng: np.random.Generator) -> None:
     check(build, [(element_type, values), (element_type, others)])
 
 
-_HALVES = (E.BF16, E.F16)
+_HALF_FLOATS = (E.BF16, E.F16)
 
 
-@pytest.mark.parametrize("element_type", [t for t in _TYPES if t not in _HALVES], ids=lambda t: t.name)
+@pytest.mark.parametrize("element_type", [t for t in _TYPES if t not in _HALF_FLOATS], ids=lambda t: t.name)
 def test_each_operation_rounds_to_its_own_type(element_type: ElementType, rng: np.random.Generator) -> None:
     """x * y + y: neither contracted nor kept wider in between."""
     x, y = (random_values(element_type, 1500, rng) for _ in range(2))
     check(_times_plus, [(element_type, x), (element_type, y)])
 
 
-@pytest.mark.parametrize("element_type", _HALVES, ids=lambda t: t.name)
-def test_halves_round_each_result(element_type: ElementType, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("element_type", _HALF_FLOATS, ids=lambda t: t.name)
+def test_half_floats_round_each_result(element_type: ElementType, rng: np.random.Generator) -> None:
     """x * y + y."""
     x, y = (random_values(element_type, 1500, rng) for _ in range(2))
     wide_x, wide_y = x.astype(np.float32), y.astype(np.float32)
@@ -122,8 +122,8 @@ def test_halves_round_each_result(element_type: ElementType, rng: np.random.Gene
     assert not distance(ours, expected).any()
 
 
-@pytest.mark.parametrize("element_type", _HALVES, ids=lambda t: t.name)
-def test_halves_jump_where_they_are_rounded(element_type: ElementType, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("element_type", _HALF_FLOATS, ids=lambda t: t.name)
+def test_half_floats_jump_where_they_are_rounded(element_type: ElementType, rng: np.random.Generator) -> None:
     """A greatest element is equal to itself, though what it is compared with was not stored in between."""
     x, y = (random_values(element_type, 600, rng).reshape(20, 30) for _ in range(2))
 

@@ -17,7 +17,7 @@ HEAD = "x = f32[4,6] parameter(0)\n  y = f32[6,5] parameter(1)\n  "
 
 
 @pytest.mark.parametrize(
-    ("body", "homes"),
+    ("body", "result_buffers"),
     [
         ("ROOT r = f32[4,6] exponential(x)", 1),
         ("e = f32[4,6] exponential(x)\n  ROOT r = f32[24] reshape(e)", 1),
@@ -30,7 +30,7 @@ HEAD = "x = f32[4,6] parameter(0)\n  y = f32[6,5] parameter(1)\n  "
         ("e = f32[4,6] exponential(x)\n  ROOT r = (f32[4,6], f32[4,6]) tuple(e, e)", 2),
     ],
 )  # fmt: skip
-def test_results_are_made_in_their_places(body: str, homes: int, rng: np.random.Generator) -> None:
+def test_results_are_made_in_their_places(body: str, result_buffers: int, rng: np.random.Generator) -> None:
     less = "less { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = pred[] compare(a, b), direction=LT }\n"
     module = for_accelerator(import_module(hlo_of_text(f"{less}ENTRY main {{\n  {HEAD}{body}\n}}")))
     target = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)
@@ -43,7 +43,7 @@ def test_results_are_made_in_their_places(body: str, homes: int, rng: np.random.
         elsewhere = built.run(run, list(arguments))
         places = [torch.full(shape.dims, torch.nan) for shape in built.result_shapes]
         results = built.run(run, list(arguments), places)
-    at_home = [result.data_ptr() == place.data_ptr() for result, place in zip(results, places, strict=True)]
-    assert sum(slot in built.homes for slot in built.results) >= sum(at_home) == homes
+    in_buffers = [result.data_ptr() == place.data_ptr() for result, place in zip(results, places, strict=True)]
+    assert sum(slot in built.result_buffers for slot in built.results) >= sum(in_buffers) == result_buffers
     for result, expected in zip(results, elsewhere, strict=True):
         torch.testing.assert_close(result, expected, rtol=0, atol=0)

@@ -50,8 +50,8 @@ def test_every_type_and_remainder(element_type: ElementType, size: int, gap: int
 
     def function(x: jax.Array, y: jax.Array, first: int) -> tuple[jax.Array, jax.Array]:
         both = jnp.maximum(x[:, first : first + size], y)
-        folded = add(both, 1).astype(y.dtype)
-        return jnp.minimum(both, folded[:, None]), folded
+        reduced = add(both, 1).astype(y.dtype)
+        return jnp.minimum(both, reduced[:, None]), reduced
 
     x, y = (positive(element_type, (17, n), rng) for n in (size + gap, size))
     for first in {0, gap}:
@@ -67,16 +67,16 @@ def test_sizes_of_whole_units(element_type: ElementType, gap: int, rng: np.rando
     for units in (9, 10, 16, 17, 32):
         size = units * 512 // 16
         x = positive(element_type, (5, size + gap), rng)
-        fold = jnp.max if element_type is E.S8 else jnp.sum
+        reduction = jnp.max if element_type is E.S8 else jnp.sum
 
         def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
             row = x[:, gap:]
-            folded = fold(row, 1).astype(x.dtype)  # noqa: B023
-            return jnp.minimum(row, folded[:, None]), folded
+            reduced = reduction(row, 1).astype(x.dtype)  # noqa: B023
+            return jnp.minimum(row, reduced[:, None]), reduced
 
         kernel = compare(function, x, ulp=8 if element_type.is_float else 0)
         assert ("head = " in kernel.source) is (size > 256)
-        compare(lambda x: fold(x[:, gap:], 1), x, ulp=8 if element_type.is_float else 0)  # noqa: B023
+        compare(lambda x: reduction(x[:, gap:], 1), x, ulp=8 if element_type.is_float else 0)  # noqa: B023
 
 
 def test_many_dimensions_and_what_all_rows_read(rng: np.random.Generator) -> None:

@@ -213,7 +213,7 @@ def test_windows_that_are_promised_to_be_apart(rng: np.random.Generator) -> None
 
 @pytest.mark.parametrize("element", ["f32", "f64"])
 @pytest.mark.parametrize("operation", ["maximum", "minimum"])
-def test_extremes_of_special_numbers(operation: str, element: str, rng: np.random.Generator) -> None:
+def test_minima_and_maxima_of_special_numbers(operation: str, element: str, rng: np.random.Generator) -> None:
     """NaN of either sign, in the target and among the updates, win; zeros and infinities are ordered."""
     dtype = NUMPY[element]
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.5, -1.5, 5e-324, -1e-40], dtype)

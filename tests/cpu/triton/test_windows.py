@@ -177,7 +177,7 @@ def test_a_slice_is_read_where_it_is_used(rng: np.random.Generator) -> None:
         assert len(steps(check(function, f32(rng, 10, 9), f32(rng, 3), np.int32(i)))) == 1
 
 
-def test_a_slice_is_read_by_a_fold(rng: np.random.Generator) -> None:
+def test_a_slice_is_read_by_a_reduction(rng: np.random.Generator) -> None:
     def function(x: jax.Array, i: jax.Array) -> jax.Array:
         return jax.nn.softmax(lax.dynamic_index_in_dim(x, i, 1, keepdims=False), -1)
 
@@ -197,7 +197,7 @@ def test_positions_are_sliced_too(rng: np.random.Generator) -> None:
     check(lambda i: lax.dynamic_slice(jnp.arange(50) * 3, (i,), (8,)) + 1, np.int32(rng.integers(-60, 60)))
 
 
-def test_starts_come_from_an_array_and_from_a_fold(rng: np.random.Generator) -> None:
+def test_starts_come_from_an_array_and_from_a_reduction(rng: np.random.Generator) -> None:
     def function(x: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
         read = lax.dynamic_slice(x, (places[2],), (4,))
         return read * 2, lax.dynamic_slice(x, (jnp.argmax(x),), (3,)) + lax.dynamic_slice(x, (places.sum(),), (3,))
@@ -214,7 +214,7 @@ def test_an_update_is_stored_by_what_computes_it(rng: np.random.Generator) -> No
 
 
 @pytest.mark.parametrize(
-    "fold",
+    "reduction",
     [
         lambda y: y.sum(0)[None],
         lambda y: jnp.stack((y.max(0), (y * y).sum(0))),
@@ -223,9 +223,9 @@ def test_an_update_is_stored_by_what_computes_it(rng: np.random.Generator) -> No
     ],
     ids=["columns", "columns in two rows", "everything", "rows"],
 )
-def test_a_slice_is_folded_in_parts_into_an_update(fold: Callable[..., Any], rng: np.random.Generator) -> None:
+def test_a_slice_is_reduced_in_parts_into_an_update(reduction: Callable[..., Any], rng: np.random.Generator) -> None:
     def function(x: jax.Array, y: jax.Array, i: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(x, fold(lax.dynamic_slice(y, (i * 3, 0), (4000, 40))) * 2, (i, 1))
+        return lax.dynamic_update_slice(x, reduction(lax.dynamic_slice(y, (i * 3, 0), (4000, 40))) * 2, (i, 1))
 
     y = rng.integers(-8, 9, (4020, 40)).astype(np.float32)  # whose sums are exact in any order
     built = check(function, f32(rng, 9, 48), y, np.int32(rng.integers(-1, 10)), donated=(0,))
@@ -282,7 +282,7 @@ def test_constants_are_not_written_over(rng: np.random.Generator) -> None:
         lambda x, i, j: x.sum(0)[None] + lax.dynamic_slice(x, (j, 0), (3, 5)),
         lambda x, i, j: lax.dynamic_slice(jnp.exp(x).reshape(45)[::-1].reshape(9, 5), (j, 0), (3, 5)),
     ],
-    ids=["moved", "where it stands", "backwards", "of two places", "of a fold", "computed"],
+    ids=["moved", "where it stands", "backwards", "of two places", "of a reduction", "computed"],
 )
 def test_an_update_is_made_from_its_own_array(change: Callable[..., Any], rng: np.random.Generator) -> None:
     def function(x: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
@@ -342,7 +342,7 @@ def test_a_scan_reads_and_writes_where_its_arrays_stand(rng: np.random.Generator
     (body,) = loop.nested
     text = loop.text + body.explain()
     assert " [reference." not in text
-    assert "each turn" not in text
+    assert "each iteration" not in text
     assert "after a copy" not in text
     (gates,) = [step.text for step in body.steps if "logistic" in step.text or "exponential" in step.text]
     assert gates.count("dynamic_update_slice") == 2, "both results are stored by what computes them"
@@ -357,7 +357,7 @@ def test_a_scan_backwards_and_its_gradient(rng: np.random.Generator) -> None:
         return lax.scan(step, jnp.ones(x.shape[1]), x, reverse=True)[1].sum()
 
     built = check(jax.value_and_grad(function), f32(rng, 7, 5))
-    assert "each turn" not in built.explain()
+    assert "each iteration" not in built.explain()
 
 
 def test_loops_in_loops(rng: np.random.Generator) -> None:
@@ -371,20 +371,20 @@ def test_loops_in_loops(rng: np.random.Generator) -> None:
         return lax.fori_loop(0, x.shape[0], row, x)
 
     built = check(function, f32(rng, 4, 4))
-    assert "each turn" not in built.explain()
+    assert "each iteration" not in built.explain()
     assert "after a copy" not in built.explain()
 
 
 def test_a_loop_that_depends_on_data(rng: np.random.Generator) -> None:
     def function(x: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def turn(state: Any) -> Any:
+        def iteration(state: Any) -> Any:
             x, i = state
             return x.at[i].set(x[i - 1] + x[i]), i + 1
 
-        return lax.while_loop(lambda state: state[1] < n, turn, (x, 1))
+        return lax.while_loop(lambda state: state[1] < n, iteration, (x, 1))
 
     built = check(function, f32(rng, 12), np.int32(rng.integers(2, 14)))
-    assert "each turn" not in built.explain()
+    assert "each iteration" not in built.explain()
 
 
 def test_a_cache_that_is_given_away_is_updated_in_place(rng: np.random.Generator) -> None:

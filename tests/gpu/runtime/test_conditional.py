@@ -96,17 +96,17 @@ def test_many_launches_keep_their_results_apart(outcomes: list[object], rng: np.
     assert_one_graph(outcomes)
 
 
-def test_a_loop_of_many_turns(outcomes: list[object]) -> None:
+def test_a_loop_of_many_iterations(outcomes: list[object]) -> None:
     def count(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         limit = x[0]
         return jax.lax.while_loop(lambda s: s[1] < limit, lambda s: (s[0] * 0.5 + 1, s[1] + 1), (x, jnp.float32(0)))
 
     compiled = jax.jit(count)
-    for turns in (2, 3, 10_000, 0):
-        x = np.full(1000, turns, np.float32)
+    for iterations in (2, 3, 10_000, 0):
+        x = np.full(1000, iterations, np.float32)
         result, seen = compiled(jax.device_put(x, jax.devices("flagos")[0]))
-        assert float(seen) == turns
-        np.testing.assert_allclose(np.asarray(result), 2 + (turns - 2) * np.float32(0.5) ** turns, rtol=1e-6)
+        assert float(seen) == iterations
+        np.testing.assert_allclose(np.asarray(result), 2 + (iterations - 2) * np.float32(0.5) ** iterations, rtol=1e-6)
     assert_one_graph(outcomes)
 
 
@@ -147,13 +147,13 @@ def test_a_body_that_cannot_be_captured_leaves_the_loop_to_the_host(
         assign(target, rows, *others)
 
     def counted_down(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A scatter of two rows in each turn of a loop."""
+        """A scatter of two rows in each iteration of a loop."""
 
-        def turn(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def iteration(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             n, seen = state
             return n - 1, seen.at[jnp.stack([n % 6, (n + 1) % 6])].set(n.astype(seen.dtype))
 
-        return jax.lax.while_loop(lambda state: state[0] > 0, turn, (x.reshape(-1)[0].astype(jnp.int32), x))
+        return jax.lax.while_loop(lambda state: state[0] > 0, iteration, (x.reshape(-1)[0].astype(jnp.int32), x))
 
     monkeypatch.setattr(combining, "_assign_without_waiting", waits)
     monkeypatch.setenv("FLAGOS_PER_OP", "scatter=reference")

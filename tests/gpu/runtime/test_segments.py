@@ -26,7 +26,7 @@ FIRST = 2
 
 
 @pytest.fixture
-def turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def iteration_by_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a driver that has no conditional nodes: the host decides what runs."""
 
     def prepare(accelerator: int) -> None:
@@ -69,11 +69,11 @@ def called_back(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def until_large(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    def turn(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        x, turns = state
-        return layers(x) + x * 1.5, turns + 1
+    def iteration(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, iterations = state
+        return layers(x) + x * 1.5, iterations + 1
 
-    return jax.lax.while_loop(lambda state: jnp.abs(state[0]).sum() < 1e3, turn, (x, jnp.int32(0)))
+    return jax.lax.while_loop(lambda state: jnp.abs(state[0]).sum() < 1e3, iteration, (x, jnp.int32(0)))
 
 
 def one_of_two(x: jax.Array) -> jax.Array:
@@ -88,7 +88,7 @@ def drawn_between(x: jax.Array) -> jax.Array:
     return layers(called) - noise
 
 
-@pytest.mark.usefixtures("turn_by_turn")
+@pytest.mark.usefixtures("iteration_by_iteration")
 @pytest.mark.parametrize(
     ("function", "launches"),
     [(called_back, 2), (one_of_two, 1), (until_large, None)],
@@ -116,16 +116,16 @@ def test_as_on_the_cpu(
         np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.usefixtures("turn_by_turn")
-def test_a_turn_of_a_loop_costs_one_launch(launched: list[int]) -> None:
+@pytest.mark.usefixtures("iteration_by_iteration")
+def test_an_iteration_of_a_loop_costs_one_launch(launched: list[int]) -> None:
     device = jax.devices("flagos")[0]
     compiled = jax.jit(until_large)
     x = jax.device_put(np.full((16, 8), 0.5, np.float32), device)
     for _ in range(FIRST):
         jax.block_until_ready(compiled(x))
     before = len(launched)
-    _, turns = compiled(x)
-    assert int(turns) <= len(launched) - before <= int(turns) + 2  # and what stands around the loop
+    _, iterations = compiled(x)
+    assert int(iterations) <= len(launched) - before <= int(iterations) + 2  # and what stands around the loop
 
 
 def test_draws_with_a_state_of_their_own_are_replayed(launched: list[int], rng: np.random.Generator) -> None:
@@ -153,7 +153,7 @@ def test_a_state_that_is_donated_goes_round(launched: list[int], rng: np.random.
     assert len(launched) >= 2 * (RUNS - FIRST)
 
 
-@pytest.mark.usefixtures("turn_by_turn")
+@pytest.mark.usefixtures("iteration_by_iteration")
 def test_many_launches_keep_their_results_apart(launched: list[int], rng: np.random.Generator) -> None:
     """Nothing is waited for: a segment's temporaries are written again while results of former launches wait."""
     device = jax.devices("flagos")[0]

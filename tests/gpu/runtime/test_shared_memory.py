@@ -53,14 +53,14 @@ class Program:
     """Takes and gives a vector, with matrices of as many rows and columns in between."""
 
     size: int
-    turns: int
+    iterations: int
 
     def __post_init__(self) -> None:
         self.compiled: Callable[[jax.Array], jax.Array] = jax.jit(self.function)
 
     def function(self, x: jax.Array) -> jax.Array:
-        matrix = jnp.sin(x[:, None] * x[None, :] * self.turns)
-        for _ in range(self.turns):
+        matrix = jnp.sin(x[:, None] * x[None, :] * self.iterations)
+        for _ in range(self.iterations):
             matrix = jnp.tanh(matrix @ matrix / 8) + matrix
         return matrix.sum(1)
 
@@ -75,8 +75,8 @@ class Program:
         np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
-def captured(size: int, turns: int, rng: np.random.Generator) -> Program:
-    program = Program(size, turns)
+def captured(size: int, iterations: int, rng: np.random.Generator) -> Program:
+    program = Program(size, iterations)
     for _ in range(FIRST + 1):
         x = program.draw(rng)
         program.check(program.launch(x), x)
@@ -94,8 +94,8 @@ def test_programs_need_the_memory_of_the_largest(outcomes: list[str], rng: np.ra
     programs = [captured(3072, 3, rng)]
     largest = pool_bytes() - before
     assert largest >= 4 * 3072**2
-    for size, turns in ((2048, 4), (3072, 2), (1024, 5), (2560, 3)):
-        programs.append(captured(size, turns, rng))
+    for size, iterations in ((2048, 4), (3072, 2), (1024, 5), (2560, 3)):
+        programs.append(captured(size, iterations, rng))
         assert pool_bytes() - before <= largest + SLACK
     assert len(outcomes) >= len(programs)
     for outcome in outcomes:

@@ -23,7 +23,7 @@ def test_copies_run_on_streams_that_torch_hands_to_nobody(context: Context) -> N
 
 def test_copies_go_on_while_programs_are_captured(context: Context, memory: Memory, rng: np.random.Generator) -> None:
     is_over = threading.Event()
-    trips: list[bool] = []
+    iterations: list[bool] = []
     errors: list[BaseException] = []
 
     def there_and_back(seed: int) -> None:
@@ -31,7 +31,7 @@ def test_copies_go_on_while_programs_are_captured(context: Context, memory: Memo
         try:
             while not is_over.is_set():
                 sent = draw.standard_normal(5000).astype(np.float32)
-                trips.append(np.array_equal(get(put(memory, sent)), sent))
+                iterations.append(np.array_equal(get(put(memory, sent)), sent))
         except BaseException as error:
             errors.append(error)
 
@@ -57,7 +57,7 @@ def test_copies_go_on_while_programs_are_captured(context: Context, memory: Memo
         for thread in threads:
             thread.join()
     assert not errors, errors
-    assert trips and all(trips)
+    assert iterations and all(iterations)
 
 
 def test_products_keep_their_precision_side_by_side(context: Context, memory: Memory, rng: np.random.Generator) -> None:

@@ -80,7 +80,7 @@ def launches_keep_their_order() -> None:
     x = put(np.ones((4, 2), np.float32), mesh(), "d")
     total = mapped(lambda a: a / jax.lax.psum(a.sum(), "d"), mesh(), P("d"))
     slow = jax.jit(lambda a: jax.lax.fori_loop(0, 2000, lambda i, c: c * 1.0 + 0.0, a))
-    values = [total((slow(x) if (turn + RANK) % 2 else x) + turn) for turn in range(20)]
+    values = [total((slow(x) if (iteration + RANK) % 2 else x) + iteration) for iteration in range(20)]
     for value in values:
         assert_agree(value, np.full((4, 2), 1 / 8, np.float32))
 

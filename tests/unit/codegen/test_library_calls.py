@@ -25,10 +25,10 @@ def may_share_out(instruction: str, size: int) -> bool:
     text = f"{_FUNCTIONS}ENTRY e {{ x = f32[{size}] parameter(0)\n {instruction.format(size=size)} }}"
     code = emit(import_module(hlo_of_text(text)))
     (_,) = code.calls
-    words = struct.unpack(f"<{len(code.words) // 8}q", code.words)
+    bytecode = struct.unpack(f"<{len(code.bytecode) // 8}q", code.bytecode)
     # One step: its kind, the number of the call, and what is asked here.
-    (place,) = [n for n in range(len(words) - 2) if words[n - 1 : n + 2] == (1, CALL, 0)]
-    return bool(words[place + 2])
+    (place,) = [n for n in range(len(bytecode) - 2) if bytecode[n - 1 : n + 2] == (1, CALL, 0)]
+    return bool(bytecode[place + 2])
 
 
 _CALLBACK = """custom-call(x), custom_call_target="flagos.host_callback", backend_config="{{\\"id\\": 1}}" """

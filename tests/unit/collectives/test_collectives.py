@@ -53,7 +53,7 @@ PROGRAMS = {
     " source_target_pairs={{0,1},{1,2},{2,0},{3,5},{6,6}}",
     "in a loop": """zero = s32[] constant(0)
   start = (s32[], f32[8,4]) tuple(zero, x)
-  end = (s32[], f32[8,4]) while(start), condition=below, body=turn
+  end = (s32[], f32[8,4]) while(start), condition=below, body=iteration
   ROOT r = f32[8,4] get-tuple-element(end), index=1""",
 }
 LOOP = """
@@ -63,7 +63,7 @@ below {
   n = s32[] constant(5)
   ROOT r = pred[] compare(i, n), direction=LT
 }
-turn {
+iteration {
   p = (s32[], f32[8,4]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   x = f32[8,4] get-tuple-element(p), index=1
@@ -194,7 +194,7 @@ def test_a_collective_takes_place_though_its_result_is_used_on_one_device_only()
     assert [float(outcome[0, 0]) for outcome in outcomes] == [-2.0, -1.0]
 
 
-def test_any_reducer_folds_in_the_order_of_ranks(arguments: np.ndarray) -> None:
+def test_any_reducer_reductions_in_the_order_of_ranks(arguments: np.ndarray) -> None:
     body = """ROOT r = f32[8,4] all-reduce(x), channel_id=1, replica_groups={{6,2,5,0,1,3,4,7}},
     use_global_device_ids=true, to_apply=first"""
     ours = run_on_devices(program(body), [[a] for a in arguments], partitions=DEVICES)

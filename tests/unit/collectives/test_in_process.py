@@ -36,11 +36,13 @@ def test_rendezvous_repeat_and_groups_do_not_mix() -> None:
 
     def work(p: int) -> list[Any]:
         group = (0, 1) if p < 2 else (2, 3)
-        return [communicator.exchange(Rendezvous("loop", group, p), (p, turn), everything) for turn in range(200)]
+        return [
+            communicator.exchange(Rendezvous("loop", group, p), (p, iteration), everything) for iteration in range(200)
+        ]
 
-    for p, turns in enumerate(on_each(4, work)):
+    for p, iterations in enumerate(on_each(4, work)):
         first = p // 2 * 2
-        assert turns == [((first, turn), (first + 1, turn)) for turn in range(200)]
+        assert iterations == [((first, iteration), (first + 1, iteration)) for iteration in range(200)]
 
 
 def test_combine_runs_once() -> None:
@@ -130,7 +132,7 @@ def test_a_timeout_names_who_is_missing() -> None:
     assert "[2, 3]" in str(timeout)
 
 
-def test_all_reduce_folds_in_the_order_of_ranks_and_alike_everywhere() -> None:
+def test_all_reduce_reductions_in_the_order_of_ranks_and_alike_everywhere() -> None:
     communicator = InProcessCommunicator()
     values = [torch.tensor([1e8], dtype=torch.float32), torch.tensor([1.0]), torch.tensor([-1e8]), torch.tensor([1.0])]
     participants = (3, 1, 0, 2)

@@ -59,10 +59,12 @@ class Store:
 
 
 @contextmanager
-def processes(homes: tuple[int, ...], *, accelerated: bool = False) -> Iterator[list[ContextPeers]]:
-    """The peers of each process; ``homes`` has the process of each device."""
+def processes(process_of: tuple[int, ...], *, accelerated: bool = False) -> Iterator[list[ContextPeers]]:
+    """The peers of each process; ``process_of`` has the process of each device."""
     store = Store()
-    peers = [ContextPeers(homes, store.get, store.put, accelerated=accelerated) for _ in range(max(homes) + 1)]
+    peers = [
+        ContextPeers(process_of, store.get, store.put, accelerated=accelerated) for _ in range(max(process_of) + 1)
+    ]
     yield peers
     for one in peers:
         one.close()
@@ -73,12 +75,12 @@ Work = Callable[[Communicator, Rendezvous], Any]
 
 def launch(peers: Sequence[ContextPeers], participants: tuple[int, ...], work: Work) -> list[Any]:
     """``work`` on each participant; its results, or what it raised, by rank. Participants are numbers of devices."""
-    homes = peers[0].device_processes
-    communicators = [one.communicator(tuple(range(len(homes)))) for one in peers]
+    process_of = peers[0].device_processes
+    communicators = [one.communicator(tuple(range(len(process_of)))) for one in peers]
 
     def run(rank: int) -> Any:
         device = participants[rank]
-        communicator = communicators[homes[device]]
+        communicator = communicators[process_of[device]]
         try:
             return work(communicator, Rendezvous("%collective.1", participants, device))
         except FlagosBackendError as error:
@@ -110,8 +112,8 @@ LAYOUTS = {
 
 @pytest.fixture(params=LAYOUTS.values(), ids=list(LAYOUTS))
 def layout(request: pytest.FixtureRequest) -> Iterator[tuple[list[ContextPeers], tuple[int, ...]]]:
-    homes, participants, accelerated = request.param
-    with processes(homes, accelerated=accelerated) as peers:
+    process_of, participants, accelerated = request.param
+    with processes(process_of, accelerated=accelerated) as peers:
         yield peers, participants
 
 
@@ -176,7 +178,7 @@ def test_all_reduce(layout: Layout, rng: np.random.Generator, dtype: torch.dtype
         if (dtype.is_floating_point and name in ("and", "xor")) or (dtype is torch.bool and "no single" in name):
             continue
         got = results(launch(peers, participants, lambda c, m, r=reducer: c.all_reduce(m, given[m.rank], r)))
-        expected = [reducer.fold(list(column)) for column in zip(*given, strict=True)]
+        expected = [reducer.combine(list(column)) for column in zip(*given, strict=True)]
         for received in got:
             for array, value in zip(received, expected, strict=True):
                 torch.testing.assert_close(array, value, rtol=0, atol=0, msg=f"{name} of {dtype}")
@@ -213,7 +215,7 @@ def test_reduce_scatter(
     reducer, size = REDUCERS[name], len(participants)
     given = [draw(rng, dtype, *((3 * size, 2) if dimension == 0 else (2, 3 * size))) for _ in participants]
     got = results(launch(peers, participants, lambda c, m: c.reduce_scatter(m, [given[m.rank]], reducer, dimension)[0]))
-    expected = reducer.fold(given)
+    expected = reducer.combine(given)
     for rank, array in enumerate(got):
         assert array.equal(expected.narrow(dimension, 3 * rank, 3))
 
@@ -228,7 +230,7 @@ def test_several_arrays_of_several_types(layout: Layout, rng: np.random.Generato
     sizes = [(n + 1, 2) if dimension == 0 else (2, n + 1) for n in range(len(dtypes))]
     whole = [tuple(length * size if d == dimension else length for d, length in enumerate(dims)) for dims in sizes]
     given = [[draw(rng, dtype, *dims) for dtype, dims in zip(dtypes, whole, strict=True)] for _ in participants]
-    totals = [reducer.fold(list(column)) for column in zip(*given, strict=True)]
+    totals = [reducer.combine(list(column)) for column in zip(*given, strict=True)]
     reduced = results(launch(peers, participants, lambda c, m: c.all_reduce(m, given[m.rank], reducer)))
     parts = results(launch(peers, participants, lambda c, m: c.reduce_scatter(m, given[m.rank], reducer, dimension)))
     for rank in range(size):
@@ -288,8 +290,8 @@ def test_groups_of_the_same_processes_do_not_mix(rng: np.random.Generator) -> No
         def run(device: int) -> Tensor:
             rendezvous = Rendezvous("%all-reduce.1", (0, 2) if device % 2 == 0 else (1, 3), device)
             value = given[device]
-            for turn in range(20):
-                time.sleep(0.001 * ((device + turn) % 3))
+            for iteration in range(20):
+                time.sleep(0.001 * ((device + iteration) % 3))
                 value = communicators[device // 2].all_reduce(rendezvous, [value], REDUCERS["sum"])[0]
             return value
 

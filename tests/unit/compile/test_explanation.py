@@ -67,7 +67,7 @@ def test_products_and_loops_are_counted_by_what_they_compute_and_move() -> None:
     # tanh and the sum are one nest or two, of at least one operation each an element.
     assert sum(step.flops for step in loops) >= 2 * 64 * 48
     assert sum(step.bytes for step in loops) >= 4 * (64 * 48 + 64)
-    assert all(step.kind in ("loop", "fold") and not step.fallback for step in loops)
+    assert all(step.kind in ("loop", "reduction") and not step.fallback for step in loops)
     assert not explanation.fallbacks
 
 
@@ -94,7 +94,7 @@ def test_the_expected_time_is_the_steps_at_the_roofline() -> None:
 def test_loop_nests_are_shown_as_text_that_reads_back() -> None:
     steps = explanation_of(compiled(DENSE)).steps
     nests = [parse_nest(step.nest) for step in steps if step.nest]
-    assert [bool(step.nest) for step in steps] == [step.kind in ("loop", "fold") for step in steps]
+    assert [bool(step.nest) for step in steps] == [step.kind in ("loop", "reduction") for step in steps]
     assert {e.opcode for nest in nests for e in nest.expressions() if isinstance(e, Apply)} == {Opcode.TANH}
     assert [print_nest(nest) for nest in nests] == [step.nest for step in steps if step.nest]
 
@@ -108,7 +108,7 @@ def test_steps_of_generated_kernels_have_their_nest_and_no_others() -> None:
     assert [bool(step.nest) for step in plan.steps] == ["[triton " in step.text for step in plan.steps]
 
 
-def test_a_loop_counts_its_turns() -> None:
+def test_a_loop_counts_its_iterations() -> None:
     steps = explanation_of(compiled(LOOP)).steps
     (loop,) = [step for step in steps if step.kind == "control"]
     assert loop.flops >= 5 * 8192

@@ -66,7 +66,7 @@ def test_scan_writes_its_output_in_place() -> None:
     assert "over #" in explained
     # The first output is a broadcast constant: its elements share one place, so it is copied once, and never again.
     assert "copies first 2" in explained
-    assert "copies each turn" not in explained
+    assert "copies each iteration" not in explained
     x = torch.randn(1000)
     (result,) = run(plan, x)
     torch.testing.assert_close(result, x + x, rtol=0, atol=0)
@@ -268,7 +268,7 @@ def test_a_branch_that_passes_an_argument_on(choice: int, first_is_passed_on: bo
     assert torch.equal(x, kept)
 
 
-# Loop bodies whose results meet the same storage again in the next turn.
+# Loop bodies whose results meet the same storage again in the next iteration.
 LOOPS = {
     "swaps": "ROOT t = (s32[], f32[4], f32[4]) tuple(j, b, u)",
     "duplicates": "ROOT t = (s32[], f32[4], f32[4]) tuple(j, u, u)",
@@ -289,8 +289,8 @@ LOOPS = {
 
 @pytest.mark.parametrize("kind", LOOPS)
 @pytest.mark.parametrize("initial", ["x, x", "x, y", "n, n", "n, y", "d, n", "d, d"])
-@pytest.mark.parametrize("turns", [0, 1, 2, 5])
-def test_loops(kind: str, initial: str, turns: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("iterations", [0, 1, 2, 5])
+def test_loops(kind: str, initial: str, iterations: int, rng: np.random.Generator) -> None:
     text = f"""
     body {{
       p = (s32[], f32[4], f32[4]) parameter(0)
@@ -309,7 +309,7 @@ def test_loops(kind: str, initial: str, turns: int, rng: np.random.Generator) ->
     condition {{
       p = (s32[], f32[4], f32[4]) parameter(0)
       i = s32[] get-tuple-element(p), index=0
-      n = s32[] constant({turns})
+      n = s32[] constant({iterations})
       ROOT r = pred[] compare(i, n), direction=LT }}
     ENTRY e {{
       x = f32[4] parameter(0)
@@ -347,7 +347,7 @@ def test_conditional_takes_the_last_branch_out_of_range(choice: int, rng: np.ran
     check(text, np.array(choice, np.int32), rng.standard_normal(4).astype(np.float32))
 
 
-def test_hundred_thousand_turns_cost_their_body_only() -> None:
+def test_hundred_thousand_iterations_cost_their_body_only() -> None:
     plan = plan_of("""
     body { p = (s32[], s32[]) parameter(0)
       i = s32[] get-tuple-element(p), index=0

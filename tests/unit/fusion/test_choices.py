@@ -88,7 +88,7 @@ def test_a_guard_holds_where_those_around_it_do(rng: np.random.Generator) -> Non
     assert len(regions(function, x, y)) == 1
 
 
-def test_dear_operands_are_buffers(rng: np.random.Generator) -> None:
+def test_expensive_operands_are_buffers(rng: np.random.Generator) -> None:
     x, y = f32(rng, 4, 5), f32(rng, 4, 3)
     assert len(regions(lambda x, y: jnp.concatenate([jnp.exp(x), y], 1) * 2, x, y)) == 2
     assert len(regions(lambda x, y: jnp.concatenate([jnp.exp(x), jnp.tanh(y)], 1), x, y)) == 2

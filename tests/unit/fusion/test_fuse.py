@@ -157,9 +157,9 @@ def test_movement_costs_no_region_of_its_own(rng: np.random.Generator) -> None:
     assert len(items) == 1
 
 
-def test_softmax_is_two_folds_and_two_loops(rng: np.random.Generator) -> None:
+def test_softmax_is_two_reductions_and_two_loops(rng: np.random.Generator) -> None:
     items = check(lambda x: jax.nn.softmax(x, axis=-1), rng.standard_normal((5, 33)).astype(np.float32))
-    assert sum(bool(item.folds) for item in items) == 2
+    assert sum(bool(item.reductions) for item in items) == 2
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])

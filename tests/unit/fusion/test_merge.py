@@ -44,9 +44,9 @@ def normalize(x: jax.Array) -> jax.Array:
     return (x - mean) * lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
 
 
-def test_folds_over_the_same_rows_join(rng: np.random.Generator) -> None:
+def test_reductions_over_the_same_rows_join(rng: np.random.Generator) -> None:
     (region,) = check(lambda x: jax.nn.softmax(x, -1), f32(rng, 5, 33))
-    assert len(region.folds) == 2
+    assert len(region.reductions) == 2
     assert len(region.stores) == 1
 
 
@@ -95,7 +95,7 @@ def test_rows_and_columns_of_one_array_join(rng: np.random.Generator) -> None:
     (region,) = check(
         lambda x, y: ((x * y).sum(0), (x - (x * y).mean(1, keepdims=True))), f32(rng, 6, 8), f32(rng, 6, 8)
     )
-    assert {fold.dims for fold in region.folds} == {(0,), (1,)}
+    assert {reduction.dims for reduction in region.reductions} == {(0,), (1,)}
 
 
 def test_a_value_needed_on_the_way_is_not_passed_by(rng: np.random.Generator) -> None:
@@ -163,7 +163,7 @@ def test_what_is_cheap_to_compute_again_is_not_stored(rng: np.random.Generator) 
     assert "subtract" in opcodes(last)
 
 
-def test_what_is_dear_to_compute_again_is_stored(rng: np.random.Generator) -> None:
+def test_what_is_expensive_to_compute_again_is_stored(rng: np.random.Generator) -> None:
     def function(x: jax.Array, w: jax.Array) -> jax.Array:
         y = jnp.tanh(x)
         return jnp.exp((y * 2) @ w) * y

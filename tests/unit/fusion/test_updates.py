@@ -31,7 +31,7 @@ def schedules(function: Callable[..., Any], *arguments: Any, policy: Policy = AC
     hlo = hlo_bytes(function, *arrays)
     flat = flatten(optimize(import_module(hlo)).entry)
     fused = fuse(flat, policy)
-    merged = merge(flat, fused, lambda region: True, dear_starts=True)
+    merged = merge(flat, fused, lambda region: True, expensive_launches=True)
     for schedule in (fused, merged):
         for ours, theirs in zip(evaluate(flat, schedule, arrays), run_on_xla(hlo, arrays), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
@@ -162,9 +162,9 @@ def test_what_is_split_is_computed_part_by_part(rng: np.random.Generator) -> Non
     assert len(fused.items) == 2, "each exponential once"
 
 
-def test_a_fold_is_no_start_within_its_own_region(rng: np.random.Generator) -> None:
+def test_a_reduction_is_no_start_within_its_own_region(rng: np.random.Generator) -> None:
     hlo = hlo_bytes(lambda x: lax.dynamic_slice(x, (x.sum().astype(np.int32),), (30,)) + 1, f32(rng, 40))
     flat = flatten(optimize(import_module(hlo)).entry)
-    for item in merge(flat, fuse(flat, ACCELERATOR), supports, dear_starts=True).items:
+    for item in merge(flat, fuse(flat, ACCELERATOR), supports, expensive_launches=True).items:
         assert isinstance(item, Region)
-        assert not item.folds or not any(isinstance(e, Load) and e.index.shifts for e in item.expressions())
+        assert not item.reductions or not any(isinstance(e, Load) and e.index.shifts for e in item.expressions())

@@ -145,12 +145,12 @@ ENTRY e {{
 
 
 def indices_of(case: Case, index_type: str, rng: np.random.Generator) -> np.ndarray:
-    """Mostly near the bounds, inside and outside, and now and then the type's extremes."""
+    """Mostly near the bounds, inside and outside, and now and then the type's bounds."""
     dtype = np.dtype({"s": "int", "u": "uint"}[index_type[0]] + index_type[1:])
     info = np.iinfo(dtype)
     values = rng.integers(max(-2, info.min), max(case.operand) + 2, case.indices).astype(dtype)
-    extremes = rng.choice(np.array([info.min, info.max], dtype), case.indices)
-    return np.where(rng.random(case.indices) < 0.05, extremes, values)
+    bounds = rng.choice(np.array([info.min, info.max], dtype), case.indices)
+    return np.where(rng.random(case.indices) < 0.05, bounds, values)
 
 
 @pytest.mark.parametrize("number", range(40))

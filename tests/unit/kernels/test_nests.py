@@ -14,7 +14,7 @@ from flagos_backend.loop_ir.intrinsics import OPERANDS, SUBTRACTED, Intrinsic
 from flagos_backend.loop_ir.parser import parse_nest, parse_nests
 from flagos_backend.loop_ir.region import Load, Region
 from support.nest_values import arrays
-from support.random_nests import Motif, shared_divisor, short_rows_folded, two_ended, two_sums
+from support.random_nests import Motif, shared_divisor, short_rows_reduced, two_ended, two_sums
 from support.regions import run_region
 
 E = ElementType
@@ -108,7 +108,7 @@ def test_all_is_loaded_before_anything_is_stored() -> None:
     assert out["x"].tolist() == [1, 1, 2, 3] and out["y"].tolist()[:3] == [1, 2, 3]
 
 
-def test_a_fold_combines_each_point_and_the_initial_value_once(rng: np.random.Generator) -> None:
+def test_a_reduction_combines_each_point_and_the_initial_value_once(rng: np.random.Generator) -> None:
     text = """
     nest [2, 3, 5] (@x: s8[10], @first: s8[1], @y: s8[3]) {
       %0 = s8 load @x[5*d0 + d2]
@@ -121,7 +121,7 @@ def test_a_fold_combines_each_point_and_the_initial_value_once(rng: np.random.Ge
     assert run(text, x=x, first=first)["y"].tolist() == [wanted] * 3
 
 
-def test_what_is_folded_over_nothing_is_the_initial_value() -> None:
+def test_what_is_reduced_over_nothing_is_the_initial_value() -> None:
     text = """
     nest [2, 0] (@x: f32[0], @y: f32[2]) {
       %0 = f32 load @x[d0 + d1]
@@ -138,7 +138,7 @@ def test_without_points_nothing_is_stored() -> None:
     assert run(text, y=y)["y"].tolist() == [1, 2]
 
 
-def test_folds_of_16_bits_are_rounded_once() -> None:
+def test_reductions_of_16_bits_are_rounded_once() -> None:
     text = """
     nest [4096] (@x: f16[4096], @y: f16[]) {
       %0 = f16 load @x[d0]
@@ -274,7 +274,7 @@ def _is_wide(nest: Region) -> bool:
     return all(element_type.bytes >= 4 for element_type in loads)
 
 
-@pytest.mark.parametrize("make", [two_ended, short_rows_folded, two_sums, shared_divisor])
+@pytest.mark.parametrize("make", [two_ended, short_rows_reduced, two_sums, shared_divisor])
 def test_numpy_agrees(make: Motif, rng: np.random.Generator) -> None:
     """Another interpreter, on whole grids of positions, of what NumPy has."""
     nest = next(nest for nest in iter(lambda: make(rng, plain=True), None) if _is_wide(nest))

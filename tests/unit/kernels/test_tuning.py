@@ -17,7 +17,7 @@ from flagos_backend.ir.opcode import Opcode, Precision
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels import tuning
 
-CHIP = Target("chip", vendor="maker")
+CHIP = Target("chip", vendor="vendor")
 # More than these kernels take, also on a machine that has other things to do.
 AMPLE = 10.0
 

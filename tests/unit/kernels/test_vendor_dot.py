@@ -63,14 +63,14 @@ def test_the_largest_sums_are_exact():
 
 @pytest.mark.parametrize("result", [E.S8, E.S16, E.S32, E.S64, E.U32])
 @pytest.mark.parametrize("dims", [(1, 1, 1), (17, 8, 8), (16, 24, 40), (40, 31, 9), (33, 64, 128)])
-@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
-def test_bytes(result, dims, turned, rng):
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_bytes(result, dims, transposed, rng):
     """Of sizes that CUDA's product takes, as they lie too, and that are filled up; either side may lie transposed."""
     rows, contracted, columns = dims
     builder = Builder("dot")
-    shapes = [(contracted, rows), (columns, contracted)] if turned else [(rows, contracted), (contracted, columns)]
+    shapes = [(contracted, rows), (columns, contracted)] if transposed else [(rows, contracted), (contracted, columns)]
     operands = [builder.parameter(ArrayShape(E.S8, dims)) for dims in shapes]
-    attributes = DotAttributes((0,), (1,)) if turned else DotAttributes((1,), (0,))
+    attributes = DotAttributes((0,), (1,)) if transposed else DotAttributes((1,), (0,))
     call = builder.add(Opcode.DOT, operands, attributes, shape=ArrayShape(result, (rows, columns)))
     as_they_lie = ["bytes"] if contracted % 64 == columns % 64 == 0 else []
     assert [v.name for v in dot.variants(call, SIMULATED)] == ["bytes, contracted last", *as_they_lie, "floats"]
@@ -83,8 +83,8 @@ def test_bytes(result, dims, turned, rng):
         (lambda: instruction(E.S8, E.U8, E.S32), SIMULATED),
         (lambda: instruction(E.S8, E.S8, E.S64, size=1 << 17), SIMULATED),
         (lambda: instruction(E.S8, E.S8, E.S32, size=0), SIMULATED),
-        (lambda: instruction(E.S8, E.S8, E.S32), Target("chip", "maker")),
-        (lambda: instruction(E.S8, E.S8, E.S32), Target("xla", "maker")),
+        (lambda: instruction(E.S8, E.S8, E.S32), Target("chip", "vendor")),
+        (lambda: instruction(E.S8, E.S8, E.S32), Target("xla", "vendor")),
     ],
     ids=["unsigned", "sums beyond 32 bits", "nothing", "no torch", "no product"],
 )

@@ -62,11 +62,11 @@ def windows(p: Any, x: Any) -> Any:
     return lax.cond(p, lambda x: lax.dynamic_slice(x, (start,), (2,)), lambda x: x.at[start].set(7.0)[:2], x)
 
 
-def in_turns(p: Any, x: Any) -> Any:
-    def turn(i: Any, x: Any) -> Any:
+def in_iterations(p: Any, x: Any) -> Any:
+    def iteration(i: Any, x: Any) -> Any:
         return lax.cond((i % 3 == 0) ^ p, lambda x: x * 0.5 + 1, jnp.sin, x)
 
-    return lax.fori_loop(0, 10, turn, x)
+    return lax.fori_loop(0, 10, iteration, x)
 
 
 def gradient(p: Any, x: Any) -> Any:
@@ -79,7 +79,7 @@ def complex_numbers(p: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("count", [1, 6])
-@pytest.mark.parametrize("program", [scalar, dividing, nested, in_turns, gradient, complex_numbers])
+@pytest.mark.parametrize("program", [scalar, dividing, nested, in_iterations, gradient, complex_numbers])
 def test_branches_are_selected(program: Callable[..., Any], count: int, taken: bool, rng: np.random.Generator) -> None:
     arguments = [np.bool_(taken), rng.standard_normal(count).astype(np.float32)]
     hlo = hlo_bytes(program, *arguments)
@@ -143,13 +143,13 @@ def written_by_number(p: Any, x: Any, i: Any) -> Any:
     return lax.switch(i + p, branches, x)
 
 
-def written_in_turns(p: Any, x: Any, i: Any) -> Any:
+def written_in_iterations(p: Any, x: Any, i: Any) -> Any:
     return lax.fori_loop(0, 9, lambda k, x: lax.cond(p ^ (k % 2 == 0), lambda x: x.at[k].add(k), lambda x: x, x), x)
 
 
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("place", [0, 1, 511, 512, -1])
-@pytest.mark.parametrize("program", [written, written_either_way, written_by_number, written_in_turns])
+@pytest.mark.parametrize("program", [written, written_either_way, written_by_number, written_in_iterations])
 def test_updates_cost_what_they_write(
     program: Callable[..., Any], place: int, taken: bool, rng: np.random.Generator
 ) -> None:

@@ -51,6 +51,6 @@ def test_an_output_that_has_its_donor_is_not_free() -> None:
     assert resolve_donation(told).aliases == told.aliases
 
 
-def test_nothing_to_settle_changes_nothing() -> None:
+def test_nothing_to_resolve_changes_nothing() -> None:
     told = module([F4], [0], (0,))
     assert resolve_donation(told) is told

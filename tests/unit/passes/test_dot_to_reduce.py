@@ -74,7 +74,7 @@ def test_another_type_of_result(given: Any, wanted: Any, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
-def test_halves_are_rounded_once(dtype: Any, rng: np.random.Generator) -> None:
+def test_half_floats_are_rounded_once(dtype: Any, rng: np.random.Generator) -> None:
     x, y = (rng.uniform(0.5, 2, (40, 500)).astype(dtype) for _ in range(2))
     module = dot_to_reduce(simplified(import_module(hlo_bytes(lambda x, y: jnp.einsum("bd,bd->b", x, y), x, y))))
     exact = (x.astype(np.float64) * y.astype(np.float64)).sum(1)

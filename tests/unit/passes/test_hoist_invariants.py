@@ -1,4 +1,4 @@
-"""What a loop computes anew in each turn is computed before it, if it costs a kernel; everything else stays."""
+"""What a loop computes anew in each iteration is computed before it, if it costs a kernel; everything else stays."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_product_of_what_stays_leaves_the_loop(rng: np.random.Generator) -> No
     "weights",
     [
         pytest.param(lambda w, m: w * m, id="masked"),
-        pytest.param(lambda w, m: (w * m).T, id="turned"),
+        pytest.param(lambda w, m: (w * m).T, id="transposed"),
         pytest.param(lambda w, m: jnp.where(m > 0, w, 0), id="chosen"),
         pytest.param(lambda w, m: w / jnp.sqrt((w * w).sum(0)), id="normalized"),
         pytest.param(lambda w, m: (w + m).reshape(N // 2, 2, N).reshape(N, N), id="reshaped"),
@@ -125,7 +125,7 @@ def test_out_of_nested_loops_at_once(rng: np.random.Generator) -> None:
     assert Opcode.SORT not in in_loops(after)
 
 
-def test_a_loop_without_turns(rng: np.random.Generator) -> None:
+def test_a_loop_without_iterations(rng: np.random.Generator) -> None:
     def f(x: jax.Array, w: jax.Array, n: jax.Array) -> jax.Array:
         return lax.fori_loop(0, n, lambda _, x: x @ jnp.sort(w), x)
 
@@ -143,7 +143,7 @@ def spreads(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def runs_another_loop(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Which may not end, and a turn may not come."""
+    """Which may not end, and an iteration may not come."""
 
     def step(x: jax.Array) -> jax.Array:
         return x + lax.while_loop(lambda w: w.sum() < 10, lambda w: w + 1.0, w)
@@ -220,7 +220,7 @@ def briefly(x: jax.Array, w: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("function", "target"),
     [(both_change, H100), (precisely, H100), (briefly, H100), (recurrence, A100)],
-    ids=["both change", "not rounded", "two turns", "no need"],
+    ids=["both change", "not rounded", "two iterations", "no need"],
 )
 def test_other_products_stay(function: Callable[..., jax.Array], target: Target, rng: np.random.Generator) -> None:
     x, w = rng.standard_normal((8, N, N)).astype(np.float32), square(rng)

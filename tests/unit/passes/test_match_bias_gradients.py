@@ -245,7 +245,7 @@ def test_what_is_scaled_after_the_call_is_rounded_after_that(rng):
     assert backward_of(result.module).shape.elements[-1].element_type is ElementType.F32
 
 
-def test_a_sum_of_halves_is_rounded_once(rng):
+def test_a_sum_of_half_floats_is_rounded_once(rng):
     """Over 64 batches, where a program that adds bf16 loses digits."""
     args = [jnp.asarray(rng.standard_normal((64, T, 1, D)), jnp.bfloat16) for _ in range(4)]
     args.append(jnp.asarray(rng.standard_normal((T, T)), jnp.bfloat16))

@@ -36,12 +36,12 @@ def oracle(q, k, v, g, factor, visible=True, bias=0.0, cap=None, divides=False):
     of_keys = np.einsum("bhts,bthd->bshd", of_logits * used, q) / 3
     of_values = np.einsum("bhts,bthe->bshe", weights, g)
     of_factor = of_logits * products * (-1 / factor**2 if divides else 1)
-    folded = tuple(d for d in range(4) if factor.shape[d] == 1)
+    reduced = tuple(d for d in range(4) if factor.shape[d] == 1)
     return [
         np.einsum("bhts,bshe->bthe", weights, values),
         np.einsum("bhts,bshd->bthd", of_logits * used, keys) / 3,
         *(x.reshape(*x.shape[:2], -1, groups, x.shape[3]).sum(3) for x in (of_keys, of_values)),
-        of_factor.sum(folded, keepdims=True),
+        of_factor.sum(reduced, keepdims=True),
     ]
 
 

@@ -179,7 +179,7 @@ def test_nothing_to_do_gives_the_same_module():
 
 
 @pytest.mark.parametrize("dims", ["{0}", "{1}", "{0,1}"])
-def test_a_fold_of_nothing_is_what_it_begins_with(dims):
+def test_a_reduction_of_nothing_is_what_it_begins_with(dims):
     rest = {"{0}": "3", "{1}": "0", "{0,1}": ""}[dims]
     text = f"""HloModule m
 least {{

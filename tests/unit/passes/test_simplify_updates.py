@@ -63,13 +63,13 @@ def rows(p: Any, x: Any, u: Any, i: Any) -> Any:
     return jnp.where(p, x.at[jnp.stack([i, i - 2, i])].add(u), x)
 
 
-def in_turns(p: Any, x: Any, u: Any, i: Any) -> Any:
+def in_iterations(p: Any, x: Any, u: Any, i: Any) -> Any:
     """As a search writes what it finds."""
 
-    def turn(k: Any, x: Any) -> Any:
+    def iteration(k: Any, x: Any) -> Any:
         return jnp.where((u[k] > 0) ^ p, x.at[(i + k) % 7].set(x[k] + u), x)
 
-    return lax.fori_loop(0, 6, turn, x)
+    return lax.fori_loop(0, 6, iteration, x)
 
 
 def nested(p: Any, x: Any, u: Any, i: Any) -> Any:
@@ -79,7 +79,9 @@ def nested(p: Any, x: Any, u: Any, i: Any) -> Any:
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("place", [0, 6, 7, -1, -9])
 @pytest.mark.parametrize(
-    "program", [row, row_if_not, window, one_or_the_other, several, rows, in_turns, nested], ids=lambda f: f.__name__
+    "program",
+    [row, row_if_not, window, one_or_the_other, several, rows, in_iterations, nested],
+    ids=lambda f: f.__name__,
 )
 def test_only_what_is_written_is_chosen(program: Program, place: int, taken: bool, rng: np.random.Generator) -> None:
     x, u = rng.integers(-9, 9, (7, 8)).astype(np.float32), rng.integers(-9, 9, 8).astype(np.float32)
@@ -193,7 +195,7 @@ def test_programs_do_not_grow_with_the_square_of_their_choices(program: Program,
 
 def test_gradients(rng: np.random.Generator) -> None:
     x, u = rng.integers(-9, 9, (7, 8)).astype(np.float32), rng.integers(-9, 9, 8).astype(np.float32)
-    program = jax.grad(lambda x, p, u, i: (in_turns(p, x, u, i) ** 2).sum())
+    program = jax.grad(lambda x, p, u, i: (in_iterations(p, x, u, i) ** 2).sum())
     optimized(lambda p, x, u, i: program(x, p, u, i), np.bool_(True), x, u, np.int32(1))
 
 

@@ -167,10 +167,10 @@ def test_no_workspace_is_left_behind() -> None:
 
 @pytest.mark.usefixtures("host_graphs")
 def test_a_capture_that_breaks_is_ended_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(*_: object) -> int:
+    def argument_or_copy(*_: object) -> int:
         raise RuntimeError("not while capturing\nand more")
 
-    monkeypatch.setattr(capture_module, "_settle", settle)
+    monkeypatch.setattr(capture_module, "_argument_or_copy", argument_or_copy)
     with pytest.raises(CaptureRefused, match=r"RuntimeError: not while capturing\. They run"):
         captured(TEXT)
     assert _Graph.open == 0
@@ -193,18 +193,18 @@ def test_a_capture_that_does_not_begin_says_why(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("host_graphs")
 @pytest.mark.parametrize("times", [1, 2])
 def test_memory_that_runs_out_is_given_back_once(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    settle, given_back = capture_module._settle, []
+    argument_or_copy, given_back = capture_module._argument_or_copy, []
     left = [torch.OutOfMemoryError("60 GiB")] * times
 
     def runs_out(*arguments: Any) -> int:
         if left:
             raise left.pop()
-        return settle(*arguments)
+        return argument_or_copy(*arguments)
 
     def nothing_new(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("not even a byte")
 
-    monkeypatch.setattr(capture_module, "_settle", runs_out)
+    monkeypatch.setattr(capture_module, "_argument_or_copy", runs_out)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
     monkeypatch.setattr(torch, "zeros", nothing_new)  # what undoes a capture makes nothing
     if times == 1:
@@ -221,14 +221,14 @@ BROKEN = "CUDA error: operation failed due to a previous error during capture"
 @pytest.mark.usefixtures("host_graphs")
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_another_thread_breaks_is_captured_again_once(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    settle, left = capture_module._settle, [RuntimeError(BROKEN)] * times
+    argument_or_copy, left = capture_module._argument_or_copy, [RuntimeError(BROKEN)] * times
 
     def broken(*arguments: Any) -> int:
         if left:
             raise left.pop()
-        return settle(*arguments)
+        return argument_or_copy(*arguments)
 
-    monkeypatch.setattr(capture_module, "_settle", broken)
+    monkeypatch.setattr(capture_module, "_argument_or_copy", broken)
     if times == 1:
         assert captured(TEXT).first.overwritten == (-1, 1, -1)
     else:
@@ -256,8 +256,10 @@ def test_a_capture_that_does_not_end_is_undone(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.usefixtures("host_graphs")
 def test_nobody_measures_while_a_program_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle, held = capture_module._settle, []
-    monkeypatch.setattr(capture_module, "_settle", lambda *_: held.append(device_lock.locked()) or settle(*_))
+    argument_or_copy, held = capture_module._argument_or_copy, []
+    monkeypatch.setattr(
+        capture_module, "_argument_or_copy", lambda *_: held.append(device_lock.locked()) or argument_or_copy(*_)
+    )
     captured(TEXT)
     assert held and all(held) and not device_lock.locked()
 
@@ -347,7 +349,7 @@ def test_a_capture_that_breaks_names_its_step() -> None:
 
 @pytest.mark.usefixtures("host_graphs")
 @pytest.mark.parametrize("order", ORDERS)
-def test_places_do_not_depend_on_the_turns(order: tuple[int, int, int]) -> None:
+def test_places_do_not_depend_on_the_iterations(order: tuple[int, int, int]) -> None:
     with torch.inference_mode():
         captures = capture(plan_of(TEXT), Run(device=DEVICE), order=order)
     # The number of a graph says when it was captured.

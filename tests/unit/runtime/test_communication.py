@@ -121,7 +121,7 @@ def test_none_is_started_twice_at_once(computing: Stream) -> None:
         start(communication, X)
 
 
-def test_a_collective_is_started_again_in_the_next_turn(computing: Stream) -> None:
+def test_a_collective_is_started_again_in_the_next_iteration(computing: Stream) -> None:
     communication = CommunicationStream(Stream("beside"), DEVICE)
     for _ in range(2):
         start(communication, X)

@@ -1,5 +1,5 @@
-"""Loops and branches that data decides, recorded: what they leave where the next turn looks for it, against the same
-plans run on the host; and how their nodes are captured, with a driver and an allocator that only note."""
+"""Loops and branches that data decides, recorded: what they leave where the next iteration looks for it, against the
+same plans run on the host; and how their nodes are captured, with a driver and an allocator that only note."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loop(state: str, body: str, condition: str, around: str) -> str:
     ENTRY main {{ {around} }}"""
 
 
-# A pair that changes places with what it becomes; n says how many turns are left.
+# A pair that changes places with what it becomes; n says how many iterations are left.
 SWAPPED = loop(
     "(s32[], f32[3], f32[3])",
     """n = s32[] get-tuple-element(p), index=0
@@ -104,7 +104,7 @@ VIEWS = loop(
       t = (s32[], f32[3,3], f32[3], f32[3,3]) tuple(n, a, x, a)
       ROOT w = (s32[], f32[3,3], f32[3], f32[3,3]) while(t), condition=condition, body=body""",
 )
-# A loop of as many turns as the one around it has left, with a branch in each turn.
+# A loop of as many iterations as the one around it has left, with a branch in each iteration.
 NESTED = """
     inner_body { p = (s32[], f32[3]) parameter(0)
       n = s32[] get-tuple-element(p), index=0
@@ -180,16 +180,16 @@ def test_a_record_does_what_the_data_says(name: str, donated: tuple[int, ...], r
     plan = plan_of(TEXTS[name], donated)
     n, x = torch.tensor(2, dtype=torch.int32), torch.ones(3)
     tape, results = recorded(plan, n, x)
-    # No turn, one, several; more than there are branches, and fewer.
-    for turns in (3, 0, 1, 5, -1, 2):
+    # No iteration, one, several; more than there are branches, and fewer.
+    for iterations in (3, 0, 1, 5, -1, 2):
         start = torch.from_numpy(rng.standard_normal(3).astype(np.float32))
-        n.fill_(turns)
+        n.fill_(iterations)
         x.copy_(start)
         tape.play()
         with torch.inference_mode():
-            expected = plan.run(Run(), [torch.tensor(turns, dtype=torch.int32), start])
+            expected = plan.run(Run(), [torch.tensor(iterations, dtype=torch.int32), start])
         for ours, theirs in zip(results, expected, strict=True):
-            assert torch.equal(ours, theirs), (turns, ours, theirs)
+            assert torch.equal(ours, theirs), (iterations, ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -319,12 +319,12 @@ def test_what_never_changes_is_not_copied() -> None:
     x = torch.ones(3)
     (step,) = [step for step in plan.steps if step.nested]
     seen: list[int] = []
-    turn = step.kernel.callees[1]
+    iteration = step.kernel.callees[1]
 
     def watched(run: Run, state: list[torch.Tensor]) -> list[torch.Tensor]:
         seen.append(state[2].data_ptr())
         assert state[1].data_ptr() != x.data_ptr()
-        return list(turn(run, state))
+        return list(iteration(run, state))
 
     step.kernel.callees = (step.kernel.callees[0], watched)
     recorded(plan, torch.tensor(2, dtype=torch.int32), x)
@@ -335,9 +335,9 @@ def test_what_never_changes_is_not_copied() -> None:
 def test_a_plan_is_recorded_whole_once_all_of_it_has_run(name: str) -> None:
     plan = plan_of(TEXTS[name])
 
-    def run(turns: int) -> None:
+    def run(iterations: int) -> None:
         with torch.inference_mode():
-            plan.run(Run(), [torch.tensor(turns, dtype=torch.int32), torch.ones(3)])
+            plan.run(Run(), [torch.tensor(iterations, dtype=torch.int32), torch.ones(3)])
 
     def record(plan: Plan) -> PoisonedReplay:
         return PoisonedReplay(plan, Run())
@@ -345,8 +345,8 @@ def test_a_plan_is_recorded_whole_once_all_of_it_has_run(name: str) -> None:
     run(0)
     assert divide(plan, record, "").whole is None
     assert "and not all of it has run" in divide(plan, record, "").summary()
-    for turns in (1, 2, 3):
-        run(turns)
+    for iterations in (1, 2, 3):
+        run(iterations)
     assert divide(plan, record, "").whole is not None
     assert "goes on as data says: an old driver" in divide(plan, record, "an old driver").summary()
 
@@ -417,12 +417,12 @@ BEGIN, END, RELEASE = ("beginAllocateCurrentThreadToPool",), ("endAllocateToPool
 def test_nodes_are_captured_inside_one_another(driver: Driver) -> None:
     recorder, flag = recorder_of(driver), torch.tensor(True)
 
-    def turn() -> torch.Tensor:
+    def iteration() -> torch.Tensor:
         recorder.run_if(flag, lambda: None)
         recorder.run_if(flag, lambda: None)
         return flag
 
-    recorder.run_while(flag, turn)
+    recorder.run_while(flag, iteration)
     recorder.run_if(flag, lambda: None)
     made = [BEGIN, END]  # the pool
     outer = [("open", 1, 1, 2), *made, BEGIN, ("open", 2, 0, 3), ("close", 3, 201, False), ("open", 2, 0, 3)]
@@ -442,14 +442,14 @@ def test_a_body_that_breaks_is_ended_and_says_why(driver: Driver, monkeypatch: p
     def breaks() -> None:
         raise ValueError("not while capturing")
 
-    def turn() -> torch.Tensor:
+    def iteration() -> torch.Tensor:
         recorder.run_if(flag, breaks)
         return flag
 
     monkeypatch.setattr(driver, "close", invalidated)
     recorder = recorder_of(driver)
     with pytest.raises(ValueError, match="not while capturing"):
-        recorder.run_while(flag, turn)
+        recorder.run_while(flag, iteration)
     ends = [("close", 3, 0, 0), END, RELEASE, ("close", 2, 0, 0)]
     assert sorted(driver.calls[5:], key=str) == sorted(ends, key=str) and driver.stream == 1
     assert recorder.has_lost_body

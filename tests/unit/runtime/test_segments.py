@@ -169,19 +169,19 @@ ENTRY main {
 }"""
 
 
-def test_a_turn_of_a_loop_that_depends_on_data_is_one_segment() -> None:
-    """With its condition: a turn costs one launch, and reading whether there is another one."""
+def test_an_iteration_of_a_loop_that_depends_on_data_is_one_segment() -> None:
+    """With its condition: an iteration costs one launch, and reading whether there is another one."""
     plan = plan_of(LOOP, donated=(0,))
     run(plan, torch.tensor([1.0, 2, 3, 4]), torch.ones(4))
     division = divide(plan, record)
-    (turn,) = [part.segment for part in division.parts if part.segment and "body" in part.segment.plan.name]
+    (iteration,) = [part.segment for part in division.parts if part.segment and "body" in part.segment.plan.name]
     for _ in range(3):
-        launches = turn.launches
+        launches = iteration.launches
         x, w = torch.tensor([1.0, 2, 3, 4]), torch.rand(4) + 1
         expected, results = run(plan, x.clone(), w), run(division.plan, x.clone(), w)
         for ours, theirs in zip(results, expected, strict=True):
             assert torch.equal(ours, theirs)
-        assert turn.launches - launches == int(results[0])
+        assert iteration.launches - launches == int(results[0])
 
 
 def test_a_loop_with_a_callback_is_divided_inside() -> None:
@@ -246,7 +246,7 @@ def warming_up(plan: Plan) -> None:
 
 
 def test_what_has_not_run_is_warmed_up_before_it_is_recorded() -> None:
-    """Whatever data says; and of a loop there is one turn."""
+    """Whatever data says; and of a loop there is one iteration."""
     plan = plan_of(UNTRIED)
     run(plan, torch.tensor(True), torch.randn(4))
     assert divide(plan, record, "").whole is None
@@ -310,7 +310,7 @@ def test_a_scalar_function_that_loops_stays_outside() -> None:
     assert any("map y loops in a scalar function" in reason_against(step, Limits()) for step in plan.steps)
 
 
-def test_loops_that_are_too_long_are_recorded_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_that_are_too_long_are_recorded_iteration_by_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     text = re.sub("pred.. compare.f, h., direction=LT", "pred[] compare(i, n), direction=LT", LOOP)
     counter = "  i = s32[] get-tuple-element(p), index=0\n  n = s32[] constant(7)\n"
     text = text.replace("  h = f32[] constant(100)\n", counter)
@@ -503,7 +503,7 @@ RENDEZVOUS = """
 sum { a = f32[] parameter(0)
   b = f32[] parameter(1)
   ROOT r = f32[] add(a, b) }
-turn { p = (s32[], f32[4]) parameter(0)
+iteration { p = (s32[], f32[4]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   x = f32[4] get-tuple-element(p), index=1
   one = s32[] constant(1)
@@ -530,10 +530,10 @@ small { p = (s32[], f32[4]) parameter(0)
 ENTRY main { x = f32[4] parameter(0)
   z = s32[] constant(0)
   a = (s32[], f32[4]) tuple(z, x)
-  w = (s32[], f32[4]) while(a), condition=CONDITION, body=turn
+  w = (s32[], f32[4]) while(a), condition=CONDITION, body=iteration
   b = f32[4] get-tuple-element(w), index=1
   d = (s32[], f32[4]) tuple(z, b)
-  v = (s32[], f32[4]) while(d), condition=CONDITION, body=turn
+  v = (s32[], f32[4]) while(d), condition=CONDITION, body=iteration
   ROOT r = f32[4] get-tuple-element(v), index=1 }"""
 
 
@@ -551,7 +551,7 @@ def test_segments_in_which_devices_meet(condition: str, meets: bool, monkeypatch
 
 def test_a_plan_in_which_devices_meet_is_one_recording() -> None:
     plan = plan_of(
-        RENDEZVOUS.partition("turn {")[0]
+        RENDEZVOUS.partition("iteration {")[0]
         + """ENTRY main { x = f32[4] parameter(0)
       a = f32[4] all-reduce(x), to_apply=sum
       ROOT r = f32[4] sine(a) }"""

@@ -90,7 +90,7 @@ def test_of_what_cancels_the_truth_decides_who_is_nearer() -> None:
     assert judged(halves, halves + 0.02), "a rounding of bfloat16, but a share of the operands that is no noise"
 
 
-def test_where_halves_overflowed_the_truth_decides() -> None:
+def test_where_half_floats_overflowed_the_truth_decides() -> None:
     """Of two elements the reference has lost the first one on its way."""
 
     def judged(ours: list[float], reference: list[float], exact: list[float], dtype: torch.dtype) -> str:

@@ -1,5 +1,6 @@
-"""What JAX users write beside models and their kernels: indexing, counting, folds in all directions, integers, complex
-numbers, linear algebra, small scans, stencils, windows. Sizes take a core of a host tenths of a millisecond or more."""
+"""What JAX users write beside models and their kernels: indexing, counting, reductions in all directions, integers,
+complex numbers, linear algebra, small scans, stencils, windows. Sizes take a core of a host tenths of a millisecond or
+more."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def _indexing() -> list[Program]:
     ]
 
 
-def _folds() -> list[Program]:
+def _reductions() -> list[Program]:
     def distances(x: jax.Array, y: jax.Array) -> jax.Array:
         return ((x[:, None] - y[None]) ** 2).sum(-1)
 
@@ -350,4 +351,4 @@ def _loops() -> list[Program]:
 
 def everyday() -> list[Program]:
     """All of them."""
-    return [*_indexing(), *_folds(), *_scalars(), *_movement(), *_linear_algebra(), *_loops()]
+    return [*_indexing(), *_reductions(), *_scalars(), *_movement(), *_linear_algebra(), *_loops()]

@@ -1,5 +1,5 @@
 // A CCL adaptor of FlagCX's for host memory: every collective is one exchange of messages over FlagCX's bootstrap sockets,
-// and each member folds what came in the order of ranks. 16-bit floats are folded in float32 and rounded once.
+// and each member reductions what came in the order of ranks. 16-bit floats are reduced in float32 and rounded once.
 
 #include <cmath>
 #include <cstdint>
@@ -95,7 +95,7 @@ void store(Bfloat& out, float value) {
 }
 
 template <typename T>
-flagcxResult_t fold(const char* all, void* out, size_t count, int size, flagcxRedOp_t op) {
+flagcxResult_t reduce(const char* all, void* out, size_t count, int size, flagcxRedOp_t op) {
   T* target = static_cast<T*>(out);
   for (size_t i = 0; i < count; ++i) {
     const auto at = [&](int rank) {
@@ -130,28 +130,28 @@ flagcxResult_t fold(const char* all, void* out, size_t count, int size, flagcxRe
   return flagcxSuccess;
 }
 
-flagcxResult_t fold(const char* all, void* out, size_t count, int size, flagcxDataType_t type, flagcxRedOp_t op) {
+flagcxResult_t reduce(const char* all, void* out, size_t count, int size, flagcxDataType_t type, flagcxRedOp_t op) {
   switch (type) {
     case flagcxInt8:
-      return fold<int8_t>(all, out, count, size, op);
+      return reduce<int8_t>(all, out, count, size, op);
     case flagcxUint8:
-      return fold<uint8_t>(all, out, count, size, op);
+      return reduce<uint8_t>(all, out, count, size, op);
     case flagcxInt32:
-      return fold<int32_t>(all, out, count, size, op);
+      return reduce<int32_t>(all, out, count, size, op);
     case flagcxUint32:
-      return fold<uint32_t>(all, out, count, size, op);
+      return reduce<uint32_t>(all, out, count, size, op);
     case flagcxInt64:
-      return fold<int64_t>(all, out, count, size, op);
+      return reduce<int64_t>(all, out, count, size, op);
     case flagcxUint64:
-      return fold<uint64_t>(all, out, count, size, op);
+      return reduce<uint64_t>(all, out, count, size, op);
     case flagcxFloat16:
-      return fold<Half>(all, out, count, size, op);
+      return reduce<Half>(all, out, count, size, op);
     case flagcxFloat32:
-      return fold<float>(all, out, count, size, op);
+      return reduce<float>(all, out, count, size, op);
     case flagcxFloat64:
-      return fold<double>(all, out, count, size, op);
+      return reduce<double>(all, out, count, size, op);
     case flagcxBfloat16:
-      return fold<Bfloat>(all, out, count, size, op);
+      return reduce<Bfloat>(all, out, count, size, op);
     default:
       return flagcxInvalidArgument;
   }
@@ -174,7 +174,7 @@ flagcxResult_t all_reduce(const void* send, void* receive, size_t count, flagcxD
                           flagcxInnerComm_t comm, flagcxStream_t stream) {
   std::vector<char> all(members(comm) * count * width(type));
   const auto result = all_gather(send, all.data(), count, type, comm, stream);
-  return result != flagcxSuccess ? result : fold(all.data(), receive, count, members(comm), type, op);
+  return result != flagcxSuccess ? result : reduce(all.data(), receive, count, members(comm), type, op);
 }
 
 flagcxResult_t gather(const void* send, void* receive, size_t count, flagcxDataType_t type, int root,
@@ -197,7 +197,7 @@ flagcxResult_t reduce(const void* send, void* receive, size_t count, flagcxDataT
   std::vector<char> all(own(comm) == root ? members(comm) * count * width(type) : 0);
   const auto result = gather(send, all.data(), count, type, root, comm, stream);
   if (result != flagcxSuccess || own(comm) != root) return result;
-  return fold(all.data(), receive, count, members(comm), type, op);
+  return reduce(all.data(), receive, count, members(comm), type, op);
 }
 
 flagcxResult_t scatter(const void* send, void* receive, size_t count, flagcxDataType_t type, int root,
@@ -249,7 +249,7 @@ flagcxResult_t reduce_scatter(const void* send, void* receive, size_t count, fla
                               flagcxInnerComm_t comm, flagcxStream_t stream) {
   std::vector<char> all(members(comm) * count * width(type));
   const auto result = all_to_all(send, all.data(), count, type, comm, stream);
-  return result != flagcxSuccess ? result : fold(all.data(), receive, count, members(comm), type, op);
+  return result != flagcxSuccess ? result : reduce(all.data(), receive, count, members(comm), type, op);
 }
 
 // What a group holds back until it ends: the sends then run beside the receives, in the order that they came in.

@@ -25,8 +25,8 @@ def write_product(code: Function, product: MatrixProduct, memory_of: MemoryOf) -
 
 class _Product:
     def __init__(self, code: Function, product: MatrixProduct, memory_of: MemoryOf) -> None:
-        if product.is_of_halves:
-            raise NotCompilableError("a product of halves")
+        if product.is_of_half_floats:
+            raise NotCompilableError("a product of 16-bit floats")
         self.code = code
         self.product = product
         self.places = {id(o): memory_of(o.buffer) for o in (product.lhs, product.rhs, product.result)}
@@ -37,7 +37,7 @@ class _Product:
         with contextlib.ExitStack() as stack:
             batch = [stack.enter_context(code.loop(size)) for size in product.batch]
             row = stack.enter_context(code.loop(product.m))
-            # Columns that lie along the sum are folded; else vectors run along the columns of the result.
+            # Columns that lie along the sum are reduced; else vectors run along the columns of the result.
             if product.rhs.transposed or product.n == 1:
                 column = stack.enter_context(code.loop(product.n))
                 self._sum(batch, row, column)

@@ -180,7 +180,7 @@ class Function:
         self._begin(head)
 
         def go_on(condition: str) -> None:
-            body = self._fresh("trip")
+            body = self._fresh("iteration")
             self.effect(f"br i1 {condition}, label %{body}, label %{done}")
             self._begin(body)
 

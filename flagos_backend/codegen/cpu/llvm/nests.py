@@ -1,5 +1,5 @@
-"""A region as LLVM IR: loops over its points; where it folds dimensions, a pass over these for each fold that needs the
-one before, and a last one for what is stored along them."""
+"""A region as LLVM IR: loops over its points; where it reduces dimensions, a pass over these for each reduction that
+needs the one before, and a last one for what is stored along them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flagos_backend.codegen.cpu.llvm.code import Function, Memory, NotCompilable
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
-from flagos_backend.loop_ir.region import Affine, Apply, Expression, Fold, Index, Literal, Load, Region, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store
 
 E = ElementType
 MemoryOf = Callable[[Instruction], Memory]
@@ -27,32 +27,32 @@ class _Writer:
         self.code = code
         self.region = region
         self.memory_of = memory_of
-        self.folded = region.folded
-        if len({fold.dims for fold in region.folds}) > 1:
-            raise NotCompilableError("folds over different dimensions")
+        self.reduced = region.reduced
+        if len({reduction.dims for reduction in region.reductions}) > 1:
+            raise NotCompilableError("reductions over different dimensions")
         buffers = [s.target for s in region.stores] + [e.source for e in region.expressions() if isinstance(e, Load)]
         self.disjoint = tuple(dict.fromkeys(memory_of(buffer).scope for buffer in buffers))
-        # How many folds, one needing the other, each expression is behind.
+        # How many reductions, one needing the other, each expression is behind.
         self.stage: dict[Expression, int] = {}
         for expression in region.expressions():
             before = max((self.stage[operand] for operand in expression.operands), default=0)
-            self.stage[expression] = before + isinstance(expression, Fold)
+            self.stage[expression] = before + isinstance(expression, Reduce)
         self.indices = ["0"] * region.rank
 
     def write(self) -> None:
-        with self._loops([d for d in range(self.region.rank) if d not in self.folded]):
+        with self._loops([d for d in range(self.region.rank) if d not in self.reduced]):
             values: dict[Expression, str] = {}
             for stage in range(max(self.stage.values(), default=0) + 1):
                 stores = [s for s in self.region.stores if self.stage[s.value] == stage]
                 self._store([s for s in stores if not self._runs_along(s)], values)
                 along = [s for s in stores if self._runs_along(s)]
-                folds = [f for f in self.region.folds if self.stage[f] == stage + 1]
-                if along or folds:
-                    self._pass(along, folds, values)
+                reductions = [f for f in self.region.reductions if self.stage[f] == stage + 1]
+                if along or reductions:
+                    self._pass(along, reductions, values)
 
     def _runs_along(self, store: Store) -> bool:
-        folded = frozenset(self.folded)
-        return bool(folded & (store.index.dims | self.region.reach[store.value]))
+        reduced = frozenset(self.reduced)
+        return bool(reduced & (store.index.dims | self.region.reach[store.value]))
 
     @contextlib.contextmanager
     def _loops(self, dims: Sequence[int]) -> Iterator[None]:
@@ -61,31 +61,31 @@ class _Writer:
                 self.indices[d] = stack.enter_context(self.code.loop(self.region.dims[d]))
             yield
 
-    def _pass(self, stores: Sequence[Store], folds: Sequence[Fold], known: dict[Expression, str]) -> None:
-        """Over the folded dimensions of one point of the others. ``known`` gets what is folded."""
+    def _pass(self, stores: Sequence[Store], reductions: Sequence[Reduce], known: dict[Expression, str]) -> None:
+        """Over the reduced dimensions of one point of the others. ``known`` gets what is reduced."""
         code = self.code
         cells = {}
-        for fold in folds:
-            held = value_type(_accumulator(fold))
-            cells[fold] = code.cell(held)
-            initial = self._value(fold.initial, known)
-            code.effect(f"store {held} {self._widened(fold, initial)}, ptr {cells[fold]}")
-        if 0 not in [self.region.dims[d] for d in self.folded]:
-            with self._loops(self.folded):
+        for reduction in reductions:
+            held = value_type(_accumulator(reduction))
+            cells[reduction] = code.cell(held)
+            initial = self._value(reduction.initial, known)
+            code.effect(f"store {held} {self._widened(reduction, initial)}, ptr {cells[reduction]}")
+        if 0 not in [self.region.dims[d] for d in self.reduced]:
+            with self._loops(self.reduced):
                 values = dict(known)
-                for fold in folds:
-                    held = value_type(_accumulator(fold))
-                    term = self._widened(fold, self._value(fold.value, values))
-                    before = code.value(f"load {held}, ptr {cells[fold]}")
-                    after = scalars.combine(code, fold.combine, _accumulator(fold), [before, term])
-                    code.effect(f"store {held} {after}, ptr {cells[fold]}")
+                for reduction in reductions:
+                    held = value_type(_accumulator(reduction))
+                    term = self._widened(reduction, self._value(reduction.value, values))
+                    before = code.value(f"load {held}, ptr {cells[reduction]}")
+                    after = scalars.combine(code, reduction.combine, _accumulator(reduction), [before, term])
+                    code.effect(f"store {held} {after}, ptr {cells[reduction]}")
                 self._store(stores, values)
-        for fold, cell in cells.items():
-            total = code.value(f"load {value_type(_accumulator(fold))}, ptr {cell}")
-            known[fold] = scalars.convert(code, _accumulator(fold), fold.element_type, total)
+        for reduction, cell in cells.items():
+            total = code.value(f"load {value_type(_accumulator(reduction))}, ptr {cell}")
+            known[reduction] = scalars.convert(code, _accumulator(reduction), reduction.element_type, total)
 
-    def _widened(self, fold: Fold, value: str) -> str:
-        return scalars.convert(self.code, fold.element_type, _accumulator(fold), value)
+    def _widened(self, reduction: Reduce, value: str) -> str:
+        return scalars.convert(self.code, reduction.element_type, _accumulator(reduction), value)
 
     def _store(self, stores: Sequence[Store], values: dict[Expression, str]) -> None:
         """All values before the first store, which may be where something is loaded from."""
@@ -129,8 +129,8 @@ class _Writer:
         return scalars.apply(self.code, expression, [values[operand] for operand in expression.operands])
 
 
-def _accumulator(fold: Fold) -> ElementType:
+def _accumulator(reduction: Reduce) -> ElementType:
     """As for tiles: sums and products of floats are doubles, maxima and minima of 16-bit ones floats."""
-    if fold.element_type not in (E.F32, E.BF16):
-        return fold.element_type
-    return E.F64 if fold.combine in (Opcode.ADD, Opcode.MULTIPLY) else E.F32
+    if reduction.element_type not in (E.F32, E.BF16):
+        return reduction.element_type
+    return E.F64 if reduction.combine in (Opcode.ADD, Opcode.MULTIPLY) else E.F32

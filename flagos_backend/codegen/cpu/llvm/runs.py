@@ -14,7 +14,7 @@ from flagos_backend.codegen.cpu.llvm import blocks, nests, windows
 from flagos_backend.codegen.cpu.llvm.code import Function, Memory, NotCompilableError
 from flagos_backend.codegen.cpu.lower.dot import MatrixProduct
 from flagos_backend.codegen.cpu.steps import (
-    ARG_EXTREME,
+    ARG_MIN_MAX,
     CONDITIONAL,
     GATHER,
     SCATTER,
@@ -47,8 +47,8 @@ _MAX_STACK_BYTES = 1 << 15
 # Constants whose content the compiler is told.
 _MAX_KNOWN_BYTES = 1 << 12
 # Of a loop that runs as long as a condition holds; and what no loop's body is said to take more of.
-_MANY_TRIPS = 1 << 20
-# A carried value that is written into memory of its own and then copied back, each trip.
+_MANY_ITERATIONS = 1 << 20
+# A carried value that is written into memory of its own and then copied back, each iteration.
 _MAX_CARRIED_BYTES = 1 << 14
 
 
@@ -58,14 +58,14 @@ _WRITERS = {
     UPDATE: blocks.write_block,
     GATHER: windows.write_gather,
     SCATTER: windows.write_scatter,
-    ARG_EXTREME: windows.write_argminmax,
+    ARG_MIN_MAX: windows.write_argminmax,
 }
 _MOVED: dict[int, Callable[[Step], Instruction]] = {
     SLICE: lambda step: step.targets[0],
     UPDATE: lambda step: step.sources[0],
     GATHER: lambda step: step.targets[0],
     SCATTER: lambda step: step.sources[-1],
-    ARG_EXTREME: lambda step: step.sources[0],
+    ARG_MIN_MAX: lambda step: step.sources[0],
 }
 
 
@@ -230,15 +230,15 @@ def _work(program: Program, item: Item) -> int:
         return prod((*item.batch, item.m, item.n, item.k))
     if item.kind == WHILE:
         loop = program.loops[id(item)]
-        trips = _MANY_TRIPS if loop.trip_count is None else loop.trip_count
-        return min(_work_of(loop.body), _MANY_TRIPS) * min(trips, _MANY_TRIPS)
+        iterations = _MANY_ITERATIONS if loop.trip_count is None else loop.trip_count
+        return min(_work_of(loop.body), _MANY_ITERATIONS) * min(iterations, _MANY_ITERATIONS)
     if item.kind == CONDITIONAL:
         return sum(_work_of(branch.program) for branch in program.branches[id(item)])
     return sum(array_of(target).num_elements for target in item.targets)
 
 
 def _work_of(program: Program) -> int:
-    return min(sum(_work(program, item) for item in program.items), _MANY_TRIPS)
+    return min(sum(_work(program, item) for item in program.items), _MANY_ITERATIONS)
 
 
 class _Writer:
@@ -331,7 +331,7 @@ class _Writer:
         rest, more = iter(step.targets), iter(seconds)
         now: list[str] = []
         following: list[str] = []
-        carried: list[tuple[str, str, int]] = []  # what is copied back after each trip
+        carried: list[tuple[str, str, int]] = []  # what is copied back after each iteration
         left: list[tuple[str, str, int]] = []  # and after the last one
         for source, is_buffered, is_overwritten in zip(step.sources, loop.buffered, loop.overwritten, strict=True):
             place, size = self._pointer(source), array_of(source).num_bytes
@@ -362,18 +362,18 @@ class _Writer:
             pass
         elif loop.trip_count is not None:
             with code.loop(loop.trip_count):
-                self._trip(body, carried)
+                self._iteration(body, carried)
         else:
             again = code.cell("i8", 1)
             condition = self._nested(loop.condition, (*now, again), scratch)
             with code.while_loop() as go_on:
                 condition.write()
                 go_on(code.value(f"trunc i8 {code.value(f'load i8, ptr {again}')} to i1"))
-                self._trip(body, carried)
+                self._iteration(body, carried)
         for target, held, size in left:
             code.copy(target, held, size)
 
-    def _trip(self, body: _Writer, carried: Sequence[tuple[str, str, int]]) -> None:
+    def _iteration(self, body: _Writer, carried: Sequence[tuple[str, str, int]]) -> None:
         body.write()
         for held, written, size in carried:
             self.function.copy(held, written, size)

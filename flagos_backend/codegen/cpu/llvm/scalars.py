@@ -101,12 +101,12 @@ def operation(code: Function, opcode: Opcode, element_type: ElementType, operand
 
 
 def combine(code: Function, opcode: Opcode, element_type: ElementType, operands: list[str]) -> str:
-    """One step of a fold, whose terms come in any order."""
+    """One step of a reduction, whose terms come in any order."""
     if element_type in _FLOATS and opcode in (Op.ADD, Op.MULTIPLY):
         return code.value(f"{_FLOAT_BINARY[opcode]} reassoc {value_type(element_type)} {operands[0]}, {operands[1]}")
     if element_type in _FLOATS:
         if opcode not in (Op.MAXIMUM, Op.MINIMUM):
-            raise NotCompilableError(f"a fold of {element_type.name} by {opcode}")
+            raise NotCompilableError(f"a reduction of {element_type.name} by {opcode}")
         held = value_type(element_type)
         return code.call(held, f"llvm.{opcode}.f{8 * element_type.bytes}", *((held, o) for o in operands))
     return operation(code, opcode, element_type, operands)
@@ -161,18 +161,18 @@ def _of_floats(code: Function, opcode: Opcode, element_type: ElementType, operan
             none = code.value(f"fcmp ueq {held} {x}, 0.0")
             return code.value(f"select i1 {none}, {held} {x}, {held} {one}")
         case Op.MAXIMUM | Op.MINIMUM:
-            return _extreme(code, held, "oge" if opcode is Op.MAXIMUM else "ole", x, operands[1])
+            return _min_max(code, held, "oge" if opcode is Op.MAXIMUM else "ole", x, operands[1])
         case Op.CLAMP:
             low, x, high = operands
             ordered = code.value(f"fcmp oge {held} {low}, {x}")
             above = code.value(f"select i1 {ordered}, {held} {low}, {held} {x}")
             unordered = code.value(f"fcmp uno {held} {low}, {low}")
             above = code.value(f"select i1 {unordered}, {held} {low}, {held} {above}")
-            return _extreme(code, held, "ole", above, high)
+            return _min_max(code, held, "ole", above, high)
     return functions.call(code, opcode, element_type, operands)
 
 
-def _extreme(code: Function, held: str, order: str, x: str, y: str) -> str:
+def _min_max(code: Function, held: str, order: str, x: str, y: str) -> str:
     first = code.value(f"fcmp {order} {held} {x}, {y}")
     is_nan = code.value(f"fcmp uno {held} {x}, {x}")
     takes = code.value(f"or i1 {first}, {is_nan}")

@@ -19,7 +19,7 @@ _FLOATS = frozenset({E.F32, E.F64})
 
 
 class _Numbers:
-    """The words of Windows.words of lower/window_indices.py, and what follows them."""
+    """The bytecode of Windows.bytecode of lower/window_indices.py, and what follows them."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._rest = iter(numbers)

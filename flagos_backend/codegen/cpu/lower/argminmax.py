@@ -1,6 +1,6 @@
 """The native step of reduces that give the position of a greatest or least element.
 
-Between emitter.py, whose computations lose the positions that such a reduce compares, and native/cpu/arg_extreme.cc.
+Between emitter.py, whose computations lose the positions that such a reduce compares, and native/cpu/argminmax.cc.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flagos_backend.passes.argminmax import argminmax_of, direction_of
 
 
 def with_argminmax(computation: FlatComputation) -> FlatComputation:
-    """``computation`` in which each reduce that finds an extreme has one operand, the array."""
+    """``computation`` in which each reduce that finds a minimum or maximum has one operand, the array."""
     found = {i: _of_array(i) for i in computation.instructions if argminmax_of(i)}
     if not found:
         return computation
@@ -39,7 +39,7 @@ def argminmax_numbers(reduce: Instruction) -> tuple[int, ...] | None:
     dims, (d,) = dims_of(array), reduce.attributes_as(DimensionsAttributes).dimensions
     source, index = element_type(array), element_type(reduce.called[0].parameters[1])
     if source is None or index is None:
-        raise AssertionError(f"{reduce.name} was taken for an extreme of an array")
+        raise AssertionError(f"{reduce.name} was taken for a minimum or maximum of an array")
     largest = direction_of(reduce.called[0]) is Comparison.GT
     return int(source), int(index), prod(dims[:d]), dims[d], prod(dims[d + 1 :]), int(largest)
 

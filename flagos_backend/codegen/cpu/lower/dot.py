@@ -1,7 +1,7 @@
 """Recognises a dot that is a (batched) matrix product on strided operands, as every BLAS takes it.
 
 Floats are BLAS's, integers of at most 32 bits those of native/cpu/integer_product.cc. A few vectors times a matrix, of
-halves too, are those of thin_product.cc beside it.
+16-bit floats too, are those of skinny_product.cc beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SIZE = 2**31 - 1  # BLAS takes sizes and leading dimensions as 32-bit integ
 _Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 INTEGERS = frozenset({E.S8, E.U8, E.S16, E.U16, E.S32, E.U32})
 HALF_FLOATS = frozenset({E.F16, E.BF16})
-# kMaxVectors of native/cpu/thin_kernels.h; shorter sums, of products of a row and of rows, are faster of converted
+# kMaxVectors of native/cpu/skinny_kernels.h; shorter sums, of products of a row and of rows, are faster of converted
 # operands.
 _MAX_VECTORS, _MIN_DOTS, _MIN_ROWS = 4, 32, 4
 
@@ -42,7 +42,7 @@ class MatrixProduct:
     """result[b..., m, n] = sum over k of lhs[b..., m, k] * rhs[b..., k, n]; ``batch``: the sizes of b...
 
     ``element_type``: of the result, S32 (modulo 2^32) of integers; ``operand_types``: the same, of integers any two, or
-    two halves, of which F32 is computed.
+    two 16-bit floats, of which F32 is computed.
     """
 
     element_type: ElementType
@@ -56,7 +56,7 @@ class MatrixProduct:
     result: Operand
 
     @property
-    def is_of_halves(self) -> bool:
+    def is_of_half_floats(self) -> bool:
         return self.operand_types[0] in HALF_FLOATS
 
 
@@ -68,8 +68,12 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
         s.element_type for s in (dot.shape, *(o.shape for o in dot.operands)) if isinstance(s, ArrayShape)
     )
     of_integers = INTEGERS.issuperset(operands) and result in (E.S32, E.U32)
-    of_halves = operands[0] is operands[1] and operands[0] in HALF_FLOATS and result is E.F32
-    if not of_integers and not of_halves and (result not in (E.F32, E.F64) or {result}.symmetric_difference(operands)):
+    of_half_floats = operands[0] is operands[1] and operands[0] in HALF_FLOATS and result is E.F32
+    if (
+        not of_integers
+        and not of_half_floats
+        and (result not in (E.F32, E.F64) or {result}.symmetric_difference(operands))
+    ):
         return None
     lhs_dims, rhs_dims = map(dims_of, dot.operands)
     if 0 in lhs_dims or 0 in rhs_dims:
@@ -84,7 +88,7 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
         return None
     if max(m, n, k, lhs.leading, rhs.leading) > _MAX_SIZE:
         return None
-    if of_halves and not _is_thin(m, n, k, lhs, rhs):
+    if of_half_floats and not _is_skinny(m, n, k, lhs, rhs):
         return None
     batch = tuple(lhs_dims[i] for i in attributes.lhs_batch)
     strides = tuple(prod(batch[d + 1 :]) * m * n for d in range(len(batch)))
@@ -92,8 +96,8 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
     return MatrixProduct(E.S32 if of_integers else result, types, batch, m, n, k, lhs, rhs, Operand(dot, strides, n))
 
 
-def _is_thin(m: int, n: int, k: int, lhs: Operand, rhs: Operand) -> bool:
-    """Whether a product of halves takes as long as reading its matrix."""
+def _is_skinny(m: int, n: int, k: int, lhs: Operand, rhs: Operand) -> bool:
+    """Whether a product of 16-bit floats takes as long as reading its matrix."""
     has_rows_of_depth = not lhs.transposed if n < m else rhs.transposed
     return min(m, n) <= _MAX_VECTORS and k >= (_MIN_DOTS if has_rows_of_depth else _MIN_ROWS)
 
@@ -103,7 +107,7 @@ def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int])
 
 
 def sides_of(dot: Instruction) -> tuple[_Side, _Side]:
-    """The dimensions of each operand: of the batch, those that are folded, the others."""
+    """The dimensions of each operand: of the batch, those that are reduced, the others."""
     attributes = dot.attributes_as(DotAttributes)
     sides = ((attributes.lhs_batch, attributes.lhs_contracting), (attributes.rhs_batch, attributes.rhs_contracting))
     lhs, rhs = (

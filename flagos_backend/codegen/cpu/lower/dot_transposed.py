@@ -27,7 +27,7 @@ def as_arranged_product(dot: Instruction, lhs: View, rhs: View) -> tuple[Region 
 
 
 def _arranged(dot: Instruction, number: int, view: View) -> tuple[Region, View]:
-    """Batches of rows that are folded, side by side, and where the operand then stands."""
+    """Batches of rows that are reduced, side by side, and where the operand then stands."""
     operand = dot.operands[number]
     assert isinstance(operand.shape, ArrayShape)
     dims, element_type = dims_of(operand), operand.shape.element_type

@@ -1,6 +1,6 @@
-"""Writes a gather as the words of a native step.
+"""Writes a gather as the bytecode of a native step.
 
-Used by emitter.py; native/cpu/parse_windows.cc reads the words.
+Used by emitter.py; native/cpu/parse_windows.cc reads the bytecode.
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ def gather_numbers(gather: Instruction) -> tuple[int, ...] | None:
         window_dims=attributes.offset_dims,
         dropped_dims=(*attributes.collapsed_slice_dims, *attributes.operand_batching_dims),
     )
-    return None if found is None else found.words(array, indices)
+    return None if found is None else found.bytecode(array, indices)

@@ -1,6 +1,7 @@
-"""Writes a scatter as the words of a native step: one array, into which updates are written or folded in their order.
+"""Writes a scatter as the bytecode of a native step: one array, into which updates are written or combined in their
+order.
 
-Used by emitter.py; native/cpu/parse_windows.cc reads the words.
+Used by emitter.py; native/cpu/parse_windows.cc reads the bytecode.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def scatter_numbers(scatter: Instruction) -> tuple[int, ...] | None:
         return None
     once = attributes.unique_indices or prod(extent.size for extent in found.batch) == 1
     combine = _combine(scatter, array.element_type, once)
-    return None if combine is None else (*found.words(array, indices), *combine, *_order(found))
+    return None if combine is None else (*found.bytecode(array, indices), *combine, *_order(found))
 
 
 def _combine(scatter: Instruction, element_type: ElementType, once: bool) -> tuple[int, ...] | None:

@@ -1,6 +1,6 @@
-"""Windows at run-time starts as words: where each position of a batch has its indices and its window, in elements.
+"""Windows at run-time starts as bytecode: where each position of a batch has its indices and its window, in elements.
 
-Used by gather.py and scatter.py; native/cpu/parse_windows.cc reads the words.
+Used by gather.py and scatter.py; native/cpu/parse_windows.cc reads the bytecode.
 """
 
 from __future__ import annotations
@@ -79,10 +79,15 @@ class Windows:
         """Whether elements of a window stand side by side in both arrays."""
         return bool(self.window) and self.window[-1].strides == (1, 1)
 
-    def words(self, array: ArrayShape, indices: ArrayShape) -> tuple[int, ...]:
-        words = [array.element_type.bytes, int(indices.element_type), *_words(self.batch), self.index_vector_stride]
-        words += [len(self.starts), *(number for start in self.starts for number in start)]
-        return (*words, *_words(self.window))
+    def bytecode(self, array: ArrayShape, indices: ArrayShape) -> tuple[int, ...]:
+        bytecode = [
+            array.element_type.bytes,
+            int(indices.element_type),
+            *_bytecode(self.batch),
+            self.index_vector_stride,
+        ]
+        bytecode += [len(self.starts), *(number for start in self.starts for number in start)]
+        return (*bytecode, *_bytecode(self.window))
 
 
 def windows(
@@ -149,5 +154,5 @@ def _merged(extents: Iterable[Extent]) -> tuple[Extent, ...]:
     return tuple(merged)
 
 
-def _words(extents: Sequence[Extent]) -> list[int]:
+def _bytecode(extents: Sequence[Extent]) -> list[int]:
     return [len(extents), *(number for extent in extents for number in (extent.size, *extent.strides))]

@@ -1,7 +1,7 @@
 """Gathers and scatters that raise negative indices by themselves, as frameworks let indices count from an array's end,
 and that read each number of an index where it was made: no loop prepares them.
 
-A pass of what emitter.py emits; gather.py and scatter.py write the words.
+A pass of what emitter.py emits; gather.py and scatter.py write the bytecode.
 """
 
 from __future__ import annotations

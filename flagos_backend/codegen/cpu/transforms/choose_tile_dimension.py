@@ -22,7 +22,7 @@ _PER_ROW = 4.0
 
 
 def tiled(region: Region) -> Nest:
-    """``simplify(region)`` with the dimension last along which tiles should run. ``region`` has no folds."""
+    """``simplify(region)`` with the dimension last along which tiles should run. ``region`` has no reductions."""
     nest = simplify(region)
     if len(nest.dims) < 2 or nest.dims[-1] >= LONG:
         return nest

@@ -12,13 +12,13 @@ from flagos_backend.loop_ir.region import Affine, Index, Load, Region
 class Nest:
     """``dims`` of the simplified loop nest, and for each the dimension of the region whose coefficient it takes.
 
-    Merged dimensions step like the innermost one of the run, so one source dimension says it all. ``folded``:
-    positions in ``dims`` that are folded. ``factors``: of the coefficients, 1 but where a dimension was divided.
+    Merged dimensions step like the innermost one of the run, so one source dimension says it all. ``reduced``:
+    positions in ``dims`` that are reduced. ``factors``: of the coefficients, 1 but where a dimension was divided.
     """
 
     dims: tuple[int, ...]
     sources: tuple[int, ...]
-    folded: tuple[int, ...]
+    reduced: tuple[int, ...]
     factors: tuple[int, ...]
 
     def strides(self, index: Affine) -> tuple[int, ...]:
@@ -39,33 +39,33 @@ def simplify(region: Region) -> Nest:
             runs[-1].append(d)
         else:
             runs.append([d])
-    runs = _one_dimension_after_folds(region, runs)
+    runs = _one_dimension_after_reductions(region, runs)
     return Nest(
         dims=tuple(prod(region.dims[d] for d in run) for run in runs),
         sources=tuple(run[-1] for run in runs),
-        folded=tuple(i for i, run in enumerate(runs) if run[-1] in region.folded),
+        reduced=tuple(i for i, run in enumerate(runs) if run[-1] in region.reduced),
         factors=(1,) * len(runs),
     )
 
 
-def _one_dimension_after_folds(region: Region, runs: list[list[int]]) -> list[list[int]]:
-    """Kept dimensions between the folded ones and the last one go before the folded ones."""
-    folded = [run for run in runs if run[-1] in region.folded]
-    if not folded or runs[-1] in folded:
+def _one_dimension_after_reductions(region: Region, runs: list[list[int]]) -> list[list[int]]:
+    """Kept dimensions between the reduced ones and the last one go before the reduced ones."""
+    reduced = [run for run in runs if run[-1] in region.reduced]
+    if not reduced or runs[-1] in reduced:
         return runs
-    kept = [run for run in runs if run not in folded]
-    return [*kept[:-1], *folded, kept[-1]]
+    kept = [run for run in runs if run not in reduced]
+    return [*kept[:-1], *reduced, kept[-1]]
 
 
 def _must_stay(region: Region, d: int) -> bool:
-    """A fold needs a folded dimension, and a fold over outer dimensions a last one, even of size 1."""
-    if not region.folded:
+    """A reduction needs a reduced dimension, and a reduction over outer dimensions a last one, even of size 1."""
+    if not region.reduced:
         return False
-    return d == region.folded[-1] or (d == region.rank - 1 and d not in region.folded)
+    return d == region.reduced[-1] or (d == region.rank - 1 and d not in region.reduced)
 
 
 def _merges(region: Region, indices: list[Affine], outer: int, inner: int) -> bool:
-    if (outer in region.folded) != (inner in region.folded):
+    if (outer in region.reduced) != (inner in region.reduced):
         return False
     size = region.dims[inner]
     return all(index.coefficients[outer] == index.coefficients[inner] * size for index in indices)

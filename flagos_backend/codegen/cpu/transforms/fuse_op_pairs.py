@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import SUBTRACTED, Intrinsic
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Literal, Region, Store
+from flagos_backend.loop_ir.region import Apply, Expression, Literal, Reduce, Region, Store
 from flagos_backend.loop_ir.rewriting import Pool, rewrite
 
 _FLOATS = frozenset({ElementType.F32, ElementType.F64})
@@ -117,7 +117,7 @@ def with_pairs(region: Region, varies: Mapping[Expression, bool]) -> Region:
 
 def _pairs(region: Region, varies: Mapping[Expression, bool]) -> dict[Expression, tuple[Apply, Expression, str]]:
     """By the second operation: the first, the second's other operand, and the ``detail`` of the two as one."""
-    uses = Counter(o for e in region.expressions() if isinstance(e, Apply | Fold) for o in e.operands)
+    uses = Counter(o for e in region.expressions() if isinstance(e, Apply | Reduce) for o in e.operands)
     uses.update(region.roots())
     found: dict[Expression, tuple[Apply, Expression, str]] = {}
     for second in region.expressions():

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from flagos_backend.codegen.cpu.emit_row_loop import folds_rows
+from flagos_backend.codegen.cpu.emit_row_loop import reduces_rows
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import Nest, simplify
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.literals import starts_neutral
-from flagos_backend.loop_ir.region import Affine, Expression, Fold, Load, Region, Store, axis, below, linear
+from flagos_backend.loop_ir.region import Affine, Expression, Load, Reduce, Region, Store, axis, below, linear
 from flagos_backend.loop_ir.rewriting import Pool, rewrite, rewrite_store
 
 # A part of this many elements takes some microseconds, which is what it costs to wake a thread.
@@ -27,11 +27,11 @@ _ROUNDS = frozenset({Opcode.ADD, Opcode.MULTIPLY})
 
 def in_parts(region: Region) -> Sequence[Region]:
     """Regions that together store what ``region`` does, the last of them from what the parts of rows came to; itself
-    where its rows are many or not long, or where more is done along them than folding."""
+    where its rows are many or not long, or where more is done along them than reducing."""
     nest = simplify(region)
-    if not folds_rows(region, nest) or not _can_be_cut(region):
+    if not reduces_rows(region, nest) or not _can_be_cut(region):
         return (region,)
-    first = nest.folded[0]
+    first = nest.reduced[0]
     rows, length = prod(nest.dims[:first]), prod(nest.dims[first:])
     size = nest.dims[first]
     most = min(_PARTS // max(rows, 1), length // _PART, size)
@@ -44,29 +44,29 @@ def in_parts(region: Region) -> Sequence[Region]:
     pieces = [(0, count, step), *([(step * count, 1, rest)] if rest else [])]
     kept = (*nest.dims[:first], count + len(pieces) - 1)
     partials = {
-        fold: Instruction(
+        reduction: Instruction(
             Opcode.COPY,
-            ArrayShape(fold.element_type, kept),
+            ArrayShape(reduction.element_type, kept),
             (region.stores[0].target,),
             name=f"{region.stores[0].target.name}.part{number}",
         )
-        for number, fold in enumerate(region.folds)
+        for number, reduction in enumerate(region.reductions)
     }
     parts = [_part(region, nest, piece, number * count, partials, kept) for number, piece in enumerate(pieces)]
     return [*parts, _joined(region, nest, partials, kept)]
 
 
 def _can_be_cut(region: Region) -> bool:
-    """Whether it stores nothing for each element, no fold needs another one, and no part would lose half of its digits;
-    those of f32 and f64 are rounded where the sum of the whole row has some more."""
-    folded = frozenset(region.folded)
-    inside = below(fold.value for fold in region.folds)
+    """Whether it stores nothing for each element, no reduction needs another one, and no part would lose half of its
+    digits; those of f32 and f64 are rounded where the sum of the whole row has some more."""
+    reduced = frozenset(region.reduced)
+    inside = below(reduction.value for reduction in region.reductions)
     return (
-        not any(isinstance(expression, Fold) for expression in inside)
-        and all(region.reach[store.value].isdisjoint(folded) for store in region.stores)
-        and all(region.along(store.index).isdisjoint(folded) for store in region.stores)
-        and all(starts_neutral(fold) for fold in region.folds)
-        and not any(fold.element_type in _HALF and fold.combine in _ROUNDS for fold in region.folds)
+        not any(isinstance(expression, Reduce) for expression in inside)
+        and all(region.reach[store.value].isdisjoint(reduced) for store in region.stores)
+        and all(region.along(store.index).isdisjoint(reduced) for store in region.stores)
+        and all(starts_neutral(reduction) for reduction in region.reductions)
+        and not any(reduction.element_type in _HALF and reduction.combine in _ROUNDS for reduction in region.reductions)
     )
 
 
@@ -81,13 +81,13 @@ def _part(
     nest: Nest,
     piece: tuple[int, int, int],
     offset: int,
-    partials: dict[Fold, Instruction],
+    partials: dict[Reduce, Instruction],
     kept: tuple[int, ...],
 ) -> Region:
-    """What folds ``piece``: where in the first of the folded dimensions it begins, into how many parts it is cut, and
-    of how many steps each is. Its first part is number ``offset`` of each row of ``kept``."""
+    """What reduces ``piece``: where in the first of the reduced dimensions it begins, into how many parts it is cut,
+    and of how many steps each is. Its first part is number ``offset`` of each row of ``kept``."""
     start, count, step = piece
-    first = nest.folded[0]
+    first = nest.reduced[0]
 
     def moved_to(index: Affine) -> Affine:
         strides = nest.strides(index)
@@ -95,15 +95,15 @@ def _part(
         return Affine(index.offset + start * along, (*strides[:first], along * step, along, *strides[first + 1 :]))
 
     dims = (*nest.dims[:first], count, step, *nest.dims[first + 1 :])
-    folded = tuple(range(first + 1, len(dims)))
-    moved = rewrite(region.expressions(), Pool(), moved_to, lambda _: folded, lambda _: None)
-    place = _row_major(kept, len(folded))
+    reduced = tuple(range(first + 1, len(dims)))
+    moved = rewrite(region.expressions(), Pool(), moved_to, lambda _: reduced, lambda _: None)
+    place = _row_major(kept, len(reduced))
     there = Affine(place.offset + offset, place.coefficients)
-    return Region(dims, tuple(Store(partial, moved[fold], there) for fold, partial in partials.items()))
+    return Region(dims, tuple(Store(partial, moved[reduction], there) for reduction, partial in partials.items()))
 
 
-def _joined(region: Region, nest: Nest, partials: dict[Fold, Instruction], kept: tuple[int, ...]) -> Region:
-    pool, first = Pool(), nest.folded[0]
+def _joined(region: Region, nest: Nest, partials: dict[Reduce, Instruction], kept: tuple[int, ...]) -> Region:
+    pool, first = Pool(), nest.reduced[0]
 
     def moved_to(index: Affine) -> Affine:
         return Affine(index.offset, (*nest.strides(index)[:first], 0))
@@ -111,12 +111,12 @@ def _joined(region: Region, nest: Nest, partials: dict[Fold, Instruction], kept:
     moved: dict[Expression, Expression] = {}
 
     def replace(expression: Expression) -> Expression | None:
-        if not isinstance(expression, Fold):
+        if not isinstance(expression, Reduce):
             return None
         load = Load(expression.element_type, partials[expression], _row_major(kept))
-        return pool.fold(expression, load, moved[expression.initial], (first,))
+        return pool.reduce(expression, load, moved[expression.initial], (first,))
 
-    needed = {fold.initial for fold in region.folds}
-    needed.update(below((store.value for store in region.stores), stop=region.folds))
+    needed = {reduction.initial for reduction in region.reductions}
+    needed.update(below((store.value for store in region.stores), stop=region.reductions))
     rewrite([e for e in region.expressions() if e in needed], pool, moved_to, lambda dims: dims, replace, moved)
     return Region(kept, tuple(rewrite_store(store, moved_to, moved) for store in region.stores))

@@ -1,6 +1,7 @@
-"""Turns a fold of short rows, as of coordinates, into one of columns: a tile runs along a longer kept dimension.
+"""Turns a reduction of short rows, as of coordinates, into one of columns: a tile runs along a longer kept dimension.
 
-What many of the folds read again, and would have to gather, is transposed first. emit_map_loop.py writes the result.
+What many of the reductions read again, and would have to gather, is transposed first. emit_map_loop.py writes the
+result.
 """
 
 from __future__ import annotations
@@ -8,37 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from flagos_backend.codegen.cpu.emit_row_loop import folds_rows
+from flagos_backend.codegen.cpu.emit_row_loop import reduces_rows
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import Nest, simplify
 from flagos_backend.codegen.cpu.transforms.unroll_short_rows import LONG
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
-from flagos_backend.loop_ir.region import Affine, Expression, Fold, Literal, Load, Region, Store, below
+from flagos_backend.loop_ir.region import Affine, Expression, Literal, Load, Reduce, Region, Store, below
 from flagos_backend.loop_ir.rewriting import Pool, rewrite
 
 # How often an element is read at least for its transposition to pay, and how far apart elements may be without one.
 _REPEATED, _NEAR = 4, 4
 
 
-def stores_only_folds(region: Region) -> bool:
-    """Whether the region stores nothing but folds over the same dimensions, none of which needs another, each once."""
+def stores_only_reductions(region: Region) -> bool:
+    """Whether the region stores nothing but reductions over the same dimensions, none of which needs another, each
+    once."""
     stored = {store.value for store in region.stores}
-    inside = below(fold.value for fold in region.folds)
+    inside = below(reduction.value for reduction in region.reductions)
     return (
-        len({fold.dims for fold in region.folds}) == 1
-        and stored == set(region.folds)
-        and all(region.along(store.index).isdisjoint(region.folded) for store in region.stores)
-        and all(isinstance(fold.initial, Load | Literal) for fold in region.folds)
-        and not any(isinstance(expression, Fold) for expression in inside)
+        len({reduction.dims for reduction in region.reductions}) == 1
+        and stored == set(region.reductions)
+        and all(region.along(store.index).isdisjoint(region.reduced) for store in region.stores)
+        and all(isinstance(reduction.initial, Load | Literal) for reduction in region.reductions)
+        and not any(isinstance(expression, Reduce) for expression in inside)
     )
 
 
 def as_columns(region: Region) -> Sequence[Region]:
-    """Regions that together store what ``region`` does, the last of them a fold of columns; ``region`` itself where it
-    folds no short rows, or its columns would be short as well or far apart."""
+    """Regions that together store what ``region`` does, the last of them a reduction of columns; ``region`` itself
+    where it reduces no short rows, or its columns would be short as well or far apart."""
     nest = simplify(region)
-    if not folds_rows(region, nest) or nest.dims[-1] >= LONG or not stores_only_folds(region):
+    if not reduces_rows(region, nest) or nest.dims[-1] >= LONG or not stores_only_reductions(region):
         return (region,)
     order = _order(nest)
     if order is None:
@@ -65,19 +67,19 @@ def as_columns(region: Region) -> Sequence[Region]:
             )
         elif abs(index.coefficients[-1]) > _NEAR:
             return (region,)
-    folded = tuple(n for n, d in enumerate(order) if d in nest.folded)
-    moved = rewrite(region.expressions(), Pool(), place, lambda _: folded, loads.get)
+    reduced = tuple(n for n, d in enumerate(order) if d in nest.reduced)
+    moved = rewrite(region.expressions(), Pool(), place, lambda _: reduced, loads.get)
     stores = tuple(Store(s.target, moved[s.value], place(s.index)) for s in region.stores)
     return [*copies, Region(dims, stores)]
 
 
 def _order(nest: Nest) -> list[int] | None:
     """The dimensions of ``nest`` with the longest of those that are kept last."""
-    kept = [d for d in range(len(nest.dims)) if d not in nest.folded]
+    kept = [d for d in range(len(nest.dims)) if d not in nest.reduced]
     longest = max(kept, key=lambda d: (nest.dims[d], d), default=None)
     if longest is None or nest.dims[longest] < LONG:
         return None
-    return [*(d for d in kept if d != longest), *nest.folded, longest]
+    return [*(d for d in kept if d != longest), *nest.reduced, longest]
 
 
 def _transposition(load: Load, index: Affine, sizes: list[int], used: list[int]) -> Store:

@@ -1,7 +1,8 @@
 """Makes loops over short rows, as of a few channels, loops over long ones: several rows become one.
 
-What repeats from row to row is repeated in memory first; a fold over rows leaves a result for each of the rows that
-became one, which a second fold joins. Between fusion_policy.py, which asks whether it can, and emit_map_loop.py.
+What repeats from row to row is repeated in memory first; a reduction over rows leaves a result for each of the rows
+that became one, which a second reduction joins. Between fusion_policy.py, which asks whether it can, and
+emit_map_loop.py.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.loop_ir.literals import starts_neutral
-from flagos_backend.loop_ir.region import Affine, Expression, Fold, Index, Load, Region, Store
+from flagos_backend.loop_ir.region import Affine, Expression, Index, Load, Reduce, Region, Store
 from flagos_backend.loop_ir.rewriting import Pool, rewrite
 
 # Rows of this many elements are long enough by themselves.
 LONG = 64
-# Of a loop without folds they are joined up to here: a call for each operation of a row still tells.
+# Of a loop without reductions they are joined up to here: a call for each operation of a row still tells.
 _JOINED = 256
 # How long the new rows may get, and how long they must get to be worth the repetition.
 _GREATEST, _LEAST = 1024, 256
@@ -87,12 +88,12 @@ def lengthened(region: Region) -> Sequence[Region]:
     stores, joins = [], []
     for store in region.stores:
         value = moved[store.value]
-        if isinstance(value, Fold):
+        if isinstance(value, Reduce):
             shape = ArrayShape(value.element_type, (prod(rows.square),))
             partial = Instruction(Opcode.COPY, shape, (store.target,), name=f"{store.target.name}.partial")
             stores.append(Store(partial, value, Affine(0, (0, 1))))
             load = Load(value.element_type, partial, rows.row_major)
-            join = Fold(value.element_type, value.combine, load, value.initial, (0,))
+            join = Reduce(value.element_type, value.combine, load, value.initial, (0,))
             joins.append(Store(store.target, join, Affine(store.index.offset, (0, 1))))
         else:
             stores.append(Store(store.target, value, rows.place(store.index)))
@@ -113,7 +114,7 @@ def _repetition(load: Load, rows: _Rows) -> Store:
 
 def _rows(region: Region) -> _Rows | None:
     nest = simplify(region)
-    if len(nest.dims) != 2 or not 1 < nest.dims[1] < (LONG if region.folds else _JOINED):
+    if len(nest.dims) != 2 or not 1 < nest.dims[1] < (LONG if region.reductions else _JOINED):
         return None
     count, columns = nest.dims
     joined = next((k for k in range(min(_GREATEST // columns, count // 2), 0, -1) if count % k == 0), 1)
@@ -122,8 +123,11 @@ def _rows(region: Region) -> _Rows | None:
 
 
 def _is_regular(region: Region, rows: _Rows) -> bool:
-    """Whether everything is contiguous, repeats in every row or is one element; folds are over rows, and stored."""
-    if region.folds and (rows.nest.folded != (0,) or not all(starts_neutral(fold) for fold in region.folds)):
+    """Whether everything is contiguous, repeats in every row or is one element; reductions are over rows, and
+    stored."""
+    if region.reductions and (
+        rows.nest.reduced != (0,) or not all(starts_neutral(reduction) for reduction in region.reductions)
+    ):
         return False
     for expression in region.expressions():
         if isinstance(expression, Load) and not (
@@ -134,5 +138,5 @@ def _is_regular(region: Region, rows: _Rows) -> bool:
             return False
         if isinstance(expression, Index) and not rows.is_one_element(expression.value):
             return False
-    stored_alike = rows.is_repeated if region.folds else rows.is_contiguous
-    return all(isinstance(s.value, Fold) == bool(region.folds) and stored_alike(s.index) for s in region.stores)
+    stored_alike = rows.is_repeated if region.reductions else rows.is_contiguous
+    return all(isinstance(s.value, Reduce) == bool(region.reductions) and stored_alike(s.index) for s in region.stores)

@@ -70,7 +70,7 @@ def _in_f32(expression: Expression, pool: Pool) -> Expression:
 
 def without_branches(region: Region) -> Region:
     """``region`` with straight quotients where a row shares them."""
-    rows = {frozenset(fold.dims) for fold in region.folds}
+    rows = {frozenset(reduction.dims) for reduction in region.reductions}
     quotients = [e for e in region.expressions() if isinstance(e, Apply) and _is_plain_quotient(e)]
     return replaced(region, {e for e in quotients if any(not region.reach[e] & row for row in rows)}, _straight)
 
@@ -91,7 +91,7 @@ def _is_shared(expression: Apply, region: Region) -> bool:
     if prod(region.dims[d] for d in region.reach[expression] - region.reach[divisor]) < _LEAST_SHARING:
         return False
     # What is the same along a row costs little, however it is computed.
-    row = frozenset(region.folded)
+    row = frozenset(region.reduced)
     return not row or bool(region.reach[expression] & row) or _exact_inverse(divisor) is not None
 
 

@@ -8,14 +8,14 @@ from flagos_backend.codegen.triton.loop_transforms.rounding import rounded_away
 from flagos_backend.codegen.triton.loop_transforms.running import as_running, difference
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.intrinsics import Intrinsic
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Region
+from flagos_backend.loop_ir.region import Apply, Expression, Reduce, Region
 from flagos_backend.loop_ir.rewriting import Moved, Pool, replaced
 
 
 def below_maximum(region: Region) -> Region:
     """``region`` itself where there is no such exponential. The terms of a guarded sum (``Running``) may be of more
     than 0 where the maximum is infinite, and so is the sum."""
-    terms = {unconverted(fold.value) for fold in region.folds if as_running(fold)}
+    terms = {unconverted(reduction.value) for reduction in region.reductions if as_running(reduction)}
     below = {e for e in region.expressions() if is_below(e)}
     rounded = rounded_away(region) if terms or below else set()
 
@@ -33,14 +33,14 @@ def is_below(expression: Expression) -> bool:
         return False
     x, most = parts
     known = {x, unconverted(x)}
-    return any(fold.value in known or unconverted(fold.value) in known for fold in _maxima(most))
+    return any(reduction.value in known or unconverted(reduction.value) in known for reduction in _maxima(most))
 
 
-def _maxima(expression: Expression) -> list[Fold]:
+def _maxima(expression: Expression) -> list[Reduce]:
     """The maxima that ``expression`` is not below."""
     expression = unconverted(expression)
-    if isinstance(expression, Fold):
+    if isinstance(expression, Reduce):
         return [expression] if expression.combine is Opcode.MAXIMUM else []
     if isinstance(expression, Apply) and expression.opcode is Opcode.MAXIMUM:
-        return [fold for operand in expression.operands for fold in _maxima(operand)]
+        return [reduction for operand in expression.operands for reduction in _maxima(operand)]
     return []

@@ -7,7 +7,7 @@ from __future__ import annotations
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import Intrinsic
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Region
+from flagos_backend.loop_ir.region import Apply, Expression, Reduce, Region
 from flagos_backend.loop_ir.rewriting import Moved, Pool, replaced
 
 _NARROW = frozenset({ElementType.S16, ElementType.U16})
@@ -15,7 +15,8 @@ _PACKED = frozenset({Opcode.ADD, Opcode.SUBTRACT})
 
 
 def without_packed_sums(region: Region) -> Region:
-    """``region`` itself where no 16-bit integers are added. Folds add up in 32 bits, and lose the upper ones after."""
+    """``region`` itself where no 16-bit integers are added. Reductions add up in 32 bits, and lose the upper ones
+    after."""
     return replaced(region, {e for e in region.expressions() if _opcode(e) in _PACKED}, _alone)
 
 
@@ -26,10 +27,10 @@ def _alone(expression: Expression, moved: Moved, pool: Pool) -> Expression:
     operands = tuple(moved[operand] for operand in expression.operands)
     if isinstance(expression, Apply):
         return pool.apply(Apply(expression.element_type, expression.opcode, (), Intrinsic.ALONE), operands)
-    assert isinstance(expression, Fold)
+    assert isinstance(expression, Reduce)
     value, initial = (convert(operand, ElementType.S32) for operand in operands)
-    wide = Fold(ElementType.S32, expression.combine, value, initial, expression.dims)
-    return convert(pool.fold(wide, value, initial, expression.dims), expression.element_type)
+    wide = Reduce(ElementType.S32, expression.combine, value, initial, expression.dims)
+    return convert(pool.reduce(wide, value, initial, expression.dims), expression.element_type)
 
 
 def _opcode(expression: Expression) -> Opcode | None:
@@ -38,4 +39,4 @@ def _opcode(expression: Expression) -> Opcode | None:
         return None
     if isinstance(expression, Apply):
         return expression.opcode
-    return expression.combine if isinstance(expression, Fold) else None
+    return expression.combine if isinstance(expression, Reduce) else None

@@ -9,7 +9,7 @@ from flagos_backend.codegen.triton.elements import HALF
 from flagos_backend.codegen.triton.loop_transforms.running import as_running
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Literal, Region
+from flagos_backend.loop_ir.region import Apply, Expression, Literal, Reduce, Region
 
 # Whose error, as a part of itself, is that of these operands.
 _FACTORS = {
@@ -38,7 +38,7 @@ def rounded_away(region: Region) -> set[Expression]:
 
 def _hides(user: Expression, number: int, is_seen: bool, constants: Collection[Expression]) -> bool:
     """Whether the last bits of its operand of this ``number`` are not in ``user``, or nobody sees them there."""
-    if isinstance(user, Fold):
+    if isinstance(user, Reduce):
         return number == 0 and as_running(user) is not None
     if not isinstance(user, Apply):
         return False

@@ -12,7 +12,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import Intrinsic
 from flagos_backend.loop_ir.literals import number_of, starts_neutral
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Literal, Region
+from flagos_backend.loop_ir.region import Apply, Expression, Literal, Reduce, Region
 
 E = ElementType
 
@@ -25,7 +25,7 @@ class Running:
     """What a sum of exp(x - m) waits for: ``most`` is the maximum of all x, and m is that; or, if it ``is_guarded``, 0
     in its stead where it is infinite or NaN."""
 
-    most: Fold
+    most: Reduce
     is_guarded: bool
 
     def total(self, most: str, total: str) -> str:
@@ -46,14 +46,14 @@ def difference(expression: Expression) -> tuple[Expression, Expression] | None:
     return x, y
 
 
-def running_sums(region: Region) -> dict[Fold, Running]:
+def running_sums(region: Region) -> dict[Reduce, Running]:
     """Sums over rows, and what each waits for; not the same maximum for two of them. None of terms that are rounded to
     16 bits: they depend on the maximum of the whole row."""
-    found: dict[Fold, Running] = {}
-    for fold in region.folds:
-        running = None if _is_rounded(fold) else as_running(fold)
+    found: dict[Reduce, Running] = {}
+    for reduction in region.reductions:
+        running = None if _is_rounded(reduction) else as_running(reduction)
         if running is not None and all(running.most != other.most for other in found.values()):
-            found[fold] = running
+            found[reduction] = running
     return found
 
 
@@ -62,35 +62,39 @@ def is_at_least_one(expression: Expression) -> bool:
     also as bfloat16."""
     if isinstance(expression, Apply) and expression.opcode is Opcode.CONVERT and expression.element_type is E.BF16:
         (expression,) = expression.operands
-    fold = unconverted(expression)
-    running = as_running(fold) if isinstance(fold, Fold) and starts_neutral(fold) else None
+    reduction = unconverted(expression)
+    running = as_running(reduction) if isinstance(reduction, Reduce) and starts_neutral(reduction) else None
     return running is not None and not running.is_guarded
 
 
-def exponential(fold: Fold) -> Apply:
+def exponential(reduction: Reduce) -> Apply:
     """What the terms of a running sum are, before they are converted to its type."""
-    value = unconverted(fold.value)
+    value = unconverted(reduction.value)
     assert isinstance(value, Apply) and difference(value)
     return Apply(value.element_type, Opcode.EXP, value.operands, Intrinsic.TERM) if value.detail else value
 
 
-def as_running(fold: Fold) -> Running | None:
-    """What ``fold`` waits for, if it is a sum of exponentials below their maximum."""
-    value = unconverted(fold.value)
+def as_running(reduction: Reduce) -> Running | None:
+    """What ``reduction`` waits for, if it is a sum of exponentials below their maximum."""
+    value = unconverted(reduction.value)
     parts = difference(value)
-    if fold.combine is not Opcode.ADD or not {fold.element_type, value.element_type} <= HELD_AS_F32 or parts is None:
+    if (
+        reduction.combine is not Opcode.ADD
+        or not {reduction.element_type, value.element_type} <= HELD_AS_F32
+        or parts is None
+    ):
         return None
     x, shift = parts
     guarded = _without_guard(shift)
-    most = _as_fold(guarded or shift)
-    if most is None or most.combine is not Opcode.MAXIMUM or most.dims != fold.dims or not starts_neutral(most):
+    most = _as_reduction(guarded or shift)
+    if most is None or most.combine is not Opcode.MAXIMUM or most.dims != reduction.dims or not starts_neutral(most):
         return None
     return Running(most, guarded is not None) if unconverted(most.value) == unconverted(x) else None
 
 
-def _is_rounded(fold: Fold) -> bool:
+def _is_rounded(reduction: Reduce) -> bool:
     """Whether exponentials, or the differences that they are of, are of 16 bits."""
-    value = unconverted(fold.value)
+    value = unconverted(reduction.value)
     return value.element_type in HALF or any(operand.element_type in HALF for operand in value.operands)
 
 
@@ -104,10 +108,10 @@ def _without_guard(expression: Expression) -> Expression | None:
     return value if is_guard and isinstance(other, Literal) and number_of(other) == 0 else None
 
 
-def _as_fold(expression: Expression) -> Fold | None:
-    """The fold that ``expression`` is the value of."""
+def _as_reduction(expression: Expression) -> Reduce | None:
+    """The reduction that ``expression`` is the value of."""
     expression = unconverted(expression)
     if isinstance(expression, Apply) and expression.opcode is Opcode.MAXIMUM:
         others = [o for o in expression.operands if not (isinstance(o, Literal) and number_of(o) == -math.inf)]
         expression = unconverted(others[0]) if len(others) == 1 else expression
-    return expression if isinstance(expression, Fold) else None
+    return expression if isinstance(expression, Reduce) else None

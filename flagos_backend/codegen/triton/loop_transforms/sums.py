@@ -1,5 +1,5 @@
-"""Two sums over the same elements that are added, as one sum: at each fold all warps of a row wait for one another.
-Just before a region is written down for an accelerator."""
+"""Two sums over the same elements that are added, as one sum: at each reduction all warps of a row wait for one
+another. Just before a region is written down for an accelerator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.literals import starts_neutral
-from flagos_backend.loop_ir.region import Apply, Expression, Fold, Region
+from flagos_backend.loop_ir.region import Apply, Expression, Reduce, Region
 from flagos_backend.loop_ir.rewriting import Moved, Pool, replaced
 
 
@@ -21,9 +21,9 @@ def joined(region: Region) -> Region:
 
 def _one_sum(expression: Expression, moved: Moved, pool: Pool) -> Expression:
     one, other = expression.operands
-    assert isinstance(one, Fold) and isinstance(other, Fold)
+    assert isinstance(one, Reduce) and isinstance(other, Reduce)
     terms = pool.apply(Apply(one.element_type, Opcode.ADD, ()), (moved[one.value], moved[other.value]))
-    return pool.fold(one, terms, moved[one.initial], one.dims)
+    return pool.reduce(one, terms, moved[one.initial], one.dims)
 
 
 def _adds_sums(expression: Expression, uses: Counter[Expression]) -> bool:
@@ -31,8 +31,8 @@ def _adds_sums(expression: Expression, uses: Counter[Expression]) -> bool:
         return False
     one, other = expression.operands
     return (
-        isinstance(one, Fold)
-        and isinstance(other, Fold)
+        isinstance(one, Reduce)
+        and isinstance(other, Reduce)
         and one.dims == other.dims
         and all(sum_.combine is Opcode.ADD and starts_neutral(sum_) and uses[sum_] == 1 for sum_ in (one, other))
     )

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from flagos_backend import __version__
 from flagos_backend.frontends.torch.compile.errors import ArtifactRefused
-from flagos_backend.frontends.torch.compile.images import BORDER
+from flagos_backend.frontends.torch.compile.nhwc_activations import BORDER
 from flagos_backend.frontends.torch.compile.options import CompileOptions
 from flagos_backend.frontends.torch.compile.segments import CompiledGraph
 from flagos_backend.frontends.torch.compile.specialization import compile_graph

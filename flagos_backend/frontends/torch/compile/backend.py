@@ -16,7 +16,6 @@ from flagos_backend.frontends.torch.compile.attention import compute_weights_aga
 from flagos_backend.frontends.torch.compile.corrections import correct_graph
 from flagos_backend.frontends.torch.compile.decompositions import decompositions_for, runs_on_host
 from flagos_backend.frontends.torch.compile.gradients import own_gradients
-from flagos_backend.frontends.torch.compile.images import forget_places, keep_channels_last
 from flagos_backend.frontends.torch.compile.mutation import (
     HasBackward,
     changed_inputs,
@@ -24,6 +23,7 @@ from flagos_backend.frontends.torch.compile.mutation import (
     may_copy,
     require_no_copies,
 )
+from flagos_backend.frontends.torch.compile.nhwc_activations import forget_places, keep_channels_last
 from flagos_backend.frontends.torch.compile.options import CompileOptions, read_options
 from flagos_backend.frontends.torch.compile.segments import CompiledGraph
 from flagos_backend.frontends.torch.compile.specialization import INFERENCE, compile_graph

@@ -14,9 +14,9 @@ from torch._decomp import get_decompositions
 from torch._prims_common import suggest_memory_format
 
 from flagos_backend.frontends.torch.compile.corrections import lying_as_whole, statistics_dtype
+from flagos_backend.frontends.torch.compile.device_contexts import device_context_of
 from flagos_backend.frontends.torch.compile.foreach import foreach_decompositions
 from flagos_backend.frontends.torch.compile.placement import computes_on_host
-from flagos_backend.frontends.torch.compile.sites import site_of
 from flagos_backend.frontends.torch.recurrent import CELLS
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ _APART_IF_THERE = ("_fused_rms_norm", "_fused_rms_norm_backward")
 def _layer_norm(
     x: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """native_layer_norm in operators that fuse; PyTorch's own decomposition is one of its primitives. Halves are
+    """native_layer_norm in operators that fuse; PyTorch's own decomposition is one of its primitives. 16-bit floats are
     computed in float32, which their statistics stay in. Results are row-major, however the input lies: a graph may
     view them so."""
     dims = list(range(x.dim() - len(sizes), x.dim()))
@@ -107,8 +107,8 @@ def _variance_and_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """var_mean in operators that fuse: the mean, then the squares of the differences from it. Halves are computed in
-    float32."""
+    """var_mean in operators that fuse: the mean, then the squares of the differences from it. 16-bit floats are
+    computed in float32."""
     along = list(dims) if dims else list(range(x.dim()))
     count = math.prod(x.shape[dim] for dim in along)
     wide = x.to(torch.float32) if x.dtype in (torch.bfloat16, torch.float16) else x
@@ -175,7 +175,8 @@ def _batch_norm_of_accelerators(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same where few operations on a channel's parameters are repeated for each element, and no kernel makes them
-    beforehand. Halves are computed in float32 and rounded once, as by ATen's kernel, which hands the statistics on."""
+    beforehand. 16-bit floats are computed in float32 and rounded once, as by ATen's kernel, which hands the statistics
+    on."""
     sizes = [-1, *(1 for _ in range(x.dim() - 2))]
 
     def wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -329,7 +330,7 @@ def runs_on_host(inputs: Sequence[Any]) -> bool:
     """Whether a graph with these inputs does; True where it has no place, which the program is then refused for."""
     devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
     try:
-        return site_of(devices).is_host
+        return device_context_of(devices).is_host
     except ValueError:  # two accelerators
         return True
 

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 import torch
 
 from flagos_backend.frontends.torch.compile import _launcher, placement
-from flagos_backend.frontends.torch.compile.drawing import drawing_on_flagos
+from flagos_backend.frontends.torch.compile.device_contexts import DeviceContext
 from flagos_backend.frontends.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.frontends.torch.compile.layout import Strided
 from flagos_backend.frontends.torch.compile.program import BuiltProgram, InputSpec, ResultSpec
-from flagos_backend.frontends.torch.compile.sites import Site
+from flagos_backend.frontends.torch.compile.rng_selection import rng_of_flagos
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.host import Executable
 
@@ -33,11 +33,11 @@ def launcher_of(program: BuiltProgram, producers: Mapping[int, str] | None = Non
     stream. May be called from several threads at once; raises what the program's operators raise, and StridesDiffer
     before anything ran.
     """
-    site = program.site
-    assert program.serialized is not None and site is not None
-    opened = site.context
+    device_context = program.device_context
+    assert program.serialized is not None and device_context is not None
+    opened = device_context.context
     executable = Executable.compile(opened, program.serialized)
-    memory = site.device.default_memory
+    memory = device_context.device.default_memory
     table, ffi = opened.api.backend.api, opened.api.ffi
 
     def address(handle: Any) -> int:
@@ -47,34 +47,34 @@ def launcher_of(program: BuiltProgram, producers: Mapping[int, str] | None = Non
     launcher = _launcher.Launcher(
         (address(table), address(opened.pointer), address(memory.pointer), address(executable.pointer)),
         # A program that names no device goes to the first.
-        0 if site.is_first else address(site.device.pointer),
-        _prototype(torch.uint8, site.torch_device),
-        tuple((source, *_described_input(spec, site)) for source, spec in program.inputs),
+        0 if device_context.is_first else address(device_context.device.pointer),
+        _prototype(torch.uint8, device_context.torch_device),
+        tuple((source, *_described_input(spec, device_context)) for source, spec in program.inputs),
         tuple(_described_result(spec) for spec in program.results),
         functools.partial(_moved, tuple(spec.device for spec in program.results)),
-        functools.partial(_laid_out, specs, _origins(program, producers or {}), site),
+        functools.partial(_laid_out, specs, _origins(program, producers or {}), device_context),
         functools.partial(_fail, executable),
     )
-    launch = _drawing_on_flagos(launcher.run) if program.draws_on_flagos else launcher.run
-    if not site.is_host:
-        launch = _in_stream_order(launch, site)
+    launch = _rng_of_flagos(launcher.run) if program.uses_rng_of_flagos else launcher.run
+    if not device_context.is_host:
+        launch = _in_stream_order(launch, device_context)
     spread = {n: spec.strides for n, spec in enumerate(program.results) if spec.strides != spec.layout.strides}
     return _spreading(launch, spread) if spread else launch
 
 
-def _drawing_on_flagos(launch: Launch) -> Launch:
+def _rng_of_flagos(launch: Launch) -> Launch:
     def run(inputs: list[Any]) -> list[torch.Tensor]:
-        with drawing_on_flagos():
+        with rng_of_flagos():
             return launch(inputs)
 
     return run
 
 
-def _in_stream_order(launch: Launch, site: Site) -> Launch:
+def _in_stream_order(launch: Launch, device_context: DeviceContext) -> Launch:
     """The launch for callers on other streams than the one that programs run on."""
 
     def run(inputs: list[Any]) -> list[torch.Tensor]:
-        streams = site.streams()
+        streams = device_context.streams()
         if streams is None:
             return launch(inputs)
         current, compute = streams
@@ -114,10 +114,10 @@ class StridesDiffer(Exception):
 
 
 def _described_input(
-    spec: InputSpec, site: Site
+    spec: InputSpec, device_context: DeviceContext
 ) -> tuple[torch.Tensor, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     layout = spec.layout
-    prototype = _prototype(spec.dtype, _device_at(site, spec))
+    prototype = _prototype(spec.dtype, _device_at(device_context, spec))
     return prototype, int(STORED_TYPE[spec.dtype]), layout.physical, layout.sizes, layout.strides
 
 
@@ -125,9 +125,9 @@ def _described_result(spec: ResultSpec) -> tuple[torch.Tensor, tuple[int, ...], 
     return _prototype(spec.dtype, spec.device), spec.layout.sizes, spec.layout.strides, spec.target
 
 
-def _device_at(site: Site, spec: InputSpec) -> torch.device:
-    """Where the program takes an input: where it is if that is memory of the site, else there."""
-    return spec.device if placement.lies_at(spec.device, site) else site.torch_device
+def _device_at(device_context: DeviceContext, spec: InputSpec) -> torch.device:
+    """Where the program takes an input: where it is if that is memory of the device context, else there."""
+    return spec.device if placement.lies_at(spec.device, device_context) else device_context.torch_device
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def _origins(program: BuiltProgram, producers: Mapping[int, str]) -> tuple[str, 
 
 
 def _laid_out(
-    specs: Sequence[InputSpec], origins: Sequence[str], site: Site, number: int, tensor: torch.Tensor
+    specs: Sequence[InputSpec], origins: Sequence[str], device_context: DeviceContext, number: int, tensor: torch.Tensor
 ) -> torch.Tensor:
     """The same values in the memory and the layout that the program takes. Raises StridesDiffer where that repeats
     elements."""
@@ -162,7 +162,7 @@ def _laid_out(
     layout = spec.layout
     if isinstance(layout, Strided) and layout.overlaps:
         raise StridesDiffer
-    device = _device_at(site, spec)
+    device = _device_at(device_context, spec)
     return torch.empty_strided(layout.sizes, layout.strides, dtype=spec.dtype, device=device).copy_(tensor)
 
 

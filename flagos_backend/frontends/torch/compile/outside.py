@@ -176,10 +176,10 @@ class _Memory:
                 node.meta[WRITTEN_BASES] = frozenset(
                     number for number, base in enumerate(call.bases) if self._is_free(node, call, base)
                 )
-            root = self._root[node] = self._home(node)
+            root = self._root[node] = self._find_root(node)
             self._lie_in[root].append(node)
 
-    def _home(self, node: Node) -> Node:
+    def _find_root(self, node: Node) -> Node:
         if is_view(node):
             return self._root[node.args[0]]  # type: ignore[index]
         base = written_base(node)

@@ -1,14 +1,14 @@
 """Where the tensors of a graph are: on the host, on an accelerator, or on the device flagos over the memory of either.
 
-A program sees the memory of its site and no devices; what belongs to a device is done at the border. For program.py and
-executable.py.
+A program sees the memory of its device context and no devices; what belongs to a device is done at the border. For
+program.py and executable.py.
 """
 
 from __future__ import annotations
 
 import torch
 
-from flagos_backend.frontends.torch.compile.sites import FLAGOS, HOST, Site, find
+from flagos_backend.frontends.torch.compile.device_contexts import FLAGOS, HOST, DeviceContext, find
 
 
 def is_supported(device: torch.device) -> bool:
@@ -36,9 +36,9 @@ def is_flagos(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == FLAGOS
 
 
-def lies_at(device: torch.device, site: Site) -> bool:
-    """Whether tensors of ``device`` lie in the memory of ``site``, under whatever name."""
-    return device.type == FLAGOS or device == site.torch_device
+def lies_at(device: torch.device, device_context: DeviceContext) -> bool:
+    """Whether tensors of ``device`` lie in the memory of ``device_context``, under whatever name."""
+    return device.type == FLAGOS or device == device_context.torch_device
 
 
 def move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from flagos_backend.frontends.torch.compile import placement, sites
+from flagos_backend.frontends.torch.compile import device_contexts, placement
+from flagos_backend.frontends.torch.compile.device_contexts import DeviceContext
 from flagos_backend.frontends.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.frontends.torch.compile.errors import (
     FallbackRefused,
@@ -20,7 +21,6 @@ from flagos_backend.frontends.torch.compile.errors import (
     UnsupportedNode,
     UnsupportedTensor,
 )
-from flagos_backend.frontends.torch.compile.images import BORDER
 from flagos_backend.frontends.torch.compile.layout import Layout, Strided, input_layout_of, layout_of
 from flagos_backend.frontends.torch.compile.lowering.aten_call import (
     WHOLE,
@@ -30,11 +30,11 @@ from flagos_backend.frontends.torch.compile.lowering.aten_call import (
 )
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter
 from flagos_backend.frontends.torch.compile.lowering.table import Overload, rule_of
+from flagos_backend.frontends.torch.compile.nhwc_activations import BORDER
 from flagos_backend.frontends.torch.compile.options import CompileOptions, Fallback
 from flagos_backend.frontends.torch.compile.outputs import OutputPlan, is_token, plan_outputs
 from flagos_backend.frontends.torch.compile.outside import name_of
 from flagos_backend.frontends.torch.compile.report import GraphReport
-from flagos_backend.frontends.torch.compile.sites import Site
 from flagos_backend.importer import schema
 from flagos_backend.importer.export import export_message
 from flagos_backend.importer.options import EXCESS_PRECISION
@@ -71,15 +71,15 @@ class ResultSpec:
 @dataclass(frozen=True, slots=True)
 class BuiltProgram:
     """``inputs``: for each parameter the number of the graph's input, or a constant tensor of the graph, and how it
-    lies. ``results``: how each output of the program lies. ``draws_on_flagos``: whether it draws random numbers for
-    tensors of the device flagos. ``site``: where it runs."""
+    lies. ``results``: how each output of the program lies. ``uses_rng_of_flagos``: whether it draws random numbers for
+    tensors of the device flagos. ``device_context``: where it runs."""
 
-    serialized: bytes | None  # None, as is the site, when nothing is to be computed
+    serialized: bytes | None  # None, as is the device context, when nothing is to be computed
     inputs: tuple[tuple[int | torch.Tensor, InputSpec], ...]
     results: tuple[ResultSpec, ...]
     outputs: OutputPlan
-    draws_on_flagos: bool
-    site: Site | None
+    uses_rng_of_flagos: bool
+    device_context: DeviceContext | None
     report: GraphReport
 
 
@@ -159,7 +159,7 @@ class _Translation:
         self._values: dict[Node, Any] = {}
         self._inputs: list[tuple[int | torch.Tensor, InputSpec]] = []
         self._effects = False
-        self._draws_on_flagos = False
+        self._uses_rng_of_flagos = False
         self._report = told
 
     def run(self, written: Mapping[int, int]) -> BuiltProgram:
@@ -172,8 +172,8 @@ class _Translation:
                 self._leaf(node, positions)
         specs = [self._result(node) for node in outputs.computed]
         specs += [self._written(position) for _, position in outputs.writes]
-        site = self._site(specs)
-        self._emitter.on_host = site.is_host
+        device_context = self._device_context(specs)
+        self._emitter.on_host = device_context.is_host
         for node in self._graph.graph.nodes:
             if node in needed and node.op == "call_function":
                 self._builder.metadata = node.name
@@ -199,14 +199,16 @@ class _Translation:
             tuple(self._inputs),
             tuple(specs),
             outputs,
-            self._draws_on_flagos,
-            site,
+            self._uses_rng_of_flagos,
+            device_context,
             self._report,
         )
 
-    def _site(self, results: Sequence[ResultSpec]) -> Site:
+    def _device_context(self, results: Sequence[ResultSpec]) -> DeviceContext:
         try:
-            return sites.site_of([*(spec.device for _, spec in self._inputs), *(spec.device for spec in results)])
+            return device_contexts.device_context_of(
+                [*(spec.device for _, spec in self._inputs), *(spec.device for spec in results)]
+            )
         except ValueError as error:
             raise UnsupportedTensor(fact=f"others beside it: {error}", place=self._report.name) from None
 
@@ -334,7 +336,7 @@ class _Translation:
         effect = _has_effect(node)
         self._effects |= effect
         on_flagos = any(map(placement.is_flagos, torch.utils._pytree.tree_leaves(result)))
-        self._draws_on_flagos |= on_flagos and draws_random_numbers(target, args, kwargs)
+        self._uses_rng_of_flagos |= on_flagos and draws_random_numbers(target, args, kwargs)
         return call_aten(self._emitter, target, result, args, kwargs, traced, effect)
 
     def _refuse_fallback(self, node: Node) -> None:

@@ -38,9 +38,9 @@ class Segment:
 def cut(graph: GraphModule) -> list[Segment]:
     """The graph as segments, in the order in which they run."""
     groups = _groups(graph)
-    home = {node: number for number, group in enumerate(groups) for node in group}
+    group_of = {node: number for number, group in enumerate(groups) for node in group}
     last_use = {
-        node: max((home.get(user, len(groups)) for user in node.users), default=-1)
+        node: max((group_of.get(user, len(groups)) for user in node.users), default=-1)
         for node in graph.graph.nodes
         if node.op != "get_attr"
     }
@@ -49,7 +49,7 @@ def cut(graph: GraphModule) -> list[Segment]:
 
 def _groups(graph: GraphModule) -> list[list[Node]]:
     groups: list[list[Node]] = []
-    home: dict[Node, list[Node]] = {}
+    group_of: dict[Node, list[Node]] = {}
     is_open = False  # whether the last group takes more nodes
     for node in graph.graph.nodes:
         if node.op != "call_function":
@@ -57,13 +57,13 @@ def _groups(graph: GraphModule) -> list[list[Node]]:
         decisive = decides_sizes(node)
         if node.target is operator.getitem:
             # Where its structure is made: only tensors and numbers go between segments.
-            home[node] = home[node.args[0]]
+            group_of[node] = group_of[node.args[0]]
         elif is_open and not decisive:
-            home[node] = groups[-1]
+            group_of[node] = groups[-1]
         else:
             groups.append([])
-            home[node], is_open = groups[-1], not decisive
-        home[node].append(node)
+            group_of[node], is_open = groups[-1], not decisive
+        group_of[node].append(node)
     return groups
 
 

@@ -82,9 +82,9 @@ class _Sequencer:
         self._becomes = {self._end.args[0][n]: self._inputs[position] for n, position in written.items()}  # type: ignore[index]
         self._light = self._find_light()
         self._groups: list[list[Node]] = []
-        self._home: dict[Node, int] = {self._end: -1}
+        self._group_of: dict[Node, int] = {self._end: -1}
         self._group()
-        self._home[self._end] = len(self._groups)
+        self._group_of[self._end] = len(self._groups)
         self._last_uses: dict[Node, int] = {}
         self._places = self._find_places() if written else {}
         self._values: dict[Node, Any] = {}
@@ -127,20 +127,20 @@ class _Sequencer:
             if node.op != "call_function" or node in self._light or self._is_constant(node):
                 continue
             source = node.args[0] if node.target is operator.getitem else None
-            if isinstance(source, Node) and source in self._home:
-                self._home[node] = self._home[source]
+            if isinstance(source, Node) and source in self._group_of:
+                self._group_of[node] = self._group_of[source]
             elif is_open and not self._outside(node):
-                self._home[node] = len(self._groups) - 1
+                self._group_of[node] = len(self._groups) - 1
             else:
-                self._home[node], is_open = len(self._groups), not self._outside(node)
+                self._group_of[node], is_open = len(self._groups), not self._outside(node)
                 self._groups.append([])
-            self._groups[self._home[node]].append(node)
+            self._groups[self._group_of[node]].append(node)
 
     def _last_use(self, node: Node) -> int:
         """The number of the last group that needs the node, or a view of it that PyTorch makes."""
         known = self._last_uses.get(node)
         if known is None:
-            uses = (self._last_use(u) if u in self._light else self._home.get(u, -1) for u in node.users)
+            uses = (self._last_use(u) if u in self._light else self._group_of.get(u, -1) for u in node.users)
             known = self._last_uses[node] = max(uses, default=-1)
         return known
 
@@ -327,7 +327,7 @@ class _Sequencer:
     def _consumers(self, node: Node) -> Iterator[Node]:
         """Who uses a result, or a part of it."""
         for user in node.users:
-            if user.target is operator.getitem and self._home.get(user) == self._home[node]:
+            if user.target is operator.getitem and self._group_of.get(user) == self._group_of[node]:
                 yield from self._consumers(user)
             else:
                 yield user

@@ -22,10 +22,10 @@ from flagos_backend.frontends.torch.compile.corrections import correct_graph, co
 from flagos_backend.frontends.torch.compile.counters import counters_as_tensors
 from flagos_backend.frontends.torch.compile.errors import FallbackRefused, UnsupportedNode
 from flagos_backend.frontends.torch.compile.executable import StridesDiffer, launcher_of
-from flagos_backend.frontends.torch.compile.images import BORDER
 from flagos_backend.frontends.torch.compile.layout import Strided
 from flagos_backend.frontends.torch.compile.lowering.aten_call import views_read_as_they_lie
 from flagos_backend.frontends.torch.compile.mutation import copying, return_copies, written_inputs
+from flagos_backend.frontends.torch.compile.nhwc_activations import BORDER
 from flagos_backend.frontends.torch.compile.options import CompileOptions, Fallback
 from flagos_backend.frontends.torch.compile.outside import find_written_bases, name_of, runs_outside
 from flagos_backend.frontends.torch.compile.program import BuiltProgram, RunsOutside, build_program, place_of

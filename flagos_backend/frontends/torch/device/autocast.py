@@ -46,7 +46,7 @@ _WIDEST: Final = (
     "scatter_add",
 )
 _REFUSED: Final = "binary_cross_entropy"
-_HALVES: Final = (torch.float16, torch.bfloat16)
+_HALF_FLOATS: Final = (torch.float16, torch.bfloat16)
 #: PyTorch's own for such devices, then what was set here.
 _expected = torch.float16
 _BELOW: Final = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
@@ -104,7 +104,7 @@ def _float32_result(op: OpOverload) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = args[position] if position < len(args) else kwargs.get("dtype")
-        if given is None and _is_castable(args[0]) and args[0].dtype in _HALVES:
+        if given is None and _is_castable(args[0]) and args[0].dtype in _HALF_FLOATS:
             args = args[:position]
             kwargs = {**kwargs, "dtype": torch.float32}
         return _call(op, None, args, kwargs)
@@ -116,7 +116,7 @@ def _widest(op: OpOverload) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         wide = any(_is_castable(leaf) and leaf.dtype is torch.float32 for leaf in leaves)
-        halves = {leaf.dtype for leaf in leaves if _is_castable(leaf) and leaf.dtype in _HALVES}
+        halves = {leaf.dtype for leaf in leaves if _is_castable(leaf) and leaf.dtype in _HALF_FLOATS}
         return _call(op, torch.float32 if wide or len(halves) > 1 else None, args, kwargs)
 
     return kernel

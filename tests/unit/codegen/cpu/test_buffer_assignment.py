@@ -21,7 +21,7 @@ _ARRAY = np.zeros((500, 40), np.int32)
 def _scratch_bytes(function: Callable[[jax.Array], jax.Array]) -> int:
     """Where the argument may be written over."""
     code = emit(optimize(import_module(hlo_bytes(function, _ARRAY))), [0])
-    return int(struct.unpack_from("<6q", code.words)[5])
+    return int(struct.unpack_from("<6q", code.bytecode)[5])
 
 
 def _updates(x: jax.Array) -> jax.Array:
@@ -33,11 +33,11 @@ def _loop(x: jax.Array) -> jax.Array:
 
 
 def _two_updates_in_nested_loops(x: jax.Array) -> jax.Array:
-    def turn(i: jax.Array, x: jax.Array) -> jax.Array:
+    def iteration(i: jax.Array, x: jax.Array) -> jax.Array:
         x = x.at[i].set(i)
         return x.at[i + 1].add(x[i, 3])
 
-    return lax.fori_loop(0, 5, lambda j, x: lax.fori_loop(0, 9, lambda i, x: turn(i + j, x), x), x)
+    return lax.fori_loop(0, 5, lambda j, x: lax.fori_loop(0, 9, lambda i, x: iteration(i + j, x), x), x)
 
 
 def _conditional(x: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flagos_backend.codegen.cpu.emit_row_loop import Phases, folds_rows
+from flagos_backend.codegen.cpu.emit_row_loop import Phases, reduces_rows
 from flagos_backend.codegen.cpu.fusion_policy import schedule
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
 from flagos_backend.importer import import_module
@@ -41,12 +41,12 @@ def standardised(x: jax.Array) -> jax.Array:
         (standardised, 3, 1),  # the differences from the mean
         (lambda x: jnp.sum(x * 2, -1) + jnp.max(x, -1), 2, 0),
     ],
-    ids=["sum", "softmax", "standardised", "two folds"],
+    ids=["sum", "softmax", "standardised", "two reductions"],
 )
 def test_phases(function: Callable[..., Any], phases: int, kept: int) -> None:
     (region,) = regions_of(function, rows(64, 512))
     found = Phases(region)
-    assert folds_rows(region, found.nest)
+    assert reduces_rows(region, found.nest)
     assert found.count == phases
     assert found.kept_bytes == kept * 512 * 4
 
@@ -76,13 +76,13 @@ def test_rows_are_joined_where_it_pays(shape: tuple[int, int], count: int) -> No
     assert (len(regions) == 1) == (count == 1), [simplify(r) for r in regions]
 
 
-def test_folds_over_columns_of_the_same_array_share_a_loop() -> None:
+def test_reductions_over_columns_of_the_same_array_share_a_loop() -> None:
     def sums(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         return (x * y).sum(0), x.sum(0)
 
     (region,) = regions_of(sums, rows(300, 200), rows(300, 200))
-    assert len(region.folds) == 2
-    assert not folds_rows(region, simplify(region))
+    assert len(region.reductions) == 2
+    assert not reduces_rows(region, simplify(region))
 
 
 def test_results_of_the_same_arguments_share_a_loop() -> None:

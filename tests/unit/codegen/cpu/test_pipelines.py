@@ -23,7 +23,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.kernels.reference.nests import NestUndefined
 from flagos_backend.loop_ir.intrinsics import OPERANDS, Intrinsic
 from flagos_backend.loop_ir.printer import print_nest, print_nests
-from flagos_backend.loop_ir.region import Affine, Apply, Fold, Index, Literal, Load, Region, Shift, Store
+from flagos_backend.loop_ir.region import Affine, Apply, Index, Literal, Load, Reduce, Region, Shift, Store
 from flagos_backend.loop_ir.verifier import verify_loop_nest
 from flagos_backend.passes.pass_manager import PassOptions
 from programs import PROGRAMS, hlo_bytes
@@ -137,7 +137,7 @@ X, Y, Z = array("x", 4, 6), array("y", 4, 6), array("z", 4)
 WHOLE, ROWS = Affine(0, (6, 1)), Affine(0, (1, 0))
 LOAD = Load(E.F32, X, WHOLE)
 ZERO, ONE = Literal(E.F32, bytes(4)), Literal(E.F32, np.float32(1).tobytes())
-SUM = Fold(E.F32, Opcode.ADD, LOAD, ZERO, (1,))
+SUM = Reduce(E.F32, Opcode.ADD, LOAD, ZERO, (1,))
 
 
 def nest(value: object, target: Instruction = Y, index: Affine = WHOLE) -> Region:
@@ -275,7 +275,7 @@ def test_nothing_but_the_pipelines_runs_a_transform() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("flagos_backend.codegen.")
         for alias in node.names
-        if alias.name.islower() and alias.name not in {"simplify", "folds_rows", "log2", "one"}
+        if alias.name.islower() and alias.name not in {"simplify", "reduces_rows", "log2", "one"}
     }
     assert len(transforms) == len(EVERY)
     offenders = [

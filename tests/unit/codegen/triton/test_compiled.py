@@ -90,7 +90,7 @@ def test_sort(bits: int, alone: bool, log_warps: int) -> None:
 @pytest.mark.parametrize(
     ("name", "pointers", "own"),
     [
-        ("fold_windows", ["*bf16"] * 3, {"COMBINE": "maximum"}),
+        ("reduce_windows", ["*bf16"] * 3, {"COMBINE": "maximum"}),
         ("select_places", ["*bf16", "*i8"], {"COMPARE": "GE"}),
         ("gather_selected", ["*i8", *["*bf16"] * 3], {}),
     ],

@@ -83,10 +83,10 @@ def centred(x: jax.Array) -> jax.Array:
 
 
 def kernel_of(function: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> RegionKernel:
-    """That of the only region that folds rows, or of the only one."""
+    """That of the only region that reduces rows, or of the only one."""
     flat = flatten(for_accelerator(import_module(hlo_bytes(function, *shapes))).entry)
     regions = [item for item in schedule(flat, H100).items if isinstance(item, Region)]
-    (region,) = [r for r in regions if r.folds and r.rank == 2] or regions
+    (region,) = [r for r in regions if r.reductions and r.rank == 2] or regions
     return prepare(region, H100)
 
 

@@ -1,4 +1,4 @@
-"""What positions of extremes become: one integer for value and position, as narrow as holds both."""
+"""What argmin and argmax become: one integer for value and position, as narrow as holds both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def packed(dtype: object, *shape: int) -> Module:
     return run_alone("pack_argminmax", module, SIMULATED).module
 
 
-def folds(module: Module) -> list[Instruction]:
+def reductions(module: Module) -> list[Instruction]:
     return [i for i in module.entry.instructions if i.opcode is Opcode.REDUCE]
 
 
@@ -42,16 +42,16 @@ def folds(module: Module) -> list[Instruction]:
         (np.uint32, 2, E.S64),
     ],
 )
-def test_one_fold_of_a_key_that_holds_both(dtype: object, size: int, key: ElementType) -> None:
-    (fold,) = folds(packed(dtype, 3, size))
-    assert fold.shape == ArrayShape(key, (3,))
-    assert fold.called[0].root.opcode is Opcode.MINIMUM
+def test_one_reduction_of_a_key_that_holds_both(dtype: object, size: int, key: ElementType) -> None:
+    (reduction,) = reductions(packed(dtype, 3, size))
+    assert reduction.shape == ArrayShape(key, (3,))
+    assert reduction.called[0].root.opcode is Opcode.MINIMUM
 
 
 def test_a_wide_value_is_found_before_its_position() -> None:
     with jax.enable_x64(True):
         module = packed(np.float64, 3, 100)
-    assert [fold.called[0].root.opcode for fold in folds(module)] == [Opcode.MAXIMUM, Opcode.MINIMUM]
+    assert [reduction.called[0].root.opcode for reduction in reductions(module)] == [Opcode.MAXIMUM, Opcode.MINIMUM]
 
 
 def test_once_is_enough() -> None:

@@ -37,7 +37,7 @@ def collectives(body: str, rng: np.random.Generator, *, table: str = "0,2,4,6", 
 
 ROWS = "ROOT r = f32[2,12] dynamic-slice(t, start, zero), dynamic_slice_sizes={2,12}"
 COLUMNS = "ROOT r = f32[8,3] dynamic-slice(t, zero, start), dynamic_slice_sizes={8,3}"
-HALVES = "ROOT r = f32[4,12] dynamic-slice(t, start, zero), dynamic_slice_sizes={4,12}"
+HALF_FLOATS = "ROOT r = f32[4,12] dynamic-slice(t, start, zero), dynamic_slice_sizes={4,12}"
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ HALVES = "ROOT r = f32[4,12] dynamic-slice(t, start, zero), dynamic_slice_sizes=
         pytest.param(ROWS, {}, id="rows"),
         pytest.param(COLUMNS, {"table": "0,3,6,9"}, id="columns"),
         pytest.param(ROWS, {"table": "6,0,4,2", "groups": "replica_groups={{1,3,2,0}}"}, id="another order"),
-        pytest.param(HALVES, {"table": "0,4,0,4", "groups": "replica_groups={{0,1},{2,3}}"}, id="pairs"),
-        pytest.param(HALVES, {"table": "0,0,4,4", "groups": "replica_groups={{0,2},{1,3}}"}, id="other pairs"),
+        pytest.param(HALF_FLOATS, {"table": "0,4,0,4", "groups": "replica_groups={{0,1},{2,3}}"}, id="pairs"),
+        pytest.param(HALF_FLOATS, {"table": "0,0,4,4", "groups": "replica_groups={{0,2},{1,3}}"}, id="other pairs"),
     ],
 )
 def test_parts(body: str, options: dict[str, str], rng: np.random.Generator) -> None:
@@ -59,7 +59,7 @@ def test_parts(body: str, options: dict[str, str], rng: np.random.Generator) -> 
     [
         pytest.param(ROWS, {"table": "0,2,6,4"}, id="parts of others"),
         pytest.param(ROWS, {"table": "0,1,2,3"}, id="parts that overlap"),
-        pytest.param(HALVES, {"table": "0,4,0,4"}, id="fewer parts than devices"),
+        pytest.param(HALF_FLOATS, {"table": "0,4,0,4"}, id="fewer parts than devices"),
         pytest.param(
             ROWS, {"table": "0,2,4,6", "groups": "replica_groups={{0,1},{2,3}}"}, id="more parts than devices"
         ),
@@ -89,7 +89,7 @@ def test_in_a_loop(rng: np.random.Generator) -> None:
       i = s32[] get-tuple-element(c), index=0
       n = s32[] constant(3)
       ROOT r = pred[] compare(i, n), direction=LT }}
-    turn {{ c = (s32[], f32[8,12]) parameter(0)
+    iteration {{ c = (s32[], f32[8,12]) parameter(0)
       i = s32[] get-tuple-element(c), index=0
       x = f32[8,12] get-tuple-element(c), index=1
       {START.replace("TABLE", "0,2,4,6")}
@@ -103,7 +103,7 @@ def test_in_a_loop(rng: np.random.Generator) -> None:
     ENTRY e {{ x = f32[8,12] parameter(0)
       i = s32[] constant(0)
       c = (s32[], f32[8,12]) tuple(i, x)
-      w = (s32[], f32[8,12]) while(c), condition=below, body=turn
+      w = (s32[], f32[8,12]) while(c), condition=below, body=iteration
       ROOT r = f32[8,12] get-tuple-element(w), index=1 }}"""
     after = transformed_on_devices(create_reduce_scatters, text, rng, partitions=DEVICES)
     found = {str(i.opcode) for computation in after.computations() for i in computation.instructions}

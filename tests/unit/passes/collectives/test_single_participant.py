@@ -22,7 +22,7 @@ EACH = "channel_id=1, replica_groups={{0},{1}}"
 GLOBAL = "use_global_device_ids=true"
 
 
-def lone(body: str, partitions: int, rng: np.random.Generator) -> Module:
+def single(body: str, partitions: int, rng: np.random.Generator) -> Module:
     """The program after it; it computes the same."""
     text = f"{SUM}ENTRY e {{ x = f32[4,6] parameter(0)\n {body} }}"
     return transformed_on_devices(eliminate_trivial_collectives, text, rng, partitions=partitions)
@@ -49,7 +49,7 @@ def left(module: Module) -> list[str]:
 @pytest.mark.parametrize("is_root", [True, False])
 def test_each(collective: str, partitions: int, is_root: bool, rng: np.random.Generator) -> None:
     end = f"ROOT c = {collective}" if is_root else f"c = {collective}\n ROOT r = f32[4,6] cosine(c)"
-    after = lone(f"s = f32[4,6] sine(x)\n {end}", partitions, rng)
+    after = single(f"s = f32[4,6] sine(x)\n {end}", partitions, rng)
     assert not left(after)
 
 
@@ -60,7 +60,7 @@ def test_several_arrays(rng: np.random.Generator) -> None:
       b = f32[4,6] get-tuple-element(a), index=1
       c = f32[4,6] get-tuple-element(t), index=0
       ROOT r = f32[4,6] subtract(b, c)"""
-    after = lone(body, 2, rng)
+    after = single(body, 2, rng)
     assert not left(after)
 
 
@@ -92,7 +92,7 @@ def test_the_number_of_the_only_device(rng: np.random.Generator) -> None:
       b = f32[4,6] broadcast(f), dimensions={}
       ROOT s = f32[4,6] add(x, b)"""
     for partitions in (1, 2):
-        after = lone(body, partitions, rng)
+        after = single(body, partitions, rng)
         numbers = [str(i.opcode) for i in after.entry.instructions if str(i.opcode).endswith("-id")]
         assert numbers == (["partition-id"] if partitions > 1 else [])
 

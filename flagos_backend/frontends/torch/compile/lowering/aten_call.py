@@ -128,13 +128,13 @@ def call_aten(
     lying = [t if order is None else t.permute(order) for t, order in zip(_tensors(result), orders, strict=True)]
     shape = result_shape(lying[0] if isinstance(result, torch.Tensor) else lying)
     call = emitter.builder.add(Opcode.CUSTOM_CALL, writer.operands, attributes, shape=shape)
-    turns = iter(orders)
+    permutations = iter(orders)
 
-    def turned(part: Instruction) -> Instruction:
-        order = next(turns)
+    def permuted(part: Instruction) -> Instruction:
+        order = next(permutations)
         return part if order is None else emitter.transpose(part, [order.index(d) for d in range(len(order))])
 
-    return tree_map_only(Instruction, turned, unpack(emitter.builder, call, result))
+    return tree_map_only(Instruction, permuted, unpack(emitter.builder, call, result))
 
 
 def _order(tensor: torch.Tensor) -> list[int] | None:

@@ -30,14 +30,14 @@ def parts(emitter: Emitter, x: Instruction) -> tuple[Instruction, Instruction]:
 def _complex(emitter: Emitter, result: torch.Tensor, real: Instruction, imaginary: Instruction) -> Instruction:
     kind = array(real).element_type
     if array(imaginary).element_type is not kind or kind not in _COMPLEX_OF:
-        raise NoLoweringError("complex numbers of halves are ATen's")
+        raise NoLoweringError("complex numbers of 16-bit floats are ATen's")
     return emitter.add(Opcode.COMPLEX, *(emitter.expand(part, tuple(result.shape)) for part in (real, imaginary)))
 
 
 @lowering(aten.view_as_complex.default)
 def _view_as_complex(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction:
     if array(x).element_type not in _COMPLEX_OF:
-        raise NoLoweringError("complex numbers of halves are ATen's")
+        raise NoLoweringError("complex numbers of 16-bit floats are ATen's")
     dims = array(x).dims
     lead = len(dims) - 1
 

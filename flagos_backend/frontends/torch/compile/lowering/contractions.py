@@ -46,18 +46,18 @@ def _untransposed(x: Instruction) -> tuple[Instruction, bool]:
 @lowering(aten.mm.default, aten.bmm.default)
 def _product(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
     batch = tuple(range(array(x).rank - 2))
-    x, x_turned = _untransposed(x)
-    y, y_turned = _untransposed(y)
+    x, x_transposed = _untransposed(x)
+    y, y_transposed = _untransposed(y)
     rows, columns = len(batch), len(batch) + 1
-    contracted = (rows if x_turned else columns,), (columns if y_turned else rows,)
+    contracted = (rows if x_transposed else columns,), (columns if y_transposed else rows,)
     return _dot(emitter, result, x, y, DotAttributes(*contracted, batch, batch, _precision()))
 
 
 @lowering(aten.mv.default, aten.dot.default, on_host=False)
 def _inner_products(emitter: Emitter, result: torch.Tensor, x: Instruction, y: Instruction) -> Instruction:
     """Of a vector with a vector, or with the rows of a matrix."""
-    x, turned = _untransposed(x) if array(x).rank == 2 else (x, False)
-    contracted = 0 if turned else array(x).rank - 1
+    x, transposed = _untransposed(x) if array(x).rank == 2 else (x, False)
+    contracted = 0 if transposed else array(x).rank - 1
     return _dot(emitter, result, x, y, DotAttributes((contracted,), (0,), (), (), _precision()))
 
 
@@ -74,7 +74,7 @@ def _sum_and_inner_products(
 ) -> Instruction:
     kind, dims = element_type(result), tuple(result.shape)
     if kind not in (ElementType.F32, ElementType.F64):
-        raise NoLoweringError("ATen rounds halves once")
+        raise NoLoweringError("ATen rounds 16-bit floats once")
 
     def scaled(value: Instruction, factor: float) -> Instruction:
         return value if factor == 1 else emitter.add(Opcode.MULTIPLY, value, emitter.operand(factor, kind, dims))

@@ -21,7 +21,7 @@ from flagos_backend.ir.types import ElementType
 aten = torch.ops.aten
 E = ElementType
 Operand = Instruction | complex
-HALVES = (E.F16, E.BF16)
+HALF_FLOATS = (E.F16, E.BF16)
 
 
 def refuse_complex(result: torch.Tensor, operands: Sequence[Any]) -> None:
@@ -33,8 +33,8 @@ def refuse_complex(result: torch.Tensor, operands: Sequence[Any]) -> None:
 
 
 def _compute_type(kind: ElementType, operands: Sequence[Any]) -> ElementType:
-    """ATen computes halves with a number in float32, and does not round the number first."""
-    return E.F32 if kind in HALVES and not all(isinstance(o, Instruction) for o in operands) else kind
+    """ATen computes 16-bit floats with a number in float32, and does not round the number first."""
+    return E.F32 if kind in HALF_FLOATS and not all(isinstance(o, Instruction) for o in operands) else kind
 
 
 _UNARY: dict[Overload, Opcode] = {
@@ -153,11 +153,11 @@ def _rsub(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand, alpha:
 
 
 def _sum(emitter: Emitter, result: torch.Tensor, opcode: Opcode, x: Operand, y: Operand) -> Instruction:
-    """Unlike products, sums of halves and a number round the number first."""
+    """Unlike products, sums of 16-bit floats and a number round the number first."""
     refuse_boolean(result)
     if opcode is Opcode.SUBTRACT and any(_is_boolean(operand) for operand in (x, y)):
         raise NoLoweringError("differences of booleans are refused by ATen")
-    if element_type(result) in HALVES:
+    if element_type(result) in HALF_FLOATS:
         x, y = (v if isinstance(v, Instruction) else torch.tensor(v, dtype=result.dtype).item() for v in (x, y))
     return binary(emitter, result, opcode, x, y)
 
@@ -166,8 +166,8 @@ def _scaled(emitter: Emitter, result: torch.Tensor, y: Operand, alpha: float) ->
     if alpha == 1:
         return y
     kind = element_type(result)
-    if kind in HALVES:
-        raise NoLoweringError("ATen scales halves in float32 within the sum")
+    if kind in HALF_FLOATS:
+        raise NoLoweringError("ATen scales 16-bit floats in float32 within the sum")
     if not isinstance(y, Instruction):
         return y * alpha
     refuse_complex(result, [y])
@@ -190,10 +190,10 @@ def _div(emitter: Emitter, result: torch.Tensor, x: Operand, y: Operand) -> Inst
 
 
 def _product(emitter: Emitter, result: torch.Tensor, opcode: Opcode, x: Operand, y: Operand) -> Instruction:
-    """A second operand of one element is as good as a number: beside it ATen computes halves in float32, too."""
+    """A second operand of one element is as good as a number: beside it ATen computes 16-bit floats in float32, too."""
     kind = element_type(result)
     one = array(y) if isinstance(y, Instruction) else None
-    if kind not in HALVES or one is None or one.num_elements != 1 or one.element_type is kind:
+    if kind not in HALF_FLOATS or one is None or one.num_elements != 1 or one.element_type is kind:
         return binary(emitter, result, opcode, x, y)
     refuse_complex(result, [x, y])
     dims = tuple(result.shape)
@@ -326,7 +326,7 @@ def _threshold_backward(
 ) -> Instruction:
     refuse_complex(result, [gradient, x])
     kind, dims = array(x).element_type, tuple(result.shape)
-    if kind in HALVES:  # the threshold is not rounded
+    if kind in HALF_FLOATS:  # the threshold is not rounded
         kind = E.F32
     operands = [emitter.operand(value, kind, dims) for value in (x, threshold)]
     passes = emitter.builder.add(Opcode.COMPARE, operands, CompareAttributes(Comparison.LE))

@@ -53,14 +53,14 @@ class Emitter:
             raise NoLoweringError(str(error)) from None
 
     def refuse_overflow(self, value: complex, kind: ElementType) -> None:
-        """Raises NoLoweringError for a number with which ATen refuses to fill halves, as they cannot hold it."""
+        """Raises NoLoweringError for a number with which ATen refuses to fill 16-bit floats, as they cannot hold it."""
         half = kind in (ElementType.F16, ElementType.BF16) and isinstance(value, int | float)
         if half and torch.finfo(TORCH_DTYPE[kind]).max < abs(value) < float("inf"):
             raise NoLoweringError("ATen refuses a value out of range")
 
     def cast(self, operand: Instruction, result: torch.Tensor) -> Instruction:
-        """``operand`` in the dtype of ``result``, as ATen converts there: halves are made of float32, which doubles
-        become first."""
+        """``operand`` in the dtype of ``result``, as ATen converts there: 16-bit floats are made of float32, which
+        doubles become first."""
         before, kind = array(operand).element_type, element_type(result)
         if before.is_float and kind.is_integer:
             return self._whole(operand, kind, result.device)
@@ -134,7 +134,7 @@ class Emitter:
         return len(self.channels)
 
     def combiner(self, opcode: Opcode, kind: ElementType) -> Computation:
-        """The computation of two scalars that a reduction folds with."""
+        """The computation of two scalars that a reduction combines with."""
         known = self._combiners.get((opcode, kind))
         if known is None:
             builder = Builder(f"{opcode.value}_{kind.name.lower()}")

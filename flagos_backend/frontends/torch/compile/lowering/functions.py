@@ -1,5 +1,5 @@
 """Elementwise operators that are several instructions, as ATen computes them for float32 and float64, and quotients of
-integers. For halves they are ATen's, which computes wider and rounds once."""
+integers. For 16-bit floats they are ATen's, which computes wider and rounds once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
-from flagos_backend.frontends.torch.compile.lowering.elementwise import HALVES, Operand, binary, refuse_complex
+from flagos_backend.frontends.torch.compile.lowering.elementwise import HALF_FLOATS, Operand, binary, refuse_complex
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
 from flagos_backend.frontends.torch.compile.lowering.table import lowering
 from flagos_backend.ir.attributes import CompareAttributes
@@ -252,8 +252,8 @@ def _clamp(
 ) -> Instruction:
     if any(bound is not None and bound != bound for bound in (low, high)):
         raise NoLoweringError("a bound is NaN")
-    if element_type(result) in HALVES:
-        raise NoLoweringError("ATen rounds the bounds of halves its own way")
+    if element_type(result) in HALF_FLOATS:
+        raise NoLoweringError("ATen rounds the bounds of 16-bit floats its own way")
     for opcode, bound in ((Opcode.MAXIMUM, low), (Opcode.MINIMUM, high)):
         if bound is not None:
             x = binary(emitter, result, opcode, x, bound)

@@ -149,8 +149,8 @@ def _stack(emitter: Emitter, result: torch.Tensor, tensors: Sequence[Instruction
 @lowering(aten.flip.default)
 def _flip(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Sequence[int]) -> Instruction:
     rank = array(x).rank
-    turned = tuple(sorted({d % rank for d in dims})) if rank else ()
-    return emitter.builder.add(Opcode.REVERSE, [x], DimensionsAttributes(turned)) if turned else x
+    reversed_dims = tuple(sorted({d % rank for d in dims})) if rank else ()
+    return emitter.builder.add(Opcode.REVERSE, [x], DimensionsAttributes(reversed_dims)) if reversed_dims else x
 
 
 @lowering(aten.roll.default)

@@ -1,4 +1,5 @@
-"""Extremes with their positions. Like eager on the CPU, and JAX, they are the first of equal ones, and a NaN is one."""
+"""Minima and maxima with their positions. Like eager on the CPU, and JAX, they are the first of equal ones, and a NaN
+is one."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ E = ElementType
 
 
 def _found(emitter: Emitter, x: Instruction, dim: int, direction: Comparison) -> tuple[Instruction, Instruction]:
-    """The extremes of ``x`` along ``dim``, and their positions."""
+    """The minima or maxima of ``x`` along ``dim``, and their positions."""
     truth = array(x).element_type is E.PRED
     if truth:
         x = emitter.convert(x, E.S32)
     shape = array(x)
     kind = shape.element_type
     if not shape.rank or shape.dims[dim] == 0:
-        raise NoLoweringError("ATen refuses extremes of nothing, and a scalar has one place")
+        raise NoLoweringError("ATen refuses minima and maxima of nothing, and a scalar has one place")
     greatest = direction is Comparison.GT
     if kind.is_float and kind.bits >= 16:
         initial: float = float("-inf") if greatest else float("inf")
@@ -43,7 +44,8 @@ def _found(emitter: Emitter, x: Instruction, dim: int, direction: Comparison) ->
         along,
         called=[_taken(direction, kind)],
     )
-    # A fold of its own: where nobody asks for positions, it is an extreme like others, as that of a softmax.
+    # A reduction of its own: where nobody asks for positions, it is a minimum or maximum like others, as that of a
+    # softmax.
     combiner = emitter.combiner(Opcode.MAXIMUM if greatest else Opcode.MINIMUM, kind)
     value = emitter.builder.add(Opcode.REDUCE, [x, emitter.scalar(initial, kind)], along, called=[combiner])
     return emitter.convert(value, E.PRED) if truth else value, emitter.builder.element(both, 1)

@@ -1,4 +1,4 @@
-"""Sums, means, extremes, truth and counts over dimensions. Halves are summed in float32, as ATen does."""
+"""Sums, means, minima, maxima, truth and counts over dimensions. 16-bit floats are summed in float32, as ATen does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Dims = Sequence[int] | int | None
 
 
 def _dimensions(x: Instruction, dims: Dims) -> tuple[int, ...]:
-    """Which dimensions are folded; all of them when none is named."""
+    """Which dimensions are reduced; all of them when none is named."""
     rank = array(x).rank
     if dims is None or (not isinstance(dims, int) and not dims):
         return tuple(range(rank))
@@ -40,15 +40,15 @@ def _dimensions(x: Instruction, dims: Dims) -> tuple[int, ...]:
 def _reduce(
     emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims, opcode: Opcode, initial: float
 ) -> Instruction:
-    """``x`` folded, in its own type, in the shape of the result."""
+    """``x`` reduced, in its own type, in the shape of the result."""
     kind = array(x).element_type
-    folded = emitter.builder.add(
+    reduced = emitter.builder.add(
         Opcode.REDUCE,
         [x, emitter.scalar(initial, kind)],
         DimensionsAttributes(_dimensions(x, dims)),
         called=[emitter.combiner(opcode, kind)],
     )
-    return emitter.reshape(folded, tuple(result.shape))
+    return emitter.reshape(reduced, tuple(result.shape))
 
 
 def _sum(emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims) -> Instruction:
@@ -92,12 +92,12 @@ def _prod(emitter: Emitter, result: torch.Tensor, x: Instruction, dim: Dims = No
     return emitter.convert(_reduce(emitter, result, x, dim, Opcode.MULTIPLY, 1), kind)
 
 
-def _extreme(opcode: Opcode, largest: bool) -> Rule:
+def _min_max(opcode: Opcode, largest: bool) -> Rule:
     def rule(
         emitter: Emitter, result: torch.Tensor, x: Instruction, dims: Dims = None, keep: bool = False
     ) -> Instruction:
         if any(array(x).dims[d] == 0 for d in _dimensions(x, dims)):
-            raise NoLoweringError("ATen refuses extremes of nothing")
+            raise NoLoweringError("ATen refuses minima and maxima of nothing")
         kind = array(x).element_type
         if kind.is_float and kind.bits >= 16:
             initial: float = float("-inf") if largest else float("inf")
@@ -105,14 +105,14 @@ def _extreme(opcode: Opcode, largest: bool) -> Rule:
             info = torch.iinfo(result.dtype)
             initial = info.min if largest else info.max
         else:
-            raise NoLoweringError("extremes of this type are ATen's")
+            raise NoLoweringError("minima and maxima of this type are ATen's")
         return _reduce(emitter, result, x, dims, opcode, initial)
 
     return rule
 
 
-lowering(aten.amax.default, aten.max.default)(_extreme(Opcode.MAXIMUM, largest=True))
-lowering(aten.amin.default, aten.min.default)(_extreme(Opcode.MINIMUM, largest=False))
+lowering(aten.amax.default, aten.max.default)(_min_max(Opcode.MAXIMUM, largest=True))
+lowering(aten.amin.default, aten.min.default)(_min_max(Opcode.MINIMUM, largest=False))
 
 
 def _truth(opcode: Opcode, initial: bool) -> Rule:

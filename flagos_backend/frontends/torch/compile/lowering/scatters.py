@@ -25,12 +25,12 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 
 aten = torch.ops.aten
 E = ElementType
-HALVES = (E.F16, E.BF16)
+HALF_FLOATS = (E.F16, E.BF16)
 # What chips combine in memory; narrower types are combined in these and converted, integers modulo their range.
 COMBINED = {
     **{kind: kind for kind in (E.S32, E.S64, E.F32, E.F64)},
     **dict.fromkeys((E.S8, E.S16, E.U8), E.S32),
-    **dict.fromkeys(HALVES, E.F32),
+    **dict.fromkeys(HALF_FLOATS, E.F32),
 }
 _SUM, _MEAN, _AMAX, _AMIN = "sum", "mean", "amax", "amin"
 _OPCODES = {_SUM: Opcode.ADD, _MEAN: Opcode.ADD, _AMAX: Opcode.MAXIMUM, _AMIN: Opcode.MINIMUM}
@@ -230,7 +230,7 @@ def _masked_put(
     mask = emitter.builder.broadcast(mask, dims, range(array(mask).rank))
     value = emitter.expand(emitter.reshape(values, ()), dims)
     if accumulate:
-        if kind.is_complex or kind is E.PRED or kind in HALVES:
+        if kind.is_complex or kind is E.PRED or kind in HALF_FLOATS:
             raise NoLoweringError("sums of this type are ATen's")
         value = emitter.add(Opcode.ADD, x, value)
     return emitter.add(Opcode.SELECT, mask, value, x)

@@ -60,8 +60,8 @@ def test_dimensions_merge(function: Callable[..., Any], dims: tuple[int, ...]) -
         assert all(same_walk(region, nest, index) for index in indices)
 
 
-def test_a_fold_over_a_size_one_dimension_keeps_it() -> None:
+def test_a_reduction_over_a_size_one_dimension_keeps_it() -> None:
     (region,) = regions_of(lambda x: x.sum(1), np.zeros((4, 1), np.float32))
     nest = simplify(region)
     assert nest.dims == (4, 1)
-    assert nest.folded == (1,)
+    assert nest.reduced == (1,)

@@ -18,7 +18,7 @@ def sum_of(x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    ("function", "folds"),
+    ("function", "reductions"),
     [
         pytest.param(lambda x: x * (sum_of(jnp.exp(x)) + sum_of(x * x)), 1, id="at once"),
         pytest.param(lambda x: x * (sum_of(jnp.exp(x)) + sum_of(x * sum_of(x))), 2, id="one after the other"),
@@ -28,6 +28,6 @@ def sum_of(x: jax.Array) -> jax.Array:
         pytest.param(lambda x: (x * (sum_of(jnp.exp(x)) + sum_of(x * x)), sum_of(x * x)), 2, id="one is stored"),
     ],
 )
-def test_sums_that_are_added(function: Callable[..., Any], folds: int) -> None:
+def test_sums_that_are_added(function: Callable[..., Any], reductions: int) -> None:
     source = sources(function, [f32(4096, 1024)])
-    assert source.count("tl.sum(") + source.count("tl.reduce(") == folds, source
+    assert source.count("tl.sum(") + source.count("tl.reduce(") == reductions, source

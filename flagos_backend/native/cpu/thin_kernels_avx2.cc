@@ -1,3 +1,0 @@
-// Products of a few vectors with a matrix for x86-64-v3 (AVX2).
-#define FLAGOS_CPU_NAMESPACE avx2
-#include "cpu/thin_kernels.inc"

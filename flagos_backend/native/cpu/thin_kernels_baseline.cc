@@ -1,3 +1,0 @@
-// Products of a few vectors with a matrix for any machine of this architecture.
-#define FLAGOS_CPU_NAMESPACE baseline
-#include "cpu/thin_kernels.inc"
