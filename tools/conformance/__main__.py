@@ -21,7 +21,7 @@ from tools.conformance import (
     transformer_engine,
 )
 from tools.conformance.device import HOST
-from tools.conformance.results import SIMULATED
+from tools.conformance.records import SIMULATED
 
 _HERE = Path(__file__).parent
 

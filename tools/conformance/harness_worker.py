@@ -9,7 +9,7 @@ import numpy as np
 
 from tools.conformance.comparison import compare
 from tools.conformance.device import FLAGOS
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 from tools.conformance.worker import serve
 
 

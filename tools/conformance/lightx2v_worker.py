@@ -31,7 +31,7 @@ from tools.conformance.lightx2v_blocks import (
     quantized,
     weights,
 )
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 from tools.conformance.worker import serve
 
 #: How far a block may be from stock in bf16.
