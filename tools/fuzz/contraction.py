@@ -85,12 +85,12 @@ def reduce(scope: Scope) -> Instruction:
     value = _reducible(scope)
     opcode = _reduction(scope, type_of(value))
     dims = tuple(scope.tape.subset(shape_of(value).rank)) or (shape_of(value).rank - 1,)
-    reduced = _reducible(scope, opcode, value)
+    reduced = _reduction_operand(scope, opcode, value)
     operands = [reduced, scope.scalar(_identity(opcode, type_of(value)), type_of(value))]
     return scope.add(Opcode.REDUCE, operands, DimensionsAttributes(dims), called=[combiner(opcode, type_of(value))])
 
 
-def _reducible(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
+def _reduction_operand(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
     """What ``opcode`` may reduce: no NaN in minima and maxima, which XLA's CPU loses along any dimension but the last;
     and signs in products, since it depends on the order and on the accumulator's width whether others overflow."""
     if type_of(value).is_integer or type_of(value) is E.PRED or opcode is Opcode.ADD:
@@ -151,7 +151,7 @@ def reduce_window(scope: Scope) -> Instruction:
         low, high = scope.tape.below(size), scope.tape.below(size)
         window.append(WindowDimension(size, scope.tape.pick((1, 1, 2)), low, high, *(scope.tape.pick((1, 1, 2)),) * 2))
     identity = _identity(opcode, kind)
-    operands = [_reducible(scope, opcode, value), scope.scalar(identity, kind)]
+    operands = [_reduction_operand(scope, opcode, value), scope.scalar(identity, kind)]
     return scope.add(Opcode.REDUCE_WINDOW, operands, WindowAttributes(tuple(window)), called=[combiner(opcode, kind)])
 
 
