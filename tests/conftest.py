@@ -125,6 +125,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)  # what Python frees at its end, it frees
 
 
 @pytest.fixture
