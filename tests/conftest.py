@@ -136,8 +136,11 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 def _leave_out_what_torch_measures() -> None:
     """Two things that PyTorch does with each compile take a tenth of its time and more, and show in no result."""
-    # pytest adds a handler to each logger that does not propagate. With one, PyTorch writes out its structured trace.
-    logging.getLogger("torch.__trace").propagate = True
+    # pytest adds handlers to each logger that does not propagate, some before its first test. With one, PyTorch writes out
+    # its structured trace, all graphs in it.
+    trace = logging.getLogger("torch.__trace")
+    trace.propagate = True
+    trace.handlers.clear()
     # The time that guards take, for which 256 MB are written so that caches are cold.
     if "torch._dynamo.guards" in sys.modules:
         sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *arguments: 0.0
