@@ -364,7 +364,8 @@ def main() -> None:
         group, *words = name.split()
         try:
             if group == "parallel":
-                lightx2v_peers.run(checkout, *words, ALLOWED[words[1]])
+                kind, scheme = words
+                lightx2v_peers.run(checkout, kind, scheme, ALLOWED[scheme])
             else:
                 with torch.no_grad():
                     _GROUPS[group](*words)

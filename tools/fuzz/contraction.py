@@ -68,9 +68,12 @@ def convolution(scope: Scope) -> Instruction:
     lhs = scope.like(ArrayShape(kind, _placed((batch, features * groups, *sizes), input_order)))
     kernel = _placed((features, outputs * groups, *(w.size for w in window)), kernel_order)
     attributes = ConvolutionAttributes(
-        tuple(window), *input_order[:2], input_order[2:], *kernel_order[:2], kernel_order[2:],
-        *output_order[:2], output_order[2:], feature_group_count=groups,
-    )  # fmt: skip
+        tuple(window),
+        *(input_order[0], input_order[1], input_order[2:]),
+        *(kernel_order[0], kernel_order[1], kernel_order[2:]),
+        *(output_order[0], output_order[1], output_order[2:]),
+        feature_group_count=groups,
+    )
     # Whether a padding zero meets an infinity is an implementation's choice.
     operands = [canonical(scope, operand) for operand in (lhs, scope.like(ArrayShape(kind, kernel)))]
     return scope.add(Opcode.CONVOLUTION, operands, attributes)
