@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKERS = min(os.cpu_count() or 1, 4)
 #: These take minutes each, so they begin first, the longest before the others: no processor waits for one in the end.
 LONG = (
-    "tests/unit/passes",
     "tests/cpu/torch_compile",
+    "tests/unit/passes",
+    "tests/unit",
     "tests/unit/kernels",
     "tests/cpu/jax",
     "tests/cpu/kernels",
@@ -38,7 +39,6 @@ LONG = (
     "tests/unit/plugin_abi",
     "tests/cpu/plugin_abi",
     "tests/unit/collectives",
-    "tests/unit",
     "tests/multi/jax",
     "tests/cpu/jax_multi",
     "tests/cpu/fuzz",
