@@ -136,8 +136,8 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 def _leave_out_what_torch_measures() -> None:
     """Two things that PyTorch does with each compile take a tenth of its time and more, and show in no result."""
-    # pytest adds handlers to each logger that does not propagate, some before its first test. With one, PyTorch writes out
-    # its structured trace, all graphs in it.
+    # pytest adds handlers to each logger that does not propagate, some before its first test. With one, PyTorch writes
+    # out its structured trace, all graphs in it.
     trace = logging.getLogger("torch.__trace")
     trace.propagate = True
     trace.handlers.clear()

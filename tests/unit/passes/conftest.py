@@ -14,6 +14,6 @@ def seed(rng: np.random.Generator) -> int:
 
 @pytest.fixture(autouse=True)
 def on_the_cpu_of_jax() -> Iterator[None]:
-    """Where a folder of tests/cpu is tested in this process, JAX's default device is one of flagos, which is no oracle."""
+    """Where a folder of tests/cpu is tested in this process too, JAX's default device is flagos, which is no oracle."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         yield
