@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import logging
 import os
 import random
 import shutil
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +28,28 @@ settings.register_profile("flagos", deadline=None, print_blob=True)
 settings.load_profile("flagos")
 
 
+# Until tests begin, there is next to nothing to collect, but all modules to look at, again and again.
+gc.disable()
+
+
+def _quick_xla() -> list[str]:
+    """Flags with which XLA, the oracle, compiles in a third of the time, for its code is not optimized, and of small
+    programs in half of that, for it is not split among threads. XLA ends a process that gives a flag that it has not:
+    0.10 of jaxlib has the second."""
+    flags = ["--xla_backend_optimization_level=0"]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if metadata.version("jaxlib").startswith("0.10."):
+            flags.append("--xla_cpu_parallel_codegen_split_count=1")
+    return flags
+
+
 def isolate_environment() -> None:
     """Takes away settings of the machine, before a test module imports a framework or the loader."""
     kept = ("FLAGOS_TEST_", "FLAGOS_NUM_CPU_DEVICES")
     for name in list(os.environ):
         if name.startswith(("FLAGOS_", "JAX_", "XLA_", "TF_", "PJRT_")) and not name.startswith(kept):
             del os.environ[name]
-    # XLA, the oracle, compiles in a third of the time if its code is not optimized.
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    os.environ["XLA_FLAGS"] = " ".join(_quick_xla())
     # PyTorch refuses what it warns of elsewhere, where a continuous integration's variable is set.
     os.environ.pop("CI", None)
     # The host, also where there is an accelerator, unless a run is meant for another device: "cuda", "simulated", ...
@@ -102,6 +119,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reasons[group]))
 
 
+def pytest_collection_finish() -> None:
+    """Modules and tests live as long as the process. With PyTorch and JAX they are a million objects, which each full
+    collection would look at again, those that tests ask for too."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # what Python frees at its end, it frees
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Fresh random numbers, different in each run and each test, repeatable through the seed in the report header."""
@@ -110,8 +136,11 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 def _leave_out_what_torch_measures() -> None:
     """Two things that PyTorch does with each compile take a tenth of its time and more, and show in no result."""
-    # pytest adds a handler to each logger that does not propagate. With one, PyTorch writes out its structured trace.
-    logging.getLogger("torch.__trace").propagate = True
+    # pytest adds handlers to each logger that does not propagate, some before its first test. With one, PyTorch writes
+    # out its structured trace, all graphs in it.
+    trace = logging.getLogger("torch.__trace")
+    trace.propagate = True
+    trace.handlers.clear()
     # The time that guards take, for which 256 MB are written so that caches are cold.
     if "torch._dynamo.guards" in sys.modules:
         sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *arguments: 0.0

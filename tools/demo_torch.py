@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,9 +39,7 @@ def model(config: gpt2.Config) -> torch.nn.Module:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**tokens, **sizes)).train()
 
 
-def train(
-    module: torch.nn.Module, call: Callable[..., transformers.utils.ModelOutput], batches: Sequence[np.ndarray]
-) -> Training:
+def train(module: torch.nn.Module, call: Callable[..., Any], batches: Sequence[np.ndarray]) -> Training:
     """One step of AdamW for each batch; the first one compiles, where there is anything to compile.
 
     As GPT-2 is trained, slowly at first and with clipped gradients: without, rounding alone parts the losses, PyTorch's

@@ -140,7 +140,11 @@ def after_a_run_of_handlers() -> None:
 
 
 def thread() -> None:
-    _in_thread(lambda: [_computes(float(i)) for i in range(3)], daemon=False)
+    def computes() -> None:
+        for i in range(3):
+            _computes(float(i))
+
+    _in_thread(computes, daemon=False)
 
 
 def _first_use(function: Callable[[], object]) -> Callable[[], object]:

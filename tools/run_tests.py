@@ -3,7 +3,7 @@
     python tools/run_tests.py [--quick] PYTEST_OPTION...
 
 ``--quick`` runs the files of QUICK alone. The options go to each process. What a process writes is shown when it ends,
-and the last lines of all in the end. The exit status is 1 if one failed.
+and in the end the last lines of all, and the processor time that each took. The exit status is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,29 @@ WORKERS = min(os.cpu_count() or 1, 4)
 #: These take minutes each, so they begin first, the longest before the others: no processor waits for one in the end.
 LONG = (
     "tests/cpu/torch_compile",
+    "tests/unit/passes",
+    "tests/unit",
+    "tests/unit/kernels",
     "tests/cpu/jax",
     "tests/cpu/kernels",
     "tests/cpu/accelerator",
-    "tests/cpu/triton",
+    "tests/unit/codegen",
     "tests/cpu/native",
+    "tests/cpu/triton",
+    "tests/unit/runtime",
     "tests/cpu/torch_device",
-    "tests/cpu/torch_ops",
     "tests/cpu/replay",
+    "tests/cpu/torch_ops",
+    "tests/unit/plugin_abi",
+    "tests/cpu/plugin_abi",
+    "tests/unit/collectives",
     "tests/multi/jax",
+    "tests/cpu/jax_multi",
+    "tests/cpu/fuzz",
+    "tests/cpu/torch_distributed",
+    "tests/cpu/gems",
+    "tests/cpu/cli",
+    "tests/multi/jax_distributed",
 )
 #: What tools/test --quick runs, and why: for each stage the tests that find most in the least time. All together take
 #: some 100 seconds of processor time. What takes seconds a test (pipelines over models, Triton's interpreter) is left
@@ -64,12 +78,16 @@ QUICK = {
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What one pytest process runs: the folder, or ``files`` of it."""
+    """What one pytest process runs: the folder without ``ignored`` ones of it, or ``files`` of it."""
 
     folder: str
-    options: Sequence[str] = ()
+    ignored: Sequence[str] = ()
     files: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        """What pytest is called with."""
+        return [*(self.files or [self.folder]), *(f"--ignore={folder}" for folder in self.ignored)]
 
 
 def _folders(group: str) -> list[str]:
@@ -77,11 +95,17 @@ def _folders(group: str) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in parts)
 
 
+def _unit() -> list[Suite]:
+    """The long folders of tests/unit have a process each, as has tests/unit/jax, which sets up JAX in its own
+    way: a process can do so once. All others share one: each process imports the frameworks, which takes seconds."""
+    alone = ["tests/unit/jax", *(folder for folder in LONG if folder.startswith("tests/unit/"))]
+    return [*map(Suite, alone), Suite("tests/unit", ignored=alone)]
+
+
 def suites() -> list[Suite]:
-    """All but tests/unit, in the order in which they begin. A process holds one backend, started once, so each folder
-    of tests/cpu gets its own (tests/README.md)."""
-    found = [Suite("tests/unit/jax")]  # it sets up JAX's platforms in its own way, which a process can do once
-    found += [Suite(folder) for folder in _folders("cpu")]
+    """In the order in which they begin. A process holds one backend, started once, so each folder of tests/cpu gets its
+    own (tests/README.md)."""
+    found = [*_unit(), *(Suite(folder) for folder in _folders("cpu"))]
     # Several accelerators of one process and of two, each with memory of its own, as far as can be told without one.
     found += [Suite(folder, environment={"FLAGOS_TEST_DEVICE": "simulated"}) for folder in _folders("multi")]
     order = {folder: rank for rank, folder in enumerate(LONG)}
@@ -95,54 +119,50 @@ def quick_suites() -> list[Suite]:
     return [Suite("tests/unit", files=unit), *(Suite(file, files=[file]) for file in reversed(rest))]
 
 
-# A worker that crashed is not replaced: with files as units pytest-xdist waits for ever after it was (its issue 1378).
-UNIT = Suite(
-    "tests/unit",
-    ("-n", str(WORKERS), "--dist", "loadfile", "--max-worker-restart=0", "--ignore=tests/unit/jax"),
-)
-
-
 class Runner:
-    """Runs suites and keeps the last line of each."""
+    """Runs suites, and keeps the last line of each and the processor time that it took."""
 
     def __init__(self, options: Sequence[str]) -> None:
         self._options = options
         self._writes = threading.Lock()
         self.closing: list[str] = []
+        self.seconds = 0.0
         self.failed = False
 
     def run(self, suite: Suite) -> None:
         """To its end, and then shows what it wrote."""
         with self._writes:
             print(f"\n== {suite.folder} begins", flush=True)
-        command = [sys.executable, "-m", "pytest", "-q", *self._options, *(suite.files or [suite.folder])]
-        command += suite.options
-        environment = {**os.environ, **suite.environment}
-        done = subprocess.run(
+        command = [sys.executable, "-m", "pytest", "-q", *self._options, *suite.arguments()]
+        with subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment,
+            env={**os.environ, **suite.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            check=False,
-        )
+        ) as process:
+            assert process.stdout is not None
+            written = process.stdout.read()
+            _, status, used = os.wait4(process.pid, 0)  # with its children, where they were waited for
+            process.returncode = os.waitstatus_to_exitcode(status)
         with self._writes:
-            print(f"\n== pytest {suite.folder}\n{done.stdout}", end="", flush=True)
-            last = (done.stdout.splitlines() or [""])[-1]
-            self.closing.append(f"{suite.folder:28} {last}")
-            self.failed |= done.returncode != 0
+            print(f"\n== pytest {suite.folder}\n{written}", end="", flush=True)
+            last = (written.splitlines() or [""])[-1]
+            seconds = used.ru_utime + used.ru_stime
+            self.closing.append(f"{suite.folder:28} {seconds:6.0f} s  {last}")
+            self.seconds += seconds
+            self.failed |= process.returncode != 0
 
 
 def main() -> None:
     quick = sys.argv[1:2] == ["--quick"]
     runner = Runner(sys.argv[2:] if quick else sys.argv[1:])
-    if not quick:
-        runner.run(UNIT)
     with ThreadPoolExecutor(WORKERS) as pool:
         list(pool.map(runner.run, quick_suites() if quick else suites()))
-    print("\n== Summary", *runner.closing, sep="\n", flush=True)
+    print("\n== Summary: processor time, and what pytest said", *runner.closing, sep="\n")
+    print(f"{'all':28} {runner.seconds:6.0f} s", flush=True)
     sys.exit(runner.failed)
 
 

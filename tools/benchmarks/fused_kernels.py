@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from jax import lax
 from jaxlib import _jax
 
-from flagos_backend.codegen.triton import prepare_fastest, schedule
+from flagos_backend.codegen.triton import RegionKernels, schedule
+from flagos_backend.codegen.triton.kernel import array_of
 from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction
@@ -190,9 +191,9 @@ def ours(case: Case, arguments: Sequence[torch.Tensor], accelerator: TorchAccele
 def _generated(
     region: Region, memory: dict[Instruction, torch.Tensor], accelerator: TorchAccelerator
 ) -> tuple[Call, str]:
-    kernel = prepare_fastest(region, accelerator.target)
+    kernel = RegionKernels.of(region, accelerator.target).fastest()
     for output in kernel.outputs:
-        shape = output.shape
+        shape = array_of(output)
         memory[output] = torch.empty(shape.dims, dtype=dtype_of(shape.element_type), device=accelerator.device)
     return lambda: kernel([memory[i] for i in kernel.inputs], [memory[o] for o in kernel.outputs]), kernel.text
 
@@ -203,7 +204,7 @@ def _library(
     kernel = registry.prepare(item)
 
     def step() -> None:
-        memory[item] = kernel(Run(), *[memory[buffers[o]].reshape(o.shape.dims) for o in item.operands])
+        memory[item] = kernel(Run(), *[memory[buffers[o]].reshape(array_of(o).dims) for o in item.operands])
 
     return step, f"ATen: {item}"
 
@@ -283,7 +284,10 @@ def main() -> None:
     parser.add_argument("--peers", default="torch,inductor,xla")
     parser.add_argument("--only", default="", help="cases whose names begin so, comma-separated")
     options = parser.parse_args()
-    accelerator = TorchAccelerator(torch.accelerator.current_accelerator().type, 0)
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        parser.error("this needs an accelerator")
+    accelerator = TorchAccelerator(device.type, 0)
     peers = options.peers.split(",")
     names = ["copy", "ours", *(p for p in ("torch", "inductor", "xla") if p in peers)]
     lines = [f"{'TB/s':30}" + "".join(f"{name:>10}" for name in names) + f"{'ours/copy':>11}"]

@@ -77,11 +77,10 @@ def measure(device: torch.device, rows: int, width: int, inner: int, dtype: torc
     """The compiled MLP first, then single operations and the whole MLP eagerly on small tensors."""
     wait = torch.get_device_module(device).synchronize
     found: list[Measured] = []
-    options = {"device": device, "dtype": dtype}
-    x = torch.randn(rows, width, **options, requires_grad=True)
+    x = torch.randn(rows, width, device=device, dtype=dtype, requires_grad=True)
     steps = {}
     for kind in ("ours", "plain"):
-        module = mlp(kind, width, inner).to(**options)
+        module = mlp(kind, width, inner).to(device, dtype)
         steps[kind] = _step(torch.compile(module, backend=flagos, fullgraph=True), module, x)
     found.append(Measured("LayerNorm-MLP, compiled", **least(steps, rounds, 5, wait)))
     small = torch.randn(_SMALL, _SMALL, device=device, requires_grad=True)

@@ -236,7 +236,7 @@ def measure(
 ) -> Measured:
     """``placements``: ours and the peer's; about ``seconds`` are spent on each. With ``asking`` the peer's program asks
     for its kernel. One that fails on either side, or gives other results than the peer, is one row that says so."""
-    floor = max(program.traffic(arguments) / peak.bytes, program.flops / peak.flops)
+    floor = max(program.traffic(tuple(arguments)) / peak.bytes, program.flops / peak.flops)
     functions = program.function, (program.asking if asking else None) or program.function
     sides = []
     for name, placement, function in zip(("flagos", "the peer"), placements, functions, strict=True):

@@ -10,7 +10,8 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import Any, Final, Literal
 
 import torch
 
@@ -35,6 +36,7 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384)
 XLA_DEFAULT_UP_TO = 4096
 PRODUCTS = ((4096, 4096, 4096), (16, 11008, 4096))
 ROUNDS = 7
+_IMPLEMENTATIONS: Final[tuple[tuple[str, Literal["cudnn", "xla"]], ...]] = (("xla cudnn", "cudnn"), ("xla", "xla"))
 
 
 def attention_calls(length: int, head: int) -> tuple[Instruction, Instruction, float]:
@@ -81,7 +83,7 @@ def provided(instruction: Instruction, target: Target, arguments: list[Any]) -> 
                 continue
             named = implementation.provider is Provider.VENDOR and variant.name
             name = variant.name if named else implementation.provider
-            yield f"{name}\t{variant.name}", lambda kernel=variant.kernel: kernel(run, *arguments)
+            yield f"{name}\t{variant.name}", partial(variant.kernel, run, *arguments)
 
 
 def measure(calls: Mapping[str, Call], module: Any) -> dict[str, float]:
@@ -119,11 +121,11 @@ def xla(length: int, head: int, platform: str) -> dict[str, dict[str, float]]:
     keys = jax.random.split(jax.device_put(jax.random.key(0), jax.devices(platform)[0]), 4)
     q, k, v, g = (jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
     found: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
-    for name, implementation in (("xla cudnn", "cudnn"), ("xla", "xla")):
+    for name, implementation in _IMPLEMENTATIONS:
         if implementation == "xla" and length > XLA_DEFAULT_UP_TO:
             continue
 
-        def attend(q: Any, k: Any, v: Any, implementation: str = implementation) -> Any:
+        def attend(q: Any, k: Any, v: Any, implementation: Literal["cudnn", "xla"] = implementation) -> Any:
             return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
 
         forward = jax.jit(attend)
@@ -150,7 +152,8 @@ def attention_rows(target: Target, module: Any, peer: str) -> list[dict[str, Any
             q, k, v, g = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(4))
             peers = xla(length, head, peer) if peer else {"forward": {}, "backward": {}}
             calls = dict(provided(forward, target, [q, k, v]))
-            output, statistics_ = next(iter(calls.values()))()  # type: ignore[misc]
+            results: Any = next(iter(calls.values()))()
+            output, statistics_ = results
             times = best(measure(calls, module)) | {n: (s, "") for n, s in peers["forward"].items()}
             rows.append(_row("forward", head, length, operations, times))
             calls = dict(provided(backward, target, [q, k, v, output, statistics_, g]))

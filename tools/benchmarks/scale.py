@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks import report
-from benchmarks.programs import Scale
-from benchmarks.scaling import model
-from benchmarks.scaling.collectives import SIZES, Timed, of_jax, of_torch
-from benchmarks.scaling.lost_process import Lost, lose_one
+from . import report
+from .programs import Scale
+from .scaling import model
+from .scaling.collectives import SIZES, Timed, of_jax, of_torch
+from .scaling.lost_process import Lost, lose_one
 
 _PARTS = ("collectives", "steps", "lost")
 # Of one measurement in a process of its own.
@@ -56,9 +56,9 @@ def _measure_step(name: str, options: argparse.Namespace) -> Step:
     import numpy as np
     from jax.sharding import AxisType, Mesh, NamedSharding
 
-    from benchmarks.jax_speed import Side, difference, take_turns
-    from benchmarks.programs import Program
-    from benchmarks.scaling.programs import AXIS, sharded
+    from .jax_speed import Side, difference, take_turns
+    from .programs import Program
+    from .scaling.programs import AXIS, sharded
 
     program = next(p for p in sharded(options.scale) if p.name == name)
     sides = [jax.devices(platform)[: options.devices] for platform in (options.device, options.peer)]
@@ -288,7 +288,7 @@ def main() -> int:
         import jax
         import numpy as np
 
-        from benchmarks.scaling.programs import sharded
+        from .scaling.programs import sharded
 
         for program in sharded(options.scale):
             if not fnmatch.fnmatch(program.name, options.only):

@@ -7,7 +7,7 @@ import fnmatch
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -99,7 +99,7 @@ def _distance(mine: torch.Tensor, expected: torch.Tensor) -> float:
     return float((mine.double() - wide).abs().max() / wide.abs().max().clamp_min(1e-12))
 
 
-def take_turns(steps: dict[str, Step], synchronize: Callable[[], None]) -> dict[str, float]:
+def take_turns(steps: Mapping[str, Step], synchronize: Callable[[], None]) -> dict[str, float]:
     """Median seconds of a step, of up to ten launched one after the other."""
 
     def seconds(step: Step, calls: int) -> float:

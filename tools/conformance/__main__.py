@@ -20,8 +20,7 @@ from tools.conformance import (
     torch_tests,
     transformer_engine,
 )
-from tools.conformance.device import HOST
-from tools.conformance.results import SIMULATED
+from tools.conformance.records import HOST, SIMULATED
 
 _HERE = Path(__file__).parent
 

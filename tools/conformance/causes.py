@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from tools.conformance.results import Record
+from tools.conformance.records import Record
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tools.conformance.device import of_platform
 from tools.conformance.pytest_files import Peer, Side, run_files
-from tools.conformance.results import ResultFile
+from tools.conformance.records import ResultFile
 
 
 def run(platform: str, out: Path, checkout: Path, *, only: str, resume: bool, timeout: float) -> ResultFile:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import subprocess
 
-from tools.conformance.results import HOST, Device
+from tools.conformance.records import HOST, Device
 from tools.conformance.worker_pool import worker_command
 
 FLAGOS = "flagos"

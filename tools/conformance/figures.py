@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools import marked
-from tools.conformance.results import HOST
+from tools.conformance.records import HOST
 
 BEGIN, END = marked.marks("conformance", "tools.conformance publish")
 

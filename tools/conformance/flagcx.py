@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tools.conformance.device import HOST
-from tools.conformance.results import Record, ResultFile, Status
+from tools.conformance.records import HOST, Record, ResultFile, Status
 
 #: A folder of nlohmann/json.hpp, where the checkout lacks its submodule third-party/json: FlagCX's own name for it.
 JSON_VARIABLE: Final = "JSON_INCLUDE_DIR"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.conformance.device import of_tensors
-from tools.conformance.results import SIMULATED, Device, Record, ResultFile, Status
+from tools.conformance.records import SIMULATED, Device, Record, ResultFile, Status
 from tools.conformance.worker_pool import run_in_workers, worker_command
 
 # Where inputs are drawn from unless a run says otherwise.

@@ -22,7 +22,7 @@ from flagos_backend.kernels.reference.registry import Run
 from tools.conformance import tensors
 from tools.conformance.aten_calls import Call, load
 from tools.conformance.flaggems import prepare_device
-from tools.conformance.results import SIMULATED, Status
+from tools.conformance.records import SIMULATED, Status
 from tools.conformance.worker import serve
 
 _MESSAGE = 1500

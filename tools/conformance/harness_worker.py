@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import jax
 import numpy as np
 
 from tools.conformance.comparison import compare
 from tools.conformance.device import FLAGOS
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 from tools.conformance.worker import serve
 
 
@@ -30,7 +31,7 @@ def main(platform: str) -> None:
     serve(lambda name: _run(harnesses[name], device, cpu), probe)
 
 
-def _run(harness, device, cpu) -> tuple[Status, str]:
+def _run(harness: Any, device: jax.Device, cpu: jax.Device) -> tuple[Status, str]:
     arguments = harness.dyn_args_maker(np.random.RandomState(abs(hash(harness.fullname)) % 2**31))
     try:
         with jax.default_device(cpu):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tools.conformance.device import of_platform
-from tools.conformance.results import HOST, ResultFile
+from tools.conformance.records import HOST, ResultFile
 from tools.conformance.worker_pool import run_in_workers, worker_command
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tools.conformance.device import HOST
-from tools.conformance.results import ResultFile
+from tools.conformance.records import HOST, ResultFile
 from tools.conformance.worker_pool import run_in_workers, worker_command
 
 #: Tokens and the width of a block; heads are of 16 numbers in the narrow one, and of 128 in that of WAN 1.3B. Stock

@@ -13,7 +13,7 @@ _PROCESSES, _TOKENS, _WIDTH, _SECONDS = 2, 48, 64, 300
 
 def run(checkout: Path, kind: str, scheme: str, allowed: float) -> None:
     """Raises AssertionError where a process fails, or its part is farther from one process' stock than ``allowed``."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     # They meet in this process, whose store takes a port that is free, as torchrun's does.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

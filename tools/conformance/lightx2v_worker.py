@@ -31,7 +31,7 @@ from tools.conformance.lightx2v_blocks import (
     quantized,
     weights,
 )
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 from tools.conformance.worker import serve
 
 #: How far a block may be from stock in bf16.
@@ -364,7 +364,8 @@ def main() -> None:
         group, *words = name.split()
         try:
             if group == "parallel":
-                lightx2v_peers.run(checkout, *words, ALLOWED[words[1]])
+                kind, scheme = words
+                lightx2v_peers.run(checkout, kind, scheme, ALLOWED[scheme])
             else:
                 with torch.no_grad():
                     _GROUPS[group](*words)

@@ -19,7 +19,7 @@ from tools.conformance import tensors
 from tools.conformance.device import FLAGOS
 from tools.conformance.model_zoo import MODELS, Model, declare_torchvision_operators, without_dropout
 from tools.conformance.models import Way
-from tools.conformance.results import HOST, Status
+from tools.conformance.records import HOST, Status
 from tools.conformance.worker import serve
 
 _STEPS = 2

@@ -6,8 +6,8 @@ import enum
 import sys
 from pathlib import Path
 
-from tools.conformance.device import HOST, of_flagos, of_tensors
-from tools.conformance.results import ResultFile
+from tools.conformance.device import of_flagos, of_tensors
+from tools.conformance.records import HOST, ResultFile
 from tools.conformance.worker_pool import run_in_workers, worker_command
 
 

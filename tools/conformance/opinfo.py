@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.conformance.device import FLAGOS, HOST, of_tensors
-from tools.conformance.results import ResultFile
+from tools.conformance.device import FLAGOS, of_tensors
+from tools.conformance.records import HOST, ResultFile
 from tools.conformance.worker_pool import run_in_workers, worker_command
 
 

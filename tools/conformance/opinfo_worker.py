@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from flagos_backend.frontends.torch.compile.backend import flagos
 from tools.conformance import tensors
-from tools.conformance.device import FLAGOS, HOST
+from tools.conformance.device import FLAGOS
 from tools.conformance.opinfo import Case, Direction, Mode
-from tools.conformance.results import Status
+from tools.conformance.records import HOST, Status
 from tools.conformance.worker import evenly, serve
 
 # What they return is whatever was in the memory: sizes and types are all there is to compare.

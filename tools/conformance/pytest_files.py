@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.conformance.results import Record, ResultFile, Status
+from tools.conformance.records import Record, ResultFile, Status
 from tools.conformance.worker_pool import worker_command
 
 # Variables of a Side: each STRIDE-th test only, from number OFFSET on.

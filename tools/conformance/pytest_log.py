@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _count_as_cpu() -> None:
     """JAX's tests name the devices they run on, and they know nothing of a platform that comes as a plugin."""
-    test_util = sys.modules.get("jax._src.test_util")
+    test_util: Any = sys.modules.get("jax._src.test_util")
     if test_util is not None:
         tags = test_util._get_device_tags
         test_util._get_device_tags = lambda: tags() | {"cpu"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.conformance.causes import cause_of
-from tools.conformance.results import HOST, Record, Status, load
+from tools.conformance.records import HOST, Record, Status, load
 
 
 def rate(records: Sequence[Record]) -> tuple[int, int]:

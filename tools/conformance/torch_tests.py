@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.conformance.device import of_flagos
 from tools.conformance.pytest_files import OFFSET, STRIDE, Peer, Side, run_files
-from tools.conformance.results import ResultFile
+from tools.conformance.records import ResultFile
 
 # Files whose tests PyTorch instantiates for whatever device is registered.
 FILES = (

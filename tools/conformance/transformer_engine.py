@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tools.conformance.device import of_tensors
 from tools.conformance.pytest_files import Side, run_files
-from tools.conformance.results import ResultFile
+from tools.conformance.records import ResultFile
 
 #: Variable of a run: the type of device that the tests' tensors are on.
 DEVICE = "FLAGOS_CONFORMANCE_DEVICE"

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 
 
 def serve(run: Callable[[str], tuple[Status, str]], probe: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.conformance.results import Record, Status
+from tools.conformance.records import Record, Status
 
 _CHECKOUT = str(Path(__file__).resolve().parents[2])
 # How many threads torch and flagos compute with on the host.

@@ -65,7 +65,7 @@ def _report(seed: int, verdict: Verdict, session: Session, *, shrink: bool) -> N
 
 def _text(module: Module) -> str:
     """HLO as XLA prints it, which its parser reads again."""
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # type: ignore[attr-defined]
 
     return str(_hlo.HloModule.from_serialized_hlo_module_proto(export_module(module)).to_string())
 

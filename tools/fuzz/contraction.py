@@ -68,9 +68,12 @@ def convolution(scope: Scope) -> Instruction:
     lhs = scope.like(ArrayShape(kind, _placed((batch, features * groups, *sizes), input_order)))
     kernel = _placed((features, outputs * groups, *(w.size for w in window)), kernel_order)
     attributes = ConvolutionAttributes(
-        tuple(window), *input_order[:2], input_order[2:], *kernel_order[:2], kernel_order[2:],
-        *output_order[:2], output_order[2:], feature_group_count=groups,
-    )  # fmt: skip
+        tuple(window),
+        *(input_order[0], input_order[1], input_order[2:]),
+        *(kernel_order[0], kernel_order[1], kernel_order[2:]),
+        *(output_order[0], output_order[1], output_order[2:]),
+        feature_group_count=groups,
+    )
     # Whether a padding zero meets an infinity is an implementation's choice.
     operands = [canonical(scope, operand) for operand in (lhs, scope.like(ArrayShape(kind, kernel)))]
     return scope.add(Opcode.CONVOLUTION, operands, attributes)
@@ -85,12 +88,12 @@ def reduce(scope: Scope) -> Instruction:
     value = _reducible(scope)
     opcode = _reduction(scope, type_of(value))
     dims = tuple(scope.tape.subset(shape_of(value).rank)) or (shape_of(value).rank - 1,)
-    reduced = _reducible(scope, opcode, value)
+    reduced = _reduction_operand(scope, opcode, value)
     operands = [reduced, scope.scalar(_identity(opcode, type_of(value)), type_of(value))]
     return scope.add(Opcode.REDUCE, operands, DimensionsAttributes(dims), called=[combiner(opcode, type_of(value))])
 
 
-def _reducible(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
+def _reduction_operand(scope: Scope, opcode: Opcode, value: Instruction) -> Instruction:
     """What ``opcode`` may reduce: no NaN in minima and maxima, which XLA's CPU loses along any dimension but the last;
     and signs in products, since it depends on the order and on the accumulator's width whether others overflow."""
     if type_of(value).is_integer or type_of(value) is E.PRED or opcode is Opcode.ADD:
@@ -151,7 +154,7 @@ def reduce_window(scope: Scope) -> Instruction:
         low, high = scope.tape.below(size), scope.tape.below(size)
         window.append(WindowDimension(size, scope.tape.pick((1, 1, 2)), low, high, *(scope.tape.pick((1, 1, 2)),) * 2))
     identity = _identity(opcode, kind)
-    operands = [_reducible(scope, opcode, value), scope.scalar(identity, kind)]
+    operands = [_reduction_operand(scope, opcode, value), scope.scalar(identity, kind)]
     return scope.add(Opcode.REDUCE_WINDOW, operands, WindowAttributes(tuple(window)), called=[combiner(opcode, kind)])
 
 

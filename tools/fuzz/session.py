@@ -8,7 +8,7 @@ from typing import Any
 
 from flagos_backend.importer.export import export_module
 from flagos_backend.ir.hlo import Module
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 from tools.conformance.worker_pool import Worker, worker_command
 from tools.fuzz.tape import Blocks
 from tools.fuzz.verdict import RUNNING, Engine, Kind, Verdict

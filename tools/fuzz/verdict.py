@@ -184,7 +184,7 @@ class _Range:
 def _held(known: _Range, array: Array) -> Array:
     """``known.holds``, with one truth value for both parts of a complex number."""
     held = known.holds(array)
-    return held.all(-1) if held.ndim > array.ndim else held
+    return np.asarray(held.all(-1)) if held.ndim > array.ndim else held
 
 
 def _difference(number: int, ours: Array, theirs: Array, outside: Array) -> str:

@@ -15,7 +15,7 @@ from tools.conformance import flaggems, report
 from tools.conformance.aten_calls import Call, load, save
 from tools.conformance.flaggems_inputs import cases_of, functional, recorded
 from tools.conformance.flaggems_worker import Runner
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 
 OPERATORS = ("addcdiv", "count_nonzero", "index_add", "eq", "nn.functional.softplus", "nn.functional.gelu")
 

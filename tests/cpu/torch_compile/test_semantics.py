@@ -282,7 +282,7 @@ def test_a_singular_matrix_is_refused_as_by_eager() -> None:
         pytest.skip("this PyTorch (2.11) drops the check while it traces, whatever compiles")
 
 
-@pytest.mark.parametrize("extremum", [torch.max, torch.min])
+@pytest.mark.parametrize("min_max", [torch.max, torch.min])
 def test_minima_and_maxima_of_nothing_are_refused_as_by_eager(min_max: Callable[[torch.Tensor], torch.Tensor]) -> None:
     run = torch.compile(min_max, backend=flagos, dynamic=True)
     x = torch.randn(2, 3)

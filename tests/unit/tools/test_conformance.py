@@ -13,7 +13,7 @@ import pytest
 
 from tools.conformance import device, figures, jax_tests, report
 from tools.conformance.comparison import compare
-from tools.conformance.results import HOST, Device, Record, ResultFile, Status, load
+from tools.conformance.records import HOST, Device, Record, ResultFile, Status, load
 from tools.conformance.worker_pool import run_in_workers
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +58,7 @@ for line in sys.stdin:
 def test_a_worker_that_lost_its_device_is_replaced() -> None:
     worker = """
 import os
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 from tools.conformance.worker import serve
 lost = False
 def run(name):

@@ -13,7 +13,7 @@ from tools.conformance import models, opinfo, opinfo_worker, tensors, torch_test
 from tools.conformance.model_zoo import MODELS, without_dropout
 from tools.conformance.models import Way
 from tools.conformance.opinfo import Case, Direction, Mode
-from tools.conformance.results import Status, load
+from tools.conformance.records import Status, load
 from tools.conformance.tensors import compare
 
 

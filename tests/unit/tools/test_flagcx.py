@@ -9,7 +9,7 @@ import pytest
 from tools.conformance import flagcx
 from tools.conformance.flagcx import JSON_VARIABLE, MODES, build, is_refused, judge
 from tools.conformance.flagcx_worker import DTYPES, KINDS, OPERATIONS
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 
 SUM = "homogeneous all_reduce sum bfloat16 7"
 

@@ -179,7 +179,7 @@ def bilinear_warp(image: jax.Array, flow: jax.Array) -> jax.Array:
     height, width = image.shape[:2]
     y, x = jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij")
     places = jnp.stack([y + flow[..., 0], x + flow[..., 1]])
-    one = lambda channel: jax.scipy.ndimage.map_coordinates(channel, places, 1, mode="nearest")  # noqa: E731
+    one = lambda channel: jax.scipy.ndimage.map_coordinates(channel, list(places), 1, mode="nearest")  # noqa: E731
     return jax.vmap(one, -1, -1)(image)
 
 

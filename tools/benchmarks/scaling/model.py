@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.scaling.collectives import Timed
+from .collectives import Timed
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from benchmarks.programs import Scale
-from benchmarks.programs.models import Llama, llama_loss
+from ..programs import Scale  # noqa: TID252 (the folder has two names)
+from ..programs.models import Llama, llama_loss  # noqa: TID252 (the folder has two names)
 
 #: The one dimension of every mesh here.
 AXIS: Final = "devices"

@@ -86,7 +86,7 @@ def wrapped(module: bytes) -> bytes:
 
 def from_text(text: str) -> bytes:
     """A serialized flagos.Program of a module's computations in HLO text."""
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # type: ignore[attr-defined]
 
     return wrapped(_hlo.hlo_module_from_text(f"HloModule hostile\n{text}").as_serialized_hlo_module_proto())
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tools.conformance.results import Status
+from tools.conformance.records import Status
 from tools.conformance.worker_pool import Worker, worker_command
 
 #: Inputs that a worker takes before it answers.
