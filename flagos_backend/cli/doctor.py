@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _print_environment()
     _print_flaggems()
+    _print_triton()
     _print_isolation()
     _print_search()
     judged = _examine(options.platform)
@@ -93,6 +94,20 @@ def _print_flaggems() -> None:
 
     for line in switch.describe():
         print(f"  {line}")
+
+
+def _print_triton() -> None:
+    """Whose launchers kernels get on NVIDIA's devices."""
+    if detect("triton") is None or detect("torch") is None:
+        return
+    torch_loading.load()
+    from flagos_backend.kernels.triton.loading import launchers
+
+    print("Triton")
+    try:
+        print(f"  launchers on NVIDIA's devices: {launchers()}")
+    except ImportError as error:
+        print(f"  it cannot be imported: {error}")
 
 
 def _print_isolation() -> None:

@@ -1,13 +1,19 @@
 """What is done to Triton before its first launch. Kernels are loaded by one thread at a time: Triton itself assumes
-that there is only one. Its interpreter is given what it lacks."""
+that there is only one. NVIDIA's devices get one launcher for all signatures, and the interpreter what it lacks."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import logging
 import os
 import threading
 from typing import Any
+
+logger = logging.getLogger("flagos_backend")
+
+_NVIDIA = "triton.backends.nvidia.driver"
 
 
 @functools.cache
@@ -17,8 +23,19 @@ def prepare_triton() -> None:
     from triton.compiler.compiler import CompiledKernel
 
     serialize(CompiledKernel)
+    logger.debug("launchers of Triton's kernels: %s", launchers())
     if os.environ.get("TRITON_INTERPRET") == "1":
         importlib.import_module("flagos_backend.kernels.triton.interpreter_gaps").close()
+
+
+def launchers() -> str:
+    """Whose launchers NVIDIA's devices get in this process, and why, from now on."""
+    if importlib.util.find_spec("triton") is None or importlib.util.find_spec(_NVIDIA) is None:
+        return "none: Triton has no backend of NVIDIA's"
+    from flagos_backend.kernels.triton import cuda_launcher
+
+    reason = cuda_launcher.install(importlib.import_module(_NVIDIA))
+    return f"Triton's: {reason}" if reason else "ours, without a C compiler"
 
 
 def serialize(compiled_kernel: type[Any]) -> None:

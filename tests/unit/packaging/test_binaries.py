@@ -22,6 +22,7 @@ LIBRARIES = (
     _BACKEND / "lib/libflagos_backend.so",
     _BACKEND / "frontends/torch/compile/_launcher.abi3.so",
     _BACKEND / "frontends/torch/device/_native.abi3.so",
+    _BACKEND / "kernels/triton/_cuda.abi3.so",
     _ADAPTER / "lib/libflagos_isolation.so",
     _ADAPTER / "lib/libpjrt_flagos.so",
 )

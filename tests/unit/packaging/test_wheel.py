@@ -53,6 +53,7 @@ def test_announcements(wheel: metadata.Distribution, group: str, value: str) -> 
         "plugin_abi/manifests/manifest.schema.json",
         "flagos_backend/lib/libflagos_backend.so",
         "flagos_backend/frontends/torch/compile/_launcher.abi3.so",
+        "flagos_backend/kernels/triton/_cuda.abi3.so",
         "flagos_backend/manifests/50_flagos.json",
         "flagos_backend/proto/flagos.proto",
         "flagos_backend/importer/schema.binpb",
