@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from flagos_backend.ir.attributes import ConstantAttributes, DimensionsAttributes, DotAttributes, ParameterAttributes
-from flagos_backend.ir.hlo import Computation, Instruction, Module
+from flagos_backend.ir.attributes import ConstantAttributes, DimensionsAttributes, DotAttributes
+from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.passes.dot_to_multiply import multiplied
-from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape
+from flagos_backend.passes.rewrite import Emitter, apply_rule, array_shape, sum_of
 
 _HALF = frozenset({ElementType.F16, ElementType.BF16})
 
@@ -52,7 +52,7 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         ArrayShape(element_type, tuple(wide.dims[d] for d in kept)),
         (product, zero),
         DimensionsAttributes(tuple(sorted(order[len(batch) :]))),
-        (_sum(scalar),),
+        (sum_of(element_type),),
         like=instruction,
     )
     total = _converted(total, shape.element_type, emitter)
@@ -80,12 +80,3 @@ def _converted(operand: Instruction, element_type: ElementType, emitter: Emitter
     if given.element_type is element_type:
         return operand
     return emitter.emit(Opcode.CONVERT, ArrayShape(element_type, given.dims), (operand,), like=operand)
-
-
-def _sum(scalar: ArrayShape) -> Computation:
-    x, y = (
-        Instruction(Opcode.PARAMETER, scalar, (), ParameterAttributes(number), name=name)
-        for number, name in enumerate("xy")
-    )
-    total = Instruction(Opcode.ADD, scalar, (x, y), name="sum")
-    return Computation("sum", (x, y, total), total)

@@ -168,6 +168,7 @@ def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pi
     from flagos_backend.passes.accelerator.canonicalize_convolutions import canonicalize_convolutions
     from flagos_backend.passes.accelerator.contracting_dims_minor import contracting_dimensions_minor
     from flagos_backend.passes.accelerator.pack_argminmax import pack_argminmax
+    from flagos_backend.passes.accelerator.split_complex_sums import split_complex_sums
     from flagos_backend.passes.attention.join_choices import join_choices
     from flagos_backend.passes.attention.match import match_attention
     from flagos_backend.passes.attention.sink_invariants import sink_invariants
@@ -212,6 +213,11 @@ def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pi
             of_module(pack_argminmax),
             "a value and its position in one integer reduce like any other",
             after=(DCE,),
+        ),
+        Pass(
+            "split_complex_sums",
+            of_module(split_complex_sums),
+            "loop nests compute with complex numbers, and reduce floats; both sums fuse",
         ),
         Pass(
             "contracting_dimensions_minor",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from flagos_backend.ir.attributes import NONE, Attributes, TupleIndexAttributes
+from flagos_backend.ir.attributes import NONE, Attributes, ParameterAttributes, TupleIndexAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, Shape
+from flagos_backend.ir.types import ArrayShape, ElementType, Shape
 
 # Looks at an instruction whose operands are already rewritten; a value to use instead, or None to keep it.
 Rule = Callable[[Instruction, "Emitter"], Instruction | None]
@@ -56,6 +56,17 @@ def index_in(value: Instruction, state: Instruction) -> int:
     if value.opcode is not Opcode.GET_TUPLE_ELEMENT or value.operands[0] is not state:
         return -1
     return value.attributes_as(TupleIndexAttributes).index
+
+
+def sum_of(element_type: ElementType) -> Computation:
+    """The combiner of a reduce that adds."""
+    scalar = ArrayShape(element_type, ())
+    x, y = (
+        Instruction(Opcode.PARAMETER, scalar, (), ParameterAttributes(number), name=name)
+        for number, name in enumerate("xy")
+    )
+    total = Instruction(Opcode.ADD, scalar, (x, y), name="sum")
+    return Computation("sum", (x, y, total), total)
 
 
 def with_operands(
