@@ -14,6 +14,13 @@ die() {
   exit 1
 }
 
+# help "$@": where the first argument asks for it, prints how the script that calls it is used, its first comment, and ends.
+help() {
+  [[ "${1:-}" == -h || "${1:-}" == --help ]] || return 0
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+}
+
 # Removes settings that change what is built or tested. CC, CXX, FLAGOS_PYTHON and FLAGOS_TEST_* are choices, and stay.
 isolate() {
   local name
