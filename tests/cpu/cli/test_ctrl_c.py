@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from support import seeds
 
 ROUNDS = 5
@@ -76,10 +74,6 @@ print(came["jax"], came["client"], "left:", left, children, files)
 """
 
 
-@pytest.mark.skipif(
-    "FLAGOS_TEST_CTRL_C" not in os.environ,
-    reason="one child of eleven ended with SIGSEGV, not understood (docs/limits.md); FLAGOS_TEST_CTRL_C=1 runs it",
-)
 def test_a_compile_ends_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
