@@ -1,4 +1,4 @@
-"""Fields of instructions that this schema does not know: one may change what its instruction means. Called by graph.py."""
+"""Fields of instructions that this schema does not know: one may change what its instruction means. For graph.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unknown_fields(instructions: Iterable[Any]) -> dict[int, int]:
 
 
 def _first(proto: Any) -> int | None:
-    for field in UnknownFieldSet(proto):  # type: ignore[no-untyped-call, attr-defined]
+    for field in UnknownFieldSet(proto):  # type: ignore[attr-defined]
         # An empty message or a zero says what its absence says.
         if field.field_number not in _HARMLESS and field.data:
             return int(field.field_number)

@@ -129,8 +129,8 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "FlagosKeyValueGet": _on_get,
     "FlagosKeyValuePut": _on_put,
 }
-#: What the C side hears where Ctrl-C comes outside of a function's ``try``, as it begins or returns; zeros would say that
-#: all went well.
+#: What the C side hears where Ctrl-C comes outside of a function's ``try``, as it begins or returns; zeros would say
+#: that all went well.
 _LOST: Final[Mapping[str, Mapping[str, Any]]] = {
     "FlagosHostCallback": {"onerror": _on_lost_host_callback},
     "FlagosKeyValueGet": {"error": int(StatusCode.CANCELLED)},

@@ -164,7 +164,8 @@ def _address(callback: Any) -> int:
 def converter_address() -> int:
     """The address of the process's FlagosGraphConverter."""
     lost = int(StatusCode.CANCELLED)  # where Ctrl-C is pressed again as the first one is answered
-    return _address(cabi.ffi().callback(_CONVERTER, _on_convert, error=lost, onerror=_on_lost_conversion))
+    on_lost: Any = _on_lost_conversion  # cffi takes what it returns, which its types leave out
+    return _address(cabi.ffi().callback(_CONVERTER, _on_convert, error=lost, onerror=on_lost))
 
 
 @functools.cache

@@ -209,9 +209,7 @@ def test_ctrl_c_around_a_callback_is_an_error(api: FakeApi) -> None:
 CONVERTER = "int32_t(*)(void*, const char*, size_t, const void*, size_t, const void*, size_t, FlagosBytesSink, void*)"
 
 
-def run_converter(
-    format: bytes, code: bytes, options: bytes, received: list[bytes] | None = None
-) -> tuple[int, bytes]:
+def run_converter(format: bytes, code: bytes, options: bytes, received: list[bytes] | None = None) -> tuple[int, bytes]:
     """The status and the bytes of one call through the function's address. ``received`` gets each answer."""
     answers = [] if received is None else received
     sink = ffi.callback("FlagosBytesSink", lambda _, data, size: answers.append(bytes(ffi.buffer(data, size))))

@@ -1,5 +1,5 @@
-"""What torch.profiler shows of a launch: an event by the program's name, with what ``flagos explain`` knows of it. Called
-by torch/native/launcher.cc while a profiler listens, and at no other time."""
+"""What torch.profiler shows of a launch: an event by the program's name, with what ``flagos explain`` knows of it.
+Called by torch/native/launcher.cc while a profiler listens, and at no other time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, Final
 import torch
 from torch._C._profiler import _RecordFunctionFast
 
-from flagos_backend import bridge
-from flagos_backend.compile.explanation import Explanation
+from flagos_backend import known_programs
 from plugin_abi.host import Executable
 
 #: Steps of a program that a trace tells, the ones of the longest expected time.
@@ -33,7 +32,7 @@ class Observer:
         """``launch(inputs)``, as one event. The inputs' shapes and the facts are there with ``record_shapes=True``."""
         name, facts, described = self._facts()
         # Each trace has metadata of its own, and nobody says when one begins; a name is written once.
-        torch.autograd._add_metadata_json(name, described)
+        torch._C._autograd._add_metadata_json(name, described)
         with _RecordFunctionFast(name, [value for value in inputs if isinstance(value, torch.Tensor)], facts):
             return launch(inputs)
 
@@ -42,7 +41,7 @@ class Observer:
         with self._lock:
             if self._known is None:
                 description = self._executable.describe()
-                explanation = bridge.explanation(description.fingerprint)
+                explanation = known_programs.explanation(description.fingerprint)
                 name = f"flagos: {_plain(description.name)} {description.fingerprint[:8]}"
                 facts: dict[str, Any] = {"program": _plain(description.name), "fingerprint": description.fingerprint}
                 if explanation is None:  # of another backend, or in a process of its own
@@ -58,7 +57,7 @@ def _plain(text: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c not in '"\\\\' else "_" for c in text)
 
 
-def _work(explanation: Explanation) -> dict[str, Any]:
+def _work(explanation: Any) -> dict[str, Any]:
     """Whole numbers: PyTorch writes others as JSON has none."""
     steps = explanation.steps
     source = next((step.source for step in steps if step.source), "")
@@ -74,7 +73,7 @@ def _work(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _steps(explanation: Explanation) -> list[dict[str, Any]]:
+def _steps(explanation: Any) -> list[dict[str, Any]]:
     """Each kernel or call in the order in which it runs; of very many those that are expected to take longest."""
     longest = sorted(explanation.steps, key=lambda step: -step.seconds)[:_TOLD]
     return [

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ def place_of(node: Node) -> str:
 
 
 _FRAME = re.compile(r'^ *File "([^"()\n]+)", line (\d+)', re.MULTILINE)
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def metadata_of(node: Node) -> str:
