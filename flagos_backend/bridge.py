@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
-from flagos_backend import defects, logs, progress, torch_loading
+from flagos_backend import defects, known_programs, logs, progress, torch_loading
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.compile import compiler, stages
 from flagos_backend.compile.compiler import CompiledProgram
@@ -186,6 +186,9 @@ def explanation(fingerprint: str) -> Explanation | None:
     from flagos_backend.compile.explanation import explanation_of
 
     return explanation_of(compiled)
+
+
+known_programs.answered_by(explanation)
 
 
 def load_program(serialized: bytes, device_ids: Sequence[int], facts: Facts) -> tuple[tuple[Any, ...], Runner, int]:

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
         found = compare(options.path, options.vs, options.rounds, options.seed)
         print(found.to_json() if options.json else found.text())
-        return 0
+        return 0 if found.agrees else 1
     if options.json:
         raise WrongUsage("--json is for comparisons; add --vs")
     with compile_file(options.path) as compiled, ExitStack() as stack:

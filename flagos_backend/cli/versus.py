@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from flagos_backend.cli import trace_file
+from flagos_backend.cli.agreement import Difference, differences
 from flagos_backend.cli.explain import read_explanation
 from flagos_backend.cli.explanation_text import seconds, table
 from flagos_backend.cli.failure import CommandFailed, WrongUsage
@@ -26,6 +27,7 @@ from flagos_backend.cli.trace import recording
 from flagos_backend.importer import schema
 from flagos_backend.importer.program import import_program
 from flagos_backend.ir.types import ArrayShape
+from plugin_abi.host import Buffer, Executable
 
 # On an accelerator the third launch records what the others replay.
 _WARM_UP = 4
@@ -58,9 +60,15 @@ class Comparison:
     expected: float
     losers: tuple[Loser, ...]
     losers_note: str = ""
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both computed the same."""
+        return all(difference.agrees for difference in self.differences)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps(asdict(self) | {"agrees": self.agrees}, indent=1)
 
     def text(self) -> str:
         rows = [("", "median", "of the roofline")]
@@ -70,12 +78,20 @@ class Comparison:
         lines.append(f"ratio     {self.ratio:.2f}: flagos is {'faster' if self.ratio > 1 else 'not faster'}")
         if self.expected:
             lines.append(f"expected  at least {seconds(self.expected)}, by the roofline")
+        lines += self._results()
         if self.losers:
             lines.append("loses most against the roofline")
             lines += [f"  {line}" for line in table([("lost", "takes", "expected", "step"), *map(_row, self.losers)])]
         if self.losers_note:
             lines.append(self.losers_note)
         return "\n".join(lines)
+
+    def _results(self) -> list[str]:
+        if self.agrees:
+            return ["results   agree"] if self.differences else []
+        differing = [difference.text() for difference in self.differences if not difference.agrees]
+        cure = "flagos opt --bisect finds the pass"
+        return [f"results   DIFFER from those of {self.peer}; {cure}", *(f"  {text}" for text in differing)]
 
 
 def _row(loser: Loser) -> tuple[str, str, str, str]:
@@ -97,7 +113,8 @@ def compare(path: Path, peer: str, rounds: int, seed: int) -> Comparison:
             raise CommandFailed(f"{path} is a program for several devices; bench runs programs for one")
         shapes = [parameter.shape for parameter in import_program(compiled.program).module.entry.parameters]
         arguments = random_arguments(executable, shapes, seed, stack)
-        run_peer = _peer(compiled.program, peer, shapes, seed)
+        run_peer, results_of_peer = _peer(compiled.program, peer, shapes, seed)
+        found = differences(_results_of(executable, arguments), results_of_peer())
         for _ in range(_WARM_UP):
             run_once(executable, arguments)
             run_peer()
@@ -120,11 +137,30 @@ def compare(path: Path, peer: str, rounds: int, seed: int) -> Comparison:
             expected=explanation.seconds if explanation else 0.0,
             losers=losers,
             losers_note=note,
+            differences=found,
         )
 
 
-def _peer(program: bytes, peer: str, shapes: Sequence[Any], seed: int) -> Callable[[], float]:
-    """What runs the program on the first device of XLA's platform, on the same arguments, and takes the time."""
+def _results_of(executable: Executable, arguments: Sequence[Buffer]) -> list[np.ndarray]:
+    from flagos_backend.frontends.jax.trampolines import DTYPES
+
+    outputs, events = executable.execute([list(arguments)], non_donatable=range(len(arguments)))
+    for event in events:
+        event.wait()
+    results = []
+    for output in outputs[0]:
+        dtype = DTYPES[int(output.element_type)]
+        results.append(np.frombuffer(bytes(output.to_host()), dtype).reshape(output.dims))
+    for handle in (*outputs[0], *events):
+        handle.close()
+    return results
+
+
+def _peer(
+    program: bytes, peer: str, shapes: Sequence[Any], seed: int
+) -> tuple[Callable[[], float], Callable[[], list[np.ndarray]]]:
+    """What runs the program on the first device of XLA's platform, on the same arguments, and takes the time; and what
+    gives its results."""
     try:
         from flagos_backend.frontends.jax import jax_internals
         from flagos_backend.frontends.jax.trampolines import DTYPES
@@ -163,7 +199,10 @@ def _peer(program: bytes, peer: str, shapes: Sequence[Any], seed: int) -> Callab
             output.block_until_ready()
         return time.perf_counter() - began
 
-    return run
+    def results() -> list[np.ndarray]:
+        return [np.asarray(output) for output in executable.execute(arguments)]
+
+    return run, results
 
 
 def _losers(path: Path, rounds: int, seed: int, parts: Path) -> tuple[Loser, ...]:

@@ -13,6 +13,8 @@ from flagos_backend.ir.opcode import Opcode
 
 _MAY_ALIAS, _MUST_ALIAS = 1, 2
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
+# What graph.py makes of metadata with a line of the user's program.
+_SOURCED = re.compile(r"(?P<name>.*) \((?P<file>[^()]+):(?P<line>[0-9]{1,9})\)", re.DOTALL)
 
 
 def export_module(module: Module) -> bytes:
@@ -97,7 +99,10 @@ class _Exporter:
         name = self._instruction_names.unique(instruction.name or instruction.opcode.value)
         proto.name, proto.opcode = name, instruction.opcode.value
         write_shape(instruction.shape, proto.shape)
-        if instruction.metadata:
+        if found := _SOURCED.fullmatch(instruction.metadata):
+            proto.metadata.op_name, proto.metadata.source_file = found["name"], found["file"]
+            proto.metadata.source_line = int(found["line"])
+        elif instruction.metadata:
             proto.metadata.op_name = instruction.metadata
         proto.operand_ids.extend([ids[id(operand)] for operand in instruction.operands])
         called = instruction.called[::-1] if instruction.opcode is Opcode.WHILE else instruction.called

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from flagos_backend.errors import (
     MalformedProgram,
@@ -19,6 +17,7 @@ from flagos_backend.importer.literals import read_literal
 from flagos_backend.importer.scan import expand_scan
 from flagos_backend.importer.schema import HloModuleProto
 from flagos_backend.importer.shapes import ShapeReader, require_row_major
+from flagos_backend.importer.unknown_fields import unknown_fields
 from flagos_backend.ir.attributes import NONE, ConstantAttributes
 from flagos_backend.ir.hlo import Alias, Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
@@ -43,8 +42,6 @@ _REFUSED: dict[str, str] = {
     "rng-get-and-update-state": "random state must be a value; use rng-bit-generator",
 }
 _OPCODES = {opcode.value: opcode for opcode in Opcode}
-# Fields of HloInstructionProto that do not change the meaning: statistics_viz, original_value, and retired ones.
-_HARMLESS_FIELDS = frozenset({78, 82, 83, 84, 88})
 
 
 class _Place:
@@ -88,6 +85,9 @@ class _Importer:
         self._computations: dict[int, Computation] = {}
         self._depth: dict[int, int] = {}
         self._sources: dict[bytes, str] = {}
+        # By the position of an instruction in the module, which ``_position`` counts.
+        self._unknown = unknown_fields(one for computation in proto.computations for one in computation.instructions)
+        self._position = -1
 
     def module(self, num_replicas: int, num_partitions: int) -> Module:
         place = f"module {self._proto.name!r}"
@@ -162,6 +162,7 @@ class _Importer:
 
     def _instruction(self, proto: Any, values: dict[int, Instruction], instructions: list[Instruction]) -> Instruction:
         """Imports one, appends it (and what it expands to) and returns the value that its users see."""
+        self._position += 1
         try:
             operands = tuple([values[identity] for identity in proto.operand_ids])
         except KeyError as error:
@@ -198,17 +199,14 @@ class _Importer:
             source = self._sources[key] = describe_metadata(self._proto, proto)
         return source
 
-    @staticmethod
-    def _check_fields(proto: Any, place: _Place) -> None:
+    def _check_fields(self, proto: Any, place: _Place) -> None:
         """A field that this schema does not know may change what the instruction means."""
         if proto.HasField("backend_config_payload") and proto.backend_config_payload.id:
             value = proto.backend_config_payload.id
             raise UnsupportedAttribute(attribute="backend_config_payload.id", value=value, place=place)
-        for field in cast(Iterable[Any], UnknownFieldSet(proto)):
-            # An empty message or a zero says what its absence says.
-            if field.field_number not in _HARMLESS_FIELDS and field.data:
-                number = f"HloInstructionProto field {field.field_number}"
-                raise UnsupportedAttribute(attribute=number, value="(unknown to this backend)", place=place)
+        if self._position in self._unknown:
+            number = f"HloInstructionProto field {self._unknown[self._position]}"
+            raise UnsupportedAttribute(attribute=number, value="(unknown to this backend)", place=place)
 
     @staticmethod
     def _foreign_opcode(proto: Any, shape: Shape, place: _Place) -> Opcode:

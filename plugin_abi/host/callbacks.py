@@ -89,6 +89,11 @@ def _on_host_callback(
     return ffi.NULL
 
 
+def _on_lost_host_callback(_kind: Any, error: BaseException, traceback: Any) -> Any:
+    data: HostCallbackData = cabi.ffi().from_handle(traceback.tb_frame.f_locals["user_data"])
+    return data.api.make_error(error)
+
+
 def _on_get(user_data: Any, key: Any, key_size: int, timeout_ms: int, sink: Any, sink_data: Any) -> int:
     ffi = cabi.ffi()
     store: KeyValueStore = ffi.from_handle(user_data)
@@ -124,6 +129,13 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "FlagosKeyValueGet": _on_get,
     "FlagosKeyValuePut": _on_put,
 }
+#: What the C side hears where Ctrl-C comes outside of a function's ``try``, as it begins or returns; zeros would say
+#: that all went well.
+_LOST: Final[Mapping[str, Mapping[str, Any]]] = {
+    "FlagosHostCallback": {"onerror": _on_lost_host_callback},
+    "FlagosKeyValueGet": {"error": int(StatusCode.CANCELLED)},
+    "FlagosKeyValuePut": {"error": int(StatusCode.CANCELLED)},
+}
 _closures: dict[str, Any] = {}
 
 
@@ -132,7 +144,7 @@ def callback(kind: str) -> Any:
     found = _closures.get(kind)
     if found is None:
         # Of threads that make one at once all get the one that is kept; the others' are freed.
-        found = _closures.setdefault(kind, cabi.ffi().callback(kind, _FUNCTIONS[kind]))
+        found = _closures.setdefault(kind, cabi.ffi().callback(kind, _FUNCTIONS[kind], **_LOST.get(kind, {})))
     return found
 
 

@@ -90,8 +90,21 @@ def _on_convert(
         status, answer = StatusCode.OK, convert.convert(name, _bytes(code, code_size), _bytes(options, options_size))
     except BaseException as error:  # A boundary to C: every exception, of whatever kind, becomes a status.
         status, text = _failure(error)
-        answer = text.encode("utf-8", "backslashreplace")
+        answer = _encoded(text)
     sink(sink_data, cabi.ffi().from_buffer(answer), len(answer))
+    return int(status)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _on_lost_conversion(_kind: Any, error: BaseException, traceback: Any) -> int:
+    """Ctrl-C as ``_on_convert`` begins or returns, which is outside of every ``try`` of it. Without an answer cffi
+    would tell C that all went well."""
+    status, text = _failure(error)
+    answer, given = _encoded(text), traceback.tb_frame.f_locals
+    given["sink"](given["sink_data"], cabi.ffi().from_buffer(answer), len(answer))
     return int(status)
 
 
@@ -125,11 +138,18 @@ def _host_callback(api: Api) -> Any:
         except (
             BaseException
         ) as error:  # A boundary to C: every exception, of whatever kind, ends the program that called.
-            status, message = _failure(error)
-            return api.make_error(FlagosStatusError(HostStatusCode(int(status)), message))
+            return failed(error)
         return cabi.ffi().NULL
 
-    return cabi.ffi().callback("FlagosHostCallback", on_host_callback)
+    def failed(error: BaseException) -> Any:
+        status, message = _failure(error)
+        return api.make_error(FlagosStatusError(HostStatusCode(int(status)), message))
+
+    # What comes outside of the ``try``, as Ctrl-C may: without it C would take results that nobody wrote.
+    def on_lost(_kind: Any, error: BaseException, _traceback: Any) -> Any:
+        return failed(error)
+
+    return cabi.ffi().callback("FlagosHostCallback", on_host_callback, onerror=on_lost)
 
 
 _kept: list[Any] = []
@@ -143,7 +163,9 @@ def _address(callback: Any) -> int:
 @functools.cache
 def converter_address() -> int:
     """The address of the process's FlagosGraphConverter."""
-    return _address(cabi.ffi().callback(_CONVERTER, _on_convert))
+    lost = int(StatusCode.CANCELLED)  # where Ctrl-C is pressed again as the first one is answered
+    on_lost: Any = _on_lost_conversion  # cffi takes what it returns, which its types leave out
+    return _address(cabi.ffi().callback(_CONVERTER, _on_convert, error=lost, onerror=on_lost))
 
 
 @functools.cache

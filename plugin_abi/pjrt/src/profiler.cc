@@ -62,13 +62,13 @@ PJRT_Error* StopClient(PLUGIN_Profiler* profiler, const PJRT_Client& client) {
   stop.sink = &AppendTo;
   stop.sink_data = &json;
   FLAGOS_RETURN_IF_ERROR(TakeError(*client.api, client.api->profiler_stop(&stop)));
-  std::vector<TraceEvent> events;
-  if (!ParseTrace(json, &events)) {
+  Trace trace;
+  if (!ParseTrace(json, &trace)) {
     return MakeError(FLAGOS_INTERNAL,
                      {"PLUGIN_Profiler_Stop: the backend's trace of ", json.size(), " bytes is no trace-event JSON."});
   }
-  if (!events.empty()) {
-    profiler->space += SerializeXSpace("/device:" + client.platform_name, profiler->clock_offset_ns, events);
+  if (!trace.events.empty()) {
+    profiler->space += SerializeXSpace("/device:" + client.platform_name, profiler->clock_offset_ns, trace);
   }
   return nullptr;
 }

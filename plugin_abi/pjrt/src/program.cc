@@ -19,6 +19,11 @@ void AppendTo(void* sink_data, const void* bytes, size_t size) {
   static_cast<std::string*>(sink_data)->append(static_cast<const char*>(bytes), size);
 }
 
+// The last answer counts.
+void Assign(void* sink_data, const void* bytes, size_t size) {
+  static_cast<std::string*>(sink_data)->assign(static_cast<const char*>(bytes), size);
+}
+
 void Ignore(void*, const void*, size_t) {}
 
 // How long PJRT_Compile waits for the converter to answer anything at all.
@@ -48,7 +53,7 @@ PJRT_Error* Convert(PJRT_Client* client, const PJRT_Program& source, std::string
                       format, " program into a flagos.Program."});
   }
   const int32_t code = client->converter(nullptr, format.data(), format.size(), source.code, source.code_size,
-                                         options.data(), options.size(), &AppendTo, converted);
+                                         options.data(), options.size(), &Assign, converted);
   if (code == FLAGOS_OK) return nullptr;
   return MakeError(code, *converted);
 }

@@ -1,5 +1,6 @@
 #include "proto.h"
 
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -122,6 +123,13 @@ void ProtoWriter::Bytes(uint32_t field, std::string_view value) {
   Raw(field << 3 | kBytes);
   Raw(value.size());
   bytes_.append(value);
+}
+
+void ProtoWriter::Double(uint32_t field, double value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  Raw(field << 3 | kFixed64);
+  for (int shift = 0; shift < 64; shift += 8) bytes_ += static_cast<char>(bits >> shift);
 }
 
 void ProtoWriter::PackedInt64(uint32_t field, const int64_t* values, size_t count) {

@@ -48,6 +48,7 @@ class ProtoWriter {
  public:
   void Varint(uint32_t field, uint64_t value);
   void Bytes(uint32_t field, std::string_view value);
+  void Double(uint32_t field, double value);
   void PackedInt64(uint32_t field, const int64_t* values, size_t count);
   std::string Take() { return std::move(bytes_); }
 

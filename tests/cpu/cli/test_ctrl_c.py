@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from support import seeds
 
 ROUNDS = 5
@@ -56,19 +54,29 @@ def works():
     found = np.asarray(jax.jit(lambda x: jnp.cumsum(x @ x + n, 0))(x))
     np.testing.assert_allclose(found, np.cumsum(np.asarray(x) @ np.asarray(x) + n, 0), rtol=1e-5)
 
+def seconds_of(compile_it):
+    began = time.perf_counter()
+    compile_it()
+    return time.perf_counter() - began
+
+def client_compile(context, number):
+    serialized = program_of(lowered(number).as_text().encode(), Form.MLIR, "long")
+    return lambda: Executable.compile(context, serialized).close()
+
 works()
-began = time.perf_counter()
-lowered(-1).compile()
-took = time.perf_counter() - began
+lowered(-1).compile()  # imports what compiling needs
+jax_takes = seconds_of(lowered(-2).compile)
 came = {"jax": 0, "client": 0}
 with open_context() as context:
-    for number in range(rounds):
-        program = lowered(number)
-        came["jax"] += interrupted(program.compile, random.uniform(0, took))
+    client_takes = seconds_of(client_compile(context, -3))
+    number = 0
+    # A compile may be over before the signal comes, but not ever.
+    while number < rounds or (min(came.values()) == 0 and number < 20 * rounds):
+        came["jax"] += interrupted(lowered(number).compile, random.uniform(0, jax_takes))
         works()
-        serialized = program_of(program.as_text().encode(), Form.MLIR, "long")
-        came["client"] += interrupted(lambda: Executable.compile(context, serialized).close(), random.uniform(0, took))
+        came["client"] += interrupted(client_compile(context, number), random.uniform(0, client_takes))
         works()
+        number += 1
 left = [thread.name for thread in threading.enumerate() if thread.name.startswith("flagos-")]
 children = "".join(task.read_text() for task in Path("/proc/self/task").glob("*/children"))
 files = [str(path) for path in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.tmp")]
@@ -76,10 +84,6 @@ print(came["jax"], came["client"], "left:", left, children, files)
 """
 
 
-@pytest.mark.skipif(
-    "FLAGOS_TEST_CTRL_C" not in os.environ,
-    reason="one child of eleven ended with SIGSEGV, not understood (docs/limits.md); FLAGOS_TEST_CTRL_C=1 runs it",
-)
 def test_a_compile_ends_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
@@ -95,6 +99,5 @@ def test_a_compile_ends_and_leaves_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     of_jax, of_client, left = done.stdout.split(maxsplit=2)
     assert left.split() == ["left:", "[]", "[]"], done.stdout
-    # A compile may be over before the signal comes, but not every time.
     assert int(of_jax) > 0 and int(of_client) > 0
     assert "defect of flagos" not in done.stderr

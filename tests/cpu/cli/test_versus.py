@@ -26,6 +26,7 @@ def test_a_program_runs_in_turns_with_xla(program: Path, capsys: pytest.CaptureF
     found = json.loads(capsys.readouterr().out)
     assert (found["target"], found["peer"], found["rounds"]) == ("the host CPU", "XLA's cpu", 3)
     assert found["ratio"] == pytest.approx(found["peer_seconds"] / found["seconds"])
+    assert found["agrees"] and [output["type"] for output in found["differences"]] == ["float32"]
     losers = found["losers"]
     assert 0 < len(losers) <= 3 and any("sort" in loser["text"] for loser in losers)
     assert losers == sorted(losers, key=lambda loser: -loser["lost"])
@@ -54,6 +55,15 @@ def test_the_table_says_what_is_slower() -> None:
     text = found.text()
     assert "0.50: flagos is not faster" in text and "25%" in text and "50%" in text
     assert "2.00 ms  3.00 ms  1.00 ms   call sort, model.py:3" in text
+
+
+def test_other_results_are_told(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results_of = versus._results_of
+    monkeypatch.setattr(versus, "_results_of", lambda *given: [result * 1.01 for result in results_of(*given)])
+    assert main(["bench", str(program), "--vs", "cpu", "--rounds", "1"]) == 1
+    assert "results   DIFFER from those of XLA's cpu" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

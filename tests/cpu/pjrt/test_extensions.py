@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,14 @@ def event_names(space: bytes) -> dict[str, set[str]]:
     return {plane.name: {event.name for line in plane.lines for event in line.events} for plane in data.planes}
 
 
+def event_statistics(space: bytes) -> dict[str, dict[str, Any]]:
+    """What is said of each event of the device, by its name."""
+    from jax.profiler import ProfileData
+
+    [plane] = [plane for plane in ProfileData.from_serialized_xspace(space).planes if plane.name == "/device:flagos"]
+    return {event.name: dict(event.stats) for line in plane.lines for event in line.events}
+
+
 def test_profile(api: Pjrt, client: Client) -> None:
     loaded = client.compile(lambda x: x @ x, np.zeros((8, 8), np.float32))
     profiler = Profiler(api)
@@ -184,6 +193,59 @@ def test_traces_in_other_forms(api: Pjrt, table: FlagosTable) -> None:
     data = profiler.call("collect_data")
     names = event_names(ffi().buffer(data.buffer, data.buffer_size_in_bytes)[:])
     assert 'matmul "1" \\' in names["/device:flagos"]
+    profiler.call("destroy")
+    table.restore()
+    client.close()
+
+
+def test_statistics(api: Pjrt, table: FlagosTable) -> None:
+    """Events of described programs have their work; facts of another type than they should be are passed over."""
+    client = Client(api, table.address)
+    step = {"kind": "product", "provider": "BLAS", "operation": "jit(f)/dot", "source": "f.py:3", "flops": 8192.0}
+    step |= {"bytes": 3072, "expected_seconds": 5e-7}
+    facts = {"name": "jit_f", "kind": 7, "flops": 1e4, "bytes": "many", "expected_seconds": None, "steps": {"2": step}}
+    span = {"ph": "X", "pid": 5, "tid": 1, "ts": 10.0, "dur": 2.0}
+    events = [
+        {"ph": "M", "name": "flagos_program", "pid": 5, "args": {"program": 0, "facts": facts}},
+        {"ph": "M", "name": "flagos_program", "pid": 5, "args": {"program": 1, "facts": [3, {"name": "x"}]}},
+        span | {"name": "launch", "args": {"program": 0}},
+        span | {"name": "step", "args": {"program": 0, "step": 2}},
+        span | {"name": "unknown step", "args": {"program": 0, "step": 3}},
+        span | {"name": "of another process", "pid": 6, "args": {"program": 0}},
+        span | {"name": "copy", "args": {"bytes": 64, "program": "none"}},
+        span | {"name": "bare", "args": 1},
+    ]
+    answer = json.dumps(events).encode()
+
+    def stop(args: Any) -> Any:
+        args.sink(args.sink_data, table.ffi.from_buffer(answer), len(answer))
+        return table.ffi.NULL
+
+    table.replace("profiler_start", lambda _args: table.ffi.NULL)
+    table.replace("profiler_stop", stop)
+    profiler = Profiler(api)
+    profiler.call("start")
+    profiler.call("stop")
+    data = profiler.call("collect_data")
+    found = event_statistics(ffi().buffer(data.buffer, data.buffer_size_in_bytes)[:])
+    assert found == {
+        "launch": {"hlo_module": "jit_f", "flops": 10000},
+        "step": {
+            "hlo_module": "jit_f",
+            "hlo_category": "product",
+            "provider": "BLAS",
+            "tf_op": "jit(f)/dot",
+            "source": "f.py:3",
+            "flops": 8192,
+            "bytes_accessed": 3072,
+            "expected_us": pytest.approx(0.5),
+            "roofline": pytest.approx(0.25),
+        },
+        "unknown step": {},
+        "of another process": {},
+        "copy": {"bytes": 64},
+        "bare": {},
+    }
     profiler.call("destroy")
     table.restore()
     client.close()

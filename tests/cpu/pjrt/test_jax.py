@@ -171,6 +171,12 @@ def test_profile(devices: list[Any], tmp_path: Path) -> None:
         function(x).block_until_ready()
     [file] = tmp_path.rglob("*.xplane.pb")
     planes = {plane.name: plane for plane in jax.profiler.ProfileData.from_file(str(file)).planes}
-    names = [event.name for line in planes["/device:flagos"].lines for event in line.events]
-    assert any(name.startswith("jit_") for name in names)
-    assert any("dot_general" in name for name in names)  # a step of it
+    events = {event.name: dict(event.stats) for line in planes["/device:flagos"].lines for event in line.events}
+    [launch] = [stats for name, stats in events.items() if name.startswith("jit_")]
+    [product] = [stats for name, stats in events.items() if "dot_general" in name]  # a step of it
+    for stats in launch, product:
+        assert stats["flops"] == 2 * 16**3
+        assert stats["bytes_accessed"] >= 2 * 16 * 16 * 4
+        assert Path(__file__).name in stats["source"]
+    assert launch["hlo_module"] == product["hlo_module"]
+    assert product["provider"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,11 +17,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flagos_backend.errors import StatusCode
+from flagos_backend.errors import Interrupted, StatusCode
 from flagos_backend.frontends.jax import callbacks, trampolines
 from flagos_backend.frontends.jax.errors import HostCallbackFailed, HostCallbackGone
 from flagos_backend.importer import schema
 from plugin_abi import cabi
+from plugin_abi.errors import StatusCode as HostStatusCode
 from plugin_abi.host.api import ElementType
 from unit.jax.artifacts import artifact, compile_options
 
@@ -174,17 +177,47 @@ def test_the_callback_may_come_from_any_thread(api: FakeApi) -> None:
     assert sorted(names) == ["0", "1", "2", "3"]
 
 
+@contextlib.contextmanager
+def interrupted(function: str, when: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C in a function of this name, as soon as ``when`` holds: as it begins, or before a later line."""
+
+    def trace(frame: Any, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_name != function:
+            return None
+        if when():
+            raise KeyboardInterrupt  # which ends the tracing
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        assert sys.gettrace() is None, f"{function} was not reached"
+        sys.settrace(None)
+
+
+def test_ctrl_c_around_a_callback_is_an_error(api: FakeApi) -> None:
+    function = callbacks.HostFunction(lambda: (), [])
+    pointer = host_callback(api)
+    with interrupted("on_host_callback", lambda: True):
+        error = pointer(ffi.NULL, function.id, ffi.NULL, 0, ffi.NULL, 0)
+    assert error != ffi.NULL
+    (reported,) = api.errors
+    assert reported.code is HostStatusCode.CANCELLED
+
+
 CONVERTER = "int32_t(*)(void*, const char*, size_t, const void*, size_t, const void*, size_t, FlagosBytesSink, void*)"
 
 
-def run_converter(format: bytes, code: bytes, options: bytes) -> tuple[int, bytes]:
-    """The status and the bytes of one call through the function's address."""
-    received: list[bytes] = []
-    sink = ffi.callback("FlagosBytesSink", lambda _, data, size: received.append(bytes(ffi.buffer(data, size))))
+def run_converter(format: bytes, code: bytes, options: bytes, received: list[bytes] | None = None) -> tuple[int, bytes]:
+    """The status and the bytes of one call through the function's address. ``received`` gets each answer."""
+    answers = [] if received is None else received
+    sink = ffi.callback("FlagosBytesSink", lambda _, data, size: answers.append(bytes(ffi.buffer(data, size))))
     function = ffi.cast(CONVERTER, trampolines.converter_address())
     status = function(ffi.NULL, format, len(format), code, len(code), options, len(options), sink, ffi.NULL)
-    (answer,) = received
-    return status, answer
+    if received is None:
+        assert len(answers) == 1
+    return status, answers[-1]
 
 
 def test_the_converter_sinks_a_program(lower: Callable[..., Any]) -> None:
@@ -211,3 +244,13 @@ def test_a_defect_of_the_converter_is_a_status_too(monkeypatch: pytest.MonkeyPat
     status, answer = run_converter(b"mlir", b"", b"")
     assert status == StatusCode.INTERNAL
     assert "MemoryError: no more" in answer.decode()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["as it begins", "after its answer"])
+def test_ctrl_c_around_the_converter_is_a_status(lower: Callable[..., Any], late: bool) -> None:
+    code, options, received = artifact(lower(jnp.sin, F32)), compile_options(), []
+    with interrupted("_on_convert", lambda: bool(received) is late):
+        status, answer = run_converter(b"mlir", code, options, received)
+    assert len(received) == 1 + late
+    assert status == StatusCode.CANCELLED
+    assert f"[FLAGOS-{Interrupted.number}]" in answer.decode()

@@ -14,6 +14,7 @@ class Launcher:
     its dtype and device; sizes; strides; the number of the input whose memory it is written to, or -1).
     ``move(number, tensor)``: a result that belongs on another device, there. ``adapt(number, tensor)``: an input that
     does not lie as it should, laid out. ``fail(error)`` raises for an error handle, which it takes.
+    ``observe(launch, inputs)``: as ``launch(inputs)``; ``run`` is that while PyTorch's profiler listens.
     """
 
     def __init__(
@@ -26,8 +27,11 @@ class Launcher:
         move: Callable[[int, torch.Tensor], torch.Tensor],
         adapt: Callable[[int, torch.Tensor], torch.Tensor],
         fail: Callable[[int], NoReturn],
+        observe: Callable[[Callable[[list[Any]], list[Any]], list[Any]], list[Any]],
         /,
     ) -> None: ...
     def run(self, inputs: list[Any], /) -> list[Any]:
         """The program's outputs, None for those that were written to an input: on the host once it has ended, else in
         the order of the device's stream for programs. Inputs that are numbers are passed over."""
+    def launch(self, inputs: list[Any], /) -> list[Any]:
+        """As ``run``, unseen by PyTorch's profiler."""

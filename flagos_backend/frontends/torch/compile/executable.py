@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from flagos_backend.frontends.torch.compile import _launcher, placement
+from flagos_backend.frontends.torch.compile import _launcher, placement, profiling
 from flagos_backend.frontends.torch.compile.device_contexts import DeviceContext
 from flagos_backend.frontends.torch.compile.dtypes import STORED_TYPE
 from flagos_backend.frontends.torch.compile.layout import Strided
@@ -54,6 +54,7 @@ def launcher_of(program: BuiltProgram, producers: Mapping[int, str] | None = Non
         functools.partial(_moved, tuple(spec.device for spec in program.results)),
         functools.partial(_laid_out, specs, _origins(program, producers or {}), device_context),
         functools.partial(_fail, executable),
+        profiling.Observer(executable),
     )
     launch = _rng_of_flagos(launcher.run) if program.uses_rng_of_flagos else launcher.run
     if not device_context.is_host:

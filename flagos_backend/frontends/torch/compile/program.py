@@ -5,8 +5,11 @@ executable.py, which runs it.
 from __future__ import annotations
 
 import operator
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,6 +113,19 @@ def place_of(node: Node) -> str:
     return f"%{node.name} = {name_of(node)}{source}"
 
 
+_FRAME = re.compile(r'^ *File "([^"()\n]+)", line (\d+)', re.MULTILINE)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+
+
+def metadata_of(node: Node) -> str:
+    """``name (file:line)``, as frameworks' metadata is: the innermost line outside of PyTorch that made the node."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for file, line in reversed(frames):
+        if not file.startswith(_TORCH):
+            return f"{node.name} ({file}:{line})"
+    return str(node.name)
+
+
 # What they assert of sizes was checked when the graph was traced for these sizes.
 ASSERTIONS = (
     torch.ops.aten._assert_scalar.default,
@@ -176,7 +192,7 @@ class _Translation:
         self._emitter.on_host = device_context.is_host
         for node in self._graph.graph.nodes:
             if node in needed and node.op == "call_function":
-                self._builder.metadata = node.name
+                self._builder.metadata = metadata_of(node)
                 self._values[node] = self._node(node)
         self._builder.metadata = ""
         if not outputs.computed and not outputs.writes and not self._effects:

@@ -21,6 +21,8 @@ struct Torch {
   const dlpack::ExchangeTable* table;
   PyObject* is_neg;  // methods of torch.Tensor
   PyObject* is_conj;
+  PyObject* profiler;      // the names of torch.autograd.profiler
+  PyObject* is_profiling;  // the one that says whether a profiler of this process listens
 };
 Torch g_torch{};
 
@@ -67,6 +69,7 @@ struct Launcher {
   PyObject* move;                // move(number, tensor): the result on the device where it belongs
   PyObject* adapt;               // adapt(number, tensor): the values as the program takes them, or an exception
   PyObject* fail;                // fail(error): raises the exception of an error handle, which it takes
+  PyObject* observe;             // observe(launch, inputs): launches it so that PyTorch's profiler sees it
   std::vector<Input> inputs;
   std::vector<Result> results;
   std::vector<std::unique_ptr<Frame>> frames;  // idle ones; guarded by the GIL
@@ -345,7 +348,7 @@ PyObject* Launch(Launcher& launcher, PyObject* arguments) {
   return outputs;
 }
 
-PyObject* Run(PyObject* self, PyObject* arguments) {
+PyObject* RunAlone(PyObject* self, PyObject* arguments) {
   if (!PyList_Check(arguments)) {
     PyErr_SetString(PyExc_TypeError, "run() takes the inputs in one list");
     return nullptr;
@@ -358,6 +361,18 @@ PyObject* Run(PyObject* self, PyObject* arguments) {
     PyErr_NoMemory();
   }
   Py_DECREF(self);
+  return outputs;
+}
+
+PyObject* Run(PyObject* self, PyObject* arguments) {
+  if (PyDict_GetItemWithError(g_torch.profiler, g_torch.is_profiling) != Py_True) {
+    return PyErr_Occurred() != nullptr ? nullptr : RunAlone(self, arguments);
+  }
+  PyObject* launch = PyObject_GetAttrString(self, "launch");  // keeps this launcher
+  if (launch == nullptr) return nullptr;
+  PyObject* outputs =
+      PyObject_CallFunctionObjArgs(reinterpret_cast<Launcher*>(self)->observe, launch, arguments, nullptr);
+  Py_DECREF(launch);
   return outputs;
 }
 
@@ -427,9 +442,9 @@ bool ReadAll(PyObject* tuple, std::vector<Item>* items, bool (*read)(PyObject*, 
 int Initialize(PyObject* object, PyObject* arguments, PyObject* /*keywords*/) {
   auto& self = *reinterpret_cast<Launcher*>(object);
   unsigned long long api, context, memory, executable, device;
-  PyObject *prototype, *inputs, *results, *move, *adapt, *fail;
-  if (!PyArg_ParseTuple(arguments, "(KKKK)KOO!O!OOO", &api, &context, &memory, &executable, &device, &prototype,
-                        &PyTuple_Type, &inputs, &PyTuple_Type, &results, &move, &adapt, &fail)) {
+  PyObject *prototype, *inputs, *results, *move, *adapt, *fail, *observe;
+  if (!PyArg_ParseTuple(arguments, "(KKKK)KOO!O!OOOO", &api, &context, &memory, &executable, &device, &prototype,
+                        &PyTuple_Type, &inputs, &PyTuple_Type, &results, &move, &adapt, &fail, &observe)) {
     return -1;
   }
   if (self.api != nullptr) {
@@ -450,6 +465,8 @@ int Initialize(PyObject* object, PyObject* arguments, PyObject* /*keywords*/) {
   self.adapt = adapt;
   Py_INCREF(fail);
   self.fail = fail;
+  Py_INCREF(observe);
+  self.observe = observe;
   try {
     if (!ReadAll(inputs, &self.inputs, ReadInput) || !ReadAll(results, &self.results, ReadResult)) return -1;
     for (const Result& result : self.results) {
@@ -491,6 +508,7 @@ void Deallocate(PyObject* object) {
   Py_XDECREF(self->move);
   Py_XDECREF(self->adapt);
   Py_XDECREF(self->fail);
+  Py_XDECREF(self->observe);
   PyTypeObject* type = Py_TYPE(object);
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
@@ -498,6 +516,7 @@ void Deallocate(PyObject* object) {
 
 PyMethodDef g_methods[] = {
     {"run", Run, METH_O, "run(inputs: list) -> list of the program's outputs, when it has ended"},
+    {"launch", RunAlone, METH_O, "run, unseen by PyTorch's profiler"},
     {nullptr, nullptr, 0, nullptr}};
 PyType_Slot g_slots[] = {{Py_tp_new, reinterpret_cast<void*>(New)},
                          {Py_tp_init, reinterpret_cast<void*>(Initialize)},
@@ -529,6 +548,10 @@ bool FindTorch() {
   Py_XDECREF(capsule);
   Py_XDECREF(tensor);
   Py_XDECREF(torch);
+  PyObject* profiler = PyErr_Occurred() != nullptr ? nullptr : PyImport_ImportModule("torch.autograd.profiler");
+  if (profiler == nullptr) return false;
+  g_torch.profiler = PyModule_GetDict(profiler);  // of a module that stays, as torch does
+  g_torch.is_profiling = PyUnicode_InternFromString("_is_profiler_enabled");
   if (PyErr_Occurred() != nullptr) return false;
   if (g_torch.table->version.major != dlpack::kMajorVersion) {
     PyErr_Format(PyExc_ImportError, "PyTorch speaks DLPack %u, and not %u; install another version of one of the two",
