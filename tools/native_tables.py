@@ -67,6 +67,7 @@ def header() -> str:
         "// X(name, of a float x, of a double x) of each function of one float without a structure of its own.",
         _macro("FLAGOS_CPU_FUNCTIONS", functions),
         "namespace flagos::cpu {",
+        f"inline constexpr int64_t kMagic = {bytecode.MAGIC:#x};",
         _counted("Op", bytecode.OPERATIONS),
         *(_counted(name, [bytecode.cpp_name(o.name) for o in values]) for name, values in counted.items()),
         _types(),

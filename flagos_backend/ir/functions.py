@@ -40,6 +40,8 @@ class Function:
     """Whether the result is one of two neighbouring integers, which costs as much as a sum."""
     of_complex: bool = True
     """Whether complex numbers have it."""
+    in_hlo: bool = True
+    """Whether it is an instruction of HLO. Programs call any other: see FUNCTION_OF_TARGET."""
 
     @property
     def in_torch(self) -> str:
@@ -119,7 +121,11 @@ TABLE: Final = (
     _F(_O.SINH, "sinh", torch=WRITTEN),
     _F(_O.COSH, "cosh", torch=WRITTEN),
     _F(_O.ERF, "erf", host=("Erf32(x)", "std::erf(x)"), plain="tl.erf", of_complex=False),
+    _F(_O.ERFC, "erfc", host=("Erfc32(x)", "std::erfc(x)"), of_complex=False, in_hlo=False),
 )
 FUNCTIONS: Final = tuple(function.opcode for function in TABLE)
 #: Those whose result is one of two neighbouring integers.
 ROUNDINGS: Final = frozenset(function.opcode for function in TABLE if function.rounds)
+#: The custom calls of one operand that stand for what HLO lacks.
+FUNCTION_OF_TARGET: Final = {f"flagos.{f.opcode}": f.opcode for f in TABLE if not f.in_hlo}
+TARGET_OF_FUNCTION: Final = {opcode: target for target, opcode in FUNCTION_OF_TARGET.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import zlib
 from typing import Final
 
 from flagos_backend.ir.functions import FUNCTIONS
@@ -104,3 +105,9 @@ _NUMBERS: Final = {name: number for number, name in enumerate(OPERATIONS)}
 def operation_number(name: str) -> int:
     """Of one of OPERATIONS."""
     return _NUMBERS[name]
+
+
+_MEMBERS = (*ARITHMETIC, *COMBINES, *PARTS, *COMPLEX_OPERATIONS, *ItemKind, *StepKind, *LinearAlgebraKind, *Split)
+_TABLES = ",".join((*OPERATIONS, *(f"{member.name}={member.value}" for member in _MEMBERS)))
+#: The first word of a program: "FOSL", and a checksum of the tables above. A library built from others refuses it.
+MAGIC: Final = 0x4C534F46 | (zlib.crc32(_TABLES.encode()) & 0x7FFFFFFF) << 32

@@ -20,7 +20,7 @@ from flagos_backend.codegen.cpu import emit_map_loop as point_loop
 from flagos_backend.codegen.cpu import emit_row_loop as row_loop
 from flagos_backend.codegen.cpu.arena import Interval, plan_arena
 from flagos_backend.codegen.cpu.buffer_assignment import Places, changed_by_branches
-from flagos_backend.codegen.cpu.bytecode import COMPLEX_OPERATIONS, ItemKind
+from flagos_backend.codegen.cpu.bytecode import COMPLEX_OPERATIONS, MAGIC, ItemKind
 from flagos_backend.codegen.cpu.encoding import index_type, is_arithmetic_type
 from flagos_backend.codegen.cpu.fusion_policy import schedule
 from flagos_backend.codegen.cpu.llvm.code import NotCompilableError
@@ -66,7 +66,6 @@ logger = logging.getLogger(__name__)
 
 # Loops of fewer iterations are over before compiling them pays.
 _MANY_ITERATIONS = 8
-_MAGIC = 0x31504F4F4C534F46
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # Instead of a place: the library call that makes the array brings the memory that it is in.
 _CALLEE_ALLOCATED = -1
@@ -248,7 +247,7 @@ class _Emitter:
             self.loops,
             self.branch_programs,
         )
-        bytecode = [_MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
+        bytecode = [MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
         bytecode += [array_of(p).num_bytes for p in self.flat.parameters]
         bytecode += [array_of(r).num_bytes for r in results]
         bytecode += [self._written_over(result) for result in results]

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "flagos/native_tables.h"
+
 namespace flagos::cpu {
 
 struct LinearAlgebra {
