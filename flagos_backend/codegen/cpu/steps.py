@@ -44,7 +44,7 @@ class Step:
     only this step uses.
     """
 
-    kind: int
+    kind: ItemKind
     sources: tuple[Instruction, ...]
     targets: tuple[Instruction, ...]
     text: str

@@ -122,3 +122,11 @@ def test_complementary_error_function_is_one_operation(rng: np.random.Generator)
     distribution = np.vectorize(math.erfc)(-wide / math.sqrt(2)) / 2
     np.testing.assert_allclose(value, (wide * distribution).sum(), rtol=1e-5)
     np.testing.assert_allclose(gradient, distribution + wide * density, rtol=1e-5, atol=1e-6)
+
+
+def test_complementary_error_function_is_exported_for_any_size() -> None:
+    (n,) = jax.export.symbolic_shape("n")
+    exported = jax.export.export(jax.jit(lax.erfc), platforms=["flagos"])(jax.ShapeDtypeStruct((n, 3), np.float32))
+    x = np.linspace(-2, 2, 15, dtype=np.float32).reshape(5, 3)
+    found = jax.export.deserialize(exported.serialize()).call(x)
+    np.testing.assert_allclose(found, np.vectorize(math.erfc)(x.astype(np.float64)), rtol=1e-6)
