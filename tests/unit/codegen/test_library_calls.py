@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from flagos_backend.codegen.cpu.emitter import emit
 from flagos_backend.codegen.cpu.bytecode import ItemKind
+from flagos_backend.codegen.cpu.emitter import emit
 from flagos_backend.importer import import_module
 from support.against_xla import hlo_of_text
 
