@@ -49,6 +49,12 @@ for _opcode in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "erf"
     )
 
 _text(
+    "erfc",
+    'ENTRY main {\n x = f32[7] parameter(0)\n ROOT y = f32[7] custom-call(x), custom_call_target="flagos.erfc"\n}',
+    "f32[7]",
+    runs=False,
+)
+_text(
     "batch_norm_training",
     """ENTRY main {
  x = f32[4,3,2] parameter(0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 from flagos_backend.importer.literals import write_literal
 from flagos_backend.importer.shapes import write_shape
 from flagos_backend.ir.attributes import (
-    BatchNormAttributes,
+    OF_MESSAGE,
     CholeskyAttributes,
     CollectiveAttributes,
     CollectivePermuteAttributes,
@@ -28,13 +29,11 @@ from flagos_backend.ir.attributes import (
     PadAttributes,
     ParameterAttributes,
     RaggedDotAttributes,
-    ReducePrecisionAttributes,
     RngAttributes,
     RngBitGeneratorAttributes,
     ScatterAttributes,
     SliceAttributes,
     SortAttributes,
-    TopKAttributes,
     TriangularSolveAttributes,
     TupleIndexAttributes,
     WhileAttributes,
@@ -78,10 +77,6 @@ def _compare(a: CompareAttributes, proto: Any, instruction: Instruction) -> None
         proto.comparison_type = "SIGNED"
     else:
         proto.comparison_type = "FLOAT" if compared.is_float or compared.is_complex else "UNSIGNED"
-
-
-def _reduce_precision(a: ReducePrecisionAttributes, proto: Any, _: Instruction) -> None:
-    proto.exponent_bits, proto.mantissa_bits = a.exponent_bits, a.mantissa_bits
 
 
 def _slice(a: SliceAttributes, proto: Any, _: Instruction) -> None:
@@ -187,10 +182,6 @@ def _sort(a: SortAttributes, proto: Any, _: Instruction) -> None:
     proto.is_stable = a.is_stable
 
 
-def _top_k(a: TopKAttributes, proto: Any, _: Instruction) -> None:
-    proto.k, proto.largest = a.k, a.largest
-
-
 def _fft(a: FftAttributes, proto: Any, _: Instruction) -> None:
     proto.fft_type = int(a.fft_type)
     proto.fft_length.extend(a.lengths)
@@ -205,10 +196,6 @@ def _triangular_solve(a: TriangularSolveAttributes, proto: Any, _: Instruction) 
     options = proto.triangular_solve_options
     options.left_side, options.lower, options.unit_diagonal = a.left_side, a.lower, a.unit_diagonal
     options.transpose_a = int(a.transpose_a)
-
-
-def _batch_norm(a: BatchNormAttributes, proto: Any, _: Instruction) -> None:
-    proto.epsilon, proto.feature_index = a.epsilon, a.feature_index
 
 
 def _set_layouts(proto: Any, layouts: Iterator[Dims]) -> None:
@@ -287,14 +274,19 @@ def _tuple_index(a: TupleIndexAttributes, proto: Any, _: Instruction) -> None:
     proto.tuple_index = a.index
 
 
+def _of_message(a: Any, proto: Any, _: Instruction) -> None:
+    for field in fields(a):
+        setattr(proto, field.name, getattr(a, field.name))
+
+
 _WRITERS: dict[type, Writer | None] = {
     NoAttributes: None,
+    **dict.fromkeys(OF_MESSAGE, _of_message),
     ParameterAttributes: _parameter,
     ConstantAttributes: _constant,
     DimensionAttributes: _dimension,
     DimensionsAttributes: _dimensions,
     CompareAttributes: _compare,
-    ReducePrecisionAttributes: _reduce_precision,
     SliceAttributes: _slice,
     DynamicSliceAttributes: _dynamic_slice,
     PadAttributes: _pad,
@@ -305,13 +297,11 @@ _WRITERS: dict[type, Writer | None] = {
     GatherAttributes: _gather,
     ScatterAttributes: _scatter,
     SortAttributes: _sort,
-    TopKAttributes: _top_k,
     FftAttributes: _fft,
     CholeskyAttributes: _cholesky,
     TriangularSolveAttributes: _triangular_solve,
     RngBitGeneratorAttributes: _rng_bit_generator,
     RngAttributes: _rng,
-    BatchNormAttributes: _batch_norm,
     CustomCallAttributes: _custom_call,
     TupleIndexAttributes: _tuple_index,
     WhileAttributes: _while,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from flagos_backend.errors import MalformedProgram, UnsupportedAttribute
@@ -10,9 +11,10 @@ from flagos_backend.importer.devices import read_replica_groups
 from flagos_backend.importer.schema import WhileLoopBackendConfig
 from flagos_backend.importer.shapes import moves_data, read_layout, row_major
 from flagos_backend.ir.attributes import (
+    ATTRIBUTES_OF,
     NONE,
+    OF_MESSAGE,
     Attributes,
-    BatchNormAttributes,
     CholeskyAttributes,
     CollectiveAttributes,
     CollectivePermuteAttributes,
@@ -29,13 +31,11 @@ from flagos_backend.ir.attributes import (
     PadAttributes,
     ParameterAttributes,
     RaggedDotAttributes,
-    ReducePrecisionAttributes,
     RngAttributes,
     RngBitGeneratorAttributes,
     ScatterAttributes,
     SliceAttributes,
     SortAttributes,
-    TopKAttributes,
     TriangularSolveAttributes,
     TupleIndexAttributes,
     WhileAttributes,
@@ -305,11 +305,13 @@ def _collective_permute(proto: Any, _: object) -> Attributes:
     return CollectivePermuteAttributes(pairs, _channel(proto))
 
 
-def _batch_norm(proto: Any, _: object) -> Attributes:
-    return BatchNormAttributes(proto.epsilon, proto.feature_index)
+def _of_message(kind: type[Attributes]) -> Reader:
+    names = [field.name for field in fields(kind)]
+    return lambda proto, _: kind(*(getattr(proto, name) for name in names))
 
 
 _READERS: dict[Opcode, Reader] = {
+    **{opcode: _of_message(kind) for opcode, kind in ATTRIBUTES_OF.items() if kind in OF_MESSAGE},
     Opcode.PARAMETER: lambda p, _: ParameterAttributes(p.parameter_number),
     Opcode.IOTA: _dimension,
     Opcode.CONCATENATE: _dimension,
@@ -320,7 +322,6 @@ _READERS: dict[Opcode, Reader] = {
     Opcode.REDUCE: _dimensions,
     Opcode.MAP: _dimensions,
     Opcode.COMPARE: _compare,
-    Opcode.REDUCE_PRECISION: lambda p, _: ReducePrecisionAttributes(p.exponent_bits, p.mantissa_bits),
     Opcode.SLICE: _slice,
     Opcode.DYNAMIC_SLICE: lambda p, _: DynamicSliceAttributes(tuple(p.dynamic_slice_sizes)),
     Opcode.PAD: _pad,
@@ -332,7 +333,6 @@ _READERS: dict[Opcode, Reader] = {
     Opcode.GATHER: _gather,
     Opcode.SCATTER: _scatter,
     Opcode.SORT: lambda p, place: SortAttributes(_only(p.dimensions, "dimensions", place), p.is_stable),
-    Opcode.TOP_K: lambda p, _: TopKAttributes(p.k, p.largest),
     Opcode.FFT: _fft,
     Opcode.CHOLESKY: lambda p, _: CholeskyAttributes(p.cholesky_options.lower),
     Opcode.TRIANGULAR_SOLVE: _triangular_solve,
@@ -340,9 +340,6 @@ _READERS: dict[Opcode, Reader] = {
         _enum(RngAlgorithm, p.rng_algorithm, "rng_algorithm", place)
     ),
     Opcode.RNG: lambda p, place: RngAttributes(_enum(RngDistribution, p.distribution, "distribution", place)),
-    Opcode.BATCH_NORM_TRAINING: _batch_norm,
-    Opcode.BATCH_NORM_INFERENCE: _batch_norm,
-    Opcode.BATCH_NORM_GRAD: _batch_norm,
     Opcode.CUSTOM_CALL: _custom_call,
     Opcode.GET_TUPLE_ELEMENT: lambda p, _: TupleIndexAttributes(p.tuple_index),
     Opcode.WHILE: _while,

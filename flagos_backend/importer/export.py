@@ -8,6 +8,7 @@ from typing import Any
 from flagos_backend.importer.attribute_writer import write_attributes
 from flagos_backend.importer.schema import HloModuleProto
 from flagos_backend.importer.shapes import write_shape
+from flagos_backend.ir.functions import TARGET_OF_FUNCTION
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 
@@ -107,5 +108,8 @@ class _Exporter:
         proto.operand_ids.extend([ids[id(operand)] for operand in instruction.operands])
         called = instruction.called[::-1] if instruction.opcode is Opcode.WHILE else instruction.called
         proto.called_computation_ids.extend([self.computation_ids[id(callee)] for callee in called])
+        target = TARGET_OF_FUNCTION.get(instruction.opcode)
+        if target is not None:
+            proto.opcode, proto.custom_call_target = Opcode.CUSTOM_CALL.value, target
         write_attributes(instruction, proto)
         return name

@@ -19,6 +19,7 @@ from flagos_backend.importer.schema import HloModuleProto
 from flagos_backend.importer.shapes import ShapeReader, require_row_major
 from flagos_backend.importer.unknown_fields import unknown_fields
 from flagos_backend.ir.attributes import NONE, ConstantAttributes
+from flagos_backend.ir.functions import FUNCTION_OF_TARGET, TARGET_OF_FUNCTION
 from flagos_backend.ir.hlo import Alias, Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, Shape, TupleShape
@@ -41,7 +42,7 @@ _REFUSED: dict[str, str] = {
     "domain": "it only guides XLA's sharding propagation; partition the program first",
     "rng-get-and-update-state": "random state must be a value; use rng-bit-generator",
 }
-_OPCODES = {opcode.value: opcode for opcode in Opcode}
+_OPCODES = {opcode.value: opcode for opcode in Opcode if opcode not in TARGET_OF_FUNCTION}
 
 
 class _Place:
@@ -173,6 +174,8 @@ class _Importer:
         opcode = _OPCODES.get(proto.opcode)
         if opcode is None:
             opcode = self._foreign_opcode(proto, shape, place)
+        elif opcode is Opcode.CUSTOM_CALL:
+            opcode = FUNCTION_OF_TARGET.get(proto.custom_call_target, opcode)
         self._check_fields(proto, place)
         name = proto.name or f"{proto.opcode}.{proto.id}"
         metadata = self._metadata(proto)

@@ -318,6 +318,8 @@ Attributes = (
 
 NONE = NoAttributes()
 
+#: Those whose fields are numbers of HloInstructionProto under its own names, which importer and exporter copy.
+OF_MESSAGE: frozenset[type[Attributes]] = frozenset({BatchNormAttributes, ReducePrecisionAttributes, TopKAttributes})
 ATTRIBUTES_OF: dict[Opcode, type[Attributes]] = dict.fromkeys(Opcode, NoAttributes) | {
     Opcode.PARAMETER: ParameterAttributes,
     Opcode.CONSTANT: ConstantAttributes,

@@ -8,7 +8,7 @@ from math import prod
 
 from flagos_backend.ir.attributes import ConvolutionAttributes, DotAttributes, RaggedDotAttributes, WhileAttributes
 from flagos_backend.ir.attributes import WindowAttributes as Window
-from flagos_backend.ir.elementwise import FUNCTIONS, ROUNDINGS
+from flagos_backend.ir.functions import FUNCTIONS, ROUNDINGS
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode as O
 from flagos_backend.ir.types import ArrayShape, Shape, leaves

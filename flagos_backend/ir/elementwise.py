@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flagos_backend.ir.attributes import DimensionsAttributes
+from flagos_backend.ir.functions import FUNCTIONS
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -23,36 +24,6 @@ _INTEGERS = frozenset(
 _PRED = frozenset({ElementType.PRED})
 _NUMBERS = _FLOATS | _INTEGERS
 _ALL = _NUMBERS | _PRED
-
-# Of one float. Their order is part of the format of native programs: see codegen/cpu/encoding.py.
-FUNCTIONS = (
-    Opcode.CEIL,
-    Opcode.FLOOR,
-    Opcode.ROUND_AFZ,
-    Opcode.ROUND_EVEN,
-    Opcode.SQRT,
-    Opcode.RSQRT,
-    Opcode.CBRT,
-    Opcode.EXP,
-    Opcode.EXPM1,
-    Opcode.LOG,
-    Opcode.LOG1P,
-    Opcode.LOGISTIC,
-    Opcode.TANH,
-    Opcode.SIN,
-    Opcode.COS,
-    Opcode.TAN,
-    Opcode.ASIN,
-    Opcode.ACOS,
-    Opcode.ASINH,
-    Opcode.ACOSH,
-    Opcode.ATANH,
-    Opcode.SINH,
-    Opcode.COSH,
-    Opcode.ERF,
-)
-#: Those whose result is one of two neighbouring integers.
-ROUNDINGS = frozenset({Opcode.CEIL, Opcode.FLOOR, Opcode.ROUND_AFZ, Opcode.ROUND_EVEN})
 
 # Element type of the first operand (the second for select) -> allowed.
 ELEMENTWISE: dict[Opcode, frozenset[ElementType]] = {

@@ -1,4 +1,5 @@
-"""The opcodes that the IR knows. Values are HLO's own names; any other opcode is refused by the importer."""
+"""The opcodes that the IR knows. Values are HLO's own names, but for functions that HLO lacks (functions.py); any other
+opcode is refused by the importer."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ class Opcode(enum.StrEnum):
     COS = "cosine"
     COSH = "cosh"
     ERF = "erf"
+    ERFC = "erfc"
     EXP = "exponential"
     EXPM1 = "exponential-minus-one"
     FLOOR = "floor"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from flagos_backend.errors import LoopNestInvalid
-from flagos_backend.ir.elementwise import COMBINES, FUNCTIONS
+from flagos_backend.ir.elementwise import COMBINES
+from flagos_backend.ir.functions import FUNCTIONS
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.intrinsics import OPERANDS

@@ -11,7 +11,8 @@ from collections.abc import Collection
 import numpy as np
 
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, TupleIndexAttributes
-from flagos_backend.ir.elementwise import FUNCTIONS, is_complex_elementwise, is_elementwise
+from flagos_backend.ir.elementwise import is_complex_elementwise, is_elementwise
+from flagos_backend.ir.functions import FUNCTIONS
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves

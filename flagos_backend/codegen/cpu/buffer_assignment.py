@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.encoding import is_movable
 from flagos_backend.codegen.cpu.steps import (
-    CALL,
     Item,
     Over,
     Step,
@@ -76,7 +76,7 @@ class Places:
                 if array in self._returned or array in self.shared or target in made or self._last[array] != number:
                     continue
                 made_by = writer.get(array)
-                if made_by is not None and not (isinstance(made_by, Step) and made_by.kind == CALL):
+                if made_by is not None and not (isinstance(made_by, Step) and made_by.kind == ItemKind.CALL):
                     self.shared[array] = target
                     made.add(target)
         for number, item in enumerate(self.items):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.encoding import combine_number, literal_bits, step, tile_type
 from flagos_backend.codegen.cpu.transforms.choose_tile_dimension import tiled
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
@@ -15,7 +16,6 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store, below
 
-LOOP = 1
 _MAP, _COLUMNS = 0, 1
 
 
@@ -45,7 +45,7 @@ class _Writer:
         steps = self._steps(expressions)
         ends = self._ends()
         mode = _COLUMNS if self.region.reduced else _MAP
-        bytecode = [LOOP, mode, len(self.nest.dims), *self.nest.dims, len(self.nest.reduced)]
+        bytecode = [ItemKind.LOOP, mode, len(self.nest.dims), *self.nest.dims, len(self.nest.reduced)]
         bytecode += [len(self.types), *map(int, self.types)]
         for group in (inputs, literals, indices, steps, *ends):
             bytecode.append(len(group))

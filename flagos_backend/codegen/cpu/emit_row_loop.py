@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from math import prod
 
+from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.encoding import combine_number, literal_bits, step, tile_type
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import Nest, simplify
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store
 
-ROW_LOOP = 8
 #: Elements of a row that tiles hold whole, with others: kShortRow of native/cpu/parse_loop.cc.
 SHORT_ROW = 128
 
@@ -120,7 +120,7 @@ class _Writer:
         phases: list[int] = []
         for phase in range(self.phases.count):
             phases += self._phase(phase)
-        bytecode = [ROW_LOOP, len(self.nest.dims), *self.nest.dims, len(self.nest.reduced), len(self.types)]
+        bytecode = [ItemKind.ROW_LOOP, len(self.nest.dims), *self.nest.dims, len(self.nest.reduced), len(self.types)]
         for element_type, extent in self.types:
             bytecode += [int(element_type), extent]
         return [*bytecode, *sources, self.phases.count, *phases]

@@ -20,6 +20,7 @@ from flagos_backend.codegen.cpu import emit_map_loop as point_loop
 from flagos_backend.codegen.cpu import emit_row_loop as row_loop
 from flagos_backend.codegen.cpu.arena import Interval, plan_arena
 from flagos_backend.codegen.cpu.buffer_assignment import Places, changed_by_branches
+from flagos_backend.codegen.cpu.bytecode import COMPLEX_OPERATIONS, MAGIC, ItemKind
 from flagos_backend.codegen.cpu.encoding import index_type, is_arithmetic_type
 from flagos_backend.codegen.cpu.fusion_policy import schedule
 from flagos_backend.codegen.cpu.llvm.code import NotCompilableError
@@ -36,19 +37,6 @@ from flagos_backend.codegen.cpu.lower.transposed_convolution import as_patch_pro
 from flagos_backend.codegen.cpu.pipelines import cpu_emission_pipeline, cpu_loop_pipeline
 from flagos_backend.codegen.cpu.step_notes import BufferNote, StepNote, label
 from flagos_backend.codegen.cpu.steps import (
-    ARG_MIN_MAX,
-    CALL,
-    COMPLEX,
-    CONDITIONAL,
-    GATHER,
-    LINEAR_ALGEBRA,
-    MACHINE_CODE,
-    PRODUCT,
-    SCATTER,
-    SLICE,
-    TOP_K,
-    UPDATE,
-    WHILE,
     Item,
     NotNativeError,
     Step,
@@ -78,10 +66,7 @@ logger = logging.getLogger(__name__)
 
 # Loops of fewer iterations are over before compiling them pays.
 _MANY_ITERATIONS = 8
-_MAGIC = 0x31504F4F4C534F46
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
-# ComplexOp of native/cpu/kernels.h.
-_COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}
 # Instead of a place: the library call that makes the array brings the memory that it is in.
 _CALLEE_ALLOCATED = -1
 _RESULT_CALLEE_ALLOCATED = -2  # beside the argument that a result is written over, and -1 for none
@@ -262,7 +247,7 @@ class _Emitter:
             self.loops,
             self.branch_programs,
         )
-        bytecode = [_MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
+        bytecode = [MAGIC, len(self.flat.parameters), len(results), len(constants), len(temporaries), arena_bytes]
         bytecode += [array_of(p).num_bytes for p in self.flat.parameters]
         bytecode += [array_of(r).num_bytes for r in results]
         bytecode += [self._written_over(result) for result in results]
@@ -299,7 +284,7 @@ class _Emitter:
             Opcode.WHILE: self._lower_while,
             Opcode.CONDITIONAL: self._lower_conditional,
             Opcode.TOP_K: self._lower_top_k,
-            **dict.fromkeys(_COMPLEX_OPS, self._lower_complex),
+            **dict.fromkeys(COMPLEX_OPERATIONS, self._lower_complex),
             Opcode.GATHER: self._lower_gather,
             Opcode.REDUCE: self._lower_reduce,
             Opcode.SCATTER: self._lower_scatter,
@@ -327,7 +312,7 @@ class _Emitter:
         self.shared.calls.append(call)
         text = f"call {item.opcode} {item.name}"
         numbers = (len(self.shared.calls) - 1, int(_may_share_out(call)))
-        return Step(CALL, self._buffers(item), targets, text, numbers)
+        return Step(ItemKind.CALL, self._buffers(item), targets, text, numbers)
 
     def _lower_dynamic_slice(self, item: Instruction) -> Step:
         array, *starts = self.flat.operands(item)
@@ -347,7 +332,7 @@ class _Emitter:
             return self._lower_call(item)
         numbers = (int(element_type), prod(dims[:-1]), dims[-1], attributes.k, int(attributes.largest))
         text = f"native top {attributes.k} {item.name} of {array_of(operand)}"
-        return Step(TOP_K, self._buffers(item), (values, indices), text, numbers)
+        return Step(ItemKind.TOP_K, self._buffers(item), (values, indices), text, numbers)
 
     def _lower_complex(self, item: Instruction) -> Step:
         """Others are multiplied and divided in loop nests, whose elements have no more than 8 bytes."""
@@ -356,21 +341,23 @@ class _Emitter:
             return self._lower_call(item)
         known = self.schedule.views
         repeated = [int((item, number) in known) for number in range(2)]
-        numbers = (_COMPLEX_OPS[item.opcode], shape.num_elements, *repeated)
-        return Step(COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers)
+        numbers = (COMPLEX_OPERATIONS.index(item.opcode), shape.num_elements, *repeated)
+        return Step(
+            ItemKind.COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers
+        )
 
     def _lower_gather(self, item: Instruction) -> Step:
         numbers = gather_numbers(item)
         if numbers is None:
             return self._lower_call(item)
-        return Step(GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
+        return Step(ItemKind.GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
 
     def _lower_reduce(self, item: Instruction) -> Step:
         numbers = argminmax_numbers(item)
         if numbers is None:
             return self._lower_call(item)
         text = f"native argminmax {item.name} of {array_of(self.flat.operands(item)[0])}"
-        return Step(ARG_MIN_MAX, self._buffers(item), self.flat.leaves_of[item], text, numbers)
+        return Step(ItemKind.ARG_MIN_MAX, self._buffers(item), self.flat.leaves_of[item], text, numbers)
 
     def _lower_scatter(self, item: Instruction) -> Step:
         numbers = scatter_numbers(item)
@@ -378,14 +365,14 @@ class _Emitter:
             return self._lower_call(item)
         buffers = self._buffers(item)
         changed = over(item, buffers[0], buffers)
-        return Step(SCATTER, buffers, (item,), f"native scatter {item.name} {item.shape}", numbers, changed)
+        return Step(ItemKind.SCATTER, buffers, (item,), f"native scatter {item.name} {item.shape}", numbers, changed)
 
     def _lower_linear_algebra(self, item: Instruction) -> Step:
         numbers = linear_algebra_numbers(item)
         if numbers is None:
             return self._lower_call(item)
         text = f"native {item.opcode} {item.name} {item.shape}"
-        return Step(LINEAR_ALGEBRA, self._buffers(item), self.flat.leaves_of[item], text, numbers)
+        return Step(ItemKind.LINEAR_ALGEBRA, self._buffers(item), self.flat.leaves_of[item], text, numbers)
 
     def _copy_block(
         self,
@@ -396,12 +383,12 @@ class _Emitter:
         name: str,
     ) -> Step:
         """A block at run-time starts: sliced out of an array, or written into a copy of one."""
-        kind = SLICE if item.opcode is Opcode.DYNAMIC_SLICE else UPDATE
-        starts = operands[1:] if kind == SLICE else operands[2:]
+        kind = ItemKind.SLICE if item.opcode is Opcode.DYNAMIC_SLICE else ItemKind.UPDATE
+        starts = operands[1:] if kind == ItemKind.SLICE else operands[2:]
         types = [int(index_type(array_of(start).element_type)) for start in starts]
         numbers = (array_of(item).element_type.bytes, len(dims), *dims, *block, *types)
         buffers = tuple(self.places.buffer_of(o) for o in operands)
-        changed = over(item, buffers[1], buffers) if kind == UPDATE else ()
+        changed = over(item, buffers[1], buffers) if kind == ItemKind.UPDATE else ()
         return Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers, changed)
 
     # ---- control flow ----
@@ -442,7 +429,7 @@ class _Emitter:
         nested = (len(condition_bytecode), *condition_bytecode, len(body_bytecode), *body_bytecode)
         iterations = "while" if trip_count is None else f"{trip_count} times"
         text = "\n".join((f"native loop {item.name} {iterations}", *condition.lines, *body.lines))
-        step = Step(WHILE, buffers, targets, text, numbers, changed, (*second, scratch), nested)
+        step = Step(ItemKind.WHILE, buffers, targets, text, numbers, changed, (*second, scratch), nested)
         times = 1 if trip_count is None else trip_count
         self.nested_notes[id(step)] = ((times, tuple(condition.notes)), (times, tuple(body.notes)))
         assert condition.program is not None and body.program is not None
@@ -466,13 +453,13 @@ class _Emitter:
         rest = iter(buffers[1:])
         taken = [tuple(islice(rest, len(leaves))) for leaves in operands]
         changed = changed_by_branches([branch.places for branch in branches], taken, targets)
-        step = Step(CONDITIONAL, buffers, targets, f"native conditional {item.name}", numbers, changed)
+        step = Step(ItemKind.CONDITIONAL, buffers, targets, f"native conditional {item.name}", numbers, changed)
         self.branches[step] = tuple(zip(branches, taken, strict=True))
         return step
 
     def _with_branches(self, item: Item) -> Item:
         """A conditional whose places are known, with its branches."""
-        if not isinstance(item, Step) or item.kind != CONDITIONAL:
+        if not isinstance(item, Step) or item.kind != ItemKind.CONDITIONAL:
             return item
         changed = [pair for pair in item.over if self.places.is_changed_in_place(*pair)]
         nested: list[int] = []
@@ -500,7 +487,7 @@ class _Emitter:
     def _find_callee_allocated(self) -> None:
         """Arrays that are where the library that makes them puts them: nobody copies them to a place of ours."""
         for item in self.items if self.outermost else ():
-            if isinstance(item, Step) and item.kind == CALL:
+            if isinstance(item, Step) and item.kind == ItemKind.CALL:
                 self.callee_allocated.update(
                     t for t in item.targets if t not in self.places.in_place and array_of(t).num_bytes
                 )
@@ -549,7 +536,7 @@ class _Emitter:
         self.buffers = tuple(
             BufferNote(t.name, array_of(t).num_bytes, position[first[t]], position[last[t]]) for t in temporaries
         )
-        calls = [n for n, item in enumerate(self.items) if isinstance(item, Step) and item.kind == CALL]
+        calls = [n for n, item in enumerate(self.items) if isinstance(item, Step) and item.kind == ItemKind.CALL]
         changes: Counter[int] = Counter()
         for t in temporaries:
             if t in self.callee_allocated:
@@ -563,7 +550,7 @@ class _Emitter:
         interpreter."""
         waiting = list(temporaries)
         for number, item in enumerate(self.items):
-            if isinstance(item, Step) and item.kind == CALL:
+            if isinstance(item, Step) and item.kind == ItemKind.CALL:
                 self.released[item] = [t for t in waiting if last[t] < number]
                 waiting = [t for t in waiting if last[t] >= number]
 
@@ -588,13 +575,22 @@ class _Emitter:
                 self.lines += (self.indent + line.lstrip() if n == 0 else line for n, line in enumerate(lines))
                 self.shared.operations += operations(item)
                 self._note(number, item, text, compiled=True)
-            yield [MACHINE_CODE, run.number, run.work, len(run.reads), *run.reads, len(run.writes), *run.writes, 0]
+            yield [
+                ItemKind.MACHINE_CODE,
+                run.number,
+                run.work,
+                len(run.reads),
+                *run.reads,
+                len(run.writes),
+                *run.writes,
+                0,
+            ]
 
     def _note(self, number: int, item: Item, text: str, *, compiled: bool) -> None:
         if self.written is not None:
             self.written()
         called = None
-        if isinstance(item, Step) and item.kind == CALL:
+        if isinstance(item, Step) and item.kind == ItemKind.CALL:
             called = self.shared.calls[item.numbers[0]].instruction
         nested = self.nested_notes.get(id(item), ())
         self.notes.append(StepNote(number, item, label(text), compiled, called, nested))
@@ -620,7 +616,7 @@ class _Emitter:
         if isinstance(item, MatrixProduct):
             self.shared.uses_blas = True
             return self._write_product(item)
-        self.shared.uses_blas |= item.kind == LINEAR_ALGEBRA
+        self.shared.uses_blas |= item.kind == ItemKind.LINEAR_ALGEBRA
         bytecode = [item.kind, *item.numbers]
         for group in (item.sources, item.targets, self.released.get(item, item.scratch)):
             bytecode += [len(group), *(self.slots[buffer] for buffer in group)]
@@ -629,7 +625,7 @@ class _Emitter:
     def _write_product(self, product: MatrixProduct) -> list[int]:
         sizes = (product.m, product.n, product.k)
         types = (product.element_type, *product.operand_types)
-        bytecode = [PRODUCT, *map(int, types), len(product.batch), *product.batch, *sizes]
+        bytecode = [ItemKind.PRODUCT, *map(int, types), len(product.batch), *product.batch, *sizes]
         for operand in (product.lhs, product.rhs, product.result):
             bytecode += [self.slots[operand.buffer], operand.offset, *operand.batch_strides]
             bytecode += [operand.leading, int(operand.transposed)]

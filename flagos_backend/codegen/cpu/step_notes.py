@@ -6,25 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.lower.dot import MatrixProduct
-from flagos_backend.codegen.cpu.steps import (
-    CALL,
-    CONDITIONAL,
-    PRODUCT,
-    WHILE,
-    Item,
-    Step,
-    array_of,
-    sources,
-    targets,
-)
+from flagos_backend.codegen.cpu.steps import Item, Step, array_of, sources, targets
 from flagos_backend.ir.cost import instruction_cost
 from flagos_backend.ir.effects import COLLECTIVES
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.region import Apply, Load, Reduce, Region
 
-_KINDS = {CALL: "call", PRODUCT: "product", WHILE: "control", CONDITIONAL: "control"}
+_KINDS = {
+    ItemKind.CALL: "call",
+    ItemKind.PRODUCT: "product",
+    ItemKind.WHILE: "control",
+    ItemKind.CONDITIONAL: "control",
+}
 _BLAS = "(BLAS)"
 
 
@@ -72,7 +68,7 @@ class StepNote:
         """Flops and bytes of one run; of a choice, those of its longest branch."""
         if self.nested:
             programs = [(times * flops, times * size) for times, (flops, size) in self._programs()]
-            is_choice = isinstance(self.item, Step) and self.item.kind == CONDITIONAL
+            is_choice = isinstance(self.item, Step) and self.item.kind == ItemKind.CONDITIONAL
             taken = [max(programs, key=lambda work: work[1])] if is_choice else programs
             return sum(flops for flops, _ in taken), sum(size for _, size in taken)
         return _work(self.item, self.called)

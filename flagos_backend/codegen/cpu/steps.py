@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.encoding import is_movable
 from flagos_backend.codegen.cpu.lower.dot import MatrixProduct
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.region import Apply, Load, Reduce, Region
-
-# The numbers of native/cpu/parse.cc.
-PRODUCT, CALL, SLICE, UPDATE, WHILE, CONDITIONAL = range(2, 8)  # beside the kinds of loops
-TOP_K, COMPLEX, GATHER, SCATTER, ARG_MIN_MAX, LINEAR_ALGEBRA, MACHINE_CODE = range(9, 16)
 
 
 class NotNativeError(Exception):
@@ -47,7 +44,7 @@ class Step:
     only this step uses.
     """
 
-    kind: int
+    kind: ItemKind
     sources: tuple[Instruction, ...]
     targets: tuple[Instruction, ...]
     text: str
@@ -124,7 +121,7 @@ def operations(item: Item) -> int:
     """How many operations of arrays the item stands for, without those that its host runs."""
     if isinstance(item, Region):
         return max(1, sum(isinstance(e, Apply | Reduce) for e in item.expressions()))
-    return int(isinstance(item, MatrixProduct) or item.kind != CALL)
+    return int(isinstance(item, MatrixProduct) or item.kind != ItemKind.CALL)
 
 
 def text_of(item: Item) -> str:

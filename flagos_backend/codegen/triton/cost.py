@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from flagos_backend.devices.target import Target
-from flagos_backend.ir.elementwise import FUNCTIONS
+from flagos_backend.ir.functions import FUNCTIONS
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.region import Apply, Reduce, Region
 from flagos_backend.loop_ir.spaces import moved_bytes

@@ -310,6 +310,41 @@ def cbrt(x):
 
 
 @triton.jit
+def erfc(x):
+    """After W. J. Cody, "Rational Chebyshev approximations for the error function" (1969), through float64."""
+    wide = x.to(tl.float64)
+    t = tl.abs(wide)
+    # erf(t) / t where t is small
+    z = tl.minimum(t, 0.5) * tl.minimum(t, 0.5)
+    above = ((z * 0.18577770618460315 + 3.1611237438705655) * z + 113.86415415105016) * z + 377.485237685302
+    above = above * z + 3209.3775891384694
+    below = (((z + 23.601290952344122) * z + 244.02463793444417) * z + 1282.6165260773723) * z + 2844.236833439171
+    near = 1.0 - wide * (above / below)
+    # erfc(t) exp(t^2) up to 4, and from there on
+    s = tl.minimum(tl.maximum(t, 0.46875), 4.0)
+    above = ((s * 2.1531153547440383e-08 + 0.5641884969886701) * s + 8.883149794388377) * s + 66.11919063714163
+    above = ((above * s + 298.6351381974001) * s + 881.952221241769) * s + 1712.0476126340707
+    above = (above * s + 2051.0783778260716) * s + 1230.3393547979972
+    below = (((s + 15.744926110709835) * s + 117.6939508913125) * s + 537.1811018620099) * s + 1621.3895745666903
+    below = ((below * s + 3290.7992357334597) * s + 4362.619090143247) * s + 3439.3676741437216
+    below = below * s + 1230.3393548037495
+    scaled = above / below
+    s = tl.minimum(tl.maximum(t, 4.0), 30.0)  # erfc(30) is no double above zero
+    z = 1.0 / (s * s)
+    above = ((z * 0.016315387137302097 + 0.30532663496123236) * z + 0.36034489994980445) * z + 0.12578172611122926
+    above = (above * z + 0.016083785148742275) * z + 0.0006587491615298378
+    below = (((z + 2.568520192289822) * z + 1.8729528499234673) * z + 0.5279051029514285) * z + 0.06051834131244132
+    below = below * z + 0.0023352049762686918
+    scaled = tl.where(t > 4.0, (0.5641895835477563 - z * (above / below)) / s, scaled)
+    # exp(-t^2): the square of a number of few bits is exact
+    s = tl.minimum(t, 30.0)
+    short = tl.floor(s * 1024.0) * 0.0009765625
+    far = scaled * (tl.exp(negate(short * short)) * tl.exp(negate((s - short) * (s + short))))
+    result = tl.where(t < 0.46875, near, tl.where(wide < 0.0, 2.0 - far, far))
+    return tl.where(x != x, x, result.to(x.dtype))
+
+
+@triton.jit
 def power(x, y):
     """IEEE 754's pow, through float64."""
     a = tl.abs(x)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from flagos_backend.codegen.triton.elements import HALF, HELD, Dialect, from_memory, rounded, to_memory
+from flagos_backend.ir.functions import TABLE
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import Intrinsic
@@ -51,85 +52,38 @@ def _call(function: str) -> Text:
     return lambda *operands: f"{function}({', '.join(operands)})"
 
 
+def _function(text: str) -> Text:
+    """Of a function's row: a name, or a text with {x}."""
+    return (lambda x: text.format(x=x)) if "{x}" in text else _call(text)
+
+
 _FLOAT: dict[Opcode, Text] = {
     O.ABS: _call("tl.abs"),
     O.ADD: _infix("+"),
-    O.CEIL: _call("tl.ceil"),
     O.CLAMP: _call("fm.clamp"),
     O.DIVIDE: _call("fm.divide"),
-    O.FLOOR: _call("tl.floor"),
     O.MAXIMUM: _call("fm.maximum"),
     O.MINIMUM: _call("fm.minimum"),
     O.MULTIPLY: _infix("*"),
     O.NEGATE: _call("fm.negate"),
-    O.ROUND_AFZ: _call("fm.round_away"),
     O.SELECT: _call("tl.where"),
     O.SIGN: _call("fm.sign"),
-    O.SQRT: _call("fm.sqrt"),
     O.SUBTRACT: _infix("-"),
 }
 _LIBDEVICE = _FLOAT | {
-    **{
-        opcode: _call(f"libdevice.{name}")
-        for opcode, name in {
-            O.ACOS: "acos",
-            O.ACOSH: "acosh",
-            O.ASIN: "asin",
-            O.ASINH: "asinh",
-            O.ATAN2: "atan2",
-            O.ATANH: "atanh",
-            O.CBRT: "cbrt",
-            O.COS: "cos",
-            O.COSH: "cosh",
-            O.ERF: "erf",
-            O.EXP: "exp",
-            O.EXPM1: "expm1",
-            O.LOG: "log",
-            O.LOG1P: "log1p",
-            O.POWER: "pow",
-            O.REMAINDER: "fmod",
-            O.ROUND_EVEN: "rint",
-            O.RSQRT: "rsqrt",
-            O.SIN: "sin",
-            O.SINH: "sinh",
-            O.TAN: "tan",
-            O.TANH: "tanh",
-        }.items()
-    },
-    O.LOGISTIC: lambda x: f"fm.reciprocal(1.0 + libdevice.exp(fm.negate({x})))",
+    O.ATAN2: _call("libdevice.atan2"),
+    O.POWER: _call("libdevice.pow"),
+    O.REMAINDER: _call("libdevice.fmod"),
+    **{function.opcode: _function(function.on_accelerator) for function in TABLE},
 }
 _PLAIN = _FLOAT | {
-    **{
-        opcode: _call(f"fm.{name}")
-        for opcode, name in {
-            O.ACOS: "acos",
-            O.ACOSH: "acosh",
-            O.ASIN: "asin",
-            O.ASINH: "asinh",
-            O.ATAN2: "atan2",
-            O.ATANH: "atanh",
-            O.CBRT: "cbrt",
-            O.CLAMP: "clamp_by_comparison",
-            O.COSH: "cosh",
-            O.EXPM1: "expm1",
-            O.LOG1P: "log1p",
-            O.LOGISTIC: "logistic",
-            O.MAXIMUM: "maximum_by_comparison",
-            O.MINIMUM: "minimum_by_comparison",
-            O.POWER: "power",
-            O.REMAINDER: "remainder",
-            O.ROUND_EVEN: "round_even",
-            O.RSQRT: "rsqrt",
-            O.SINH: "sinh",
-            O.TAN: "tan",
-            O.TANH: "tanh",
-        }.items()
-    },
-    O.COS: _call("tl.cos"),
-    O.ERF: _call("tl.erf"),
-    O.EXP: _call("tl.exp"),
-    O.LOG: _call("tl.log"),
-    O.SIN: _call("tl.sin"),
+    O.ATAN2: _call("fm.atan2"),
+    O.CLAMP: _call("fm.clamp_by_comparison"),
+    O.MAXIMUM: _call("fm.maximum_by_comparison"),
+    O.MINIMUM: _call("fm.minimum_by_comparison"),
+    O.POWER: _call("fm.power"),
+    O.REMAINDER: _call("fm.remainder"),
+    **{function.opcode: _function(function.in_plain_triton) for function in TABLE},
 }
 _DIVISIONS: dict[str, Callable[..., str]] = {
     Intrinsic.SCALE: _call("fm.divisor_scale"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flagos_backend.ir.attributes import ReducePrecisionAttributes
-from flagos_backend.ir.elementwise import FUNCTIONS, ROUNDINGS
+from flagos_backend.ir.functions import TABLE
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.rules.common import Operation, Rule, broken, expect_same_dims
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape
@@ -21,8 +21,7 @@ _INEXACT = _FLOAT | _COMPLEX
 _NUMBER = _INTEGER | _INEXACT
 
 _UNARY: dict[Opcode, Types] = {
-    **dict.fromkeys(FUNCTIONS, _INEXACT),
-    **dict.fromkeys(ROUNDINGS | {Opcode.ERF}, _FLOAT),
+    **{function.opcode: _INEXACT if function.of_complex else _FLOAT for function in TABLE},
     **dict.fromkeys((Opcode.CLZ, Opcode.POPCNT), _INTEGER),
     Opcode.NEGATE: _NUMBER,
     Opcode.NOT: _INTEGER | _PRED,

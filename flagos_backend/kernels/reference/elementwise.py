@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes
+from flagos_backend.ir.functions import TABLE, WRITTEN
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -89,35 +90,16 @@ def _remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 _FLOAT_UNARY: dict[Opcode, Unary] = {
     O.ABS: torch.abs,
-    O.ACOS: torch.acos,
-    O.ACOSH: torch.acosh,
-    O.ASIN: torch.asin,
-    O.ASINH: torch.asinh,
-    O.ATANH: torch.atanh,
     O.CBRT: _cbrt,
-    O.CEIL: torch.ceil,
-    O.COS: torch.cos,
     O.COSH: _growing(torch.cosh, torch.ones_like),
-    O.ERF: torch.erf,
-    O.EXP: torch.exp,
-    O.EXPM1: torch.expm1,
-    O.FLOOR: torch.floor,
     O.IMAG: torch.zeros_like,
     O.IS_FINITE: torch.isfinite,
-    O.LOG: torch.log,
-    O.LOG1P: torch.log1p,
-    O.LOGISTIC: torch.sigmoid,
     O.NEGATE: torch.neg,
     O.REAL: torch.clone,
     O.ROUND_AFZ: _round_away,
-    O.ROUND_EVEN: torch.round,
-    O.RSQRT: torch.rsqrt,
     O.SIGN: _sign,
-    O.SIN: torch.sin,
     O.SINH: _growing(torch.sinh, torch.sign),
-    O.SQRT: torch.sqrt,
-    O.TAN: torch.tan,
-    O.TANH: torch.tanh,
+    **{function.opcode: getattr(torch, function.in_torch) for function in TABLE if function.in_torch != WRITTEN},
 }
 # Of two zeros with different signs maximum and minimum may give either.
 _FLOAT_BINARY: dict[Opcode, Binary] = {

@@ -6,51 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "flagos/native_tables.h"
+
 namespace flagos::cpu {
 
-// The numbers are part of the program format that flagos_backend/codegen/cpu/emitter.py writes.
-enum class Type : int64_t {
-  kPred = 1,
-  kS8 = 2,
-  kS16 = 3,
-  kS32 = 4,
-  kS64 = 5,
-  kU8 = 6,
-  kU16 = 7,
-  kU32 = 8,
-  kU64 = 9,
-  kF16 = 10,
-  kF32 = 11,
-  kF64 = 12,
-  kC64 = 15,
-  kBF16 = 16,
-};
 inline constexpr int kNumTypes = 17;  // one past the greatest
 
-// clang-format off
-#define FLAGOS_CPU_OPS(X)                                                                                          \
-  X(Abs) X(Negate) X(Not) X(Sign) X(Ceil) X(Floor) X(RoundAfz) X(RoundEven) X(Sqrt) X(Rsqrt) X(Cbrt) X(Exp)        \
-  X(Expm1) X(Log) X(Log1p) X(Logistic) X(Tanh) X(Sin) X(Cos) X(Tan) X(Asin) X(Acos) X(Asinh) X(Acosh) X(Atanh)     \
-  X(Sinh) X(Cosh) X(Erf) X(IsFinite) X(Popcnt) X(Clz) X(Add) X(Subtract) X(Multiply) X(Divide) X(Remainder)        \
-  X(Maximum) X(Minimum) X(Power) X(Atan2) X(And) X(Or) X(Xor) X(ShiftLeft) X(ShiftRightArithmetic)                 \
-  X(ShiftRightLogical) X(Eq) X(Ne) X(Ge) X(Gt) X(Le) X(Lt) X(EqTotal) X(NeTotal) X(GeTotal) X(GtTotal) X(LeTotal) \
-  X(LtTotal) X(Select) X(Clamp) X(Log2) X(RotateLeft) X(FloorDivide) X(FloorRemainder)
-// clang-format on
-
-enum class Op : int64_t {
-#define FLAGOS_CPU_ENUM(name) k##name,
-  FLAGOS_CPU_OPS(FLAGOS_CPU_ENUM)
-#undef FLAGOS_CPU_ENUM
-      kCount
-};
 inline constexpr int kNumOps = static_cast<int>(Op::kCount);
-
-enum class Combine : int64_t { kAdd, kMultiply, kMaximum, kMinimum, kAnd, kOr, kXor, kCount };
 inline constexpr int kNumCombines = static_cast<int>(Combine::kCount);
-
-enum class ComplexOp : int64_t { kMultiply, kDivide, kCount };
-// Between complex numbers and real ones: the parts and absolute values of numbers, and numbers of two parts.
-enum class PartOp : int64_t { kReal, kImaginary, kAbs, kComplex, kCount };
 inline constexpr int kNumPartOps = static_cast<int>(PartOp::kCount);
 
 // result[i] = op(a[i], b[i], c[i]); unused operands are ignored. result may be exactly one of the operands.

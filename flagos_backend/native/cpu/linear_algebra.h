@@ -5,13 +5,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "flagos/native_tables.h"
+
 namespace flagos::cpu {
 
 struct LinearAlgebra {
   // Sources and targets of each: a -> its factor; a -> l and u, s32 pivots, s32 permutation of rows; a, b -> x;
   // a -> r and reflectors, taus; reflectors, taus -> q.
-  enum class Kind : int64_t { kCholesky, kLu, kTriangularSolve, kQr, kReflectors };
-  static constexpr int64_t kNumKinds = 5;
+  using Kind = LinearAlgebraKind;
+  static constexpr int64_t kNumKinds = static_cast<int64_t>(Kind::kCount);
   enum Flag : int64_t { kLower = 1, kUnitDiagonal = 2, kRightSide = 4, kTranspose = 8, kAdjoint = 16 };
   static constexpr int64_t kAllFlags = 31;
 

@@ -191,7 +191,6 @@ struct GatherWindows : IndexedWindows {
 // Windows that do not lie inside the array are left out; one that is met again is updated again, in order.
 struct ScatterWindows : IndexedWindows {
   // What threads may share, because no two of its positions meet one element of the array.
-  enum class Split : int64_t { kNone = 0, kBatch = 1, kWindow = 2, kRun = 3 };
   ScatterFunction combine;  // nullptr: what is there is overwritten
   Split split;
   size_t split_dimension;

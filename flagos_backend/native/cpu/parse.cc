@@ -10,26 +10,8 @@
 namespace flagos::cpu {
 namespace {
 
-constexpr int64_t kMagic = 0x31504f4f4c534f46;  // "FOSLOOP1"
 constexpr int kMaxDepth = 64;
 constexpr int64_t kCalleeAllocated = -2;  // beside the argument that a result is written over, and -1 for none
-enum : int64_t {
-  kLoopItem = 1,
-  kProductItem,
-  kCallItem,
-  kSliceItem,
-  kUpdateItem,
-  kWhileItem,
-  kConditionalItem,
-  kRowLoopItem,
-  kTopKItem,
-  kComplexItem,
-  kGatherItem,
-  kScatterItem,
-  kArgMinMaxItem,
-  kLinearAlgebraItem,
-  kMachineCodeItem
-};
 
 void CheckProductTypes(const MatrixProduct& product) {
   if (IsOfIntegers(product) || IsOfHalfFloats(product)) return;
@@ -90,8 +72,8 @@ std::unique_ptr<NativeProgram> Parser::Parse() {
 }
 
 void Parser::ParseStep(NativeProgram& program) {
-  switch (Word()) {
-    case kLoopItem: {
+  switch (static_cast<ItemKind>(Word())) {
+    case ItemKind::kLoop: {
       Loop loop = ParseLoop();
       program.work_ += loop.work;
       if (IsScalar(loop)) {
@@ -101,74 +83,74 @@ void Parser::ParseStep(NativeProgram& program) {
       }
       return;
     }
-    case kRowLoopItem: {
+    case ItemKind::kRowLoop: {
       RowLoop loop = ParseRowLoop();
       program.work_ += loop.work;
       program.steps_.emplace_back(std::move(loop));
       return;
     }
-    case kProductItem: {
+    case ItemKind::kProduct: {
       const MatrixProduct p = ParseProduct();
       program.work_ += Times(Times(p.num_matrices, p.m), Times(p.n, p.k));
       program.steps_.emplace_back(p);
       return;
     }
-    case kMachineCodeItem:
+    case ItemKind::kMachineCode:
       program.steps_.emplace_back(ParseMachineCode(program));
       return;
-    case kTopKItem: {
+    case ItemKind::kTopK: {
       const TopK top_k = ParseTopK();
       program.work_ += top_k.rows * top_k.columns;
       program.steps_.emplace_back(top_k);
       return;
     }
-    case kArgMinMaxItem: {
+    case ItemKind::kArgMinMax: {
       const ArgMinMax step = ParseArgMinMax();
       program.work_ += step.outer * step.size * step.inner;
       program.steps_.emplace_back(step);
       return;
     }
-    case kComplexItem: {
+    case ItemKind::kComplex: {
       const ComplexArithmetic step = ParseComplexArithmetic();
       program.work_ += step.elements * kComplexWork;
       program.steps_.emplace_back(step);
       return;
     }
-    case kGatherItem: {
+    case ItemKind::kGather: {
       GatherWindows gather = ParseGather();
       program.work_ += Times(gather.num_windows, gather.window_elements);
       program.steps_.emplace_back(std::move(gather));
       return;
     }
-    case kScatterItem: {
+    case ItemKind::kScatter: {
       ScatterWindows scatter = ParseScatter();
       program.work_ += Times(scatter.num_windows, scatter.window_elements);
       program.steps_.emplace_back(std::move(scatter));
       return;
     }
-    case kLinearAlgebraItem: {
+    case ItemKind::kLinearAlgebra: {
       LinearAlgebra step = ParseLinearAlgebra();
       program.work_ += WorkOf(step);
       program.steps_.emplace_back(std::move(step));
       return;
     }
-    case kCallItem:
+    case ItemKind::kCall:
       program.has_calls_ = true;
       program.steps_.emplace_back(ParseCall());
       program.shares_out_ |= std::get<Call>(program.steps_.back()).shares_out;
       return;
-    case kSliceItem:
+    case ItemKind::kSlice:
       program.steps_.emplace_back(ParseBlockCopy(false));
       program.work_ += SlotBytes(std::get<BlockCopy>(program.steps_.back()).target);
       return;
-    case kUpdateItem:
+    case ItemKind::kUpdate:
       program.steps_.emplace_back(ParseBlockCopy(true));
       program.work_ += SlotBytes(std::get<BlockCopy>(program.steps_.back()).target);
       return;
-    case kWhileItem:
+    case ItemKind::kWhile:
       program.steps_.emplace_back(ParseWhile(program));
       return;
-    case kConditionalItem:
+    case ItemKind::kConditional:
       program.steps_.emplace_back(ParseConditional(program));
       return;
     default:

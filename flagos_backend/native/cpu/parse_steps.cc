@@ -8,8 +8,6 @@
 namespace flagos::cpu {
 namespace {
 
-enum : int64_t { kApply = 0, kConvert = 1, kBitcast = 2, kPair = 3, kPart = 4 };
-
 template <int kBytes>
 void CopyTile(void* result, const void* a, const void*, const void*, int64_t n) {
   std::memmove(result, a, static_cast<size_t>(n * kBytes));
@@ -70,12 +68,12 @@ TileFunction QuotientFunction(const LoopBase& loop, const LoopBase::Step& step, 
 }
 
 // Takes the kernel that reads only the first elements of operands that are the same everywhere, if there is one.
-void ReadNumbers(const LoopBase& loop, int64_t kind, int64_t what, Type type, LoopBase::Step& step) {
+void ReadNumbers(const LoopBase& loop, StepKind kind, int64_t what, Type type, LoopBase::Step& step) {
   const Kernels& kernels = SelectKernels();
   const auto bit = [&](int64_t reg, int value) { return loop.uniform[static_cast<size_t>(reg)] ? value : 0; };
   int numbers = bit(step.a, 1) | bit(step.b, 2) | bit(step.c, 4);
   TileFunction function = nullptr;
-  if (kind == kPair) {
+  if (kind == StepKind::kPair) {
     function = PairFunction(*kernels.pairs, what, type, numbers);
   } else if (static_cast<Op>(what) == Op::kSelect) {
     numbers &= 6;
@@ -96,51 +94,51 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
   const Kernels& kernels = SelectKernels();
   std::vector<Loop::Step> steps;
   for (int64_t i = Count(); i > 0; --i) {
-    const int64_t kind = Word();
+    const auto kind = static_cast<StepKind>(Word());
     const int64_t what = Word();
     const Type type = ParseType();
     Loop::Step step;
-    if (kind == kApply) {
+    if (kind == StepKind::kApply) {
       Require(what >= 0 && what < kNumOps, "unknown operation");
       step.function = kernels.apply[what][static_cast<int>(type)];
-    } else if (kind == kPair) {
+    } else if (kind == StepKind::kPair) {
       step.function = PairFunction(*kernels.pairs, what, type, 0);
-    } else if (kind == kPart) {
+    } else if (kind == StepKind::kPart) {
       Require(what >= 0 && what < kNumPartOps, "unknown part of a complex number");
       step.function = kernels.part[what];
     } else {
-      Require(kind == kConvert || kind == kBitcast, "unknown kind of operation");
+      Require(kind == StepKind::kConvert || kind == StepKind::kBitcast, "unknown kind of operation");
       Require(what > 0 && what < kNumTypes, "unknown element type");
       const bool same_width = TypeBytes(static_cast<Type>(what)) == TypeBytes(type);
-      Require(kind == kConvert || same_width, "a bitcast changes width");
+      Require(kind == StepKind::kConvert || same_width, "a bitcast changes width");
       step.function =
-          kind == kBitcast ? BitcastFunction(TypeBytes(type)) : kernels.convert[what][static_cast<int>(type)];
+          kind == StepKind::kBitcast ? BitcastFunction(TypeBytes(type)) : kernels.convert[what][static_cast<int>(type)];
     }
     Require(step.function != nullptr, "an operation does not exist for its element type");
     step.result = Register(loop);
     step.a = Register(loop);
     step.b = Register(loop);
     step.c = Register(loop);
-    if (kind == kPair) {
+    if (kind == StepKind::kPair) {
       for (const int64_t reg : {step.result, step.a, step.b, step.c}) {
         Require(TypeOf(loop, reg) == type, "a register of a pair has the wrong type");
       }
-    } else if (kind == kPart) {
+    } else if (kind == StepKind::kPart) {
       CheckPartTypes(loop, step, what);
     } else {
-      CheckStepTypes(loop, step, kind != kApply, what, type);
+      CheckStepTypes(loop, step, kind != StepKind::kApply, what, type);
     }
     // A source's register may stand for the source's own memory.
     Require(!IsSource(loop, step.result), "a step writes the register of a source");
     const Op op = static_cast<Op>(what);
-    if (kind == kApply && (op == Op::kDivide || op == Op::kRemainder)) {
+    if (kind == StepKind::kApply && (op == Op::kDivide || op == Op::kRemainder)) {
       step.function = QuotientFunction(loop, step, op, type);
     }
     step.point = step.function;
-    if (kind == kApply) step.point = kernels.point[what][static_cast<int>(type)];
-    if (kind == kPair) step.point = FindPair(*kernels.pairs, what, type, kPoint);
+    if (kind == StepKind::kApply) step.point = kernels.point[what][static_cast<int>(type)];
+    if (kind == StepKind::kPair) step.point = FindPair(*kernels.pairs, what, type, kPoint);
     if (step.point == nullptr) step.point = step.function;
-    if (kind == kApply || kind == kPair) ReadNumbers(loop, kind, what, type, step);
+    if (kind == StepKind::kApply || kind == StepKind::kPair) ReadNumbers(loop, kind, what, type, step);
     steps.push_back(step);
   }
   return steps;

@@ -129,11 +129,11 @@ ScatterWindows Parser::ParseScatter() {
     Require(scatter.combine != nullptr, "a scatter that does not exist");
   }
   const int64_t split = Word(), dimension = Word();
-  scatter.split = static_cast<ScatterWindows::Split>(split);
+  scatter.split = static_cast<Split>(split);
   scatter.split_dimension = static_cast<size_t>(dimension);
-  const size_t choices = scatter.split == ScatterWindows::Split::kBatch    ? scatter.batch.size()
-                         : scatter.split == ScatterWindows::Split::kWindow ? scatter.outer.size()
-                                                                           : 1;
+  const size_t choices = scatter.split == Split::kBatch    ? scatter.batch.size()
+                         : scatter.split == Split::kWindow ? scatter.outer.size()
+                                                           : 1;
   Require(split >= 0 && split <= 3 && dimension >= 0 && scatter.split_dimension < choices,
           "threads share a dimension that is not there");
   scatter.windows_first = Word() != 0;

@@ -9,8 +9,6 @@
 namespace flagos::cpu {
 namespace {
 
-using Split = ScatterWindows::Split;
-
 // Threads share no less of a run than these: what they write stays in lines of their own.
 constexpr int64_t kLeastRun = 16;
 

@@ -86,3 +86,47 @@ def test_base_two_logarithm(dtype: str, rng: np.random.Generator) -> None:
     # 0.09 where the result is at least 0.5, has 1.83 roundings of 2^-57 over ln 2, in units of 2^-53: 0.17 more.
     wider = {"float64": 1.17} if os.environ["FLAGOS_DEVICE"] == "cpu" else {"float64": 1.5, "float32": 1.0}
     assert ulps(ours, exact) <= wider.get(dtype, 0.51)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_complementary_error_function(dtype: str, rng: np.random.Generator) -> None:
+    """Where it is near 2, near 1, small, and no number above zero any more."""
+    with jax.enable_x64(True):
+        kind = jnp.dtype(dtype)
+        x = np.concatenate([rng.uniform(-6, 9, 400), rng.normal(size=200), 10 ** rng.uniform(-6, 0, 50)]).astype(kind)
+        special = np.array([0.0, -0.0, np.inf, -np.inf, 1e4, -1e4, np.nan], kind)
+        erfc = jax.jit(lax.erfc)
+        ours, at_special = (np.asarray(erfc(v)) for v in (x, special))
+    np.testing.assert_array_equal(at_special.astype(np.float64), [1, 1, 0, 2, 0, 2, np.nan])
+    with mpmath.workdps(40):
+        exact = [mpmath.erfc(float(v)) for v in x]
+    normal = [n for n, t in enumerate(exact) if t >= float(jnp.finfo(kind).smallest_normal)]
+    # Accelerators' f32 and f64 are their vendor's, or formulas.py's.
+    wider = {"float64": 3} if os.environ["FLAGOS_DEVICE"] == "cpu" else {"float64": 8, "float32": 4}
+    assert ulps(ours[normal], [exact[n] for n in normal]) <= wider.get(dtype, 0.51)
+
+
+def test_complementary_error_function_is_one_operation(rng: np.random.Generator) -> None:
+    """Also of batches, and in what is differentiated."""
+    x = rng.normal(size=(4, 7)).astype(np.float32)
+
+    def loss(x: jax.Array) -> jax.Array:
+        return jnp.sum(jax.vmap(jax.nn.gelu, in_axes=(0, None))(x, False))
+
+    step = jax.jit(jax.value_and_grad(loss))
+    text = step.lower(x).compiler_ir("hlo").as_hlo_text()
+    assert text.count("flagos.erfc") == 1
+    value, gradient = step(x)
+    wide = x.astype(np.float64)
+    density = np.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
+    distribution = np.vectorize(math.erfc)(-wide / math.sqrt(2)) / 2
+    np.testing.assert_allclose(value, (wide * distribution).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, distribution + wide * density, rtol=1e-5, atol=1e-6)
+
+
+def test_complementary_error_function_is_exported_for_any_size() -> None:
+    (n,) = jax.export.symbolic_shape("n")
+    exported = jax.export.export(jax.jit(lax.erfc), platforms=["flagos"])(jax.ShapeDtypeStruct((n, 3), np.float32))
+    x = np.linspace(-2, 2, 15, dtype=np.float32).reshape(5, 3)
+    found = jax.export.deserialize(exported.serialize()).call(x)
+    np.testing.assert_allclose(found, np.vectorize(math.erfc)(x.astype(np.float64)), rtol=1e-6)

@@ -76,6 +76,7 @@ _FUNCTIONS: dict[Opcode, Callable[[torch.Tensor], torch.Tensor]] = {
     Opcode.SINH: torch.sinh,
     Opcode.COSH: torch.cosh,
     Opcode.ERF: torch.erf,
+    Opcode.ERFC: torch.erfc,
     Opcode.SQRT: torch.sqrt,
     Opcode.RSQRT: torch.rsqrt,
     Opcode.CEIL: torch.ceil,

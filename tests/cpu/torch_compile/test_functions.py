@@ -21,7 +21,10 @@ SPECIAL += [float("inf"), -float("inf"), float("nan"), 1.0, -1.0, 2.0, -2.0, 127
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     **{
         name: getattr(torch, name)
-        for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan", "round", "sign", "trunc")
+        for name in (
+            *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan", "erfc"),
+            *("round", "sign", "trunc"),
+        )
     },
     **{name: getattr(torch, name) for name in ("isnan", "isinf", "isfinite", "frac")},
     **{f"pow {p}": lambda x, p=p: x**p for p in (-2, -1, -0.5, 0, 0.5, 1, 2, 3, 4, 1.7, -3)},

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
+from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.emitter import emit
-from flagos_backend.codegen.cpu.steps import CALL
 from flagos_backend.importer import import_module
 from support.against_xla import hlo_of_text
 
@@ -27,7 +27,7 @@ def may_share_out(instruction: str, size: int) -> bool:
     (_,) = code.calls
     bytecode = struct.unpack(f"<{len(code.bytecode) // 8}q", code.bytecode)
     # One step: its kind, the number of the call, and what is asked here.
-    (place,) = [n for n in range(len(bytecode) - 2) if bytecode[n - 1 : n + 2] == (1, CALL, 0)]
+    (place,) = [n for n in range(len(bytecode) - 2) if bytecode[n - 1 : n + 2] == (1, ItemKind.CALL, 0)]
     return bool(bytecode[place + 2])
 
 

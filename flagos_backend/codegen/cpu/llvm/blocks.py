@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Sequence
 from math import prod
 
+from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.llvm import scalars
 from flagos_backend.codegen.cpu.llvm.code import Function, Memory, NotCompilableError, value_type
 from flagos_backend.codegen.cpu.llvm.nests import MemoryOf
 from flagos_backend.codegen.cpu.lower.dot import MatrixProduct, Operand
-from flagos_backend.codegen.cpu.steps import SLICE, Step, array_of
+from flagos_backend.codegen.cpu.steps import Step, array_of
 from flagos_backend.ir.types import ElementType
 
 E = ElementType
@@ -112,7 +113,7 @@ def write_block(code: Function, step: Step, memory_of: MemoryOf) -> None:
     width, rank, *numbers = step.numbers
     dims, block, types = numbers[:rank], numbers[rank : 2 * rank], numbers[2 * rank :]
     target = memory_of(step.targets[0])
-    if step.kind == SLICE:
+    if step.kind == ItemKind.SLICE:
         array, starts = memory_of(step.sources[0]), step.sources[1:]
         inner = target
     else:
@@ -141,7 +142,7 @@ def write_block(code: Function, step: Step, memory_of: MemoryOf) -> None:
         spans = [prod(block[d + 1 :]) for d in range(outer)]
         other = code.index([*zip(indices, spans, strict=True), (last, 1)], 0)
         moved = moved_type(width)
-        if step.kind == SLICE:
+        if step.kind == ItemKind.SLICE:
             code.store(inner, moved, other, code.load(array, moved, place, scopes), scopes)
         else:
             code.store(array, moved, place, code.load(inner, moved, other, scopes), scopes)

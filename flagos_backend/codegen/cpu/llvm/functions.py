@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 
 from flagos_backend.codegen.cpu.llvm.code import Function, NotCompilableError, value_type
+from flagos_backend.ir.functions import TABLE, WRITTEN
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 
@@ -15,18 +16,7 @@ E = ElementType
 Op = Opcode
 
 _OF_LIBM = {
-    Op.CBRT: "cbrt",
-    Op.SIN: "sin",
-    Op.COS: "cos",
-    Op.TAN: "tan",
-    Op.ASIN: "asin",
-    Op.ACOS: "acos",
-    Op.ASINH: "asinh",
-    Op.ACOSH: "acosh",
-    Op.ATANH: "atanh",
-    Op.SINH: "sinh",
-    Op.COSH: "cosh",
-    Op.ERF: "erf",
+    **{function.opcode: function.in_libm for function in TABLE if function.in_libm != WRITTEN},
     Op.POWER: "pow",
     Op.ATAN2: "atan2",
 }
@@ -50,7 +40,7 @@ def call(code: Function, opcode: Opcode, element_type: ElementType, operands: li
     if opcode in _OF_LIBM:
         name = _OF_LIBM[opcode] + ("f" if element_type is E.F32 else "")
         return code.call(held, name, *((held, operand) for operand in operands))
-    single, double = WRITTEN.get(opcode, (None, None))
+    single, double = FORMULAS.get(opcode, (None, None))
     if single is None or double is None:
         raise NotCompilableError(f"{opcode} of {element_type.name}")
     if element_type is E.F64:
@@ -299,7 +289,7 @@ def _rsqrt64(x: _Double) -> _Double:
 
 
 _Written = Callable[[_Double], _Double]
-WRITTEN: dict[Opcode, tuple[_Written, _Written]] = {
+FORMULAS: dict[Opcode, tuple[_Written, _Written]] = {
     Op.EXP: (_exp32, _exp64),
     Op.EXPM1: (_expm1_32, _expm1_64),
     Op.LOG: (_log32, _log64),

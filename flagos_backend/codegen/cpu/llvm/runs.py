@@ -10,26 +10,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
 
+from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.llvm import blocks, nests, windows
 from flagos_backend.codegen.cpu.llvm.code import Function, Memory, NotCompilableError
 from flagos_backend.codegen.cpu.lower.dot import MatrixProduct
-from flagos_backend.codegen.cpu.steps import (
-    ARG_MIN_MAX,
-    CONDITIONAL,
-    GATHER,
-    SCATTER,
-    SLICE,
-    UPDATE,
-    WHILE,
-    Item,
-    Step,
-    array_of,
-    is_empty,
-    operations,
-    scratches,
-    sources,
-    targets,
-)
+from flagos_backend.codegen.cpu.steps import Item, Step, array_of, is_empty, operations, scratches, sources, targets
 from flagos_backend.ir.attributes import ConstantAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -54,18 +39,18 @@ _MAX_CARRIED_BYTES = 1 << 14
 
 # What steps are as LLVM IR, and the array of which they read or write each element once.
 _WRITERS = {
-    SLICE: blocks.write_block,
-    UPDATE: blocks.write_block,
-    GATHER: windows.write_gather,
-    SCATTER: windows.write_scatter,
-    ARG_MIN_MAX: windows.write_argminmax,
+    ItemKind.SLICE: blocks.write_block,
+    ItemKind.UPDATE: blocks.write_block,
+    ItemKind.GATHER: windows.write_gather,
+    ItemKind.SCATTER: windows.write_scatter,
+    ItemKind.ARG_MIN_MAX: windows.write_argminmax,
 }
 _MOVED: dict[int, Callable[[Step], Instruction]] = {
-    SLICE: lambda step: step.targets[0],
-    UPDATE: lambda step: step.sources[0],
-    GATHER: lambda step: step.targets[0],
-    SCATTER: lambda step: step.sources[-1],
-    ARG_MIN_MAX: lambda step: step.sources[0],
+    ItemKind.SLICE: lambda step: step.targets[0],
+    ItemKind.UPDATE: lambda step: step.sources[0],
+    ItemKind.GATHER: lambda step: step.targets[0],
+    ItemKind.SCATTER: lambda step: step.sources[-1],
+    ItemKind.ARG_MIN_MAX: lambda step: step.sources[0],
 }
 
 
@@ -169,7 +154,7 @@ def runs_of(program: Program, *, repeated: bool) -> Iterator[tuple[bool, list[It
 
 
 def _is_loop(item: Item) -> bool:
-    return isinstance(item, Step) and item.kind == WHILE
+    return isinstance(item, Step) and item.kind == ItemKind.WHILE
 
 
 def _is_small(program: Program, item: Item) -> bool:
@@ -180,10 +165,10 @@ def _is_small(program: Program, item: Item) -> bool:
         return prod((*item.batch, item.m, item.n, item.k)) <= _MAX_MULTIPLICATIONS
     if item.kind in _MOVED:
         return array_of(_MOVED[item.kind](item)).num_bytes <= _MAX_BYTES
-    if item.kind == WHILE:
+    if item.kind == ItemKind.WHILE:
         loop = program.loops[id(item)]
         return all(_is_all_small(nested) for nested in (loop.condition, loop.body))
-    if item.kind == CONDITIONAL:
+    if item.kind == ItemKind.CONDITIONAL:
         return all(_is_all_small(branch.program) for branch in program.branches[id(item)])
     return False
 
@@ -215,9 +200,9 @@ def write_run(module: Module, program: Program, items: Sequence[Item]) -> Run:
 def _replaced(program: Program, items: Sequence[Item]) -> Iterator[int]:
     """The functions that the programs inside of ``items`` call."""
     for item in items:
-        if isinstance(item, Step) and item.kind == WHILE:
+        if isinstance(item, Step) and item.kind == ItemKind.WHILE:
             yield from program.loops[id(item)].functions
-        elif isinstance(item, Step) and item.kind == CONDITIONAL:
+        elif isinstance(item, Step) and item.kind == ItemKind.CONDITIONAL:
             for branch in program.branches[id(item)]:
                 yield from branch.functions
 
@@ -228,11 +213,11 @@ def _work(program: Program, item: Item) -> int:
         return prod(item.dims) * operations(item)
     if isinstance(item, MatrixProduct):
         return prod((*item.batch, item.m, item.n, item.k))
-    if item.kind == WHILE:
+    if item.kind == ItemKind.WHILE:
         loop = program.loops[id(item)]
         iterations = _MANY_ITERATIONS if loop.trip_count is None else loop.trip_count
         return min(_work_of(loop.body), _MANY_ITERATIONS) * min(iterations, _MANY_ITERATIONS)
-    if item.kind == CONDITIONAL:
+    if item.kind == ItemKind.CONDITIONAL:
         return sum(_work_of(branch.program) for branch in program.branches[id(item)])
     return sum(array_of(target).num_elements for target in item.targets)
 
@@ -285,9 +270,9 @@ class _Writer:
                 nests.write(self.function, item, memory_of)
             elif isinstance(item, MatrixProduct):
                 blocks.write_product(self.function, item, memory_of)
-            elif item.kind == WHILE:
+            elif item.kind == ItemKind.WHILE:
                 self._write_loop(item)
-            elif item.kind == CONDITIONAL:
+            elif item.kind == ItemKind.CONDITIONAL:
                 self._write_conditional(item)
             else:
                 _WRITERS[item.kind](self.function, item, memory_of)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from flagos_backend.codegen.cpu.encoding import COMBINES
+from flagos_backend.codegen.cpu.bytecode import COMBINES
 from flagos_backend.codegen.cpu.llvm import scalars
 from flagos_backend.codegen.cpu.llvm.blocks import as_index, moved_type
 from flagos_backend.codegen.cpu.llvm.code import Function, NotCompilableError, value_type

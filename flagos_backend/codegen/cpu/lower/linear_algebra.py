@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from math import prod
 
+from flagos_backend.codegen.cpu.bytecode import LinearAlgebraKind
 from flagos_backend.ir.attributes import CholeskyAttributes, CustomCallAttributes, TriangularSolveAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode, TransposeA
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.indexing import dims_of
 
-# LinearAlgebra::Kind and its flags of native/cpu/linear_algebra.h.
-_CHOLESKY, _LU, _TRIANGULAR_SOLVE, _QR, _REFLECTORS = range(5)
+# The flags of LinearAlgebra of native/cpu/linear_algebra.h.
 _LOWER, _UNIT_DIAGONAL, _RIGHT_SIDE, _TRANSPOSE, _ADJOINT = (1 << n for n in range(5))
 _TYPES = {ElementType.F32: 0, ElementType.F64: 1, ElementType.C64: 2, ElementType.C128: 3}
 _TARGETS = {
-    "flagos.lu": _LU,
-    **dict.fromkeys(("Qr", "flagos.geqrf"), _QR),
-    **dict.fromkeys(("ProductOfElementaryHouseholderReflectors", "flagos.householder_product"), _REFLECTORS),
+    "flagos.lu": LinearAlgebraKind.LU,
+    **dict.fromkeys(("Qr", "flagos.geqrf"), LinearAlgebraKind.QR),
+    **dict.fromkeys(
+        ("ProductOfElementaryHouseholderReflectors", "flagos.householder_product"), LinearAlgebraKind.REFLECTORS
+    ),
 }
 # The native step runs each QR on one thread: a larger one is for the library and its threads.
 _MAX_QR = 1 << 24
@@ -35,15 +37,15 @@ def linear_algebra_numbers(item: Instruction) -> tuple[int, ...] | None:
     if kind is None or not isinstance(shape, ArrayShape) or shape.rank < 2:
         return None
     element_type = _TYPES.get(shape.element_type)
-    dims = dims_of(item) if kind == _TRIANGULAR_SOLVE else shape.dims
+    dims = dims_of(item) if kind == LinearAlgebraKind.TRIANGULAR_SOLVE else shape.dims
     rows, columns = dims[-2:]
     sizes = (prod(dims[:-2]), rows, columns)
     if element_type is None or 0 in dims or max(sizes) > _MAX_SIZE:
         return None
-    reflectors = dims_of(item.operands[1])[-1] if kind == _REFLECTORS else 0
-    if kind in (_QR, _REFLECTORS) and rows * columns * min(rows, columns) > _MAX_QR:
+    reflectors = dims_of(item.operands[1])[-1] if kind == LinearAlgebraKind.REFLECTORS else 0
+    if kind in (LinearAlgebraKind.QR, LinearAlgebraKind.REFLECTORS) and rows * columns * min(rows, columns) > _MAX_QR:
         return None
-    if kind == _REFLECTORS and not 0 < reflectors <= columns <= rows:
+    if kind == LinearAlgebraKind.REFLECTORS and not 0 < reflectors <= columns <= rows:
         return None
     return (kind, element_type, *sizes, reflectors, _flags(item))
 
@@ -51,7 +53,10 @@ def linear_algebra_numbers(item: Instruction) -> tuple[int, ...] | None:
 def _kind(item: Instruction) -> int | None:
     if item.opcode is Opcode.CUSTOM_CALL:
         return _TARGETS.get(item.attributes_as(CustomCallAttributes).target)
-    return {Opcode.CHOLESKY: _CHOLESKY, Opcode.TRIANGULAR_SOLVE: _TRIANGULAR_SOLVE}.get(item.opcode)
+    return {
+        Opcode.CHOLESKY: LinearAlgebraKind.CHOLESKY,
+        Opcode.TRIANGULAR_SOLVE: LinearAlgebraKind.TRIANGULAR_SOLVE,
+    }.get(item.opcode)
 
 
 def _flags(item: Instruction) -> int:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from math import prod
 
-from flagos_backend.codegen.cpu.encoding import COMBINES, is_arithmetic_type
+from flagos_backend.codegen.cpu.bytecode import COMBINES, Split
+from flagos_backend.codegen.cpu.encoding import is_arithmetic_type
 from flagos_backend.codegen.cpu.lower.window_indices import Windows, WrappedScatter, windows
 from flagos_backend.ir.attributes import ParameterAttributes, ScatterAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 
-# ScatterWindows::Split of native/cpu/native_program.h.
-_NONE, _BATCH, _WINDOW, _RUN = range(4)
 _ASSIGN = -1  # instead of the number of what combines
 
 
@@ -70,9 +69,9 @@ def _combine(scatter: Instruction, element_type: ElementType, once: bool) -> tup
 def _order(found: Windows) -> tuple[int, int, int]:
     """What threads share, which dimension that is, and whether each window has to be updated whole before the next."""
     outer = found.window[:-1] if found.has_run else found.window
-    choices = [(extent, _BATCH, d) for d, extent in enumerate(found.batch)]
-    choices += [(extent, _WINDOW, d) for d, extent in enumerate(outer)]
-    choices += [(extent, _RUN, 0) for extent in found.window[len(outer) :]]
+    choices = [(extent, Split.BATCH, d) for d, extent in enumerate(found.batch)]
+    choices += [(extent, Split.WINDOW, d) for d, extent in enumerate(outer)]
+    choices += [(extent, Split.RUN, 0) for extent in found.window[len(outer) :]]
     apart = [choice for choice in choices if choice[0].is_apart]
-    _, split, dimension = max(apart, key=lambda choice: choice[0].size, default=(None, _NONE, 0))
+    _, split, dimension = max(apart, key=lambda choice: choice[0].size, default=(None, Split.NONE, 0))
     return split, dimension, int(not all(extent.is_apart for extent in outer))

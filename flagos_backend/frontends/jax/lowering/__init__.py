@@ -14,6 +14,7 @@ from flagos_backend.frontends.jax.lowering import (
     callbacks,
     collectives,
     cudnn_attention,
+    functions,
     linear_algebra,
     log_gamma,
     scaled_matmul,
@@ -28,6 +29,7 @@ RULES: tuple[LoweringRule, ...] = (
     *callbacks.RULES,
     *collectives.RULES,
     *cudnn_attention.RULES,
+    *functions.RULES,
     *linear_algebra.RULES,
     *log_gamma.RULES,
     *scaled_matmul.RULES,
@@ -46,7 +48,7 @@ def register_rules() -> None:
     primitive that this release does not have is passed over."""
     for rule in RULES:
         imports.when_imported(rule.module, functools.partial(_register, rule))
-    for target in linear_algebra.TARGETS:
+    for target in (*linear_algebra.TARGETS, *functions.TARGETS):
         jax_internals.register_batch_partitionable(target)
     # kernels/reference/CUSTOM_CALLS.md is what they mean, for good.
-    jax_internals.enable_export((*linear_algebra.TARGETS, *sparse.TARGETS))
+    jax_internals.enable_export((*functions.TARGETS, *linear_algebra.TARGETS, *sparse.TARGETS))

@@ -12,8 +12,9 @@ from flagos_backend.frontends.torch.compile.dtypes import ELEMENT_TYPE, TORCH_DT
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.frontends.torch.compile.lowering import complex_numbers, small_floats
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.frontends.torch.compile.lowering.table import Overload, Rule, lowering
+from flagos_backend.frontends.torch.compile.lowering.table import Rule, lowering
 from flagos_backend.ir.attributes import CompareAttributes
+from flagos_backend.ir.functions import TABLE, WRITTEN
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
@@ -37,32 +38,6 @@ def _compute_type(kind: ElementType, operands: Sequence[Any]) -> ElementType:
     return E.F32 if kind in HALF_FLOATS and not all(isinstance(o, Instruction) for o in operands) else kind
 
 
-_UNARY: dict[Overload, Opcode] = {
-    aten.acos.default: Opcode.ACOS,
-    aten.acosh.default: Opcode.ACOSH,
-    aten.asin.default: Opcode.ASIN,
-    aten.asinh.default: Opcode.ASINH,
-    aten.atanh.default: Opcode.ATANH,
-    aten.ceil.default: Opcode.CEIL,
-    aten.cos.default: Opcode.COS,
-    aten.cosh.default: Opcode.COSH,
-    aten.erf.default: Opcode.ERF,
-    aten.exp.default: Opcode.EXP,
-    aten.expm1.default: Opcode.EXPM1,
-    aten.floor.default: Opcode.FLOOR,
-    aten.log.default: Opcode.LOG,
-    aten.log1p.default: Opcode.LOG1P,
-    aten.round.default: Opcode.ROUND_EVEN,
-    aten.rsqrt.default: Opcode.RSQRT,
-    aten.sigmoid.default: Opcode.LOGISTIC,
-    aten.sin.default: Opcode.SIN,
-    aten.sinh.default: Opcode.SINH,
-    aten.sqrt.default: Opcode.SQRT,
-    aten.tan.default: Opcode.TAN,
-    aten.tanh.default: Opcode.TANH,
-}
-
-
 def _float_unary(opcode: Opcode) -> Rule:
     """Operators of floats; integers become floats first, and what rounds them is ATen's."""
 
@@ -76,8 +51,9 @@ def _float_unary(opcode: Opcode) -> Rule:
     return rule
 
 
-for _overload, _opcode in _UNARY.items():
-    lowering(_overload)(_float_unary(_opcode))
+for _function in TABLE:
+    if _function.in_aten != WRITTEN:
+        lowering(getattr(aten, _function.in_aten).default)(_float_unary(_function.opcode))
 
 
 @lowering(aten.neg.default)

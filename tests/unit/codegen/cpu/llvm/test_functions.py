@@ -86,5 +86,5 @@ def test_functions_round_as_those_of_tiles(opcode: Opcode, element_type: Element
     # Where the greatest number or infinity is nearer is a matter of one rounding.
     differs = np.isinf(wanted) != np.isinf(y)
     assert (np.abs(exact[differs & ~np.isnan(wanted)]) > np.finfo(dtype).max * (1 - 1e-6)).all()
-    allowed = _ALLOWED[element_type] if opcode in functions.WRITTEN else 3.5
+    allowed = _ALLOWED[element_type] if opcode in functions.FORMULAS else 3.5
     assert error.max() <= allowed, (x[finite][error.argmax()], y[finite][error.argmax()])

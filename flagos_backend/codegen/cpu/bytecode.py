@@ -1,0 +1,113 @@
+"""The numbers of native programs: what emitters write and native/cpu parses. C++ has them from here
+(tools/native_tables.py), so nothing is imported that needs more than the standard library."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import zlib
+from typing import Final
+
+from flagos_backend.ir.functions import FUNCTIONS
+from flagos_backend.ir.opcode import Comparison, Opcode
+from flagos_backend.ir.types import ElementType
+
+
+class ItemKind(enum.IntEnum):
+    """What a program is made of."""
+
+    LOOP = 1
+    PRODUCT = 2
+    CALL = 3
+    SLICE = 4
+    UPDATE = 5
+    WHILE = 6
+    CONDITIONAL = 7
+    ROW_LOOP = 8
+    TOP_K = 9
+    COMPLEX = 10
+    GATHER = 11
+    SCATTER = 12
+    ARG_MIN_MAX = 13
+    LINEAR_ALGEBRA = 14
+    MACHINE_CODE = 15
+
+
+class StepKind(enum.IntEnum):
+    """What a step of a loop's iteration is."""
+
+    APPLY = 0
+    CONVERT = 1
+    BITCAST = 2
+    PAIR = 3
+    PART = 4
+
+
+class LinearAlgebraKind(enum.IntEnum):
+    CHOLESKY = 0
+    LU = 1
+    TRIANGULAR_SOLVE = 2
+    QR = 3
+    REFLECTORS = 4
+
+
+class Split(enum.IntEnum):
+    """What the workers of a scatter divide among themselves."""
+
+    NONE = 0
+    BATCH = 1
+    WINDOW = 2
+    RUN = 3
+
+
+_E = ElementType
+#: The types that tiles compute in.
+ARITHMETIC: Final = (
+    *(_E.PRED, _E.S8, _E.S16, _E.S32, _E.S64, _E.U8, _E.U16, _E.U32, _E.U64),
+    *(_E.F16, _E.BF16, _E.F32, _E.F64),
+)
+#: How reductions combine, in the order of their numbers.
+COMBINES: Final = (
+    *(Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM),
+    *(Opcode.AND, Opcode.OR, Opcode.XOR),
+)
+#: Between complex numbers and real ones: their parts, absolute values, and numbers of two parts.
+PARTS: Final = (Opcode.REAL, Opcode.IMAG, Opcode.ABS, Opcode.COMPLEX)
+#: Of complex numbers of doubles, which tiles do not hold.
+COMPLEX_OPERATIONS: Final = (Opcode.MULTIPLY, Opcode.DIVIDE)
+COMPARISONS: Final = (Comparison.EQ, Comparison.NE, Comparison.GE, Comparison.GT, Comparison.LE, Comparison.LT)
+# What StepKind.APPLY computes. native/cpu/parse_steps.cc tells operations of one operand, of two, comparisons and those
+# of three apart by this order.
+_UNARY = (Opcode.ABS, Opcode.NEGATE, Opcode.NOT, Opcode.SIGN, *FUNCTIONS, Opcode.IS_FINITE, Opcode.POPCNT, Opcode.CLZ)
+_BINARY = (
+    *(Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY, Opcode.DIVIDE, Opcode.REMAINDER, Opcode.MAXIMUM, Opcode.MINIMUM),
+    *(Opcode.POWER, Opcode.ATAN2, Opcode.AND, Opcode.OR, Opcode.XOR),
+    *(Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_ARITHMETIC, Opcode.SHIFT_RIGHT_LOGICAL),
+)
+
+
+@functools.cache
+def cpp_name(name: str) -> str:
+    """A Python constant's name as C++ has it: ROUND_EVEN is RoundEven."""
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+#: Their names, in the order of their numbers.
+OPERATIONS: Final = (
+    *(cpp_name(opcode.name) for opcode in (*_UNARY, *_BINARY)),
+    *(cpp_name(direction) for direction in COMPARISONS),
+    *(cpp_name(direction) + "Total" for direction in COMPARISONS),
+    *("Select", "Clamp", "Log2", "RotateLeft", "FloorDivide", "FloorRemainder"),
+)
+_NUMBERS: Final = {name: number for number, name in enumerate(OPERATIONS)}
+
+
+def operation_number(name: str) -> int:
+    """Of one of OPERATIONS."""
+    return _NUMBERS[name]
+
+
+_MEMBERS = (*ARITHMETIC, *COMBINES, *PARTS, *COMPLEX_OPERATIONS, *ItemKind, *StepKind, *LinearAlgebraKind, *Split)
+_TABLES = ",".join((*OPERATIONS, *(f"{member.name}={member.value}" for member in _MEMBERS)))
+#: The first word of a program: "FOSL", and a checksum of the tables above. A library built from others refuses it.
+MAGIC: Final = 0x4C534F46 | (zlib.crc32(_TABLES.encode()) & 0x7FFFFFFF) << 32

@@ -1,0 +1,38 @@
+"""The header of numbers that Python and C++ share."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from flagos_backend.codegen.cpu import bytecode
+from flagos_backend.ir.functions import TABLE
+from tools import native_tables
+
+
+def test_it_is_written_by_an_interpreter_without_packages(tmp_path: Path) -> None:
+    output = tmp_path / "there" / "tables.h"
+    subprocess.run([sys.executable, "-I", "-S", native_tables.__file__, "--output", output], check=True)
+    assert output.read_text() == native_tables.header()
+
+
+def test_numbers_are_those_of_the_emitters() -> None:
+    enums = {
+        name: {member: int(number) for member, number in re.findall(r"k(\w+) = (\d+),", body)}
+        for name, body in re.findall(r"enum class (\w+) : int64_t \{\n(.*?)\};", native_tables.header(), re.DOTALL)
+    }
+    for position, name in enumerate(bytecode.OPERATIONS):
+        assert enums["Op"][name] == position == bytecode.operation_number(name)
+    assert enums["Op"]["Count"] == len(bytecode.OPERATIONS)
+    assert enums["ItemKind"]["MachineCode"] == bytecode.ItemKind.MACHINE_CODE
+    assert enums["Type"]["BF16"] == 16  # xla.PrimitiveType
+    assert enums["Combine"]["Xor"] == bytecode.COMBINES.index("xor")
+
+
+def test_functions_stand_where_the_parser_expects_operations_of_one_operand() -> None:
+    names = [bytecode.cpp_name(function.opcode.name) for function in TABLE]
+    first = bytecode.operation_number(names[0])
+    assert bytecode.OPERATIONS[first : first + len(names)] == tuple(names)
+    assert max(map(bytecode.operation_number, names)) < bytecode.operation_number("Add")
