@@ -128,6 +128,15 @@ def test_what_is_being_read_stays_although_its_buffer_goes(context: Context, rng
     np.testing.assert_array_equal(into, array)
 
 
+def test_what_a_device_has_done_is_known_once_it_is_synchronized(context: Context) -> None:
+    executable = Executable.compile(context, program(LOOP))
+    for _ in range(20):
+        outputs, done = executable.execute([[put(memory_of(context), np.full((64, 64), 200, np.float32))]])
+        context.devices[0].synchronize()
+        assert done[0].query() == (True, None)
+        assert outputs[0][0].ready_event().query() == (True, None)
+
+
 def test_many_calls_without_a_reply_fill_the_ring_and_arrive(context: Context) -> None:
     memory = memory_of(context)
     device = context.addressable_devices[0]
