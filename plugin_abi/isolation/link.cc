@@ -214,7 +214,8 @@ Status Link::Bury(const std::string& fault) {
   }
   // Who uses the child's memory looks at the phase first.
   {
-    const std::unique_lock<std::shared_mutex> used(memory_mutex_);
+    std::unique_lock<std::mutex> lock(memory_mutex_);
+    copies_changed_.wait(lock, [this] { return num_copies_ == 0; });
   }
   const std::string ended = AwaitEnd(process_);
   const std::string place = "the backend's process " + std::to_string(process_) + " ";
@@ -374,21 +375,27 @@ Status Link::WriteMemory(uint64_t address, const void* from, size_t size) {
 Status Link::CopyMemory(char* ours, uint64_t theirs, size_t size, bool is_read) {
   constexpr size_t kMostAtOnce = size_t{64} << 20;
   while (size > 0) {
-    ssize_t copied = 0;
+    bool has_begun = false;
     {
-      const std::shared_lock<std::shared_mutex> used(memory_mutex_);
-      if (alive()) {
-        const size_t step = std::min(size, kMostAtOnce);
-        const iovec here{ours, step};
-        const iovec there{reinterpret_cast<void*>(theirs), step};
-        copied = is_read ? process_vm_readv(process_, &here, 1, &there, 1, 0)
-                         : process_vm_writev(process_, &here, 1, &there, 1, 0);
-      }
+      const std::lock_guard<std::mutex> lock(memory_mutex_);
+      has_begun = alive();
+      if (has_begun) ++num_copies_;
+    }
+    if (!has_begun) return death();
+    const size_t step = std::min(size, kMostAtOnce);
+    const iovec here{ours, step};
+    const iovec there{reinterpret_cast<void*>(theirs), step};
+    const ssize_t copied = is_read ? process_vm_readv(process_, &here, 1, &there, 1, 0)
+                                   : process_vm_writev(process_, &here, 1, &there, 1, 0);
+    const int error = errno;
+    {
+      const std::lock_guard<std::mutex> lock(memory_mutex_);
+      if (--num_copies_ == 0) copies_changed_.notify_all();
     }
     if (copied <= 0) {
       if (!alive()) return death();
-      if (errno == ESRCH) return Bury("");
-      return Malformed(std::string("an address of memory that is not there (") + std::strerror(errno) + ")");
+      if (error == ESRCH) return Bury("");
+      return Malformed(std::string("an address of memory that is not there (") + std::strerror(error) + ")");
     }
     ours += copied;
     theirs += static_cast<uint64_t>(copied);

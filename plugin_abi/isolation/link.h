@@ -13,7 +13,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -121,8 +120,10 @@ class Link : public std::enable_shared_from_this<Link> {
   std::atomic<uint64_t> next_id_{1};
   SegmentPool segments_;
   bool reaches_memory_ = false;
-  // Shared while the child's memory is used: its number names no other process until then.
-  std::shared_mutex memory_mutex_;
+  // Copies from and to the child's memory that are under way: its number names no other process until they are done.
+  std::mutex memory_mutex_;
+  std::condition_variable copies_changed_;
+  size_t num_copies_ = 0;
 
   std::mutex channels_mutex_;
   std::vector<std::unique_ptr<Channel>> channels_;
