@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from support import older_emitters
+from support import not_isolated, older_emitters
 from support.seeds import SEED_VARIABLE, fresh
 
 TESTS = Path(__file__).resolve().parent
@@ -117,6 +117,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reasons[group] = _missing_hardware(group)
         if reasons[group] is not None:
             item.add_marker(pytest.mark.skip(reason=reasons[group]))
+        if (cause := not_isolated.cause_of(item.path.relative_to(TESTS), item.name)) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"FLAGOS_TEST_ISOLATION: {cause}"))
 
 
 def pytest_collection_finish() -> None:

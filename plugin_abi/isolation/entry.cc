@@ -81,6 +81,7 @@ void GiveLink(std::shared_ptr<Link> link) {
 template <size_t N>
 FlagosError* ContextCreate(FlagosContextCreateArgs* args) {
   return Enter("context_create", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("context_create", context);
     std::string why;
     std::shared_ptr<Link> link = TakeLink(&Slots()[N], &why);
     if (link == nullptr) return MakeStatus(FLAGOS_UNAVAILABLE, why);

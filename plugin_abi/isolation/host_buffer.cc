@@ -16,9 +16,11 @@ Status RequestBuffer(FlagosContext* context, Call* call, FlagosBuffer** buffer) 
 
 FlagosError* BufferAllocate(FlagosBufferAllocateArgs* args) {
   return Enter("buffer_allocate", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("buffer_allocate", buffer);
     Call call;
     call.method = Method::kBufferAllocate;
-    FLAGOS_RETURN_IF_ERROR(PlaceCall(&call, args->context, args->memory, args->dims, args->rank, args->element_type));
+    FLAGOS_RETURN_IF_ERROR(
+        PlaceCall("buffer_allocate", &call, args->context, args->memory, args->dims, args->rank, args->element_type));
     return RequestBuffer(args->context, &call, &args->buffer);
   });
 }
@@ -37,7 +39,9 @@ FlagosError* BufferPromise(FlagosBufferPromiseArgs* args) {
     Call call;
     call.method = Method::kBufferPromise;
     call.error = TakeError(args->error);
-    FLAGOS_RETURN_IF_ERROR(PlaceCall(&call, args->context, args->memory, args->dims, args->rank, args->element_type));
+    FLAGOS_NEED_ROOM("buffer_promise", buffer);
+    FLAGOS_RETURN_IF_ERROR(
+        PlaceCall("buffer_promise", &call, args->context, args->memory, args->dims, args->rank, args->element_type));
     FLAGOS_RETURN_IF_ERROR(RequestBuffer(args->context, &call, &args->buffer));
     if (call.error == nullptr) {
       args->buffer->is_promise = true;
@@ -65,16 +69,6 @@ FlagosError* BufferFulfill(FlagosBufferFulfillArgs* args) {
   });
 }
 
-void BufferDestroy(FlagosBuffer* buffer) {
-  if (buffer == nullptr) return;
-  Call call;
-  call.method = Method::kBufferDestroy;
-  call.object = buffer->id;
-  buffer->context->link->Post(call);
-  if (buffer->is_promise) buffer->context->link->Owe(-1);
-  delete buffer;
-}
-
 FlagosError* BufferDescribe(FlagosBufferDescribeArgs* args) {
   return Enter("buffer_describe", args, [&]() -> Status {
     FLAGOS_NEED(args->buffer != nullptr, "buffer_describe: no buffer");
@@ -92,6 +86,7 @@ FlagosError* BufferDescribe(FlagosBufferDescribeArgs* args) {
 
 FlagosError* BufferReadyEvent(FlagosBufferReadyEventArgs* args) {
   return Enter("buffer_ready_event", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("buffer_ready_event", event);
     FLAGOS_NEED(args->buffer != nullptr, "buffer_ready_event: no buffer");
     FlagosBuffer& buffer = *args->buffer;
     Link& link = *buffer.context->link;
@@ -116,6 +111,7 @@ FlagosError* BufferReadyEvent(FlagosBufferReadyEventArgs* args) {
 
 FlagosError* BufferCopy(FlagosBufferCopyArgs* args) {
   return Enter("buffer_copy", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("buffer_copy", copy);
     FLAGOS_NEED(args->buffer != nullptr && args->memory != nullptr, "buffer_copy: no buffer or no memory");
     FLAGOS_NEED(args->memory->context == args->buffer->context, "buffer_copy: the memory is of another context");
     Call call;
@@ -128,11 +124,13 @@ FlagosError* BufferCopy(FlagosBufferCopyArgs* args) {
 
 FlagosError* BufferBitcast(FlagosBufferBitcastArgs* args) {
   return Enter("buffer_bitcast", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("buffer_bitcast", view);
     FLAGOS_NEED(args->buffer != nullptr, "buffer_bitcast: no buffer");
     Call call;
     call.method = Method::kBufferBitcast;
     FlagosBuffer& buffer = *args->buffer;
-    FLAGOS_RETURN_IF_ERROR(PlaceCall(&call, buffer.context, buffer.memory, args->dims, args->rank, args->element_type));
+    FLAGOS_RETURN_IF_ERROR(
+        PlaceCall("buffer_bitcast", &call, buffer.context, buffer.memory, args->dims, args->rank, args->element_type));
     call.object = buffer.id;
     return RequestBuffer(buffer.context, &call, &args->view);
   });
@@ -167,6 +165,7 @@ FlagosError* BufferHold(FlagosBufferHoldArgs* args) {
 
 FlagosError* BufferDonate(FlagosBufferDonateArgs* args) {
   return Enter("buffer_donate", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("buffer_donate", donated);
     FLAGOS_NEED(args->buffer != nullptr && args->dependency != nullptr, "buffer_donate: no buffer or no dependency");
     FLAGOS_NEED(args->dependency->context == args->buffer->context, "buffer_donate: the event is of another context");
     Call call;
@@ -242,13 +241,15 @@ Status DenseSize(const int64_t* dims, size_t rank, int64_t element_type, int64_t
 
 }  // namespace
 
-Status PlaceCall(Call* call, const FlagosContext* context, const FlagosMemory* memory, const int64_t* dims, size_t rank,
-                 int32_t element_type) {
-  FLAGOS_NEED(context != nullptr && memory != nullptr, "a buffer needs a context and a memory");
-  FLAGOS_NEED(memory->context == context, "the memory is of another context");
-  FLAGOS_NEED(dims != nullptr || rank == 0, "the dimensions are missing");
+Status PlaceCall(const std::string& function, Call* call, const FlagosContext* context, const FlagosMemory* memory,
+                 const int64_t* dims, size_t rank, int32_t element_type) {
+  FLAGOS_NEED(context != nullptr && memory != nullptr, function + ": a buffer needs a context and a memory");
+  FLAGOS_NEED(memory->context == context, function + ": the memory is of another context");
+  FLAGOS_NEED(dims != nullptr || rank == 0, function + ": the dimensions are missing");
   int64_t size = 0;
-  FLAGOS_RETURN_IF_ERROR(DenseSize(dims, rank, element_type, &size));
+  if (const Status status = DenseSize(dims, rank, element_type, &size); status != nullptr) {
+    return Wrong(function + ": " + status->message);
+  }
   call->memory = memory->index + 1;
   call->dims.assign(dims, dims + rank);
   call->element_type = element_type;
@@ -276,12 +277,22 @@ Status NewBuffer(FlagosContext* context, uint64_t id, Buffer described, FlagosBu
   return nullptr;
 }
 
+void DestroyBuffer(FlagosBuffer* buffer) {
+  if (buffer == nullptr) return;
+  Call call;
+  call.method = Method::kBufferDestroy;
+  call.object = buffer->id;
+  buffer->context->link->Post(call);
+  if (buffer->is_promise) buffer->context->link->Owe(-1);
+  delete buffer;
+}
+
 void FillBuffers(FlagosApi* api) {
   api->buffer_allocate = BufferAllocate;
   api->buffer_view = BufferView;
   api->buffer_promise = BufferPromise;
   api->buffer_fulfill = BufferFulfill;
-  api->buffer_destroy = BufferDestroy;
+  api->buffer_destroy = DestroyBuffer;
   api->buffer_describe = BufferDescribe;
   api->buffer_ready_event = BufferReadyEvent;
   api->buffer_copy = BufferCopy;

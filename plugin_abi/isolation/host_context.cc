@@ -62,6 +62,7 @@ bool Adopt(Context described, FlagosContext* context) {
 
 FlagosError* ErrorCreate(FlagosErrorCreateArgs* args) {
   return Enter("error_create", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("error_create", error);
     FLAGOS_NEED(args->code > FLAGOS_OK && args->code <= FLAGOS_UNAUTHENTICATED, "error_create: no code of an error");
     FLAGOS_NEED(args->message != nullptr || args->message_size == 0, "error_create: the message is missing");
     args->error =
@@ -73,13 +74,18 @@ FlagosError* ErrorCreate(FlagosErrorCreateArgs* args) {
 void ErrorDestroy(FlagosError* error) { delete error; }
 
 void ErrorDescribe(FlagosErrorDescribeArgs* args) {
-  if (args == nullptr || args->struct_size < sizeof(*args) || args->error == nullptr) return;
-  const ErrorData& data = *args->error->status;
-  args->message = data.message.data();
-  args->message_size = data.message.size();
-  args->code = data.code;
-  args->payloads = args->error->payloads.data();
-  args->num_payloads = args->error->payloads.size();
+  if (args == nullptr || args->struct_size < sizeof(size_t)) return;
+  FlagosErrorDescribeArgs own{};
+  const size_t known = KnownSize(args->struct_size, sizeof(own));
+  std::memcpy(&own, args, known);
+  if (own.error == nullptr) return;
+  const ErrorData& data = *own.error->status;
+  own.message = data.message.data();
+  own.message_size = data.message.size();
+  own.code = data.code;
+  own.payloads = own.error->payloads.data();
+  own.num_payloads = own.error->payloads.size();
+  std::memcpy(args, &own, known);
 }
 
 void ContextDestroy(FlagosContext* context) {
@@ -175,7 +181,11 @@ FlagosError* DeviceSynchronize(FlagosDeviceSynchronizeArgs* args) {
     call.method = Method::kDeviceSynchronize;
     call.device = args->device->index + 1;
     Reply reply;
-    return args->device->context->link->Request(call, &reply);
+    Link& link = *args->device->context->link;
+    Status status = link.Request(call, &reply);
+    // What has completed is known here, as in a process that has the backend to itself.
+    if (!reply.numbers.empty()) FLAGOS_RETURN_IF_ERROR(link.AwaitEvents(reply.numbers[0]));
+    return status;
   });
 }
 

@@ -6,6 +6,7 @@ namespace {
 
 FlagosError* EventCreate(FlagosEventCreateArgs* args) {
   return Enter("event_create", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("event_create", event);
     FLAGOS_NEED(args->context != nullptr, "event_create: no context");
     Link& link = *args->context->link;
     Call call;
@@ -59,6 +60,7 @@ FlagosError* EventSet(FlagosEventSetArgs* args) {
 
 FlagosError* EventQuery(FlagosEventQueryArgs* args) {
   return Enter("event_query", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("event_query", error);
     FLAGOS_NEED(args->event != nullptr, "event_query: no event");
     Status status;
     args->is_ready = args->event->state->Query(&status) ? 1 : 0;

@@ -77,6 +77,7 @@ Status RequestExecutable(FlagosContext* context, Call* call, FlagosExecutable** 
 
 FlagosError* Compile(FlagosCompileArgs* args) {
   return Enter("compile", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("compile", executable);
     FLAGOS_NEED(args->context != nullptr, "compile: no context");
     FLAGOS_NEED(args->program != nullptr || args->program_size == 0, "compile: the program is missing");
     Call call;
@@ -88,6 +89,7 @@ FlagosError* Compile(FlagosCompileArgs* args) {
 
 FlagosError* ExecutableLoad(FlagosExecutableLoadArgs* args) {
   return Enter("executable_load", args, [&]() -> Status {
+    FLAGOS_NEED_ROOM("executable_load", executable);
     FLAGOS_NEED(args->context != nullptr, "executable_load: no context");
     FLAGOS_NEED(args->serialized != nullptr || args->serialized_size == 0,
                 "executable_load: the executable is missing");

@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -149,6 +152,10 @@ std::shared_ptr<Link> Link::Begin(const Settings& settings, const Hello& own, He
     link->Bury("");
     return nullptr;
   }
+  char probe = 0;
+  const iovec here{&probe, sizeof(probe)};
+  const iovec there{reinterpret_cast<void*>(hello->probe), sizeof(probe)};
+  link->reaches_memory_ = process_vm_readv(process, &here, 1, &there, 1, 0) == ssize_t{sizeof(probe)};
   std::thread([link] { link->Watch(); }).detach();
   return link;
 }
@@ -205,6 +212,11 @@ Status Link::Bury(const std::string& fault) {
     const std::lock_guard<std::mutex> lock(channels_mutex_);
     for (const auto& channel : channels_) channel->Shutdown();
   }
+  // Who uses the child's memory looks at the phase first.
+  {
+    std::unique_lock<std::mutex> lock(memory_mutex_);
+    copies_changed_.wait(lock, [this] { return num_copies_ == 0; });
+  }
   const std::string ended = AwaitEnd(process_);
   const std::string place = "the backend's process " + std::to_string(process_) + " ";
   std::string fact = place + (fault.empty() ? ended : fault + ", and was ended") + ".";
@@ -222,6 +234,7 @@ Status Link::Bury(const std::string& fault) {
     const std::lock_guard<std::mutex> lock(expected_mutex_);
     expected.swap(expected_);
     num_owed_ = 0;
+    heard_changed_.notify_all();
   }
   for (auto& [id, waiting] : expected) {
     Status status = death;
@@ -318,7 +331,7 @@ Status Link::Request(const Call& call, Reply* reply, Segment* segment) {
     return Malformed("a reply that is none");
   }
   if (announce) segment->announced = true;
-  for (const int64_t id : reply->ready) Complete(static_cast<uint64_t>(id), nullptr, reply->data);
+  for (const int64_t id : reply->ready) Complete(static_cast<uint64_t>(id), nullptr, {reply->data, reply->address});
   return reply->error;
 }
 
@@ -331,6 +344,66 @@ void Link::Post(const Call& call) {
   GiveChannel(channel);
 }
 
+// ---- The child's memory ---------------------------------------------------------------------------------------------
+
+Status Link::ReadMemory(void* to, uint64_t address, size_t size) {
+  // A copy by the system takes three times as long where its target is less than a vector behind its source within a page,
+  // as large arrays of malloc are: loads wait for stores that seem to be to their place. Those go through the cache.
+  constexpr size_t kPage = 4096;
+  constexpr size_t kBehind = 32;
+  const size_t behind = (reinterpret_cast<uintptr_t>(to) - address) % kPage;
+  if (behind == 0 || behind >= kBehind || size < kPage) {
+    return CopyMemory(static_cast<char*>(to), address, size, /*is_read=*/true);
+  }
+  constexpr size_t kStep = size_t{256} << 10;
+  const std::unique_ptr<char[]> space(new char[kStep + kPage]);
+  // Neither copy has such a distance then.
+  const size_t wanted = (reinterpret_cast<uintptr_t>(to) + 2 * kBehind) % kPage;
+  char* between = space.get() + (wanted - reinterpret_cast<uintptr_t>(space.get())) % kPage;
+  for (size_t done = 0; done < size; done += kStep) {
+    const size_t step = std::min(kStep, size - done);
+    if (Status status = CopyMemory(between, address + done, step, /*is_read=*/true); status != nullptr) return status;
+    std::memcpy(static_cast<char*>(to) + done, between, step);
+  }
+  return nullptr;
+}
+
+Status Link::WriteMemory(uint64_t address, const void* from, size_t size) {
+  return CopyMemory(static_cast<char*>(const_cast<void*>(from)), address, size, /*is_read=*/false);
+}
+
+Status Link::CopyMemory(char* ours, uint64_t theirs, size_t size, bool is_read) {
+  constexpr size_t kMostAtOnce = size_t{64} << 20;
+  while (size > 0) {
+    bool has_begun = false;
+    {
+      const std::lock_guard<std::mutex> lock(memory_mutex_);
+      has_begun = alive();
+      if (has_begun) ++num_copies_;
+    }
+    if (!has_begun) return death();
+    const size_t step = std::min(size, kMostAtOnce);
+    const iovec here{ours, step};
+    const iovec there{reinterpret_cast<void*>(theirs), step};
+    const ssize_t copied = is_read ? process_vm_readv(process_, &here, 1, &there, 1, 0)
+                                   : process_vm_writev(process_, &here, 1, &there, 1, 0);
+    const int error = errno;
+    {
+      const std::lock_guard<std::mutex> lock(memory_mutex_);
+      if (--num_copies_ == 0) copies_changed_.notify_all();
+    }
+    if (copied <= 0) {
+      if (!alive()) return death();
+      if (error == ESRCH) return Bury("");
+      return Malformed(std::string("an address of memory that is not there (") + std::strerror(error) + ")");
+    }
+    ours += copied;
+    theirs += static_cast<uint64_t>(copied);
+    size -= static_cast<size_t>(copied);
+  }
+  return nullptr;
+}
+
 // ---- What the child says unasked ------------------------------------------------------------------------------------
 
 std::shared_ptr<EventState> Link::Expect(uint64_t id, Arrival arrival, bool is_owed) {
@@ -338,6 +411,7 @@ std::shared_ptr<EventState> Link::Expect(uint64_t id, Arrival arrival, bool is_o
   {
     const std::lock_guard<std::mutex> lock(expected_mutex_);
     expected_[id] = {state, std::move(arrival), is_owed};
+    ++num_expected_;
     if (is_owed && num_owed_++ == 0) last_completion_ = tick_;
   }
   // Bury() fails what it finds, after it has set the phase.
@@ -345,7 +419,7 @@ std::shared_ptr<EventState> Link::Expect(uint64_t id, Arrival arrival, bool is_o
   return state;
 }
 
-void Link::Complete(uint64_t id, Status status, std::string_view data) {
+void Link::Complete(uint64_t id, Status status, const Delivery& delivery) {
   Expected expected;
   {
     const std::lock_guard<std::mutex> lock(expected_mutex_);
@@ -358,11 +432,29 @@ void Link::Complete(uint64_t id, Status status, std::string_view data) {
       last_completion_ = tick_;
     }
   }
-  if (expected.arrival != nullptr) expected.arrival(&status, data);
+  if (expected.arrival != nullptr) expected.arrival(&status, delivery);
   expected.state->Complete(status);
 }
 
+Status Link::AwaitEvents(int64_t count) {
+  std::unique_lock<std::mutex> lock(expected_mutex_);
+  if (count < 0 || static_cast<uint64_t>(count) > num_expected_) {
+    lock.unlock();
+    return Malformed("more events than it owes");
+  }
+  // What the reader itself asks for, in a listener, it cannot wait for.
+  if (std::this_thread::get_id() == reader_) return nullptr;
+  if (num_owed_++ == 0) last_completion_ = tick_;
+  heard_changed_.wait(lock, [&] { return num_heard_ >= static_cast<uint64_t>(count) || !alive(); });
+  if (num_owed_ > 0) --num_owed_;
+  return nullptr;
+}
+
 void Link::ReadEvents() {
+  {
+    const std::lock_guard<std::mutex> lock(expected_mutex_);
+    reader_ = std::this_thread::get_id();
+  }
   Frame frame;
   while (true) {
     is_listening_ = true;
@@ -378,7 +470,11 @@ void Link::ReadEvents() {
       Malformed("an event that is none");
       return;
     }
-    if (done.event != 0) Complete(done.event, done.error, done.data);  // 0: a sign of life
+    if (done.event == 0) continue;  // a sign of life
+    Complete(done.event, done.error, {done.data, done.address});
+    const std::lock_guard<std::mutex> lock(expected_mutex_);
+    ++num_heard_;
+    heard_changed_.notify_all();
   }
 }
 

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -62,12 +63,24 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // What happens when the event `id` completes, before anybody learns of it: it may look at the event's data and changes
   // what the event says by changing the status. Called exactly once, also when the child ends.
-  using Arrival = std::function<void(Status*, std::string_view data)>;
+  struct Delivery {
+    std::string_view data;
+    uint64_t address = 0;  // in the child
+  };
+  using Arrival = std::function<void(Status*, const Delivery& delivery)>;
   // `is_owed`: the child completes it by itself, sooner or later; else when the host does something.
   std::shared_ptr<EventState> Expect(uint64_t id, Arrival arrival = nullptr, bool is_owed = true);
-  void Complete(uint64_t id, Status status, std::string_view data);
+  void Complete(uint64_t id, Status status, const Delivery& delivery);
+  // Waits until so many events of the child's have completed here. An error where there cannot be so many.
+  Status AwaitEvents(int64_t count);
   // The host has made (1), or completed (-1), a promise or an event, for which what the child does may wait.
   void Owe(int change) { num_owed_by_host_ += change; }
+
+  // Whether the system lets the host read and write the child's memory.
+  bool reaches_memory() const { return reaches_memory_; }
+  // Copy from and to the child's memory. Where nothing is, or the child has ended, that is an error, never a signal.
+  Status ReadMemory(void* to, uint64_t address, size_t size);
+  Status WriteMemory(uint64_t address, const void* from, size_t size);
 
   pid_t process() const { return process_; }
   bool alive() const { return phase_ == kAlive; }
@@ -91,6 +104,7 @@ class Link : public std::enable_shared_from_this<Link> {
   static std::shared_ptr<Link> Begin(const Settings& settings, const Hello& own, Hello* hello, std::string* why);
   Channel* TakeChannel(Status* why);
   void GiveChannel(Channel* channel);
+  Status CopyMemory(char* ours, uint64_t theirs, size_t size, bool is_read);
   void ReadEvents();
   // Ends the child if it has not ended, finds out how, and fails everything that waits for it. Returns death().
   Status Bury(const std::string& fault);
@@ -105,6 +119,11 @@ class Link : public std::enable_shared_from_this<Link> {
   const pid_t owner_;
   std::atomic<uint64_t> next_id_{1};
   SegmentPool segments_;
+  bool reaches_memory_ = false;
+  // Copies from and to the child's memory that are under way: its number names no other process until they are done.
+  std::mutex memory_mutex_;
+  std::condition_variable copies_changed_;
+  size_t num_copies_ = 0;
 
   std::mutex channels_mutex_;
   std::vector<std::unique_ptr<Channel>> channels_;
@@ -113,7 +132,11 @@ class Link : public std::enable_shared_from_this<Link> {
 
   std::mutex expected_mutex_;
   std::unordered_map<uint64_t, Expected> expected_;
-  size_t num_owed_ = 0;          // by the child
+  size_t num_owed_ = 0;        // by the child
+  uint64_t num_expected_ = 0;  // ever
+  uint64_t num_heard_ = 0;     // events that the child has told of
+  std::condition_variable heard_changed_;
+  std::thread::id reader_;       // the thread of ReadEvents()
   int64_t last_completion_ = 1;  // the tick at which it last completed one, or began to owe one
 
   // Time as the watch counts it: what passes while the whole machine, or host and child alike, are stopped is not the

@@ -2,11 +2,15 @@
 #ifndef FLAGOS_ISOLATION_OBJECTS_H_
 #define FLAGOS_ISOLATION_OBJECTS_H_
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "flagos/plugin_abi.h"
@@ -75,15 +79,27 @@ namespace flagos_isolation {
 
 inline Status Wrong(const std::string& fact) { return MakeStatus(FLAGOS_INVALID_ARGUMENT, fact); }
 
-// Runs the body of a function of the table, which returns a Status: no exception crosses the boundary.
+// The part of a struct of `full` bytes that both sides know, in whole words: a pointer is never cut.
+inline size_t KnownSize(size_t struct_size, size_t full) { return std::min(struct_size, full) & ~(sizeof(void*) - 1); }
+
+// Runs the body of a function of the table, which returns a Status, on a complete copy of the host's struct, to which
+// `args` points meanwhile: what an older host has not is zero, and nothing beyond it is written. No exception crosses the
+// boundary.
 template <typename Args, typename Body>
-FlagosError* Enter(const char* function, Args* args, Body body) noexcept {
+FlagosError* Enter(const char* function, Args*& args, Body body) noexcept {
+  Args* const host = args;
   try {
-    if (args == nullptr || args->struct_size < sizeof(Args)) {
-      return NewError(Wrong(std::string(function) + ": the arguments are missing or of another struct_size. Set it to "
-                                                    "sizeof of the struct."));
+    if (host == nullptr) return NewError(Wrong(std::string(function) + ": the argument struct is NULL"));
+    if (host->struct_size < sizeof(size_t)) {
+      return NewError(Wrong(std::string(function) + ": struct_size is " + std::to_string(host->struct_size) +
+                            "; set it to sizeof of the struct"));
     }
-    return NewError(body());
+    Args own{};
+    std::memcpy(static_cast<void*>(&own), host, KnownSize(host->struct_size, sizeof(Args)));
+    args = &own;
+    const Status status = body();
+    if (status == nullptr) std::memcpy(static_cast<void*>(host), &own, KnownSize(own.struct_size, sizeof(Args)));
+    return NewError(status);
   } catch (const std::bad_alloc&) {
     return NewError(MakeStatus(FLAGOS_RESOURCE_EXHAUSTED, std::string(function) + ": no memory is left"));
   } catch (const std::exception& error) {
@@ -91,6 +107,10 @@ FlagosError* Enter(const char* function, Args* args, Body body) noexcept {
   }
 }
 
+// Refuses a host whose struct has no room for an "out" field that the call cannot do without.
+#define FLAGOS_NEED_ROOM(function, field)                                                                        \
+  FLAGOS_NEED(args->struct_size >= offsetof(std::remove_pointer_t<decltype(args)>, field) + sizeof(args->field), \
+              function ": " #field " lies beyond struct_size; set struct_size to sizeof of the struct")
 #define FLAGOS_NEED(condition, fact)      \
   do {                                    \
     if (!(condition)) return Wrong(fact); \
@@ -101,13 +121,14 @@ FlagosError* Enter(const char* function, Args* args, Body body) noexcept {
   } while (false)
 
 // A call about a context's memory, with shape and type; INVALID_ARGUMENT for what is no shape.
-Status PlaceCall(Call* call, const FlagosContext* context, const FlagosMemory* memory, const int64_t* dims, size_t rank,
-                 int32_t element_type);
+Status PlaceCall(const std::string& function, Call* call, const FlagosContext* context, const FlagosMemory* memory,
+                 const int64_t* dims, size_t rank, int32_t element_type);
 // Bytes of an element in a dense array; -1 for what is no element type.
 int64_t ElementSize(int32_t element_type);
 
 // Handles for what the child says that it made; an error where it says what cannot be.
 Status NewBuffer(FlagosContext* context, uint64_t id, Buffer described, FlagosBuffer** buffer);
+void DestroyBuffer(FlagosBuffer* buffer);
 FlagosEvent* NewEvent(FlagosContext* context, std::shared_ptr<EventState> state, uint64_t id);
 FlagosEvent* ReadyEvent(FlagosContext* context);
 

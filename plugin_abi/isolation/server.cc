@@ -6,8 +6,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <thread>
 
 #include "flagos/isolation.h"
@@ -43,6 +45,7 @@ struct Server::Pending {
   Server* server;
   uint64_t id;
   std::shared_ptr<Contents> contents;
+  std::shared_ptr<Pin> pin;
 };
 
 void Server::Run() {
@@ -159,9 +162,11 @@ bool Server::HasCompletedWell(FlagosEvent* event) {
   return query.is_ready != 0 && query.error == nullptr;
 }
 
-void Server::Tell(FlagosEvent* event, uint64_t id, std::shared_ptr<Contents> contents, Reply* reply) {
+void Server::Tell(FlagosEvent* event, uint64_t id, std::shared_ptr<Contents> contents, Reply* reply,
+                  std::shared_ptr<Pin> pin) {
   auto held = std::make_shared<Event>(api_, event);
-  if (HasCompletedWell(event)) {
+  // Where an address cannot be told, OnReady says why.
+  if (HasCompletedWell(event) && (pin == nullptr || Address(pin->view, pin->offset, &reply->address) == nullptr)) {
     reply->ready.push_back(static_cast<int64_t>(id));
     if (contents != nullptr && contents->is_for_host) reply->data = std::move(contents->bytes);
     return;
@@ -174,7 +179,7 @@ void Server::Tell(FlagosEvent* event, uint64_t id, std::shared_ptr<Contents> con
   args.struct_size = sizeof(args);
   args.event = event;
   args.callback = OnReady;
-  args.user_data = new Pending{this, id, std::move(contents)};
+  args.user_data = new Pending{this, id, std::move(contents), std::move(pin)};
   FlagosError* failed = api_.event_on_ready(&args);
   if (failed != nullptr) OnReady(args.user_data, failed);
 }
@@ -187,18 +192,48 @@ void Server::OnReady(void* user_data, FlagosError* error) {
   done.error = server.Take(error);
   const bool carries = pending->contents != nullptr && pending->contents->is_for_host;
   if (carries && done.error == nullptr) done.data = std::move(pending->contents->bytes);
-  std::shared_ptr<Event> forgotten;  // destroyed without the lock
-  {
-    const std::lock_guard<std::mutex> lock(server.mutex_);
-    const auto found = server.pending_events_.find(pending->id);
-    if (found != server.pending_events_.end()) {
-      forgotten = std::move(found->second);
-      server.pending_events_.erase(found);
-    }
+  if (pending->pin != nullptr && done.error == nullptr) {
+    done.error = server.Address(pending->pin->view, pending->pin->offset, &done.address);
   }
-  const std::lock_guard<std::mutex> lock(server.done_mutex_);
-  server.done_.push_back(std::move(done));
-  server.done_changed_.notify_one();
+  if (pending->pin != nullptr && done.error != nullptr) server.Unpin(pending->pin->id);
+  {
+    const std::lock_guard<std::mutex> lock(server.done_mutex_);
+    server.done_.push_back(std::move(done));
+    ++server.num_told_;
+    server.done_changed_.notify_one();
+  }
+  std::shared_ptr<Event> forgotten;  // destroyed without the lock
+  const std::lock_guard<std::mutex> lock(server.mutex_);
+  const auto found = server.pending_events_.find(pending->id);
+  if (found == server.pending_events_.end()) return;
+  forgotten = std::move(found->second);
+  server.pending_events_.erase(found);
+  server.pending_changed_.notify_all();
+}
+
+uint64_t Server::NumTold() {
+  std::unordered_map<uint64_t, std::shared_ptr<Event>> pending;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pending = pending_events_;
+  }
+  for (auto at = pending.begin(); at != pending.end();) {
+    FlagosEventQueryArgs query{};
+    query.struct_size = sizeof(query);
+    query.event = at->second->handle;
+    const bool has_completed = Take(api_.event_query(&query)) == nullptr && query.is_ready != 0;
+    if (has_completed && query.error != nullptr) api_.error_destroy(query.error);
+    at = has_completed ? std::next(at) : pending.erase(at);
+  }
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    pending_changed_.wait(lock, [&] {
+      return std::none_of(pending.begin(), pending.end(),
+                          [this](const auto& entry) { return pending_events_.count(entry.first) != 0; });
+    });
+  }
+  const std::lock_guard<std::mutex> lock(done_mutex_);
+  return num_told_;
 }
 
 std::shared_ptr<Server::Event> Server::FindEvent(uint64_t id) {
@@ -287,6 +322,9 @@ Status Server::HandleInContext(const Call& call, Reply* reply) {
     case Method::kBufferToHost:
     case Method::kBufferReadRaw:
       return ToHost(call, reply);
+    case Method::kBufferUnpin:
+      Unpin(call.object);
+      return nullptr;
     case Method::kBufferWriteRaw:
       return WriteRaw(call, reply);
     case Method::kBufferDonate:
@@ -329,6 +367,8 @@ extern "C" __attribute__((visibility("default"))) void FlagosServe(int32_t socke
   }
   Hello own;
   own.wire_version = kWireVersion;
+  static const char probe = 0;
+  own.probe = reinterpret_cast<uintptr_t>(&probe);
   if (refusal != nullptr) {
     own.refusal = refusal;
   } else if (host.wire_version != kWireVersion) {

@@ -43,6 +43,18 @@ class Server {
     char* data() { return segment != nullptr ? segment->data() : bytes.data(); }
   };
   struct Pending;
+  // Memory of an array that the host reads: nothing writes there, and it stays, until the host lets go of it.
+  struct Pin {
+    Pin(const FlagosApi& of, FlagosBuffer* taken, uint64_t name, int64_t from)
+        : api(of), view(taken), id(name), offset(from) {}
+    ~Pin() { api.buffer_destroy(view); }
+    Pin(const Pin&) = delete;
+    Pin& operator=(const Pin&) = delete;
+    const FlagosApi& api;
+    FlagosBuffer* view;
+    const uint64_t id;
+    const int64_t offset;
+  };
   struct Program {
     FlagosExecutable* handle = nullptr;
     size_t num_outputs = 0;
@@ -64,6 +76,8 @@ class Server {
   Status FromHost(const Call& call, Reply* reply);
   Status ToHost(const Call& call, Reply* reply);
   Status WriteRaw(const Call& call, Reply* reply);
+  Status PinBuffer(const Call& call, FlagosBuffer* buffer, Reply* reply);
+  void Unpin(uint64_t id);
   Status Donate(const Call& call, Reply* reply);
   Status MakeProgram(const Call& call, Reply* reply);
   Status DescribeProgram(FlagosExecutable* executable, Executable* described);
@@ -74,7 +88,12 @@ class Server {
   Status Take(FlagosError* error);
   FlagosError* Make(const Status& status);
   // Tells the host when `event` has completed: in the reply where it has already, well.
-  void Tell(FlagosEvent* event, uint64_t id, std::shared_ptr<Contents> contents, Reply* reply);
+  // What the host waits for is then there: `contents` in shared memory or the message, `pin` in memory of this process.
+  void Tell(FlagosEvent* event, uint64_t id, std::shared_ptr<Contents> contents, Reply* reply,
+            std::shared_ptr<Pin> pin = nullptr);
+  // How many events the host has been told of, or will be, when it has been told of all that have completed by now.
+  uint64_t NumTold();
+  Status Address(FlagosBuffer* buffer, int64_t offset, uint64_t* address);
   static void OnReady(void* user_data, FlagosError* error);
   // Stands for the host's own, which is out of reach: the program that calls it fails.
   static FlagosError* RefuseCallback(void* user_data, int64_t id, const FlagosHostArray* arguments,
@@ -101,16 +120,19 @@ class Server {
   std::vector<FlagosMemory*> memories_;
 
   std::mutex mutex_;  // of the maps
+  std::condition_variable pending_changed_;
   std::unordered_map<uint64_t, FlagosBuffer*> buffers_;
   std::unordered_map<uint64_t, Program> programs_;
   std::unordered_map<uint64_t, std::shared_ptr<Event>> own_events_;  // of event_create
   std::unordered_map<uint64_t, std::shared_ptr<Event>> pending_events_;
   std::unordered_map<uint64_t, std::shared_ptr<Segment>> segments_;
+  std::unordered_map<uint64_t, std::shared_ptr<Pin>> pins_;
 
   // Callbacks of the backend do not wait for the socket: a host that is slow to read would hold the backend up.
   std::mutex done_mutex_;
   std::condition_variable done_changed_;
   std::vector<Done> done_;
+  uint64_t num_told_ = 0;  // events that have ever been in done_
 };
 
 }  // namespace flagos_isolation

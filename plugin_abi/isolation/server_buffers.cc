@@ -76,10 +76,11 @@ Status Server::DescribeContext(Context* described) {
     auto device = New<FlagosDeviceDescribeArgs>();
     device.device = handle;
     if (Status status = Take(api_.device_describe(&device)); status != nullptr) return status;
-    described->devices.push_back(
-        {device.id, device.process_index, device.local_hardware_id, device.is_addressable, Text(device.kind),
-         Text(device.debug_string), Text(device.to_string), FromAbi(device.attributes, device.num_attributes),
-         IndicesOf(device.memories, device.num_memories, memories_), 1 + IndexOf(device.default_memory, memories_)});
+    described->devices.push_back({device.id, device.process_index, device.local_hardware_id, device.is_addressable,
+                                  Text(device.kind), Text(device.debug_string), Text(device.to_string),
+                                  FromAbi(device.attributes, device.num_attributes),
+                                  IndicesOf(device.memories, device.num_memories, memories_),
+                                  1 + IndexOf(device.default_memory, memories_), device.is_host_memory != 0});
   }
   for (FlagosMemory* handle : memories_) {
     auto memory = New<FlagosMemoryDescribeArgs>();
@@ -98,17 +99,20 @@ void Server::ContextDestroy() {
   std::unordered_map<uint64_t, Program> programs;
   std::unordered_map<uint64_t, std::shared_ptr<Event>> own;
   std::unordered_map<uint64_t, std::shared_ptr<Event>> pending;
+  std::unordered_map<uint64_t, std::shared_ptr<Pin>> pins;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     buffers.swap(buffers_);
     programs.swap(programs_);
     own.swap(own_events_);
     pending.swap(pending_events_);
+    pins.swap(pins_);
   }
   for (const auto& [id, buffer] : buffers) api_.buffer_destroy(buffer);
   for (const auto& [id, program] : programs) api_.executable_destroy(program.handle);
   own.clear();
   pending.clear();
+  pins.clear();
   api_.context_destroy(context_);
   context_ = nullptr;
   devices_.clear();
@@ -131,7 +135,9 @@ Status Server::DeviceCall(const Call& call, Reply* reply) {
   if (call.method == Method::kDeviceSynchronize) {
     auto args = New<FlagosDeviceSynchronizeArgs>();
     args.device = device;
-    return Take(api_.device_synchronize(&args));
+    Status status = Take(api_.device_synchronize(&args));
+    reply->numbers = {static_cast<int64_t>(NumTold())};
+    return status;
   }
   auto args = New<FlagosDeviceMemoryStatsArgs>();
   args.device = device;
@@ -221,7 +227,27 @@ Status Server::MakeBuffer(const Call& call, Reply* reply) {
     status = Take(api_.buffer_bitcast(&args));
     made = args.view;
   }
-  return status != nullptr ? status : AddBuffer(made, call, 0, reply);
+  if (status == nullptr) status = AddBuffer(made, call, 0, reply);
+  const bool is_written_by_host = call.method == Method::kBufferAllocate && call.number != 0;
+  if (status != nullptr || !is_written_by_host) return status;
+  status = Address(made, 0, &reply->address);
+  if (status != nullptr) {  // the host knows of no buffer
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      buffers_.erase(static_cast<uint64_t>(call.made[0]));
+    }
+    api_.buffer_destroy(made);
+  }
+  return status;
+}
+
+// Where its contents are, once they are there.
+Status Server::Address(FlagosBuffer* buffer, int64_t offset, uint64_t* address) {
+  auto args = New<FlagosBufferPointerArgs>();
+  args.buffer = buffer;
+  Status status = Take(api_.buffer_pointer(&args));
+  if (status == nullptr) *address = reinterpret_cast<uintptr_t>(args.pointer) + static_cast<uint64_t>(offset);
+  return status;
 }
 
 Status Server::BufferCall(const Call& call, Reply* reply) {
@@ -326,9 +352,44 @@ Status Server::FromHost(const Call& call, Reply* reply) {
   return AddBuffer(args.buffer, call, 0, reply);
 }
 
+Status Server::PinBuffer(const Call& call, FlagosBuffer* buffer, Reply* reply) {
+  auto described = New<FlagosBufferDescribeArgs>();
+  described.buffer = buffer;
+  if (Status status = Take(api_.buffer_describe(&described)); status != nullptr) return status;
+  const auto all = static_cast<int64_t>(described.size_bytes);
+  if (call.offset < 0 || call.size < 0 || call.offset > all || call.size > all - call.offset) return NoSuch("contents");
+  // A view keeps the memory also after the buffer is gone, and from programs to which it is donated.
+  auto viewed = New<FlagosBufferBitcastArgs>();
+  viewed.buffer = buffer;
+  viewed.dims = described.dims;
+  viewed.rank = described.rank;
+  viewed.element_type = described.element_type;
+  if (Status status = Take(api_.buffer_bitcast(&viewed)); status != nullptr) return status;
+  auto pin = std::make_shared<Pin>(api_, viewed.view, static_cast<uint64_t>(call.made[0]), call.offset);
+  auto ready = New<FlagosBufferReadyEventArgs>();
+  ready.buffer = viewed.view;
+  if (Status status = Take(api_.buffer_ready_event(&ready)); status != nullptr) return status;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pins_[pin->id] = pin;
+  }
+  Tell(ready.event, call.event, nullptr, reply, std::move(pin));
+  return nullptr;
+}
+
+void Server::Unpin(uint64_t id) {
+  std::shared_ptr<Pin> pin;  // let go without the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = pins_.find(id);
+  if (found == pins_.end()) return;
+  pin = std::move(found->second);
+  pins_.erase(found);
+}
+
 Status Server::ToHost(const Call& call, Reply* reply) {
   FlagosBuffer* buffer = FindBuffer(call.object);
   if (buffer == nullptr) return NoSuch("buffer");
+  if (call.made.size() == 1) return PinBuffer(call, buffer, reply);
   std::shared_ptr<Contents> contents;
   if (call.segment != 0) {
     if (Status status = FindContents(call, &contents); status != nullptr) return status;

@@ -160,6 +160,7 @@ void Visit(V& v, T& hello) {
   v.Field(12, hello.cxx11_abi);
   v.Field(13, hello.python_abi);
   v.Field(14, hello.refusal);
+  v.Field(15, hello.probe);
 }
 
 template <typename V, typename T, If<T, Device> = 0>
@@ -174,6 +175,7 @@ void Visit(V& v, T& device) {
   v.Messages(8, device.attributes);
   v.Field(9, device.memories);
   v.Field(10, device.default_memory);
+  v.Field(11, device.is_host_memory);
 }
 
 template <typename V, typename T, If<T, Memory> = 0>
@@ -261,6 +263,7 @@ void Visit(V& v, T& reply) {
   v.Field(6, reply.deleted);
   v.Field(7, reply.numbers);
   v.Field(8, reply.data);
+  v.Field(9, reply.address);
 }
 
 template <typename V, typename T, If<T, Done> = 0>
@@ -268,6 +271,7 @@ void Visit(V& v, T& done) {
   v.Field(1, done.event);
   v.Error(2, done.error);
   v.Field(3, done.data);
+  v.Field(4, done.address);
 }
 
 template <typename T>

@@ -13,7 +13,7 @@
 namespace flagos_isolation {
 
 // Raised when an older side would misread a newer one; both sides refuse another.
-constexpr uint32_t kWireVersion = 2;
+constexpr uint32_t kWireVersion = 3;
 
 enum class Method : uint32_t {
   kNone = 0,
@@ -43,10 +43,12 @@ enum class Method : uint32_t {
   kExecutableDestroy = 24,  // no reply
   kExecutableArtifact = 25,
   kExecute = 26,
+  kBufferUnpin = 27,  // no reply
 };
 
 inline bool HasReply(Method method) {
-  return method != Method::kEventDestroy && method != Method::kBufferDestroy && method != Method::kExecutableDestroy;
+  return method != Method::kEventDestroy && method != Method::kBufferDestroy && method != Method::kExecutableDestroy &&
+         method != Method::kBufferUnpin;
 }
 
 struct NamedValue {
@@ -66,6 +68,7 @@ struct Hello {
   std::string name, platform, backend_version, git_revision, compiler, glibc, build_id;
   int64_t cxx11_abi = 0, python_abi = 0;
   std::string refusal;  // the child's: why it serves nothing
+  uint64_t probe = 0;   // the child's: an address of its memory
 };
 
 struct Device {
@@ -74,6 +77,7 @@ struct Device {
   std::vector<NamedValue> attributes;
   std::vector<int64_t> memories;  // indices
   int64_t default_memory = 0;     // 1 + index, or 0
+  bool is_host_memory = false;    // of the child
 };
 
 struct Memory {
@@ -132,6 +136,7 @@ struct Reply {
   std::vector<int64_t> deleted;  // buffers that the call took
   std::vector<int64_t> numbers;
   std::string data;
+  uint64_t address = 0;  // in the child: of what was pinned, or is to be written
 };
 
 // An event that has completed.
@@ -139,6 +144,7 @@ struct Done {
   uint64_t event = 0;
   Status error;
   std::string data;
+  uint64_t address = 0;
 };
 
 std::string Encode(const Hello& hello);

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +98,43 @@ def test_contents_of_any_layout_come_back(context: Context, rng: np.random.Gener
         array = rng.integers(0, 2, (2, elements, 2)).astype(dtype)
         for view in (array, array[::-1, :, ::-1], array.transpose(2, 1, 0), np.broadcast_to(array[:1], array.shape)):
             np.testing.assert_array_equal(get(put(memory_of(context), view)), view)
+
+
+def test_large_contents_arrive_at_every_alignment_and_leave_nothing(context: Context, rng: np.random.Generator) -> None:
+    memory, device = memory_of(context), context.addressable_devices[0]
+    before = device.memory_stats().bytes_in_use
+    data = np.frombuffer(rng.bytes(SEGMENT_ELEMENTS + 5), np.uint8)
+    buffer = put(memory, data)
+    address = np.empty(2 * len(data), np.uint8)
+    for offset in (*range(34), 4064, 4095):
+        start = -address.ctypes.data % 4096 + offset
+        into = address[start : start + len(data)]
+        buffer.to_host_async(into).wait(60)
+        np.testing.assert_array_equal(into, data)
+        assert bytes(buffer.read_raw(offset, len(data) - offset - 1)) == data[offset:-1].tobytes()
+    buffer.close()
+    assert isolated.comes_true(lambda: device.memory_stats().bytes_in_use == before)
+
+
+def test_what_is_being_read_stays_although_its_buffer_goes(context: Context, rng: np.random.Generator) -> None:
+    memory = memory_of(context)
+    array = rng.standard_normal(SEGMENT_ELEMENTS).astype(np.float32)
+    promise, into = memory.promise(array.shape, ElementType.F32), np.zeros_like(array)
+    read = promise.to_host_async(into)
+    assert not read.query()[0]
+    promise.fulfill(put(memory, array))
+    promise.close()
+    read.wait(60)
+    np.testing.assert_array_equal(into, array)
+
+
+def test_what_a_device_has_done_is_known_once_it_is_synchronized(context: Context) -> None:
+    executable = Executable.compile(context, program(LOOP))
+    for _ in range(20):
+        outputs, done = executable.execute([[put(memory_of(context), np.full((64, 64), 200, np.float32))]])
+        context.devices[0].synchronize()
+        assert done[0].query() == (True, None)
+        assert outputs[0][0].ready_event().query() == (True, None)
 
 
 def test_many_calls_without_a_reply_fill_the_ring_and_arrive(context: Context) -> None:
@@ -296,7 +334,7 @@ def test_the_process_ends_with_its_host(end: str) -> None:
 def greeting(**fields: object) -> bytes:
     """What a child of a host of today says."""
     abi = dict.fromkeys(("version_min", "version_max", "version"), 1 << 16)
-    known: dict[str, object] = {"wire_version": 2, **abi, "name": "hostile", "platform": "flagos"}
+    known: dict[str, object] = {"wire_version": 3, **abi, "name": "hostile", "platform": "flagos"}
     return isolated.messages()["Hello"](**(known | fields)).SerializeToString()
 
 
@@ -310,21 +348,21 @@ events.recv(65536)
 
 
 def test_another_version_of_the_wire_is_refused_by_name_on_both_sides(minimal: loader.Backend) -> None:
-    newer = isolated.frame(greeting(wire_version=3)).hex()
+    newer = isolated.frame(greeting(wire_version=4)).hex()
     why = str(isolated.backend_of([sys.executable, "-c", ANSWERS, newer]))
-    assert "speaks version 3 of the wire, this host version 2; install both from one build" in why
+    assert "speaks version 4 of the wire, this host version 3; install both from one build" in why
     ours, theirs = socket.socketpair()
     command = [*isolated.light_command(Path(minimal.place)), str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as child, ours:
         theirs.close()
         ours.sendall(isolated.frame(greeting(wire_version=1)))
         answer = isolated.messages()["Hello"].FromString(ours.recv(65536)[isolated.HEADER.size :])
-        assert (answer.wire_version, answer.name) == (2, "")
-        assert "the host speaks version 1 of the wire, the backend's process version 2" in answer.refusal
+        assert (answer.wire_version, answer.name) == (3, "")
+        assert "the host speaks version 1 of the wire, the backend's process version 3" in answer.refusal
         assert child.wait(60) == 2
 
 
-def _answers() -> dict[str, object]:
+def _answers() -> dict[str, Any]:
     """Sound answers of a backend with one device, to every call that the fuzz test makes."""
     kinds = isolated.messages()
     context = kinds["Context"](platform_name=b"flagos", platform_version=b"1", addressable_devices=[0])
@@ -398,6 +436,46 @@ def _await(wait: Callable[[float], None]) -> None:
     except FlagosStatusError as error:
         if error.code != StatusCode.DEADLINE_EXCEEDED:
             raise
+
+
+#: Says that it has written memory where none is.
+LIES_ABOUT_ADDRESSES = """
+import array, ctypes, json, socket, struct, sys
+answers = json.loads(sys.argv[1])
+sys.path.append(answers["support"])
+import isolation_ring
+def frame(message): return struct.pack("=IIQ", 0x31474C46, len(message), 0) + message
+def varint(number): return bytes((number >> shift & 127) | 128 for shift in range(0, 63, 7)) + b"\\0"
+events, here = socket.socket(fileno=int(sys.argv[2])), ctypes.create_string_buffer(1)
+events.recv(65536)
+events.sendall(frame(bytes.fromhex(answers["greeting"]) + b"\\x78" + varint(ctypes.addressof(here))))
+data, rights, _, _ = events.recvmsg(16, socket.CMSG_SPACE(4))
+channel = isolation_ring.Channel.join(socket.socket(fileno=array.array("i", rights[0][2])[0]))
+while True:
+    message, sequence = channel.receive()
+    channel.send(bytes.fromhex(answers["replies"][str(message[1])]), sequence)
+"""
+
+
+def test_an_address_where_nothing_is_ends_the_process_that_gave_it() -> None:
+    answers, reply = _answers(), isolated.messages()["Reply"]
+    context = reply.FromString(bytes.fromhex(answers["replies"]["1"]))
+    context.context.devices[0].is_host_memory = True
+    made = reply(address=8)
+    made.buffers.add(element_type=6, size_bytes=1 << 20, device=1, memory=1, dims=[1 << 20], is_ready=True)
+    answers["replies"] = {
+        "1": context.SerializeToString().hex(), "9": made.SerializeToString().hex(),
+        "14": reply(ready=range(1, 40), address=2**63).SerializeToString().hex(),
+    }  # fmt: skip
+    for first in ("9", "14"):
+        if first == "14":  # no buffer can be written otherwise
+            answers["replies"]["9"] = reply(error={"code": 12}).SerializeToString().hex()
+            answers["replies"]["8"] = reply(buffers=made.buffers, ready=range(1, 40)).SerializeToString().hex()
+        backend = isolated.backend_of([sys.executable, "-S", "-c", LIES_ABOUT_ADDRESSES, json.dumps(answers)])
+        assert isinstance(backend, loader.Backend), backend
+        with Context(backend) as client, pytest.raises(FlagosStatusError) as failed:
+            put(memory_of(client), np.zeros(1 << 20, np.uint8)).to_host()
+        assert "an address of memory that is not there" in unavailable(failed.value)
 
 
 def test_no_message_of_a_host_hangs_the_process(minimal: loader.Backend, rng: np.random.Generator) -> None:
