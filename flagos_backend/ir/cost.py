@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 
-from flagos_backend.ir.attributes import ConvolutionAttributes, DotAttributes, RaggedDotAttributes, WhileAttributes
+from flagos_backend.ir.attributes import (
+    ConvolutionAttributes,
+    DotAttributes,
+    FftAttributes,
+    RaggedDotAttributes,
+    WhileAttributes,
+)
 from flagos_backend.ir.attributes import WindowAttributes as Window
 from flagos_backend.ir.functions import FUNCTIONS, ROUNDINGS
 from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.opcode import FftType
 from flagos_backend.ir.opcode import Opcode as O
 from flagos_backend.ir.types import ArrayShape, Shape, leaves
 
@@ -131,6 +138,8 @@ class _Counter:
             return 0.0, float(count)
         if opcode in (O.DOT, O.RAGGED_DOT, O.CONVOLUTION):
             return 2.0 * count * _contraction(instruction), 0.0
+        if opcode is O.FFT:
+            return _transform(instruction), 0.0
         if not instruction.called:
             return float(count), 0.0
         # A scalar function, called once an element it takes in (or once an element and window place).
@@ -159,6 +168,16 @@ def _contraction(instruction: Instruction) -> int:
             return features * prod(d.size for d in convolution.window)
         case _:
             raise TypeError(f"{instruction!r} is no contraction")
+
+
+def _transform(instruction: Instruction) -> float:
+    """Operations of the fast algorithm: 5 n log2 n of n complex numbers, half of it where one side is real."""
+    attributes = instruction.attributes_as(FftAttributes)
+    shape = instruction.operands[0].shape
+    assert isinstance(shape, ArrayShape)
+    points = prod(shape.dims[: shape.rank - len(attributes.lengths)]) * prod(attributes.lengths)
+    is_real = attributes.fft_type in (FftType.RFFT, FftType.IRFFT)
+    return (2.5 if is_real else 5.0) * points * log2(max(2, prod(attributes.lengths)))
 
 
 def _traffic(instruction: Instruction) -> float:

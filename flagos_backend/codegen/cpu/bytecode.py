@@ -31,6 +31,7 @@ class ItemKind(enum.IntEnum):
     ARG_MIN_MAX = 13
     LINEAR_ALGEBRA = 14
     MACHINE_CODE = 15
+    FOURIER = 16
 
 
 class StepKind(enum.IntEnum):

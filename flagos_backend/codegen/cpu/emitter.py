@@ -30,6 +30,7 @@ from flagos_backend.codegen.cpu.lower.argminmax import argminmax_numbers, with_a
 from flagos_backend.codegen.cpu.lower.dot import MatrixProduct, as_matrix_product
 from flagos_backend.codegen.cpu.lower.dot_transposed import as_arranged_product
 from flagos_backend.codegen.cpu.lower.dot_widened import as_widened_product
+from flagos_backend.codegen.cpu.lower.fourier import fourier_is_available, fourier_numbers, fourier_scratch
 from flagos_backend.codegen.cpu.lower.gather import gather_numbers
 from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
@@ -285,6 +286,7 @@ class _Emitter:
             Opcode.CONDITIONAL: self._lower_conditional,
             Opcode.TOP_K: self._lower_top_k,
             **dict.fromkeys(COMPLEX_OPERATIONS, self._lower_complex),
+            Opcode.FFT: self._lower_fourier,
             Opcode.GATHER: self._lower_gather,
             Opcode.REDUCE: self._lower_reduce,
             Opcode.SCATTER: self._lower_scatter,
@@ -345,6 +347,15 @@ class _Emitter:
         return Step(
             ItemKind.COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers
         )
+
+    def _lower_fourier(self, item: Instruction) -> Step:
+        numbers = fourier_numbers(item)
+        if numbers is None or not fourier_is_available():
+            return self._lower_call(item)
+        size = fourier_scratch(item)
+        scratch = (scratch_of(item, size),) if size else ()
+        text = f"native fft {item.name} {item.shape}"
+        return Step(ItemKind.FOURIER, self._buffers(item), (item,), text, numbers, scratch=scratch)
 
     def _lower_gather(self, item: Instruction) -> Step:
         numbers = gather_numbers(item)
@@ -616,7 +627,7 @@ class _Emitter:
         if isinstance(item, MatrixProduct):
             self.shared.uses_blas = True
             return self._write_product(item)
-        self.shared.uses_blas |= item.kind == ItemKind.LINEAR_ALGEBRA
+        self.shared.uses_blas |= item.kind in (ItemKind.FOURIER, ItemKind.LINEAR_ALGEBRA)
         bytecode = [item.kind, *item.numbers]
         for group in (item.sources, item.targets, self.released.get(item, item.scratch)):
             bytecode += [len(group), *(self.slots[buffer] for buffer in group)]

@@ -126,6 +126,10 @@ class Runner {
     RunLinearAlgebra(step, slots_);
     return true;
   }
+  bool operator()(const Fourier& step) const {
+    RunFourier(step, slots_);
+    return true;
+  }
   bool operator()(const TopK& top_k) const {
     RunTopK(top_k, slots_);
     return true;

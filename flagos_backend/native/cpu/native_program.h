@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "cpu/fourier.h"
 #include "cpu/iteration.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_algebra.h"
@@ -320,8 +321,9 @@ class NativeProgram {
   friend class Parser;
   friend class RepeatedProgram;
   friend class Runner;
-  using Step = std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, TopK, ArgMinMax, ComplexArithmetic,
-                            GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional, MachineCode>;
+  using Step =
+      std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, Fourier, TopK, ArgMinMax, ComplexArithmetic,
+                   GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional, MachineCode>;
 
   // Of a run: the addresses of all buffers.
   size_t num_slots() const;

@@ -134,6 +134,12 @@ void Parser::ParseStep(NativeProgram& program) {
       program.steps_.emplace_back(std::move(step));
       return;
     }
+    case ItemKind::kFourier: {
+      Fourier step = ParseFourier();
+      program.work_ += WorkOf(step);
+      program.steps_.emplace_back(std::move(step));
+      return;
+    }
     case ItemKind::kCall:
       program.has_calls_ = true;
       program.steps_.emplace_back(ParseCall());
@@ -466,6 +472,40 @@ LinearAlgebra Parser::ParseLinearAlgebra() {
   }
   CheckBuffers(step.sources, sources);
   CheckBuffers(step.targets, targets);
+  return step;
+}
+
+Fourier Parser::ParseFourier() {
+  constexpr int64_t kMostElements = int64_t{1} << 48;  // so that their bytes and work are numbers
+  Fourier step;
+  const int64_t kind = Word(), is_double = Word(), rank = Count();
+  Require(kind >= 0 && kind < Fourier::kNumKinds && (is_double == 0 || is_double == 1) && rank > 0 &&
+              rank <= Fourier::kMaxRank,
+          "a Fourier transform that does not exist");
+  Require(HaveFourier(), "no Fourier transforms in this process");
+  step.kind = static_cast<Fourier::Kind>(kind);
+  step.is_double = is_double == 1;
+  step.batch = Word();
+  Require(step.batch > 0, "no Fourier transforms");
+  int64_t rows = step.batch;  // lines along the last dimension
+  for (int64_t d = 0; d < rank; ++d) {
+    step.lengths.push_back(Word());
+    Require(step.lengths.back() > 0 && step.lengths.back() <= std::numeric_limits<int32_t>::max(),
+            "the length of a Fourier transform is out of range");
+    if (d + 1 < rank) rows = Times(rows, step.lengths.back());
+  }
+  const int64_t length = step.lengths.back(), element = step.is_double ? 8 : 4;
+  Require(Times(rows, length) <= kMostElements, "too many Fourier transforms");
+  const int64_t real = Times(rows, length * element);
+  const int64_t complex = Times(rows, (step.is_real() ? length / 2 + 1 : length) * 2 * element);
+  const std::vector<int64_t> sources = ReadableSlots(), targets = WritableSlots(), scratch = WritableSlots();
+  CheckBuffers(sources, {step.kind == Fourier::Kind::kReal ? real : complex});
+  CheckBuffers(targets, {step.kind == Fourier::Kind::kRealInverse ? real : complex});
+  CheckBuffers(scratch, step.needs_scratch() ? std::vector<int64_t>{complex} : std::vector<int64_t>{});
+  step.source = sources[0];
+  step.target = targets[0];
+  step.scratch = scratch.empty() ? -1 : scratch[0];
+  Require(PlanFourier(&step), "the library refuses a Fourier transform");
   return step;
 }
 

@@ -153,6 +153,7 @@ class Parser {
   ArgMinMax ParseArgMinMax();
   ComplexArithmetic ParseComplexArithmetic();
   LinearAlgebra ParseLinearAlgebra();
+  Fourier ParseFourier();
   MatrixProduct ParseProduct();
   MatrixProduct::Operand ParseOperand(Type type, const std::vector<int64_t>& batch, int64_t rows, int64_t columns,
                                       bool is_result);

@@ -43,7 +43,6 @@ _CALLBACK = """custom-call(x), custom_call_target="flagos.host_callback", backen
         pytest.param("ROOT r = f32[{size}] all-reduce(x), to_apply=sum", 1 << 20, True, id="a large collective"),
         pytest.param("ROOT r = f32[{size}] sort(x), dimensions={{0}}, to_apply=less", 100, False, id="a small sort"),
         pytest.param("ROOT r = f32[{size}] sort(x), dimensions={{0}}, to_apply=less", 1 << 20, True, id="a sort"),
-        pytest.param("ROOT r = c64[51] fft(x), fft_type=RFFT, fft_length={{100}}", 100, False, id="a small transform"),
     ],
 )
 def test_threads(instruction: str, size: int, expected: bool) -> None:

@@ -42,10 +42,11 @@ ENTRY main { v = f32[8192] parameter(0) zero = s32[] constant(0) s = (s32[], f32
   l = (s32[], f32[8192]) while(s), condition=condition, body=body
   ROOT r = f32[8192] get-tuple-element(l), index=1 }"""
 
-FOURIER = """HloModule fourier
+SORTED = """HloModule sorted
+less { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = pred[] compare(a, b), direction=LT }
 ENTRY main { x = f32[256] parameter(0) a = f32[256] sine(x) b = f32[256] cosine(a) c = f32[256] multiply(a, b)
-  f = c64[129] fft(c), fft_type=RFFT, fft_length={256}
-  r = f32[129] real(f) s = f32[129] sine(r) t = f32[129] cosine(s) ROOT u = f32[129] multiply(s, t) }"""
+  r = f32[256] sort(c), dimensions={0}, to_apply=less
+  s = f32[256] sine(r) t = f32[256] cosine(s) ROOT u = f32[256] multiply(s, t) }"""
 
 
 def compiled(text: str) -> CompiledProgram:
@@ -116,15 +117,15 @@ def test_a_loop_counts_its_iterations() -> None:
 
 
 def test_a_library_call_is_a_fallback_that_says_why() -> None:
-    program = compiled(FOURIER)
+    program = compiled(SORTED)
     explanation = explanation_of(program)
     if program.native is None:
         assert any("library call" in reason for reason in explanation.fallbacks)
         return
     (call,) = [step for step in explanation.steps if step.kind == "call"]
     assert call.provider == "torch"
-    assert call.fallback.startswith("fft of ") and "no native form" in call.fallback
-    assert explanation.library_bytes == 8 * 129
+    assert call.fallback.startswith("sort of ") and "no native form" in call.fallback
+    assert explanation.library_bytes == 4 * 256
 
 
 def test_the_explanation_is_json() -> None:
