@@ -78,7 +78,7 @@ logger = logging.getLogger(__name__)
 
 # Loops of fewer iterations are over before compiling them pays.
 _MANY_ITERATIONS = 8
-_MAGIC = 0x31504F4F4C534F46
+_MAGIC = 0x32504F4F4C534F46
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # ComplexOp of native/cpu/kernels.h.
 _COMPLEX_OPS = {Opcode.MULTIPLY: 0, Opcode.DIVIDE: 1}

@@ -10,7 +10,7 @@
 namespace flagos::cpu {
 namespace {
 
-constexpr int64_t kMagic = 0x31504f4f4c534f46;  // "FOSLOOP1"
+constexpr int64_t kMagic = 0x32504f4f4c534f46;  // "FOSLOOP2"
 constexpr int kMaxDepth = 64;
 constexpr int64_t kCalleeAllocated = -2;  // beside the argument that a result is written over, and -1 for none
 enum : int64_t {
