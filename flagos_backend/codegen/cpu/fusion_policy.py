@@ -35,8 +35,8 @@ _MAX_OPERATIONS = 64
 _MAX_KEPT_BYTES = 512 << 10
 # Below this many points a loop runs on one thread anyway.
 _SMALL = 1 << 14
-# Elements of a window of a gather that loops read one by one.
-_MAX_GATHERED = 1
+# Elements of a window of a gather that loops read one by one; four side by side are a vector that is copied.
+_MAX_GATHERED = 3
 # With fewer rows than this, threads have nothing to share.
 _MIN_ROWS = 16
 
