@@ -46,7 +46,7 @@ def _macro(name: str, entries: Iterable[str]) -> str:
 
 def header() -> str:
     """The header's text."""
-    counted = {
+    counted: dict[str, Iterable[enum.Enum]] = {
         "Combine": bytecode.COMBINES,
         "PartOp": bytecode.PARTS,
         "ComplexOp": bytecode.COMPLEX_OPERATIONS,

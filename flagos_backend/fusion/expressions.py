@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from flagos_backend.fusion.choices import Choices
-from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes
+from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes, IndexNumber
 from flagos_backend.ir.elementwise import element_type
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import ComparisonOrder, Opcode
+from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
+from flagos_backend.loop_ir.bounds import bounds_of
 from flagos_backend.loop_ir.indexing import Indices, dims_of, gathered, movement_of, reshape_indices, shifted
 from flagos_backend.loop_ir.literals import literal_of, number_of, uniform_literal
 from flagos_backend.loop_ir.region import Apply, Expression, Index, Literal, Load, linear
@@ -37,7 +38,8 @@ class Expressions:
         self.choices, self.rank = choices, len(choices.dims)
         self.operands, self.buffers, self.part_at = operands, buffers, part_at
         self.made: dict[tuple[Instruction, Indices, Guard], Expression] = {}
-        self.clamped: dict[tuple[Expression, int], Expression] = {}
+        self.clamped: dict[tuple[Expression, int, int], Expression] = {}
+        self.wrapped: dict[tuple[Expression, int], Expression] = {}
 
     def of(self, instruction: Instruction, indices: Indices, guard: Guard = None) -> Expression:
         """The value of ``instruction`` at ``indices``: a load when it is a buffer, else its computation."""
@@ -98,8 +100,8 @@ class Expressions:
             array, *starts = self.operands(instruction)
             return array, shifted(indices, dims_of(array), dims_of(instruction), self.starts(starts))
         if instruction.opcode is Opcode.GATHER:
-            array, positions = self.operands(instruction)
-            start = functools.partial(self._part_of, positions, guard)
+            array, *indexes = self.operands(instruction)
+            start = functools.partial(self._index_of, indexes, guard)
             return array, gathered(instruction, indices, self.rank, start)
         if instruction.opcode is not Opcode.RESHAPE:
             return None
@@ -124,26 +126,49 @@ class Expressions:
             value = Apply(typed(instruction), Opcode.SELECT, (part.chosen, own, value))
         return value
 
-    def _part_of(self, positions: Instruction, guard: Guard, place: Indices, limit: int) -> int | Expression:
-        return self._start(*self.part_at(positions, place), limit, guard)
+    def _index_of(
+        self, indexes: Sequence[Instruction], guard: Guard, number: IndexNumber, place: Indices, limit: int
+    ) -> int | Expression:
+        positions = indexes[number.operand - 1]
+        found = reshape_indices(place, number.dims, dims_of(positions), self.rank)
+        if found is not None:
+            return self._start(self.of(*self.part_at(positions, found), guard), limit, number.wrap)
+        index = linear(place, number.dims, self.rank)
+        load = Load(typed(positions), self.buffers[positions], index, None if index.is_constant else guard)
+        return self._start(load, limit, number.wrap)
 
     def starts(self, instructions: Sequence[Instruction]) -> Callable[[int, int], int | Expression]:
         """The starts of a window, as ``shifted`` takes them."""
-        return lambda d, limit: self._start(instructions[d], (), limit)
+        return lambda d, limit: self._start(self.of(instructions[d], ()), limit)
 
-    def _start(self, instruction: Instruction, place: Indices, limit: int, guard: Guard = None) -> int | Expression:
-        """``instruction`` at ``place`` clamped to [0, ``limit``], as HLO clamps starts."""
-        value = self.of(instruction, place, guard)
+    def _start(self, value: Expression, limit: int, wrap: int = 0) -> int | Expression:
+        """``value`` clamped to [0, ``limit``], as HLO clamps starts; first raised by ``wrap`` where it is negative."""
         if isinstance(value, Literal):
-            return min(max(int(number_of(value)), 0), limit)
-        found = self.clamped.get((value, limit))
+            number = int(number_of(value))
+            return min(max(number + wrap if number < 0 else number, 0), limit)
+        found = self.clamped.get((value, limit, wrap))
         if found is None:
-            s64 = ElementType.S64
+            s64, key = ElementType.S64, (value, limit, wrap)
+            least, greatest = bounds_of(value)
+            if wrap and least < 0:
+                value = self._wrapped(value, wrap)
             if value.element_type is ElementType.U64:  # past the largest S64 there is no converting first
                 value = Apply(ElementType.U64, Opcode.MINIMUM, (value, literal_of(limit, ElementType.U64)))
-            wide = value if value.element_type is s64 else Apply(s64, Opcode.CONVERT, (value,))
-            found = Apply(s64, Opcode.CLAMP, (literal_of(0, s64), wide, literal_of(limit, s64)))
-            self.clamped[value, limit] = found
+            found = value if value.element_type is s64 else Apply(s64, Opcode.CONVERT, (value,))
+            if least < 0 or greatest > limit:
+                found = Apply(s64, Opcode.CLAMP, (literal_of(0, s64), found, literal_of(limit, s64)))
+            self.clamped[key] = found
+        return found
+
+    def _wrapped(self, value: Expression, wrap: int) -> Expression:
+        """``value``, and where it is negative ``value + wrap``; in its own type."""
+        kind = value.element_type
+        found = self.wrapped.get((value, wrap))
+        if found is None:
+            direction = Comparison.LT.value
+            negative = Apply(ElementType.PRED, Opcode.COMPARE, (value, literal_of(0, kind)), direction)
+            raised = Apply(kind, Opcode.ADD, (value, literal_of(wrap, kind)))
+            found = self.wrapped[value, wrap] = Apply(kind, Opcode.SELECT, (negative, raised, value))
         return found
 
 

@@ -21,7 +21,7 @@ from flagos_backend.fusion.pads import borders_of, is_growing_pad
 from flagos_backend.fusion.policy import HOST, Policy
 from flagos_backend.fusion.recompute import CHEAP
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
-from flagos_backend.ir.attributes import DimensionAttributes, PadAttributes
+from flagos_backend.ir.attributes import DimensionAttributes, IndexNumber, PadAttributes
 from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.elementwise import (
     is_arithmetic,
@@ -128,9 +128,7 @@ class _Fuser:
         self.chosen: set[Instruction] = set()  # concatenates and pads that are no parts of a buffer
         self.light: set[Instruction] = set()  # computed wherever they may be chosen
         self.choices: dict[_Key, Choices] = {}
-        self.updated = {
-            self._same(self._operands(i)[0]) for i in computation.instructions if self._is_window(i) and is_update(i)
-        }
+        self.updated = {self._same(self._operands(i)[0]) for i in computation.instructions if self._is_updated(i)}
 
     # ---- backwards: what becomes a buffer ----
 
@@ -262,6 +260,12 @@ class _Fuser:
             return False  # simplified away before, as a rule
         return self.policy.runtime_starts and is_regular(instruction) and all(map(is_arithmetic, starts))
 
+    def _is_updated(self, instruction: Instruction) -> bool:
+        """Whether it changes its first operand where that stands, if nobody reads that later."""
+        if self._is_window(instruction):
+            return is_update(instruction)
+        return not self.policy.runtime_starts and instruction.opcode in (Opcode.DYNAMIC_UPDATE_SLICE, Opcode.SCATTER)
+
     def _decide_window(self, instruction: Instruction) -> None:
         if is_update(instruction):
             array, update, *starts = self._operands(instruction)
@@ -276,10 +280,12 @@ class _Fuser:
 
     def _is_gather(self, instruction: Instruction) -> bool:
         """Whether a region can find out where each element of it stands."""
-        if instruction.opcode is not Opcode.GATHER or not self.policy.runtime_starts or not is_regular(instruction):
+        if instruction.opcode is not Opcode.GATHER or not is_regular(instruction):
             return False
-        array, positions = self._operands(instruction)
-        return is_arithmetic(positions) and 0 not in (*dims_of(array), *dims_of(instruction))
+        array, *indices = self._operands(instruction)
+        if 0 in (*dims_of(array), *dims_of(instruction)) or not all(map(is_arithmetic, indices)):
+            return False
+        return self.policy.reads_gather(instruction)
 
     def _decide_gather(self, instruction: Instruction) -> None:
         uses, elements = self.demands[instruction], prod(dims_of(instruction))
@@ -431,12 +437,17 @@ class _Fuser:
         return self.choices.setdefault(key, Choices(self.loops[key], self._operands))
 
     def _spread_gather(self, instruction: Instruction, key: _Key, indices: Indices) -> None:
-        array, positions = self._operands(instruction)
+        array, *_ = self._operands(instruction)
         rank = len(self.loops[key])
 
-        def start(place: Indices, _: int) -> Expression:
+        def start(number: IndexNumber, place: Indices, _: int) -> Expression:
             """Tells indices apart, before it is known where they are computed."""
-            part, there = self.part_at(positions, place)
+            positions = self._operands(instruction)[number.operand]
+            found = reshape_indices(place, number.dims, dims_of(positions), rank)
+            if found is None:
+                self.wanted.add(positions)
+                return Load(typed(positions), positions, linear(place, number.dims, rank))
+            part, there = self.part_at(positions, found)
             self.starts.add(part)
             self._want(part, key, there)
             return Load(typed(part), part, linear(there, dims_of(part), rank))

@@ -22,8 +22,8 @@ def reads_strides(call: Instruction, operand: int, view: View) -> bool:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What a device's kernels bear. ``half_sums``: sums of 16-bit floats accumulate wider and round once.
-    ``runtime_starts``: loads and stores start where numbers on the device say, as in dynamic slices, their updates and
-    gathers.
+    ``runtime_starts``: loads and stores start where numbers on the device say, as in dynamic slices and their updates.
+    ``reads_gather``: whether loads do so in the place of a gather, one that nobody else reads.
     ``parts``: what is used part by part is computed where the parts are used, rather than written whole before.
     ``repeated_elements``: a value of no more than these, a few operations from parameters, is computed again wherever
     it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
@@ -39,6 +39,7 @@ class Policy:
     chooses: bool = False
     complex_numbers: bool = False
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
+    reads_gather: Callable[[Instruction], bool] = lambda gather: False
 
 
 HOST = Policy(MAX_OPERATIONS, half_sums=False, runtime_starts=False, parts=False)
@@ -50,4 +51,5 @@ ACCELERATOR = Policy(
     repeated_elements=4096,
     chooses=True,
     complex_numbers=True,
+    reads_gather=lambda gather: True,
 )

@@ -152,6 +152,17 @@ class ConvolutionAttributes:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexNumber:
+    """Where the numbers are that indices have for one dimension: in operand number ``operand``, read as an array of
+    ``dims``, at ``component`` of its index vectors. Negative ones count from ``wrap``."""
+
+    operand: int
+    dims: Dims
+    component: int
+    wrap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GatherAttributes:
     offset_dims: Dims
     collapsed_slice_dims: Dims
@@ -165,6 +176,10 @@ class GatherAttributes:
     def index_shape(self, indices: tuple[ArrayShape, ...]) -> ArrayShape | None:
         """The shape of the index vectors that are in the operands ``indices``; None if those do not hold any."""
         return indices[0] if len(indices) == 1 else None
+
+    def index_number(self, number: int, indices: tuple[Dims, ...]) -> IndexNumber:
+        """The numbers for dimension ``start_index_map[number]``. ``indices``: the dimensions of those operands."""
+        return IndexNumber(1, indices[0], number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flagos_backend.ir.attributes import DimensionsAttributes, GatherAttributes, SliceAttributes
+from flagos_backend.ir.attributes import DimensionsAttributes, GatherAttributes, IndexNumber, SliceAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.strided_view import StridedView
@@ -105,14 +105,17 @@ def _shift(start: Expression, limit: int, rank: int) -> Affine:
 
 
 def gathered(
-    instruction: Instruction, indices: Indices, rank: int, start: Callable[[Indices, int], int | Expression]
+    instruction: Instruction,
+    indices: Indices,
+    rank: int,
+    start: Callable[[IndexNumber, Indices, int], int | Expression],
 ) -> Indices:
     """Where element ``indices`` of a gather stands in its operand. ``rank``: of the region.
 
-    ``start(place, limit)``: where a window starts, which lies in [0, limit], as the start index at ``place`` says.
+    ``start(number, place, limit)``: where a window starts, which lies in [0, limit], as the number at ``place`` says.
     """
     attributes = instruction.attributes_as(GatherAttributes)
-    array, positions = (dims_of(operand) for operand in instruction.operands)
+    array, *positions = (dims_of(operand) for operand in instruction.operands)
     zero = Affine(0, (0,) * rank)
     batch = [index for d, index in enumerate(indices) if d not in attributes.offset_dims]
     offsets = (indices[d] for d in attributes.offset_dims)
@@ -125,10 +128,11 @@ def gathered(
         index = zero if d in attributes.collapsed_slice_dims else next(offsets)
         limit = size - attributes.slice_sizes[d]
         if d in attributes.start_index_map and limit > 0:
+            number = attributes.index_number(attributes.start_index_map.index(d), tuple(positions))
             place = list(batch)
-            if attributes.index_vector_dim < len(positions):
-                place.insert(attributes.index_vector_dim, zero.scaled(1, attributes.start_index_map.index(d)))
-            first = start(tuple(place), limit)
+            if attributes.index_vector_dim < len(number.dims):
+                place.insert(attributes.index_vector_dim, zero.scaled(1, number.component))
+            first = start(number, tuple(place), limit)
             index += Affine(first, zero.coefficients) if isinstance(first, int) else _shift(first, limit, rank)
         found.append(index)
     return tuple(found)

@@ -19,8 +19,8 @@ from flagos_backend.ir.types import ElementType
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """``factor * start``. ``start``: an S64 of no reduction that lies in [0, ``limit``], or where the guard of a load
-    fails anywhere near. It may differ between points."""
+    """``factor * start``. ``start``: an S64 or S32 of no reduction that lies in [0, ``limit``], or where the guard of a
+    load fails anywhere near. It may differ between points."""
 
     start: Expression
     limit: int
@@ -31,7 +31,7 @@ class Shift:
 class Affine:
     """``offset + sum(coefficients[d] * index[d])`` over the dimensions of the region, and ``shifts``.
 
-    Only where Policy.runtime_starts allows it are there shifts.
+    Only where Policy.runtime_starts or Policy.reads_gather allows it are there shifts.
     """
 
     offset: int

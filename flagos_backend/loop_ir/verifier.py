@@ -114,8 +114,8 @@ def _index_rule_broken(region: Region, index: Affine) -> str | None:
     if len(index.coefficients) != region.rank:
         return f"an index has a coefficient for each of {region.rank} dimensions, not {len(index.coefficients)}"
     for shift in index.shifts:
-        if shift.start.element_type is not ElementType.S64:
-            return f"a start is s64, not {shift.start.element_type.name.lower()}"
+        if shift.start.element_type not in (ElementType.S32, ElementType.S64):
+            return f"a start is s32 or s64, not {shift.start.element_type.name.lower()}"
         if shift.limit < 0:
             return f"a start lies between 0 and its limit, which is {shift.limit}"
     return None

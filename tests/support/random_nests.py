@@ -242,6 +242,25 @@ def gathered_pair(rng: Rng, plain: bool = False) -> Region:
     return b.nest()
 
 
+def gathered(rng: Rng, plain: bool = False) -> Region:
+    """Elements whose row and column the data says, of types in which all of its numbers are."""
+    b = Builder(rng, (_size(rng, 3, 9), _size(rng, 3, 9)), (E.F32, E.S16, E.F64)[_size(rng, 0, 2)], plain=plain)
+    rows, columns = _size(rng, 3, 9), _size(rng, 3, 9)
+    shifts = []
+    for limit, factor in ((rows - 1, columns), (columns - 2, 1)):
+        number: Expression = b.load(kind=(E.U8, E.S32, E.S64, E.U32)[_size(rng, 0, 3)])
+        if number.element_type is not E.S64:
+            number = b.apply(O.CONVERT, number, kind=E.S64)
+        start: Expression = b.apply(O.CLAMP, b.number(0, E.S64), number, b.number(limit - 1, E.S64), kind=E.S64)
+        if rng.random() < 0.5:
+            start = b.apply(O.ADD, b.number(1, E.S64), start, kind=E.S64)
+        shifts.append(Shift(start, limit, factor))
+    table = Instruction(O.PARAMETER, ArrayShape(b.kind, (rows * columns + b.dims[1],)), name="table")
+    window = Load(b.kind, table, Affine(1, (0, 1), tuple(shifts)))
+    b.store(b.apply(O.ADD, b.grown(window), b.load()))
+    return b.nest()
+
+
 def two_sums(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 99)), _float(rng), plain=plain)
     sums = (b.reduce(O.ADD, b.grown(b.load()), 1), b.reduce(O.ADD, b.load(), 1))
@@ -301,6 +320,7 @@ def inverse_error_function(rng: Rng, plain: bool = False) -> Region:
 
 #: By transform: nests that it changes, whatever the random choices.
 MOTIFS: dict[str, tuple[Motif, ...]] = {
+    "flatten_addresses": (gathered,),
     "split_long_reductions": (long_rows,),
     "split_two_ended_reductions": (two_ended,),
     "transpose_short_reductions": (short_rows_to_columns,),

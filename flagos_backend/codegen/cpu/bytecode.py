@@ -42,6 +42,7 @@ class StepKind(enum.IntEnum):
     BITCAST = 2
     PAIR = 3
     PART = 4
+    TAKE = 5
 
 
 class LinearAlgebraKind(enum.IntEnum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flagos_backend.codegen.cpu.bytecode import ItemKind
+from flagos_backend.codegen.cpu.emit_takes import Arrays, is_step, is_taken
 from flagos_backend.codegen.cpu.encoding import combine_number, literal_bits, step, tile_type
 from flagos_backend.codegen.cpu.transforms.choose_tile_dimension import tiled
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
@@ -37,6 +38,7 @@ class _Writer:
         self.tiles = Region(region.dims, tuple(Store(s.target, value, s.index) for value, s in values))
         self.types: list[ElementType] = []
         self.registers: dict[Expression, int] = {}
+        self.arrays = Arrays(slots, self._register)
 
     def bytecode(self) -> list[int]:
         initials = below((reduction.initial for reduction in self.region.reductions), stop=self.tiles.expressions())
@@ -47,7 +49,7 @@ class _Writer:
         mode = _COLUMNS if self.region.reduced else _MAP
         bytecode = [ItemKind.LOOP, mode, len(self.nest.dims), *self.nest.dims, len(self.nest.reduced)]
         bytecode += [len(self.types), *map(int, self.types)]
-        for group in (inputs, literals, indices, steps, *ends):
+        for group in (inputs, literals, indices, self.arrays.entries(), steps, *ends):
             bytecode.append(len(group))
             for entry in group:
                 bytecode += entry
@@ -63,6 +65,9 @@ class _Writer:
     def _sources(self, expressions: Sequence[Expression]) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
         inputs, literals, indices = [], [], []
         for expression in expressions:
+            if is_taken(expression):
+                self.arrays.add(expression)
+                continue
             if isinstance(expression, Apply | Reduce):
                 continue
             register = self.registers[expression] = self._register(expression.element_type)
@@ -73,25 +78,28 @@ class _Writer:
                 literals.append([register, literal_bits(expression.data)])
             elif isinstance(expression, Index):
                 indices.append([register, expression.value.offset, *self._strides(expression.value)])
-        return inputs, literals, indices
+        return inputs, [*literals, *self.arrays.literals()], indices
 
     def _steps(self, expressions: Sequence[Expression]) -> list[list[int]]:
-        last_use = {o: n for n, e in enumerate(expressions) if isinstance(e, Apply) for o in e.operands}
+        last_use = {o: n for n, e in enumerate(expressions) if is_step(e) for o in e.operands}
         # What is the same in all rows that are reduced is computed before them and has to stay.
         reduced = frozenset(self.region.reduced)
-        fixed = {e for e in expressions if isinstance(e, Apply) and reduced and not self.region.reach[e] & reduced}
+        fixed = {e for e in expressions if is_step(e) and reduced and not self.region.reach[e] & reduced}
         pinned = {*self.tiles.roots(), *fixed}
         free: dict[ElementType, list[int]] = {}
         steps = []
         for number, expression in enumerate(expressions):
-            if not isinstance(expression, Apply):
+            if not is_step(expression):
                 continue
             waiting = free.get(tile_type(expression.element_type))
             reuse = waiting.pop() if waiting and expression not in pinned else None
             self.registers[expression] = self._register(expression.element_type) if reuse is None else reuse
-            steps.append(step(expression, self.registers))
+            if isinstance(expression, Load):
+                steps.append(self.arrays.take(expression, self.registers))
+            else:
+                steps.append(step(expression, self.registers))
             for operand in dict.fromkeys(expression.operands):
-                if isinstance(operand, Apply) and operand not in pinned and last_use[operand] == number:
+                if is_step(operand) and operand not in pinned and last_use[operand] == number:
                     free.setdefault(tile_type(operand.element_type), []).append(self.registers[operand])
         return steps
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from flagos_backend.codegen.cpu.bytecode import ItemKind
+from flagos_backend.codegen.cpu.emit_takes import Arrays, is_step, is_taken
 from flagos_backend.codegen.cpu.encoding import combine_number, literal_bits, step, tile_type
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import Nest, simplify
 from flagos_backend.ir.hlo import Instruction
@@ -58,8 +59,8 @@ class Phases:
         self.stage: dict[Expression, int] = {}
         self.varies: dict[Expression, bool] = {}
         for expression in region.expressions():
-            operands = expression.operands if isinstance(expression, Apply | Reduce) else ()
-            self.stage[expression] = max((self.stage[o] for o in operands), default=0) + isinstance(expression, Reduce)
+            before = max((self.stage[o] for o in expression.operands), default=0)
+            self.stage[expression] = before + isinstance(expression, Reduce)
             self.varies[expression] = self._varies(expression)
         self.count = max(self.stage.values()) + 1
         self.uses: defaultdict[Expression, set[int]] = defaultdict(set)
@@ -69,7 +70,7 @@ class Phases:
         for expression in reversed(region.expressions()):
             if isinstance(expression, Reduce):
                 self.uses[expression.value].add(self.stage[expression] - 1)
-            elif isinstance(expression, Apply) and self.varies[expression]:
+            elif is_step(expression) and self.varies[expression]:
                 for operand in expression.operands:
                     self.uses[operand].add(self.computed(expression))
 
@@ -79,7 +80,7 @@ class Phases:
         return any(strides[d] for d in self.nest.reduced)
 
     def _varies(self, expression: Expression) -> bool:
-        if isinstance(expression, Apply):
+        if is_step(expression):
             return any(self.varies[operand] for operand in expression.operands)
         if isinstance(expression, Load):
             return self.in_row(expression.index)
@@ -95,7 +96,7 @@ class Phases:
 
     def is_kept(self, expression: Expression) -> bool:
         """Whether the whole row of an operation's results is kept for a later phase."""
-        return isinstance(expression, Apply) and self.varies[expression] and len(self.uses[expression]) > 1
+        return is_step(expression) and self.varies[expression] and len(self.uses[expression]) > 1
 
     @property
     def kept_bytes(self) -> int:
@@ -114,6 +115,7 @@ class _Writer:
         self.free: defaultdict[ElementType, list[int]] = defaultdict(list)
         self.inputs: dict[Expression, int] = {}  # numbers
         self.iotas: dict[Expression, int] = {}
+        self.arrays = Arrays(slots, lambda kind: self._register(kind, _Extent.SCALAR))
 
     def bytecode(self) -> list[int]:
         sources = list(self._sources())
@@ -129,7 +131,7 @@ class _Writer:
         self.types.append((tile_type(element_type), extent))
         return len(self.types) - 1
 
-    def _scalar(self, expression: Apply | Reduce) -> int:
+    def _scalar(self, expression: Apply | Load | Reduce) -> int:
         """A register for what is the same within a row."""
         extent = _Extent.SCALAR if self.phases.uses[expression] else _Extent.SINGLE
         return self._register(expression.element_type, extent)
@@ -139,6 +141,9 @@ class _Writer:
         literals: list[list[int]] = []
         iotas: list[list[int]] = []
         for expression in self.region.expressions():
+            if is_taken(expression):
+                self.arrays.add(expression)
+                continue
             if isinstance(expression, Apply | Reduce):
                 continue
             extent = _Extent.TILE if self.phases.varies[expression] else _Extent.SCALAR
@@ -153,19 +158,19 @@ class _Writer:
             else:
                 self.iotas[expression] = len(iotas)
                 iotas.append([register, expression.value.offset, *self.nest.strides(expression.value)])
-        for group in (inputs, literals, iotas):
+        for group in (inputs, [*literals, *self.arrays.literals()], iotas, self.arrays.entries()):
             yield len(group)
             for entry in group:
                 yield from entry
 
     def _phase(self, phase: int) -> Iterator[int]:
         phases = self.phases
-        applies = [e for e in self.region.expressions() if isinstance(e, Apply) and phases.computed(e) == phase]
+        applies = [e for e in self.region.expressions() if is_step(e) and phases.computed(e) == phase]
         scalar_steps = []
         for expression in applies:
             if not phases.varies[expression]:
                 self.registers[expression] = self._scalar(expression)
-                scalar_steps.append(step(expression, self.registers))
+                scalar_steps.append(self._step(expression))
         stores = [s for s in self.region.stores if phases.stage[s.value] == phase]
         needed = [e for e in self.region.expressions() if phase in phases.uses[e]]
         inputs = [self.inputs[e] for e in needed if e in self.inputs and phases.varies[e]]
@@ -189,14 +194,21 @@ class _Writer:
             if not self.phases.varies[e]
             and min(self.phases.uses[e]) == phase
             and not isinstance(e, Literal)
-            and not (isinstance(e, Load) and not any(self.nest.strides(e.index)))
+            and not (isinstance(e, Load) and not is_taken(e) and not any(self.nest.strides(e.index)))
         ]
 
-    def _steps(self, applies: list[Apply], stored: set[Expression], reduced: set[Expression]) -> list[list[int]]:
+    def _step(self, expression: Apply | Load) -> list[int]:
+        if isinstance(expression, Load):
+            return self.arrays.take(expression, self.registers)
+        return step(expression, self.registers)
+
+    def _steps(
+        self, applies: Sequence[Apply | Load], stored: set[Expression], reduced: set[Expression]
+    ) -> list[list[int]]:
         """What runs on tiles. A register is free again after the last use, but for those that stores may move."""
         phases = self.phases
         last_use = {o: n for n, e in enumerate(applies) for o in e.operands}
-        at_end: list[Apply] = []
+        at_end: list[Apply | Load] = []
         steps = []
         for number, expression in enumerate(applies):
             if phases.is_kept(expression):
@@ -206,9 +218,9 @@ class _Writer:
             else:
                 register = self._register(expression.element_type, _Extent.TILE)
             self.registers[expression] = register
-            steps.append(step(expression, self.registers))
+            steps.append(self._step(expression))
             for operand in dict.fromkeys(expression.operands):
-                if not isinstance(operand, Apply) or not phases.varies[operand] or phases.is_kept(operand):
+                if not is_step(operand) or not phases.varies[operand] or phases.is_kept(operand):
                     continue
                 if last_use[operand] == number and operand not in stored and operand not in reduced:
                     self.free[tile_type(operand.element_type)].append(self.registers[operand])

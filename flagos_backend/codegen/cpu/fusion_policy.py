@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import prod
 
 from flagos_backend.codegen.cpu.emit_row_loop import SHORT_ROW, Phases, reduces_rows
+from flagos_backend.codegen.cpu.encoding import is_movable
 from flagos_backend.codegen.cpu.lower.dot import is_product_operand
 from flagos_backend.codegen.cpu.transforms.choose_tile_dimension import tiled
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
@@ -17,10 +18,11 @@ from flagos_backend.codegen.cpu.transforms.unroll_short_rows import LONG, can_le
 from flagos_backend.fusion.fuse import Schedule, fuse
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.policy import HOST
+from flagos_backend.ir.attributes import GatherAttributes
 from flagos_backend.ir.elementwise import element_type
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ElementType
+from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.indexing import View, dims_of
 from flagos_backend.loop_ir.region import Apply, Region
@@ -33,6 +35,8 @@ _MAX_OPERATIONS = 64
 _MAX_KEPT_BYTES = 512 << 10
 # Below this many points a loop runs on one thread anyway.
 _SMALL = 1 << 14
+# Elements of a window of a gather that loops read one by one; four side by side are a vector that is copied.
+_MAX_GATHERED = 3
 # With fewer rows than this, threads have nothing to share.
 _MIN_ROWS = 16
 
@@ -51,7 +55,23 @@ def _reads_view(call: Instruction, operand: int, view: View) -> bool:
     return HOST.reads_view(call, operand, view)
 
 
-_POLICY = replace(HOST, max_operations=_MAX_CHAINED, reads_view=_reads_view, complex_numbers=True)
+def _reads_gather(gather: Instruction) -> bool:
+    """Whether loops read elements of ``gather`` where they stand. Rows of an array are copied faster than they are read
+    element by element, each of which then computes where its row begins."""
+    array = gather.operands[0].shape
+    indices = [operand.shape for operand in gather.operands[1:]]
+    return (
+        isinstance(array, ArrayShape)
+        and is_movable(array.element_type)
+        and array.element_type.bits >= 8
+        and all(isinstance(shape, ArrayShape) and shape.element_type.bits >= 8 for shape in indices)
+        and prod(gather.attributes_as(GatherAttributes).slice_sizes) <= _MAX_GATHERED
+    )
+
+
+_POLICY = replace(
+    HOST, max_operations=_MAX_CHAINED, reads_view=_reads_view, reads_gather=_reads_gather, complex_numbers=True
+)
 
 
 def accepts(region: Region) -> bool:

@@ -9,6 +9,7 @@ from flagos_backend.codegen.cpu.emit_row_loop import Phases, reduces_rows
 from flagos_backend.codegen.cpu.passes.narrow_integer_dots import with_narrow_products
 from flagos_backend.codegen.cpu.passes.wrap_negative_indices import with_wrapped_indices
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
+from flagos_backend.codegen.cpu.transforms.flatten_addresses import with_flat_addresses
 from flagos_backend.codegen.cpu.transforms.fuse_op_pairs import with_pairs, with_rotations
 from flagos_backend.codegen.cpu.transforms.split_long_reductions import in_parts
 from flagos_backend.codegen.cpu.transforms.split_two_ended_reductions import split
@@ -47,6 +48,7 @@ def cpu_loop_pipeline() -> LoopPipeline:
     """From fused nests to those that the host runs one after another. They may need memory between them, which is
     planned afterwards."""
     return (
+        LoopPass("flatten_addresses", one(with_flat_addresses), "what an element's number is made of is operations"),
         LoopPass("split_long_reductions", in_parts, "threads share what few long rows are reduced to"),
         LoopPass("split_two_ended_reductions", split, "a reduction along memory, then one of few elements"),
         LoopPass("transpose_short_reductions", as_columns, "vectors run along a longer dimension"),

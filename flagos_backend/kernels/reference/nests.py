@@ -95,7 +95,7 @@ class _Values:
                 steps = torch.arange(size).reshape([size if n == d else 1 for n in range(rank)])
                 total = total + coefficient * steps
         for shift in index.shifts:
-            start = self[shift.start]
+            start = self[shift.start].to(torch.int64)
             _require((start >= 0) & (start <= shift.limit), guard, f"a start is not between 0 and {shift.limit}")
             total = total + shift.factor * start
         return total

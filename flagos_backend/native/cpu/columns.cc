@@ -27,6 +27,7 @@ void FixSteps(Loop& loop) {
   std::vector<bool> fixed(loop.registers.size());
   std::vector<int> writers(loop.registers.size());
   for (const LoopBase::Constant& constant : loop.constants) fixed[static_cast<size_t>(constant.reg)] = true;
+  for (const LoopBase::Array& array : loop.arrays) fixed[static_cast<size_t>(array.reg)] = true;
   for (LoopBase::Input& input : loop.inputs) {
     const auto last = input.strides.end() - 1;
     input.fixed = std::all_of(last - loop.num_reduced, last, [](int64_t stride) { return stride == 0; });

@@ -91,6 +91,9 @@ struct Kernels {
   StartFunction clamped_start[kNumTypes], kept_start[kNumTypes];  // integers
   ShortStartFunction short_start[kNumTypes];
   TakeFunction take[4];  // by the logarithm of an element's width in bytes
+  // result[i] = b[a[i]], for *c (int64) less than the elements of b; indices outside 0 ... *c are clamped. By the same,
+  // and whether indices are int64 rather than int32.
+  TileFunction take_at[4][2];
   ScatterFunction scatter[kNumCombines][kNumTypes];
 };
 

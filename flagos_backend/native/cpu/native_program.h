@@ -42,6 +42,11 @@ struct LoopBase {
     TileFunction function;
     bool fixed = false;  // the same in all of a row that is reduced
   };
+  // An array whose elements steps read at indices that the loop computes. Its register stands for its memory, and only
+  // such steps name it.
+  struct Array {
+    int64_t slot, reg;
+  };
   struct Step {
     TileFunction function, point;  // of a tile, and of one element
     int64_t result, a, b, c;
@@ -79,6 +84,7 @@ struct LoopBase {
   std::vector<Input> inputs;
   std::vector<Constant> constants;
   std::vector<Iota> iotas;
+  std::vector<Array> arrays;
   int64_t tile = 0;       // elements
   int64_t work = 0;       // points times steps, to decide on threads
   size_t lane_bytes = 0;  // what one thread needs for its tiles

@@ -26,6 +26,9 @@ inline int64_t Times(int64_t a, int64_t b) {
   return product;
 }
 
+// Whether the register is that of an input, a constant, positions or an array; whether of an array.
+bool IsSource(const LoopBase& loop, int64_t reg);
+bool IsArray(const LoopBase& loop, int64_t reg);
 inline Type TypeOf(const LoopBase& loop, int64_t reg) { return loop.registers[static_cast<size_t>(reg)]; }
 
 class Parser {

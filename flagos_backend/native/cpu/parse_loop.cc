@@ -18,7 +18,9 @@ bool IsInvariant(const LoopBase& loop, int64_t reg) {
   return std::any_of(loop.inputs.begin(), loop.inputs.end(),
                      [&](const LoopBase::Input& input) { return input.reg == reg && input.invariant; }) ||
          std::any_of(loop.constants.begin(), loop.constants.end(),
-                     [&](const LoopBase::Constant& constant) { return constant.reg == reg; });
+                     [&](const LoopBase::Constant& constant) { return constant.reg == reg; }) ||
+         std::any_of(loop.arrays.begin(), loop.arrays.end(),
+                     [&](const LoopBase::Array& array) { return array.reg == reg; });
 }
 
 // How long the tiles of the registers that have one may be. A number is no tile.
@@ -97,9 +99,12 @@ bool IsInPlace(const LoopBase& loop, const std::vector<LoopBase::Step>& steps,
   const auto stored = std::count_if(outputs.begin(), outputs.end(),
                                     [&](const LoopBase::Output& other) { return other.reg == output.reg; });
   if (std::count_if(steps.begin(), steps.end(), computes) != 1 || stored != 1) return false;
+  const auto stands = [&](const auto& source, int64_t reg) { return source.reg == reg && source.slot == output.slot; };
   const auto overwritten = [&](int64_t reg) {
     return std::any_of(loop.inputs.begin(), loop.inputs.end(),
-                       [&](const LoopBase::Input& input) { return input.reg == reg && input.slot == output.slot; });
+                       [&](const LoopBase::Input& input) { return stands(input, reg); }) ||
+           std::any_of(loop.arrays.begin(), loop.arrays.end(),
+                       [&](const LoopBase::Array& array) { return stands(array, reg); });
   };
   return std::none_of(
       std::find_if(steps.begin(), steps.end(), computes) + 1, steps.end(),
@@ -254,6 +259,7 @@ RowLoop Parser::ParseRowLoop() {
     Require(extent == RowLoop::Extent::kTile || extent == RowLoop::Extent::kScalar, "a source needs a tile");
   };
   for (const Loop::Constant& constant : loop.constants) require_tile(constant.reg);
+  for (const Loop::Array& array : loop.arrays) require_tile(array.reg);
   for (size_t i = 0; i < loop.inputs.size(); ++i) {
     Loop::Input& input = loop.inputs[i];
     require_tile(input.reg);
@@ -307,6 +313,7 @@ RowLoop::Phase Parser::ParsePhase(RowLoop& loop) {
   const auto extent = [&](int64_t reg) { return loop.extents[static_cast<size_t>(reg)]; };
   const auto has_tile = [&](int64_t reg) { return extent(reg) != RowLoop::Extent::kSingle; };
   bool tiles = std::all_of(phase.broadcasts.begin(), phase.broadcasts.end(), has_tile);
+  for (const int64_t reg : phase.broadcasts) Require(!IsArray(loop, reg), "an array is filled");
   for (const Loop::Step& step : phase.steps) {
     tiles = tiles && has_tile(step.result) && has_tile(step.a) && has_tile(step.b) && has_tile(step.c);
   }
@@ -346,6 +353,13 @@ void Parser::ParseSources(LoopBase& loop) {
     Require(function != nullptr, "positions of this type do not exist");
     loop.iotas.push_back({reg, offset, ParseStrides(loop.dims.size()), function});
   }
+  for (int64_t i = Count(); i > 0; --i) {
+    const int64_t slot = ReadableSlot();
+    const int64_t reg = Register(loop);
+    Require(!IsSource(loop, reg), "an array in the register of another source");
+    Require(SlotBytes(slot) >= TypeBytes(TypeOf(loop, reg)), "an array without elements");
+    loop.arrays.push_back({slot, reg});
+  }
 }
 
 std::vector<Loop::Output> Parser::ParseOutputs(const LoopBase& loop, const std::vector<int64_t>& dims) {
@@ -356,6 +370,7 @@ std::vector<Loop::Output> Parser::ParseOutputs(const LoopBase& loop, const std::
     output.reg = Register(loop);
     output.offset = Word();
     output.strides = ParseStrides(dims.size());
+    Require(!IsArray(loop, output.reg), "an array is stored");
     CheckAccess(output.slot, TypeOf(loop, output.reg), output.offset, dims, output.strides);
     outputs.push_back(std::move(output));
   }

@@ -46,12 +46,38 @@ void CheckPartTypes(const LoopBase& loop, const LoopBase::Step& step, int64_t wh
           "a part of a complex number has the wrong type");
 }
 
+// An element of an array at an index, which is clamped to the last one: nothing else is read, whatever the index.
+void CheckTake(const LoopBase& loop, const LoopBase::Step& step, int64_t what, Type type, int64_t elements) {
+  Require(TypeOf(loop, step.result) == type && TypeOf(loop, step.b) == type, "an element has the wrong type");
+  Require(TypeOf(loop, step.a) == static_cast<Type>(what), "an index has the wrong type");
+  Require(!IsArray(loop, step.a) && IsArray(loop, step.b) && TypeOf(loop, step.c) == Type::kS64,
+          "an index of no array");
+  const auto is_last = [&](const LoopBase::Constant& constant) {
+    return constant.reg == step.c && constant.bits >= 0 && constant.bits < elements;
+  };
+  const auto is_reg = [&](const auto& source) { return source.reg == step.c; };
+  Require(std::count_if(loop.constants.begin(), loop.constants.end(), is_reg) == 1 &&
+              std::any_of(loop.constants.begin(), loop.constants.end(), is_last) &&
+              std::none_of(loop.inputs.begin(), loop.inputs.end(), is_reg) &&
+              std::none_of(loop.iotas.begin(), loop.iotas.end(), is_reg),
+          "the last element of an array is no constant, or outside");
+}
+
+}  // namespace
+
+bool IsArray(const LoopBase& loop, int64_t reg) {
+  return std::any_of(loop.arrays.begin(), loop.arrays.end(),
+                     [&](const LoopBase::Array& array) { return array.reg == reg; });
+}
+
 bool IsSource(const LoopBase& loop, int64_t reg) {
   const auto is_reg = [&](const auto& source) { return source.reg == reg; };
   return std::any_of(loop.inputs.begin(), loop.inputs.end(), is_reg) ||
          std::any_of(loop.constants.begin(), loop.constants.end(), is_reg) ||
-         std::any_of(loop.iotas.begin(), loop.iotas.end(), is_reg);
+         std::any_of(loop.iotas.begin(), loop.iotas.end(), is_reg) || IsArray(loop, reg);
 }
+
+namespace {
 
 // What divides: not all quotients and remainders take a division.
 TileFunction QuotientFunction(const LoopBase& loop, const LoopBase::Step& step, Op op, Type type) {
@@ -106,6 +132,12 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
     } else if (kind == StepKind::kPart) {
       Require(what >= 0 && what < kNumPartOps, "unknown part of a complex number");
       step.function = kernels.part[what];
+    } else if (kind == StepKind::kTake) {
+      Require(what == static_cast<int64_t>(Type::kS32) || what == static_cast<int64_t>(Type::kS64),
+              "indices of this type do not exist");
+      const int width = __builtin_ctzll(static_cast<uint64_t>(TypeBytes(type)));
+      step.function = kernels.take_at[width][what == static_cast<int64_t>(Type::kS64)];
+      step.numbers = 6;
     } else {
       Require(kind == StepKind::kConvert || kind == StepKind::kBitcast, "unknown kind of operation");
       Require(what > 0 && what < kNumTypes, "unknown element type");
@@ -125,9 +157,15 @@ std::vector<Loop::Step> Parser::ParseSteps(const LoopBase& loop) {
       }
     } else if (kind == StepKind::kPart) {
       CheckPartTypes(loop, step, what);
+    } else if (kind == StepKind::kTake) {
+      const auto is_array = [&](const LoopBase::Array& array) { return array.reg == step.b; };
+      const auto array = std::find_if(loop.arrays.begin(), loop.arrays.end(), is_array);
+      CheckTake(loop, step, what, type, array == loop.arrays.end() ? 0 : SlotBytes(array->slot) / TypeBytes(type));
     } else {
       CheckStepTypes(loop, step, kind != StepKind::kApply, what, type);
     }
+    Require(kind == StepKind::kTake || !(IsArray(loop, step.a) || IsArray(loop, step.b) || IsArray(loop, step.c)),
+            "an operand is an array");
     // A source's register may stand for the source's own memory.
     Require(!IsSource(loop, step.result), "a step writes the register of a source");
     const Op op = static_cast<Op>(what);
@@ -159,6 +197,7 @@ std::vector<Loop::Reduction> Parser::ParseReductions(const LoopBase& loop) {
     Require(reduction.type == TypeOf(loop, reduction.result) && reduction.type == TypeOf(loop, reduction.initial),
             "a reduction changes type");
     Require(!IsSource(loop, reduction.result), "a reduction writes the register of a source");
+    Require(!IsArray(loop, reduction.reg) && !IsArray(loop, reduction.initial), "a reduction of an array");
     const int type = static_cast<int>(reduction.type);
     const int wide = static_cast<int>(AccumulatorType(reduction.combine, reduction.type));
     static constexpr Op kOps[] = {Op::kAdd, Op::kMultiply, Op::kMaximum, Op::kMinimum, Op::kAnd, Op::kOr, Op::kXor};

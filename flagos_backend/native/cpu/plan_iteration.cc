@@ -194,6 +194,7 @@ class IterationPlanner {
       const size_t reg = static_cast<size_t>(constant.reg);
       Gather(Buffer(tile, reg), reinterpret_cast<const char*>(&constant.bits), 0, n, tile.widths[reg]);
     }
+    for (const LoopBase::Array& array : loop.arrays) buffers_[static_cast<size_t>(array.reg)] = {array.slot, 0};
     std::vector<int64_t> index(rank);
     for (int64_t i = 0; i < tiles; ++i) {
       SetIndex(index.data(), i, loop.dims, 0, outer_rank);
@@ -247,6 +248,7 @@ class IterationPlanner {
       const char* const bits = reinterpret_cast<const char*>(&constant.bits);
       Gather(Cell(row.Buffer(constant.reg)), bits, 0, loop.row, row.Bytes(constant.reg));
     }
+    for (const LoopBase::Array& array : loop.arrays) buffers[static_cast<size_t>(array.reg)] = {array.slot, 0};
     for (int64_t i = 0; i < rows; ++i) {
       SetIndex(row.index.data(), i, loop.dims, 0, kept);
       AddRow(row);
@@ -414,10 +416,13 @@ class IterationPlanner {
 
   // Whether a tile may write what another one reads.
   static bool ReadsWhatOthersWrite(const Loop& loop) {
-    return std::any_of(loop.inputs.begin(), loop.inputs.end(), [&](const LoopBase::Input& input) {
-      return std::any_of(loop.outputs.begin(), loop.outputs.end(), [&](const LoopBase::Output& output) {
+    return std::any_of(loop.outputs.begin(), loop.outputs.end(), [&](const LoopBase::Output& output) {
+      const auto is_read = [&](const LoopBase::Array& array) { return array.slot == output.slot; };
+      const auto is_read_elsewhere = [&](const LoopBase::Input& input) {
         return input.slot == output.slot && (input.offset != output.offset || input.strides != output.strides);
-      });
+      };
+      return std::any_of(loop.arrays.begin(), loop.arrays.end(), is_read) ||
+             std::any_of(loop.inputs.begin(), loop.inputs.end(), is_read_elsewhere);
     });
   }
 

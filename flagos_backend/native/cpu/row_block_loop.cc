@@ -34,6 +34,9 @@ class RowBlockLane {
     }
     accumulators_ = tiles_.Take(loop.rows * 8);
     FillInvariant(loop, slots, tiles_);
+    for (const Loop::Array& array : loop.arrays) {
+      tiles_.buffer[loop.registers.size() + Index(array.reg)] = tiles_.buffer[Index(array.reg)];
+    }
     int64_t bytes = 0;  // of all arrays, at a point
     for (const Loop::Input& input : loop.inputs) bytes += input.fixed ? 0 : Bytes(input.reg);
     for (const RowLoop::Phase& phase : loop.phases) {

@@ -14,7 +14,7 @@ constexpr size_t kFewCells = 64;
 }  // namespace
 
 bool IsScalar(const Loop& loop) {
-  return loop.mode == LoopMode::kMap && loop.registers.size() <= kFewCells &&
+  return loop.mode == LoopMode::kMap && loop.arrays.empty() && loop.registers.size() <= kFewCells &&
          std::all_of(loop.dims.begin(), loop.dims.end(), [](int64_t size) { return size == 1; });
 }
 

@@ -73,6 +73,10 @@ void FillInvariant(const LoopBase& loop, char* const* slots, const Tiles& tiles)
     const int64_t offset = input.offset * TypeBytes(loop.registers[static_cast<size_t>(input.reg)]);
     fill(input.reg, slots[static_cast<size_t>(input.slot)] + offset);
   }
+  for (const LoopBase::Array& array : loop.arrays) {
+    const size_t number = static_cast<size_t>(array.reg);
+    tiles.buffer[number] = tiles.place[number] = slots[static_cast<size_t>(array.slot)];
+  }
 }
 
 void RunTasks(int64_t tasks, int64_t work, void (*body)(void* user, int64_t begin, int64_t end), void* user) {

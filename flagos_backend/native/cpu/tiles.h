@@ -54,7 +54,8 @@ class Tiles {
   char* cursor_;
 };
 
-// Fills the tiles of what is the same in all of a loop: its constants, and its inputs of one element.
+// Fills the tiles of what is the same in all of a loop: its constants, and its inputs of one element. Registers of arrays
+// get their addresses.
 void FillInvariant(const LoopBase& loop, char* const* slots, const Tiles& tiles);
 
 // Brings what is read and written next into the second-level cache, or the first-level one if it is little, while a tile

@@ -90,14 +90,20 @@ class _Writer:
     def _store(self, stores: Sequence[Store], values: dict[Expression, str]) -> None:
         """All values before the first store, which may be where something is loaded from."""
         found = [self._value(store.value, values) for store in stores]
+        for start in (start for store in stores for start in store.index.starts):
+            self._value(start, values)
         for store, value in zip(stores, found, strict=True):
             memory = self.memory_of(store.target)
-            self.code.store(memory, store.value.element_type, self._index(store.index), value, self.disjoint)
+            index = self._index(store.index, values)
+            self.code.store(memory, store.value.element_type, index, value, self.disjoint)
 
-    def _index(self, index: Affine) -> str:
-        if index.shifts:
-            raise NotCompilableError("an index that starts at run time")
-        return self.code.index(tuple(zip(self.indices, index.coefficients, strict=True)), index.offset)
+    def _index(self, index: Affine, values: dict[Expression, str]) -> str:
+        """``values`` has those of its starts."""
+        terms = list(zip(self.indices, index.coefficients, strict=True))
+        for shift in index.shifts:
+            start = scalars.convert(self.code, shift.start.element_type, E.S64, values[shift.start])
+            terms.append((start, shift.factor))
+        return self.code.index(tuple(terms), index.offset)
 
     def _value(self, root: Expression, values: dict[Expression, str]) -> str:
         """The name of an expression's value at the current point."""
@@ -122,9 +128,9 @@ class _Writer:
             if expression.guard is not None:
                 raise NotCompilableError("a load with a guard")
             memory = self.memory_of(expression.source)
-            return self.code.load(memory, expression.element_type, self._index(expression.index), self.disjoint)
+            return self.code.load(memory, expression.element_type, self._index(expression.index, values), self.disjoint)
         if isinstance(expression, Index):
-            return scalars.convert(self.code, E.S64, expression.element_type, self._index(expression.value))
+            return scalars.convert(self.code, E.S64, expression.element_type, self._index(expression.value, values))
         assert isinstance(expression, Apply), expression
         return scalars.apply(self.code, expression, [values[operand] for operand in expression.operands])
 

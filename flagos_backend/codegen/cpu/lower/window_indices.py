@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from flagos_backend.ir.attributes import GatherAttributes, ScatterAttributes
+from flagos_backend.ir.attributes import GatherAttributes, IndexNumber, ScatterAttributes
 from flagos_backend.ir.types import ArrayShape
 
 
@@ -38,6 +38,10 @@ class WrappedGather(GatherAttributes):
 
     def index_shape(self, indices: tuple[ArrayShape, ...]) -> ArrayShape | None:
         return self.numbers.index_shape(indices, self.index_vector_dim)
+
+    def index_number(self, number: int, indices: tuple[tuple[int, ...], ...]) -> IndexNumber:
+        operand, component = (1, number) if len(indices) == 1 else (1 + number, 0)
+        return IndexNumber(operand, self.numbers.dims, component, self.numbers.wraps[number])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

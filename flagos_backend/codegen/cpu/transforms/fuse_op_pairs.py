@@ -6,13 +6,12 @@ a region is written down: between emitter.py and encoding.py, which numbers what
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import SUBTRACTED, Intrinsic
-from flagos_backend.loop_ir.region import Apply, Expression, Literal, Reduce, Region, Store
+from flagos_backend.loop_ir.region import Apply, Expression, Literal, Region, Store
 from flagos_backend.loop_ir.rewriting import Pool, rewrite
 
 _FLOATS = frozenset({ElementType.F32, ElementType.F64})
@@ -117,15 +116,13 @@ def with_pairs(region: Region, varies: Mapping[Expression, bool]) -> Region:
 
 def _pairs(region: Region, varies: Mapping[Expression, bool]) -> dict[Expression, tuple[Apply, Expression, str]]:
     """By the second operation: the first, the second's other operand, and the ``detail`` of the two as one."""
-    uses = Counter(o for e in region.expressions() if isinstance(e, Apply | Reduce) for o in e.operands)
-    uses.update(region.roots())
     found: dict[Expression, tuple[Apply, Expression, str]] = {}
     for second in region.expressions():
         table = _table(second.element_type)
         if not isinstance(second, Apply) or len(second.operands) != 2 or second.detail:
             continue
         for first, other in (second.operands, second.operands[::-1]):
-            if not isinstance(first, Apply) or first in found or uses[first] != 1 or len(first.operands) != 2:
+            if not isinstance(first, Apply) or first in found or region.uses[first] != 1 or len(first.operands) != 2:
                 continue
             detail = first.detail or str(first.opcode)
             if first is second.operands[1] and second.opcode not in _COMMUTATIVE:

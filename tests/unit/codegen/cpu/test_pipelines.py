@@ -157,7 +157,7 @@ INVALID = {
     "elements 1 to 24 of an array of 24": nest(Load(E.F32, X, Affine(1, (6, 1)))),
     "elements -1 to 22 of an array of 24": nest(Load(E.F32, X, Affine(-1, (6, 1)))),
     "elements 0 to 24 of an array of 24": nest(LOAD, index=Affine(0, (6, 1), (Shift(Index(E.S64, WHOLE), 1),))),
-    "a start is s64, not f32": nest(Load(E.F32, X, Affine(0, (0, 0), (Shift(LOAD, 1),)))),
+    "a start is s32 or s64, not f32": nest(Load(E.F32, X, Affine(0, (0, 0), (Shift(LOAD, 1),)))),
     "has a coefficient for each of 2 dimensions, not 1": nest(Load(E.F32, X, Affine(0, (1,)))),
     "the array is of f32": nest(Load(E.S32, X, WHOLE)),
     "the value is s32, the array f32": nest(Index(E.S32, WHOLE)),
