@@ -238,12 +238,8 @@ def _slot_bytes(step: PlanStep, plan: Plan) -> float:
 
 
 def _plan_buffers(plan: Plan) -> Iterator[Buffer]:
-    """What steps make that is no result, from the step that makes it to the one that frees it."""
-    kept = {*plan.parameters, *plan.results}
-    freed = {slot: number for number, step in enumerate(plan.steps) for slot in step.frees}
-    for number, step in enumerate(plan.steps):
-        for slot in step.results if step.enqueues else ():
-            shape = plan.shapes[slot]
-            if slot not in kept and shape is not None and " over " not in step.text:
-                name = step.instruction.name if step.instruction else f"#{slot}"
-                yield Buffer(name, shape.num_bytes, number, freed.get(slot, len(plan.steps) - 1))
+    for allocation in plan.allocations:
+        shape, instruction = plan.shapes[allocation.slot], plan.steps[allocation.first].instruction
+        if shape is not None:
+            name = instruction.name if instruction else f"#{allocation.slot}"
+            yield Buffer(name, shape.num_bytes, allocation.first, allocation.last)

@@ -20,6 +20,11 @@ def parameter_of(root: int) -> int | None:
     return -1 - root if root < 0 else None
 
 
+def is_own(root: int) -> bool:
+    """Whether a step of the plan allocates ``root``."""
+    return root > BORROWED
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a value lies: the storages it may share, and whether no two of its elements can share a location."""

@@ -3,7 +3,7 @@ written over what dies at it, where that is safe. Between passes and plan.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from flagos_backend.compile.ownership import (
     close_loop,
     fresh_results,
     hand_over,
+    is_own,
     join,
     kept_arguments,
     loop_results,
@@ -39,7 +40,7 @@ from flagos_backend.kernels.reference import registry, storage
 from flagos_backend.kernels.reference.registry import Kernel, Storage
 from flagos_backend.loop_ir.region import Region
 from flagos_backend.runtime import control_flow, library_threads
-from flagos_backend.runtime.plan import Plan, ResultBuffer, Step
+from flagos_backend.runtime.plan import Allocation, Plan, ResultBuffer, Step
 from flagos_backend.runtime.slots import Tree, contiguous, flatten, in_buffers, pack, spread
 from flagos_backend.torch_loading import torch
 
@@ -322,7 +323,10 @@ class Builder:
         result_buffers = {
             slot: result_buffer for slot, place in owner.places.items() if (result_buffer := self._result_buffer(place))
         }
-        return Plan(name, tuple(steps), self._parameters, results, result_buffers, self._shapes, self._initial)
+        allocations = tuple(_allocations(owner, steps, results))
+        return Plan(
+            name, tuple(steps), self._parameters, results, result_buffers, self._shapes, self._initial, allocations
+        )
 
     def _result_buffer(self, place: Place) -> ResultBuffer | None:
         """Steps write over operands of their own size only, and share them whole or with a root of their own."""
@@ -410,6 +414,22 @@ _OF_OTHERS: dict[Opcode, _Emit] = {
 _EMIT = _WITHOUT_KERNEL | _OF_OTHERS
 #: What no kernel computes, and what runs other computations. All else is a kernel's.
 WITHOUT_KERNEL, RUN_OTHERS = frozenset(_WITHOUT_KERNEL), frozenset(_OF_OTHERS)
+
+
+def _allocations(owner: Ownership, steps: Sequence[Step], results: Sequence[int]) -> Iterator[Allocation]:
+    """One for each storage that a step makes and no result lies in: it lives as long as any slot that may lie in it."""
+    freed = {slot: number for number, step in enumerate(steps) for slot in step.frees}
+    last: dict[int, int] = {}
+    for slot, place in owner.places.items():
+        for root in place.roots:
+            last[root] = max(last.get(root, 0), freed.get(slot, len(steps) - 1))
+    known = {root for slot in results for root in owner.places[slot].roots}
+    for number, step in enumerate(steps):
+        for slot in step.results:
+            made = [root for root in owner.places[slot].roots if root not in known and is_own(root)]
+            known.update(made)
+            if made and step.enqueues:
+                yield Allocation(slot, number, max(last[root] for root in made))
 
 
 def _choose_storage(

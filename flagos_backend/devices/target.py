@@ -86,6 +86,8 @@ _CHIPS = {
 _SHARE_OF_MEMORY, _SHARE_OF_MATRIX_UNITS = 1.9, 0.027
 # PyTorch's device types whose libraries go by switches of the process for products of 32-bit floats.
 _WITH_SWITCHES = frozenset({"cuda"})
+# Instruction sets for which ATen has a kernel of grouped products of BF16; for others it loops, and waits for sizes.
+_WITH_GROUPED_PRODUCTS = frozenset({"sm_90", "sm_100"})
 # Those for which ATen has a fused attention that is used here.
 _WITH_FUSED_ATTENTION = frozenset({"cuda"})
 
@@ -144,6 +146,11 @@ class Target:
     def has_tensor_float_switches(self) -> bool:
         """Whether PyTorch's switches decide if its library rounds 32-bit operands of products."""
         return self.device_type in _WITH_SWITCHES
+
+    @property
+    def has_grouped_products(self) -> bool:
+        """Whether ATen multiplies groups of rows of BF16, each with a matrix of its own, in one kernel."""
+        return self.device_type in _WITH_SWITCHES and self.architecture in _WITH_GROUPED_PRODUCTS
 
     @property
     def has_fused_attention(self) -> bool:

@@ -57,6 +57,16 @@ class ResultBuffer:
         return output.view(-1).view(storage.dtype_of(self.shape.element_type)).view(self.shape.dims)
 
 
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory that steps take for the value of ``slot``, in use from step ``first`` through step ``last``, by position.
+    Other slots may lie in it, too."""
+
+    slot: int
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """``run`` may be called by several threads at once. A value of a tuple shape is passed as its leaves, in order."""
@@ -71,6 +81,8 @@ class Plan:
     """Of what lies in each slot; None for a tuple, which is made for the step behind it."""
     initial: list[Any] = field(repr=False)
     """What lies in each slot before the first step: constants."""
+    allocations: tuple[Allocation, ...] = ()
+    """Of what is no result, in the order of ``first``; those of nested plans are theirs."""
     _compiled: tuple[CompiledStep, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -19,15 +19,15 @@ from flagos_backend.torch_loading import Tensor, torch
 Dot = Callable[[Run, Tensor, Tensor], Tensor]
 
 
-def _boundaries(sizes: Tensor, length: int) -> Tensor:
+def boundaries(sizes: Tensor, length: int) -> Tensor:
     """[..., g + 1]: where groups begin and end along a dimension of ``length``, never beyond it."""
-    ends = sizes.long().cumsum(-1).clamp(max=length)
+    ends = sizes.long().clamp(min=0).cumsum(-1).clamp(max=length)
     return torch.cat((torch.zeros_like(ends[..., :1]), ends), dim=-1)
 
 
 def _group_masks(sizes: Tensor, length: int) -> Tensor:
     """[..., g, length]: which positions belong to each group."""
-    bounds = _boundaries(sizes, length)
+    bounds = boundaries(sizes, length)
     positions = torch.arange(length, device=sizes.device)
     return (positions >= bounds[..., :-1, None]) & (positions < bounds[..., 1:, None])
 

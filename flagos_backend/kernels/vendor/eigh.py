@@ -1,5 +1,6 @@
 """Eigenvalues and eigenvectors of symmetric and Hermitian matrices: for float32 of 32 to 512 rows ATen takes cuSOLVER's
-Jacobi method, for float64 its divide and conquer, which may take less than half as long."""
+Jacobi method, for float64 its divide and conquer, which takes no longer on an H200, and less than half as long from 256
+rows on."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _JACOBI = range(32, 513)
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
-    """As it is; where that may be slower, also in float64, rounded at the end."""
+    """In float64, rounded at the end, where that may be faster, and as it is."""
     plain = reference_variants(instruction, target)
     shape = instruction.operands[0].shape
     assert isinstance(shape, ArrayShape)
@@ -31,4 +32,4 @@ def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:
         vectors, values = only.kernel(run, a.to(wider))
         return vectors.to(a.dtype), values.to(a.real.dtype)
 
-    return only, replace(only, name="in float64", kernel=in_float64, into=None)
+    return replace(only, name="in float64", kernel=in_float64, into=None), only

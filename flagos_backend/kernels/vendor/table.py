@@ -7,7 +7,7 @@ from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.implementation import Implementation, Provider
-from flagos_backend.kernels.vendor import attention, byte_products, convolution, dot, eigh, lu
+from flagos_backend.kernels.vendor import attention, byte_products, convolution, dot, eigh, lu, ragged
 from flagos_backend.kernels.vendor.library import LIBRARY, is_vendor_reference, reference_variants
 
 _VENDOR = Provider.VENDOR
@@ -39,5 +39,16 @@ IMPLEMENTATIONS: tuple[tuple[str, Implementation], ...] = (
     *(
         (name, Implementation(name, _VENDOR, _on_the_host, _VARIANTS.get(name, reference_variants), library=True))
         for name in LIBRARY
+    ),
+    (
+        str(Opcode.RAGGED_DOT),
+        Implementation(
+            "grouped_mm",
+            _VENDOR,
+            ragged.unsupported,
+            ragged.variants,
+            library=True,
+            is_checked=lambda instruction: True,
+        ),
     ),
 )

@@ -176,7 +176,8 @@ def test_what_is_no_nest_or_transform_is_one_line(tmp_path: Path, capsys: pytest
     path.write_text(LOGARITHM)
     assert main(["opt", str(path), "--transform", "log3"]) == 2
     error = capsys.readouterr().err
-    assert "there is no transform 'log3'; known are: split_long_reductions, " in error and error.count("\n") == 1
+    assert "there is no transform 'log3'; known are: " in error and error.count("\n") == 1
+    assert "split_long_reductions, " in error
     path.write_text(LOGARITHM.replace("divide", "div"))
     assert main(["opt", str(path), "--transform", "log2"]) == 2
     error = capsys.readouterr().err

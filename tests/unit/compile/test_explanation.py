@@ -15,6 +15,7 @@ from flagos_backend.devices.target import SIMULATED
 from flagos_backend.importer import import_module, schema
 from flagos_backend.importer.program import SCHEMA_VERSION
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.parser import parse_nest
 from flagos_backend.loop_ir.printer import print_nest
 from flagos_backend.loop_ir.region import Apply
@@ -41,6 +42,12 @@ condition { s = (s32[], f32[8192]) parameter(0) n = s32[] get-tuple-element(s), 
 ENTRY main { v = f32[8192] parameter(0) zero = s32[] constant(0) s = (s32[], f32[8192]) tuple(zero, v)
   l = (s32[], f32[8192]) while(s), condition=condition, body=body
   ROOT r = f32[8192] get-tuple-element(l), index=1 }"""
+
+VIEWED = """HloModule viewed
+ENTRY main { x = f32[16,16] parameter(0) y = f32[16,16] parameter(1) a = f32[16,16] sine(x)
+  d = f32[16,16] dot(a, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  v = f32[4,64] reshape(a) s = f32[4,4] dot(v, v), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  c = f32[4,4] cosine(s) ROOT t = (f32[16,16], f32[4,4]) tuple(d, c) }"""
 
 SORTED = """HloModule sorted
 less { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = pred[] compare(a, b), direction=LT }
@@ -107,6 +114,18 @@ def test_steps_of_generated_kernels_have_their_nest_and_no_others() -> None:
     opcodes = [e.opcode for nest in nests for e in nest.expressions() if isinstance(e, Apply)]
     assert opcodes == [Opcode.TANH]
     assert [bool(step.nest) for step in plan.steps] == ["[triton " in step.text for step in plan.steps]
+
+
+def test_memory_of_generated_kernels_lives_as_long_as_what_lies_in_it() -> None:
+    """A view of it counts."""
+    module = import_module(_hlo.hlo_module_from_text(VIEWED).as_serialized_hlo_module_proto())
+    plan = build(for_accelerator(module).entry, (), torch.device("cpu"), SIMULATED)
+    enqueued = [number for number, step in enumerate(plan.steps) if step.enqueues]
+    sine, _, product, _ = enqueued[:4]
+    # The last kernel writes its result over the product, which is no memory beside results then.
+    (allocation,) = plan.allocations
+    assert plan.shapes[allocation.slot] == ArrayShape(ElementType.F32, (16, 16))
+    assert (allocation.first, allocation.last) == (sine, product)
 
 
 def test_a_loop_counts_its_iterations() -> None:
