@@ -38,7 +38,7 @@ class _Writer:
         self.tiles = Region(region.dims, tuple(Store(s.target, value, s.index) for value, s in values))
         self.types: list[ElementType] = []
         self.registers: dict[Expression, int] = {}
-        self.arrays = Arrays(slots, self._register)
+        self.arrays = Arrays(slots)
 
     def bytecode(self) -> list[int]:
         initials = below((reduction.initial for reduction in self.region.reductions), stop=self.tiles.expressions())
@@ -66,7 +66,7 @@ class _Writer:
         inputs, literals, indices = [], [], []
         for expression in expressions:
             if is_taken(expression):
-                self.arrays.add(expression)
+                self.arrays.add(expression, self._register)
                 continue
             if isinstance(expression, Apply | Reduce):
                 continue

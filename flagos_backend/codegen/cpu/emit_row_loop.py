@@ -115,7 +115,7 @@ class _Writer:
         self.free: defaultdict[ElementType, list[int]] = defaultdict(list)
         self.inputs: dict[Expression, int] = {}  # numbers
         self.iotas: dict[Expression, int] = {}
-        self.arrays = Arrays(slots, lambda kind: self._register(kind, _Extent.SCALAR))
+        self.arrays = Arrays(slots)
 
     def bytecode(self) -> list[int]:
         sources = list(self._sources())
@@ -142,7 +142,7 @@ class _Writer:
         iotas: list[list[int]] = []
         for expression in self.region.expressions():
             if is_taken(expression):
-                self.arrays.add(expression)
+                self.arrays.add(expression, lambda kind: self._register(kind, _Extent.SCALAR))
                 continue
             if isinstance(expression, Apply | Reduce):
                 continue

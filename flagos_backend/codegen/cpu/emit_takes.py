@@ -28,17 +28,15 @@ def is_step(expression: Expression) -> TypeGuard[Apply | Load]:
 
 
 class Arrays:
-    """The arrays that a loop reads at numbers which it computes, and their registers. ``register``: makes one for an
-    element type."""
+    """The arrays that a loop reads at numbers which it computes, and their registers."""
 
-    def __init__(self, slots: Mapping[Instruction, int], register: Callable[[ElementType], int]) -> None:
+    def __init__(self, slots: Mapping[Instruction, int]) -> None:
         self._slots = slots
-        self._register = register
         self._arrays: dict[tuple[int, ElementType], int] = {}
         self._lasts: dict[int, int] = {}  # numbers of last elements, in registers of their own
 
-    def add(self, load: Load) -> None:
-        """``load``, which ``is_taken``, will be a step.
+    def add(self, load: Load, register: Callable[[ElementType], int]) -> None:
+        """``load``, which ``is_taken``, will be a step. ``register`` makes one for an element type.
 
         Raises:
             NotNativeError: its address is not flat.
@@ -50,9 +48,9 @@ class Arrays:
         kind = tile_type(load.element_type)
         key = self._slots[load.source], kind
         if key not in self._arrays:
-            self._arrays[key] = self._register(kind)
+            self._arrays[key] = register(kind)
         if first.limit not in self._lasts:
-            self._lasts[first.limit] = self._register(ElementType.S64)
+            self._lasts[first.limit] = register(ElementType.S64)
 
     def take(self, load: Load, registers: Mapping[Expression, int]) -> list[int]:
         """The bytecode of one that was added."""
