@@ -10,7 +10,6 @@ from pathlib import Path
 from support import seeds
 
 ROUNDS = 5
-TESTS = Path(__file__).resolve().parents[2]
 
 # A child's SIGINT is Python's own, also where this process ignores it, as what a shell starts in the background does.
 SCRIPT = """
@@ -91,7 +90,6 @@ def test_a_compile_ends_and_leaves_nothing(tmp_path: Path) -> None:
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "JAX_PLATFORMS": "flagos,cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "0",
-        "PYTHONPATH": str(TESTS.parent),
     }
     seed = seeds.fresh("ctrl c").integers(1 << 32)
     command = [sys.executable, "-X", "faulthandler", str(path), str(seed), str(ROUNDS)]
