@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from flagos_backend import interrupts, progress
@@ -43,19 +44,29 @@ def side_by_side(function: Callable[[T], R], items: Sequence[T], device: torch.d
         return [call(item) for item in items]
     workers: list[threading.Thread] = []
     pool = ThreadPoolExecutor(threads, "flagos-compile", initializer=lambda: workers.append(threading.current_thread()))
-    futures = [pool.submit(call, item) for item in items]
+    futures: list[Future[R]] = []
     try:
+        for item in items:
+            futures.append(pool.submit(call, item))  # one by one: an interrupt then finds what was begun
         results = [future.result() for future in futures]
     except Exception:
         pool.shutdown(cancel_futures=True)
         raise
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        interrupts.end_children(workers)
-        wait([future for future in futures if future.running()], _GRACE)
+        _end(futures, workers)
         raise
     pool.shutdown()
     return results
+
+
+def _end(futures: Sequence[Future[R]], workers: Sequence[threading.Thread]) -> None:
+    """Kills the workers' processes, also those that begin meanwhile, until all calls ended or the grace is over."""
+    limit = time.monotonic() + _GRACE
+    running = {future for future in futures if future.running()}
+    while running and time.monotonic() < limit:
+        interrupts.end_children(workers)
+        running = wait(running, _GRACE / 20).not_done
 
 
 def _threads() -> int:

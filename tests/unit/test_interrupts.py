@@ -63,6 +63,37 @@ def test_a_deferred_interrupt_comes_afterwards() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+class _Interrupted(list[int]):
+    """Items: once the first is begun, Ctrl-C comes before the second is submitted."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        super().__init__(range(8))
+        self.begun = begun
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        assert self.begun.wait(60)
+        raise KeyboardInterrupt
+
+
+def test_compilers_are_killed_where_ctrl_c_comes_before_all_are_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(side_by_side.THREADS, "2")
+    monkeypatch.setattr(torch, "get_device_module", lambda device: _Devices)
+    torch_loading.load()
+    children: list[subprocess.Popen[bytes]] = []
+    begun = threading.Event()
+
+    def compile_kernel(number: int) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        children.append(child)
+        begun.set()
+        child.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side.side_by_side(compile_kernel, _Interrupted(begun), torch.device("cpu"))
+    assert [child.wait(60) for child in children] == [-signal.SIGKILL]
+
+
 def test_compilers_that_are_processes_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(side_by_side.THREADS, "2")
     monkeypatch.setattr(torch, "get_device_module", lambda device: _Devices)
