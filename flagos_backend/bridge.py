@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
-from flagos_backend import defects, known_programs, logs, progress, torch_loading
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.compile import compiler, stages
 from flagos_backend.compile.compiler import CompiledProgram
@@ -25,9 +24,10 @@ from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.own_calls import OwnCalls
 from flagos_backend.kernels.reference.registry import HostCallback, Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.process import defects, known_programs, logs, progress, torch_loading
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime import serialization
 from flagos_backend.runtime.accelerator.recordings import Recordings
-from flagos_backend.torch_loading import torch
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.context_peers import ContextPeers

@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from flagos_backend.cache import cache_root
 from flagos_backend.cli.failure import CommandFailed
+from flagos_backend.process.cache import cache_root
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

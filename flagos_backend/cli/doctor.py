@@ -10,11 +10,12 @@ import os
 import platform
 import shlex
 
-from flagos_backend import __version__, environment, torch_loading
+from flagos_backend import __version__, environment
 from flagos_backend.cli import verdict
 from flagos_backend.cli.devices import describe_devices
 from flagos_backend.cli.verdict import Verdict
 from flagos_backend.devices import discovery
+from flagos_backend.process import torch_loading
 from plugin_abi import isolation, loader, rights
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.files import exists

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # Gets every participant's contribution, in order; returns what each of them takes away, in the same order.
 Combine = Callable[[Sequence[Any]], Sequence[Any]]

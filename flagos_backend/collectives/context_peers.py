@@ -21,10 +21,10 @@ from flagos_backend.collectives.multi_process import MultiProcessCommunicator
 from flagos_backend.collectives.options import timeout_seconds
 from flagos_backend.collectives.transport import Transport
 from flagos_backend.collectives.watchdog import Watchdog
+from flagos_backend.devices.process_groups import FLAGCX, backend_for, make_backend, members_text, reason_of
 from flagos_backend.devices.vendors import product_of, vendor_of
 from flagos_backend.errors import CollectiveAborted, CollectiveOverdue, RendezvousFailed, StatusCode
-from flagos_backend.process_groups import FLAGCX, backend_for, make_backend, members_text, reason_of
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 # (key, timeout in ms; 0 does not wait) -> the value or a status code; (key, value) -> a status code.
 KeyValueGet = Callable[[str, int], bytes | int]

@@ -12,9 +12,9 @@ from torch._C._distributed_c10d import _resolve_process_group
 
 from flagos_backend.collectives.communicator import Rendezvous
 from flagos_backend.collectives.transport import Transport
+from flagos_backend.devices.process_groups import backend_of
 from flagos_backend.errors import ProcessGroupMissing
 from flagos_backend.importer.program import ProcessGroups
-from flagos_backend.process_groups import backend_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from flagos_backend.collectives.communicator import Combine, Communicator, Reducer, Rendezvous
 from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes, joined
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 Arrays = Sequence[Tensor]
 Value = TypeVar("Value")

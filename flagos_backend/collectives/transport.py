@@ -13,10 +13,10 @@ from typing import Any, Final
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ReduceOp
 
+from flagos_backend.devices.process_groups import is_late, members_text, reason_of
 from flagos_backend.errors import CollectiveFailed, CollectiveOverdue
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.process_groups import is_late, members_text, reason_of
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 Reduce = Callable[[Sequence[Tensor]], Tensor]
 

@@ -25,10 +25,10 @@ from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.indexing import View
 from flagos_backend.loop_ir.region import Region
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime import slots
 from flagos_backend.runtime.plan import Plan
 from flagos_backend.runtime.slots import Tree
-from flagos_backend.torch_loading import torch
 
 # What generated kernels ask of the arrays they are given.
 _ALIGNMENT = 16

@@ -36,8 +36,8 @@ from flagos_backend.passes.pass_manager import (
     run_pipeline,
 )
 from flagos_backend.passes.pipelines import accelerator_pipeline, cpu_pipeline, pipeline_for
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime.plan import Plan
-from flagos_backend.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 

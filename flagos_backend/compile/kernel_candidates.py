@@ -24,7 +24,7 @@ from flagos_backend.kernels.choice import Candidates, Choice, candidates
 from flagos_backend.kernels.implementation import signature_of
 from flagos_backend.loop_ir.flat import FlatComputation, flatten
 from flagos_backend.loop_ir.region import Region
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 @dataclass(frozen=True, slots=True)

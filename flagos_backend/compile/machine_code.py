@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flagos_backend import interrupts
-from flagos_backend.cache import private_folder, replace
+from flagos_backend.process import interrupts
+from flagos_backend.process.cache import private_folder, replace
 
 logger = logging.getLogger("flagos_backend")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flagos_backend import torch_loading
 from flagos_backend.codegen.cpu.emitter import Call, NativeCode, emit
 from flagos_backend.codegen.cpu.steps import NotNativeError
 from flagos_backend.compile import machine_code
@@ -22,7 +21,8 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.strided_view import StridedView
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, leaves
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.torch_loading import torch
+from flagos_backend.process import torch_loading
+from flagos_backend.process.torch_loading import torch
 
 # A library call from native code costs about as much as this many operations of a Python plan save.
 _OPERATIONS_PER_CALL = 2

@@ -39,10 +39,10 @@ from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, 
 from flagos_backend.kernels.reference import registry, storage
 from flagos_backend.kernels.reference.registry import Kernel, Storage
 from flagos_backend.loop_ir.region import Region
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime import control_flow, library_threads
 from flagos_backend.runtime.plan import Allocation, Plan, ResultBuffer, Step
 from flagos_backend.runtime.slots import Tree, contiguous, flatten, in_buffers, pack, spread
-from flagos_backend.torch_loading import torch
 
 
 def build_plan(computation: Computation, donated: Collection[int] = (), device: torch.device | None = None) -> Plan:

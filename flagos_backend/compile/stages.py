@@ -1,5 +1,5 @@
 """Which stage of a compile took how long, for whoever listens: bridge.py, on behalf of a profiler; and which one it is
-in, for whoever watches it (progress.py)."""
+in, for whoever watches it (process/progress.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from flagos_backend import progress
+from flagos_backend.process import progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from flagos_backend.devices.streams import own_stream
 from flagos_backend.devices.target import Target
 from flagos_backend.devices.vendors import vendor_of
 from flagos_backend.errors import DeviceMemoryExhausted
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 Capsule = Any
 

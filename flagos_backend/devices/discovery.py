@@ -19,7 +19,7 @@ from flagos_backend.devices.simulated import SIMULATED, SimulatedAccelerator
 from flagos_backend.devices.streams import MakeStream, make_with
 from flagos_backend.devices.vendors import VENDORS, package_of
 from flagos_backend.errors import DeviceMissing
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 

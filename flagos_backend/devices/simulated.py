@@ -15,7 +15,7 @@ from typing import Any
 from flagos_backend.devices import target
 from flagos_backend.devices.accelerator import Capsule, DeviceFacts, Event, MemoryStats, StreamKind, from_dlpack
 from flagos_backend.errors import DeviceMemoryExhausted
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 SIMULATED = "simulated"
 #: Small enough that a test can fill it, large enough for every other test.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 # The driver's handle of a new stream of the device of that ordinal; 0 where the library drives none.
 MakeStream = Callable[[int], int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from flagos_backend import interrupts
+from flagos_backend.process import interrupts
 
 #: Fields of HloInstructionProto that do not change the meaning: statistics_viz, original_value, and retired ones.
 _HARMLESS: Final = frozenset({78, 82, 83, 84, 88})

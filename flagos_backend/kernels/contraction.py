@@ -8,7 +8,7 @@ from math import prod
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.torch_loading import Tensor
+from flagos_backend.process.torch_loading import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import flagos_backend
-from flagos_backend import progress
-from flagos_backend.cache import private_folder, replace
 from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import CustomCallAttributes
@@ -32,8 +30,10 @@ from flagos_backend.kernels.implementation import signature_of
 from flagos_backend.kernels.reference.aten import is_pointwise
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.side_by_side import side_by_side
-from flagos_backend.torch_loading import torch
+from flagos_backend.process import progress
+from flagos_backend.process.cache import private_folder, replace
+from flagos_backend.process.side_by_side import side_by_side
+from flagos_backend.process.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 

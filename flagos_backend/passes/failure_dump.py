@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from flagos_backend import defects
 from flagos_backend.errors import PassOptionInvalid
+from flagos_backend.process import defects
 
 DUMP_VARIABLE = "FLAGOS_DUMP_TO"
 _T = TypeVar("_T")

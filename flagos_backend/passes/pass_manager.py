@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flagos_backend import progress
 from flagos_backend.devices.target import HOST, Target
 from flagos_backend.errors import PassFailed, PassOptionInvalid, VerificationFailed
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.printer import print_module
 from flagos_backend.ir.verifier import verify as verify_module
 from flagos_backend.passes.failure_dump import DUMP_VARIABLE, failure_dump
+from flagos_backend.process import progress
 
 logger = logging.getLogger("flagos_backend")
 

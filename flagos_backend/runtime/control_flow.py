@@ -13,7 +13,7 @@ from typing import Any, Self
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Conditionals, Run
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 # Runs a plan: takes its flat arguments, emptying the list, and returns its flat results. A third argument is as of
 # Plan.run: nothing, or an array for each result.

@@ -1,5 +1,5 @@
 """Small library calls run on the thread that makes them alone. PyTorch's other threads sleep between calls
-(torch_loading.py), and waking them takes longer than such a call. ir/library_calls.py says which these are."""
+(process/torch_loading.py), and waking them takes longer than such a call. ir/library_calls.py says which these are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 @functools.cache

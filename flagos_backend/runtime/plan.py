@@ -13,7 +13,7 @@ from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference import storage
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.loop_ir.region import Region
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 # A step as Plan.run reads it: kernel, operands unless it works on the slots itself, the slot to set, slots to free
 CompiledStep = tuple[Callable[..., Any], tuple[int, ...] | None, int, tuple[int, ...]]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 # Slots of the leaves of a value that may be a tuple.
 Tree = int | tuple["Tree", ...]

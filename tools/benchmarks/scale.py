@@ -259,7 +259,7 @@ def _backends(options: argparse.Namespace) -> list[str]:
         return list(options.backends.split(","))
     if options.peer == "cpu":
         return ["gloo"]
-    from flagos_backend import flagcx
+    from flagos_backend.devices import flagcx
 
     return [*(["flagcx"] if flagcx.find() else []), "nccl"]
 

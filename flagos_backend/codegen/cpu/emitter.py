@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, islice
 from math import prod
 
-from flagos_backend import progress
 from flagos_backend.codegen.cpu import emit_map_loop as point_loop
 from flagos_backend.codegen.cpu import emit_row_loop as row_loop
 from flagos_backend.codegen.cpu.arena import Interval, plan_arena
@@ -62,6 +61,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.flat import FlatComputation, flatten
 from flagos_backend.loop_ir.indexing import View, dims_of, row_major
 from flagos_backend.loop_ir.region import Region
+from flagos_backend.process import progress
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from flagos_backend.codegen.triton.kernel import RegionKernel
-from flagos_backend.side_by_side import side_by_side
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.side_by_side import side_by_side
+from flagos_backend.process.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 

@@ -22,7 +22,7 @@ from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import launching
 from flagos_backend.loop_ir.region import Apply, Load, Region
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 # Up to how many points a kernel lets the next one start as soon as all its own programs have. That one waits on the
 # multiprocessors, which costs a longer kernel more than the start of the next one takes.

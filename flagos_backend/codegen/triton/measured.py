@@ -15,7 +15,7 @@ from flagos_backend.kernels.policy import Policy
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.loop_ir.region import Region
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 @dataclass(frozen=True, slots=True)

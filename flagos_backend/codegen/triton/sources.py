@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
-from flagos_backend.cache import private_folder, replace
+from flagos_backend.process.cache import private_folder, replace
 
 _lock = threading.Lock()
 

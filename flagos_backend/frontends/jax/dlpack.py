@@ -13,7 +13,7 @@ import jax
 
 from flagos_backend.devices.attributes import DLPACK_DEVICE
 from flagos_backend.frontends.jax import jax_internals
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 from plugin_abi.loader import DEFAULT_PLATFORM
 
 #: DLDeviceType and number of ordinary host memory.

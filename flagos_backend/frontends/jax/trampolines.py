@@ -11,10 +11,10 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from flagos_backend import defects
 from flagos_backend.errors import FlagosBackendError, Interrupted, StatusCode
 from flagos_backend.frontends.jax import callbacks, convert
 from flagos_backend.ir.types import ElementType
+from flagos_backend.process import defects
 from plugin_abi import cabi
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.errors import StatusCode as HostStatusCode

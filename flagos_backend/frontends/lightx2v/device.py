@@ -7,7 +7,7 @@ import logging
 import os
 from typing import Any, Final
 
-from flagos_backend import flagcx
+from flagos_backend.devices import flagcx
 from flagos_backend.frontends.lightx2v import knobs
 
 #: The vendors' backends of torch.distributed, by device type.

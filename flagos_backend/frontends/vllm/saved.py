@@ -15,9 +15,9 @@ import torch._functorch.config
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
 from flagos_backend import __version__
-from flagos_backend.cache import replace
 from flagos_backend.frontends.torch.compile.errors import ArtifactRefused
 from flagos_backend.frontends.torch.compile.options import CompileOptions
+from flagos_backend.process.cache import replace
 
 logger = logging.getLogger("flagos.vllm")
 

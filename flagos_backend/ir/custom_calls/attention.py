@@ -14,7 +14,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.config import parse_config
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import leaves
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 FORWARD = "flagos.attention"
 BACKWARD = "flagos.attention_backward"

@@ -14,7 +14,7 @@ from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.aten import argument_of, arguments_of
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 # Kernels that compute in f32 whatever they are given lose f64's digits, so f64 goes to the few that do not. mm does on

@@ -20,7 +20,7 @@ from flagos_backend.kernels.reference.convolution import Engine, prepare_with
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import interpreter
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 E = ElementType
 

@@ -21,7 +21,7 @@ from flagos_backend.kernels.reference.custom_calls import (
 )
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 

@@ -23,7 +23,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference.custom_calls import Config, custom_call
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # Logits that exist at once.
 _BLOCK_ELEMENTS = 1 << 22

@@ -15,7 +15,7 @@ from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.computations import plain_combiner
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 from flagos_backend.kernels.reference.scalar_functions import scalar_function
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 FindRendezvous = Callable[[Run], Rendezvous | None]
 Arrays = tuple[Tensor, ...]

@@ -15,7 +15,7 @@ from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.reference.computations import plain_combiner, returned_parameter
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # combine(run, targets, rows, updates, valid): targets [positions, width] are updated in place with updates [n, width],
 # row by row at ``rows`` [n] (int64); those that are not ``valid`` [n] (None: all are) lie anywhere and are left out.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.reference.integers import Binary, Unary
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 O = Opcode  # noqa: E741
 

@@ -14,7 +14,7 @@ from flagos_backend.kernels.reference.conversion import converter
 from flagos_backend.kernels.reference.integers import Binary, Unary
 from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.reference.registry import Kernel, Storage, kernel
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 # How many bfloat16 a host's matrix units multiply at once.

@@ -11,7 +11,7 @@ from flagos_backend.kernels.reference import integers, small_floats
 from flagos_backend.kernels.reference.integers import Unary
 from flagos_backend.kernels.reference.registry import Kernel, Storage, identity, kernel
 from flagos_backend.kernels.reference.storage import dtype_of, wrap
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 

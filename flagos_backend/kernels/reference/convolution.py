@@ -15,7 +15,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 from flagos_backend.kernels.reference.small_floats import decode, encode
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # convolve(input [n, c, spatial...], weight [o, c / groups, spatial...]) -> [n, o, spatial...]
 Convolve = Callable[[Tensor, Tensor], Tensor]

@@ -15,7 +15,7 @@ from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.computations import parameter_number, plain_combiner
 from flagos_backend.kernels.reference.cumulative_sum import cumulative_sum
 from flagos_backend.kernels.reference.ordering import total_order
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _TRIVIAL = WindowDimension(1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _BLOCK = 8
 # torch adds up everything narrower in double.

@@ -15,7 +15,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, 
 from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, Value, identity, kernel
 from flagos_backend.kernels.reference.sorting import top_k
-from flagos_backend.torch_loading import Tensor
+from flagos_backend.process.torch_loading import Tensor
 
 Config = Mapping[str, Any]
 TargetPreparer = Callable[[Instruction, Config], Kernel]

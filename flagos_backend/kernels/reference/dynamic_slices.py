@@ -15,7 +15,7 @@ from flagos_backend.kernels.reference.index_arithmetic import (
     scalar_index_on_device,
 )
 from flagos_backend.kernels.reference.registry import InPlaceKernel, Kernel, Run, Storage, identity, in_place, kernel
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 
 class _Window:

@@ -17,7 +17,7 @@ from flagos_backend.kernels.reference.integers import Binary, Unary
 from flagos_backend.kernels.reference.ordering import total_order
 from flagos_backend.kernels.reference.registry import Kernel, Storage, kernel
 from flagos_backend.kernels.reference.storage import from_bytes, wrap
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 O = Opcode  # noqa: E741

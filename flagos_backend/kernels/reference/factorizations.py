@@ -15,7 +15,7 @@ from flagos_backend.kernels.reference import householder, storage
 from flagos_backend.kernels.reference.custom_calls import Config, custom_call, malformed
 from flagos_backend.kernels.reference.registry import Kernel, Run
 from flagos_backend.kernels.reference.schur import NotConverged, schur
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _LINALG_ERROR: type[Exception] = getattr(torch.linalg, "LinAlgError")  # noqa: B009 (not in its stubs)
 _TYPES = (ElementType.F32, ElementType.F64, ElementType.C64, ElementType.C128)

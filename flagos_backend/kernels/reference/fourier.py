@@ -10,7 +10,7 @@ from flagos_backend.ir.opcode import FftType, Opcode
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference import storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _TRANSFORMS: dict[FftType, Callable[..., Tensor]] = {
     FftType.FFT: torch.fft.fftn,

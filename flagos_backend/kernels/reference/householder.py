@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flagos_backend import tensor_float
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.devices import tensor_float
+from flagos_backend.process.torch_loading import Tensor, torch
 
 
 def reflector(column: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from flagos_backend.ir.types import ElementType
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _MAX_INT64 = (1 << 63) - 1
 

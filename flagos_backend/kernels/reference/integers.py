@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.kernels.reference.storage import dtype_of, wrap
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 Unary = Callable[[torch.Tensor], torch.Tensor]

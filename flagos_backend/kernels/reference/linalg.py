@@ -8,7 +8,7 @@ from flagos_backend.ir.opcode import Opcode, TransposeA
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.batch_norm import widened
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 
 @kernel(Opcode.CHOLESKY)

@@ -13,7 +13,7 @@ from flagos_backend.kernels.reference.custom_calls import Config, custom_call
 from flagos_backend.kernels.reference.elementwise import splat_constant
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, identity, kernel
 from flagos_backend.kernels.reference.storage import dtype_of
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 

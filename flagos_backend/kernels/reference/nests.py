@@ -18,7 +18,7 @@ from flagos_backend.kernels.reference import registry
 from flagos_backend.kernels.reference.storage import dtype_of, from_bytes, wrap
 from flagos_backend.loop_ir.intrinsics import SUBTRACTED, Intrinsic
 from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Literal, Load, Reduce, Region, Store
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 O = Opcode  # noqa: E741

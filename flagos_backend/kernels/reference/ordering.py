@@ -10,7 +10,7 @@ from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import small_floats
 from flagos_backend.kernels.reference.computations import parameter_number
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _BITS_DTYPE = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 _ASCENDING = frozenset({Comparison.LT, Comparison.LE})

@@ -15,7 +15,7 @@ from flagos_backend.ir.opcode import Opcode, RngAlgorithm, RngDistribution
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.kernels.reference import integers, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _THREEFRY_PARITY = 0x1BD11BDA

@@ -18,7 +18,7 @@ from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, identity, kernel
 from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
 from flagos_backend.kernels.reference.storage import wrap
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 O = Opcode  # noqa: E741

@@ -18,7 +18,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.participants import Position
 from flagos_backend.ir.types import Shape
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 # An array in its storage dtype (storage.py), a tuple of values, or () for a token.
 Value = torch.Tensor | tuple["Value", ...]

@@ -15,7 +15,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, Shape, TupleShape
 from flagos_backend.kernels.reference import registry, storage
 from flagos_backend.kernels.reference.registry import Kernel, Run
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # Takes the arguments, which broadcast together, and returns the results (0-d when they depend on no argument).
 ScalarFunction = Callable[[Run, list[Tensor]], list[Tensor]]

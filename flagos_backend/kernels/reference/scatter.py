@@ -14,7 +14,7 @@ from flagos_backend.kernels.reference.combining import Combiner, prepare_combine
 from flagos_backend.kernels.reference.computations import returned_parameter
 from flagos_backend.kernels.reference.index_arithmetic import WindowOffsets, index_values, row_major_strides
 from flagos_backend.kernels.reference.registry import InPlaceKernel, Kernel, Run, Storage, in_place, kernel
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # Updates row-major targets, which it may write over.
 Update = Callable[[Run, list[Tensor], Tensor, list[Tensor]], None]

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from flagos_backend.ir.types import ElementType
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 

@@ -13,7 +13,7 @@ from flagos_backend.kernels.reference.computations import parameter_number
 from flagos_backend.kernels.reference.ordering import SortKey, sort_keys, total_order
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # Computes a key, as torch orders it, from the operands.
 KeyFunction = Callable[[Run, Sequence[Tensor]], Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.kernels.reference.custom_calls import REQUIRED, Config, custom_call, malformed
 from flagos_backend.kernels.reference.registry import Kernel, Run
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 
 def csr_rows(indptr: Tensor, count: int) -> Tensor:

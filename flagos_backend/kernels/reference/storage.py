@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from flagos_backend.ir.types import ArrayShape, ElementType
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 E = ElementType
 

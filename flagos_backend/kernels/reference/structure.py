@@ -8,7 +8,7 @@ from flagos_backend.ir.opcode import Opcode
 from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel
 from flagos_backend.kernels.reference.scalar_functions import scalar_function
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 @kernel(Opcode.MAP)

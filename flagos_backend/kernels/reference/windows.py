@@ -28,7 +28,7 @@ from flagos_backend.kernels.reference.cumulative import (
 from flagos_backend.kernels.reference.index_arithmetic import Kept, row_major_strides
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # Reduces the windows along one dimension: arrays in, one value for each window out.
 Reduce = Callable[[Run, list[Tensor]], list[Tensor]]

@@ -18,7 +18,7 @@ from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import launching
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 E = ElementType
 _TYPES = frozenset({E.F16, E.BF16, E.F32})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flagos_backend.kernels.triton.launching import launch
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _BLOCK, _WARPS = 64, 4
 

@@ -14,7 +14,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton.launching import exceeds_32_bits, launch
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 E = ElementType
 _HALF_FLOATS = frozenset({E.F16, E.BF16})

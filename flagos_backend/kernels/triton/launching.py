@@ -10,7 +10,7 @@ from typing import Any
 
 from flagos_backend.devices.target import Target
 from flagos_backend.kernels.triton.loading import prepare_triton
-from flagos_backend.torch_loading import Tensor
+from flagos_backend.process.torch_loading import Tensor
 
 
 def unavailable(target: Target) -> str:

@@ -12,7 +12,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.triton.launching import launch
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 FACTORS = ("Qr", "flagos.geqrf")
 PRODUCTS = ("ProductOfElementaryHouseholderReflectors", "flagos.householder_product")

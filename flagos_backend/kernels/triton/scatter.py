@@ -19,7 +19,7 @@ from flagos_backend.kernels.reference.index_arithmetic import WindowOffsets, row
 from flagos_backend.kernels.reference.registry import InPlaceKernel, Run
 from flagos_backend.kernels.reference.scatter import ScatterPlan, plan_scatter
 from flagos_backend.kernels.triton.launching import launch
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 E = ElementType
 _INTEGERS = frozenset({E.S32, E.S64, E.U32, E.U64})

@@ -15,7 +15,7 @@ from flagos_backend.kernels.reference.ordering import INFINITY, OperandKey, oper
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton.launching import launch
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 E = ElementType
 _FLOATS = frozenset({E.F32, E.F16, E.BF16})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from flagos_backend.kernels.triton.launching import launch
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # A place takes as many steps as there are swaps: one to a thread, and programs for all multiprocessors.
 _MAX_BLOCK, _LANES = 128, 32

@@ -15,7 +15,7 @@ from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton import attention, dot, interpreter, qr, scans, scatter, sort, top_k, windows
 from flagos_backend.kernels.triton.launching import unavailable
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 def _unsupported(instruction: Instruction, target: Target) -> str:

@@ -18,7 +18,7 @@ from flagos_backend.kernels.reference.computations import parameter_number, plai
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton.launching import launch
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 E = ElementType
 _TYPES = frozenset({E.F16, E.BF16, E.F32, E.F64})

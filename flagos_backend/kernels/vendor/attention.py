@@ -15,7 +15,7 @@ from flagos_backend.kernels.reference.attention import shapes_of, views_of
 from flagos_backend.kernels.reference.registry import Kernel, Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.vendor import placing
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _TYPES = frozenset({ElementType.F16, ElementType.BF16})
 _MAX_CHANNELS, _CHANNEL_MULTIPLE = 256, 8

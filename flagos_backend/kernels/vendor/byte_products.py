@@ -13,7 +13,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.conversion import converter
 from flagos_backend.kernels.reference.registry import Kernel
 from flagos_backend.kernels.triton import byte_transposes, launching
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 E = ElementType
 # CUDA's product wants more than 16 rows, and multiples of eight of the other sizes; sixteen are what is loaded at once.

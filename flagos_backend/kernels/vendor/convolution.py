@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flagos_backend import tensor_float
+from flagos_backend.devices import tensor_float
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import ConvolutionAttributes
 from flagos_backend.ir.hlo import Instruction
@@ -15,7 +15,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.convolution import Engine, prepare_with
 from flagos_backend.kernels.reference.movement import array_shape
 from flagos_backend.kernels.vendor.dot import MAX_CONTRACTED_INTEGERS, integer_product
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 def unsupported(instruction: Instruction, target: Target) -> str:

@@ -12,7 +12,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.vendor.library import reference_variants
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 _WIDER = {ElementType.F32: torch.float64, ElementType.C64: torch.complex128}
 _JACOBI = range(32, 513)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from flagos_backend import tensor_float
+from flagos_backend.devices import tensor_float
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD
 from flagos_backend.ir.hlo import Instruction

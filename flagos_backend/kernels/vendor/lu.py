@@ -9,7 +9,7 @@ from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.factorizations import prepare_lu
 from flagos_backend.kernels.triton import launching, swaps
 from flagos_backend.kernels.vendor.library import reference_variants
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:

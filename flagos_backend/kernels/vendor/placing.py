@@ -9,7 +9,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 aten = torch.ops.aten
 _ALLOCATE = frozenset({aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default})

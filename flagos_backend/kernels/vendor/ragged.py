@@ -15,7 +15,7 @@ from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.ragged import boundaries
 from flagos_backend.kernels.reference.registry import Run
-from flagos_backend.torch_loading import Tensor, torch
+from flagos_backend.process.torch_loading import Tensor, torch
 
 # Rows and the arrays themselves begin at multiples of as many bytes.
 _ALIGNMENT = 16

@@ -16,11 +16,11 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Conditionals, Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime.accelerator.communication import CommunicationStream
 from flagos_backend.runtime.accelerator.conditional import ConditionalNode, ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.memory import GraphMemory, lent_stream
 from flagos_backend.runtime.plan import Plan
-from flagos_backend.torch_loading import torch
 
 # torch's allocations are aligned so, and kernels are chosen for it.
 _ALIGNMENT = 512

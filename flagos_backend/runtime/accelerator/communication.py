@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 class CommunicationStream:

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime.accelerator.memory import BodyMemory
-from flagos_backend.torch_loading import torch
 
 # The driver's (node, handle, body graph): as Captures::Conditional of native/replay.h.
 ConditionalNode = tuple[int, int, int]

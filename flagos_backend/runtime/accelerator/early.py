@@ -8,7 +8,7 @@ import threading
 
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.choice import implementations_of
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 

@@ -10,12 +10,12 @@ from typing import Any
 from flagos_backend.collectives import Communicator
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, NativeGraph, Recording, capture
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.accelerator.memory import give_back, shared_memory
 from flagos_backend.runtime.accelerator.warm_up import warm_up
 from flagos_backend.runtime.plan import Plan
-from flagos_backend.torch_loading import torch
 
 # (address of the native accelerator, graphs and arrays as Captures has them) -> what they prove. Raises RuntimeError
 # that says why no graph of the plan can be replayed.

@@ -12,7 +12,7 @@ from typing import Any
 
 from flagos_backend.devices.device_lock import device_lock
 from flagos_backend.devices.streams import own_stream
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 
 class Pool:

@@ -11,6 +11,7 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime.accelerator.capturable import (
     MAX_STEPS,
     MAY_DIFFER,
@@ -22,7 +23,6 @@ from flagos_backend.runtime.accelerator.capturable import (
 )
 from flagos_backend.runtime.control_flow import ControlFlow, CountedLoop, owned_copy
 from flagos_backend.runtime.plan import Plan, Step
-from flagos_backend.torch_loading import torch
 
 if TYPE_CHECKING:
     from flagos_backend.collectives.multi_process import MultiProcessCommunicator

@@ -11,10 +11,10 @@ from flagos_backend.errors import CaptureRefused
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.kernels.reference.storage import dtype_of
+from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime.accelerator.capture import reason_of
 from flagos_backend.runtime.control_flow import ControlFlow
 from flagos_backend.runtime.plan import Plan
-from flagos_backend.torch_loading import torch
 
 
 class _EveryPart:

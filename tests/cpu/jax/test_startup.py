@@ -78,7 +78,7 @@ print(json.dumps([before, x.tolist(), str(next(iter(x.devices())).platform)]))
 def test_a_module_that_torch_was_in_before_has_it() -> None:
     program = """
 import json
-from flagos_backend import torch_loading
+from flagos_backend.process import torch_loading
 from flagos_backend.kernels.reference import registry, storage
 placeholder = torch_loading.torch
 assert storage.torch is placeholder

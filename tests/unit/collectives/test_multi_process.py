@@ -4,6 +4,7 @@ is arithmetic on the contributions."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from flagos_backend.collectives import Reducer, Rendezvous
 from flagos_backend.collectives.communicator import Communicator
 from flagos_backend.collectives.context_peers import ContextPeers
 from flagos_backend.collectives.multi_process import MultiProcessCommunicator
+from flagos_backend.devices.process_groups import backend_for
 from flagos_backend.errors import (
     CollectiveAborted,
     CollectiveFailed,
@@ -33,7 +35,6 @@ from flagos_backend.errors import (
     StatusCode,
 )
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.process_groups import backend_for
 from support.devices import on_each
 
 
@@ -497,6 +498,7 @@ def test_the_user_names_the_backend(registered: Callable[..., list[int]], monkey
 
 def test_a_flagcx_that_does_not_load_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "flagcx.py").write_text("raise ImportError('libflagcx.so: cannot open shared object file')\n")
+    monkeypatch.delitem(sys.modules, "flagcx", raising=False)  # another test's
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RuntimeError, match=r"does not load \(libflagcx.so: cannot open.*FLAGOS_COLLECTIVE_BACKEND"):
         backend_for("cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flagos_backend import tensor_float
+from flagos_backend.devices import tensor_float
 from tools.conformance import models, opinfo, opinfo_worker, tensors, torch_tests
 from tools.conformance.model_zoo import MODELS, without_dropout
 from tools.conformance.models import Way

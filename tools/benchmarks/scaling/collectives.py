@@ -142,7 +142,7 @@ def _process(folder: str, rank: int, backend: str, count: int, sizes: Sequence[i
     import torch.distributed as dist
 
     if backend == "flagcx":
-        from flagos_backend import process_groups
+        from flagos_backend.devices import process_groups
 
         process_groups.backend_for("cuda" if torch.accelerator.is_available() else "cpu")
     dist.init_process_group(

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flagos_backend.cache import private_folder
 from flagos_backend.errors import FlagosBackendError, StatusCode
 from flagos_backend.importer import import_program
+from flagos_backend.process.cache import private_folder
 from flagos_backend.runtime.serialization import _HEADER
 from plugin_abi import loader
 from plugin_abi.errors import FlagosStatusError

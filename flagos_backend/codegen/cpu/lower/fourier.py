@@ -10,12 +10,12 @@ import functools
 import os
 from math import prod
 
-from flagos_backend import torch_loading
 from flagos_backend.ir.attributes import FftAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import FftType
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.indexing import dims_of
+from flagos_backend.process import torch_loading
 
 _IS_DOUBLE = {ElementType.F32: 0, ElementType.C64: 0, ElementType.F64: 1, ElementType.C128: 1}
 # Of native code: lengths are numbers of 32 bits, and all elements are fewer.

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch._C._profiler import _RecordFunctionFast
 
-from flagos_backend import known_programs
+from flagos_backend.process import known_programs
 from plugin_abi.host import Executable
 
 #: Steps of a program that a trace tells, the ones of the longest expected time.

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
 
+from flagos_backend.devices.process_groups import backend_of
 from flagos_backend.frontends.torch.device.memory import unwrap
 from flagos_backend.frontends.torch.device.opening import DEVICE_TYPE
 from flagos_backend.frontends.torch.device.runtime import runtime
 from flagos_backend.frontends.torch.distributed import staging, work
 from flagos_backend.frontends.torch.distributed.errors import NoBackendInGroup, SeveralDevices
-from flagos_backend.process_groups import backend_of
 
 _NAMESPACE: Final = "c10d"
 _GROUP: Final = "process_group"

@@ -55,8 +55,8 @@ def install_opened(library: Any) -> None:
 
 def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """The backend flagos of a group: that of the inner device. Raises RuntimeError where torch.distributed has none."""
+    from flagos_backend.devices.process_groups import backend_for, make_backend
     from flagos_backend.frontends.torch.device.runtime import runtime
-    from flagos_backend.process_groups import backend_for, make_backend
 
     open_device()
     return make_backend(backend_for(runtime().inner.type), store, rank, size, timeout)

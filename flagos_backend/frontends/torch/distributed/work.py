@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BarrierOptions, _create_work_from_future  # type: ignore[attr-defined]
 
+from flagos_backend.devices.process_groups import is_late, members_text, reason_of
 from flagos_backend.frontends.torch.device.opening import DEVICE_TYPE
 from flagos_backend.frontends.torch.device.runtime import runtime
 from flagos_backend.frontends.torch.distributed.errors import CollectiveFailed, CollectiveOverdue
-from flagos_backend.process_groups import is_late, members_text, reason_of
 
 _DEVICE: Final = torch.device(DEVICE_TYPE, 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flagos_backend import tensor_float
+from flagos_backend.devices import tensor_float
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
 from flagos_backend.frontends.torch.compile.lowering.table import lowering

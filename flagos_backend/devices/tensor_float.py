@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from flagos_backend.torch_loading import torch
+from flagos_backend.process.torch_loading import torch
 
 _TENSOR_FLOAT, _EXACT, _INHERITED = "tf32", "ieee", "none"
 # Held again by the same thread: a product may run a signal's handler, or a finalizer, that multiplies.

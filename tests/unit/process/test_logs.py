@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import logging, sys
-from flagos_backend import logs
+from flagos_backend.process import logs
 logs.follow(sys.argv[1])
 logger = logging.getLogger("flagos_backend")
 for level in (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG):

@@ -22,7 +22,7 @@ import weakref
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flagos_backend import interrupts
+from flagos_backend.process import interrupts
 from plugin_abi import ending
 
 __all__ = ["Tensor", "load", "loaded", "torch"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flagos_backend import cache
-from flagos_backend.cache import cache_root, private_folder
+from flagos_backend.process import cache
+from flagos_backend.process.cache import cache_root, private_folder
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_what_is_made_on_the_way_is_the_users_alone(base: Path, monkeypatch: pyt
 def test_loader_and_backend_agree_on_elevated_rights(base: Path, rights: str) -> None:
     program = (
         f"import os; {rights}\n"
-        "from flagos_backend.cache import private_folder; from plugin_abi.cache import cache_folder\n"
+        "from flagos_backend.process.cache import private_folder; from plugin_abi.cache import cache_folder\n"
         "from plugin_abi.search import SearchEnvironment\n"
         "e = SearchEnvironment.current(); print(private_folder('x'), cache_folder(e.variables, e.privileged))"
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flagos_backend import tensor_float
+from flagos_backend.devices import tensor_float
 from flagos_backend.devices.target import Target
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Instruction

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flagos_backend import environment, flagcx
+from flagos_backend import environment
+from flagos_backend.devices import flagcx
 
 
 @pytest.fixture

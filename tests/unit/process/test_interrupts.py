@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flagos_backend import cache, interrupts, side_by_side, torch_loading
 from flagos_backend.bridge import describe_exception
 from flagos_backend.errors import StatusCode
+from flagos_backend.process import cache, interrupts, side_by_side, torch_loading
 from plugin_abi import trial
 
 

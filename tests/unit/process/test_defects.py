@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flagos_backend import defects
+from flagos_backend.process import defects
 
 
 def _described(what: str) -> str:

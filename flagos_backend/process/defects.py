@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-from flagos_backend.cache import private_folder
+from flagos_backend.process.cache import private_folder
 
 #: Longer tracebacks go to a file, in characters.
 LONGEST: Final = 8192

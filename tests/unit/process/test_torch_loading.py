@@ -14,7 +14,7 @@ RACE = """
 import os, threading
 import numpy as np
 import torch
-from flagos_backend import torch_loading
+from flagos_backend.process import torch_loading
 
 torch_loading.load()
 torch.ones(2, 2) @ torch.ones(2, 2)

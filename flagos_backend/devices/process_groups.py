@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from flagos_backend import flagcx
+from flagos_backend.devices import flagcx
 
 BACKEND_VARIABLE: Final = "FLAGOS_COLLECTIVE_BACKEND"
 FLAGCX: Final = "flagcx"

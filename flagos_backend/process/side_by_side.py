@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from flagos_backend import interrupts, progress
-from flagos_backend.torch_loading import torch
+from flagos_backend.process import interrupts, progress
+from flagos_backend.process.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
 

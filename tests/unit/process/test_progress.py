@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from flagos_backend import progress
+from flagos_backend.process import progress
 
 ROOT = Path(__file__).resolve().parents[2]
 # Each stage lasts until it has been drawn: what is shown does not depend on how fast this host is.
 SCRIPT = """
 import sys, time
-from flagos_backend import progress
+from flagos_backend.process import progress
 
 progress.DELAY, progress._INTERVAL = 0.02, 0.01
 drawn = set()
