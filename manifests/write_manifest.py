@@ -15,7 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plugin_abi.elf import ElfError, ElfFile
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import ElfError
 from plugin_abi.errors import Refusal
 from plugin_abi.libraries import Resolution, current_linker, resolve
 from plugin_abi.manifest import parse_manifest

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from plugin_abi.elf import ElfFile, Relocation, Tag
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import Relocation, Tag
 
 #: Which relocation writes the load address plus an addend, and which what a function of the library returns.
 _RELATIVE: Final[dict[str, int]] = {"x86_64": 8, "aarch64": 1027, "riscv64": 3, "loongarch64": 3}

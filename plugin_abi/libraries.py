@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from plugin_abi.elf import Defect, ElfError, ElfFile
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import Defect, ElfError
 from plugin_abi.files import NotRegularError, OpenFile, real_path
 
 _CACHE_FILE: Final = Path("/etc/ld.so.cache")

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from plugin_abi.elf import EXECUTABLE, WRITABLE, ElfFile, SegmentType, Tag
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import EXECUTABLE, WRITABLE, SegmentType, Tag
 from plugin_abi.errors import RefusalCode
 
 _PAGE: Final = 4096

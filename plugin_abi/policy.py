@@ -14,7 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from plugin_abi.elf import Defect, ElfError, ElfFile, machine_number
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import Defect, ElfError, machine_number
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.files import NotRegularError, OpenFile, absence, exists, real_path
 from plugin_abi.frameworks import RunningFramework, compilers_of, cxx11_abi_of, detect

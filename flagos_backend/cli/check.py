@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from plugin_abi import loader, rights
-from plugin_abi.elf import ElfError
+from plugin_abi.elf_format import ElfError
 from plugin_abi.errors import Refusal, RefusalCode, printable
 from plugin_abi.frameworks import compilers_of, cxx11_abi_of
 from plugin_abi.libraries import current_linker

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-from flagos_backend.codegen.cpu.emitter import Call
+from flagos_backend.codegen.cpu.lower.instruction import Call
 from flagos_backend.ir.attributes import CollectiveAttributes, CollectivePermuteAttributes
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.participants import Position, group_mode, participants_of

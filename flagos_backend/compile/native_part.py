@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flagos_backend.codegen.cpu.emitter import Call, NativeCode, emit
+from flagos_backend.codegen.cpu.emitter import NativeCode, emit
+from flagos_backend.codegen.cpu.lower.instruction import Call
 from flagos_backend.codegen.cpu.steps import NotNativeError
 from flagos_backend.compile import machine_code
 from flagos_backend.compile.machine_code import MachineCode

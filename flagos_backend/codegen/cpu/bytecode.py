@@ -6,11 +6,12 @@ from __future__ import annotations
 import enum
 import functools
 import zlib
-from typing import Final
+from typing import Final, NamedTuple
 
 from flagos_backend.ir.functions import FUNCTIONS
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
+from flagos_backend.loop_ir.intrinsics import SUBTRACTED, Intrinsic
 
 
 class ItemKind(enum.IntEnum):
@@ -101,6 +102,46 @@ OPERATIONS: Final = (
     *(cpp_name(direction) + "Total" for direction in COMPARISONS),
     *("Select", "Clamp", "Log2", "RotateLeft", "FloorDivide", "FloorRemainder"),
 )
+
+
+class Pair(NamedTuple):
+    """Two operations of which only ``second`` reads ``first``: one step with the operands of ``first`` and the other of
+    ``second``, which comes first where ``is_subtracted``."""
+
+    first: Opcode | Intrinsic
+    second: Opcode
+    is_subtracted: bool = False
+
+    @property
+    def detail(self) -> str:
+        """What the joined operation's ``Apply.detail`` is; its opcode is that of ``second``."""
+        return f"{self.first}{SUBTRACTED if self.is_subtracted else ''}"
+
+    @property
+    def cpp_names(self) -> tuple[str, str]:
+        """The structures of native/cpu that compute the two."""
+        first = "RotateLeft" if self.first is Intrinsic.ROTATE else cpp_name(self.first.name)
+        return first, cpp_name(self.second.name) + ("From" if self.is_subtracted else "")
+
+
+#: What StepKind.PAIR computes of F32 and F64, in the order of the numbers.
+FLOAT_PAIRS: Final = tuple(
+    Pair(first, second, is_subtracted)
+    for first in (Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY)
+    for second, is_subtracted in (
+        *((Opcode.ADD, False), (Opcode.SUBTRACT, False)),
+        *((Opcode.SUBTRACT, True), (Opcode.MULTIPLY, False)),
+    )
+)
+#: What it computes of U32 and U64.
+INTEGER_PAIRS: Final = tuple(
+    Pair(first, second)
+    for first in (
+        *(Opcode.ADD, Opcode.AND, Opcode.OR, Opcode.XOR),
+        *(Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_LOGICAL, Intrinsic.ROTATE),
+    )
+    for second in (Opcode.ADD, Opcode.AND, Opcode.OR, Opcode.XOR)
+)
 _NUMBERS: Final = {name: number for number, name in enumerate(OPERATIONS)}
 
 
@@ -110,6 +151,7 @@ def operation_number(name: str) -> int:
 
 
 _MEMBERS = (*ARITHMETIC, *COMBINES, *PARTS, *COMPLEX_OPERATIONS, *ItemKind, *StepKind, *LinearAlgebraKind, *Split)
-_TABLES = ",".join((*OPERATIONS, *(f"{member.name}={member.value}" for member in _MEMBERS)))
+_PAIRS = ("-".join(pair.cpp_names) for pair in (*FLOAT_PAIRS, *INTEGER_PAIRS))
+_TABLES = ",".join((*OPERATIONS, *_PAIRS, *(f"{member.name}={member.value}" for member in _MEMBERS)))
 #: The first word of a program: "FOSL", and a checksum of the tables above. A library built from others refuses it.
 MAGIC: Final = 0x4C534F46 | (zlib.crc32(_TABLES.encode()) & 0x7FFFFFFF) << 32

@@ -13,27 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, islice
-from math import prod
 
 from flagos_backend.codegen.cpu import emit_map_loop as point_loop
 from flagos_backend.codegen.cpu import emit_row_loop as row_loop
 from flagos_backend.codegen.cpu.arena import Interval, plan_arena
 from flagos_backend.codegen.cpu.buffer_assignment import Places, changed_by_branches
-from flagos_backend.codegen.cpu.bytecode import COMPLEX_OPERATIONS, MAGIC, ItemKind
-from flagos_backend.codegen.cpu.encoding import index_type, is_arithmetic_type
+from flagos_backend.codegen.cpu.bytecode import MAGIC, ItemKind
 from flagos_backend.codegen.cpu.fusion_policy import schedule
 from flagos_backend.codegen.cpu.llvm.code import NotCompilableError
 from flagos_backend.codegen.cpu.llvm.runs import Branch, Loop, Program, Run, runs_of, write_run
 from flagos_backend.codegen.cpu.llvm.runs import Module as MachineModule
-from flagos_backend.codegen.cpu.lower.argminmax import argminmax_numbers, with_argminmax
-from flagos_backend.codegen.cpu.lower.dot import MatrixProduct, as_matrix_product
-from flagos_backend.codegen.cpu.lower.dot_transposed import as_arranged_product
-from flagos_backend.codegen.cpu.lower.dot_widened import as_widened_product
-from flagos_backend.codegen.cpu.lower.fourier import fourier_is_available, fourier_numbers, fourier_scratch
-from flagos_backend.codegen.cpu.lower.gather import gather_numbers
-from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbers
-from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
-from flagos_backend.codegen.cpu.lower.transposed_convolution import as_patch_products
+from flagos_backend.codegen.cpu.lower.argminmax import with_argminmax
+from flagos_backend.codegen.cpu.lower.dot import MatrixProduct
+from flagos_backend.codegen.cpu.lower.instruction import Call, InstructionLowering
 from flagos_backend.codegen.cpu.pipelines import cpu_emission_pipeline, cpu_loop_pipeline
 from flagos_backend.codegen.cpu.step_notes import BufferNote, StepNote, label
 from flagos_backend.codegen.cpu.steps import (
@@ -53,13 +45,11 @@ from flagos_backend.codegen.cpu.steps import (
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
 from flagos_backend.codegen.loop_pass_manager import run_loop_pipeline
 from flagos_backend.fusion.fuse import Schedule
-from flagos_backend.ir.attributes import ConstantAttributes, TopKAttributes, WhileAttributes
+from flagos_backend.ir.attributes import ConstantAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
-from flagos_backend.ir.library_calls import may_use_threads, runs_alone
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.flat import FlatComputation, flatten
-from flagos_backend.loop_ir.indexing import View, dims_of, row_major
 from flagos_backend.loop_ir.region import Region
 from flagos_backend.process import progress
 
@@ -67,12 +57,9 @@ logger = logging.getLogger(__name__)
 
 # Loops of fewer iterations are over before compiling them pays.
 _MANY_ITERATIONS = 8
-_MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
 # Instead of a place: the library call that makes the array brings the memory that it is in.
 _CALLEE_ALLOCATED = -1
 _RESULT_CALLEE_ALLOCATED = -2  # beside the argument that a result is written over, and -1 for none
-# at::internal::GRAIN_SIZE: the elements that one thread of a loop of torch's has at least.
-_TORCH_GRAIN = 1 << 15
 # How a loop carries a value: in two buffers that take turns, unchanged, or overwritten in place.
 _BUFFERED, _INVARIANT, _OVERWRITTEN = range(3)
 
@@ -101,26 +88,6 @@ class NativeCode:
     callee_allocated_bytes: int
     operations: int
     uses_blas: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A library call: reads the buffers of ``operands`` and makes one for each of ``results``, or fills one where the
-    program has a place for it. ``views``: where in a buffer an operand is, for those that are not the whole of it."""
-
-    instruction: Instruction
-    operands: tuple[ArrayShape, ...]
-    results: tuple[ArrayShape, ...]
-    views: tuple[View | None, ...]
-
-
-def _may_share_out(call: Call) -> bool:
-    """Whether torch may use more threads than the one that makes the call. Its own loops do so from a size on, and the
-    libraries that it calls as they like."""
-    if runs_alone(call.instruction):
-        return False
-    large = any(shape.num_elements >= _TORCH_GRAIN for shape in (*call.operands, *call.results))
-    return large or may_use_threads(call.instruction)
 
 
 def emit(
@@ -202,6 +169,7 @@ class _Emitter:
         self.schedule: Schedule = schedule(self.flat)
         self.items: list[Item] = []
         self.places = Places(self.flat, self.schedule.buffers, self.items)
+        self.lowering = InstructionLowering(self.flat, self.schedule, self.places, shared.calls)
         self.slots: dict[Instruction, int] = {}
         self.lines: list[str] = []
         self.notes: list[StepNote] = []
@@ -260,147 +228,16 @@ class _Emitter:
             bytecode += step
         return bytecode, arena_bytes
 
-    # ---- library calls ----
+    # ---- items ----
 
     def _lower(self, item: Region | Instruction) -> Sequence[Item]:
         if isinstance(item, Region):
             return run_loop_pipeline(cpu_loop_pipeline(), item)
-        if item.opcode is Opcode.DOT:
-            product = as_matrix_product(item, *self._views(item))
-            if product is not None:
-                return [product]
-            widened = as_widened_product(item, *self._views(item))
-            if widened is not None:
-                return widened
-            arranged = as_arranged_product(item, *self._views(item))
-            if arranged is not None:
-                return arranged
-        if item.opcode is Opcode.CONVOLUTION:
-            patches = as_patch_products(item, *self._buffers(item))
-            if patches is not None:
-                return patches
-        lower = {
-            Opcode.DYNAMIC_SLICE: self._lower_dynamic_slice,
-            Opcode.DYNAMIC_UPDATE_SLICE: self._lower_dynamic_update_slice,
-            Opcode.WHILE: self._lower_while,
-            Opcode.CONDITIONAL: self._lower_conditional,
-            Opcode.TOP_K: self._lower_top_k,
-            **dict.fromkeys(COMPLEX_OPERATIONS, self._lower_complex),
-            Opcode.FFT: self._lower_fourier,
-            Opcode.GATHER: self._lower_gather,
-            Opcode.REDUCE: self._lower_reduce,
-            Opcode.SCATTER: self._lower_scatter,
-            **dict.fromkeys((Opcode.CHOLESKY, Opcode.TRIANGULAR_SOLVE, Opcode.CUSTOM_CALL), self._lower_linear_algebra),
-        }.get(item.opcode, self._lower_call)
-        return [lower(item)]
-
-    def _buffers(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        return tuple(view.buffer for view in self._views(instruction))
-
-    def _views(self, instruction: Instruction) -> tuple[View, ...]:
-        """Where the operands of a library call stand."""
-        known = self.schedule.views
-        return tuple(
-            known.get((instruction, number)) or row_major(self.places.buffer_of(operand), array_of(operand).dims)
-            for number, operand in enumerate(self.flat.operands(instruction))
-        )
-
-    def _lower_call(self, item: Instruction) -> Step:
-        targets = self.flat.leaves_of[item]
-        operands = self.flat.operands(item)
-        views = tuple(self.schedule.views.get((item, number)) for number in range(len(operands)))
-        shapes = tuple(array_of(v.buffer if v else o) for o, v in zip(operands, views, strict=True))
-        call = Call(item, shapes, tuple(array_of(t) for t in targets), views)
-        self.shared.calls.append(call)
-        text = f"call {item.opcode} {item.name}"
-        numbers = (len(self.shared.calls) - 1, int(_may_share_out(call)))
-        return Step(ItemKind.CALL, self._buffers(item), targets, text, numbers)
-
-    def _lower_dynamic_slice(self, item: Instruction) -> Step:
-        array, *starts = self.flat.operands(item)
-        return self._copy_block(item, (array, *starts), dims_of(array), dims_of(item), "native dynamic-slice")
-
-    def _lower_dynamic_update_slice(self, item: Instruction) -> Step:
-        array, update, *starts = self.flat.operands(item)
-        operands = (update, array, *starts)
-        return self._copy_block(item, operands, dims_of(item), dims_of(update), "native dynamic-update-slice")
-
-    def _lower_top_k(self, item: Instruction) -> Step:
-        (operand,) = self.flat.operands(item)
-        attributes = item.attributes_as(TopKAttributes)
-        element_type, dims = array_of(operand).element_type, dims_of(operand)
-        values, indices = self.flat.leaves_of[item]
-        if not is_arithmetic_type(element_type) or not 0 < attributes.k <= _MAX_TOP_K:
-            return self._lower_call(item)
-        numbers = (int(element_type), prod(dims[:-1]), dims[-1], attributes.k, int(attributes.largest))
-        text = f"native top {attributes.k} {item.name} of {array_of(operand)}"
-        return Step(ItemKind.TOP_K, self._buffers(item), (values, indices), text, numbers)
-
-    def _lower_complex(self, item: Instruction) -> Step:
-        """Others are multiplied and divided in loop nests, whose elements have no more than 8 bytes."""
-        shape = array_of(item)
-        if shape.element_type is not ElementType.C128:
-            return self._lower_call(item)
-        known = self.schedule.views
-        repeated = [int((item, number) in known) for number in range(2)]
-        numbers = (COMPLEX_OPERATIONS.index(item.opcode), shape.num_elements, *repeated)
-        return Step(
-            ItemKind.COMPLEX, self._buffers(item), (item,), f"native {item.opcode} {item.name} {shape}", numbers
-        )
-
-    def _lower_fourier(self, item: Instruction) -> Step:
-        numbers = fourier_numbers(item)
-        if numbers is None or not fourier_is_available():
-            return self._lower_call(item)
-        size = fourier_scratch(item)
-        scratch = (scratch_of(item, size),) if size else ()
-        text = f"native fft {item.name} {item.shape}"
-        return Step(ItemKind.FOURIER, self._buffers(item), (item,), text, numbers, scratch=scratch)
-
-    def _lower_gather(self, item: Instruction) -> Step:
-        numbers = gather_numbers(item)
-        if numbers is None:
-            return self._lower_call(item)
-        return Step(ItemKind.GATHER, self._buffers(item), (item,), f"native gather {item.name} {item.shape}", numbers)
-
-    def _lower_reduce(self, item: Instruction) -> Step:
-        numbers = argminmax_numbers(item)
-        if numbers is None:
-            return self._lower_call(item)
-        text = f"native argminmax {item.name} of {array_of(self.flat.operands(item)[0])}"
-        return Step(ItemKind.ARG_MIN_MAX, self._buffers(item), self.flat.leaves_of[item], text, numbers)
-
-    def _lower_scatter(self, item: Instruction) -> Step:
-        numbers = scatter_numbers(item)
-        if numbers is None:
-            return self._lower_call(item)
-        buffers = self._buffers(item)
-        changed = over(item, buffers[0], buffers)
-        return Step(ItemKind.SCATTER, buffers, (item,), f"native scatter {item.name} {item.shape}", numbers, changed)
-
-    def _lower_linear_algebra(self, item: Instruction) -> Step:
-        numbers = linear_algebra_numbers(item)
-        if numbers is None:
-            return self._lower_call(item)
-        text = f"native {item.opcode} {item.name} {item.shape}"
-        return Step(ItemKind.LINEAR_ALGEBRA, self._buffers(item), self.flat.leaves_of[item], text, numbers)
-
-    def _copy_block(
-        self,
-        item: Instruction,
-        operands: tuple[Instruction, ...],
-        dims: tuple[int, ...],
-        block: tuple[int, ...],
-        name: str,
-    ) -> Step:
-        """A block at run-time starts: sliced out of an array, or written into a copy of one."""
-        kind = ItemKind.SLICE if item.opcode is Opcode.DYNAMIC_SLICE else ItemKind.UPDATE
-        starts = operands[1:] if kind == ItemKind.SLICE else operands[2:]
-        types = [int(index_type(array_of(start).element_type)) for start in starts]
-        numbers = (array_of(item).element_type.bytes, len(dims), *dims, *block, *types)
-        buffers = tuple(self.places.buffer_of(o) for o in operands)
-        changed = over(item, buffers[1], buffers) if kind == ItemKind.UPDATE else ()
-        return Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers, changed)
+        if item.opcode is Opcode.WHILE:
+            return [self._lower_while(item)]
+        if item.opcode is Opcode.CONDITIONAL:
+            return [self._lower_conditional(item)]
+        return self.lowering.lower(item)
 
     # ---- control flow ----
 
@@ -416,8 +253,8 @@ class _Emitter:
             condition_bytecode, condition_scratch = condition.emit({})
             body_bytecode, body_scratch = body.emit({n: n for n in range(len(body.flat.parameters))})
         except NotNativeError:
-            return self._lower_call(item)
-        leaves, buffers = self.flat.leaves_of[item], self._buffers(item)
+            return self.lowering.call(item)
+        leaves, buffers = self.flat.leaves_of[item], self.lowering.buffers(item)
         modes = [
             _OVERWRITTEN if output in body.places.in_place else _INVARIANT if output is parameter else _BUFFERED
             for output, parameter in zip(
@@ -456,10 +293,10 @@ class _Emitter:
             for branch in branches:
                 branch.places.check_copies()
         except NotNativeError:
-            return self._lower_call(item)
+            return self.lowering.call(item)
         index, *operands = (self.flat.leaves_of[operand] for operand in item.operands)
         is_pred = array_of(index[0]).element_type is ElementType.PRED
-        buffers, targets = self._buffers(item), self.flat.leaves_of[item]
+        buffers, targets = self.lowering.buffers(item), self.flat.leaves_of[item]
         numbers = (int(is_pred), len(branches), *(len(leaves) for leaves in operands), len(targets))
         rest = iter(buffers[1:])
         taken = [tuple(islice(rest, len(leaves))) for leaves in operands]

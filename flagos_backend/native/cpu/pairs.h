@@ -1,28 +1,11 @@
 // Tile kernels of two operations at once, the first of which only the second one reads: what lies between them never goes
-// through memory. Compiled once for each instruction set.
+// through memory. Which there are is codegen/cpu/bytecode.py's to say. Compiled once for each instruction set.
 #ifndef FLAGOS_NATIVE_CPU_PAIRS_H_
 #define FLAGOS_NATIVE_CPU_PAIRS_H_
 
 #include "cpu/kernels.h"
 
 namespace flagos::cpu {
-
-// X(first, second): second(first(a, b), c), but for SubtractFrom, which is c - first(a, b). The numbers are part of the
-// program format that flagos_backend/codegen/cpu/transforms/fuse_op_pairs.py writes.
-// clang-format off
-#define FLAGOS_CPU_FLOAT_PAIRS(X)                                                                             \
-  X(Add, Add) X(Add, Subtract) X(Add, SubtractFrom) X(Add, Multiply)                                          \
-  X(Subtract, Add) X(Subtract, Subtract) X(Subtract, SubtractFrom) X(Subtract, Multiply)                      \
-  X(Multiply, Add) X(Multiply, Subtract) X(Multiply, SubtractFrom) X(Multiply, Multiply)
-#define FLAGOS_CPU_INTEGER_PAIRS(X)                                                                           \
-  X(Add, Add) X(Add, And) X(Add, Or) X(Add, Xor)                                                              \
-  X(And, Add) X(And, And) X(And, Or) X(And, Xor)                                                              \
-  X(Or, Add) X(Or, And) X(Or, Or) X(Or, Xor)                                                                  \
-  X(Xor, Add) X(Xor, And) X(Xor, Or) X(Xor, Xor)                                                              \
-  X(ShiftLeft, Add) X(ShiftLeft, And) X(ShiftLeft, Or) X(ShiftLeft, Xor)                                      \
-  X(ShiftRightLogical, Add) X(ShiftRightLogical, And) X(ShiftRightLogical, Or) X(ShiftRightLogical, Xor)      \
-  X(RotateLeft, Add) X(RotateLeft, And) X(RotateLeft, Or) X(RotateLeft, Xor)
-// clang-format on
 
 #define FLAGOS_CPU_COUNT(first, second) +1
 inline constexpr int kNumFloatPairs = 0 FLAGOS_CPU_FLOAT_PAIRS(FLAGOS_CPU_COUNT);

@@ -38,14 +38,20 @@ class NativeReplays:
 
 
 class GraphReplay:
-    """A graph with its memory, and the native replay of it. ``alone``: why it has memory of its own, or ""."""
+    """A graph of ``nodes`` nodes with its memory, and the native replay of it. ``alone``: why it has memory of its own,
+    or ""."""
 
     def __init__(self, kept: Recording, made: tuple[object, int, int], native: NativeReplays, alone: str = "") -> None:
-        self.handle, self._nodes, self._patches = made
+        self.handle, self.nodes, self._patches = made
         self.overwritten = kept.overwritten
         self._kept = kept
         self._native = native
-        self._alone = alone
+        self.alone = alone
+
+    @property
+    def conditionals(self) -> int:
+        """How many of the nodes are conditional."""
+        return len(self._kept.conditionals)
 
     def launch(self, arrays: Sequence[Any]) -> None:
         self._native.launch(self.handle, tuple([_address(array) for array in arrays]))
@@ -56,10 +62,9 @@ class GraphReplay:
         self._kept.give_up()
 
     def __str__(self) -> str:
-        count = len(self._kept.conditionals)
-        conditionals = f", of which {count} conditional," if count else ""
-        alone = f", in memory of its own ({self._alone})" if self._alone else ""
-        return f"a graph of {self._nodes} nodes{conditionals} with {self._patches} addresses{alone}"
+        conditionals = f", of which {self.conditionals} conditional," if self.conditionals else ""
+        alone = f", in memory of its own ({self.alone})" if self.alone else ""
+        return f"a graph of {self.nodes} nodes{conditionals} with {self._patches} addresses{alone}"
 
 
 class GraphRecorder:

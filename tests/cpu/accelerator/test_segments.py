@@ -3,7 +3,6 @@ memory. The oracle is JAX's own CPU, or the same program before it was divided."
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +19,12 @@ from cpu.native.harness import compile, get, put, run
 from flagos_backend import bridge
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.reference.registry import Run
+from flagos_backend.runtime.accelerator.segments import Division, outline
 from flagos_backend.runtime.accelerator.warm_up import warm_up
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Memory
 from support.against_xla import assert_same
+from support.compiled_programs import compiled_program, division_of, plan_of
 from support.divided_programs import called_back, chain, until_large
 from support.poisoned_replays import PoisonedReplay
 
@@ -182,18 +183,23 @@ ENTRY main {
 def test_explain_says_where_and_why(context: Context, memory: Memory, rng: np.random.Generator) -> None:
     executable = compile(context, CHAIN)
 
+    def one_segment_beside_a_draw(division: Division) -> bool:
+        segments = sum(part.segment is not None for part in division.parts)
+        return segments == 1 and any(part.reason.endswith(" draws from a generator") for part in division.parts)
+
     def explanation() -> str:
         return executable.artifact(Artifact.EXPLANATION).decode()
 
-    assert re.search(
-        r"where graphs have conditional nodes, collectives, and can be patched: replayed in 1 segment: \S*r\S* draws",
-        explanation(),
-    )
+    planned = outline(plan_of(compiled_program(executable)))
+    assert one_segment_beside_a_draw(planned)
+    where = "where graphs have conditional nodes, collectives, and can be patched"
+    assert f"{where}: {planned.summary()}" in explanation()
     x = rng.standard_normal(9).astype(np.float32)
     for _ in range(RUNS):
         first, drawn = run(executable, put(memory, x))
         np.testing.assert_allclose(get(first), np.tanh(np.sort(x)), rtol=1e-6)
         assert get(drawn).min() >= 0 and get(drawn).max() < 1
-    assert re.search(r"device 0: replayed in 1 segment: \S*r\S* draws from a generator", explanation())
+    assert one_segment_beside_a_draw(division_of(executable))
+    assert f"device 0: {division_of(executable).summary()}" in explanation()
     assert f"segment: 3 steps (0 to 2 of main) as a poisoned replay, launched {RUNS - 2} times" in explanation()
     assert "outside: 2 steps, where a replay pays from 3 on" in explanation()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import jax
@@ -13,9 +13,14 @@ import pytest
 from jax import lax
 
 from cpu.native.harness import compile, get, put, run, run_function
+from flagos_backend.compile.compiler import compile_program
 from flagos_backend.devices.target import Target
+from flagos_backend.importer import schema
+from flagos_backend.ir.opcode import Opcode
+from flagos_backend.loop_ir.region import Load, Region
 from plugin_abi.host import Artifact, Context, Memory
 from programs import hlo_bytes, run_on_xla
+from support.compiled_programs import with_nested
 
 _ROWS, _COLUMNS = _DIMS = 96, 32
 _ITERATIONS = 7
@@ -158,8 +163,14 @@ _PROGRAMS: list[tuple[Callable[..., Any], int]] = [
 ]
 
 
-def _copies(text: str) -> int:
-    return len(re.findall(rf"\.copy over {_ROWS * _COLUMNS}: copy", text))
+def _copies(function: Callable[..., Any], arguments: Sequence[np.ndarray]) -> int:
+    message = schema.Program(schema_version=1, producer="tests")
+    message.module.MergeFromString(hlo_bytes(function, *arguments))
+    native = compile_program(message.SerializeToString(), "tests", can_call_host=False).native
+    assert native is not None
+    nests = [note.item for note in with_nested(native.code.notes) if isinstance(note.item, Region)]
+    stores = [store for nest in nests if prod(nest.dims) == _ROWS * _COLUMNS for store in nest.stores]
+    return sum(store.target.opcode is Opcode.COPY and isinstance(store.value, Load) for store in stores)
 
 
 @pytest.mark.parametrize(("function", "copies"), _PROGRAMS, ids=lambda p: getattr(p, "__name__", ""))
@@ -173,7 +184,7 @@ def test_branches_copy_what_they_must(
         for mine, theirs in zip(ours, run_on_xla(hlo_bytes(function, *arguments), arguments), strict=True):
             np.testing.assert_array_equal(mine, theirs)
     assert "native conditional" in text
-    assert _copies(text) == copies, text
+    assert _copies(function, arguments) == copies, text
 
 
 def test_complex_numbers_of_two_doubles(context: Context, rng: np.random.Generator) -> None:

@@ -25,6 +25,7 @@ from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Context, Executable, Memory
 from support.accelerator_programs import PROGRAM
 from support.against_xla import assert_same
+from support.compiled_programs import graph_of
 from support.decided_programs import PROGRAMS, argument, guarded_step
 from support.divided_programs import called_back, chain
 
@@ -135,8 +136,7 @@ def test_nodes_of_events_are_removed(
         expected = np.concatenate([(exp @ y) / (exp @ y).sum(1, keepdims=True), exp], 1)
         np.testing.assert_allclose(get(result), expected, rtol=1e-5)
     assert driver.graph_launches - before == RUNS - FIRST
-    found = re.search("replayed as a graph of ([0-9]*) nodes", executable.artifact(Artifact.EXPLANATION).decode())
-    assert found and (int(found[1]) > 1) == by_kernel
+    assert (graph_of(executable).nodes > 1) == by_kernel
 
 
 def test_segments_around_a_callback(driver: Driver, rng: np.random.Generator) -> None:
@@ -227,9 +227,11 @@ def test_explain_counts_conditional_nodes(
 ) -> None:
     executable = compile(context, LOOP_OF_SORTS)
     run_sorts(executable, memory, rng)
-    text = executable.artifact(Artifact.EXPLANATION).decode()
-    assert re.search(
-        r"device 0: replayed as a graph of \d\d+ nodes, of which 1 conditional, with \d+ addresses\n", text
+    graph = graph_of(executable)
+    assert graph.nodes >= 10 and graph.conditionals == 1
+    assert (
+        f"device 0: replayed as a graph of {graph.nodes} nodes, of which 1 conditional, with "
+        in executable.artifact(Artifact.EXPLANATION).decode()
     )
 
 

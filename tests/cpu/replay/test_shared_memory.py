@@ -21,6 +21,7 @@ from flagos_backend.runtime.accelerator.memory import shared_memory
 from flagos_backend.runtime.plan import Plan
 from plugin_abi.host import Artifact, Buffer, Context, Executable, Memory
 from support.against_xla import assert_same
+from support.compiled_programs import graph_of
 from support.decided_programs import PROGRAMS, argument
 from support.divided_programs import called_back
 
@@ -101,7 +102,7 @@ def test_smaller_programs_need_no_more_memory(
     interleave([programs[n] for n in rng.integers(0, len(programs), 40)], memory, rng)
     assert driver.graph_launches - before == 40
     for program in programs:
-        assert "in memory of its own" not in program.explanation()
+        assert not graph_of(program.executable).alone
 
 
 def test_a_larger_program_leaves_the_others_where_they_are(
@@ -162,8 +163,9 @@ def test_what_is_not_as_proven_keeps_memory_of_its_own(
         driver.pools.misplaced = shared.pool.handle
         reason = r"a kernel parameter of node \d+ is not what the captures that were compared have"
     alone = captured(context, memory, rng, 1000)
-    assert re.search(rf"replayed as a graph of .*, in memory of its own \({reason}", alone.explanation())
-    assert "in memory of its own" not in sharing.explanation()
+    assert re.match(reason, graph_of(alone.executable).alone)
+    assert f", in memory of its own ({graph_of(alone.executable).alone})" in alone.explanation()
+    assert not graph_of(sharing.executable).alone
     assert len(driver.pools.in_use) == 2
     interleave([alone, sharing] * 5, memory, rng)
 

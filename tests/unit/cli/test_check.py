@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from flagos_backend.cli.main import main
-from plugin_abi.elf import ElfFile, Tag
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import Tag
 
 ENTRY = "int flagos_plugin_entry(void* args) { (void)args; return 2; }"
 

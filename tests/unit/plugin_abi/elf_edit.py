@@ -6,7 +6,8 @@ import struct
 import subprocess
 from pathlib import Path
 
-from plugin_abi.elf import ElfFile, SegmentType, Tag
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import SegmentType, Tag
 
 
 def header_place(data: bytes, kind: int) -> int:

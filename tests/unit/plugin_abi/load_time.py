@@ -11,7 +11,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from plugin_abi.elf import ElfFile, SegmentType, Tag
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import SegmentType, Tag
 from plugin_abi.errors import RefusalCode
 from unit.plugin_abi.elf_edit import add_tags, address_of, header_place, replace_tag, set_word
 from unit.plugin_abi.plugins import FIXTURES, Plugins

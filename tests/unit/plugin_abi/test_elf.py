@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugin_abi import elf as elf_module
-from plugin_abi.elf import Defect, ElfError, ElfFile, Tag
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import Defect, ElfError, Tag
 from plugin_abi.errors import Refusal
 from plugin_abi.files import OpenFile
 from plugin_abi.frameworks import compilers_of, cxx11_abi_of

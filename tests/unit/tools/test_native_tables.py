@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flagos_backend.codegen.cpu import bytecode
 from flagos_backend.ir.functions import TABLE
+from flagos_backend.loop_ir.intrinsics import OPERANDS
 from tools import native_tables
 
 
@@ -36,3 +37,12 @@ def test_functions_stand_where_the_parser_expects_operations_of_one_operand() ->
     first = bytecode.operation_number(names[0])
     assert bytecode.OPERATIONS[first : first + len(names)] == tuple(names)
     assert max(map(bytecode.operation_number, names)) < bytecode.operation_number("Add")
+
+
+def test_pairs_are_declared_once_and_are_known_to_loop_nests() -> None:
+    header = native_tables.header()
+    for name, pairs in (("FLOAT", bytecode.FLOAT_PAIRS), ("INTEGER", bytecode.INTEGER_PAIRS)):
+        assert len(set(pairs)) == len(pairs)
+        assert all(OPERANDS[pair.second, pair.detail] == 3 for pair in pairs)
+        (entries,) = re.findall(rf"#define FLAGOS_CPU_{name}_PAIRS\(X\)((?: \\\n  X\(.*\))+)\n", header)
+        assert re.findall(r"X\((\w+), (\w+)\)", entries) == [pair.cpp_names for pair in pairs]

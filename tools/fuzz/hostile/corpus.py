@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, Final
 
 from flagos_backend.importer import schema
-from plugin_abi.elf import ElfFile, SegmentType, Tag
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import SegmentType, Tag
 from tools.fuzz.hostile.compiling import TARGETS as COMPILING
 from tools.fuzz.hostile.libraries import valid_libraries
 from tools.fuzz.hostile.loading import TARGETS as LOADING

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from plugin_abi.elf import ElfFile, SegmentType, Tag
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import SegmentType, Tag
 from tools.fuzz.hostile.mutations import NUMBERS, changed_bytes
 
 _SOURCE: Final = Path(__file__).parent / "library.c"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from plugin_abi import trial
-from plugin_abi.elf import ElfError, ElfFile
+from plugin_abi.elf import ElfFile
+from plugin_abi.elf_format import ElfError
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.frameworks import compilers_of, cxx11_abi_of
 from plugin_abi.initializers import foreign_initializers

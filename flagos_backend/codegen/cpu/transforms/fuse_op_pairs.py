@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from flagos_backend.codegen.cpu.bytecode import FLOAT_PAIRS, INTEGER_PAIRS
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import SUBTRACTED, Intrinsic
@@ -16,27 +17,12 @@ from flagos_backend.loop_ir.rewriting import Pool, rewrite
 
 _FLOATS = frozenset({ElementType.F32, ElementType.F64})
 _INTEGERS = frozenset({ElementType.U32, ElementType.U64})
-# The orders of FLAGOS_CPU_FLOAT_PAIRS and FLAGOS_CPU_INTEGER_PAIRS in native/cpu/pairs.h.
-_FLOAT_FIRSTS = (str(Opcode.ADD), str(Opcode.SUBTRACT), str(Opcode.MULTIPLY))
-_INTEGER_FIRSTS = (
-    *(str(opcode) for opcode in (Opcode.ADD, Opcode.AND, Opcode.OR, Opcode.XOR)),
-    *(str(Opcode.SHIFT_LEFT), str(Opcode.SHIFT_RIGHT_LOGICAL), Intrinsic.ROTATE),
-)
 _COMMUTATIVE = frozenset({Opcode.ADD, Opcode.MULTIPLY, Opcode.AND, Opcode.OR, Opcode.XOR})
 
 
-def _float_details(first: str) -> list[tuple[Opcode, str]]:
-    subtractions = [(Opcode.SUBTRACT, first), (Opcode.SUBTRACT, first + SUBTRACTED)]
-    return [(Opcode.ADD, first), *subtractions, (Opcode.MULTIPLY, first)]
-
-
-def _integer_details(first: str) -> list[tuple[Opcode, str]]:
-    return [(opcode, first) for opcode in (Opcode.ADD, Opcode.AND, Opcode.OR, Opcode.XOR)]
-
-
-#: The number of a pair by the opcode of its second operation and the ``detail`` of the joined one.
-FLOAT_PAIRS = {key: n for n, key in enumerate(key for first in _FLOAT_FIRSTS for key in _float_details(first))}
-INTEGER_PAIRS = {key: n for n, key in enumerate(key for first in _INTEGER_FIRSTS for key in _integer_details(first))}
+# The number of a pair by the opcode of its second operation and the detail of the joined one.
+_FLOAT_NUMBERS = {(pair.second, pair.detail): number for number, pair in enumerate(FLOAT_PAIRS)}
+_INTEGER_NUMBERS = {(pair.second, pair.detail): number for number, pair in enumerate(INTEGER_PAIRS)}
 
 
 def pair_number(expression: Apply) -> int | None:
@@ -46,7 +32,7 @@ def pair_number(expression: Apply) -> int | None:
 
 
 def _table(element_type: ElementType) -> dict[tuple[Opcode, str], int]:
-    return FLOAT_PAIRS if element_type in _FLOATS else INTEGER_PAIRS if element_type in _INTEGERS else {}
+    return _FLOAT_NUMBERS if element_type in _FLOATS else _INTEGER_NUMBERS if element_type in _INTEGERS else {}
 
 
 def with_rotations(region: Region) -> Region:
