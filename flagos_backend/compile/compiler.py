@@ -7,7 +7,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import flagos_backend
 from flagos_backend.codegen.cpu.pipelines import cpu_emission_pipeline, cpu_loop_pipeline, native_pipeline
@@ -263,8 +263,10 @@ def compile_program(source: bytes, build_id: str, can_call_host: bool, target: T
     if native is None:
         # What cannot run is refused now, not at the first launch.
         with stage("plan and kernels"):
-            steps = compiled.plans(compiled.device).donating.steps
-        logger.debug("planned %s: %d steps; not native: %s", module.name, len(steps), not_native)
+            plan = compiled.plans(compiled.device).donating
+        if not target.is_host:
+            compiled = replace(compiled, temporary_bytes=plan.temporary_bytes)
+        logger.debug("planned %s: %d steps; not native: %s", module.name, len(plan.steps), not_native)
     else:
         logger.debug("emitted %s: %d native steps, %d calls", module.name, len(native.code.steps), len(native.calls))
     return compiled

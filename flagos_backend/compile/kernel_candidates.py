@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flagos_backend.codegen.triton import RegionKernel, RegionKernels, schedule, warm_up_together
+from flagos_backend.compile.memory_order import ordered_by_memory
 from flagos_backend.compile.overlap import Wait, overlapped
 from flagos_backend.compile.plan_builder import RUN_OTHERS, WITHOUT_KERNEL
 from flagos_backend.devices.target import Target
@@ -29,11 +30,12 @@ from flagos_backend.process.torch_loading import torch
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A computation as kernels: ``items`` in the order in which they run."""
+    """A computation as kernels: ``items`` in the order in which they run. ``temporary_bytes``: as Ordered.peak."""
 
     flat: FlatComputation
     schedule: Schedule
     items: tuple[Item | Wait, ...]
+    temporary_bytes: int
 
 
 class KernelCandidates:
@@ -50,9 +52,15 @@ class KernelCandidates:
         found = self._scheduled.get(computation)
         if found is None:
             flat = flatten(computation)
-            plan = schedule(flat, self._target)
-            found = self._scheduled[computation] = Scheduled(flat, plan, overlapped(flat, plan))
+            ordered = ordered_by_memory(flat, schedule(flat, self._target), self._bytes_of_called)
+            items = overlapped(flat, ordered.schedule)
+            found = self._scheduled[computation] = Scheduled(flat, ordered.schedule, items, ordered.peak)
         return found
+
+    def _bytes_of_called(self, instruction: Instruction) -> int:
+        """Of the computations that the plan of ``instruction`` runs; scalar functions of kernels take nothing."""
+        run = _run_by(instruction) if instruction.opcode in RUN_OTHERS else ()
+        return max((self.scheduled(computation).temporary_bytes for computation in run), default=0)
 
     def region_kernel(self, region: Region) -> RegionKernel:
         """The kernel of a region of ``scheduled``."""

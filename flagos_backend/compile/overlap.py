@@ -4,13 +4,13 @@ and the schedule says where its results are waited for. Between codegen/triton's
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from flagos_backend.compile.dependences import needs_of
 from flagos_backend.fusion.fuse import Schedule
-from flagos_backend.fusion.updates import Item, copied
+from flagos_backend.fusion.updates import Item
 from flagos_backend.ir.cost import instruction_cost
 from flagos_backend.ir.effects import COLLECTIVES, Effects
 from flagos_backend.ir.hlo import Instruction
@@ -61,7 +61,7 @@ class _Items:
         self._effects = Effects()
         self._early: dict[int, bool] = {}
         self.collectives = [number for number, item in enumerate(self._all) if _is_collective(item)]
-        self.needs = self._find_needs()
+        self.needs = needs_of(computation, schedule, self._effects)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -94,30 +94,6 @@ class _Items:
 
     def _made(self, item: Item) -> int:
         return _bytes(self._schedule.writes(self._computation, item))
-
-    def _find_needs(self) -> list[list[int]]:
-        writers: dict[Instruction, int] = {}
-        readers: defaultdict[Instruction, list[int]] = defaultdict(list)
-        rendezvous: list[int] = []
-        effects: list[int] = []
-        needs = []
-        for number, item in enumerate(self._all):
-            reads, writes = (of(self._computation, item) for of in (self._schedule.reads, self._schedule.writes))
-            found = [writers[buffer] for buffer in (*reads, *writes) if buffer in writers]
-            array = copied(item)
-            if array is not None:  # which the update may be written over
-                found += readers[array]
-            if _is_collective(item):
-                found += effects[-1:]
-                rendezvous.append(number)
-            elif not isinstance(item, Region) and self._effects.of(item):
-                found += [*effects[-1:], *rendezvous[-1:]]
-                effects.append(number)
-            needs.append(found)
-            for buffer in reads:
-                readers[buffer].append(number)
-            writers.update(dict.fromkeys(writes, number))
-        return needs
 
 
 def _bytes(buffers: Sequence[Instruction]) -> int:

@@ -19,7 +19,7 @@ from flagos_backend.fusion.interleaved import Part as Interleaved
 from flagos_backend.fusion.interleaved import interleaved, joined
 from flagos_backend.fusion.pads import borders_of, is_growing_pad
 from flagos_backend.fusion.policy import HOST, Policy
-from flagos_backend.fusion.recompute import CHEAP
+from flagos_backend.fusion.recompute import CHEAP, bytes_of, cost_of_remaking
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
 from flagos_backend.ir.attributes import DimensionAttributes, IndexNumber, PadAttributes
 from flagos_backend.ir.effects import Effects
@@ -56,7 +56,7 @@ _REPEATED = frozenset(
         *(Opcode.CONVERT, Opcode.SQRT, Opcode.RSQRT),
     }
 )
-# More operands of a concatenate than this are copied by a kernel that only moves them.
+# Concatenates of more operands are copied by a kernel that only moves them.
 _MAX_CHOICES = 8
 # In how many places a choice is made instead of read, and of how many times its elements each region has points.
 _MAX_CHOOSING = 16
@@ -200,7 +200,8 @@ class _Fuser:
             once, fits = once or elements == 1, True
         fits = fits or instruction in self.light
         short = all(self.sizes[k] < self.policy.max_operations for k, _ in uses)
-        if instruction not in self.wanted and (self._is_repeated(instruction) or self._is_chosen_again(instruction)):
+        again = self._is_repeated, self._is_chosen_again, self._is_remade
+        if instruction not in self.wanted and any(is_again(instruction) for is_again in again):
             self._fuse_everywhere(instruction)
         elif instruction in self.wanted or not once or not fits or not short:
             self._make_buffer(instruction)
@@ -336,6 +337,17 @@ class _Fuser:
         chooses = any(o.opcode in (Opcode.CONCATENATE, Opcode.PAD) for o in self._operands(instruction))
         operations = self.sizes[key] + len(uses) * (MAX_LIGHT if chooses else 1)
         return prod(self.loops[key]) <= _SMALL_POINTS and operations <= _MAX_SMALL_OPERATIONS
+
+    def _is_remade(self, instruction: Instruction) -> bool:
+        """Whether the regions that read ``instruction``, which spread it no further, each make it of smaller arrays."""
+        total, elements = bytes_of(instruction), prod(dims_of(instruction))
+        uses = Counter(key for key, _ in self.demands[instruction])
+        if not 0 < self.policy.remade_bytes <= total or any(prod(self.loops[key]) > elements for key in uses):
+            return False
+        cost = cost_of_remaking(instruction, self._operands, lambda v: v in self.wanted or v in self.parameters)
+        if cost is None or cost.loaded_bytes * len(uses) > total:
+            return False
+        return all(self.sizes[key] + cost.operations * n < self.policy.max_operations for key, n in uses.items())
 
     def _make_library_call(self, instruction: Instruction) -> None:
         self.library.add(instruction)

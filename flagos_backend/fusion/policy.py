@@ -29,7 +29,9 @@ class Policy:
     it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
     its operand of that number, which only moves elements of another value, where that stands; else the operand is a
     buffer of its own. ``chooses``: loads have guards, so that who reads a concatenate or a pad finds out which operand
-    has an element, and no buffer is put together. ``complex_numbers``: regions compute with those of two floats."""
+    has an element, and no buffer is put together. ``complex_numbers``: regions compute with those of two floats.
+    ``remade_bytes``: a value of at least so many, unless 0, which few operations make of much smaller arrays, is no
+    buffer, however many regions read it."""
 
     max_operations: int
     half_sums: bool
@@ -38,6 +40,7 @@ class Policy:
     repeated_elements: int = 0
     chooses: bool = False
     complex_numbers: bool = False
+    remade_bytes: int = 0
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
     reads_gather: Callable[[Instruction], bool] = lambda gather: False
 
@@ -51,5 +54,6 @@ ACCELERATOR = Policy(
     repeated_elements=4096,
     chooses=True,
     complex_numbers=True,
+    remade_bytes=1 << 20,
     reads_gather=lambda gather: True,
 )

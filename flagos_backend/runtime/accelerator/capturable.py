@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flagos_backend.collectives import Communicator
-from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.attributes import CustomCallAttributes, WhileAttributes
 from flagos_backend.ir.effects import COLLECTIVES, HOST_CALLBACK
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -78,6 +78,16 @@ def reason_against(step: Step, limits: Limits) -> str:
         return reason
     reasons = (reason_against(nested, limits) for nested in _nested_steps(step))
     return next(filter(None, reasons), "")
+
+
+def may_stay_outside(instruction: Instruction) -> bool:
+    """Whether what ``instruction`` becomes cannot be recorded, or not by every recorder."""
+    if instruction.opcode in _STRUCTURE:
+        decided = (
+            instruction.opcode is Opcode.CONDITIONAL or instruction.attributes_as(WhileAttributes).trip_count is None
+        )
+        return decided or any(may_stay_outside(i) for called in instruction.called for i in called.instructions)
+    return bool(_reason_of(instruction, Limits()))
 
 
 def _reason_of(instruction: Instruction, limits: Limits) -> str:
