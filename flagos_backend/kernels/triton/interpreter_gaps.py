@@ -1,8 +1,10 @@
-"""What Triton's interpreter cannot do with NumPy 2 and compiled kernels can. loading.py adds it before any launch."""
+"""What Triton's interpreter cannot do with NumPy 2 and compiled kernels can, and what it does for nothing. loading.py
+changes it before any launch."""
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,8 @@ def close() -> None:
     """For kernels of anybody in this process, which has TRITON_INTERPRET=1 set."""
     interpreter._patch_lang_tensor = with_index(interpreter._patch_lang_tensor)
     interpreter_language.patch_once_a_launch(interpreter)
+    drop_unread_checks(interpreter.interpreter_builder)
+    interpreter._get_np_dtype = once_for_each_type(interpreter._get_np_dtype)
     builder = interpreter.InterpreterBuilder
     builder.get_all_ones_value = with_unsigned(builder.get_all_ones_value)
     if not _rounds_once():
@@ -32,6 +36,27 @@ def with_index(original: Callable[..., None]) -> Callable[..., None]:
         tensor.__index__ = lambda value: int(value.handle.data.squeeze())
 
     return patch
+
+
+def drop_unread_checks(builder: Any) -> None:
+    """Each sum and product of integers is computed in 64 bits too, and compared with the bounds of its type, for an
+    assertion that the interpreter makes in debug mode alone: a third of what a kernel takes."""
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def once_for_each_type(original: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], np.dtype[Any]]:
+    """NumPy's type for one of Triton's, or for a block's elements. Triton makes the table of all types for each
+    question; of its types, those of one name are equal."""
+    found: dict[str, np.dtype[Any]] = {}
+
+    def dtype_of(kind: Any) -> np.dtype[Any]:
+        name = kind.scalar.name
+        if name not in found:
+            found[name] = original(kind)
+        return found[name]
+
+    return dtype_of
 
 
 def with_unsigned(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 
 import numpy as np
@@ -9,10 +10,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype, interpreter_builder
 
 from flagos_backend.kernels.triton import interpreter_gaps
 from flagos_backend.kernels.triton.launching import launch
+
+#: How NumPy names what Triton names in its way; it has no bfloat16.
+NUMPY = {"int1": "bool", "int8": "int8", "uint16": "uint16", "int64": "int64"}
+NUMPY |= {"fp16": "float16", "fp64": "float64", "fp8e5": "uint8"}
 
 
 @triton.jit
@@ -27,6 +32,46 @@ def test_a_bound_of_a_loop_is_an_element() -> None:
     rows, total = torch.arange(64.0).view(4, 16), torch.zeros(16)
     launch(add_rows, (1,), total, rows, torch.tensor([3]))
     assert torch.equal(total, rows[:3].sum(0))
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_only_checks_that_nothing_reads_are_dropped(debug: bool) -> None:
+    builder = InterpreterBuilder()
+    builder.options = dataclasses.replace(builder.options, debug=debug)
+    interpreter_gaps.drop_unread_checks(builder)
+    assert builder.options.sanitize_overflow is debug
+    assert builder.options == dataclasses.replace(InterpreterBuilder().options, debug=debug, sanitize_overflow=debug)
+
+
+@triton.jit
+def greatest_sum(to, x):
+    tl.store(to, tl.load(x) + tl.load(x))
+
+
+def test_sums_wrap() -> None:
+    """As compiled kernels' do."""
+    x, to = torch.tensor([2**31 - 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    launch(greatest_sum, (1,), to, x)
+    assert to.item() == -2
+
+
+def test_types_are_those_of_the_interpreter() -> None:
+    """Asked for twice, of scalars, blocks and pointers."""
+    scalars = [
+        getattr(tl, name) for name in ("int1", "int8", "uint16", "int64", "bfloat16", "float16", "float64", "float8e5")
+    ]
+    kinds = [*scalars, *(tl.block_type(kind, [4]) for kind in scalars)]
+    kinds += [tl.pointer_type(tl.float32), tl.block_type(tl.pointer_type(tl.int8), [2])]
+    asked = []
+
+    def original(kind: tl.dtype) -> np.dtype:
+        asked.append(kind.scalar.name)
+        return np.dtype(np.uint64) if kind.scalar.is_ptr() else np.dtype(NUMPY.get(kind.scalar.name, "uint16"))
+
+    dtype_of = interpreter_gaps.once_for_each_type(original)
+    for _ in range(2):
+        assert [dtype_of(kind) for kind in kinds] == [_get_np_dtype(kind) for kind in kinds]
+    assert len(asked) == len(set(asked)) == len(scalars) + 2
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int64"])

@@ -53,7 +53,9 @@ def test_every_type_and_remainder(element_type: ElementType, size: int, gap: int
         reduced = add(both, 1).astype(y.dtype)
         return jnp.minimum(both, reduced[:, None]), reduced
 
-    x, y = (positive(element_type, (17, n), rng) for n in (size + gap, size))
+    # As many as there are places in a unit of 16 bytes where a row can begin, and one that begins where the first does.
+    rows = 16 // element_type.bytes + 1
+    x, y = (positive(element_type, (rows, n), rng) for n in (size + gap, size))
     for first in {0, gap}:
         kernel = compare(lambda x, y: function(x, y, first), x, y, ulp=8 if element_type.is_float else 0)  # noqa: B023
         # Most of the arrays have no gaps.

@@ -3,6 +3,7 @@ chosen as a whole; what is no such choice stays."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,18 @@ def whole_choices(module: Module, shape: tuple[int, ...]) -> int:
     return sum(isinstance(i.shape, ArrayShape) and i.shape.dims == shape for i in instructions)
 
 
+@functools.lru_cache(maxsize=1)
+def _rewritten(hlo: bytes) -> tuple[Module, bytes]:
+    """The program after all passes. What differs in its arguments alone is rewritten once."""
+    module = simplified(import_module(hlo))
+    return module, export_module(module)
+
+
 def optimized(program: Program, *arguments: Any) -> Module:
     """The program after all passes, of which stock XLA computes what it computes of the program."""
     hlo = hlo_bytes(program, *arguments)
-    module = simplified(import_module(hlo))
-    for ours, theirs in zip(run_on_xla(export_module(module), arguments), run_on_xla(hlo, arguments), strict=True):
+    module, exported = _rewritten(hlo)
+    for ours, theirs in zip(run_on_xla(exported, arguments), run_on_xla(hlo, arguments), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     return module
 
