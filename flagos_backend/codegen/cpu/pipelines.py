@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 
 from flagos_backend.codegen.cpu.emit_row_loop import Phases, reduces_rows
+from flagos_backend.codegen.cpu.passes.crop_before_pad import without_cropping_pads
 from flagos_backend.codegen.cpu.passes.narrow_integer_dots import with_narrow_products
 from flagos_backend.codegen.cpu.passes.widen_half_sums import with_wide_sums
 from flagos_backend.codegen.cpu.passes.wrap_negative_indices import with_wrapped_indices
@@ -23,6 +24,7 @@ from flagos_backend.loop_ir.region import Region
 from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.pass_manager import Pass, Pipeline
 from flagos_backend.passes.pipelines import CSE, DCE, FOLD_CONSTANTS, of_module
+from flagos_backend.passes.split_complex_sums import split_complex_sums
 
 
 @functools.cache
@@ -35,6 +37,16 @@ def native_pipeline() -> Pipeline:
             of_module(with_narrow_products),
             "fewer bytes to read; native products take integers of two types",
             after=(DCE,),
+        ),
+        Pass(
+            "crop_before_pad",
+            of_module(without_cropping_pads),
+            "loop nests write around what they read, and do not crop",
+        ),
+        Pass(
+            "split_complex_sums",
+            of_module(split_complex_sums),
+            "loop nests compute with complex numbers, and reduce floats",
         ),
         Pass(
             "widen_half_sums",
