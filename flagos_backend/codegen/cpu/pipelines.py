@@ -8,6 +8,7 @@ import functools
 from flagos_backend.codegen.cpu.emit_row_loop import Phases, reduces_rows
 from flagos_backend.codegen.cpu.passes.crop_before_pad import without_cropping_pads
 from flagos_backend.codegen.cpu.passes.narrow_integer_dots import with_narrow_products
+from flagos_backend.codegen.cpu.passes.short_scans_to_reductions import with_reduced_scans
 from flagos_backend.codegen.cpu.passes.widen_half_sums import with_wide_sums
 from flagos_backend.codegen.cpu.passes.wrap_negative_indices import with_wrapped_indices
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
@@ -47,6 +48,11 @@ def native_pipeline() -> Pipeline:
             "split_complex_sums",
             of_module(split_complex_sums),
             "loop nests compute with complex numbers, and reduce floats",
+        ),
+        Pass(
+            "short_scans_to_reductions",
+            of_module(with_reduced_scans),
+            "running sums of short rows need no call; before widen_half_sums, which widens reductions",
         ),
         Pass(
             "widen_half_sums",
