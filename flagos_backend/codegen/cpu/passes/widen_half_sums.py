@@ -57,7 +57,7 @@ def _wide_product(product: Instruction, emitter: Emitter) -> Instruction | None:
         return None
     if product.opcode is Opcode.DOT and _has_few_vectors(product):
         return None
-    if instruction_cost(product).flops >= _MANY_FLOPS and all(map(has_products_of, narrow)):
+    if instruction_cost(product).flops >= _MANY_FLOPS and all(has_products_of(t) for t in narrow if t is not None):
         return None
     operands = tuple(_widened(operand, emitter) for operand in product.operands)
     shape = ArrayShape(ElementType.F32, dims_of(product))
