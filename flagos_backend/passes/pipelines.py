@@ -168,11 +168,11 @@ def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pi
     from flagos_backend.passes.accelerator.canonicalize_convolutions import canonicalize_convolutions
     from flagos_backend.passes.accelerator.contracting_dims_minor import contracting_dimensions_minor
     from flagos_backend.passes.accelerator.pack_argminmax import pack_argminmax
-    from flagos_backend.passes.accelerator.split_complex_sums import split_complex_sums
     from flagos_backend.passes.attention.join_choices import join_choices
     from flagos_backend.passes.attention.match import match_attention
     from flagos_backend.passes.attention.sink_invariants import sink_invariants
     from flagos_backend.passes.attention.split_batches import split_batches
+    from flagos_backend.passes.split_complex_sums import split_complex_sums
 
     def minor_contraction(module: Module, _: PassContext) -> Module:
         return contracting_dimensions_minor(module, target)

@@ -60,13 +60,19 @@ def index_in(value: Instruction, state: Instruction) -> int:
 
 def sum_of(element_type: ElementType) -> Computation:
     """The combiner of a reduce that adds."""
+    return combiner_of(Opcode.ADD, element_type)
+
+
+def combiner_of(opcode: Opcode, element_type: ElementType) -> Computation:
+    """The combiner of a reduce by the operation ``opcode`` of two numbers."""
     scalar = ArrayShape(element_type, ())
     x, y = (
         Instruction(Opcode.PARAMETER, scalar, (), ParameterAttributes(number), name=name)
         for number, name in enumerate("xy")
     )
-    total = Instruction(Opcode.ADD, scalar, (x, y), name="sum")
-    return Computation("sum", (x, y, total), total)
+    name = "sum" if opcode is Opcode.ADD else str(opcode)
+    total = Instruction(opcode, scalar, (x, y), name=name)
+    return Computation(name, (x, y, total), total)
 
 
 def with_operands(

@@ -6,7 +6,10 @@ from __future__ import annotations
 import functools
 
 from flagos_backend.codegen.cpu.emit_row_loop import Phases, reduces_rows
+from flagos_backend.codegen.cpu.passes.crop_before_pad import without_cropping_pads
 from flagos_backend.codegen.cpu.passes.narrow_integer_dots import with_narrow_products
+from flagos_backend.codegen.cpu.passes.short_scans_to_reductions import with_reduced_scans
+from flagos_backend.codegen.cpu.passes.widen_half_sums import with_wide_sums
 from flagos_backend.codegen.cpu.passes.wrap_negative_indices import with_wrapped_indices
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
 from flagos_backend.codegen.cpu.transforms.flatten_addresses import with_flat_addresses
@@ -19,8 +22,10 @@ from flagos_backend.codegen.loop_pass_manager import EXCESS_PRECISION, LoopPass,
 from flagos_backend.codegen.transforms.floor_division import with_floors
 from flagos_backend.codegen.transforms.logistic import with_logistics
 from flagos_backend.loop_ir.region import Region
+from flagos_backend.passes.hoist_invariants import hoist_invariants
 from flagos_backend.passes.pass_manager import Pass, Pipeline
-from flagos_backend.passes.pipelines import DCE, of_module
+from flagos_backend.passes.pipelines import CSE, DCE, FOLD_CONSTANTS, of_module
+from flagos_backend.passes.split_complex_sums import split_complex_sums
 
 
 @functools.cache
@@ -33,6 +38,32 @@ def native_pipeline() -> Pipeline:
             of_module(with_narrow_products),
             "fewer bytes to read; native products take integers of two types",
             after=(DCE,),
+        ),
+        Pass(
+            "crop_before_pad",
+            of_module(without_cropping_pads),
+            "loop nests write around what they read, and do not crop",
+        ),
+        Pass(
+            "split_complex_sums",
+            of_module(split_complex_sums),
+            "loop nests compute with complex numbers, and reduce floats",
+        ),
+        Pass(
+            "short_scans_to_reductions",
+            of_module(with_reduced_scans),
+            "running sums of short rows need no call; before widen_half_sums, which widens reductions",
+        ),
+        Pass(
+            "widen_half_sums",
+            of_module(with_wide_sums),
+            "BLAS and loop nests compute F32 without a call; conversions fuse",
+            after=(
+                FOLD_CONSTANTS,
+                CSE,
+                Pass("hoist_invariants", of_module(hoist_invariants), "weights are converted before loops"),
+                DCE,
+            ),
         ),
         Pass(
             "wrap_negative_indices",

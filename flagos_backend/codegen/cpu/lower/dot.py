@@ -23,7 +23,7 @@ INTEGERS = frozenset({E.S8, E.U8, E.S16, E.U16, E.S32, E.U32})
 HALF_FLOATS = frozenset({E.F16, E.BF16})
 # kMaxVectors of native/cpu/skinny_kernels.h; shorter sums, of products of a row and of rows, are faster of converted
 # operands.
-_MAX_VECTORS, _MIN_DOTS, _MIN_ROWS = 4, 32, 4
+MAX_VECTORS, _MIN_DOTS, _MIN_ROWS = 4, 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def as_matrix_product(dot: Instruction, lhs_view: View, rhs_view: View) -> Matri
 def _is_skinny(m: int, n: int, k: int, lhs: Operand, rhs: Operand) -> bool:
     """Whether a product of 16-bit floats takes as long as reading its matrix."""
     has_rows_of_depth = not lhs.transposed if n < m else rhs.transposed
-    return min(m, n) <= _MAX_VECTORS and k >= (_MIN_DOTS if has_rows_of_depth else _MIN_ROWS)
+    return min(m, n) <= MAX_VECTORS and k >= (_MIN_DOTS if has_rows_of_depth else _MIN_ROWS)
 
 
 def _rest(dims: Sequence[int], batch: Sequence[int], contracting: Sequence[int]) -> tuple[int, ...]:

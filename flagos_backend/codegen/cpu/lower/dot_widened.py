@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from flagos_backend.codegen.cpu.lower.dot import HALF_FLOATS, INTEGERS, MatrixProduct, as_matrix_product
+from flagos_backend.devices.processor import has_products_of
 from flagos_backend.ir.attributes import DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -25,8 +26,8 @@ _RESULTS = INTEGERS | {E.S64, E.U64}
 
 def as_widened_product(dot: Instruction, lhs: View, rhs: View) -> tuple[Region | MatrixProduct, ...] | None:
     """``dot`` of operands that stand where the views say, which is no product by itself; None for other element types,
-    for what as_matrix_product does not take, and for a product of bf16 to bf16 of more than a few vectors, which the
-    library computes without conversions."""
+    for what as_matrix_product does not take, and for a product of bf16 to bf16 of more than a few vectors where the
+    processor has instructions for it, which the library uses."""
     if any(0 in dims_of(operand) for operand in dot.operands):
         return None
     if {*map(_type_of, dot.operands), _type_of(dot)} <= HALF_FLOATS:
@@ -56,7 +57,7 @@ def as_widened_product(dot: Instruction, lhs: View, rhs: View) -> tuple[Region |
 def _types(dot: Instruction) -> tuple[ElementType, ElementType] | None:
     """The type to multiply in, and one that its sums become before they become the result's."""
     lhs, rhs, result = *map(_type_of, dot.operands), _type_of(dot)
-    if {lhs, rhs} <= HALF_FLOATS and result in (E.F16, E.F32):
+    if {lhs, rhs} <= HALF_FLOATS and (result in (E.F16, E.F32) or not has_products_of(E.BF16)):
         return E.F32, result
     if not {lhs, rhs} <= INTEGERS or result not in _RESULTS:
         return None

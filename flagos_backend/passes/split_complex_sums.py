@@ -1,8 +1,6 @@
 """Sums of complex numbers of two float32 become two sums of floats, one of the real and one of the imaginary parts:
 loop nests compute with complex numbers, and reduce floats. Both sums read the same elements, so that they become one
 nest.
-
-Where the target is an accelerator.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.ir.verifier import verify
-from flagos_backend.passes.accelerator.split_complex_sums import split_complex_sums
+from flagos_backend.passes.split_complex_sums import split_complex_sums
 from programs import hlo_bytes, run_on_xla
 from support.against_xla import assert_same, run_module
 from support.passes import simplified
