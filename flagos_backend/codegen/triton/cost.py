@@ -1,5 +1,5 @@
-"""How long a region takes, about, and how much code it is: what decides whether it is spread over more of a device, over
-more kernels, or over more lanes."""
+"""How long a region takes, about, and how much code it is: what decides whether it is spread over more of a device,
+over more kernels, or over more lanes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flagos_backend.loop_ir.spaces import moved_bytes
 # As many operations as a function of a float, or a quotient, takes the time of.
 _FUNCTION = 20
 _FUNCTIONS = frozenset({*FUNCTIONS, Opcode.ATAN2, Opcode.DIVIDE, Opcode.POWER, Opcode.REMAINDER})
-# Lines of PTX that an operation is for each element of a lane, as compilers write all of it out for each: counted for an
-# H200, of float32. Trigonometric functions hold the reduction of large arguments. Others are at most a few lines.
+# Lines of PTX that an operation is for each element of a lane, as compilers write all of it out for each: counted for
+# an H200, of float32. Trigonometric functions hold the reduction of large arguments. Others are at most a few lines.
 _FUNCTION_LINES = 40
 _LINES = {
     **dict.fromkeys(FUNCTIONS, _FUNCTION_LINES),
