@@ -1,5 +1,5 @@
 """What is done to Triton once, before its first launch. Kernels are loaded by one thread at a time: Triton itself
-assumes that there is only one. NVIDIA's devices get one launcher for all signatures, and the interpreter what it lacks."""
+assumes that there is only one. NVIDIA's devices get one launcher for all signatures, the interpreter what it lacks."""
 
 from __future__ import annotations
 
