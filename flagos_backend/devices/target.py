@@ -34,12 +34,17 @@ class VendorFacts:
 
 
 _NONE = VendorFacts()
-# By FlagGems' name of the vendor. Each operation rounds itself, and subnormal numbers stay what they are.
+# By FlagGems' name of the vendor. Each operation rounds itself, and subnormal numbers stay what they are. Integers wrap
+# around: Triton writes a check beside each operation on them otherwise, which traps in its debug mode.
 _VENDORS = {
-    "amd": VendorFacts(math_library=True, launch_options=(("enable_fp_fusion", False),)),
+    "amd": VendorFacts(math_library=True, launch_options=(("enable_fp_fusion", False), ("sanitize_overflow", False))),
     "nvidia": VendorFacts(
         math_library=True,
-        launch_options=(("enable_fp_fusion", False), ("enable_reflect_ftz", False)),
+        launch_options=(
+            ("enable_fp_fusion", False),
+            ("enable_reflect_ftz", False),
+            ("sanitize_overflow", False),
+        ),
         assembly=True,
         tensor_float=True,
         limits_registers=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
@@ -18,9 +19,12 @@ def warm_up_together(
     kernels: Iterable[RegionKernel], warm_ups: Mapping[str, Callable[[], object]], device: torch.device
 ) -> None:
     """Returns when all ``kernels`` are compiled for ``device``, and ``warm_ups``, by what they are of, are done. What
-    fails is left to the first run, which reports it."""
-    different = {kernel.source: kernel for kernel in kernels}.values()
-    tasks: list[_Task] = [(kernel.text, kernel.compile) for kernel in different] + [*warm_ups.items()]
+    fails is left to the first run, which reports it. What takes longest begins first: kernels of libraries, then those
+    of the longest sources."""
+    launches = {kernel.compiled_from(launch): (kernel, launch) for kernel in kernels for launch in kernel.launches}
+    ordered = sorted(launches.values(), key=lambda each: len(each[0].source), reverse=True)
+    tasks: list[_Task] = [*warm_ups.items()]
+    tasks += [(kernel.text, functools.partial(kernel.compile_for, launch)) for kernel, launch in ordered]
     for (text, _), reason in zip(tasks, side_by_side(_reason_of_failure, tasks, device), strict=True):
         if reason:
             logger.debug("%s is compiled when it is needed: %s", text, reason)

@@ -1,4 +1,5 @@
-"""How long a region takes, about: what decides whether it is spread over more of a device, or over more kernels."""
+"""How long a region takes, about, and how much code it is: what decides whether it is spread over more of a device,
+over more kernels, or over more lanes."""
 
 from __future__ import annotations
 
@@ -13,6 +14,20 @@ from flagos_backend.loop_ir.spaces import moved_bytes
 # As many operations as a function of a float, or a quotient, takes the time of.
 _FUNCTION = 20
 _FUNCTIONS = frozenset({*FUNCTIONS, Opcode.ATAN2, Opcode.DIVIDE, Opcode.POWER, Opcode.REMAINDER})
+# Lines of PTX that an operation is for each element of a lane, as compilers write all of it out for each: counted for
+# an H200, of float32. Trigonometric functions hold the reduction of large arguments. Others are at most a few lines.
+_FUNCTION_LINES = 40
+_LINES = {
+    **dict.fromkeys(FUNCTIONS, _FUNCTION_LINES),
+    **dict.fromkeys((Opcode.CEIL, Opcode.FLOOR, Opcode.ROUND_AFZ, Opcode.ROUND_EVEN, Opcode.SQRT, Opcode.RSQRT), 4),
+    **dict.fromkeys((Opcode.EXP, Opcode.LOGISTIC), 16),
+    **dict.fromkeys((Opcode.SIN, Opcode.COS, Opcode.TAN), 124),
+    Opcode.ATAN2: 60,
+    Opcode.REMAINDER: 96,
+    Opcode.POWER: 164,
+}
+# How many lines a kernel's functions may be: each takes some 0.5 ms to compile.
+_MOST_LINES = 4096
 
 
 def seconds_alone(region: Region, target: Target) -> float:
@@ -30,3 +45,11 @@ def seconds_alone(region: Region, target: Target) -> float:
 def is_over_at_once(region: Region, programs: int, target: Target) -> bool:
     """Whether ``programs`` are done with ``region`` before several kernels in the place of one had started."""
     return seconds_alone(region, target) <= programs * target.single_program.start_seconds
+
+
+def most_per_lane(region: Region) -> int:
+    """How many points a lane may have so that ``region``'s functions, written out for each of them, compile in a few
+    seconds: a power of two."""
+    varying = [e.opcode for e in region.expressions() if isinstance(e, Apply) and region.reach[e]]
+    most = _MOST_LINES // max(sum(_LINES.get(opcode, 0) for opcode in varying), 1)
+    return 1 << max(most.bit_length() - 1, 0)

@@ -86,17 +86,27 @@ class RegionKernel:
 
     def compile(self) -> None:
         """Compiles for the current device, and loads, without running. Raises KernelBuildFailed."""
-        buffers = [array_of(buffer) for buffer in (*self.inputs, *self.outputs)] + list(self.workspaces)
-        dtypes = [dtype_of(shape.element_type) for shape in buffers]
-        dtypes = [torch.int64 if dtype.is_complex else dtype for dtype in dtypes]
+        for launch in self.launches:
+            self.compile_for(launch)
+
+    def compile_for(self, launch: Launch) -> None:
+        """As ``compile``, of one of ``launches`` alone."""
         functions = self._functions or self._build()
+        function = functions[self.launches.index(launch)]
         try:
-            for function, launch in zip(functions, self.launches, strict=True):
-                arguments = [dtypes[number] for number in launch.arguments]
-                options = launch.flags | self.options
-                launching.compile_only(function, (launch.grid, 1, 1), arguments, options)
+            launching.compile_only(function, (launch.grid, 1, 1), self._dtypes(launch), launch.flags | self.options)
         except Exception as error:  # the vendor's compiler raises what it likes
             raise self._build_failed(error) from error
+
+    def compiled_from(self, launch: Launch) -> tuple[object, ...]:
+        """What the binary of a launch is made of: equal for those that share one."""
+        flags, options = tuple(launch.flags.items()), tuple(self.options.items())
+        return self.source, launch.function, tuple(self._dtypes(launch)), flags, options
+
+    def _dtypes(self, launch: Launch) -> list[torch.dtype]:
+        buffers = [array_of(buffer) for buffer in (*self.inputs, *self.outputs)] + list(self.workspaces)
+        dtypes = [dtype_of(buffers[number].element_type) for number in launch.arguments]
+        return [torch.int64 if dtype.is_complex else dtype for dtype in dtypes]
 
     def may_overwrite(self, output: Instruction, source: Instruction) -> bool:
         """Whether ``output`` may lie where ``source`` does: each of its elements is read only at the point that then

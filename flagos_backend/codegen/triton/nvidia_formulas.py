@@ -8,18 +8,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@triton.jit
-def wait_for_previous():
-    """First of all in a kernel that starts early (programmatic dependent launch): until the kernels ahead have ended,
-    and what they stored can be read."""
-    gdc_wait()
-
-
-@triton.jit
-def start_next():
-    """Lets the next kernel start early as soon as all programs are here, not only when they have ended."""
-    gdc_launch_dependents()
+#: First of all in a kernel that starts early (programmatic dependent launch): waits until the kernels ahead have ended,
+#: and what they stored can be read. Triton's own names: a function of ours would be parsed again for each kernel.
+wait_for_previous = gdc_wait
+#: Lets the next kernel start early as soon as all programs are here, not only when they have ended.
+start_next = gdc_launch_dependents
 
 
 @triton.jit

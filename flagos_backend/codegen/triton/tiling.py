@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from flagos_backend.codegen.triton.cost import is_over_at_once
+from flagos_backend.codegen.triton.cost import is_over_at_once, most_per_lane
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Load, Reduce, Region, below
@@ -245,7 +245,8 @@ def _pointwise(region: Region, target: Target) -> Tiling:
     outer, inner = real[: cut + 1], real[cut + 1 :]
     blocks = [min(_SQUARE, power_of_two(prod(region.dims[d] for d in dims))) for dims in (outer, inner)]
     return Tiling(
-        (_axis(region, "y", outer, blocks[0]), _axis(region, "x", inner, blocks[1])), _warps(prod(blocks), 16)
+        (_axis(region, "y", outer, blocks[0]), _axis(region, "x", inner, blocks[1])),
+        _warps(prod(blocks), min(_ELEMENTS_PER_LANE, most_per_lane(region))),
     )
 
 
@@ -274,7 +275,7 @@ def _rows_of_points(region: Region, target: Target, real: Sequence[int]) -> Tili
 
 def _points_per_lane(region: Region) -> int:
     operations = sum(isinstance(e, Apply) for e in region.expressions())
-    return _POINTS_PER_LANE * (2 if operations <= _FEW_OPERATIONS else 1)
+    return min(_POINTS_PER_LANE * (2 if operations <= _FEW_OPERATIONS else 1), most_per_lane(region))
 
 
 def _last_of_shared(region: Region, index: Affine, real: Sequence[int]) -> int | None:
@@ -381,11 +382,16 @@ def _rows(
         # them.
         few = rows // together < programs_wanted and block < _TILE
         per_lane = _ONLY_ROW_PER_LANE if rows == 1 else _ELEMENTS_PER_LANE if few else _ROW_PER_LANE
-        return Tiling(axes, _warps(together * block, per_lane))
+        return Tiling(axes, _warps(together * block, min(per_lane, most_per_lane(region))))
     step, per_lane, unroll = row.step(target, rows, walk)
+    most = most_per_lane(region)
+    if most < per_lane * unroll:
+        # What computes so much for each point gains nothing by reading more of them at a time.
+        unroll = max(most // per_lane, 1)
+        step, per_lane = step // max(per_lane // most, 1), min(per_lane, most)
     axes = _axis(region, "x", kept, 1), _axis(region, "r", reduced, min(step, block))
     parts = _parts(region, axes[1].blocks, rows, target) if can_split else 1
-    warps = _warps(axes[1].block, _ONLY_ROW_PER_LANE if rows == parts == 1 else per_lane)
+    warps = _warps(axes[1].block, min(_ONLY_ROW_PER_LANE, per_lane) if rows == parts == 1 else per_lane)
     if parts > 1 or axes[1].blocks == 1:
         return Tiling(axes, warps, Loop.SECOND, parts)
     alignment = Alignment.of(region, kept, reduced)
@@ -481,10 +487,11 @@ def _columns(region: Region, target: Target, kept: Sequence[int], reduced: Seque
     width = min(max(_COLUMN_BYTES // widest, 16), power_of_two(columns))
     height = min(_TILE // width, power_of_two(size))
     axes = _axis(region, "x", kept, width), _axis(region, "r", reduced, height)
+    warps = _warps(width * height, min(_ELEMENTS_PER_LANE, most_per_lane(region)))
     if axes[1].blocks == 1:
-        return Tiling(axes, _warps(width * height))
+        return Tiling(axes, warps)
     parts = _parts(region, axes[1].blocks, axes[0].blocks, target) if can_split else 1
-    return Tiling(axes, _warps(width * height), Loop.SECOND, parts)
+    return Tiling(axes, warps, Loop.SECOND, parts)
 
 
 def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int, ...]]) -> Tiling:
@@ -493,7 +500,7 @@ def _rows_and_columns(region: Region, target: Target, groups: Sequence[tuple[int
     width = power_of_two(prod(region.dims[d] for d in rows))
     height = min(max(_WARP_ROW // width, 1), power_of_two(prod(region.dims[d] for d in columns)))
     axes = _axis(region, "x", columns, height), _axis(region, "r", rows, width)
-    warps = _warps(width * height, _ROW_PER_LANE)
+    warps = _warps(width * height, min(_ROW_PER_LANE, most_per_lane(region)))
     # What a lane adds up, and the rows it holds meanwhile, leave registers for so many warps.
     programs = max(_WALKING_WARPS // warps, 1)
     # Each leaves a partial result; of few rows, fewer programs do.

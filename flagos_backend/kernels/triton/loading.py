@@ -1,5 +1,5 @@
-"""What is done to Triton before its first launch. Kernels are loaded by one thread at a time: Triton itself assumes
-that there is only one. NVIDIA's devices get one launcher for all signatures, and the interpreter what it lacks."""
+"""What is done to Triton once, before its first launch. Kernels are loaded by one thread at a time: Triton itself
+assumes that there is only one. NVIDIA's devices get one launcher for all signatures, the interpreter what it lacks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,44 @@ from typing import Any
 logger = logging.getLogger("flagos_backend")
 
 _NVIDIA = "triton.backends.nvidia.driver"
+_lock = threading.RLock()
 
 
 @functools.cache
 def prepare_triton() -> None:
     """Whatever launches kernels calls this first; it covers all of the process, as FlagGems' and users' launches load
-    too."""
+    too. Threads that come together wait for one of them, which does it."""
+    with _lock:
+        _prepare()
+
+
+@functools.cache
+def _prepare() -> None:
     from triton.compiler.compiler import CompiledKernel
 
     serialize(CompiledKernel)
     logger.debug("launchers of Triton's kernels: %s", launchers())
     if os.environ.get("TRITON_INTERPRET") == "1":
         importlib.import_module("flagos_backend.kernels.triton.interpreter_gaps").close()
+        return
+    for what, find in (("driver", _driver), ("key", _key)):
+        try:
+            find()
+        except Exception as error:  # a launch says what is wrong, whatever that is
+            logger.debug("Triton's %s is not there ahead of the first kernel: %s", what, error)
+
+
+def _driver() -> None:
+    """Opened by its first use, by each of the threads that compile the first kernels: on NVIDIA's devices a C compiler
+    runs for it where Triton's cache is empty."""
+    from triton.runtime import driver
+
+    driver.active.get_current_target()
+
+
+def _key() -> None:
+    """What all of Triton's cache is keyed by: a digest of its library, half a gigabyte, which each thread reads."""
+    importlib.import_module("triton.runtime.cache").triton_key()
 
 
 def launchers() -> str:

@@ -1,5 +1,6 @@
-"""Loads what most programs on an accelerator want, the tables of kernels and the vendor's BLAS, beside the compilation
-of the first one: that takes two tenths of a second. Called by the bridge."""
+"""Loads what most programs on an accelerator want, the tables of kernels, Triton and the vendor's BLAS, beside the
+compilation of the first one: that takes two tenths of a second, and half a second or more for Triton. Called by the
+bridge."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import threading
 
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.choice import implementations_of
+from flagos_backend.kernels.triton import launching
+from flagos_backend.kernels.triton.loading import prepare_triton
 from flagos_backend.process.torch_loading import torch
 
 logger = logging.getLogger("flagos_backend")
@@ -32,6 +35,8 @@ def _load(accelerator: Accelerator) -> None:
             from flagos_backend.kernels.vendor.dot import load_library
 
             with accelerator.guard():
+                if not launching.unavailable(accelerator.target):
+                    prepare_triton()
                 for dtype in _DTYPES:
                     load_library(accelerator.device.type, dtype)
     except Exception as error:  # what needs them says what is wrong, whatever that is

@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
+from flagos_backend.kernels.triton import loading
 from flagos_backend.kernels.triton.loading import prepare_triton
 
 
@@ -94,3 +95,66 @@ def test_a_kernel_that_two_threads_ask_for_is_loaded_for_both(compiled: Callable
         return (kernel.run, kernel.function)[1]
 
     assert together(*(partial(ask, number) for number in range(5))) == ["handle of double"] * 5
+
+
+@pytest.fixture
+def unprepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if nothing had been launched yet; Triton's own classes stay as they are."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(loading, "serialize", lambda compiled_kernel: None)
+    monkeypatch.setattr(loading, "launchers", lambda: "nobody's")
+    for function in (loading.prepare_triton, loading._prepare):
+        function.cache_clear()
+    yield
+    for function in (loading.prepare_triton, loading._prepare):
+        function.cache_clear()
+    monkeypatch.undo()
+    prepare_triton()
+
+
+@pytest.mark.usefixtures("unprepared")
+def test_threads_that_come_together_prepare_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would read half a gigabyte, and run a C compiler for the driver."""
+    done: list[str] = []
+
+    def slow(what: str) -> None:
+        time.sleep(0.05)
+        done.append(what)
+
+    monkeypatch.setattr(loading, "_driver", lambda: slow("driver"))
+    monkeypatch.setattr(loading, "_key", lambda: slow("key"))
+    states = together(*(lambda: (prepare_triton(), [*done])[1] for _ in range(6)))
+    assert states == [["driver", "key"]] * 6
+    prepare_triton()
+    assert done == ["driver", "key"]
+
+
+@pytest.mark.usefixtures("unprepared")
+def test_what_is_not_there_is_left_to_the_launch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("0 active drivers")
+
+    keys: list[str] = []
+    monkeypatch.setattr(loading, "_driver", fail)
+    monkeypatch.setattr(loading, "_key", lambda: keys.append("key"))
+    with caplog.at_level("DEBUG", "flagos_backend"):
+        prepare_triton()
+    assert "Triton's driver is not there ahead of the first kernel: 0 active drivers" in caplog.text
+    assert keys == ["key"]
+
+
+def test_the_key_is_what_triton_keys_its_cache_by() -> None:
+    """It keeps what it found, so that compiling reads nothing again."""
+    from triton.runtime import cache
+
+    loading._key()
+    known = cache.triton_key.cache_info()
+    assert cache.triton_key() in triton.runtime.cache.get_cache_key(
+        ASTSource(double, {"x": "*fp32", "y": "*fp32"}, {}),
+        triton.compiler.make_backend(GPUTarget("cuda", 90, 32)),
+        triton.compiler.make_backend(GPUTarget("cuda", 90, 32)).parse_options({}),
+        {},
+    )
+    assert cache.triton_key.cache_info().misses == known.misses

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from flagos_backend.devices.target import HOPPER
 from flagos_backend.kernels.vendor import dot
 from flagos_backend.runtime.accelerator import early
 
@@ -27,7 +28,8 @@ class Chip(SimpleNamespace):
 @pytest.fixture
 def chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(early, "_begun", set())
-    yield Chip(device=torch.device("cuda", 5))
+    monkeypatch.setattr(early, "prepare_triton", lambda: None)
+    yield Chip(device=torch.device("cuda", 5), target=HOPPER)
 
 
 def wait() -> None:
@@ -43,7 +45,7 @@ def test_each_device_loads_once(chip: Any, monkeypatch: pytest.MonkeyPatch) -> N
         early.load_beside(chip)
     wait()
     assert loaded == [("cuda", torch.bfloat16), ("cuda", torch.float32)]
-    early.load_beside(Chip(device=torch.device("cuda", 6)))
+    early.load_beside(Chip(device=torch.device("cuda", 6), target=HOPPER))
     wait()
     assert len(loaded) == 4
 
@@ -66,3 +68,13 @@ def test_a_device_over_host_memory_has_no_library(chip: Any, monkeypatch: pytest
     chip.device = torch.device("cpu")
     early.load_beside(chip)
     wait()
+
+
+def test_triton_is_prepared_beside_the_first_compilation(chip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver and the key of its cache, which the first kernels would wait for."""
+    prepared: list[str] = []
+    monkeypatch.setattr(dot, "load_library", lambda *_: None)
+    monkeypatch.setattr(early, "prepare_triton", lambda: prepared.append(threading.current_thread().name))
+    early.load_beside(chip)
+    wait()
+    assert prepared == ["flagos-load"]

@@ -1,5 +1,7 @@
 """How the rows of regions are cut, as kernels say it."""
 
+import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +17,7 @@ from flagos_backend.loop_ir.flat import flatten
 from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
 from support.passes import for_accelerator
+from support.triton_compiled import compiled
 from support.triton_programs import H100, bf16, f32, s32
 
 # One block for each row, walked by as many programs as there are multiprocessors.
@@ -215,3 +218,30 @@ def test_sums_of_little_are_not_split() -> None:
     assert choose(region, H100).parts == 1
     (region,) = items_of(lambda x: jnp.cos(jnp.sin(jnp.exp(x))).sum(), [f32(32768 * 2)])
     assert choose(region, H100).parts > 1
+
+
+def sums(function: Callable[[jax.Array], jax.Array], *arrays: jax.Array) -> jax.Array:
+    return functools.reduce(jnp.add, [function(x).sum() for x in arrays])
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "points"),
+    [(jnp.sqrt, 12, 16), (jnp.exp, 12, 16), (jnp.sin, 12, 2)],
+)
+def test_functions_that_are_much_code_have_fewer_points_per_lane(
+    function: Callable[[jax.Array], jax.Array], count: int, points: int
+) -> None:
+    """Compilers write each of them out for each point of a lane: twelve sines of sixteen points took them seconds."""
+    kernel = kernel_of(functools.partial(sums, function), [f32(256, 128)] * count)
+    blocks = re.findall(r"tl\.arange\(0, (\d+)\)", kernel.source.split("def finish")[0])
+    assert max(map(int, blocks)) // (32 * kernel.launches[0].warps) == points, kernel.text
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_many_functions_compile_to_little_code(axis: int | None) -> None:
+    def function(*arrays: jax.Array) -> jax.Array:
+        total = functools.reduce(jnp.add, map(jnp.tan, arrays))
+        return total if axis is None else total.sum(axis)
+
+    kernel = kernel_of(function, [f32(4096, 2048)] * 12)
+    assert len(compiled(kernel)[0].splitlines()) < 9000
