@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from flagos_backend.cli import trace_file
 from flagos_backend.cli.agreement import Difference, differences
 from flagos_backend.cli.explain import read_explanation
 from flagos_backend.cli.explanation_text import seconds, table
@@ -23,7 +21,7 @@ from flagos_backend.cli.failure import CommandFailed, WrongUsage
 from flagos_backend.cli.program_file import read_program
 from flagos_backend.cli.running import random_arguments, random_bytes, run_once
 from flagos_backend.cli.session import compile_file
-from flagos_backend.cli.trace import recording
+from flagos_backend.cli.step_times import step_times
 from flagos_backend.importer import schema
 from flagos_backend.importer.program import import_program
 from flagos_backend.ir.types import ArrayShape
@@ -106,7 +104,7 @@ def compare(path: Path, peer: str, rounds: int, seed: int) -> Comparison:
         read_program(path)
     except CommandFailed as error:
         raise WrongUsage(str(error)) from error
-    with tempfile.TemporaryDirectory(prefix="flagos-bench-") as folder, ExitStack() as stack:
+    with ExitStack() as stack:
         compiled = stack.enter_context(compile_file(path))
         executable = compiled.executable
         if len(executable.describe().devices) != 1:
@@ -125,7 +123,7 @@ def compare(path: Path, peer: str, rounds: int, seed: int) -> Comparison:
         losers: tuple[Loser, ...] = ()
         note = "steps are not timed: an accelerator's run later than the host's calls of them"
         if on_host:
-            losers, note = _losers(path, rounds, seed, Path(folder)), ""
+            losers, note = _losers(path, rounds, seed), ""
         return Comparison(
             program=executable.describe().name,
             target=explanation.target if explanation else "an unknown target",
@@ -205,23 +203,10 @@ def _peer(
     return run, results
 
 
-def _losers(path: Path, rounds: int, seed: int, parts: Path) -> tuple[Loser, ...]:
-    """By the medians of steps in a run that is recorded, which takes a little longer than the others."""
-    with recording(parts), compile_file(path) as compiled, ExitStack() as stack:
-        shapes = [parameter.shape for parameter in import_program(compiled.program).module.entry.parameters]
-        arguments = random_arguments(compiled.executable, shapes, seed, stack)
-        for _ in range(rounds):
-            run_once(compiled.executable, arguments)
-    times: dict[tuple[int, str, str], list[float]] = {}
-    expected: dict[tuple[int, str, str], float] = {}
-    for event in trace_file.events_of(parts):
-        facts = event.get("args", {})
-        if event["ph"] == "X" and event["cat"].partition(",")[0] == "step":
-            key = facts.get("step", -1), event["name"], facts.get("source", "")
-            times.setdefault(key, []).append(event["dur"] / 1e6)
-            expected[key] = facts.get("expected_us", 0.0) / 1e6
-    found = []
-    for key, taken in times.items():
-        middle = statistics.median(taken)
-        found.append(Loser(key[1], key[2], middle, expected[key], middle - expected[key]))
+def _losers(path: Path, rounds: int, seed: int) -> tuple[Loser, ...]:
+    """The steps that exceed their expected times most."""
+    found = (
+        Loser(step.text, step.source, step.seconds, step.expected, step.seconds - step.expected)
+        for step in step_times(path, rounds, seed)
+    )
     return tuple(sorted((f for f in found if f.lost > 0), key=lambda f: -f.lost)[:_LOSERS])

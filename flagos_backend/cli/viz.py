@@ -22,6 +22,7 @@ from flagos_backend.cli.failure import CommandFailed, WrongUsage
 from flagos_backend.cli.nests import nests_of
 from flagos_backend.cli.program_file import read_program
 from flagos_backend.cli.session import add_program_argument, compile_file
+from flagos_backend.cli.step_times import step_times
 from flagos_backend.compile.explanation import source_of
 from flagos_backend.devices.target import HOST, NAMED_TARGETS, Target
 from flagos_backend.errors import FlagosBackendError
@@ -29,6 +30,7 @@ from flagos_backend.importer import import_program
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.printer import print_instruction
 from flagos_backend.loop_ir.printer import print_nests
+from flagos_backend.loop_ir.region import Region
 from flagos_backend.passes.pass_manager import PassContext, PassOptions, run_pipeline
 from flagos_backend.passes.pipelines import pipeline_for
 from plugin_abi.host import Artifact
@@ -36,6 +38,7 @@ from plugin_abi.host import Artifact
 _PAGE: Final = Path(__file__).with_name("viz.html")
 # A constant's elements, and what else is longer, are cut.
 _LONGEST: Final = 400
+_LONGEST_NEST: Final = 8000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,14 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     known = ", ".join(NAMED_TARGETS)
     parser.add_argument("--target", default="cpu", help=f"whose passes and loop nests: {known} (default: %(default)s)")
+    parser.add_argument("--measure", action="store_true", help="run it on random arguments, and time each step")
+    parser.add_argument("--rounds", type=int, default=20, help="how often --measure runs it (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.rounds < 1:
+        raise WrongUsage(f"--rounds {options.rounds}: at least one round is needed")
     target = NAMED_TARGETS.get(options.target)
     if target is None:
         raise WrongUsage(f"there is no target {options.target!r}; known are: {', '.join(NAMED_TARGETS)}")
+    if options.measure and target is not HOST:
+        raise WrongUsage("--measure times the host's steps; leave out --target")
     try:
-        data = data_of(options.path, target)
+        data = data_of(options.path, target, options.rounds if options.measure else 0)
     except FlagosBackendError as error:
         raise WrongUsage(f"{options.path}: {error}") from error
     page = page_of(data)
@@ -74,9 +83,9 @@ def page_of(data: dict[str, Any]) -> str:
     return re.sub("@TITLE@|@DATA@", lambda found: title if found[0] == "@TITLE@" else content, page)
 
 
-def data_of(path: Path, target: Target) -> dict[str, Any]:
-    """All that the page shows. Raises WrongUsage for the file, FlagosBackendError and FlagosStatusError for the
-    program."""
+def data_of(path: Path, target: Target, rounds: int = 0) -> dict[str, Any]:
+    """All that the page shows; ``rounds``: how often the program runs to time its steps. Raises WrongUsage for the
+    file, CommandFailed, FlagosBackendError and FlagosStatusError for the program."""
     try:
         serialized = read_program(path)
     except CommandFailed as error:
@@ -97,25 +106,35 @@ def data_of(path: Path, target: Target) -> dict[str, Any]:
         "nodes": nodes.table,
         "stages": stages,
         "passes": [dataclasses.asdict(report) for report in result.reports],
-        "nests": [_cut(text, 20 * _LONGEST) for text in _nest_texts(result.module, target)],
+        "nests": [_nest(region, target) for region in nests_of(result.module, target)],
         "notes": list(result.notes),
     }
     if target is HOST:
-        data |= _compiled(path)
+        data |= _compiled(path, rounds)
     return data
 
 
-def _nest_texts(module: Module, target: Target) -> Iterable[str]:
-    return (print_nests([nest]) for nest in nests_of(module, target))
+def _nest(region: Region, target: Target) -> dict[str, str]:
+    """A loop nest as text, and for an accelerator the kernel that is generated for it alone: its tiling and its Triton
+    source, which needs no device. The host's become machine code, of which there is no source."""
+    text = _cut(print_nests([region]), _LONGEST_NEST)
+    if target is HOST:
+        return {"text": text, "kernel": "", "source": ""}
+    from flagos_backend.codegen.triton import prepare
+
+    kernel = prepare(region, target)
+    return {"text": text, "kernel": kernel.text, "source": _cut(kernel.source, 4 * _LONGEST_NEST)}
 
 
-def _compiled(path: Path) -> dict[str, Any]:
+def _compiled(path: Path, rounds: int) -> dict[str, Any]:
     """Of the program as it runs on the device: steps, memory, and the backend's own text."""
     with compile_file(path) as compiled:
         explanation = read_explanation(compiled.executable)
         code = compiled.executable.artifact(Artifact.EXPLANATION).decode("utf-8")
         if explanation is None:
             return {"code": code}
+        if rounds and explanation.target != "the host CPU":
+            raise WrongUsage(f"--measure times the host's steps, and the program runs on {explanation.target}")
         alive = explanation.alive_at_peak()
         buffers = [dataclasses.asdict(b) | {"at_peak": b in alive} for b in explanation.buffers]
         return {
@@ -123,6 +142,7 @@ def _compiled(path: Path) -> dict[str, Any]:
             "runs_on": explanation.target,
             "summary": summary(explanation),
             "steps": [_relative(dataclasses.asdict(step)) for step in explanation.steps],
+            "times": [_relative(dataclasses.asdict(time)) for time in step_times(path, rounds, 0)] if rounds else [],
             "buffers": buffers,
             "notes": list(explanation.notes),
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import html
 import json
 import re
 import shutil
@@ -16,6 +18,7 @@ import pytest
 
 from flagos_backend.cli import viz
 from flagos_backend.cli.main import main
+from flagos_backend.devices.target import NAMED_TARGETS
 from flagos_backend.importer import schema
 from programs import hlo_bytes
 
@@ -76,11 +79,12 @@ def hostile() -> bytes:
     return bytes(module.SerializeToString())
 
 
-def rendered(page: Path) -> tuple[str, str]:
-    """The page's elements after its scripts ran, and what they wrote to the console."""
+def rendered(page: Path, place: str = "") -> tuple[str, str]:
+    """At ``place`` of the page, its elements after its scripts ran, and what they wrote to the console."""
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,800"]
-    command += [f"--user-data-dir={page.parent / 'profile'}", "--enable-logging=stderr", "--dump-dom", page.as_uri()]
+    command += [f"--user-data-dir={page.parent / 'profile'}", "--enable-logging=stderr", "--dump-dom"]
+    command.append(f"{page.as_uri()}#{place}")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
@@ -98,10 +102,27 @@ def test_the_page_has_each_stage_and_what_runs(tmp_path: Path, capsys: pytest.Ca
     for place, (_, _, operands) in enumerate(last):
         assert all(operand < place for operand in operands)
     assert any(re.search(r"test_viz\.py:\d+$", source) for _, _, source in data["nodes"])
-    assert any("tanh" in nest for nest in data["nests"])
+    assert any("tanh" in nest["text"] for nest in data["nests"])
+    assert not any(nest["source"] for nest in data["nests"])
     assert [step["provider"] for step in data["steps"]].count("blas") == 1
     assert data["buffers"] and any(buffer["at_peak"] for buffer in data["buffers"])
     assert "native tiles" in data["code"] and data["summary"].startswith("jit_norm on the host CPU")
+
+
+def test_measured_times_stand_beside_the_rooflines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "program.hlo", tmp_path / "out.html"
+    path.write_bytes(hlo())
+    assert main(["viz", str(path), "-o", str(out), "--measure", "--rounds", "3"]) == 0
+    data = Page(out.read_text()).data
+    steps = {(step["number"], step["text"]): step for step in data["steps"]}
+    assert any("sort" in time["text"] for time in data["times"])
+    for time in data["times"]:
+        step = steps[time["number"], time["text"]]
+        assert time["seconds"] > 0 and time["source"] == step["source"]
+        assert time["expected"] == pytest.approx(step["seconds"])
+    if CHROMIUM is not None:
+        elements, console = rendered(out, "tab=steps")
+        assert console == "" and "of the roofline" in elements.partition('id="data"')[0]
 
 
 def test_nothing_of_a_program_is_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +139,33 @@ def test_a_page_asks_for_nothing_from_elsewhere(tmp_path: Path, capsys: pytest.C
     template = viz._PAGE.read_text()
     assert set(re.findall(r"https?://[^\"' ]+", template)) == {"http://www.w3.org/2000/svg"}
     assert "default-src 'none'" in template and "src=" not in template and "innerHTML" not in template
+
+
+@pytest.mark.parametrize("target", [name for name in NAMED_TARGETS if name != "cpu"])
+def test_an_accelerators_nests_have_their_triton_source(target: str, tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(hlo())
+    data = viz.data_of(tmp_path / "program", NAMED_TARGETS[target])
+    assert data["nests"]
+    for nest in data["nests"]:
+        functions = [node for node in ast.parse(nest["source"]).body if isinstance(node, ast.FunctionDef)]
+        assert any(ast.unparse(f.decorator_list[0]).startswith("triton.jit") for f in functions if f.decorator_list)
+        assert nest["kernel"]
+    assert any("tanh" in nest["source"] for nest in data["nests"])
+
+
+@browser
+def test_a_browser_shows_sources_as_text(tmp_path: Path) -> None:
+    source = f"def kernel(): {HOSTILE}"
+    nest = {"text": HOSTILE, "kernel": HOSTILE, "source": source}
+    stages = [{"name": "input", "computations": [{"name": "main", "instructions": []}]}]
+    data = {"name": "x", "target": "x", "nodes": [], "stages": stages, "passes": []}
+    page = tmp_path / "page.html"
+    page.write_text(viz.page_of(data | {"nests": [nest], "notes": []}))
+    elements, console = rendered(page, "tab=nests")
+    assert console == ""
+    shown = Page(elements).tags
+    assert shown.count("details") == 1 and "img" not in shown
+    assert "generated source: " in elements and html.escape(source, quote=False) in elements
 
 
 @browser
@@ -147,8 +195,10 @@ def test_twenty_thousand_instructions_are_drawn_as_far_as_they_are_seen(tmp_path
         (["PROGRAM", "-o", "FOLDER/none/out.html"], "cannot be written"),
         (["PROGRAM", "-o", "FOLDER"], "cannot be written"),
         (["PROGRAM", "--target", "toaster"], "there is no target 'toaster'"),
+        (["PROGRAM", "--target", "ACCELERATOR", "--measure"], "leave out --target"),
+        (["PROGRAM", "--measure", "--rounds", "0"], "at least one round is needed"),
     ],
-    ids=["another kind of file", "no folder", "a folder", "no such target"],
+    ids=["another kind of file", "no folder", "a folder", "no such target", "no device to measure", "no round"],
 )
 def test_one_line_and_status_2(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -157,6 +207,7 @@ def test_one_line_and_status_2(
     (tmp_path / "program").write_bytes(hlo())
     paths = {"TEXT": "text", "PROGRAM": "program", "OUT": "out.html", "FOLDER": "."}
     named = [re.sub("^(TEXT|PROGRAM|OUT|FOLDER)", lambda m: str(tmp_path / paths[m[0]]), word) for word in arguments]
-    assert main(["viz", *named]) == 2
+    accelerator = next(name for name in NAMED_TARGETS if name != "cpu")
+    assert main(["viz", *(accelerator if word == "ACCELERATOR" else word for word in named)]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
