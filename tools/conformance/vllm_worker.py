@@ -32,7 +32,7 @@ _RANKED: Final = 5
 #: Sizes of prompts: one token, odd ones, and more together than one step takes.
 _PROMPTS: Final = (1, 3, 17, 40, 70)
 _REPEATS: Final = 3
-_SIZES: Final = {
+_SIZES: Final[dict[str, Any]] = {
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,

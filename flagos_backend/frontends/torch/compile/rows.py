@@ -50,7 +50,7 @@ class NotByRows(Exception):
 
 def is_by_rows(graph: GraphModule, outside: Callable[[Node], bool]) -> bool:
     """Whether each operator of the graph that PyTorch does not run between programs computes its rows alone."""
-    symbols = set()
+    symbols: set[Any] = set()
     for node in graph.graph.nodes:
         for value in _parts(node.meta.get("val")):
             symbols |= free_symbols(value) if value is not None else set()
@@ -197,13 +197,13 @@ def _rule(node: Node, tensors: list[Node], *, may_have_sizes: bool) -> bool:
     if target in _OTHER_DIMENSIONS:
         return all(symbolic) and 0 not in _dimensions(node, tensors[0].meta["val"])
     if target is aten.permute.default:
-        return node.args[1][0] == 0  # type: ignore[index]
+        return bool(node.args[1][0] == 0)  # type: ignore[index]
     if target is aten.transpose.int:
         return 0 not in _dimensions(node, tensors[0].meta["val"]) and node.args[2] not in (0, -_rank(tensors[0]))
     if target in (aten.mm.default, aten.addmm.default):
         return symbolic[-2:] == [True, False]
     if target in (aten.embedding.default, aten.index_select.default):
-        return symbolic == [False, True] and (target is aten.embedding.default or node.args[1] == 0)
+        return symbolic == [False, True] and bool(target is aten.embedding.default or node.args[1] == 0)
     if target in _ELEMENTWISE or torch.Tag.pointwise in target.tags:
         rank = node.meta["val"].dim()
         return all(_rank(tensor) == rank for tensor, has in zip(tensors, symbolic, strict=True) if has)
