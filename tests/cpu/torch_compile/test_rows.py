@@ -37,7 +37,7 @@ def layer(ids: torch.Tensor, x: torch.Tensor, table: torch.Tensor, w: torch.Tens
     h = normalized(x + F.embedding(ids, table), w[0, :8])
     gate, up = (h @ w).chunk(2, -1)
     heads = scaled(F.silu(gate) * up, 0.5).view(x.shape[0], 2, 4)
-    heads = torch.cat([-heads[..., 2:], heads[..., :2]], -1) * heads.softmax(-1)
+    heads = torch.cat([-heads[..., 2:].detach(), heads[..., :2]], -1) * heads.softmax(-1)
     return heads.reshape(x.shape[0], -1), h, gate
 
 

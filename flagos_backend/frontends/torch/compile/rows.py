@@ -22,7 +22,10 @@ aten = torch.ops.aten
 
 _ELEMENTWISE: Final = (aten._to_copy.default, aten.clone.default, aten.pow.Tensor_Scalar, aten.where.self)
 _MADE: Final = (aten.full.default, aten.zeros.default, aten.ones.default, aten.empty.memory_format)
-_RESHAPES: Final = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default)
+_RESHAPES: Final = (
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default),
+    *(aten.detach.default, aten.alias.default),
+)
 #: Operators and the number of their argument that names dimensions, of which the first must be none.
 _OTHER_DIMENSIONS: Final = {
     aten.unsqueeze.default: 1,
