@@ -227,4 +227,4 @@ def _dimensions(node: Node, value: Any) -> set[int]:
     if not isinstance(named, list | tuple) or not named:
         return {0}
     after = int(node.target is aten.unsqueeze.default)  # a dimension may be added behind the last
-    return {dimension % (rank + after) for dimension in named}  # type: ignore[operator]
+    return {dimension % (rank + after) for dimension in named}
