@@ -19,6 +19,7 @@ from tools.conformance import (
     report,
     torch_tests,
     transformer_engine,
+    vllm,
 )
 from tools.conformance.records import HOST, SIMULATED
 
@@ -32,6 +33,7 @@ def main() -> None:
         *("chex-tests", "harnesses", "jax-tests", "lightx2v", "opinfo", "flaggems", "models", "torch-tests"),
         "transformer-engine",
         "flagcx",
+        "vllm",
     )
     for name in suites:
         command = commands.add_parser(name)
@@ -69,6 +71,7 @@ def main() -> None:
     of_flaggems.add_argument("--seed", type=int, default=flaggems.SEED, help="what inputs are drawn from")
     commands.choices["models"].add_argument("--ways", type=models.Way, nargs="*", help="default: those of --device")
     of_flaggems.add_argument("--operators", default="", help="of PyTorch's database: those whose name contains this")
+    commands.choices["vllm"].add_argument("--environment", type=Path, help="with vLLM, made where it is not there")
     published = commands.add_parser("publish")
     published.add_argument("files", type=Path, nargs="+", help="result files; parts of one suite are joined")
     renewing = "keep what is published, and take only the tests that had not passed"
@@ -115,6 +118,8 @@ def main() -> None:
             torch_tests.run(arguments.out, arguments.checkout, arguments.files, **chosen, **common)
         case "transformer-engine":
             transformer_engine.run(arguments.out, arguments.checkout, arguments.device, **common)
+        case "vllm":
+            vllm.run(arguments.out, arguments.environment, **common)
     print(report.summary(arguments.out))
     if arguments.check and (missing := report.missing(arguments.out)):
         sys.exit("\n".join(["not passed:", *missing]))

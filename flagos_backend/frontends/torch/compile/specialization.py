@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,15 @@ from flagos_backend.frontends.torch.compile.nhwc_activations import BORDER
 from flagos_backend.frontends.torch.compile.options import CompileOptions, Fallback
 from flagos_backend.frontends.torch.compile.outside import find_written_bases, name_of, runs_outside
 from flagos_backend.frontends.torch.compile.program import BuiltProgram, RunsOutside, build_program, place_of
+from flagos_backend.frontends.torch.compile.rows import (
+    NotByRows,
+    enough,
+    filled_up,
+    is_by_rows,
+    of_more_rows,
+    outputs_as_traced,
+    row_count,
+)
 from flagos_backend.frontends.torch.compile.runner import runner_of
 from flagos_backend.frontends.torch.compile.segments import CompiledGraph, cut, decides_sizes, run_segments
 from flagos_backend.frontends.torch.compile.sequence import sequence_of
@@ -39,7 +48,14 @@ logger = logging.getLogger(__name__)
 INFERENCE = "inference"
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+#: A graph whose rows are computed alone gets this many programs for the sizes that come first; sizes that come later
+#: share programs of more rows.
+_SIZES_OF_THEIR_OWN = 8
+#: For how many sizes it is remembered how they share programs.
+_MOST_ROWS = 4096
 _numbers = itertools.count()
+
+_Known = OrderedDict[tuple[Any, ...], CompiledGraph]
 
 
 def specialize(
@@ -49,9 +65,7 @@ def specialize(
     outputs that are what an input becomes, by number, and the positions of the inputs."""
     forced: set[Node] = set()
 
-    def outside(node: Node) -> bool:
-        return node in forced or (runs_outside(node) and not isinstance(traced[node], bool | int | float))
-
+    outside = functools.partial(_is_outside, forced, traced)
     parts = _Parts(name, options)
     while True:
         told = report.GraphReport(name)
@@ -71,6 +85,10 @@ def specialize(
         report.record(told)
         logger.info("%s", told)
         return run
+
+
+def _is_outside(forced: set[Node], traced: Mapping[Node, Any], node: Node) -> bool:
+    return node in forced or (runs_outside(node) and not isinstance(traced[node], bool | int | float))
 
 
 class _Parts:
@@ -247,6 +265,66 @@ def _compile_segment(name: str, options: CompileOptions, written: dict[int, int]
     return run
 
 
+class _Rows:
+    """The programs of one graph that are made for more rows than are asked for. Of the host: elsewhere a program is
+    replayed at the places of its inputs."""
+
+    def __init__(self, name: str, graph: GraphModule, options: CompileOptions) -> None:
+        self._name, self._graph, self._parts = name, graph, _Parts(name, options)
+        self._known: dict[tuple[Any, ...], tuple[set[Node], list[tuple[CompiledGraph, list[Any]]]]] = {}
+
+    def of(self, arguments: list[Any], traced: dict[Node, Any]) -> CompiledGraph:
+        """The graph for these inputs. Raises NotByRows where it needs a program of its own."""
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            raise NotByRows
+        rows = enough(row_count(self._graph, arguments))
+        key = (rows, *(tensor.stride() for tensor in tensors))
+        if key not in self._known:
+            self._known[key] = self._compiled(trace(self._graph, of_more_rows(self._graph, arguments, rows)))
+        forced, programs = self._known[key]
+        left = iter(programs)
+
+        def shortened(
+            part: GraphModule, values: dict[Node, Any], written: dict[int, int], producers: dict[int, str]
+        ) -> CompiledGraph:
+            program, larger = next(left)
+            return filled_up(program, part, values, larger, rows)
+
+        outside = functools.partial(_is_outside, forced, traced)
+        return runner_of(sequence_of(self._graph, traced, outside, {}, shortened))
+
+    def _compiled(self, traced: dict[Node, Any]) -> tuple[set[Node], list[tuple[CompiledGraph, list[Any]]]]:
+        """Which operators PyTorch runs, and each program with what its outputs are."""
+        forced: set[Node] = set()
+        while True:
+            told = report.GraphReport(self._name)
+            outside = functools.partial(_is_outside, forced, traced)
+            told.outside.update(name_of(node) for node in self._graph.graph.nodes if outside(node))
+            programs: list[tuple[CompiledGraph, list[Any]]] = []
+
+            def compiled(
+                part: GraphModule,
+                values: dict[Node, Any],
+                written: dict[int, int],
+                producers: dict[int, str],
+                told: report.GraphReport = told,
+                programs: list[tuple[CompiledGraph, list[Any]]] = programs,
+            ) -> CompiledGraph:
+                program = self._parts.compiled(told, part, values, written, producers)
+                programs.append((program, outputs_as_traced(part, values)))
+                return program
+
+            try:
+                sequence_of(self._graph, traced, outside, {}, compiled)
+            except RunsOutside as case:
+                forced.add(_of_graph(self._graph, case.node))
+                continue
+            report.record(told)
+            logger.info("%s", told)
+            return forced, programs
+
+
 class _Specializations:
     """The programs of one graph with symbolic sizes, by sizes and by the numbers that are not counters."""
 
@@ -254,7 +332,10 @@ class _Specializations:
         self._name, self._graph, self._options, self._written = name, graph, options, written
         self._counters = counters_as_tensors(graph)
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], CompiledGraph] = OrderedDict()
+        self._known: _Known = OrderedDict()
+        self._compiled = 0
+        self._of_rows: _Known = OrderedDict()
+        self._rows = _Rows(name, graph, options) if is_by_rows(graph, runs_outside) else None
 
     def of(self, arguments: list[Any]) -> CompiledGraph:
         """The program for these inputs, to which the counters among them are added as tensors."""
@@ -265,16 +346,36 @@ class _Specializations:
         )
         arguments.extend(torch.tensor(arguments[position]) for position in self._counters)
         with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-                return known
+            for kept in (self._known, self._of_rows):
+                if (known := kept.get(key)) is not None:
+                    kept.move_to_end(key)
+                    return known
             traced = trace(self._graph, arguments)
+            shared = self._by_rows(arguments, traced)
+            if shared is not None:
+                return self._kept(self._of_rows, key, shared, _MOST_ROWS)
             made = specialize(self._name, self._graph, traced, self._options, self._written)
-            self._known[key] = made
-            if len(self._known) > self._options.max_specializations:
-                self._known.popitem(last=False)
-            return made
+            self._compiled += 1
+            return self._kept(self._known, key, made, self._options.max_specializations)
+
+    @staticmethod
+    def _kept(known: _Known, key: tuple[Any, ...], made: CompiledGraph, most: int) -> CompiledGraph:
+        known[key] = made
+        if len(known) > most:
+            known.popitem(last=False)
+        return made
+
+    def _by_rows(self, arguments: list[Any], traced: dict[Node, Any]) -> CompiledGraph | None:
+        """Programs that are made for more rows, for a graph that many sizes have come to and that has such programs."""
+        if self._compiled < _SIZES_OF_THEIR_OWN or self._written or self._rows is None:
+            return None
+        if not row_count(self._graph, arguments):
+            return None
+        try:
+            return self._rows.of(arguments, traced)
+        except NotByRows:
+            self._rows = None
+            return None
 
 
 def _is_symbolic(value: Any) -> bool:
