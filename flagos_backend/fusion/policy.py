@@ -29,7 +29,9 @@ class Policy:
     it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
     its operand of that number, which only moves elements of another value, where that stands; else the operand is a
     buffer of its own. ``chooses``: loads have guards, so that who reads a concatenate or a pad finds out which operand
-    has an element, and no buffer is put together. ``complex_numbers``: regions compute with those of two floats."""
+    has an element, and no buffer is put together. ``splits``: loads have guards where regions are then
+    cut where the operand changes, if that pays (seams.py). ``complex_numbers``: regions compute with those of two
+    floats."""
 
     max_operations: int
     half_sums: bool
@@ -37,6 +39,7 @@ class Policy:
     parts: bool
     repeated_elements: int = 0
     chooses: bool = False
+    splits: bool = False
     complex_numbers: bool = False
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides
     reads_gather: Callable[[Instruction], bool] = lambda gather: False
