@@ -17,11 +17,12 @@ from flagos_backend.fusion.choices import MAX_LIGHT, Choices, common_source, lig
 from flagos_backend.fusion.expressions import Expressions, typed
 from flagos_backend.fusion.interleaved import Part as Interleaved
 from flagos_backend.fusion.interleaved import interleaved, joined
-from flagos_backend.fusion.pads import borders_of, is_growing_pad
+from flagos_backend.fusion.pads import borders_of, is_growing_pad, part_of_pad
 from flagos_backend.fusion.policy import HOST, Policy
 from flagos_backend.fusion.recompute import CHEAP, bytes_of, cost_of_remaking
+from flagos_backend.fusion.seams import Reader, can_be_cut, cut_readers
 from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
-from flagos_backend.ir.attributes import DimensionAttributes, IndexNumber, PadAttributes
+from flagos_backend.ir.attributes import DimensionAttributes, IndexNumber
 from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.elementwise import (
     is_arithmetic,
@@ -128,6 +129,7 @@ class _Fuser:
         self.chosen: set[Instruction] = set()  # concatenates and pads that are no parts of a buffer
         self.light: set[Instruction] = set()  # computed wherever they may be chosen
         self.choices: dict[_Key, Choices] = {}
+        self.cut: dict[_Key, Reader] = {}  # regions that are cut into boxes
         self.updated = {self._same(self._operands(i)[0]) for i in computation.instructions if self._is_updated(i)}
 
     # ---- backwards: what becomes a buffer ----
@@ -157,7 +159,7 @@ class _Fuser:
                 self._fuse_everywhere(instruction)
         elif opcode is Opcode.REDUCE and reduction_opcode(instruction, self.policy.half_sums) is not None:
             self._make_reduction(instruction)
-        elif opcode in (Opcode.CONCATENATE, Opcode.PAD) and self._is_choice(instruction):
+        elif opcode in (Opcode.CONCATENATE, Opcode.PAD) and (self._is_choice(instruction) or self._is_cut(instruction)):
             self.chosen.add(instruction)
             if instruction in self.wanted:
                 self._make_buffer(instruction)
@@ -233,6 +235,28 @@ class _Fuser:
         near = moves or all(prod(self.loops[key]) <= most for key, _ in uses)
         short = all(self.sizes[key] + _MAX_CHOICES < self.policy.max_operations for key, _ in uses)
         return near and short and len(uses) <= _MAX_CHOOSING and (is_pad or any(o is not None for o in light))
+
+    def _is_cut(self, instruction: Instruction) -> bool:
+        """Whether the regions that read it are cut where its operands meet, rather than it is written before."""
+        uses, is_pad = self.demands[instruction], instruction.opcode is Opcode.PAD
+        if not self.policy.splits or instruction in self.wanted or not can_be_cut(instruction):
+            return False
+        operands = self._operands(instruction)[: 1 if is_pad else None]
+        is_moved = not is_pad and common_source(instruction, self._operands) is not None
+        if not is_moved and not all(map(self._is_read, operands)):
+            return False  # what is computed for a part is written where it belongs, beside parts of the same data
+        return cut_readers(instruction, [(self._reader(key), indices, self.sizes[key]) for key, indices in uses])
+
+    def _reader(self, key: _Key) -> Reader:
+        reduced = reduction_order(key.target)[1] if key.target.opcode is Opcode.REDUCE else ()
+        return self.cut.setdefault(key, Reader(self.loops[key], reduced, {}))
+
+    def _is_read(self, value: Instruction) -> bool:
+        """Whether ``value`` only moves elements of what is in memory anyway, and stays there."""
+        while value.opcode is Opcode.RESHAPE or movement_of(value) is not None:
+            value = self._operands(value)[0]
+        is_kept = self._is_memory(value) or value in self.demands
+        return value.opcode is Opcode.IOTA or (is_kept and self._same(value) not in self.updated)
 
     def _light_operations(self, value: Instruction) -> list[Instruction] | None:
         """Few cheap ones that ``value`` takes, which are then no buffers for being chosen; None where it takes more."""
@@ -330,7 +354,13 @@ class _Fuser:
         a step of an associative scan does with what the step before made."""
         uses = self.demands[instruction]
         keys = {key for key, _ in uses}
-        if len(keys) != 1 or len(uses) == 1 or not keys <= self.choices.keys() or instruction.opcode not in CHEAP:
+        if (
+            not self.policy.chooses
+            or len(keys) != 1
+            or len(uses) == 1
+            or not keys <= self.choices.keys()
+            or instruction.opcode not in CHEAP
+        ):
             return False
         (key,) = keys
         # With a choice comes what it chooses from.
@@ -542,22 +572,10 @@ class _Fuser:
             value = joined(expressions.of(part.operand, here), target)
             return Region(dims, (Store(target, value, linear(part.places(here), dims_of(target), rank)),))
         if target.opcode is Opcode.PAD:
-            return self._build_pad(key, expressions, here)
+            return part_of_pad(target, key.part, expressions, here)
         if is_update(target):
             return self._build_update(key, expressions, here)
         return Region(dims, (Store(target, expressions.compute(target, here), linear(here, dims, rank)),))
-
-    def _build_pad(self, key: _Key, expressions: Expressions, here: Indices) -> Region:
-        target, dims = key.target, self.loops[key]
-        array, padding = self._operands(target)
-        borders, pad = borders_of(target), target.attributes_as(PadAttributes)
-        if key.part == len(borders):
-            value = expressions.of(array, here)
-            there = tuple(i.scaled(n + 1, low) for i, n, low in zip(here, pad.interior, pad.low, strict=True))
-        else:
-            value = expressions.of(padding, ())
-            there = tuple(i.scaled(1, start) for i, start in zip(here, borders[key.part].starts, strict=True))
-        return Region(dims, (Store(target, value, linear(there, dims_of(target), len(dims))),))
 
     def _build_update(self, key: _Key, expressions: Expressions, here: Indices) -> Region:
         target, dims = key.target, self.loops[key]

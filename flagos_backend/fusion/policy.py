@@ -29,9 +29,10 @@ class Policy:
     it is spread over more, where a kernel of its own would take longer. ``reads_view``: whether a library call reads
     its operand of that number, which only moves elements of another value, where that stands; else the operand is a
     buffer of its own. ``chooses``: loads have guards, so that who reads a concatenate or a pad finds out which operand
-    has an element, and no buffer is put together. ``complex_numbers``: regions compute with those of two floats.
-    ``remade_bytes``: a value of at least so many, unless 0, which few operations make of much smaller arrays, is no
-    buffer, however many regions read it."""
+    has an element, and no buffer is put together. ``splits``: loads have guards where regions are then
+    cut where the operand changes, if that pays (seams.py). ``complex_numbers``: regions compute with those of two
+    floats. ``remade_bytes``: a value of at least so many, unless 0, which few operations make of much smaller arrays,
+    is no buffer, however many regions read it."""
 
     max_operations: int
     half_sums: bool
@@ -39,6 +40,7 @@ class Policy:
     parts: bool
     repeated_elements: int = 0
     chooses: bool = False
+    splits: bool = False
     complex_numbers: bool = False
     remade_bytes: int = 0
     reads_view: Callable[[Instruction, int, View], bool] = reads_strides

@@ -16,6 +16,8 @@ from flagos_backend.loop_ir.literals import number_of, uniform_literal
 from flagos_backend.loop_ir.region import Apply, Expression, Literal, Load
 
 Bounds = tuple[int, int]
+# By what they are of and how many operations more are looked through: each is found once.
+_Known = dict[tuple[Expression | Instruction, int], Bounds]
 # Operations that are looked through on the way to a number.
 _DEPTH = 8
 # Each of their elements is one of the first operand. No copy: those that transforms make stand for other values.
@@ -27,17 +29,28 @@ _MOVES = frozenset(
 )
 
 
-def bounds_of(value: Expression, depth: int = _DEPTH) -> Bounds:
+def bounds_of(value: Expression) -> Bounds:
     """The least and the greatest number that ``value``, of an integer type or PRED, may be."""
+    return _of(value, _DEPTH, {})
+
+
+def _of(value: Expression, depth: int, known: _Known) -> Bounds:
+    found = known.get((value, depth))
+    if found is None:
+        found = known[value, depth] = _of_expression(value, depth, known)
+    return found
+
+
+def _of_expression(value: Expression, depth: int, known: _Known) -> Bounds:
     if isinstance(value, Literal):
         number = int(number_of(value))
         return number, number
     if isinstance(value, Load):
-        return _bounds_of_array(value.source, depth)
+        return _of_array(value.source, depth, known)
     widest = bounds_of_type(value.element_type)
     if not isinstance(value, Apply) or value.detail or depth == 0:
         return widest
-    operands = [bounds_of(o, depth - 1) if _is_counted(o.element_type) else None for o in value.operands]
+    operands = [_of(o, depth - 1, known) if _is_counted(o.element_type) else None for o in value.operands]
     return _within(widest, _bounds_of_operation(value.opcode, operands))
 
 
@@ -49,13 +62,20 @@ def bounds_of_type(element_type: ElementType) -> Bounds:
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if element_type.is_signed else (0, (1 << bits) - 1)
 
 
-def _bounds_of_array(array: Instruction, depth: int) -> Bounds:
+def _of_array(array: Instruction, depth: int, known: _Known) -> Bounds:
     """Of the elements of one of an integer type, or of PRED."""
+    found = known.get((array, depth))
+    if found is None:
+        found = known[array, depth] = _of_elements(array, depth, known)
+    return found
+
+
+def _of_elements(array: Instruction, depth: int, known: _Known) -> Bounds:
     literal, kind = uniform_literal(array), element_type(array)
     assert kind is not None
     widest = bounds_of_type(kind)
     if literal is not None:
-        return bounds_of(literal)
+        return _of(literal, depth, known)
     if depth == 0:
         return widest
     if array.opcode is Opcode.IOTA:
@@ -63,7 +83,7 @@ def _bounds_of_array(array: Instruction, depth: int) -> Bounds:
     operands = array.operands[:1] if array.opcode in _MOVES else array.operands
     kinds = [element_type(operand) for operand in operands]
     found = [
-        _bounds_of_array(operand, depth - 1) if kind is not None and _is_counted(kind) else None
+        _of_array(operand, depth - 1, known) if kind is not None and _is_counted(kind) else None
         for operand, kind in zip(operands, kinds, strict=True)
     ]
     if array.opcode in _MOVES:

@@ -21,6 +21,8 @@ _EPS_F32 = 2.0**-23
 _ORDER = 2.0**-40
 #: How far apart values may be that are computed without rounding; 0: the values of the types are the same bit by bit.
 BOUNDS = {
+    "split_at_seams": 0.0,
+    "unroll_channels": 0.0,
     "flatten_addresses": 0.0,
     "split_long_reductions": _ORDER,
     "split_two_ended_reductions": _ORDER,

@@ -263,6 +263,59 @@ def gathered(rng: Rng, plain: bool = False) -> Region:
     return b.nest()
 
 
+def seamed(rng: Rng, plain: bool = False) -> Region:
+    """A row that is put together of two, padded on both sides, and rolled along the other dimension."""
+    kind = (E.F32, E.S16, E.PRED, E.C64)[_size(rng, 0, 0 if plain else 3)]
+    b = Builder(rng, (_size(rng, 2, 6), _size(rng, 4, 9)), kind, plain=plain)
+    rows, columns = b.dims
+    row, column = (Index(E.S32, Affine(0, tuple(int(d == at) for d in range(2)))) for at in range(2))
+    first, last, step = 1, _size(rng, 2, columns - 1), _size(rng, 1, rows - 1)
+    # Rows begin with one element of padding, and are read backwards where that is drawn.
+    mirrored = rng.random() < 0.5
+    if mirrored:
+        column = Index(E.S32, Affine(columns - 1, (0, -1)))
+    begins = b.apply(O.COMPARE, column, b.number(first, E.S32), kind=E.PRED, detail="GE")
+    ends = b.apply(O.COMPARE, column, b.number(last, E.S32), kind=E.PRED, detail="LT")
+    turned = b.apply(O.COMPARE, row, b.number(step, E.S32), kind=E.PRED, detail="LT")
+    above, beneath = b.number(rows - step, E.S64), b.number(0, E.S64)
+    start = b.apply(O.SELECT, turned, above, beneath, kind=E.S64)
+    behind = replace(column.value, offset=column.value.offset - first)
+    table = Instruction(O.PARAMETER, ArrayShape(kind, (rows * columns,)), name="table")
+    # Rows below the seam stand ``step`` further up.
+    place = Affine(
+        behind.offset - step * columns, (columns, behind.coefficients[1]), (Shift(start, rows - step, columns),)
+    )
+    offset = Apply(E.S64, O.SELECT, (turned, b.number(step, E.S64), beneath))
+    place = replace(place, shifts=(*place.shifts, Shift(offset, step, columns)))
+    inside = b.apply(O.AND, begins, ends, kind=E.PRED)
+    rolled = Load(kind, table, place, inside)
+    other = Load(
+        kind,
+        b.load().source,
+        b.place((0, 1)),
+        b.apply(O.COMPARE, column, b.number(last, E.S32), kind=E.PRED, detail="GE"),
+    )
+    padding = Load(kind, b.load().source, Affine(0, (0, 0)))
+    b.store(b.apply(O.SELECT, inside, rolled, b.apply(O.SELECT, ends, padding, other)))
+    return b.nest()
+
+
+def channels(rng: Rng, plain: bool = False) -> Region:
+    """Pixels that the data says, each of a few channels, weighed by what all of these have in common."""
+    b = Builder(rng, (_size(rng, 64, 90), _size(rng, 2, 4)), (E.F32, E.F64)[_size(rng, 0, 1)], plain=plain)
+    pixels, channels = b.dims
+    near, off, back = (b.load((0,), E.S32) for _ in range(3))
+    number = b.apply(O.SUBTRACT, b.apply(O.ADD, near, off, kind=E.S32), back, kind=E.S32)
+    start = b.apply(
+        O.CLAMP, b.number(0, E.S64), b.apply(O.CONVERT, number, kind=E.S64), b.number(pixels - 1, E.S64), kind=E.S64
+    )
+    table = Instruction(O.PARAMETER, ArrayShape(b.kind, (pixels * channels,)), name="table")
+    sample = Load(b.kind, table, Affine(0, (0, 1), (Shift(start, pixels - 1, channels),)))
+    weight = b.apply(O.SUBTRACT, b.load((0,)), b.apply(O.MULTIPLY, b.load((0,)), b.load((0,))))
+    b.store(b.apply(O.MULTIPLY, sample, weight))
+    return b.nest()
+
+
 def two_sums(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 99)), _float(rng), plain=plain)
     sums = (b.reduce(O.ADD, b.grown(b.load()), 1), b.reduce(O.ADD, b.load(), 1))
@@ -322,6 +375,8 @@ def inverse_error_function(rng: Rng, plain: bool = False) -> Region:
 
 #: By transform: nests that it changes, whatever the random choices.
 MOTIFS: dict[str, tuple[Motif, ...]] = {
+    "split_at_seams": (seamed, gathered_pair),
+    "unroll_channels": (channels,),
     "flatten_addresses": (gathered,),
     "split_long_reductions": (long_rows,),
     "split_two_ended_reductions": (two_ended,),

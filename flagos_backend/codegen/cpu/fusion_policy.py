@@ -18,11 +18,13 @@ from flagos_backend.codegen.cpu.transforms.unroll_short_rows import LONG, can_le
 from flagos_backend.fusion.fuse import Schedule, fuse
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.policy import HOST
+from flagos_backend.fusion.seams import MAX_BOXES
 from flagos_backend.ir.attributes import GatherAttributes
 from flagos_backend.ir.elementwise import element_type
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.loop_ir.boxes import boxes, has_choices
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.indexing import View, dims_of
 from flagos_backend.loop_ir.region import Apply, Region
@@ -70,12 +72,20 @@ def _reads_gather(gather: Instruction) -> bool:
 
 
 _POLICY = replace(
-    HOST, max_operations=_MAX_CHAINED, reads_view=_reads_view, reads_gather=_reads_gather, complex_numbers=True
+    HOST,
+    max_operations=_MAX_CHAINED,
+    reads_view=_reads_view,
+    reads_gather=_reads_gather,
+    splits=True,
+    complex_numbers=True,
 )
 
 
 def accepts(region: Region) -> bool:
     """Whether a merged region is better than the regions it was made of."""
+    if has_choices(region):
+        found = boxes(region)
+        return found is not None and len(found) <= MAX_BOXES and accepts(max(found, key=lambda box: prod(box.dims)))
     if sum(isinstance(e, Apply) for e in region.expressions()) > _MAX_OPERATIONS:
         return False
     nest = simplify(region) if region.reductions else tiled(region)

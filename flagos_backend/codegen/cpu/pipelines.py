@@ -14,9 +14,11 @@ from flagos_backend.codegen.cpu.passes.wrap_negative_indices import with_wrapped
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
 from flagos_backend.codegen.cpu.transforms.flatten_addresses import with_flat_addresses
 from flagos_backend.codegen.cpu.transforms.fuse_op_pairs import with_pairs, with_rotations
+from flagos_backend.codegen.cpu.transforms.split_at_seams import split_at_seams
 from flagos_backend.codegen.cpu.transforms.split_long_reductions import in_parts
 from flagos_backend.codegen.cpu.transforms.split_two_ended_reductions import split
 from flagos_backend.codegen.cpu.transforms.transpose_short_reductions import as_columns
+from flagos_backend.codegen.cpu.transforms.unroll_channels import with_unrolled_channels
 from flagos_backend.codegen.cpu.transforms.unroll_short_rows import lengthened
 from flagos_backend.codegen.loop_pass_manager import EXCESS_PRECISION, LoopPass, LoopPipeline, log2, one
 from flagos_backend.codegen.transforms.floor_division import with_floors
@@ -79,6 +81,10 @@ def cpu_loop_pipeline() -> LoopPipeline:
     """From fused nests to those that the host runs one after another. They may need memory between them, which is
     planned afterwards."""
     return (
+        LoopPass("split_at_seams", split_at_seams, "first: all others take loads without guards"),
+        LoopPass(
+            "unroll_channels", one(with_unrolled_channels), "addresses that are not flat are one for all channels"
+        ),
         LoopPass("flatten_addresses", one(with_flat_addresses), "what an element's number is made of is operations"),
         LoopPass("split_long_reductions", in_parts, "threads share what few long rows are reduced to"),
         LoopPass("split_two_ended_reductions", split, "a reduction along memory, then one of few elements"),

@@ -216,3 +216,20 @@ def test_random_programs(context: Context, rng: np.random.Generator) -> None:
         x, y = _numbers(rng, dtype, size), _numbers(rng, dtype, rows, columns)
         i = rng.integers(0, min(size + 5, np.iinfo(index).max), (rows, columns)).astype(index)
         _check(context, function, x, i, y, tolerance=1e-5 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("channels", (1, 2, 3, 4, 5))
+@pytest.mark.parametrize("dtype", ("uint8", "bfloat16", "float32", "float64", "complex64"))
+def test_channels_of_samples(channels: int, dtype: str, context: Context, rng: np.random.Generator) -> None:
+    """Where a pixel is sampled is one for all of its channels; some of the pixels are beyond the image."""
+
+    def function(image: jax.Array, y: jax.Array, x: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
+        rows, columns = (jnp.clip(jnp.floor(p).astype(int), 0, n - 1) for p, n in zip((y, x), (19, 23), strict=True))
+        sample = (
+            jnp.stack([image[rows, columns, c] for c in range(channels)], -1) if channels > 3 else image[rows, columns]
+        )
+        return jnp.where(x[..., None] > y[..., None], sample, z), sample + z[::-1]
+
+    image, z = _numbers(rng, dtype, 19, 23, channels), _numbers(rng, dtype, 70, 31, channels)
+    y, x = (rng.uniform(-9, 30, (70, 31)).astype(np.float32) for _ in range(2))
+    _check(context, function, image, y, x, z, tolerance=None)

@@ -8,6 +8,7 @@ import pytest
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.loop_ir import bounds
 from flagos_backend.loop_ir.bounds import bounds_of
 from flagos_backend.loop_ir.literals import literal_of
 from flagos_backend.loop_ir.region import Affine, Apply, Expression, Literal, Load
@@ -86,3 +87,17 @@ def test_floats_tell_nothing() -> None:
     array = Instruction(O.PARAMETER, ArrayShape(E.F32, (1,)), name="x")
     converted = Apply(E.S8, O.CONVERT, (Load(E.F32, array, Affine(0, (1,))),))
     assert bounds_of(converted) == (-128, 127)
+
+
+def test_what_is_used_often_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Selects of three operands that are one: as many numbers as a tree of them has leaves would take."""
+    looked_at: list[Expression] = []
+    look = bounds._of_expression
+    monkeypatch.setattr(
+        bounds, "_of_expression", lambda value, *others: looked_at.append(value) or look(value, *others)
+    )
+    value: Expression = literal_of(5, E.S32)
+    for _ in range(8):
+        value = Apply(E.S32, O.CLAMP, (value, value, value))
+    assert bounds_of(value) == (5, 5)
+    assert len(looked_at) == 9

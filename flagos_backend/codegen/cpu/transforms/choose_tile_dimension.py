@@ -17,6 +17,8 @@ _NEAR = 4
 # Nanoseconds of a tile, of each operation and of each array in it, and of an element that is shuffled, or loaded or
 # stored by itself.
 _PER_TILE, _PER_OPERATION, _PER_ARRAY, _PER_SHUFFLED, _PER_ELEMENT = 8.0, 3.0, 4.0, 0.1, 0.5
+# Of an operation on an element, and of an element that is loaded where a number says.
+_PER_COMPUTED, _PER_TAKEN = 0.15, 1.0
 # And of each row of an array that a tile of several rows brings together.
 _PER_ROW = 4.0
 
@@ -26,14 +28,31 @@ def tiled(region: Region) -> Nest:
     nest = simplify(region)
     if len(nest.dims) < 2 or nest.dims[-1] >= LONG:
         return nest
-    indices = [e.index for e in region.expressions() if isinstance(e, Load)] + [s.index for s in region.stores]
-    operations = sum(isinstance(e, Apply) for e in region.expressions())
-    last = len(nest.dims) - 1
-    costs = {position: _cost(nest, position, indices, operations) for position in range(last + 1)}
-    costs[last] = min(costs[last], _cost_of_boxes(nest, indices, operations))
+    costs = _costs(region, nest)
     # Of dimensions that cost the same, the inner one.
-    best = min(reversed(range(last + 1)), key=costs.__getitem__)
-    return nest if best == last else _with_last(nest, best)
+    best = min(reversed(range(len(costs))), key=costs.__getitem__)
+    return nest if best == len(costs) - 1 else _with_last(nest, best)
+
+
+def cost_of(region: Region) -> float:
+    """About how many nanoseconds a point of ``region``, which has no reductions, takes in the tiles that suit it best,
+    with its operations."""
+    operations = sum(isinstance(e, Apply) for e in region.expressions())
+    taken = sum(isinstance(e, Load) and bool(e.index.shifts) for e in region.expressions())
+    return min(_costs(region, simplify(region)), default=0.0) + _PER_COMPUTED * operations + _PER_TAKEN * taken
+
+
+def _costs(region: Region, nest: Nest) -> list[float]:
+    """By the dimension of ``nest`` along which tiles run."""
+    indices = [e.index for e in region.expressions() if isinstance(e, Load) and not e.index.shifts]
+    indices += [store.index for store in region.stores]
+    operations = sum(
+        isinstance(e, Apply) or (isinstance(e, Load) and bool(e.index.shifts)) for e in region.expressions()
+    )
+    costs = [_cost(nest, position, indices, operations) for position in range(len(nest.dims))]
+    if costs:
+        costs[-1] = min(costs[-1], _cost_of_boxes(nest, indices, operations))
+    return costs
 
 
 def _cost(nest: Nest, position: int, indices: list[Affine], operations: int) -> float:
