@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.updates import copied
 from flagos_backend.ir.effects import COLLECTIVES, Effects
 from flagos_backend.ir.hlo import Instruction

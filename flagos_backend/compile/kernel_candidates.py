@@ -15,7 +15,7 @@ from flagos_backend.compile.memory_order import ordered_by_memory
 from flagos_backend.compile.overlap import Wait, overlapped
 from flagos_backend.compile.plan_builder import RUN_OTHERS, WITHOUT_KERNEL
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.updates import Item, copied
 from flagos_backend.ir.attributes import WhileAttributes
 from flagos_backend.ir.effects import Effects

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from flagos_backend.compile.dependences import needs_of
 from flagos_backend.compile.storages import Storages
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.updates import Item
 from flagos_backend.ir.effects import COLLECTIVES, Effects
 from flagos_backend.ir.hlo import Instruction

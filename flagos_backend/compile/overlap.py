@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from flagos_backend.compile.dependences import needs_of
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.updates import Item
 from flagos_backend.ir.cost import instruction_cost
 from flagos_backend.ir.effects import COLLECTIVES, Effects

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from flagos_backend.compile.plan_builder import RUN_OTHERS, WITHOUT_KERNEL
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.updates import copied
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode

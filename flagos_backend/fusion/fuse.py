@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from flagos_backend.fusion.choices import MAX_LIGHT, Choices, common_source, light_operations
@@ -20,8 +20,9 @@ from flagos_backend.fusion.interleaved import interleaved, joined
 from flagos_backend.fusion.pads import borders_of, is_growing_pad, part_of_pad
 from flagos_backend.fusion.policy import HOST, Policy
 from flagos_backend.fusion.recompute import CHEAP, bytes_of, cost_of_remaking
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.seams import Reader, can_be_cut, cut_readers
-from flagos_backend.fusion.updates import copied, is_update, read_first, sources, targets
+from flagos_backend.fusion.updates import copied, is_update, read_first
 from flagos_backend.ir.attributes import DimensionAttributes, IndexNumber
 from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.elementwise import (
@@ -65,28 +66,6 @@ _MAX_SPREAD = 4
 # A region of no more points, and operations, than these is done sooner than another kernel is started.
 _SMALL_POINTS = 1 << 16
 _MAX_SMALL_OPERATIONS = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What to run, in order. ``buffers`` maps an instruction to the one whose buffer holds its value (itself, or the
-    operand of a reshape that costs nothing). ``views``: operands of library calls, by their number, that have none."""
-
-    items: tuple[Region | Instruction, ...]
-    buffers: dict[Instruction, Instruction] = field(repr=False)
-    views: dict[tuple[Instruction, int], View] = field(repr=False, default_factory=dict)
-
-    def reads(self, computation: FlatComputation, item: Region | Instruction) -> tuple[Instruction, ...]:
-        """The buffers that ``item``, of a schedule of ``computation``, loads or takes."""
-        if isinstance(item, Region):
-            return sources(item)
-        operands = computation.operands(item)
-        views = (self.views.get((item, number)) for number in range(len(operands)))
-        return tuple(v.buffer if v else self.buffers[o] for o, v in zip(operands, views, strict=True))
-
-    def writes(self, computation: FlatComputation, item: Region | Instruction) -> tuple[Instruction, ...]:
-        """The buffers that ``item`` makes, or a part of each."""
-        return targets(item) if isinstance(item, Region) else computation.leaves_of[item]
 
 
 @dataclass(frozen=True, slots=True)

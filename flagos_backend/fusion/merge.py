@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from flagos_backend.fusion.fuse import Schedule
 from flagos_backend.fusion.interleaved import is_put_together
 from flagos_backend.fusion.recompute import recomputed
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.updates import copied, is_update, sources, targets
 from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.hlo import Instruction

@@ -11,7 +11,7 @@ import torch
 from flagos_backend.codegen.triton import RegionKernel, prepare
 from flagos_backend.devices.accelerator import TorchAccelerator
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.ir.attributes import ConstantAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode

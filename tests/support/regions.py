@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.ir.attributes import ConstantAttributes, DotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode

@@ -44,7 +44,7 @@ from flagos_backend.codegen.cpu.steps import (
 )
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
 from flagos_backend.codegen.loop_pass_manager import run_loop_pipeline
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.ir.attributes import ConstantAttributes, WhileAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode

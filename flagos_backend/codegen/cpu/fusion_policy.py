@@ -15,9 +15,10 @@ from flagos_backend.codegen.cpu.transforms.choose_tile_dimension import tiled
 from flagos_backend.codegen.cpu.transforms.collapse_dimensions import simplify
 from flagos_backend.codegen.cpu.transforms.transpose_short_reductions import stores_only_reductions
 from flagos_backend.codegen.cpu.transforms.unroll_short_rows import LONG, can_lengthen
-from flagos_backend.fusion.fuse import Schedule, fuse
+from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.policy import HOST
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.seams import MAX_BOXES
 from flagos_backend.ir.attributes import GatherAttributes
 from flagos_backend.ir.elementwise import element_type

@@ -7,9 +7,10 @@ import functools
 from flagos_backend.codegen.triton.cost import is_over_at_once
 from flagos_backend.codegen.triton.tiling import choose, only_reductions, supports
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.fuse import Schedule, fuse
+from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.policy import ACCELERATOR
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.region import Region
 

@@ -18,7 +18,7 @@ from flagos_backend.compile import accelerator_plan, kernel_candidates
 from flagos_backend.compile.dependences import needs_of
 from flagos_backend.compile.memory_order import Ordered, ordered_by_memory
 from flagos_backend.devices.target import Target
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.importer import import_module
 from flagos_backend.ir.effects import Effects
 from flagos_backend.ir.hlo import Module
@@ -106,6 +106,13 @@ def counted(plan: Plan, run: Run, arguments: list[torch.Tensor]) -> tuple[list[A
     return results, max(sum(n for key, n in at.items() if key not in returned) for at in alive)
 
 
+def handed_over(plan: Plan) -> int:
+    """Bytes of what an iteration of a loop may leave beside what it was given: neither the order nor the plan counts
+    results of bodies."""
+    bodies = (body for step in plan.steps for body in step.nested)
+    return max((sum(shape.num_bytes for shape in body.result_shapes) for body in bodies), default=0)
+
+
 @pytest.mark.parametrize("number", range(8))
 def test_programs_of_chance(number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     function = of_chance(rng)
@@ -123,7 +130,7 @@ def test_programs_of_chance(number: int, rng: np.random.Generator, monkeypatch: 
         taken = [torch.empty(array.shape).copy_(torch.from_numpy(array)) for array in arrays]
         found, most = counted(ours, Run(), list(taken))
         unordered = theirs.run(Run(), list(taken))
-    assert most <= ours.temporary_bytes
+    assert most <= ours.temporary_bytes + handed_over(ours)
     for result, other, truth in zip(found, unordered, expected, strict=True):
         torch.testing.assert_close(result, other, rtol=0, atol=0)
         np.testing.assert_allclose(result, truth, rtol=1e-3, atol=1e-3)

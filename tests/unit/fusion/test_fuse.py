@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from flagos_backend.fusion.fuse import Schedule, fuse
+from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.policy import ACCELERATOR, HOST, MAX_OPERATIONS, Policy
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.flat import FlatComputation, flatten

@@ -13,9 +13,10 @@ import pytest
 from jax import lax
 
 from flagos_backend.codegen.triton.tiling import supports
-from flagos_backend.fusion.fuse import Schedule, fuse
+from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.policy import ACCELERATOR, HOST, Policy
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.updates import copied, sources, targets
 from flagos_backend.importer import import_module
 from flagos_backend.loop_ir.flat import flatten

@@ -21,7 +21,7 @@ from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbe
 from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
 from flagos_backend.codegen.cpu.lower.transposed_convolution import as_patch_products
 from flagos_backend.codegen.cpu.steps import Item, Step, array_of, over, scratch_of
-from flagos_backend.fusion.fuse import Schedule
+from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.ir.attributes import TopKAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.library_calls import may_use_threads, runs_alone
