@@ -210,15 +210,13 @@ class _Writer:
         looped = self.tiling.looped
         stores, reductions, roots = self._made_in(number)
         if looped is None:
-            self._compute(self._early_first(self._needed(roots)))
-            self._store_all(stores)
+            self._compute_and_store(self._early_first(self._needed(roots)), stores)
             return
         varying = [s for s in stores if looped.name in self.positions.axes_of(s.index)]
         if varying or reductions:
             self._write_loop(looped, varying, reductions)
         others = [store for store in stores if store not in varying]
-        self._compute(self._needed(self._roots_of(others)))
-        self._store_all(others)
+        self._compute_and_store(self._needed(self._roots_of(others)), others)
 
     def _write_loop(self, looped: Axis, stores: Sequence[Store], reductions: Sequence[Reduce]) -> None:
         needed = self._needed([*self._roots_of(stores), *self._roots_of_reductions(reductions)])
@@ -315,6 +313,22 @@ class _Writer:
         for expression in expressions:
             if expression not in self.values:
                 self.values[expression] = self._value(expression)
+
+    def _compute_and_store(self, expressions: Sequence[Expression], stores: Sequence[Store]) -> None:
+        """Stores what a row shares as soon as it is known, the rest at the end.
+
+        Triton 3.6 may compute again, where it is stored, a value that a row shares, and then use that further up, where
+        it is not known yet: it refuses the kernel. What is loaded later does not lie there: only an array that has each
+        point's element for itself is written over another (RegionKernel.may_overwrite).
+        """
+        row = self.tiling.axes[-1]
+        shared = [s for s in stores if row.size > 1 and row.name not in self.positions.axes_of(s.index)]
+        self._store_all(store for store in shared if store.value in self.values)
+        waiting = [store for store in shared if store.value not in self.values]
+        for expression in expressions:
+            self._compute([expression])
+            self._store_all(store for store in waiting if store.value is expression)
+        self._store_all(store for store in stores if store not in shared)
 
     def _value(self, expression: Expression) -> str:
         if isinstance(expression, Literal):
