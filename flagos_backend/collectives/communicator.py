@@ -120,9 +120,10 @@ class Communicator(ABC):
 
         return list(self.exchange(rendezvous, parts, combine))
 
-    def exchange_parts(self, rendezvous: Rendezvous, array: Tensor) -> Tensor:
-        """``array``: [size, ...]; that of number i goes to rank i. Returns what came, by the sender's rank."""
-        return torch.stack(self.all_to_all(rendezvous, array.unbind()))
+    def exchange_along(self, rendezvous: Rendezvous, array: Tensor, dimension: int) -> Tensor:
+        """The array's i-th part of ``size`` equal ones along ``dimension`` goes to rank i. Returns what came, joined
+        along it by the sender's rank."""
+        return torch.cat(self.all_to_all(rendezvous, torch.tensor_split(array, rendezvous.size, dimension)), dimension)
 
     def permute(
         self, rendezvous: Rendezvous, arrays: Sequence[Tensor], source_of: Sequence[int | None]

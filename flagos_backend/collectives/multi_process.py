@@ -149,7 +149,10 @@ class MultiProcessCommunicator(Communicator):
             totals = transport.all_reduce(party.rendezvous.channel, arrays, reducer.combine, reducer.opcode)
             return [totals if i == 0 else [total.clone() for total in totals] for i in range(len(mine))]
 
-        return list(self._meet(rendezvous, members, arrays, across))
+        def copies(transport: Transport, array: Tensor) -> bool:
+            return transport.copies(array, reducer.opcode)
+
+        return list(self._meet(rendezvous, members, arrays, across, copies))
 
     def all_gather(self, rendezvous: Rendezvous, arrays: Arrays, dimension: int) -> list[Tensor]:
         members = self._members(rendezvous)
@@ -187,16 +190,17 @@ class MultiProcessCommunicator(Communicator):
 
         return list(self._meet(rendezvous, members, parts, across))
 
-    def exchange_parts(self, rendezvous: Rendezvous, array: Tensor) -> Tensor:
+    def exchange_along(self, rendezvous: Rendezvous, array: Tensor, dimension: int) -> Tensor:
         members = self._members(rendezvous)
         if members is None or members != sorted(set(members)):
-            return super().exchange_parts(rendezvous, array)
+            return super().exchange_along(rendezvous, array, dimension)
 
         def across(party: _Party, mine: Sequence[Arrays]) -> list[Tensor]:
             return [party.transport.exchange(rendezvous.channel, mine[0][0])]
 
-        received: Tensor = self._meet(rendezvous, members, [array], across)
-        return received
+        parts = _in_parts(array, rendezvous.size, dimension)
+        received: Tensor = self._meet(rendezvous, members, [parts], across)
+        return received.reshape(array.shape) if dimension == 0 else torch.cat(received.unbind(), dim=dimension)
 
     def permute(self, rendezvous: Rendezvous, arrays: Arrays, source_of: Sequence[int | None]) -> list[Tensor] | None:
         members = self._members(rendezvous)
@@ -231,8 +235,16 @@ class MultiProcessCommunicator(Communicator):
         members = [self._peers.member_of(participant) for participant in rendezvous.participants]
         return members if len(set(members)) > 1 else None
 
-    def _meet(self, rendezvous: Rendezvous, members: Sequence[int], contribution: Any, across: Across) -> Any:
-        """``across`` is called by one participant of each member, for all of its participants."""
+    def _meet(
+        self,
+        rendezvous: Rendezvous,
+        members: Sequence[int],
+        contribution: Any,
+        across: Across,
+        copies: Callable[[Transport, Tensor], bool] = lambda transport, array: False,
+    ) -> Any:
+        """``across`` is called by one participant of each member, for all of its participants. ``copies``: whether it
+        copies an array before the transport sees it."""
 
         def combine(mine: Sequence[Any], meet: Callable[[], None] = lambda: None) -> Sequence[Any]:
             transport = replace(self._peers.transport(rendezvous), meet=meet)
@@ -240,12 +252,12 @@ class MultiProcessCommunicator(Communicator):
                 if transport.unlike_nccl:
                     raise RuntimeError(transport.unlike_nccl)  # it would begin now what is only recorded
                 transport = replace(transport, begun=lambda channel: None)
+                # A transport may note in memory of its own where an array lies, which nobody patches.
+                moves = self._moves
+                mine = [[a.clone() if moves(a) and not copies(transport, a) else a for a in arrays] for arrays in mine]
             ranks = (tuple(r for r, own in enumerate(members) if own == member) for member in transport.members)
             return across(_Party(rendezvous, transport, tuple(ranks)), mine)
 
-        if self._moves is not None:
-            # A transport may note in memory of its own where an array lies, which nobody patches.
-            contribution = [array.clone() if self._moves(array) else array for array in contribution]
         member, here = members[rendezvous.rank], self._of_process(rendezvous)
         own = tuple(p for p, other in zip(rendezvous.participants, members, strict=True) if other == member)
         if own == here.participants:
@@ -336,7 +348,9 @@ def _route(
     for part, pairs in zip(received, incoming, strict=True):
         for number, pair in enumerate(pairs):
             piece = part[number * size : (number + 1) * size]
-            came[pair] = _split(piece, like)
+            # What came alone has its storage for itself.
+            is_alone = len(like) == 1 and 0 < piece.nbytes == piece.untyped_storage().nbytes()
+            came[pair] = [piece.view(like[0].dtype).view(like[0].shape)] if is_alone else _split(piece, like)
     return came
 
 

@@ -96,7 +96,8 @@ class Transport:
         return results
 
     def all_to_all(self, channel: object, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """``parts[r]``, bytes, goes to rank r; returns what came, ``sizes[r]`` bytes from rank r."""
+        """``parts[r]``, bytes, goes to rank r; returns what came, ``sizes[r]`` bytes from rank r, one after another in
+        new storage."""
         source = joined(parts)
         target = source.new_empty(sum(sizes))
         given = [part.numel() for part in parts]
@@ -134,12 +135,16 @@ class Transport:
 
         def native(arrays: Sequence[Tensor], operation: Any) -> list[Tensor]:
             options.reduceOp = operation
-            results = [array.clone(memory_format=torch.contiguous_format) for array in arrays]
+            results = [array.clone(memory_format=torch.contiguous_format) for array in arrays]  # see ``copies``
             starts = (partial(self.group.allreduce, [result], options) for result in results if result.numel())
             self._await(channel, list(starts))
             return results
 
         return self._alike(arrays, opcode, native, lambda array: self._reduction(channel, array, reduction), 0)
+
+    def copies(self, array: Tensor, opcode: Opcode | None) -> bool:
+        """Whether ``all_reduce`` reads the array only to copy it first: no transport sees where it lies."""
+        return self._native(opcode, array.dtype) is not None
 
     def _reduction(self, channel: object, array: Tensor, reduction: Reduce) -> Tensor:
         """What ``all_reduce`` gives, without the transport's own."""
@@ -260,8 +265,9 @@ def as_bytes(arrays: Sequence[Tensor]) -> Tensor:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Vectors one after another; a single one as it is."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    """Vectors one after another; where all others are empty, the one that is not, as it is."""
+    filled = [part for part in parts if part.numel()] or list(parts[:1])
+    return filled[0] if len(filled) == 1 else torch.cat(filled)
 
 
 def from_bytes(contents: Tensor, like: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:

@@ -8,6 +8,7 @@
 #include "description.h"
 #include "error.h"
 #include "flagos/plugin_abi.h"
+#include "spin.h"
 
 namespace flagos {
 namespace {
@@ -338,9 +339,7 @@ bool Meetings::Spin(const Group& group, uint64_t round) {
   if (group.here.size() > cores) return false;
   for (int i = 0; i < kSpins; ++i) {
     if (group.round.load(std::memory_order_acquire) != round) return true;
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
+    Pause();
   }
   return false;
 }

@@ -138,11 +138,7 @@ def prepare_all_to_all(instruction: Instruction) -> Kernel:
     def of_array(launch: Run, operand: Tensor) -> Tensor:
         assert dimension is not None
         communicator, rendezvous = meet(launch)
-        if dimension == 0:
-            rows = operand.reshape(rendezvous.size, operand.shape[0] // rendezvous.size, *operand.shape[1:])
-            return communicator.exchange_parts(rendezvous, rows).reshape(operand.shape)
-        parts = torch.tensor_split(operand, rendezvous.size, dim=dimension)
-        return torch.cat(communicator.all_to_all(rendezvous, parts), dim=dimension)
+        return communicator.exchange_along(rendezvous, operand, dimension)
 
     return of_tuple if dimension is None else of_array
 

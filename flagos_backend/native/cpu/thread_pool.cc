@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "spin.h"
+
 namespace flagos::cpu {
 namespace {
 
@@ -18,27 +20,6 @@ bool IsEmpty(uint64_t loop) { return loop % kOpen == 0; }
 // How long a thread looks for what it waits for before it sleeps: waking it takes about as long, and the loops of a
 // program follow one another sooner.
 constexpr std::chrono::microseconds kPatience{50};
-
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Whether ``condition`` came true in time.
-template <class Condition>
-bool ComesSoon(const Condition& condition) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      if (condition()) return true;
-      Pause();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return false;
-}
 
 // Those that the process might run on when this was first asked; none where the system does not say.
 const cpu_set_t& Processors() {
@@ -124,7 +105,7 @@ void ThreadPool::Work() {
 
 uint64_t ThreadPool::AwaitLoopAfter(uint64_t number) {
   const auto is_there = [&] { return NumberOf(loop_.load()) != number; };
-  if (!ComesSoon(is_there)) {
+  if (!ComesSoon(is_there, kPatience)) {
     std::unique_lock<std::mutex> lock(mutex_);
     ++asleep_;  // before the look at the loop, as OpenLoop looks at this after it
     start_.wait(lock, is_there);
@@ -187,7 +168,7 @@ void ThreadPool::OpenLoop() {
 void ThreadPool::CloseLoop() {
   loop_.fetch_and(~kOpen);
   const auto is_empty = [&] { return IsEmpty(loop_.load()); };
-  if (ComesSoon(is_empty)) return;
+  if (ComesSoon(is_empty, kPatience)) return;
   std::unique_lock<std::mutex> lock(mutex_);
   caller_waits_.store(true);  // before the look at the loop, as Leave looks at this after it
   done_.wait(lock, is_empty);

@@ -186,6 +186,7 @@ class Recording:
                             launch.communication.wait_for_all()
                     self._abandon(run.device, spare, recorder is not None and recorder.has_lost_body)
                     raise _refusal(plan, error) from error
+        memory.add(self.graph)
         self.conditionals = tuple(recorder.nodes) if recorder else ()
 
     def native(self) -> NativeGraph:

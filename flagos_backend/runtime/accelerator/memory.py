@@ -97,6 +97,8 @@ class GraphMemory:
         self.stream = _take_stream(device)
         self.bodies = BodyMemory(device)
         self._device = device
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._had_graphs = False
         self._streams = [self.stream]
         weakref.finalize(self, _give_streams_back, device, self._streams).atexit = False
 
@@ -104,6 +106,17 @@ class GraphMemory:
     def communication(self) -> Any:
         self._streams.append(_take_stream(self._device))
         return self._streams[-1]
+
+    def add(self, graph: Any) -> None:
+        """``graph`` has been captured in it."""
+        self._graphs.add(graph)
+        self._had_graphs = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of its graphs are gone: torch's allocator of pinned memory gives up the pool with the last, and
+        refuses the next capture there."""
+        return self._had_graphs and not self._graphs
 
     def segments(self) -> tuple[tuple[int, int], ...]:
         """(address, bytes) of what it has by now."""
@@ -132,6 +145,6 @@ def shared_memory(device: torch.device) -> GraphMemory:
     """That of the graphs that are kept of all programs of ``device``."""
     with _lock:
         memory = _shared.get(device)
-        if memory is None:
+        if memory is None or memory.is_over:
             memory = _shared[device] = GraphMemory(device)
         return memory

@@ -31,6 +31,7 @@ class Recordings:
         self._peers = peers
         self._divisions: dict[int, Division] = {}
         self._recorders: dict[int, tuple[Plan, Recorder]] = {}
+        self._recorded_again: set[int] = set()  # the devices
 
     @functools.cached_property
     def meet(self) -> bool:
@@ -50,7 +51,7 @@ class Recordings:
     ) -> Division | None:
         """What a launch can use. ``in_place``: whether the arguments that are given up are its alone. ``launch``: of
         several devices that meet, which use it together: where one cannot, none does, and what they recorded
-        differently they record again without collectives."""
+        differently they record again, the second time without collectives."""
         division = self._divisions.get(local_ordinal) if in_place or not self._donors else None
         if launch is None or not self.meet:
             return division
@@ -60,7 +61,8 @@ class Recordings:
             return division
         return None if None in every else self._divided_again(local_ordinal, division)
 
-    def _divided_again(self, local_ordinal: int, division: Division | None) -> Division:
+    def _divided_again(self, local_ordinal: int, division: Division | None) -> Division | None:
+        """What this launch can use: nothing where the devices have yet to compare what they recorded."""
         from flagos_backend.runtime.accelerator.graphs import GraphReplay
         from flagos_backend.runtime.accelerator.segments import Division
 
@@ -69,16 +71,22 @@ class Recordings:
             if isinstance(replay, GraphReplay):
                 replay.drop()
         # Where this fails, it fails once.
-        self._divisions[local_ordinal] = Division(self._recorders[local_ordinal][0])
-        return self._divide(local_ordinal, "the devices recorded it differently")
+        plan, recorder = self._recorders[local_ordinal]
+        self._divisions[local_ordinal] = Division(plan)
+        if local_ordinal in self._recorded_again:
+            return self._divide(local_ordinal, "the devices recorded it differently")
+        # What broke on one of them may have been of the moment, as memory that another program had.
+        self._recorded_again.add(local_ordinal)
+        self._divide(local_ordinal, recorder.no_rendezvous, in_parts=True)
+        return None
 
-    def _divide(self, local_ordinal: int, no_rendezvous: str) -> Division:
+    def _divide(self, local_ordinal: int, no_rendezvous: str, in_parts: bool = False) -> Division:
         # Of accelerators: the host does without.
         from flagos_backend.runtime.accelerator.graphs import GraphReplay
         from flagos_backend.runtime.accelerator.segments import divide
 
         plan, recorder = self._recorders[local_ordinal]
-        division = divide(plan, recorder, recorder.no_conditionals, recorder.warm_up, no_rendezvous)
+        division = divide(plan, recorder, recorder.no_conditionals, recorder.warm_up, no_rendezvous, in_parts)
         for replay in division.rendezvous.values():
             if self._peers is not None and isinstance(replay, GraphReplay):
                 self._peers.keep(replay)

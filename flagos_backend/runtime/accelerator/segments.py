@@ -185,10 +185,12 @@ def divide(
     no_conditionals: str = Limits.conditionals,
     warm_up: WarmUp | None = None,
     no_rendezvous: str = Limits.rendezvous,
+    in_parts: bool = False,
 ) -> Division:
     """Has ``plan``, which has run before, recorded whole, or in parts. ``no_conditionals``, ``no_rendezvous``: as of
-    Recorder. ``warm_up``: without it, what has not run stays as it is."""
-    return _Divider(record, Limits(no_conditionals, no_rendezvous), warm_up).divide(plan)
+    Recorder. ``warm_up``: without it, what has not run stays as it is. ``in_parts``: be it in a single one, which the
+    plan then launches."""
+    return _Divider(record, Limits(no_conditionals, no_rendezvous), warm_up).divide(plan, in_parts)
 
 
 def outline(plan: Plan) -> Division:
@@ -223,12 +225,12 @@ class _Divider:
         self._path: tuple[int, ...] = ()  # the steps that the plan is nested in, each with its number among their plans
         self._parts: list[Part] = []
 
-    def divide(self, plan: Plan) -> Division:
+    def divide(self, plan: Plan, in_parts: bool = False) -> Division:
         if not all(map(has_run, plan.steps)):
             # A warm-up is one device's alone.
             self._limits = replace(self._limits, rendezvous=self._limits.rendezvous or Limits.unrun)
         is_refused = any(map(self._reason_against, plan.steps)) or _weights(plan.steps) > MAX_STEPS
-        if is_refused or not self._all_has_run(plan):
+        if in_parts or is_refused or not self._all_has_run(plan):
             return Division(self._divided(plan), tuple(self._parts))
         try:
             return Division(plan, whole=self._record(plan))

@@ -56,11 +56,12 @@ class _Graph:
 
     def __del__(self) -> None:
         if self._pool:
-            DRIVER.pools.release(self._pool)
+            DRIVER.pools.leave(self._pool)
 
     def capture_begin(self, pool: Handle | None = None, *, capture_error_mode: str) -> None:
-        self._pool = pool or DRIVER.pools.handle()
-        DRIVER.pools.begin(self._pool)
+        handle = pool or DRIVER.pools.handle()
+        DRIVER.pools.begin(handle)
+        self._pool = handle
         type(self).recording = self
 
     def capture_end(self) -> None:

@@ -34,6 +34,8 @@ class Pools:
         self._numbers = itertools.count(1)
         self._pools: dict[Handle, _Pool] = {}
         self._elsewhere: list[torch.UntypedStorage] = []
+        # Torch's allocator of pinned memory counts the graphs of a pool, and keeps one that none has any more.
+        self._graphs: dict[Handle, int] = {}
         self.current: Handle = (0, 0)
         self.misplaced: Handle | None = None
 
@@ -49,10 +51,19 @@ class Pools:
             del self._pools[handle]
 
     def begin(self, handle: Handle) -> None:
+        """For a graph. Raises RuntimeError where the last one that the pool had is gone."""
+        if self._graphs.get(handle) == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self._graphs[handle] = self._graphs.get(handle, 0) + 1
         self.take(handle)
         self.current = handle
         pool = self._pools[handle]
         pool.filled = [0] * len(pool.segments)
+
+    def leave(self, handle: Handle) -> None:
+        """A graph is gone."""
+        self._graphs[handle] -= 1
+        self.release(handle)
 
     def place(self, num_bytes: int) -> int:
         """The address of so many bytes in the current pool: in the first segment that has room, or a new one."""

@@ -152,25 +152,36 @@ def test_where_one_device_cannot_none_does(driver: Driver, rng: np.random.Genera
     assert len(driver.launches) == before
 
 
-def test_what_devices_recorded_differently_is_recorded_without_rendezvous(
-    driver: Driver, outcomes: Outcomes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_devices_recorded_differently_is_recorded_again(
+    driver: Driver, outcomes: Outcomes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    record = GraphRecorder.__call__
+    """Where that happens twice, without what they meet in."""
+    record, refused = GraphRecorder.__call__, set[int]()
 
     def recorded(self: GraphRecorder, plan: Plan) -> GraphReplay:
-        if self._run.partition_id == 1 and len(outcomes) < DEVICES:
+        attempt = len(outcomes) // DEVICES
+        if self._run.partition_id == 1 and attempt < times and self._run.communicator is not None:
+            refused.add(attempt)
             raise CaptureRefused(reason="there is no memory left")
         return record(self, plan)
 
     monkeypatch.setattr(GraphRecorder, "__call__", recorded)
     steps = Steps(rng)
-    for _ in range(RUNS):
+    for _ in range(RUNS + times):
         steps.run()
     last = dict(outcomes)
-    assert sorted(last) == [0, 1] and len(outcomes) == 2 * DEVICES
+    assert sorted(last) == [0, 1] and len(outcomes) == (times + 1) * DEVICES and refused == set(range(times))
     for made in last.values():
-        assert isinstance(made, Division) and made.whole is None and not made.rendezvous
-        assert "meets other devices: the devices recorded it differently" in str(made)
+        assert isinstance(made, Division) and made.whole is None
+        assert bool(made.rendezvous) == (times == 1)
+        # What was given up before has left the memory that all graphs of a device share.
+        assert "in memory of its own" not in str(made)
+        assert ("meets other devices: the devices recorded it differently" in str(made)) == (times == 2)
+    before = len(driver.launches)
+    steps.run()
+    if times == 1:
+        assert len(driver.launches) == before + DEVICES
 
 
 def test_segments_in_which_devices_meet(driver: Driver, outcomes: Outcomes, rng: np.random.Generator) -> None:

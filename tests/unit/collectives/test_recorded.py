@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from flagos_backend.collectives.communicator import Rendezvous
+from flagos_backend.collectives.communicator import Reducer, Rendezvous
 from flagos_backend.collectives.context_peers import ContextPeers
 from flagos_backend.collectives.multi_process import MultiProcessCommunicator
 from flagos_backend.collectives.transport import Transport
 from flagos_backend.errors import CollectiveAborted, FlagosBackendError
+from flagos_backend.ir.opcode import Opcode
 from support.devices import on_each
 
 
@@ -124,6 +127,72 @@ def test_what_lies_where_the_next_launch_has_something_else_is_copied() -> None:
         (whole,) = communicator.all_gather(Rendezvous("%g", (0, 1), 0), [array], 0)
         assert torch.equal(whole, torch.cat([array, array]))
     assert seen[0] != lent.data_ptr() and seen[1] == own.data_ptr()
+
+
+class Pair:
+    """A group of two that both have the same arrays. ``sums`` and ``sent``: where what it was given lay."""
+
+    def __init__(self) -> None:
+        self.sums: list[int] = []
+        self.sent: list[int] = []
+
+    def allreduce(self, arrays: list[torch.Tensor], options: object) -> None:
+        (array,) = arrays
+        self.sums.append(array.data_ptr())
+        array.mul_(2)
+
+    def alltoall_base(
+        self, target: torch.Tensor, source: torch.Tensor, sizes: list[int], given: list[int], options: object
+    ) -> None:
+        self.sent.append(source.data_ptr())
+        assert sizes == given == [0, source.numel()]
+        target.copy_(source)
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()
+
+
+@pytest.fixture
+def of_pair(pair: Pair) -> MultiProcessCommunicator:
+    class Peers(OfOneProcess):
+        def transport(self, rendezvous: Rendezvous) -> Transport:
+            return Transport(pair, (0, 1), 0, "of two", "nccl", "device")
+
+    return MultiProcessCommunicator(Peers())
+
+
+def test_what_a_sum_is_made_in_is_copied_once(pair: Pair, of_pair: MultiProcessCommunicator) -> None:
+    lent, clones = torch.randn(4), list[torch.Tensor]()
+
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten.clone.default:
+                clones.append(made)
+            return made
+
+    before = lent.clone()
+    with Counted():
+        (total,) = of_pair.recorded(lambda array: array is lent).all_reduce(
+            Rendezvous("%r", (0, 1), 0), [lent], Reducer(torch.add, Opcode.ADD)
+        )
+    assert torch.equal(lent, before) and torch.equal(total, before * 2)
+    assert [clone.data_ptr() for clone in clones] == pair.sums == [total.data_ptr()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_what_is_sent_to_one_alone_is_not_copied(
+    pair: Pair, of_pair: MultiProcessCommunicator, dtype: torch.dtype
+) -> None:
+    array = torch.randn(3, 5).to(dtype)
+    moved = of_pair.recorded(lambda array: False).permute(Rendezvous("%p", (0, 1), 0), [array], [1, 0])
+    assert moved is not None
+    (came,) = moved
+    assert pair.sent == [array.data_ptr()]
+    assert came.dtype == dtype and torch.equal(came, array) and came.data_ptr() != array.data_ptr()
+    assert came.untyped_storage().nbytes() == array.nbytes
 
 
 @pytest.fixture
