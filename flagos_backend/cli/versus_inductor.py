@@ -7,9 +7,10 @@ import copy
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +30,7 @@ _REFERENCE: Final = "eager PyTorch"
 # On an accelerator the third launch records what the others replay.
 _WARM_UP: Final = 4
 
+_T = TypeVar("_T")
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -44,7 +46,7 @@ def compare_with_inductor(path: Path, rounds: int, seed: int) -> Comparison:
 
     with torch.no_grad():
         torch.manual_seed(seed)
-        expected = _arrays(_call(copy.deepcopy(module), copy.deepcopy(inputs)))
+        expected = _arrays(_call(_copy(module), _copy(inputs)))
         with made_meanwhile() as made:
             results, run = _compiled(module, inputs, "flagos", seed)
         if not made:
@@ -87,8 +89,7 @@ def _read(path: Path) -> tuple[Any, _Inputs]:
         raise WrongUsage(f"--vs inductor needs PyTorch ({error}); pip install torch") from error
     cure = "torch.export.save(torch.export.export(model, inputs), FILE) writes one"
     try:
-        with path.open("rb") as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's own code
+        with path.open("rb") as stream, _quiet():
             exported = torch.export.load(stream)
     except OSError as error:
         raise WrongUsage(f"{path} cannot be read ({error.strerror}); {cure}") from error
@@ -101,6 +102,19 @@ def _read(path: Path) -> tuple[Any, _Inputs]:
     return exported.module(), (tuple(arguments), dict(keywords))
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what PyTorch's own code warns of itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _copy(value: _T) -> _T:
+    with _quiet():
+        return copy.deepcopy(value)
+
+
 def _call(module: Any, inputs: _Inputs) -> Any:
     arguments, keywords = inputs
     return module(*arguments, **keywords)
@@ -110,8 +124,8 @@ def _compiled(module: Any, inputs: _Inputs, backend: str, seed: int) -> tuple[li
     """The results of a first call, and what runs the program once more and takes the time."""
     import torch
 
-    compiled = torch.compile(copy.deepcopy(module), backend=backend)
-    mine = copy.deepcopy(inputs)
+    compiled = torch.compile(_copy(module), backend=backend)
+    mine = _copy(inputs)
     torch.manual_seed(seed)
     try:
         results = _arrays(_call(compiled, mine))
