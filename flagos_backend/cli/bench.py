@@ -13,12 +13,17 @@ from flagos_backend.cli.session import add_program_argument, compile_file
 from flagos_backend.importer.program import import_program
 from plugin_abi.host import Executable
 
+_VS = (
+    "run it in turns with XLA's own platform, and compare; inductor: PROGRAM is what torch.export.save wrote, and runs "
+    "in turns with torch.compile's own compiler"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program_argument(parser)
     parser.add_argument("--rounds", type=int, default=20, help="how often it is run (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the random arguments (default: %(default)s)")
-    parser.add_argument("--vs", choices=("cpu", "cuda"), help="run it in turns with XLA's own platform, and compare")
+    parser.add_argument("--vs", choices=("cpu", "cuda", "inductor"), help=_VS)
     parser.add_argument("--json", action="store_true", help="with --vs: the comparison as JSON alone")
 
 
@@ -26,9 +31,15 @@ def run(options: argparse.Namespace) -> int:
     if options.rounds < 1:
         raise CommandFailed(f"--rounds {options.rounds}: at least one round is needed")
     if options.vs:
-        from flagos_backend.cli.versus import compare  # takes what is below from here
+        # Each takes what is below from here.
+        if options.vs == "inductor":
+            from flagos_backend.cli.versus_inductor import compare_with_inductor
 
-        found = compare(options.path, options.vs, options.rounds, options.seed)
+            found = compare_with_inductor(options.path, options.rounds, options.seed)
+        else:
+            from flagos_backend.cli.versus import compare
+
+            found = compare(options.path, options.vs, options.rounds, options.seed)
         print(found.to_json() if options.json else found.text())
         return 0 if found.agrees else 1
     if options.json:

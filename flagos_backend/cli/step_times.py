@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +44,14 @@ def step_times(path: Path, rounds: int, seed: int) -> tuple[StepTime, ...]:
             arguments = random_arguments(compiled.executable, shapes, seed, stack)
             for _ in range(rounds):
                 run_once(compiled.executable, arguments)
-        return _medians(parts)
+        return medians(trace_file.events_of(parts))
 
 
-def _medians(parts: Path) -> tuple[StepTime, ...]:
+def medians(events: Iterable[trace_file.Event]) -> tuple[StepTime, ...]:
+    """The steps of what was recorded, as they first ran."""
     times: dict[tuple[int, str, str], list[float]] = {}
     expected: dict[tuple[int, str, str], float] = {}
-    for event in trace_file.events_of(parts):
+    for event in events:
         facts = event.get("args", {})
         if event["ph"] == "X" and event["cat"].partition(",")[0] == "step":
             key = facts.get("step", -1), event["name"], facts.get("source", "")

@@ -38,10 +38,17 @@ class _NotRun(CommandFailed):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "flagos trace [options] PROGRAM\n       flagos trace [options] -- COMMAND [ARGUMENT ...]"
+    parser.usage = (
+        "flagos trace [options] PROGRAM\n       flagos trace [options] FOLDER\n"
+        "       flagos trace [options] -- COMMAND [ARGUMENT ...]"
+    )
     parser.epilog = (__doc__ or "").partition("\n\n")[2]
     parser.add_argument(
-        "path", type=Path, nargs="?", metavar="PROGRAM", help="a program file, which runs on random arguments"
+        "path",
+        type=Path,
+        nargs="?",
+        metavar="PROGRAM",
+        help=f"a program file, which runs on random arguments; or a folder in which {trace_file.VARIABLE} had recorded",
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=_OUTPUT, metavar="FILE", help="of the trace (default: %(default)s)"
@@ -55,18 +62,21 @@ def run(options: argparse.Namespace) -> int:
     # What stands behind `--`; None where there is none.
     command: Sequence[str] | None = options.command
     if (options.path is None) == (not command):
-        raise WrongUsage("give a program file, or a command behind --: flagos trace -- python train.py")
+        raise WrongUsage("give a program file, a folder, or a command behind --: flagos trace -- python train.py")
     for name in ("top", "rounds"):
         if getattr(options, name) < 1:
             raise CommandFailed(f"--{name} {getattr(options, name)}: at least one is needed")
     with _written(options.output) as stream, tempfile.TemporaryDirectory(prefix="flagos-trace-") as folder:
-        parts = Path(folder)
+        has_run = options.path is not None and options.path.is_dir()
+        parts = options.path if has_run else Path(folder)
         began = time.perf_counter()
         if command:
             what, status = shlex.join(command), _run_command(command, parts)
+        elif has_run:
+            what, status = str(options.path), _require_parts(parts)
         else:
             what, status = str(options.path), _run_program(options.path, options.rounds, options.seed, parts)
-        took = time.perf_counter() - began
+        took = f" {time.perf_counter() - began:.3g} s," if not has_run else ""
         summary = trace_text.Summary()
         about = {"recorded by": f"flagos {__version__}", "command": what}
         trace_file.write(stream, summary.all(trace_file.events_of(parts)), about)
@@ -74,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"flagos: {what} did not use the device flagos: its trace is empty", file=sys.stderr)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     ended = "" if status == 0 else f", exit status {status}"
-    print(f"trace of {what}: {took:.3g} s, {_count(len(summary.processes), 'process', 'processes')}{ended}")
+    print(f"trace of {what}:{took} {_count(len(summary.processes), 'process', 'processes')}{ended}")
     print(f"  {options.output} has {summary.events} events; ui.perfetto.dev shows them")
     print(trace_text.text_of(summary, options.top, width))
     return status
@@ -89,6 +99,13 @@ def _run_program(path: Path, rounds: int, seed: int, parts: Path) -> int:
         arguments = random_arguments(compiled.executable, shapes, seed, stack)
         for _ in range(rounds):
             run_once(compiled.executable, arguments)
+    return 0
+
+
+def _require_parts(folder: Path) -> int:
+    """0. Raises CommandFailed for a folder in which nothing was recorded."""
+    if not trace_file.has_parts(folder):
+        raise CommandFailed(f"{folder} has no records; run a program with {trace_file.VARIABLE}={folder}")
     return 0
 
 

@@ -1,5 +1,5 @@
 """A program on flagos beside XLA's own platform, in turns, and the steps that lose most against the roofline. The part
-of ``flagos bench --vs``."""
+of ``flagos bench --vs``; versus_inductor.py is that of PyTorch's programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flagos_backend.cli.failure import CommandFailed, WrongUsage
 from flagos_backend.cli.program_file import read_program
 from flagos_backend.cli.running import random_arguments, random_bytes, run_once
 from flagos_backend.cli.session import compile_file
-from flagos_backend.cli.step_times import step_times
+from flagos_backend.cli.step_times import StepTime, step_times
 from flagos_backend.importer import schema
 from flagos_backend.importer.program import import_program
 from flagos_backend.ir.types import ArrayShape
@@ -46,7 +46,8 @@ class Loser:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Medians of a run in seconds, from the call until its outputs are there. ``ratio``: the peer's over ours, above 1
-    flagos is faster. ``expected``: by the roofline; 0: nobody stated it. ``losers``: the worst first."""
+    flagos is faster. ``expected``: by the roofline; 0: nobody stated it. ``losers``: the worst first. ``reference``:
+    whose results ours are compared with, "" for the peer's. ``inputs``: which it ran on."""
 
     program: str
     target: str
@@ -59,6 +60,8 @@ class Comparison:
     losers: tuple[Loser, ...]
     losers_note: str = ""
     differences: tuple[Difference, ...] = ()
+    reference: str = ""
+    inputs: str = "random arguments"
 
     @property
     def agrees(self) -> bool:
@@ -72,7 +75,7 @@ class Comparison:
         rows = [("", "median", "of the roofline")]
         for name, spent in (("flagos", self.seconds), (self.peer, self.peer_seconds)):
             rows.append((name, seconds(spent), f"{self.expected / spent:.0%}" if self.expected else "unknown"))
-        lines = [f"{self.program} on {self.target}, {self.rounds} rounds in turns on random arguments", *table(rows)]
+        lines = [f"{self.program} on {self.target}, {self.rounds} rounds in turns on {self.inputs}", *table(rows)]
         lines.append(f"ratio     {self.ratio:.2f}: flagos is {'faster' if self.ratio > 1 else 'not faster'}")
         if self.expected:
             lines.append(f"expected  at least {seconds(self.expected)}, by the roofline")
@@ -86,10 +89,12 @@ class Comparison:
 
     def _results(self) -> list[str]:
         if self.agrees:
-            return ["results   agree"] if self.differences else []
+            agree = f"agree with {self.reference}'s" if self.reference else "agree"
+            return [f"results   {agree}"] if self.differences else []
         differing = [difference.text() for difference in self.differences if not difference.agrees]
         cure = "flagos opt --bisect finds the pass"
-        return [f"results   DIFFER from those of {self.peer}; {cure}", *(f"  {text}" for text in differing)]
+        told = f"results   DIFFER from those of {self.reference or self.peer}"
+        return [told if self.reference else f"{told}; {cure}", *(f"  {text}" for text in differing)]
 
 
 def _row(loser: Loser) -> tuple[str, str, str, str]:
@@ -123,7 +128,7 @@ def compare(path: Path, peer: str, rounds: int, seed: int) -> Comparison:
         losers: tuple[Loser, ...] = ()
         note = "steps are not timed: an accelerator's run later than the host's calls of them"
         if on_host:
-            losers, note = _losers(path, rounds, seed), ""
+            losers, note = losers_of(step_times(path, rounds, seed)), ""
         return Comparison(
             program=executable.describe().name,
             target=explanation.target if explanation else "an unknown target",
@@ -203,10 +208,7 @@ def _peer(
     return run, results
 
 
-def _losers(path: Path, rounds: int, seed: int) -> tuple[Loser, ...]:
+def losers_of(steps: Sequence[StepTime]) -> tuple[Loser, ...]:
     """The steps that exceed their expected times most."""
-    found = (
-        Loser(step.text, step.source, step.seconds, step.expected, step.seconds - step.expected)
-        for step in step_times(path, rounds, seed)
-    )
+    found = (Loser(step.text, step.source, step.seconds, step.expected, step.seconds - step.expected) for step in steps)
     return tuple(sorted((f for f in found if f.lost > 0), key=lambda f: -f.lost)[:_LOSERS])

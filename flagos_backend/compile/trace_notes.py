@@ -16,7 +16,8 @@ def trace_notes(compiled: CompiledProgram) -> tuple[str, tuple[str, ...]]:
     """A JSON object, and the name of each step by number.
 
     The object has the program's name, fingerprint, target, flops, bytes and expected seconds, as ``flagos explain`` has
-    them, the line of the user's program that its first step comes from, and the same of each of its ``steps``.
+    them, the line of the user's program that its first step comes from, and the same of each of its ``steps``, by
+    number.
     """
     explanation = explanation_of(compiled)
     grouped = {number: list(steps) for number, steps in groupby(explanation.steps, key=lambda step: step.number)}
@@ -41,7 +42,8 @@ def _name(steps: Sequence[Step]) -> str:
 
 def _step(steps: Sequence[Step]) -> dict[str, Any]:
     operation = next((step.operation for step in steps if step.operation), "")
-    return {"kind": steps[0].kind, "provider": steps[0].provider, "operation": operation, **_work(steps)}
+    named = {"text": _name(steps), "kind": steps[0].kind, "provider": steps[0].provider, "operation": operation}
+    return {**named, **_work(steps)}
 
 
 def _work(steps: Sequence[Step]) -> dict[str, Any]:

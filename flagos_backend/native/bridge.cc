@@ -1,5 +1,7 @@
 #include "bridge.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "flagos/build_facts.h"
@@ -132,6 +134,15 @@ PyObject* RecordingEntry(PyObject*, PyObject* arguments) {
   }
 }
 
+SpanCategory CategoryNamed(const std::string& name) {
+  const auto* const found = std::find(std::begin(kSpanCategories), std::end(kSpanCategories), name);
+  if (found == std::end(kSpanCategories)) {
+    Fail(FLAGOS_INTERNAL, "record: there is no category '%s'; this is a defect of the backend, please report it",
+         name.c_str());
+  }
+  return static_cast<SpanCategory>(found - std::begin(kSpanCategories));
+}
+
 // record(context, device, fingerprint, spans) for the bridge: what this thread did, where a profiler listens. A span is
 // (category, name, begin, end, step), in nanoseconds of the monotonic clock; step -1: of no program.
 PyObject* RecordEntry(PyObject*, PyObject* arguments) {
@@ -141,15 +152,16 @@ PyObject* RecordEntry(PyObject*, PyObject* arguments) {
     Profiler& profiler = reinterpret_cast<Context*>(reader.Integer())->profiler;
     const int64_t device = reader.Integer();
     const int64_t program = profiler.NumberOf(reader.Text());
-    std::vector<Span> spans;
     Reader list = reader.Tuple();
     while (!list.done()) {
       Reader span = list.Tuple();
-      std::string category = span.Text(), name = span.Text();
+      const SpanCategory category = CategoryNamed(span.Text());
+      const std::string text = span.Text();
+      const uint32_t name = profiler.active() ? profiler.Text(text) : 0;
       const int64_t begin_ns = span.Integer(), end_ns = span.Integer();
-      spans.push_back({std::move(category), std::move(name), begin_ns, end_ns, {device, -1, program, span.Integer()}});
+      const SpanFacts facts{device, -1, program, span.Integer()};
+      if (profiler.active()) profiler.Record(SpanRecord(category, name, begin_ns, end_ns, facts));
     }
-    if (profiler.active()) profiler.Record(std::move(spans));
     py.Py_IncRef(py.none);
     return py.none;
   } catch (...) {

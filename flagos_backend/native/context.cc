@@ -430,7 +430,7 @@ FlagosError* device_synchronize(FlagosDeviceSynchronizeArgs* host) {
       Fail(FLAGOS_FAILED_PRECONDITION, "device_synchronize: %s belongs to another process; synchronize it there",
            args.device->debug_string.c_str());
     }
-    ScopedSpan span(args.device->context->profiler, "wait", "device_synchronize", {args.device->id});
+    ScopedSpan span(args.device->context->profiler, SpanCategory::kWait, "device_synchronize", {args.device->id});
     args.device->Synchronize();
   });
 }

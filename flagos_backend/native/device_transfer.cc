@@ -20,7 +20,7 @@ void RunAfter(Device* device, const Ref<Event>& after, bool here, size_t bytes, 
     Status status = before;
     if (status.ok()) {
       try {
-        ScopedSpan span(keep->profiler, "transfer", name, {device->id, static_cast<int64_t>(bytes)});
+        ScopedSpan span(keep->profiler, SpanCategory::kTransfer, name, {device->id, static_cast<int64_t>(bytes)});
         work();
       } catch (...) {
         status = StatusOfException(name);
@@ -95,7 +95,7 @@ Ref<Event> DownloadBuffer(Memory* memory, const Ref<Contents>& contents, size_t 
     if (!contents->issued->status().ok()) return contents->issued;
     Accelerator* const accelerator = memory->accelerator;
     python::ReleaseGil released;
-    ScopedSpan span(memory->context->profiler, "transfer", "buffer_to_host",
+    ScopedSpan span(memory->context->profiler, SpanCategory::kTransfer, "buffer_to_host",
                     {memory->device->id, static_cast<int64_t>(shape.bytes)});
     auto reading = std::make_shared<Accelerator::Reading>(accelerator->BeginDownload(
         static_cast<const char*>(contents->block().data()) + offset, shape.bytes, contents->point()));

@@ -243,7 +243,7 @@ FlagosError* event_await(FlagosEventAwaitArgs* host) {
     // Only what is not there yet is a wait.
     const Ref<Context> recording = args.event->ready() ? Ref<Context>() : RecordingContext();
     std::optional<ScopedSpan> span;
-    if (recording) span.emplace(recording->profiler, "wait", "event_await", SpanFacts{});
+    if (recording) span.emplace(recording->profiler, SpanCategory::kWait, "event_await", SpanFacts{});
     // A host whose struct has no timeout waits for ever.
     const bool timed = args.struct_size >= sizeof(FlagosEventAwaitArgs) && args.timeout_ns >= 0;
     if (!timed) {

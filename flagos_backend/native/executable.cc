@@ -134,7 +134,7 @@ FlagosError* compile(FlagosCompileArgs* host) {
     if (args.program == nullptr || args.program_size == 0) {
       Fail(FLAGOS_INVALID_ARGUMENT, "compile: the program is empty; pass a serialized flagos.Program");
     }
-    ScopedSpan span(args.context->profiler, "compile", "compile", {});
+    ScopedSpan span(args.context->profiler, SpanCategory::kCompile, "compile", {});
     auto executable = Make<Executable>(args.context, CompileProgram(args.context, args.program, args.program_size));
     span.Rename("compile " + executable->info().name);
     span.End();
@@ -156,7 +156,7 @@ FlagosError* executable_load(FlagosExecutableLoadArgs* host) {
     if (args.device_assignment != nullptr) {
       assignment.assign(args.device_assignment, args.device_assignment + args.num_assigned);
     }
-    ScopedSpan span(args.context->profiler, "compile", "executable_load", {});
+    ScopedSpan span(args.context->profiler, SpanCategory::kCompile, "executable_load", {});
     auto program = LoadProgram(args.context, args.serialized, args.serialized_size, assignment);
     args.executable = Make<Executable>(args.context, std::move(program)).Detach();
   });

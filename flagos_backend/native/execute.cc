@@ -154,7 +154,7 @@ ScopedSpan SpanOf(const Launch& launch, const Share& share) {
   Profiler& profiler = share.place.device->context->profiler;
   SpanFacts facts{share.place.device->id};
   if (profiler.active()) facts.program = launch.executable->program->NumberIn(profiler);
-  return ScopedSpan(profiler, "execute", launch.executable->info().name, facts);
+  return ScopedSpan(profiler, SpanCategory::kExecute, nullptr, facts);
 }
 
 // Of what a launch left. Launches make and give up most of it.
@@ -313,7 +313,7 @@ void LimitRunAhead(const Launch& launch) {
     for (Device* device : launch.executable->context->addressable_devices) {
       worst = std::max(worst, device->run_ahead->Worst());
     }
-    ScopedSpan span(share.place.device->context->profiler, "wait", "run ahead", {share.place.device->id});
+    ScopedSpan span(share.place.device->context->profiler, SpanCategory::kWait, "run ahead", {share.place.device->id});
     run_ahead.Admit(bytes, worst);
     python::RequireOpen();  // Python may have ended meanwhile
   }

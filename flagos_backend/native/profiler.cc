@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -14,35 +15,47 @@
 #include "call.h"
 #include "context.h"
 #include "log.h"
+#include "program.h"
 
 namespace flagos {
 namespace {
 
 constexpr size_t kLongestCommand = 200;  // bytes of it that name a process
 
-int64_t ThisThread() noexcept { return static_cast<int64_t>(syscall(SYS_gettid)); }
+std::atomic<int> g_forks{0};  // between the first process and this one
 
-// A fork goes on in the same file under its own number.
-int ThisProcess() noexcept { return static_cast<int>(getpid()); }
+// Which process and thread this is, without a system call for each event.
+struct Caller {
+  int forks = -1;
+  uint32_t process = 0, thread = 0;
+};
 
-std::string SpanEvent(const Span& span, int64_t thread) {
-  std::string text = Format(
-      "{\"ph\":\"X\",\"cat\":\"%s\",\"name\":%s,\"pid\":%d,\"tid\":%lld,\"ts\":%.3f,\"dur\":%.3f,"
-      "\"args\":{\"device\":%lld",
-      span.category.c_str(), Quoted(span.name).c_str(), ThisProcess(), static_cast<long long>(thread),
-      static_cast<double>(span.begin_ns) / 1e3, static_cast<double>(span.end_ns - span.begin_ns) / 1e3,
-      static_cast<long long>(span.facts.device));
-  const std::pair<const char*, int64_t> more[] = {
-      {"bytes", span.facts.bytes}, {"program", span.facts.program}, {"step", span.facts.step}};
-  for (const auto& [name, value] : more) {
-    if (value >= 0) text += Format(",\"%s\":%lld", name, static_cast<long long>(value));
+const Caller& ThisCaller() noexcept {
+  static thread_local Caller caller;
+  const int forks = g_forks.load(std::memory_order_relaxed);
+  if (caller.forks != forks) {
+    caller = {forks, static_cast<uint32_t>(getpid()), static_cast<uint32_t>(syscall(SYS_gettid))};
   }
-  return text + "}}";
+  return caller;
 }
 
-std::string NameEvent(const char* kind, int64_t thread, const std::string& name) {
-  return Format("{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%d,\"tid\":%lld,\"args\":{\"name\":%s}}", kind, ThisProcess(),
-                static_cast<long long>(thread), Quoted(name).c_str());
+// Before the first event. A fork goes on in the same file under its own number.
+void CountForks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_forks.fetch_add(1); });
+  if (registered != 0) Fail(FLAGOS_RESOURCE_EXHAUSTED, "profiler: no memory to follow forks");
+}
+
+std::string NameEvent(const char* kind, uint32_t thread, const std::string& name) {
+  return Format("{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%u,\"tid\":%u,\"args\":{\"name\":%s}}", kind,
+                ThisCaller().process, thread, Quoted(name).c_str());
+}
+
+// What the numbers of records mean.
+std::string FormatEvent() {
+  std::string categories;
+  for (const char* name : kSpanCategories) categories += (categories.empty() ? "" : ",") + Quoted(name);
+  return Format("{\"ph\":\"M\",\"name\":\"flagos_records\",\"pid\":%u,\"args\":{\"categories\":[%s]}}",
+                ThisCaller().process, categories.c_str());
 }
 
 // How this process was called.
@@ -79,150 +92,255 @@ int64_t MonotonicNs() noexcept {
       .count();
 }
 
+TraceRecord SpanRecord(SpanCategory category, uint32_t name, int64_t begin_ns, int64_t end_ns, const SpanFacts& facts) {
+  TraceRecord record;
+  record.kind = RecordKind::kSpan;
+  record.category = category;
+  record.name = name;
+  record.device = static_cast<int32_t>(facts.device);
+  record.program = static_cast<int32_t>(facts.program);
+  record.step = static_cast<int32_t>(facts.step);
+  record.begin_ns = begin_ns;
+  record.end_ns = end_ns;
+  record.bytes = facts.bytes;
+  return record;
+}
+
 Profiler::~Profiler() {
-  if (file_ >= 0) close(file_);
+  if (texts_file_ >= 0) close(texts_file_);
 }
 
 bool Profiler::Start() {
+  CountForks();
   std::lock_guard<std::mutex> lock(mutex_);
   if ((active_.load() & kSession) != 0) return false;
-  events_.clear();
+  records_.clear();
   active_.fetch_or(kSession);
   return true;
 }
 
 bool Profiler::Stop(std::string& json) {
-  std::vector<std::string> events;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if ((active_.load() & kSession) == 0) return false;
-    active_.fetch_and(~kSession);
-    events.swap(events_);
-    if (!events.empty()) events.insert(events.begin(), descriptions_.begin(), descriptions_.end());
-  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if ((active_.load() & kSession) == 0) return false;
+  active_.fetch_and(~kSession);
+  std::vector<TraceRecord> records;
+  records.swap(records_);
   json = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
   const char* separator = "\n";
-  for (const std::string& event : events) {
+  const auto add = [&](const std::string& event) {
     json += separator;
     json += event;
     separator = ",\n";
+  };
+  if (!records.empty()) {
+    for (const auto& [number, program] : descriptions_) add(DescriptionEvent(number, program));
+  }
+  TraceRecord step;  // the next of a run
+  for (const TraceRecord& record : records) {
+    if (record.kind == RecordKind::kSteps) {
+      step = record;
+      step.kind = RecordKind::kSpan;
+      step.bytes = -1;
+    } else if (record.kind == RecordKind::kStepEnds) {
+      StepEnds ends;
+      std::memcpy(static_cast<void*>(&ends), &record, sizeof(ends));
+      for (uint32_t i = 0; i < ends.count; ++i) {
+        step.end_ns = ends.end_ns[i];
+        add(Event(step));
+        step.begin_ns = step.end_ns;
+        ++step.step;
+      }
+    } else {
+      add(Event(record));
+    }
   }
   json += "\n]}\n";
   return true;
 }
 
 void Profiler::Follow(const std::string& folder) {
+  CountForks();
   std::lock_guard<std::mutex> lock(mutex_);
-  for (int number = 0; file_ < 0; ++number) {
-    const std::string path = Format("%s/%d-%d.jsonl", folder.c_str(), ThisProcess(), number);
-    file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
-    if (file_ < 0 && errno != EEXIST) {
+  for (int number = 0; texts_file_ < 0; ++number) {
+    const std::string path = Format("%s/%u-%d", folder.c_str(), ThisCaller().process, number);
+    if (file_.is_open() || file_.Open(path + ".records")) {
+      texts_file_ = open((path + ".jsonl").c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
+    }
+    if (texts_file_ < 0 && (file_.is_open() || errno != EEXIST)) {
       Fail(FLAGOS_INVALID_ARGUMENT,
            "context_create: FLAGOS_TRACE is '%s', where no file can be made (%s); name a folder that can be written in",
            folder.c_str(), std::strerror(errno));
     }
   }
-  Write({NameEvent("process_name", ThisProcess(), CommandOfProcess())});
   active_.fetch_or(kFile);
+  Write(FormatEvent());
+  Write(NameEvent("process_name", ThisCaller().process, CommandOfProcess()));
 }
 
-void Profiler::Write(const std::vector<std::string>& events) {
-  std::string lines;
-  for (const std::string& event : events) (lines += event) += '\n';
-  const char* next = lines.data();
-  size_t left = lines.size();
+void Profiler::GiveFileUp(const char* what) noexcept {
+  Log(FLAGOS_LOG_ERROR, "the %s of FLAGOS_TRACE cannot be written (%s); nothing more is recorded there", what,
+      std::strerror(errno));
+  active_.fetch_and(~kFile);
+}
+
+void Profiler::Write(const std::string& event) {
+  if ((active_.load(std::memory_order_relaxed) & kFile) == 0) return;
+  const std::string line = event + '\n';
+  const char* next = line.data();
+  size_t left = line.size();
   while (left > 0) {
-    const ssize_t written = write(file_, next, left);
+    const ssize_t written = write(texts_file_, next, left);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      Log(FLAGOS_LOG_ERROR, "the file of FLAGOS_TRACE cannot be written (%s); nothing more is recorded there",
-          std::strerror(errno));
-      active_.fetch_and(~kFile);
-      return;
-    }
+    if (written < 0) return GiveFileUp("texts");
     next += written;
     left -= static_cast<size_t>(written);
   }
 }
 
-void Profiler::NameThread(int64_t thread, std::vector<std::string>& events) {
+void Profiler::NameThread(uint32_t thread) {
+  if (thread == last_named_) return;
+  last_named_ = thread;
   if (!named_threads_.insert(thread).second) return;
   char name[16] = "";  // as long as Linux has them
   pthread_getname_np(pthread_self(), name, sizeof(name));
-  events.insert(events.begin(), NameEvent("thread_name", thread, name));
+  Write(NameEvent("thread_name", thread, name));
 }
 
-void Profiler::Record(std::vector<Span> spans) noexcept {
+uint32_t Profiler::Text(std::string_view text) noexcept {
   try {
-    const int64_t thread = ThisThread();
-    std::vector<std::string> events;
-    events.reserve(spans.size() + 1);
-    for (const Span& span : spans) events.push_back(SpanEvent(span, thread));
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto [found, is_new] = texts_.try_emplace(std::string(text), 0);
+    if (!is_new && found->second != 0) return found->second;
+    const uint32_t number = file_.is_open() ? file_.NewTextNumber() : static_cast<uint32_t>(texts_.size());
+    by_number_.emplace(number, &found->first);
+    found->second = number;
+    Write(Format("{\"ph\":\"M\",\"name\":\"flagos_text\",\"pid\":%u,\"args\":{\"number\":%u,\"text\":%s}}",
+                 ThisCaller().process, number, Quoted(found->first).c_str()));
+    return number;
+  } catch (...) {
+    return 0;
+  }
+}
+
+void Profiler::Record(TraceRecord record) noexcept {
+  const Caller& caller = ThisCaller();
+  record.process = caller.process;
+  record.thread = caller.thread;
+  Keep(&record, 1);
+}
+
+void Profiler::RecordSteps(const SpanFacts& run, const std::vector<int64_t>& times) noexcept {
+  if (times.size() < 2) return;
+  try {
+    const size_t steps = times.size() - 1;
+    std::vector<TraceRecord> records(1 + (steps + StepEnds::kMost - 1) / StepEnds::kMost);
+    const Caller& caller = ThisCaller();
+    records[0] = SpanRecord(SpanCategory::kStep, 0, times.front(), times.back(), run);
+    records[0].kind = RecordKind::kSteps;
+    records[0].process = caller.process;
+    records[0].thread = caller.thread;
+    records[0].step = 0;
+    records[0].bytes = static_cast<int64_t>(steps);
+    for (size_t done = 0, record = 1; done < steps; done += StepEnds::kMost, ++record) {
+      StepEnds ends;
+      ends.count = static_cast<uint32_t>(std::min(StepEnds::kMost, steps - done));
+      std::copy_n(&times[1 + done], ends.count, ends.end_ns);
+      std::memcpy(static_cast<void*>(&records[record]), &ends, sizeof(ends));
+    }
+    Keep(records.data(), records.size());
+  } catch (...) {
+    // As in Keep.
+  }
+}
+
+void Profiler::Keep(const TraceRecord* records, size_t count) noexcept {
+  try {
     std::lock_guard<std::mutex> lock(mutex_);
     const int listeners = active_.load(std::memory_order_relaxed);
-    if ((listeners & kSession) != 0) events_.insert(events_.end(), events.begin(), events.end());
+    if ((listeners & kSession) != 0) records_.insert(records_.end(), records, records + count);
     if ((listeners & kFile) == 0) return;
-    NameThread(thread, events);
-    Write(events);
+    NameThread(ThisCaller().thread);
+    if (!file_.Append(records, count)) GiveFileUp("records");
   } catch (...) {
-    // A span that finds no memory is missing from the trace; the program goes on.
+    // An event that finds no memory is missing from the trace; the program goes on.
   }
 }
 
 void Profiler::RecordMemory(int64_t device, int64_t bytes_in_use) noexcept {
-  try {
-    const std::string event = Format(
-        "{\"ph\":\"C\",\"name\":\"memory in use, device %lld\",\"pid\":%d,\"ts\":%.3f,\"args\":{\"bytes\":%lld}}",
-        static_cast<long long>(device), ThisProcess(), static_cast<double>(MonotonicNs()) / 1e3,
-        static_cast<long long>(bytes_in_use));
-    std::lock_guard<std::mutex> lock(mutex_);
-    const int listeners = active_.load(std::memory_order_relaxed);
-    if ((listeners & kSession) != 0) events_.push_back(event);
-    if ((listeners & kFile) != 0) Write({event});
-  } catch (...) {
-    // As for spans.
-  }
+  TraceRecord record;
+  record.kind = RecordKind::kMemoryInUse;
+  record.device = static_cast<int32_t>(device);
+  record.begin_ns = record.end_ns = MonotonicNs();
+  record.bytes = bytes_in_use;
+  Record(record);
 }
 
 int64_t Profiler::NumberOf(const std::string& fingerprint) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = programs_.find(fingerprint);
-  return found == programs_.end() ? -1 : found->second;
+  return found == programs_.end() ? -1 : static_cast<int64_t>(found->second);
 }
 
-int64_t Profiler::Describe(const std::string& fingerprint, const std::string& facts) {
+int64_t Profiler::Describe(const std::string& fingerprint, const std::string& name,
+                           std::shared_ptr<const ProgramNotes> notes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto [found, is_new] = programs_.emplace(fingerprint, static_cast<int64_t>(programs_.size()));
-  if (is_new) {
-    descriptions_.push_back(
-        Format("{\"ph\":\"M\",\"name\":\"flagos_program\",\"pid\":%d,\"args\":{\"program\":%lld,\"facts\":%s}}",
-               ThisProcess(), static_cast<long long>(found->second), facts.c_str()));
-    if ((active_.load() & kFile) != 0) Write({descriptions_.back()});
-  }
-  return found->second;
+  if (const auto found = programs_.find(fingerprint); found != programs_.end()) return found->second;
+  const uint32_t number = file_.is_open() ? file_.NewProgramNumber() : static_cast<uint32_t>(programs_.size());
+  const auto described = descriptions_.emplace(number, Described{ThisCaller().process, name, std::move(notes)}).first;
+  programs_.emplace(fingerprint, number);
+  Write(DescriptionEvent(number, described->second));
+  return number;
 }
 
-ScopedSpan::ScopedSpan(Profiler& profiler, const char* category, const std::string& name, const SpanFacts& facts)
+std::string Profiler::DescriptionEvent(uint32_t number, const Described& program) const {
+  const std::string facts = program.notes ? program.notes->facts : "{\"name\":" + Quoted(program.name) + "}";
+  return Format("{\"ph\":\"M\",\"name\":\"flagos_program\",\"pid\":%u,\"args\":{\"program\":%u,\"facts\":%s}}",
+                program.process, number, facts.c_str());
+}
+
+std::string Profiler::NameOf(const TraceRecord& record) const {
+  if (const auto text = by_number_.find(record.name); text != by_number_.end()) return *text->second;
+  const auto program = descriptions_.find(static_cast<uint32_t>(record.program));
+  if (record.step >= 0) {
+    const auto step = static_cast<size_t>(record.step);
+    const ProgramNotes* notes = program == descriptions_.end() ? nullptr : program->second.notes.get();
+    const bool is_known = notes != nullptr && step < notes->steps.size() && !notes->steps[step].empty();
+    return is_known ? notes->steps[step] : Format("step %zu", step);
+  }
+  return program != descriptions_.end() ? program->second.name : "";
+}
+
+std::string Profiler::Event(const TraceRecord& record) const {
+  const double begin_us = static_cast<double>(record.begin_ns) / 1e3;
+  if (record.kind == RecordKind::kMemoryInUse) {
+    return Format(
+        "{\"ph\":\"C\",\"name\":\"memory in use, device %d\",\"pid\":%u,\"ts\":%.3f,\"args\":{\"bytes\":%lld}}",
+        record.device, record.process, begin_us, static_cast<long long>(record.bytes));
+  }
+  std::string text = Format(
+      "{\"ph\":\"X\",\"cat\":\"%s\",\"name\":%s,\"pid\":%u,\"tid\":%u,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"device\":%d",
+      kSpanCategories[static_cast<size_t>(record.category)], Quoted(NameOf(record)).c_str(), record.process,
+      record.thread, begin_us, static_cast<double>(record.end_ns - record.begin_ns) / 1e3, record.device);
+  const std::pair<const char*, int64_t> more[] = {
+      {"bytes", record.bytes}, {"program", record.program}, {"step", record.step}};
+  for (const auto& [name, value] : more) {
+    if (value >= 0) text += Format(",\"%s\":%lld", name, static_cast<long long>(value));
+  }
+  return text + "}}";
+}
+
+ScopedSpan::ScopedSpan(Profiler& profiler, SpanCategory category, const char* name, const SpanFacts& facts) noexcept
     : category_(category) {
   if (!profiler.active()) return;
   profiler_ = &profiler;
-  name_ = name;
+  name_ = name == nullptr ? 0 : profiler.Text(name);
   facts_ = facts;
   begin_ns_ = MonotonicNs();
 }
 
-ScopedSpan::~ScopedSpan() { End(); }
-
 void ScopedSpan::End() noexcept {
   if (profiler_ == nullptr) return;
-  const int64_t end_ns = MonotonicNs();
-  std::vector<Span> spans;
-  try {
-    spans.push_back({category_, std::move(name_), begin_ns_, end_ns, facts_});
-  } catch (...) {
-    // As in Record.
-  }
-  std::exchange(profiler_, nullptr)->Record(std::move(spans));
+  std::exchange(profiler_, nullptr)->Record(SpanRecord(category_, name_, begin_ns_, MonotonicNs(), facts_));
 }
 
 namespace api {

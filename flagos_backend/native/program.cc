@@ -14,10 +14,12 @@ thread_local QueueScope* t_scope = nullptr;
 }  // namespace
 
 int64_t Program::NumberIn(Profiler& profiler) {
-  const int64_t number = profiler.NumberOf(info_.fingerprint);
+  int64_t number = number_.load(std::memory_order_relaxed);
   if (number >= 0) return number;
-  const std::shared_ptr<const ProgramNotes> notes = Notes();
-  return profiler.Describe(info_.fingerprint, notes ? notes->facts : "{\"name\":" + Quoted(info_.name) + "}");
+  number = profiler.NumberOf(info_.fingerprint);
+  if (number < 0) number = profiler.Describe(info_.fingerprint, info_.name, Notes());
+  number_.store(number, std::memory_order_relaxed);
+  return number;
 }
 
 std::unique_ptr<Program> CompileProgram(Context* context, const void* program, size_t size) {

@@ -2,6 +2,7 @@
 #ifndef FLAGOS_NATIVE_PROGRAM_H_
 #define FLAGOS_NATIVE_PROGRAM_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -88,11 +89,14 @@ class Program {
   virtual std::shared_ptr<const ProgramNotes> Notes() noexcept { return nullptr; }
 
   const ProgramInfo& info() const noexcept { return info_; }
-  // The number under which the spans of `profiler` name this program, which is described to it once.
+  // The number under which the spans of `profiler`, its context's, name this program, which is described to it once.
   int64_t NumberIn(Profiler& profiler);
 
  protected:
   ProgramInfo info_;
+
+ private:
+  std::atomic<int64_t> number_{-1};  // once asked for
 };
 
 // Compiles a serialized flagos.Program.

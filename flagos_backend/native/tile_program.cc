@@ -74,21 +74,10 @@ class TileProgram final : public Program {
     if (!profiler.active()) return native_->Run(arguments, results, scratch, handler);
     profiler.RecordMemory(device.id, device.default_memory()->in_use());
     const int64_t number = NumberIn(profiler);
-    const std::shared_ptr<const ProgramNotes> notes = Notes();
-    std::vector<cpu::StepTime> times;
-    times.reserve(native_->num_steps());
+    std::vector<int64_t> times;
+    times.reserve(native_->num_steps() + 1);
     const bool done = native_->Run(arguments, results, scratch, handler, &times);
-    std::vector<Span> spans;
-    spans.reserve(times.size());
-    for (size_t i = 0; i < times.size(); ++i) {
-      const bool is_known = notes && i < notes->steps.size() && !notes->steps[i].empty();
-      spans.push_back({"step",
-                       is_known ? notes->steps[i] : Format("step %zu", i),
-                       times[i].begin_ns,
-                       times[i].end_ns,
-                       {device.id, -1, number, static_cast<int64_t>(i)}});
-    }
-    profiler.Record(std::move(spans));
+    profiler.RecordSteps({device.id, -1, number}, times);
     return done;
   }
 

@@ -19,7 +19,7 @@ Ref<Event> Transfer(Device* device, const Ref<Event>& after, size_t bytes, const
   Context* context = device->context;
   if (after->ready() && bytes <= kInlineBytes) {
     if (!after->status().ok()) return after;
-    ScopedSpan span(context->profiler, "transfer", name, {device->id, static_cast<int64_t>(bytes)});
+    ScopedSpan span(context->profiler, SpanCategory::kTransfer, name, {device->id, static_cast<int64_t>(bytes)});
     work();
     return Event::Ready();
   }
@@ -34,7 +34,7 @@ Ref<Event> Transfer(Device* device, const Ref<Event>& after, size_t bytes, const
     keep->transfers->Submit([done, device, keep, bytes, name, work = std::move(work)]() mutable {
       Status outcome;
       try {
-        ScopedSpan span(keep->profiler, "transfer", name, {device->id, static_cast<int64_t>(bytes)});
+        ScopedSpan span(keep->profiler, SpanCategory::kTransfer, name, {device->id, static_cast<int64_t>(bytes)});
         work();
       } catch (...) {
         outcome = StatusOfException(name);
@@ -121,7 +121,7 @@ FlagosError* buffer_from_host(FlagosBufferFromHostArgs* host) {
     };
     if (args.semantics == FLAGOS_HOST_IMMUTABLE_ONLY_DURING_CALL && shape.bytes > kInlineBytes) {
       python::ReleaseGil released;
-      ScopedSpan span(args.context->profiler, "transfer", "buffer_from_host",
+      ScopedSpan span(args.context->profiler, SpanCategory::kTransfer, "buffer_from_host",
                       {args.memory->device->id, static_cast<int64_t>(shape.bytes)});
       work();
       done = Event::Ready();

@@ -255,7 +255,7 @@ void NativeProgram::FindSlots(char** slot, void* const* arguments, void* const* 
 }
 
 bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler,
-                        std::vector<StepTime>* times) const {
+                        std::vector<int64_t>* times) const {
   constexpr size_t kFew = 64;
   char* few[kFew];
   std::vector<char*> many(num_slots() > kFew ? num_slots() : 0);
@@ -265,11 +265,11 @@ bool NativeProgram::Run(void* const* arguments, void** results, void* scratch, c
   const Runner runner(slots, handler);
   const auto run = [&](const Step& step) { return std::visit(runner, step); };
   const auto run_timed = [&](const Step& step) {
-    const int64_t begin_ns = NowNs();
     const bool done = run(step);
-    times->push_back({begin_ns, NowNs()});
+    times->push_back(NowNs());
     return done;
   };
+  if (times != nullptr) times->push_back(NowNs());
   const bool done = times == nullptr ? std::all_of(steps_.begin(), steps_.end(), run)
                                      : std::all_of(steps_.begin(), steps_.end(), run_timed);
   if (!done) return false;

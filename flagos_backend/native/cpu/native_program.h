@@ -290,11 +290,6 @@ struct CallHandler {
   void* user;
 };
 
-// When a step began and ended, in nanoseconds of the monotonic clock.
-struct StepTime {
-  int64_t begin_ns, end_ns;
-};
-
 class NativeProgram {
  public:
   // Checks everything, also that no step reaches outside its buffers, so that Run needs no checks; what `functions` do
@@ -318,9 +313,10 @@ class NativeProgram {
   // Buffers aligned to 16 bytes; results overlap neither each other nor arguments, but a result that overwrites an
   // argument is written there and its own address is not used, and that of one that a call allocates is set. scratch:
   // scratch_bytes() bytes aligned to 64. Several runs may go on at once with different scratch. False: a library call
-  // failed. `times`, unless it is NULL, gets one for each step that ran.
+  // failed. `times`, unless it is NULL, gets when the first step began and when each that ran ended, which is when the
+  // next began, in nanoseconds of the monotonic clock.
   bool Run(void* const* arguments, void** results, void* scratch, const CallHandler& handler,
-           std::vector<StepTime>* times = nullptr) const;
+           std::vector<int64_t>* times = nullptr) const;
   size_t num_steps() const { return steps_.size(); }
 
  private:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,11 @@ import flagos_backend.frontends.jax
 from flagos_backend.cli import trace_file, trace_text
 from flagos_backend.cli.failure import CommandFailed
 from flagos_backend.cli.main import main
+from flagos_backend.cli.program_file import Form, program_of
+from flagos_backend.cli.running import run_once
+from flagos_backend.cli.session import open_context
+from flagos_backend.cli.trace import recording
+from plugin_abi.host import ElementType, Executable
 from programs import hlo_bytes
 
 flagos_backend.frontends.jax.initialize()
@@ -34,6 +41,29 @@ threads = [threading.Thread(target=lambda: step(x).block_until_ready()) for _ in
 [t.start() for t in threads]
 [t.join() for t in threads]
 sys.exit(3)
+"""
+
+
+FORKED = """
+import os, signal
+import numpy as np
+from contextlib import ExitStack
+from plugin_abi.host import ElementType
+from flagos_backend.cli.session import open_context
+
+def send(context, count):
+    array, memory = np.ones(count, np.float32), context.devices[0].default_memory
+    for _ in range(5000):
+        memory.from_host(array, array.shape, ElementType.F32).close()
+
+stack = ExitStack()
+context = stack.enter_context(open_context())
+child = os.fork()
+send(context, 2 if child else 4)
+if child:
+    os.waitpid(child, 0)
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(0)
 """
 
 
@@ -96,6 +126,35 @@ def test_a_program_is_traced(program: Path, tmp_path: Path, capsys: pytest.Captu
     assert "3 launches" in out and "call sort" in out and "roofline" in out
 
 
+def test_a_session_and_a_file_tell_the_same(tmp_path: Path) -> None:
+    """Each makes text of the records by itself. The steps of a run take more records than one."""
+    x = np.ones((8, 8), np.float32)
+
+    def chain(x: Any) -> Any:
+        for _ in range(12):
+            x = jnp.tanh(x @ x)
+        return x
+
+    with recording(tmp_path), ExitStack() as stack:
+        context = stack.enter_context(open_context())
+        given = program_of(hlo_bytes(chain, x), Form.HLO_PROTO, "chain")
+        executable = stack.enter_context(Executable.compile(context, given))
+        context.profiler_start()
+        argument = stack.enter_context(context.devices[0].default_memory.from_host(x, x.shape, ElementType.F32))
+        run_once(executable, [argument])
+        session = json.loads(context.profiler_stop())["traceEvents"]
+    kept = list(trace_file.events_of(tmp_path))
+    steps = spans(session, "step")
+    assert len(steps) == len(spans(kept, "step")) > 14
+
+    def told(event: Event) -> tuple[Any, ...]:
+        return event["cat"], event["name"], event["tid"], event["ts"], event["dur"], event["args"].get("step")
+
+    of_session = {told(event) for event in session if event["ph"] == "X"}
+    # The file has the compile, too.
+    assert of_session == {told(e) for e in kept if e["ph"] == "X" and not e["cat"].startswith("compile")}
+
+
 def test_a_command_is_traced_however_it_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.json"
     assert main(["trace", "-o", str(path), "--", sys.executable, "-c", TRAINING]) == 3
@@ -104,6 +163,29 @@ def test_a_command_is_traced_however_it_ends(tmp_path: Path, capfd: pytest.Captu
     assert len([launch for launch in spans(events, "execute") if launch["args"]["flops"] > 0]) >= 2
     assert "exit status 3" in capfd.readouterr().out
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_of_records_is_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    path = tmp_path / "trace.json"
+    assert main(["trace", str(folder), "-o", str(path)]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not path.exists()
+    part(folder, "1-0", 1, span(1))
+    assert main(["trace", str(folder), "-o", str(path)]) == 0
+    assert [event["name"] for event in events_of(path)] == [HOSTILE]
+
+
+def test_what_is_killed_and_what_is_forked_leaves_what_ran(tmp_path: Path) -> None:
+    """The parent is killed, its child ends by itself; both write into one file."""
+    environment = {**os.environ, "FLAGOS_TRACE": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", FORKED], env=environment, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl", ".records"} and len(list(tmp_path.iterdir())) == 2
+    transfers = spans(list(trace_file.events_of(tmp_path)), "transfer")
+    by_process = [[e["args"]["bytes"] for e in transfers if e["pid"] == pid] for pid in {e["pid"] for e in transfers}]
+    # More than a block of records each: none lies on another's place.
+    assert sorted(by_process) == [[8] * 5000, [16] * 5000]
 
 
 def test_without_the_variable_nothing_is_written(tmp_path: Path) -> None:
@@ -144,20 +226,23 @@ def test_wrong_usage_is_one_line(program: Path, tmp_path: Path, capsys: pytest.C
     assert list(tmp_path.iterdir()) == [no_program]
 
 
-def part(folder: Path, name: str, pid: int, *lines: str) -> None:
+def part(folder: Path, name: str, pid: int, *records: bytes, after: str = "") -> None:
     facts = {"name": HOSTILE, "steps": {"0": {"kind": "collective", "source": HOSTILE, "expected_seconds": 1e-6}}}
     about = {"ph": "M", "name": "flagos_program", "pid": pid, "args": {"program": 0, "facts": facts}}
-    (folder / name).write_text("\n".join((json.dumps(about), *lines)))
+    texts = {"ph": "M", "name": "flagos_text", "pid": pid, "args": {"number": 1, "text": HOSTILE}}
+    meanings = {"ph": "M", "name": "flagos_records", "pid": pid, "args": {"categories": ["execute", "step"]}}
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (meanings, texts, about)) + after)
+    header = trace_file.MAGIC.ljust(trace_file.HEADER_BYTES, b"\0")
+    (folder / f"{name}.records").write_bytes(header + b"".join(records))
 
 
-def span(pid: int) -> str:
-    place = {"pid": pid, "tid": 1, "ts": 5.0, "dur": 2.0, "args": {"device": 0, "program": 0, "step": 0}}
-    return json.dumps({"ph": "X", "cat": "step", "name": HOSTILE, **place})
+def span(pid: int, kind: int = trace_file.SPAN, category: int = 1, name: int = 1, program: int = 0) -> bytes:
+    return trace_file.RECORD.pack(kind, pid, 1, category, name, 0, program, 0, 5000, 7000, -1, 0)
 
 
 def test_parts_are_merged_and_names_survive(tmp_path: Path) -> None:
-    part(tmp_path, "1-0.jsonl", 1, span(1), '{"ph":"X","cut off')
-    part(tmp_path, "2-0.jsonl", 2, span(2), "")
+    part(tmp_path, "1-0", 1, span(1), span(1)[:30], after='{"ph":"M","cut off')
+    part(tmp_path, "2-0", 2, span(2, kind=0), span(2))
     summary = trace_text.Summary()
     with (tmp_path / "trace.json").open("w") as stream:
         trace_file.write(stream, summary.all(trace_file.events_of(tmp_path)), {"command": HOSTILE})
@@ -170,7 +255,35 @@ def test_parts_are_merged_and_names_survive(tmp_path: Path) -> None:
     assert all(line.isprintable() and len(line) <= 30 for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("record", "unknown"),
+    [({"name": 2}, "2"), ({"program": 1}, "1"), ({"category": 2}, "tuple index"), ({"kind": 9}, "kind 9")],
+)
+def test_a_record_that_means_nothing_is_refused(record: dict[str, int], unknown: str, tmp_path: Path) -> None:
+    part(tmp_path, "1-0", 1, span(1), span(1, **record))
+    with pytest.raises(CommandFailed, match=rf"1-0\.records, event 1: nothing is known of .*{unknown}"):
+        list(trace_file.events_of(tmp_path))
+
+
+def test_steps_of_a_run_follow_each_other(tmp_path: Path) -> None:
+    run = trace_file.RECORD.pack(trace_file.STEPS, 1, 1, 1, 0, 0, 0, 0, 1000, 10000, 9, 0)
+    ends = [trace_file.STEP_ENDS.pack(trace_file.ENDS, 7, *range(2000, 9000, 1000))]
+    ends += [trace_file.STEP_ENDS.pack(trace_file.ENDS, 2, 9000, 10000, 0, 0, 0, 0, 0)]
+    # The last ends are of a run that was not written any more.
+    part(tmp_path, "1-0", 1, run, *ends, span(1), ends[0])
+    *steps, last = trace_file.events_of(tmp_path)
+    assert [(e["args"]["step"], e["ts"], e["dur"]) for e in steps] == [(i, i + 1.0, 1.0) for i in range(9)]
+    assert [e["name"] for e in steps[1:]] == [f"step {i}" for i in range(1, 9)] and last["name"] == HOSTILE
+
+
 def test_a_broken_part_is_refused(tmp_path: Path) -> None:
-    part(tmp_path, "1-0.jsonl", 1, "[1]", "")
-    with pytest.raises(CommandFailed, match=r"1-0\.jsonl, line 2, is no trace event"):
+    part(tmp_path, "1-0", 1, after="[1]\n")
+    with pytest.raises(CommandFailed, match=r"1-0\.jsonl, line 4, is no trace event"):
+        list(trace_file.events_of(tmp_path))
+    part(tmp_path, "1-0", 1)
+    (tmp_path / "1-0.records").write_bytes(b"another file")
+    with pytest.raises(CommandFailed, match=r"1-0\.records has no records of this version"):
+        list(trace_file.events_of(tmp_path))
+    (tmp_path / "1-0.records").unlink()
+    with pytest.raises(CommandFailed, match=r"1-0\.records cannot be read"):
         list(trace_file.events_of(tmp_path))

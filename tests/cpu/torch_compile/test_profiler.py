@@ -47,6 +47,7 @@ def test_a_launch_is_an_event(place: str, shapes: bool, tmp_path: Path) -> None:
     here = f"{__file__}:{function.__code__.co_firstlineno + 1}"
     assert product["source"] == described["source"] == here
     assert product["provider"] and product["kernel"] and product["bytes"] > 0
+    assert all(step["measured_ns"] > 0 for step in described["steps"])
     if shapes:
         facts = {name: value for name, value in described.items() if value and name != "steps"}
         assert {name: first["args"].get(name) for name in facts} == facts
