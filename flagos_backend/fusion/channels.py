@@ -149,7 +149,7 @@ def unrolled(region: Region, d: int) -> Region:
         operands = tuple(_at(at, operand, position) for operand in e.operands)
         if isinstance(e, Apply):
             return pool.apply(e, operands)
-        return pool.reduce(e, *operands, e.dims) if isinstance(e, Reduce) else e
+        return pool.reduce(e, operands[0], operands[1], e.dims) if isinstance(e, Reduce) else e
 
     for e in region.expressions():
         if isinstance(e, Reduce) and d in e.dims:
