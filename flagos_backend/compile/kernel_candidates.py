@@ -30,12 +30,14 @@ from flagos_backend.process.torch_loading import torch
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A computation as kernels: ``items`` in the order in which they run. ``temporary_bytes``: as Ordered.peak."""
+    """A computation as kernels: ``items`` in the order in which they run. ``temporary_bytes``,
+    ``handed_on``: as of Ordered."""
 
     flat: FlatComputation
     schedule: Schedule
     items: tuple[Item | Wait, ...]
     temporary_bytes: int
+    handed_on: int
 
 
 class KernelCandidates:
@@ -54,13 +56,18 @@ class KernelCandidates:
             flat = flatten(computation)
             ordered = ordered_by_memory(flat, schedule(flat, self._target), self._bytes_of_called)
             items = overlapped(flat, ordered.schedule)
-            found = self._scheduled[computation] = Scheduled(flat, ordered.schedule, items, ordered.peak)
+            found = self._scheduled[computation] = Scheduled(
+                flat, ordered.schedule, items, ordered.peak, ordered.handed_on
+            )
         return found
 
     def _bytes_of_called(self, instruction: Instruction) -> int:
-        """Of the computations that the plan of ``instruction`` runs; scalar functions of kernels take nothing."""
+        """Of the computations that the plan of ``instruction`` runs; scalar functions of kernels take nothing. A loop
+        has what an iteration hands on beside what it was given."""
         run = _run_by(instruction) if instruction.opcode in RUN_OTHERS else ()
-        return max((self.scheduled(computation).temporary_bytes for computation in run), default=0)
+        scheduled = [self.scheduled(computation) for computation in run]
+        twice = scheduled[-1].handed_on if instruction.opcode is Opcode.WHILE else 0
+        return max((each.temporary_bytes for each in scheduled), default=0) + twice
 
     def region_kernel(self, region: Region) -> RegionKernel:
         """The kernel of a region of ``scheduled``."""

@@ -30,10 +30,11 @@ Inner = Callable[[Instruction], int]
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """``peak``: the most bytes of temporaries that live at once in ``schedule``, parameters and results left out,
-    those of what its items run included."""
+    those of what its items run included. ``handed_on``: as of Storages."""
 
     schedule: Schedule
     peak: int
+    handed_on: int = 0
 
 
 def ordered_by_memory(computation: FlatComputation, schedule: Schedule, inner: Inner) -> Ordered:
@@ -54,8 +55,9 @@ def ordered_by_memory(computation: FlatComputation, schedule: Schedule, inner: I
             if peak < lowest and (best is not program or peak + peak // _LEAST_GAIN <= lowest):
                 best, lowest = order, peak
     if best is program:
-        return Ordered(schedule, lowest)
-    return Ordered(replace(schedule, items=tuple(schedule.items[number] for number in best)), lowest)
+        return Ordered(schedule, lowest, items.handed_on)
+    ordered = replace(schedule, items=tuple(schedule.items[number] for number in best))
+    return Ordered(ordered, lowest, items.handed_on)
 
 
 class _Items:
@@ -72,6 +74,7 @@ class _Items:
             self._needs[number].update(dict.fromkeys(earlier))
         self._touched = storages.touched
         self._size = storages.sizes
+        self.handed_on = storages.handed_on
         self._touching: dict[Instruction, list[int]] = {}
         for number, touched in enumerate(self._touched):
             for storage in touched:

@@ -197,12 +197,13 @@ def close_loop(body: Summary) -> LoopSummary:
     return LoopSummary(body, frozenset(overwrites), frozenset(copied))
 
 
-def loop_results(ownership: Ownership, loop: LoopSummary, initial: Sequence[Place]) -> tuple[Place, ...]:
-    """Where a loop's results lie for its caller, after any number of iterations, given where the initial values lay."""
+def loop_results(ownership: Ownership, loop: LoopSummary, initial: Sequence[Place], runs: bool) -> tuple[Place, ...]:
+    """Where a loop's results lie for its caller, given where the initial values lay. ``runs``: the body runs at least
+    once, and otherwise any number of times."""
     count = len(initial)
     fresh: dict[int, int] = {}
-    roots: list[set[int]] = [set(p.roots) for p in initial]
-    distinct = [p.distinct for p in initial]
+    roots: list[set[int]] = [set() if runs else set(p.roots) for p in initial]
+    distinct = [runs or p.distinct for p in initial]
     sources: list[list[int]] = [[] for _ in range(count)]
     for index, place in enumerate(loop.body.results):
         if index in loop.copied:
@@ -212,7 +213,10 @@ def loop_results(ownership: Ownership, loop: LoopSummary, initial: Sequence[Plac
         for root in place.roots:
             parameter = parameter_of(root)
             if parameter is not None:
+                # What the last iteration got there: the initial value, or what the iteration before it left.
                 sources[index].append(parameter)
+                roots[index] |= initial[parameter].roots
+                distinct[index] &= initial[parameter].distinct
             elif root == BORROWED:
                 roots[index].add(BORROWED)
             else:

@@ -3,7 +3,7 @@ written over what dies at it, where that is safe. Between passes and plan.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,14 @@ from flagos_backend.compile.ownership import (
     kept_arguments,
     loop_results,
     parameter_root,
+)
+from flagos_backend.compile.plan_memory import (
+    Follow,
+    Made,
+    PlanMemory,
+    StepMemory,
+    followed_conditional,
+    followed_loop,
 )
 from flagos_backend.ir.attributes import (
     ConstantAttributes,
@@ -90,10 +98,13 @@ class Builder:
         self._device = device
         self._count: InstructionCount = outer._count if outer else InstructionCount()
         self._effects: Effects = outer._effects if outer else Effects()
-        self.summary = Summary(frozenset(), ())  # of what was built
+        # Of what was built.
+        self.summary = Summary(frozenset(), ())
+        self.memory = PlanMemory(0, (), (), ())
         self._initial: list[Any] = []
         self._shapes: list[ArrayShape | None] = []
         self._pending: list[Pending] = []
+        self._follows: dict[int, Follow] = {}  # of steps that run plans, by the identity of the pending step
         self._constants: list[int] = []
         self._token: int | None = None
         self._parameters: range = range(0)
@@ -230,10 +241,10 @@ class Builder:
         trip_count = instruction.attributes_as(WhileAttributes).trip_count
         if self._effects.of_computation(condition):
             trip_count = None  # the condition must run, whatever it says
-        iteration, owned = self.nested(), range(len(operands))
+        iteration, first, owned = self.nested(), self.nested(), range(len(operands))
         if trip_count is None:
             plans: tuple[Plan, ...] = (
-                self.nested().build(condition, ()),
+                first.build(condition, ()),
                 iteration.build_iteration(condition, body, owned),
             )
             # Nobody looks at the last result again once the next iteration may write over it.
@@ -241,14 +252,17 @@ class Builder:
         else:
             plans = (iteration.build(body, owned),)
             loop = close_loop(iteration.summary)
+        sizes = [shape.num_bytes for shape in leaves(instruction.shape)]
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             copied = hand_over(owner, loop.overwrites, operands, dying)
             initial = [after_copy(owner, slot, index in copied) for index, slot in enumerate(operands)]
-            for slot, place in zip(flat, loop_results(owner, loop, initial), strict=True):
+            for slot, place in zip(flat, loop_results(owner, loop, initial, runs=bool(trip_count)), strict=True):
                 owner.define(slot, place)
             callees = tuple(plan.run for plan in plans)
             copies = control_flow.Copies(tuple(dying), copied, tuple(sorted(loop.copied)))
+            asked = first.memory if trip_count is None else None
+            self._follows[id(pending)] = followed_loop(iteration.memory, asked, trip_count, operands, sizes, copies)
             if trip_count is None:
                 iteration_plan = plans[1]
                 handed_on = zip(iteration_plan.parameters, iteration_plan.results, strict=False)
@@ -288,6 +302,8 @@ class Builder:
                 if has_buffer:
                     self.offer_buffer(owner, slot, shapes[number])
             kept = kept_arguments([builder.summary for builder in builders], arguments)
+            memories, sizes = [builder.memory for builder in builders], [shape.num_bytes for shape in shapes]
+            self._follows[id(pending)] = followed_conditional(memories, arguments, sizes, tuple(dying))
             return control_flow.Conditional(branches, selector, arguments, flat, shapes, kept, tuple(dying)), True, ""
 
         slots = (selector, *(slot for branch in arguments for slot in branch))
@@ -314,6 +330,7 @@ class Builder:
         last_use = {slot: index for index, p in enumerate(pendings) for slot in (*p.operands, *p.keeps)}
         kept = {*results, *self._constants}
         steps = [self._finish_step(i, p, owner, last_use, kept) for i, p in enumerate(pendings)]
+        follows = {index: self._follows.pop(id(p)) for index, p in enumerate(pendings) if id(p) in self._follows}
         if entry is not None:
             results = self._own_results(results, entry, owner, owned, steps)
         unused = tuple(s for s in self._parameters if s not in last_use and s not in kept)
@@ -324,8 +341,39 @@ class Builder:
             slot: result_buffer for slot, place in owner.places.items() if (result_buffer := self._result_buffer(place))
         }
         allocations = tuple(_allocations(owner, steps, results))
+        self.memory = PlanMemory(len(self._initial), self._parameters, results, self._followed(steps, owner, follows))
+        peak = self.memory.temporary_bytes if entry is not None else 0
         return Plan(
-            name, tuple(steps), self._parameters, results, result_buffers, self._shapes, self._initial, allocations
+            name,
+            tuple(steps),
+            self._parameters,
+            results,
+            result_buffers,
+            self._shapes,
+            self._initial,
+            allocations,
+            peak,
+        )
+
+    def _followed(
+        self, steps: Sequence[Step], owner: Ownership, follows: Mapping[int, Follow]
+    ) -> tuple[StepMemory, ...]:
+        """Which storage each result of ``steps`` lies in."""
+        known = {root for slot in self._parameters for root in owner.places[slot].roots}
+
+        def made(step: Step, slot: int) -> Made:
+            roots = owner.places[slot].roots
+            takes = step.enqueues and any(root not in known for root in roots if is_own(root))
+            known.update(roots)
+            shares = tuple(
+                operand for operand in dict.fromkeys(step.operands) if not roots.isdisjoint(owner.places[operand].roots)
+            )
+            shape = self._shapes[slot] if takes else None
+            return Made(slot, shape.num_bytes if shape else 0, shares)
+
+        return tuple(
+            StepMemory(tuple(made(step, slot) for slot in step.results), step.frees, follows.get(index))
+            for index, step in enumerate(steps)
         )
 
     def _result_buffer(self, place: Place) -> ResultBuffer | None:

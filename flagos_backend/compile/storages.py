@@ -19,7 +19,8 @@ from flagos_backend.loop_ir.region import Load, Region
 
 class Storages:
     """``touched``: for each item, the storages that it reads or writes; ``sizes``: their bytes, 0 of what holds a
-    parameter, a constant or a result. ``behind``: (item, other readers of what it may be written over), which must come
+    parameter, a constant or a result. ``handed_on``: the bytes of results in storages of their own, which are over no
+    parameter or constant. ``behind``: (item, other readers of what it may be written over), which must come
     before it."""
 
     def __init__(self, computation: FlatComputation, schedule: Schedule) -> None:
@@ -29,6 +30,7 @@ class Storages:
         self._writes = [schedule.writes(computation, item) for item in schedule.items]
         self._writers: defaultdict[Instruction, list[int]] = defaultdict(list)
         self._readers: defaultdict[Instruction, list[int]] = defaultdict(list)
+        self._over_lent: set[Instruction] = set()
         for number, (reads, writes) in enumerate(zip(self._reads, self._writes, strict=True)):
             for buffer in dict.fromkeys(reads):
                 self._readers[buffer].append(number)
@@ -47,6 +49,9 @@ class Storages:
             storage = self._find(buffer)
             self.sizes[storage] = max(self.sizes[storage], _bytes(buffer))
         lent = (buffer for buffer in self._readers if buffer not in self._writers)
+        own = {self._find(output) for output in outputs if output in self._writers}
+        over = set(map(self._find, self._over_lent))
+        self.handed_on = sum(self.sizes[storage] for storage in own - over)
         self.sizes.update((self._find(buffer), 0) for buffer in (*lent, *outputs))
 
     def _find(self, buffer: Instruction) -> Instruction:
@@ -62,6 +67,13 @@ class Storages:
         if first is not second:
             self._parent[second] = first
 
+    def _put_over(self, buffer: Instruction, made: Instruction) -> None:
+        """``made`` lies where ``buffer`` does. What is lent keeps a storage of its own: it is the caller's."""
+        if buffer in self._writers:
+            self._unite(buffer, made)
+        else:
+            self._over_lent.add(made)
+
     def _share(self, number: int, outputs: set[Instruction]) -> None:
         """Decides what the buffers that ``number`` makes lie in."""
         item = self._schedule.items[number]
@@ -72,8 +84,7 @@ class Storages:
         elif isinstance(item, Region):
             for buffer, output in _over(item, dying, made):
                 self._put_behind(number, buffer)
-                if buffer in self._writers:
-                    self._unite(buffer, output)
+                self._put_over(buffer, output)
         else:
             sizes = {_bytes(buffer) for buffer in made}
             for buffer in dying:
@@ -86,14 +97,14 @@ class Storages:
         (target,) = self._writes[number]
         last = self._readers[array][-1]
         update = next((n for n in self._writers[target] if n > number), number)
-        if last in (number, update) and array in self._writers and array not in outputs:
-            self._unite(array, target)
+        if last in (number, update) and array not in outputs:
+            self._put_over(array, target)
 
     def _share_call(self, call: Instruction, number: int, dying: list[Instruction]) -> None:
         if call.opcode is Opcode.WHILE:
             for operand, result in zip(self._reads[number], self._writes[number], strict=True):
-                if operand in dying and operand in self._writers:
-                    self._unite(operand, result)
+                if operand in dying:
+                    self._put_over(operand, result)
         elif call.opcode in WITHOUT_KERNEL or (call.opcode not in RUN_OTHERS and storage_of(call) is not Storage.FRESH):
             for operand in self._reads[number]:
                 for result in self._writes[number]:

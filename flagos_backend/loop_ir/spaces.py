@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from flagos_backend.loop_ir.region import Affine, Expression, Load, Region, Store
 from flagos_backend.loop_ir.rewriting import Pool, rewrite, rewrite_store, unmoved
@@ -102,16 +102,36 @@ def substitute(region: Region, stores: Sequence[Store], pool: Pool) -> Region | 
 
     None when it loads any of that at another point than where it is stored.
     """
-    stored = {store.target: store for store in stores}
+    targets = {store.target for store in stores}
+    stored = {(store.target, store.index): store for store in stores}
+    if len(stored) != len(targets) and not _meet_nowhere(region.dims, stores):
+        return None
     found: dict[Expression, Expression] = {}
     for expression in region.expressions():
-        if isinstance(expression, Load) and expression.source in stored:
-            store = stored[expression.source]
-            if store.index != expression.index or store.value.element_type is not expression.element_type:
+        if isinstance(expression, Load) and expression.source in targets:
+            store = stored.get((expression.source, expression.index))
+            if store is None or store.value.element_type is not expression.element_type:
                 return None
             found[expression] = store.value
     moved = rewrite(region.expressions(), pool, unmoved, lambda dims: dims, found.get)
     return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
+
+
+def _meet_nowhere(dims: Sequence[int], stores: Sequence[Store]) -> bool:
+    """Whether no two of ``stores``, which walk ``dims``, write to one element, as far as that is easily seen."""
+    for number, store in enumerate(stores):
+        coefficients = store.index.coefficients
+        step = gcd(*coefficients)
+        span = sum(abs(c) * (size - 1) for c, size in zip(coefficients, dims, strict=True))
+        for other in stores[:number]:
+            if other.target is not store.target:
+                continue
+            distance = abs(store.index.offset - other.index.offset)
+            if other.index.coefficients != coefficients or store.index.shifts or other.index.shifts:
+                return False
+            if distance <= span and not (step and distance % step):
+                return False
+    return True
 
 
 def shared_bytes(a: Region, b: Region) -> int:

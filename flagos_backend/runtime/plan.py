@@ -3,7 +3,6 @@ called by bridge.py."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +83,9 @@ class Plan:
     """What lies in each slot before the first step: constants."""
     allocations: tuple[Allocation, ...] = ()
     """Of what is no result, in the order of ``first``; those of nested plans are theirs."""
+    temporary_bytes: int = 0
+    """Of an entry computation: the most bytes that live at once beside arguments, constants and results, those of
+    nested plans included."""
     _compiled: tuple[CompiledStep, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,18 +94,6 @@ class Plan:
     @property
     def result_shapes(self) -> tuple[ArrayShape, ...]:
         return self.shapes_of(self.results)
-
-    @property
-    def temporary_bytes(self) -> int:
-        """The most bytes of ``allocations`` that live at once, those of nested plans included."""
-        changes = [0] * (len(self.steps) + 1)
-        for allocation in self.allocations:
-            if (shape := self.shapes[allocation.slot]) is not None:
-                changes[allocation.first] += shape.num_bytes
-                changes[allocation.last + 1] -= shape.num_bytes
-        alive = itertools.accumulate(changes)
-        inner = (max((plan.temporary_bytes for plan in step.nested), default=0) for step in self.steps)
-        return max((own + nested for own, nested in zip(alive, inner, strict=False)), default=0)
 
     def shapes_of(self, slots: Iterable[int]) -> tuple[ArrayShape, ...]:
         """Of slots that hold arrays."""

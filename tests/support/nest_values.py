@@ -34,6 +34,7 @@ BOUNDS = {
     "floor_division": 0.0,
     "rotate": 0.0,
     "join_operations": 0.0,
+    "half_powers": _ORDER,
     "join_sums": _ORDER,
     "shared_reciprocals": _ORDER,
     "exp_below_maximum": 0.0,

@@ -316,6 +316,12 @@ def channels(rng: Rng, plain: bool = False) -> Region:
     return b.nest()
 
 
+def half_power(rng: Rng, plain: bool = False) -> Region:
+    b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 9)), E.F32, plain=plain)
+    b.store(b.apply(O.POWER, b.grown(b.load()), b.number((-1.5, -0.5, 1.5)[_size(rng, 0, 2)])))
+    return b.nest()
+
+
 def two_sums(rng: Rng, plain: bool = False) -> Region:
     b = Builder(rng, (_size(rng, 2, 9), _size(rng, 2, 99)), _float(rng), plain=plain)
     sums = (b.reduce(O.ADD, b.grown(b.load()), 1), b.reduce(O.ADD, b.load(), 1))
@@ -388,6 +394,7 @@ MOTIFS: dict[str, tuple[Motif, ...]] = {
     "floor_division": (floored,),
     "rotate": (rotation,),
     "join_operations": (pair, gathered_pair),
+    "half_powers": (half_power,),
     "join_sums": (two_sums,),
     "shared_reciprocals": (shared_divisor, power_of_two),
     "exp_below_maximum": (softmax,),

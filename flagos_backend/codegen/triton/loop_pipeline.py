@@ -7,6 +7,7 @@ import functools
 from flagos_backend.codegen.loop_pass_manager import EXCESS_PRECISION, LoopPass, LoopPipeline, log2, one
 from flagos_backend.codegen.triton.loop_transforms.divisions import with_reciprocals, without_branches
 from flagos_backend.codegen.triton.loop_transforms.exponentials import below_maximum
+from flagos_backend.codegen.triton.loop_transforms.half_powers import with_roots
 from flagos_backend.codegen.triton.loop_transforms.packed_sums import without_packed_sums
 from flagos_backend.codegen.triton.loop_transforms.piecewise_polynomials import chosen_last, with_near_arguments
 from flagos_backend.codegen.triton.loop_transforms.sums import joined
@@ -19,6 +20,7 @@ def triton_loop_pipeline(target: Target, excess_precision: bool = False) -> Loop
     every = (
         log2(excess_precision),
         *((EXCESS_PRECISION,) if excess_precision else ()),
+        LoopPass("half_powers", one(with_roots), "a power is a hundred instructions, and a branch"),
         LoopPass("join_sums", one(joined), "warps wait for one another once"),
     )
     with_library = (

@@ -7,6 +7,7 @@ import functools
 from flagos_backend.codegen.triton.cost import is_over_at_once
 from flagos_backend.codegen.triton.tiling import choose, only_reductions, supports
 from flagos_backend.devices.target import Target
+from flagos_backend.fusion.channels import with_unrolled_channels
 from flagos_backend.fusion.fuse import fuse
 from flagos_backend.fusion.merge import merge
 from flagos_backend.fusion.policy import ACCELERATOR
@@ -17,9 +18,8 @@ from flagos_backend.loop_ir.region import Region
 
 def schedule(computation: FlatComputation, target: Target) -> Schedule:
     """Regions, each for one RegionKernel, and library calls."""
-    return merge(
-        computation, fuse(computation, ACCELERATOR), functools.partial(_accepts, target), expensive_launches=True
-    )
+    unrolled = with_unrolled_channels(computation, fuse(computation, ACCELERATOR))
+    return merge(computation, unrolled, functools.partial(_accepts, target), expensive_launches=True)
 
 
 def _accepts(target: Target, region: Region) -> bool:

@@ -72,13 +72,10 @@ def capture(
     """
     shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
     # One piece of memory serves for all arrays, as nothing reads it; each has addresses of its own in it.
-    count = len(shapes)
-    largest = max((shape.num_bytes for shape in shapes), default=0)
-    first_places = [number * _ALIGNMENT for number in range(count)]
-    # Every array moves by another distance, so that the distance tells which one an address belongs to.
-    unit = _unit_of_moves(count)
-    second_places = [place + (count + number) * unit for number, place in enumerate(first_places)]
-    arena = torch.empty(largest + max(second_places, default=0), dtype=torch.uint8, device=run.device)
+    sizes = [shape.num_bytes for shape in shapes]
+    first_places, second_places = _places(sizes)
+    ends = (place + size for place, size in zip(second_places, sizes, strict=True))
+    arena = torch.empty(max(ends, default=0), dtype=torch.uint8, device=run.device)
     places = (first_places, second_places, first_places)
 
     def recorded(number: int, memory: GraphMemory) -> Recording:
@@ -97,6 +94,18 @@ def capture(
         (base + a, base + b, shape.num_bytes) for a, b, shape in zip(first_places, second_places, shapes, strict=True)
     )
     return Captures(first, tuple(map(checked, others)), arrays, lambda memory: checked(recorded(0, memory)))
+
+
+def _places(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where arrays of ``sizes`` bytes lie first, and second. Each moves by another distance, so that the distance tells
+    which one an address belongs to. The larger ones move less, for which less memory is enough."""
+    count = len(sizes)
+    unit = _unit_of_moves(count)
+    first = [number * _ALIGNMENT for number in range(count)]
+    second = list(first)
+    for rank, number in enumerate(sorted(range(count), key=lambda number: -sizes[number])):
+        second[number] += (count + rank) * unit
+    return first, second
 
 
 def _unit_of_moves(count: int) -> int:

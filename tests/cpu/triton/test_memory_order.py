@@ -26,6 +26,7 @@ from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.loop_ir.flat import FlatComputation, flatten
 from flagos_backend.runtime.plan import Plan
 from programs import hlo_bytes
+from support.live_bytes import run_and_count
 from support.passes import for_accelerator
 
 TARGET = Target("cpu", vendor="simulated", architecture="host", multiprocessors=2, warp_size=1)
@@ -84,35 +85,6 @@ def built(module: Module) -> Plan:
     return accelerator_plan.build(module.entry, (), torch.device("cpu"), TARGET)
 
 
-def counted(plan: Plan, run: Run, arguments: list[torch.Tensor]) -> tuple[list[Any], int]:
-    """The results, and the most bytes that were there at once, of ``plan`` alone, beside arguments, constants and
-    results."""
-    values = plan.initial.copy()
-    for slot, argument in zip(plan.parameters, arguments, strict=True):
-        values[slot] = argument
-    known = {v.untyped_storage().data_ptr() for v in values if isinstance(v, torch.Tensor)}
-    alive: list[dict[int, int]] = []
-    for kernel, operands, result, frees in plan._compiled:
-        if operands is None:
-            kernel(run, values)
-        else:
-            values[result] = kernel(run, *[values[slot] for slot in operands])
-        storages = [v.untyped_storage() for v in values if isinstance(v, torch.Tensor)]
-        alive.append({storage._cdata: storage.nbytes() for storage in storages if storage.data_ptr() not in known})
-        for slot in frees:
-            values[slot] = None
-    results = [values[slot] for slot in plan.results]
-    returned = {result.untyped_storage()._cdata for result in results}
-    return results, max(sum(n for key, n in at.items() if key not in returned) for at in alive)
-
-
-def handed_over(plan: Plan) -> int:
-    """Bytes of what an iteration of a loop may leave beside what it was given: neither the order nor the plan counts
-    results of bodies."""
-    bodies = (body for step in plan.steps for body in step.nested)
-    return max((sum(shape.num_bytes for shape in body.result_shapes) for body in bodies), default=0)
-
-
 @pytest.mark.parametrize("number", range(8))
 def test_programs_of_chance(number: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     function = of_chance(rng)
@@ -128,9 +100,9 @@ def test_programs_of_chance(number: int, rng: np.random.Generator, monkeypatch: 
         expected = jax.jit(function)(*arrays)
     with torch.inference_mode():
         taken = [torch.empty(array.shape).copy_(torch.from_numpy(array)) for array in arrays]
-        found, most = counted(ours, Run(), list(taken))
+        found, most = run_and_count(ours, taken)
         unordered = theirs.run(Run(), list(taken))
-    assert most <= ours.temporary_bytes + handed_over(ours)
+    assert most <= ours.temporary_bytes
     for result, other, truth in zip(found, unordered, expected, strict=True):
         torch.testing.assert_close(result, other, rtol=0, atol=0)
         np.testing.assert_allclose(result, truth, rtol=1e-3, atol=1e-3)
@@ -157,3 +129,71 @@ def test_what_is_used_up_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     assert theirs.temporary_bytes >= 8 * N * N * 4
     assert ours.temporary_bytes <= 4 * N * N * 4 + 8 * N * 4
     assert len(ours.steps) == len(theirs.steps)
+
+
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Not written over what it reads."""
+    return x @ y
+
+
+def handed_on(iterations: int) -> Function:
+    return lambda s: lax.fori_loop(0, iterations, lambda i, x: product(x, s), s + 1).sum(0)
+
+
+def returned(iterations: int) -> Function:
+    return lambda s: lax.fori_loop(0, iterations, lambda i, x: product(x, s), s + 1)
+
+
+def of_an_argument(s: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, 5, lambda i, x: product(x, s), s)
+
+
+def exchanged(s: jax.Array) -> jax.Array:
+    first, second = lax.fori_loop(0, 5, lambda i, x: (x[1], product(x[0], s)), (s + 1, s - 1))
+    return product(first, second)
+
+
+def in_row(s: jax.Array) -> jax.Array:
+    """Each value is kept for three iterations."""
+    row = lax.fori_loop(0, 7, lambda i, x: (product(x[2], s), x[0], x[1]), (s + 1, s - 1, s * 2))
+    return sum(row).sum(0)
+
+
+def of_data(s: jax.Array) -> jax.Array:
+    return lax.while_loop(lambda x: x[0, 0] < 1e3, lambda x: jnp.abs(product(x, s)) * 2 + 1, s + 1).sum(0)
+
+
+def within(s: jax.Array) -> jax.Array:
+    def outer(i: jax.Array, x: jax.Array) -> jax.Array:
+        return product(x, lax.fori_loop(0, 3, lambda j, y: product(y, x), s))
+
+    return lax.fori_loop(0, 4, outer, s + 1).sum(0)
+
+
+def either(s: jax.Array) -> jax.Array:
+    taken = lax.cond(s[0, 0] < 0, lambda x: product(product(x, s), s), lambda x: x + 1, s * 2)
+    return product(taken, s).sum(0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *map(handed_on, (1, 2, 3, 9)),
+        *map(returned, (1, 2, 3, 9)),
+        of_an_argument,
+        exchanged,
+        in_row,
+        of_data,
+        within,
+        either,
+    ],
+)
+def test_what_loops_and_branches_hold_is_counted_exactly(function: Function, rng: np.random.Generator) -> None:
+    plan = built(module_of(function, ARGUMENTS[0]))
+    square = rng.uniform(-1, -0.1, (N, N)).astype(np.float32)  # both branches and several iterations of data
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = jax.jit(function)(square)
+    with torch.inference_mode():
+        (found,), most = run_and_count(plan, [torch.empty(N, N).copy_(torch.from_numpy(square))])
+    assert plan.temporary_bytes == most
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)

@@ -6,10 +6,12 @@ import contextlib
 import gc
 import itertools
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -499,3 +501,19 @@ def test_memory_is_given_back_while_nobody_captures(host_graphs: None, monkeypat
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alone.append(device_lock.locked()))
     memory_module.give_back(DEVICE)
     assert alone == [True] and not device_lock.locked()
+
+
+def test_no_other_order_of_the_moves_needs_less_memory(rng: np.random.Generator) -> None:
+    count = 5
+    sizes = [int(size) for size in rng.integers(0, 8 << 20, count)]
+    first, second = capture_module._places(sizes)
+    moves = [after - before for before, after in zip(first, second, strict=True)]
+    assert len(set(moves)) == count
+    # Beyond what the distance of two arrays changes by.
+    assert min(moves) > max(moves) - min(moves)
+
+    def end(order: Sequence[int]) -> int:
+        return max(place + moves[n] + size for place, n, size in zip(first, order, sizes, strict=True))
+
+    assert end(range(count)) == max(place + size for place, size in zip(second, sizes, strict=True))
+    assert end(range(count)) <= min(map(end, itertools.permutations(range(count)))) + count * 512

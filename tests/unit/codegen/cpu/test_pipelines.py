@@ -262,7 +262,7 @@ def test_transforms_are_left_out_by_name() -> None:
 
 
 def test_no_vendor_has_the_extras_of_another() -> None:
-    assert [step.name for step in triton_loop_pipeline(SIMULATED)] == ["log2", "join_sums"]
+    assert [step.name for step in triton_loop_pipeline(SIMULATED)] == ["log2", "half_powers", "join_sums"]
     assert HOST.facts == SIMULATED.facts
 
 
