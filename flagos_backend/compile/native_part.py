@@ -5,6 +5,7 @@ Between codegen/cpu/emitter.py, which writes the program, and bridge.py, which h
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,9 @@ from flagos_backend.process.torch_loading import torch
 
 # A library call from native code costs about as much as this many operations of a Python plan save.
 _OPERATIONS_PER_CALL = 2
+# Who multiplies: native/cpu/blas.cc reads it too. A BLAS that torch brought before is taken anyway; otherwise importing
+# torch would take longer than most programs run.
+_PRODUCTS, _OF_TORCH = "FLAGOS_CPU_PRODUCTS", ("mkl", "onednn")
 
 # (run, operands, for each result where it goes or None) -> the tensors that go nowhere, in order
 LibraryCall = Callable[[Run, list[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]]
@@ -59,7 +63,7 @@ def native_part(
     calls = collectives.count(None)
     if code.operations < _OPERATIONS_PER_CALL * calls:
         return None, f"{calls} library calls to {code.operations} native operations"
-    if code.uses_blas:
+    if code.uses_torch or (code.multiplies and os.environ.get(_PRODUCTS) in _OF_TORCH):
         with stage("loading PyTorch"):
             torch_loading.load()
     with stage("machine code"):

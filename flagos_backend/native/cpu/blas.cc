@@ -22,14 +22,6 @@ void Find(void* library, const std::string& name, F* function) {
   *function = reinterpret_cast<F>(dlsym(library, name.c_str()));
 }
 
-template <class T>
-void FindRoutines(void* library, const std::string& prefix, const char* orthogonal, Routines<T>* found) {
-  Find(library, prefix + "gemm_", &found->gemm);
-  Find(library, prefix + "trsm_", &found->trsm);
-  Find(library, prefix + "geqrf_", &found->geqrf);
-  Find(library, prefix + orthogonal, &found->orgqr);
-}
-
 #if defined(__x86_64__)
 bool IsIntels() {
   unsigned int leaves, maker[3];
@@ -37,16 +29,27 @@ bool IsIntels() {
 }
 #endif
 
-// On processors of another vendor MKL's products are slower than oneDNN's: on an AMD EPYC (Zen 4) by an eighth for
-// large matrices, and twice as slow for a few rows. FLAGOS_CPU_PRODUCTS decides otherwise.
-bool PrefersBlocks() {
-#if defined(__x86_64__)
+enum class Products { kBest, kMkl, kOneDnn, kOwn };
+
+// What FLAGOS_CPU_PRODUCTS asks for.
+Products Wanted() {
   const char* text = std::getenv("FLAGOS_CPU_PRODUCTS");
   const std::string_view wanted = text == nullptr ? "" : text;
-  const bool known = wanted.empty() || wanted == "mkl" || wanted == "onednn";
-  if (!known) Log(FLAGOS_LOG_WARNING, "FLAGOS_CPU_PRODUCTS is %s, neither mkl nor onednn: not followed", text);
+  if (wanted == "mkl") return Products::kMkl;
+  if (wanted == "onednn") return Products::kOneDnn;
+  if (wanted == "flagos") return Products::kOwn;
+  if (!wanted.empty()) {
+    Log(FLAGOS_LOG_WARNING, "FLAGOS_CPU_PRODUCTS is %s, neither mkl nor onednn nor flagos: not followed", text);
+  }
+  return Products::kBest;
+}
+
+// On processors of another vendor MKL's products are slower than oneDNN's: on an AMD EPYC (Zen 4) by an eighth for
+// large matrices, and twice as slow for a few rows.
+bool PrefersBlocks(Products wanted) {
+#if defined(__x86_64__)
   if (&SelectKernels() != &Avx512Kernels()) return false;
-  return known && !wanted.empty() ? wanted == "onednn" : !IsIntels();
+  return wanted == Products::kOneDnn || (wanted == Products::kBest && !IsIntels());
 #else
   return false;
 #endif
@@ -57,14 +60,15 @@ bool PrefersBlocks() {
 const Blas& FindBlas() {
   static const Blas blas = [] {
     Blas found;
-    void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    const Products wanted = Wanted();
+    void* torch = wanted == Products::kOwn ? nullptr : dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
     if (torch == nullptr) return found;
-    FindRoutines(torch, "s", "orgqr_", &found.f32);
-    FindRoutines(torch, "d", "orgqr_", &found.f64);
-    FindRoutines(torch, "c", "ungqr_", &found.c64);
-    FindRoutines(torch, "z", "ungqr_", &found.c128);
+    Find(torch, "sgemm_", &found.f32.gemm);
+    Find(torch, "dgemm_", &found.f64.gemm);
+    Find(torch, "cgemm_", &found.c64.gemm);
+    Find(torch, "zgemm_", &found.c128.gemm);
     // at::native::cpublas::brgemm, which the code that Inductor generates calls as well.
-    if (PrefersBlocks()) Find(torch, "_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb", &found.block);
+    if (PrefersBlocks(wanted)) Find(torch, "_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb", &found.block);
     Find(torch, "MKL_Set_Num_Threads_Local", &found.set_threads);
     return found;
   }();

@@ -1,4 +1,5 @@
-// The BLAS and LAPACK inside libtorch_cpu (MKL or OpenBLAS, 32-bit integers), found among the libraries already loaded.
+// The BLAS inside libtorch_cpu (MKL or OpenBLAS, 32-bit integers), if that is among the libraries already loaded when the
+// first product is asked for; packed_product.h has what multiplies otherwise, for as long as the process lives.
 #ifndef FLAGOS_NATIVE_CPU_BLAS_H_
 #define FLAGOS_NATIVE_CPU_BLAS_H_
 
@@ -6,24 +7,13 @@
 
 namespace flagos::cpu {
 
-// The routines for one element type, with the conventions of Fortran: matrices stand column by column. Null: not there.
+// The routine for one element type, with the conventions of Fortran: matrices stand column by column. Null: not there.
 template <class T>
 struct Routines {
   using Gemm = void (*)(const char* transpose_a, const char* transpose_b, const int* m, const int* n, const int* k,
                         const T* alpha, const T* a, const int* lda, const T* b, const int* ldb, const T* beta, T* c,
                         const int* ldc);
-  using Trsm = void (*)(const char* side, const char* triangle, const char* transpose_a, const char* diagonal,
-                        const int* m, const int* n, const T* alpha, const T* a, const int* lda, T* b, const int* ldb);
-  using Geqrf = void (*)(const int* m, const int* n, T* a, const int* lda, T* taus, T* work, const int* work_size,
-                         int* info);
-  using Orgqr = void (*)(const int* m, const int* n, const int* k, T* a, const int* lda, const T* taus, T* work,
-                         const int* work_size, int* info);
   Gemm gemm = nullptr;
-  Trsm trsm = nullptr;
-  Geqrf geqrf = nullptr;
-  Orgqr orgqr = nullptr;  // ungqr of complex numbers
-
-  bool Complete() const { return gemm && trsm && geqrf && orgqr; }
 };
 
 // c = a b, or c += a b, of matrices whose rows stand `lda`, `ldb`, `ldc` elements apart.
@@ -37,6 +27,9 @@ struct Blas {
   Routines<std::complex<double>> c128;
   BlockKernel block = nullptr;        // oneDNN's, where it is the faster one
   int (*set_threads)(int) = nullptr;  // of the calling thread; returns the former number. Only MKL has it.
+
+  // Whether our threads may share products: a BLAS that cannot be held to one thread has threads of its own.
+  bool IsShared() const { return f32.gemm == nullptr || set_threads != nullptr; }
 
   const Routines<float>& Of(float) const { return f32; }
   const Routines<double>& Of(double) const { return f64; }

@@ -1,6 +1,7 @@
 #include "cpu/kernels.h"
 
 #include "cpu/integer_kernels.h"
+#include "cpu/packed_kernels.h"
 #include "cpu/skinny_kernels.h"
 #include "cpu/small_matrices.h"
 
@@ -58,6 +59,14 @@ const SkinnyKernels& SelectSkinnyKernels() {
   if (HasLevel3()) return avx2::kSkinnyKernels;
 #endif
   return baseline::kSkinnyKernels;
+}
+
+const PackedKernels& SelectPackedKernels() {
+#if defined(__x86_64__)
+  if (HasLevel4()) return avx512::kPackedKernels;
+  if (HasLevel3()) return avx2::kPackedKernels;
+#endif
+  return baseline::kPackedKernels;
 }
 
 Type AccumulatorType(Combine combine, Type type) {

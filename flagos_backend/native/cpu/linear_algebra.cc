@@ -1,6 +1,5 @@
 // Triangular solves, Cholesky and LU divide matrices in two, down to small ones that are computed here or by kernels,
-// with products by BLAS between: LAPACK's own routines are slow on processors of another vendor than the library's. QR
-// is LAPACK's. What stands row by row is the transpose of what BLAS and LAPACK read column by column.
+// with products of matrices between. QR is qr.cc's.
 #include "cpu/linear_algebra.h"
 
 #include <algorithm>
@@ -10,6 +9,9 @@
 #include <vector>
 
 #include "cpu/blas.h"
+#include "cpu/matrix_elements.h"
+#include "cpu/packed_product.h"
+#include "cpu/qr.h"
 #include "cpu/small_matrices.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
@@ -20,55 +22,10 @@ namespace {
 constexpr int64_t kBlock = 128;  // columns that are factorised at once
 constexpr int64_t kStrip = 256;  // rows or columns of a task of its own
 
-template <class T>
-constexpr bool kIsComplex = !std::is_floating_point_v<T>;
-
-// What LAPACK calls the size of a pivot.
-template <class T>
-auto Magnitude(T x) {
-  if constexpr (kIsComplex<T>) {
-    return std::abs(x.real()) + std::abs(x.imag());
-  } else {
-    return std::abs(x);
-  }
-}
-
-template <class T>
-T Conjugate(T x) {
-  if constexpr (kIsComplex<T>) {
-    return std::conj(x);
-  } else {
-    return x;
-  }
-}
-
-// Of complex numbers without the special values of C99's Annex G, which would be asked for at each product.
-template <class T>
-T Product(T a, T b) {
-  if constexpr (kIsComplex<T>) {
-    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
-  } else {
-    return a * b;
-  }
-}
-
-template <class T>
-T Nan() {
-  return T(std::numeric_limits<decltype(Magnitude(T{}))>::quiet_NaN());
-}
-
-template <class T>
-bool AllFinite(const T* x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (!std::isfinite(Magnitude(x[i]))) return false;
-  }
-  return true;
-}
-
 // body(begin, end) over strips of [0, count), on several threads where the work is worth it.
 template <class F>
 void ForStrips(int64_t count, int64_t work, const F& body) {
-  const int64_t strips = FindBlas().set_threads == nullptr ? 1 : (count + kStrip - 1) / kStrip;
+  const int64_t strips = FindBlas().IsShared() ? (count + kStrip - 1) / kStrip : 1;
   const int64_t strip = (count + strips - 1) / std::max<int64_t>(strips, 1);
   const auto run = [&](int64_t begin, int64_t end) {
     const OneThread one_thread;
@@ -78,19 +35,6 @@ void ForStrips(int64_t count, int64_t work, const F& body) {
     RunTasks(
         strips, work, [](void* user, int64_t begin, int64_t end) { (*static_cast<decltype(run)*>(user))(begin, end); },
         const_cast<void*>(static_cast<const void*>(&run)));
-  }
-}
-
-// to[j, i] = from[i, j].
-template <class T>
-void TransposeInto(T* to, int64_t to_leading, const T* from, int64_t from_leading, int64_t rows, int64_t columns) {
-  if constexpr (sizeof(T) <= 8) {
-    MoveElements(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
-                 {columns, rows, to_leading, 1, 1, from_leading}, sizeof(T));
-  } else {
-    for (int64_t j = 0; j < columns; ++j) {
-      for (int64_t i = 0; i < rows; ++i) to[j * to_leading + i] = from[i * from_leading + j];
-    }
   }
 }
 
@@ -108,17 +52,27 @@ struct Operand {
   char op = 'N';
 };
 
-// c[m, n] -= op(a)[m, k] op(b)[k, n]; leading dimensions in elements.
+template <class T>
+StridedMatrix<const T> Strided(const Operand<T>& operand) {
+  if (operand.op == 'N') return {operand.elements, operand.leading, 1};
+  return {operand.elements, 1, operand.leading, operand.op == 'C'};
+}
+
+// c[m, n] -= op(a)[m, k] op(b)[k, n]; leading dimensions in elements. For a BLAS, which reads column by column, what
+// stands row by row is transposed.
 template <class T>
 void SubtractProduct(T* c, int64_t ldc, const Operand<T>& a, const Operand<T>& b, int64_t m, int64_t n, int64_t k) {
+  if (m == 0 || n == 0) return;
+  const auto gemm = FindBlas().Of(T{}).gemm;
+  if (gemm == nullptr) {
+    return MultiplyPacked<T>(m, n, k, Strided(a), Strided(b), StridedMatrix<T>{c, ldc, 1}, Store::kSubtract);
+  }
   const int rows = static_cast<int>(n), columns = static_cast<int>(m), inner = static_cast<int>(k);
   const int leading_a = static_cast<int>(a.leading), leading_b = static_cast<int>(b.leading);
   const int leading_c = static_cast<int>(ldc);
   const T minus_one(-1), one(1);
-  if (m > 0 && n > 0) {
-    FindBlas().Of(T{}).gemm(&b.op, &a.op, &rows, &columns, &inner, &minus_one, b.elements, &leading_b, a.elements,
-                            &leading_a, &one, c, &leading_c);
-  }
+  gemm(&b.op, &a.op, &rows, &columns, &inner, &minus_one, b.elements, &leading_b, a.elements, &leading_a, &one, c,
+       &leading_c);
 }
 
 // Where a matrix is divided in two: at a multiple of what kernels take.
@@ -213,23 +167,10 @@ void SolveSmall(const Triangle<T>& t, T* x, int64_t leading, int64_t count) {
   }
 }
 
-// The same of one column or row: products of matrices have nothing to share, and the library's routine is a fast one.
-template <class T>
-void SolveVector(const Triangle<T>& t, T* x, int64_t leading) {
-  const bool right = t.Has(LinearAlgebra::kRightSide);
-  const char op = t.Op();
-  const int m = static_cast<int>(right ? t.order : 1), n = static_cast<int>(right ? 1 : t.order);
-  const int lda = static_cast<int>(t.leading), ldx = static_cast<int>(leading);
-  const T one(1);
-  FindBlas().Of(T{}).trsm(right ? "L" : "R", t.Has(LinearAlgebra::kLower) ? "U" : "L", &op,
-                          t.Has(LinearAlgebra::kUnitDiagonal) ? "U" : "N", &m, &n, &one, t.a, &lda, x, &ldx);
-}
-
 // In place: op(a) x = b for `count` columns of b, or x op(a) = b for so many rows of it.
 template <class T>
 void SolveStrip(const Triangle<T>& t, T* x, int64_t leading, int64_t count) {
   if (t.order <= kSmall) return SolveSmall(t, x, leading, count);
-  if (count == 1) return SolveVector(t, x, leading);
   const int64_t half = Half(t.order);
   const bool right = t.Has(LinearAlgebra::kRightSide), forward = t.IsForward();
   const Triangle<T> upper = t.Part(0, half), lower = t.Part(half, t.order);
@@ -441,43 +382,6 @@ void LuOne(const LinearAlgebra& step, char* const* slots, int64_t number) {
   for (int64_t i = 0; i < rank; ++i) std::swap(permutation[i], permutation[pivots[i]]);
 }
 
-// ---- QR
-
-template <class T>
-void QrOne(const LinearAlgebra& step, char* const* slots, int64_t number) {
-  const int64_t rows = step.rows, columns = step.columns, size = rows * columns, rank = step.rank();
-  const T* const a = reinterpret_cast<const T*>(slots[step.sources[0]]) + number * size;
-  T* const factors = reinterpret_cast<T*>(slots[step.targets[0]]) + number * size;
-  T* const taus = reinterpret_cast<T*>(slots[step.targets[1]]) + number * rank;
-  if (!AllFinite(a, size)) {
-    std::fill(factors, factors + size, Nan<T>());
-    return std::fill(taus, taus + rank, Nan<T>());
-  }
-  const int m = static_cast<int>(rows), n = static_cast<int>(columns), work_size = static_cast<int>(columns * 32);
-  std::vector<T> memory(static_cast<size_t>(size + work_size));
-  TransposeInto(memory.data(), rows, a, columns, rows, columns);
-  int info = 0;
-  const OneThread one_thread;
-  FindBlas().Of(T{}).geqrf(&m, &n, memory.data(), &m, taus, memory.data() + size, &work_size, &info);
-  TransposeInto(factors, columns, memory.data(), rows, columns, rows);
-}
-
-template <class T>
-void ReflectorsOne(const LinearAlgebra& step, char* const* slots, int64_t number) {
-  const int64_t rows = step.rows, columns = step.columns, size = rows * columns;
-  const T* const a = reinterpret_cast<const T*>(slots[step.sources[0]]) + number * size;
-  const T* const taus = reinterpret_cast<const T*>(slots[step.sources[1]]) + number * step.reflectors;
-  T* const q = reinterpret_cast<T*>(slots[step.targets[0]]) + number * size;
-  const int m = static_cast<int>(rows), n = static_cast<int>(columns), k = static_cast<int>(step.reflectors);
-  const int work_size = static_cast<int>(columns * 32);
-  std::vector<T> memory(static_cast<size_t>(size + work_size));
-  TransposeInto(memory.data(), rows, a, columns, rows, columns);
-  int info = 0;
-  const OneThread one_thread;
-  FindBlas().Of(T{}).orgqr(&m, &n, &k, memory.data(), &m, taus, memory.data() + size, &work_size, &info);
-  TransposeInto(q, columns, memory.data(), rows, columns, rows);
-}
-
 using One = void (*)(const LinearAlgebra& step, char* const* slots, int64_t number);
 
 template <class T>
@@ -513,19 +417,13 @@ int64_t WorkOf(const LinearAlgebra& step) {
   return step.batch * step.rows * step.columns * inner;
 }
 
-bool HaveLinearAlgebra() {
-  const Blas& blas = FindBlas();
-  return blas.f32.Complete() && blas.f64.Complete() && blas.c64.Complete() && blas.c128.Complete();
-}
-
 void RunLinearAlgebra(const LinearAlgebra& step, char* const* slots) {
   Job job{step, slots, OneOf(step)};
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const Job& job = *static_cast<Job*>(user);
     for (int64_t number = begin; number < end; ++number) job.one(job.step, job.slots, number);
   };
-  // A library that cannot be held to one thread has threads of its own.
-  if (FindBlas().set_threads == nullptr) return body(&job, 0, step.batch);
+  if (!FindBlas().IsShared()) return body(&job, 0, step.batch);
   RunTasks(step.batch, WorkOf(step), body, &job);
 }
 

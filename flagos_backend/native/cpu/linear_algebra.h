@@ -33,9 +33,6 @@ struct LinearAlgebra {
 // Operations on elements, to decide on threads.
 int64_t WorkOf(const LinearAlgebra& step);
 
-// Whether the library that computes it is in this process.
-bool HaveLinearAlgebra();
-
 void RunLinearAlgebra(const LinearAlgebra& step, char* const* slots);
 
 }  // namespace flagos::cpu

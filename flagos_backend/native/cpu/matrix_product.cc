@@ -4,6 +4,7 @@
 
 #include "cpu/blas.h"
 #include "cpu/kernels.h"
+#include "cpu/packed_product.h"
 #include "cpu/run_loop.h"
 #include "cpu/thread_pool.h"
 
@@ -17,10 +18,10 @@ bool IsDot(const MatrixProduct& p) {
   return p.m == 1 && p.n == 1 && dense_a && dense_b;
 }
 
-// A product cut into blocks of rows, or of columns, of each matrix of the batch.
-template <class T, class F>
+// A product cut into blocks of rows, or of columns, of each matrix of the batch. gemm: a BLAS's, or nullptr.
+template <class T>
 struct Job {
-  F gemm;
+  typename Routines<T>::Gemm gemm;
   const MatrixProduct& product;
   char* const* slots;
   bool by_columns;
@@ -40,6 +41,7 @@ struct Job {
     const int64_t batch = task / blocks, begin = task % blocks * block;
     if (dot != nullptr) return dot(Base(p.c, batch, 0, 0), Base(p.a, batch, 0, 0), Base(p.b, batch, 0, 0), p.k);
     const int64_t row = by_columns ? 0 : begin, column = by_columns ? begin : 0;
+    if (gemm == nullptr) return RunPacked(batch, row, column);
     const int m = static_cast<int>(by_columns ? p.m : std::min(block, p.m - row));
     const int n = static_cast<int>(by_columns ? std::min(block, p.n - column) : p.n), k = static_cast<int>(p.k);
     const int lda = static_cast<int>(p.a.leading), ldb = static_cast<int>(p.b.leading);
@@ -47,18 +49,32 @@ struct Job {
     gemm(p.b.transposed ? "T" : "N", p.a.transposed ? "T" : "N", &n, &m, &k, &one, Base(p.b, batch, 0, column), &ldb,
          Base(p.a, batch, row, 0), &lda, &zero, Base(p.c, batch, row, column), &ldc);
   }
+
+  void RunPacked(int64_t batch, int64_t row, int64_t column) const {
+    const MatrixProduct& p = product;
+    const int64_t m = by_columns ? p.m : std::min(block, p.m - row),
+                  n = by_columns ? std::min(block, p.n - column) : p.n;
+    const auto matrix = [](T* at, const MatrixProduct::Operand& operand) {
+      const int64_t leading = operand.leading;
+      return operand.transposed ? StridedMatrix<T>{at, 1, leading} : StridedMatrix<T>{at, leading, 1};
+    };
+    MultiplyPacked<T>(m, n, p.k, matrix(Base(p.a, batch, row, 0), p.a), matrix(Base(p.b, batch, 0, column), p.b),
+                      matrix(Base(p.c, batch, row, column), p.c), Store::kWrite);
+  }
 };
 
 constexpr int64_t kMinBlock = 32;  // fewer rows or columns and a block is no longer a matrix product
 
-template <class T, class F>
-void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
+template <class T>
+void Multiply(const MatrixProduct& p, char* const* slots) {
+  const auto gemm = FindBlas().Of(T{}).gemm;
+  const bool shares = FindBlas().IsShared();
   ThreadPool& pool = ThreadPool::Shared();
   // The longer side is cut: the operand that every block reads whole is then the smaller one.
   const bool by_columns = p.n > p.m;
   const int64_t side = by_columns ? p.n : p.m;
   int64_t blocks = 1;
-  if (FindBlas().set_threads != nullptr) {
+  if (shares) {
     const int64_t tasks = pool.num_threads() == 1 ? 1 : kTasksPerThread * pool.num_threads();
     const int64_t wanted = (tasks + p.num_matrices - 1) / p.num_matrices;
     const int64_t sensible = std::min(side / kMinBlock, p.m * p.n * p.k / kTaskWork);
@@ -66,15 +82,14 @@ void Multiply(F gemm, const MatrixProduct& p, char* const* slots) {
   }
   const int64_t block = (side + blocks - 1) / blocks;
   const DotFunction dot = IsDot(p) ? SelectKernels().dot[static_cast<int>(p.type)] : nullptr;
-  const Job<T, F> job{gemm, p, slots, by_columns, block, (side + block - 1) / block, dot};
+  const Job<T> job{gemm, p, slots, by_columns, block, (side + block - 1) / block, dot};
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const OneThread one_thread;
-    for (int64_t task = begin; task < end; ++task) static_cast<const Job<T, F>*>(user)->Run(task);
+    for (int64_t task = begin; task < end; ++task) static_cast<const Job<T>*>(user)->Run(task);
   };
   const int64_t tasks = p.num_matrices * job.blocks;
   const int64_t grain = std::max<int64_t>(1, kTaskWork * job.blocks / std::max<int64_t>(p.m * p.n * p.k, 1));
-  // A BLAS that cannot be held to one thread shares the work itself.
-  pool.ParallelFor(tasks, FindBlas().set_threads == nullptr ? tasks : grain, body, const_cast<Job<T, F>*>(&job));
+  pool.ParallelFor(tasks, shares ? grain : tasks, body, const_cast<Job<T>*>(&job));
 }
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -107,8 +122,6 @@ ProductBlocks::Block ProductBlocks::At(int64_t task) const {
   return {batch, row, column, std::min(rows_, m_ - row), std::min(columns_, n_ - column)};
 }
 
-bool HaveMatrixProducts() { return FindBlas().f32.gemm != nullptr && FindBlas().f64.gemm != nullptr; }
-
 int64_t BatchOffset(const MatrixProduct& product, const MatrixProduct::Operand& operand, int64_t index) {
   int64_t offset = operand.offset;
   for (size_t d = product.batch.size(); d-- > 0;) {
@@ -123,9 +136,9 @@ void RunMatrixProduct(const MatrixProduct& product, char* const* slots) {
   if (IsOfHalfFloats(product) || (!IsDot(product) && IsSkinny(product))) return MultiplySkinny(product, slots);
   if (IsForBlocks(product)) return MultiplyByBlocks(product, slots);
   if (product.type == Type::kF32) {
-    Multiply<float>(FindBlas().f32.gemm, product, slots);
+    Multiply<float>(product, slots);
   } else {
-    Multiply<double>(FindBlas().f64.gemm, product, slots);
+    Multiply<double>(product, slots);
   }
 }
 

@@ -18,7 +18,6 @@ void CheckProductTypes(const MatrixProduct& product) {
   const bool is_float = product.type == Type::kF32 || product.type == Type::kF64;
   Require(is_float && product.a_type == product.type && product.b_type == product.type,
           "a matrix product of these types does not exist");
-  Require(HaveMatrixProducts(), "no BLAS in this process");
 }
 
 }  // namespace
@@ -443,7 +442,6 @@ LinearAlgebra Parser::ParseLinearAlgebra() {
   step.element_type = Word();
   Require(kind >= 0 && kind < LinearAlgebra::kNumKinds && step.element_type >= 0 && step.element_type <= 3,
           "linear algebra that does not exist");
-  Require(HaveLinearAlgebra(), "no LAPACK in this process");
   step.kind = static_cast<Kind>(kind);
   for (int64_t* size : {&step.batch, &step.rows, &step.columns}) {
     *size = Word();

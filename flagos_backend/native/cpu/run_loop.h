@@ -39,9 +39,6 @@ int64_t ReadIndex(const char* from, Type type);
 // How to find the top k of a type; nullptr for a number that is no type.
 TopKFunction TopKFunctionOf(Type type);
 
-// True when a BLAS is in the process: the one torch brings.
-bool HaveMatrixProducts();
-
 }  // namespace flagos::cpu
 
 #endif  // FLAGOS_NATIVE_CPU_RUN_LOOP_H_
