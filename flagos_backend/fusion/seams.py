@@ -22,7 +22,7 @@ Cuts = dict[int, set[int]]
 MAX_BOXES = 27
 # Nanoseconds: of a loop that is begun; of a tile, and of each operation and array in it; of a row that is brought into
 # a tile of several; of a byte that is written, or read, in the caches and beyond the second level.
-_PER_LOOP, _PER_TILE, _PER_OPERATION, _PER_ARRAY, _PER_ROW = 60.0, 8.0, 3.0, 4.0, 12.0
+_PER_LOOP, _PER_TILE, _PER_OPERATION, _PER_ARRAY, _PER_ROW = 60.0, 8.0, 3.0, 4.0, 4.0
 _PER_BYTE, _PER_FAR_BYTE = 0.04, 0.1
 _NEAR_BYTES = 1 << 20
 # Elements of a tile, and of rows that have one of their own.

@@ -54,6 +54,13 @@ class Computation:
         return tuple(sorted(found, key=lambda i: i.attributes_as(ParameterAttributes).number))
 
 
+def parameter_number(instruction: Instruction) -> int | None:
+    """The number of a parameter; None for any other instruction."""
+    if instruction.opcode is not Opcode.PARAMETER:
+        return None
+    return instruction.attributes_as(ParameterAttributes).number
+
+
 @dataclass(frozen=True, slots=True)
 class Alias:
     """Output ``output_index`` may take over the storage of entry parameter ``parameter_number``."""

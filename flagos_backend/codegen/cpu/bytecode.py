@@ -33,6 +33,7 @@ class ItemKind(enum.IntEnum):
     LINEAR_ALGEBRA = 14
     MACHINE_CODE = 15
     FOURIER = 16
+    SORT = 17
 
 
 class StepKind(enum.IntEnum):

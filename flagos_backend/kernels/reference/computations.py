@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from flagos_backend.ir.attributes import ParameterAttributes
-from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.hlo import Computation, parameter_number
 from flagos_backend.ir.opcode import Opcode
 
 _COMMUTATIVE = frozenset(
     {Opcode.ADD, Opcode.MULTIPLY, Opcode.MAXIMUM, Opcode.MINIMUM, Opcode.AND, Opcode.OR, Opcode.XOR}
 )
-
-
-def parameter_number(instruction: Instruction) -> int | None:
-    """The number of a parameter; None for any other instruction."""
-    if instruction.opcode is not Opcode.PARAMETER:
-        return None
-    return instruction.attributes_as(ParameterAttributes).number
 
 
 def plain_combiner(computation: Computation) -> Opcode | None:

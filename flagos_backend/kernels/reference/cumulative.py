@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, WindowAttributes, WindowDimension
-from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.hlo import Computation, Instruction, parameter_number
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.reference import integers, storage
-from flagos_backend.kernels.reference.computations import parameter_number, plain_combiner
+from flagos_backend.kernels.reference.computations import plain_combiner
 from flagos_backend.kernels.reference.cumulative_sum import cumulative_sum
 from flagos_backend.kernels.reference.ordering import total_order
 from flagos_backend.process.torch_loading import Tensor, torch

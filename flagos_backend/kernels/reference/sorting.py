@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from flagos_backend.ir.attributes import SortAttributes, TopKAttributes
-from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.hlo import Computation, Instruction, parameter_number
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.sort_keys import SortKey, sort_keys
 from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
-from flagos_backend.kernels.reference.computations import parameter_number
-from flagos_backend.kernels.reference.ordering import SortKey, sort_keys, total_order
+from flagos_backend.kernels.reference.ordering import total_order
 from flagos_backend.kernels.reference.registry import Kernel, Run, Storage, kernel
 from flagos_backend.kernels.reference.scalar_functions import ScalarFunction, scalar_function
 from flagos_backend.process.torch_loading import Tensor, torch

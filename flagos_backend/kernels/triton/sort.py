@@ -9,9 +9,9 @@ from typing import Any
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import SortAttributes
 from flagos_backend.ir.hlo import Instruction
+from flagos_backend.ir.sort_keys import INFINITY, OperandKey, operand_key, sort_keys
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
-from flagos_backend.kernels.reference.ordering import INFINITY, OperandKey, operand_key, sort_keys
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton.launching import launch

@@ -10,11 +10,11 @@ from typing import Any
 
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import CompareAttributes, WindowAttributes, WindowDimension
-from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.hlo import Computation, Instruction, parameter_number
 from flagos_backend.ir.opcode import ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.kernels.implementation import Variant
-from flagos_backend.kernels.reference.computations import parameter_number, plain_combiner
+from flagos_backend.kernels.reference.computations import plain_combiner
 from flagos_backend.kernels.reference.registry import Run, Value
 from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.kernels.triton.launching import launch

@@ -138,6 +138,10 @@ class Runner {
     RunArgMinMax(step, slots_);
     return true;
   }
+  bool operator()(const Sort& step) const {
+    RunSort(step, slots_);
+    return true;
+  }
   bool operator()(const ComplexArithmetic& step) const {
     RunComplexArithmetic(step, slots_);
     return true;

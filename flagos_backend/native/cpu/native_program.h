@@ -13,6 +13,7 @@
 #include "cpu/iteration.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_algebra.h"
+#include "cpu/sort.h"
 
 namespace flagos::cpu {
 
@@ -324,8 +325,8 @@ class NativeProgram {
   friend class RepeatedProgram;
   friend class Runner;
   using Step =
-      std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, Fourier, TopK, ArgMinMax, ComplexArithmetic,
-                   GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional, MachineCode>;
+      std::variant<Loop, RowLoop, ScalarLoop, MatrixProduct, LinearAlgebra, Fourier, TopK, ArgMinMax, Sort,
+                   ComplexArithmetic, GatherWindows, ScatterWindows, Call, BlockCopy, While, Conditional, MachineCode>;
 
   // Of a run: the addresses of all buffers.
   size_t num_slots() const;

@@ -109,6 +109,12 @@ void Parser::ParseStep(NativeProgram& program) {
       program.steps_.emplace_back(step);
       return;
     }
+    case ItemKind::kSort: {
+      Sort sort = ParseSort();
+      program.work_ += WorkOf(sort);
+      program.steps_.emplace_back(std::move(sort));
+      return;
+    }
     case ItemKind::kComplex: {
       const ComplexArithmetic step = ParseComplexArithmetic();
       program.work_ += step.elements * kComplexWork;

@@ -161,6 +161,9 @@ class Parser {
   MatrixProduct::Operand ParseOperand(Type type, const std::vector<int64_t>& batch, int64_t rows, int64_t columns,
                                       bool is_result);
 
+  // parse_sort.cc
+  Sort ParseSort();
+
   // parse_windows.cc
   struct WindowReach;
   WindowReach ParseWindows(IndexedWindows& windows, Type* index_type, bool drops);

@@ -49,6 +49,34 @@ ENTRY main {{
 
 
 @pytest.mark.parametrize("element", _TYPES)
+@pytest.mark.parametrize("name", ["add", "multiply"])
+@pytest.mark.parametrize("columns", [1, 5])
+def test_scatters(element: str, name: str, columns: int, context: Context, rng: np.random.Generator) -> None:
+    """Hundreds of updates of a row: a sum that is rounded at each of them stops growing. Rows outside are left out."""
+    x = rng.uniform(0.9, 1.1, (6, columns)).astype(_TYPES[element])
+    rows = rng.integers(-1, 8, (2000, 1)).astype(np.int32)
+    updates = (1 + rng.random((2000, columns)) if name == "add" else rng.uniform(0.99, 1.01, (2000, columns))).astype(
+        _TYPES[element]
+    )
+    text = f"""{_SUM.format(e=element, name=name)}
+ENTRY main {{
+  x = {element}[6,{columns}] parameter(0)
+  i = s32[2000,1] parameter(1)
+  u = {element}[2000,{columns}] parameter(2)
+  ROOT r = {element}[6,{columns}] scatter(x, i, u), update_window_dims={{1}}, inserted_window_dims={{0}},
+      scatter_dims_to_operand_dims={{0}}, index_vector_dim=1, to_apply={element}_{name}
+}}"""
+    ours, explanation = _run(context, text, x, rows, updates)
+    assert "0 library calls" in explanation
+    exact = x.astype(np.float64)
+    for row, update in zip(rows[:, 0], updates.astype(np.float64), strict=True):
+        if 0 <= row < 6:
+            exact[row] = exact[row] + update if name == "add" else exact[row] * update
+    # As many roundings of F32 as there are updates of a row, each of what it is by then.
+    _assert_rounded_once(ours, exact, exact * 30)
+
+
+@pytest.mark.parametrize("element", _TYPES)
 @pytest.mark.parametrize("name", ["multiply", "maximum", "minimum"])
 def test_other_reductions(element: str, name: str, context: Context, rng: np.random.Generator) -> None:
     x = rng.uniform(0.8, 1.2, (9, 40)).astype(_TYPES[element])

@@ -69,3 +69,32 @@ def test_every_order_of_dimensions(dims: tuple[int, ...], context: Context, rng:
         with compile(context, text) as executable:
             ours = get(run(executable, put(memory, x))[0])
         np.testing.assert_array_equal(ours, x.transpose(order))
+
+
+@pytest.mark.parametrize("element", _DTYPES)
+def test_downwards_by_steps_and_in_rows_of_few(element: str, context: Context, rng: np.random.Generator) -> None:
+    """Elements of a row from the last to the first, each, every second to every fifth; rows of few from the last on."""
+    memory = context.devices[0].default_memory
+    for step in (1, 2, 3, 4, 5):
+        x = _drawn(rng, element, 3, 250 * step)
+        text = f"""ENTRY main {{
+  x = {element}[3,{250 * step}] parameter(0)
+  r = {element}[3,{250 * step}] reverse(x), dimensions={{1}}
+  s = {element}[3,250] slice(r), slice={{[0:3], [0:{250 * step}:{step}]}}
+  ROOT y = {element}[3,250] add(s, s)
+}}"""
+        with compile(context, text) as executable:
+            ours = get(run(executable, put(memory, x))[0])
+        np.testing.assert_array_equal(ours, x[:, ::-1][:, ::step] * np.array(2, x.dtype))
+    for columns in (2, 3, 4, 5):
+        x, y = _drawn(rng, element, 5, 70, columns), _drawn(rng, element, 5, 70, columns)
+        shape = f"{element}[5,70,{columns}]"
+        text = f"""ENTRY main {{
+  x = {shape} parameter(0)
+  y = {shape} parameter(1)
+  r = {shape} reverse(x), dimensions={{1}}
+  ROOT z = {shape} add(r, y)
+}}"""
+        with compile(context, text) as executable:
+            ours = get(run(executable, put(memory, x), put(memory, y))[0])
+        np.testing.assert_array_equal(ours, x[:, ::-1] + y)

@@ -13,8 +13,8 @@ from jax import lax
 
 from flagos_backend.importer import import_module
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.sort_keys import OperandKey, operand_key, sort_keys
 from flagos_backend.ir.types import ElementType
-from flagos_backend.kernels.reference.ordering import OperandKey, operand_key, sort_keys
 from programs import hlo_bytes
 from support.against_xla import check, check_function, check_hlo, hlo_of_text, run_on_backend
 from support.numbers import NUMPY_DTYPE, random_values

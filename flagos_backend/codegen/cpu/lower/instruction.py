@@ -19,6 +19,7 @@ from flagos_backend.codegen.cpu.lower.fourier import fourier_is_available, fouri
 from flagos_backend.codegen.cpu.lower.gather import gather_numbers
 from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
+from flagos_backend.codegen.cpu.lower.sort import sort_numbers
 from flagos_backend.codegen.cpu.lower.transposed_convolution import as_patch_products
 from flagos_backend.codegen.cpu.steps import Item, Step, array_of, over, scratch_of
 from flagos_backend.fusion.schedule import Schedule
@@ -89,6 +90,7 @@ class InstructionLowering:
             Opcode.GATHER: self._gather,
             Opcode.REDUCE: self._reduce,
             Opcode.SCATTER: self._scatter,
+            Opcode.SORT: self._sort,
             **dict.fromkeys((Opcode.CHOLESKY, Opcode.TRIANGULAR_SOLVE, Opcode.CUSTOM_CALL), self._linear_algebra),
         }.get(item.opcode, self.call)
         return [lower(item)]
@@ -176,6 +178,13 @@ class InstructionLowering:
         buffers = self.buffers(item)
         changed = over(item, buffers[0], buffers)
         return Step(ItemKind.SCATTER, buffers, (item,), f"native scatter {item.name} {item.shape}", numbers, changed)
+
+    def _sort(self, item: Instruction) -> Step:
+        numbers = sort_numbers(item)
+        if numbers is None:
+            return self.call(item)
+        text = f"native sort {item.name} {item.shape}"
+        return Step(ItemKind.SORT, self.buffers(item), self._flat.leaves_of[item], text, numbers)
 
     def _linear_algebra(self, item: Instruction) -> Step:
         numbers = linear_algebra_numbers(item)

@@ -1,5 +1,6 @@
-"""Products, convolutions and sums of 16-bit floats as those of F32, rounded once: BLAS and loop nests compute these in
-the program itself. Without instructions for 16-bit products PyTorch loops over elements, some fifty times as long.
+"""Products, convolutions, sums and scattered sums of 16-bit floats as those of F32, rounded once: BLAS, loop nests and
+scatters compute these in the program itself. Without instructions for 16-bit products PyTorch loops over elements, some
+fifty times as long.
 
 A pass of what emitter.py emits.
 """
@@ -11,6 +12,7 @@ from math import prod
 
 from flagos_backend.codegen.cpu.lower.dot import HALF_FLOATS, MAX_VECTORS, sides_of
 from flagos_backend.devices.processor import has_products_of
+from flagos_backend.ir.attributes import ScatterAttributes
 from flagos_backend.ir.cost import instruction_cost
 from flagos_backend.ir.elementwise import element_type, reduction_opcode
 from flagos_backend.ir.hlo import Instruction, Module
@@ -37,7 +39,33 @@ def _rule(instruction: Instruction, emitter: Emitter) -> Instruction | None:
     if instruction.opcode is Opcode.REDUCE and element_type(instruction) in HALF_FLOATS:
         opcode = reduction_opcode(instruction, half_sums=True)
         return None if opcode is None or opcode not in _ROUNDED else _wide_reduction(instruction, opcode, emitter)
+    if instruction.opcode is Opcode.SCATTER and element_type(instruction) in HALF_FLOATS:
+        return _wide_scatter(instruction, emitter)
     return None
+
+
+def _wide_scatter(scatter: Instruction, emitter: Emitter) -> Instruction | None:
+    """Where an element may be updated more than once; else it is rounded once anyway."""
+    attributes, combiner = scatter.attributes_as(ScatterAttributes), scatter.called[0]
+    opcode = combiner.root.opcode
+    if len(scatter.operands) != 3 or opcode not in _ROUNDED or attributes.unique_indices:
+        return None
+    if {id(operand) for operand in combiner.root.operands} != {id(p) for p in combiner.parameters}:
+        return None
+    array, indices, updates = scatter.operands
+    batch = (size for d, size in enumerate(dims_of(indices)) if d != attributes.index_vector_dim)
+    if prod(batch) <= 1:
+        return None
+    wide = emitter.put(
+        replace(
+            scatter,
+            operands=(_widened(array, emitter), indices, _widened(updates, emitter)),
+            shape=ArrayShape(ElementType.F32, dims_of(scatter)),
+            called=(combiner_of(opcode, ElementType.F32),),
+            name=f"{scatter.name}.wide",
+        )
+    )
+    return emitter.emit(Opcode.CONVERT, scatter.shape, (wide,), like=scatter)
 
 
 def _wide_reduction(reduction: Instruction, opcode: Opcode, emitter: Emitter) -> Instruction:
