@@ -48,6 +48,8 @@ _FREE: Final = 1 << 29
 _IDLE_SECONDS: Final = 30.0
 #: Modules of generated sources: no part of the package, but files that can be loaded anywhere.
 GENERATED: Final = "flagos_triton_"
+#: Backends of Triton's that compile without a device, and were tried.
+_BACKENDS: Final = frozenset({"cuda"})
 #: Of a kernel's files in Triton's cache, in characters.
 _LONGEST_NAME: Final = 150
 _PACKAGE: Final = flagos_backend.__name__
@@ -366,12 +368,21 @@ def _ask(name: str, target: tuple[str, Any, int], request: bytes) -> str:
 
 
 def _request(src: Any, target: Any, options: Any) -> bytes:
-    """Empty for what is there already, and what a process could not find or would compile differently."""
+    """Empty for what is there already, and what a process could not find or would compile differently; also where this
+    Triton, as some vendors' own, lacks what is asked for here."""
+    try:
+        return _request_of(src, target, options)
+    except (AttributeError, ImportError) as error:
+        logger.debug("Triton compiles in this process: %s", error)
+        return b""
+
+
+def _request_of(src: Any, target: Any, options: Any) -> bytes:
     from triton import knobs
     from triton.compiler import ASTSource
     from triton.runtime import cache
 
-    if type(src) is not ASTSource:
+    if target.backend not in _BACKENDS or type(src) is not ASTSource:
         return b""
     function, module = src.fn, str(src.fn.__module__)
     generated = module.startswith(GENERATED)

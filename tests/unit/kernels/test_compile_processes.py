@@ -337,6 +337,16 @@ def test_kernels_that_are_compiled_ahead_come_from_processes(here: list[str], mo
     assert not compile_processes._state.ahead.now
 
 
+def test_where_processes_were_not_tried_none_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another backend; or a Triton without what is read, as vendors have of their own."""
+    source = fresh()
+    assert compile_processes._request(source, GPUTarget(*H100), {})
+    assert not compile_processes._request(source, GPUTarget("hip", "gfx942", 64), {})
+    monkeypatch.delattr(triton, "knobs")
+    monkeypatch.setitem(sys.modules, "triton.knobs", None)
+    assert not compile_processes._request(source, GPUTarget(*H100), {})
+
+
 def test_targets_as_triton_names_them() -> None:
     assert compile_processes.target_of(HOPPER) == H100
     assert compile_processes.target_of(HOST) is None
