@@ -218,11 +218,13 @@ class _State:
 
 
 _state = _State()
+#: CPython 3.11 counts the depth of a tree for all threads that parse together, and refuses what it then finds too deep.
+_parsing = threading.Lock()
 
 
 def _forget_in_child() -> None:
-    global _state
-    before, _state = _state, _State()
+    global _parsing, _state
+    before, _state, _parsing = _state, _State(), threading.Lock()
     _state.refusal = before.refusal
     if before.processes is not None:
         before.processes.forget()
@@ -391,6 +393,8 @@ def _request_of(src: Any, target: Any, options: Any) -> bytes:
     compilation, hook = knobs.compilation, getattr(knobs.runtime, "add_stages_inspection_hook", None)
     if hook or any((compilation.listener, compilation.override, compilation.dump_ir, compilation.always_compile)):
         return b""
+    with _parsing:
+        src.hash()  # parses the function, which then has it
     if _is_kept(src, target, options):
         return b""
     request = compile_server.Request(
