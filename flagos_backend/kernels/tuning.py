@@ -38,10 +38,15 @@ from flagos_backend.process.torch_loading import torch
 logger = logging.getLogger("flagos_backend")
 
 # Changes with how times are measured.
-_METHOD = "beside a dummy launch"
+_METHOD = "in turns, beside a dummy launch"
 _VERSIONED = ("torch", "triton", "flag_gems")
 # Runs of one kernel: enough for a stable minimum, cut short by the time there is.
 _MAX_RUNS, _MIN_RUNS = 20, 3
+# A kernel that takes so many times as long as another one is not run again.
+_BEATEN = 1.5
+# The first kernel, which is taken where nothing is measured, is left for one that takes less than this share of its
+# time: what is closer, the next measurement may decide otherwise.
+_CLEARLY = 0.97
 # What a launch takes the host, many times over; a kernel much longer than that needs no dummy launch.
 _DUMMY_LAUNCH_SECONDS, _LONG_SECONDS = 3e-4, 2e-3
 _DUMMY_LAUNCH_SIDE = 1024
@@ -110,7 +115,7 @@ def fastest(
             times = _measure(task, target, {name: kernels[name] for name in order}, seconds, warm_ups, checked)
         _write(path, times)
     measured = {name: taken for name, taken in times.items() if taken is not None}
-    name = _quickest(times)
+    name = _quickest(times, first)
     if name is None:
         right = next((name for name in kernels if name not in times), first)
         return Outcome(right, f"first of {len(kernels)}: none could be measured")
@@ -141,7 +146,7 @@ def _first_or_remembered(task: Task, target: Target, kernels: Mapping[str, Kerne
     times = _read(_cache_path(task, target, tuple(kernels)))
     if times is None or not times.keys() <= kernels.keys():
         return None
-    return _quickest(times) or first
+    return _quickest(times, first) or first
 
 
 def _unmeasurable(task: Task, target: Target, seconds: float) -> str:
@@ -168,11 +173,12 @@ def _measure(
     checked: Collection[str],
 ) -> _Times:
     """Seconds of each kernel that ran, or was compiled, before the time was up; compiling counts, but is not
-    interrupted."""
+    interrupted. All run before the first is measured: from then on they take turns."""
     device = torch.device(target.device_type, torch.get_device_module(target.device_type).current_device())
     arguments = _arguments(task, device)
     run = Run(device=device, asynchronous=True)
     times: _Times = {}
+    ready: dict[str, Kernel] = {}
     trusted = [kernel for name, kernel in kernels.items() if name not in checked]
     begun = time.perf_counter()
     _begin([*warm_ups.values()], device)
@@ -180,19 +186,20 @@ def _measure(
     with device_lock:
         deadline = time.perf_counter() + left
         expected = _expected(trusted, run, arguments) if len(trusted) < len(kernels) else None
-        dummy_launch = _dummy_launch(device)
         for name, kernel in progress.counted([*kernels.items()], "candidates"):
-            if times and name not in warm_ups and time.perf_counter() > deadline:
+            if ready and name not in warm_ups and time.perf_counter() > deadline:
                 continue
             try:
                 if name in checked and expected is not None and not _agree(kernel(run, *arguments), expected):
                     logger.warning("%s: %s computes something else than the others and is not used", task.name, name)
                     times[name] = None
                     continue
-                times[name] = _time(kernel, run, arguments, device, seconds / len(kernels), dummy_launch)
+                kernel(run, *arguments)  # compiles, and tunes FlagGems' own kernels
+                kernel(run, *arguments)
+                ready[name] = kernel
             except Exception as error:  # a kernel that cannot run here is no candidate, whatever it raises
                 logger.debug("%s: %s cannot run: %s", task.name, name, error)
-    return times
+        return times | _times_in_turns(ready, run, arguments, device, seconds)
 
 
 def _expected(trusted: Sequence[Kernel], run: Run, arguments: Sequence[Value]) -> Value | None:
@@ -235,30 +242,32 @@ def _begin(warm_ups: Sequence[Callable[[], object]], device: torch.device) -> No
     side_by_side(call, warm_ups, device)
 
 
-def _time(
-    kernel: Kernel,
-    run: Run,
-    arguments: Sequence[Value],
-    device: torch.device,
-    seconds: float,
-    dummy_launch: Callable[[], object],
-) -> float:
+def _times_in_turns(
+    kernels: Mapping[str, Kernel], run: Run, arguments: Sequence[Value], device: torch.device, seconds: float
+) -> dict[str, float]:
+    """The least time of each, which have run before. What else the device does for a while, as for another process,
+    falls on all of them alike. Those that are beaten clearly run no longer than it takes to see that."""
     module = torch.get_device_module(device.type)
-    kernel(run, *arguments)  # compiles, and tunes FlagGems' own kernels
-    kernel(run, *arguments)
+    dummy_launch = _dummy_launch(device)
+    best = dict.fromkeys(kernels, float("inf"))
+    contenders = list(kernels)
     _wait(module)
-    best, deadline = float("inf"), time.perf_counter() + seconds
-    for count in range(_MAX_RUNS):
-        if best < _LONG_SECONDS:
-            dummy_launch()
-        start, stop = module.Event(enable_timing=True), module.Event(enable_timing=True)
-        start.record()
-        kernel(run, *arguments)
-        stop.record()
-        stop.synchronize()
-        best = min(best, start.elapsed_time(stop) / 1e3)
-        if count + 1 >= _MIN_RUNS and time.perf_counter() > deadline:
-            break
+    deadline = time.perf_counter() + seconds
+    for count in range(1, _MAX_RUNS + 1):
+        for name in contenders:
+            if best[name] < _LONG_SECONDS:
+                dummy_launch()
+            start, stop = module.Event(enable_timing=True), module.Event(enable_timing=True)
+            start.record()
+            kernels[name](run, *arguments)
+            stop.record()
+            stop.synchronize()
+            best[name] = min(best[name], start.elapsed_time(stop) / 1e3)
+        if count >= _MIN_RUNS:
+            least = min(best.values(), default=0.0)
+            contenders = [name for name in contenders if best[name] <= _BEATEN * least]
+            if len(contenders) < 2 or time.perf_counter() > deadline:
+                break
     return best
 
 
@@ -343,9 +352,13 @@ def _cache_path(task: Task, target: Target, names: tuple[str, ...]) -> Path | No
 _Times = dict[str, float | None]
 
 
-def _quickest(times: _Times) -> str | None:
+def _quickest(times: _Times, first: str) -> str | None:
+    """The fastest; ``first`` where it is as fast but for noise."""
     measured = {name: taken for name, taken in times.items() if taken is not None}
-    return min(measured, key=lambda each: measured[each]) if measured else None
+    if not measured:
+        return None
+    name = min(measured, key=lambda each: measured[each])
+    return first if first in measured and measured[name] > measured[first] * _CLEARLY else name
 
 
 def _read(path: Path | None) -> _Times | None:

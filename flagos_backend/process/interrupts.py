@@ -8,13 +8,15 @@ import contextvars
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_enders: set[Callable[[Sequence[threading.Thread]], None]] = set()
 
 
 @contextmanager
@@ -55,8 +57,16 @@ def apart(function: Callable[[], T]) -> T:
     return future.result()
 
 
+def on_end_of_children(function: Callable[[Sequence[threading.Thread]], None]) -> None:
+    """Has ``function`` called by ``end_children``: it ends what others have started for these threads."""
+    _enders.add(function)
+
+
 def end_children(threads: Iterable[threading.Thread]) -> None:
     """Kills the processes that these threads of this process have started and wait for: compilers and assemblers."""
+    threads = list(threads)
+    for end in _enders:
+        end(threads)
     for thread in threads:
         listed = Path(f"/proc/self/task/{thread.native_id}/children")
         with suppress(OSError):  # the thread is gone, or this kernel does not list them

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from flagos_backend.codegen.triton.kernel import RegionKernel
+from flagos_backend.kernels.triton import compile_processes
 from flagos_backend.process.side_by_side import side_by_side
 from flagos_backend.process.torch_loading import torch
 
@@ -25,7 +26,9 @@ def warm_up_together(
     ordered = sorted(launches.values(), key=lambda each: len(each[0].source), reverse=True)
     tasks: list[_Task] = [*warm_ups.items()]
     tasks += [(kernel.text, functools.partial(kernel.compile_for, launch)) for kernel, launch in ordered]
-    for (text, _), reason in zip(tasks, side_by_side(_reason_of_failure, tasks, device), strict=True):
+    with compile_processes.many(len(tasks)):
+        reasons = side_by_side(_reason_of_failure, tasks, device)
+    for (text, _), reason in zip(tasks, reasons, strict=True):
         if reason:
             logger.debug("%s is compiled when it is needed: %s", text, reason)
 

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
+from flagos_backend.kernels.triton.compile_processes import GENERATED
 from flagos_backend.process.cache import private_folder, replace
 
 _lock = threading.Lock()
@@ -46,7 +47,7 @@ def _loaded(source: str) -> ModuleType:
     text = source.encode()
     if not path.is_file() or path.read_bytes() != text:
         replace(path, text)
-    spec = importlib.util.spec_from_file_location(f"flagos_triton_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{GENERATED}{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

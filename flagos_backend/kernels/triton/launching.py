@@ -9,6 +9,7 @@ from operator import mul
 from typing import Any
 
 from flagos_backend.devices.target import Target
+from flagos_backend.kernels.triton import compile_processes
 from flagos_backend.kernels.triton.loading import prepare_triton
 from flagos_backend.process.torch_loading import Tensor
 
@@ -41,6 +42,7 @@ def compile_only(function: Any, grid: tuple[int, ...], arguments: Sequence[Any],
     """Compiles ``function`` as a launch on ``arguments`` would, which may be dtypes for arrays aligned to 16 bytes,
     and loads it on the current device."""
     prepare_triton()
-    compiled = function.warmup(*arguments, grid=grid, **flags)
+    with compile_processes.ahead():
+        compiled = function.warmup(*arguments, grid=grid, **flags)
     # Looking it up builds the vendor's launcher, with a C compiler on some, and loads the kernel.
     _ = compiled.run

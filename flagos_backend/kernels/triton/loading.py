@@ -11,6 +11,8 @@ import os
 import threading
 from typing import Any
 
+from flagos_backend.kernels.triton import compile_processes
+
 logger = logging.getLogger("flagos_backend")
 
 _NVIDIA = "triton.backends.nvidia.driver"
@@ -34,6 +36,7 @@ def _prepare() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         importlib.import_module("flagos_backend.kernels.triton.interpreter_gaps").close()
         return
+    compile_processes.install(importlib.import_module("triton.compiler"))
     for what, find in (("driver", _driver), ("key", _key)):
         try:
             find()

@@ -1,6 +1,6 @@
-"""Loads what most programs on an accelerator want, the tables of kernels, Triton and the vendor's BLAS, beside the
-compilation of the first one: that takes two tenths of a second, and half a second or more for Triton. Called by the
-bridge."""
+"""Loads what most programs on an accelerator want beside the compilation of the first one: tables of kernels, Triton
+and the vendor's BLAS. That takes two tenths of a second, and half a second or more for Triton. The processes that
+compile for this one get ready meanwhile. Called by the bridge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 from flagos_backend.devices.accelerator import Accelerator
 from flagos_backend.kernels.choice import implementations_of
-from flagos_backend.kernels.triton import launching
+from flagos_backend.kernels.triton import compile_processes, launching
 from flagos_backend.kernels.triton.loading import prepare_triton
 from flagos_backend.process.torch_loading import torch
 
@@ -30,12 +30,17 @@ def load_beside(accelerator: Accelerator) -> None:
 
 def _load(accelerator: Accelerator) -> None:
     try:
+        is_device = accelerator.device.type != "cpu"
+        compiles = is_device and not launching.unavailable(accelerator.target)
+        target = compile_processes.target_of(accelerator.target) if compiles else None
+        if target is not None:
+            compile_processes.start(target)
         implementations_of("dot")
-        if accelerator.device.type != "cpu":
+        if is_device:
             from flagos_backend.kernels.vendor.dot import load_library
 
             with accelerator.guard():
-                if not launching.unavailable(accelerator.target):
+                if compiles:
                     prepare_triton()
                 for dtype in _DTYPES:
                     load_library(accelerator.device.type, dtype)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import threading
 import time
 from types import SimpleNamespace
@@ -292,3 +293,44 @@ def test_what_is_warm_is_measured_after_the_time_is_up(chip, monkeypatch):
     outcome = tuning.fastest(task(), CHIP, found, 1.0, ("first",), {"quick": lambda: None})
     assert outcome.name == "quick"
     assert "slow not measured" in outcome.text
+
+
+def slowed(seconds, when, calls):
+    """Kernels of ``seconds`` by name; the device takes ten times as long while ``when`` of the number of the call."""
+
+    def make(name):
+        def kernel(run, *operands):
+            calls.append(name)
+            Clock.now += seconds[name] * (10 if when(len(calls)) else 1)
+
+        return kernel
+
+    return {name: make(name) for name in seconds}
+
+
+def test_other_work_on_the_device_falls_on_all_kernels(chip):
+    """It begins and ends at any moment. One after the other, the kernel that it falls on would lose."""
+    length = random.randrange(9, 14)
+    for begin in range(length):
+        calls = []
+        found = slowed({"slow": 0.0012, "quick": 0.001}, lambda n, at=begin: n < at or n > at + length, calls)
+        assert tuning.fastest(task(begin + 1), CHIP, found, AMPLE).name == "quick"
+
+
+def test_the_first_is_left_for_what_is_clearly_faster(chip):
+    def never(number):
+        return False
+
+    close = slowed({"first": 0.00101, "other": 0.001}, never, [])
+    assert tuning.fastest(task(4), CHIP, close, AMPLE).name == "first"
+    assert tuning.fastest(task(4), CHIP, close, AMPLE).name == "first", "nor when it is remembered"
+    assert tuning.fastest(task(5), CHIP, slowed({"first": 0.0011, "other": 0.001}, never, []), AMPLE).name == "other"
+    among = slowed({"first": 0.0011, "other": 0.00101, "third": 0.001}, never, [])
+    assert tuning.fastest(task(6), CHIP, among, AMPLE).name == "third"
+
+
+def test_what_is_beaten_clearly_runs_no_longer(chip):
+    calls = []
+    tuning.fastest(task(), CHIP, slowed({"slow": 0.01, "quick": 0.001, "near": 0.0011}, lambda n: False, calls), AMPLE)
+    assert calls.count("slow") < 6
+    assert calls.count("quick") == calls.count("near") > 15

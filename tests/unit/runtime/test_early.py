@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from flagos_backend.devices.target import HOPPER
+from flagos_backend.kernels.triton import compile_processes
 from flagos_backend.kernels.vendor import dot
 from flagos_backend.runtime.accelerator import early
 
@@ -29,6 +30,7 @@ class Chip(SimpleNamespace):
 def chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(early, "_begun", set())
     monkeypatch.setattr(early, "prepare_triton", lambda: None)
+    monkeypatch.setattr(compile_processes, "start", lambda target: None)
     yield Chip(device=torch.device("cuda", 5), target=HOPPER)
 
 
@@ -78,3 +80,20 @@ def test_triton_is_prepared_beside_the_first_compilation(chip: Any, monkeypatch:
     early.load_beside(chip)
     wait()
     assert prepared == ["flagos-load"]
+
+
+def test_processes_that_compile_start_before_all_else(chip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr(dot, "load_library", lambda *_: None)
+    monkeypatch.setattr(early, "prepare_triton", lambda: begun.append("triton"))
+    monkeypatch.setattr(compile_processes, "start", begun.append)
+    early.load_beside(chip)
+    wait()
+    assert begun == [("cuda", 90, 32), "triton"]
+
+
+def test_no_process_compiles_for_a_device_over_host_memory(chip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_processes, "start", lambda target: pytest.fail("Triton's interpreter runs there"))
+    chip.device = torch.device("cpu")
+    early.load_beside(chip)
+    wait()
