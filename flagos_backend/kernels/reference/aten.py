@@ -340,11 +340,13 @@ def _of_each(instruction: Instruction, key: str, values: object, count: int) -> 
 
 
 def _owned(tensor: torch.Tensor, taken: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor, or a copy where it shares storage with one that is ``taken`` or its elements overlap. Python's objects
-    for storages are not asked for: making them takes several times what a small operator does."""
+    """The tensor, or a copy where it shares storage with one that is ``taken`` or its elements overlap.
+
+    Python's objects of storages are not asked for: making one takes several times what a small operator does."""
+    is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
     shared = False
     for other in taken:
-        shared = shared or torch._C._is_alias_of(tensor, other)
+        shared = shared or is_alias_of(tensor, other)
     if shared or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0):
         return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() else tensor
     return tensor
