@@ -157,7 +157,7 @@ def _prepare(instruction: Instruction, config: Config, operator: Callable[..., A
     finish = _results(instruction, config["results"], config["dtypes"], config["orders"], moved)
 
     def run(launch: Run, *operands: Any) -> Value:
-        return finish(call(launch, operands), launch.device, {o.untyped_storage().data_ptr() for o in operands})
+        return finish(call(launch, operands), launch.device, operands)
 
     return run
 
@@ -168,15 +168,29 @@ def _caller(instruction: Instruction, config: Config, operator: Callable[..., An
     arguments = [_decode(instruction, value, casts) for value in config["arguments"]]
     keywords = {name: _decode(instruction, value, casts) for name, value in config["keywords"].items()}
     place = instruction.metadata or instruction.name
+    # Numbers stand there once: a call of a small operator costs what is done around it.
+    known = [None if _varies(value) else build(()) for value, build in zip(config["arguments"], arguments, strict=True)]
+    built = [(n, arguments[n]) for n, value in enumerate(config["arguments"]) if _varies(value)]
+    plain = getattr(operator, "_op", operator)  # of PyTorch's operators, without a function of Python around it
 
     def call(launch: Run, operands: Sequence[Any], **more: Any) -> Any:
         try:
             given = (*operands, launch.device)
-            return operator(*[a(given) for a in arguments], **{n: k(given) for n, k in keywords.items()}, **more)
+            row = known.copy()
+            for number, build in built:
+                row[number] = build(given)
+            if keywords:
+                more = {**{name: build(given) for name, build in keywords.items()}, **more}
+            return plain(*row, **more)
         except Exception as error:  # Whatever the operator refuses is the program's error, in its own words.
             raise AtenCallFailed(exception=type(error).__name__, message=error, place=place) from error
 
     return call
+
+
+def _varies(value: Any) -> bool:
+    """Whether an argument of a config is another object at each call."""
+    return isinstance(value, list) or (isinstance(value, dict) and next(iter(value), "") not in _NAMED)
 
 
 def _operator(instruction: Instruction) -> Any:
@@ -266,7 +280,7 @@ def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[to
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.to(device)
+    return tensor if tensor.device == device else tensor.to(device)
 
 
 def _zeros_for_seeds(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -281,7 +295,7 @@ def _results(
     dtypes: object,
     orders: object,
     moved: Callable[[torch.Tensor, torch.device], torch.Tensor],
-) -> Callable[[Any, torch.device, set[int]], Value]:
+) -> Callable[[Any, torch.device, Sequence[torch.Tensor]], Value]:
     """What makes the instruction's value, on the device, of what the operator returned, in storage that is none of the
     operands'. ``moved``: brings a result to the device.
 
@@ -303,13 +317,15 @@ def _results(
         if not isinstance(instruction.shape, ArrayShape):
             raise malformed(instruction, f"one tensor is no {instruction.shape}")
         store_one = give[0]
-        return lambda outcome, device, taken: _owned(moved(store_one(outcome), device), taken)
+        return lambda outcome, device, operands: _owned(moved(store_one(outcome), device), operands)
     if not isinstance(kept, list) or len(kept) != len(give) or not all(isinstance(k, int) for k in kept):
         raise malformed(instruction, f"results {kept} do not make {instruction.shape}")
 
-    def finish(outcome: Any, device: torch.device, taken: set[int]) -> Value:
-        flat = list(_spread(outcome))
-        return tuple(_owned(moved(store(flat[index]), device), taken) for index, store in zip(kept, give, strict=True))
+    def finish(outcome: Any, device: torch.device, operands: Sequence[torch.Tensor]) -> Value:
+        flat, taken = list(_spread(outcome)), list(operands)
+        for index, store in zip(kept, give, strict=True):
+            taken.append(_owned(moved(store(flat[index]), device), taken))
+        return tuple(taken[len(operands) :])
 
     return finish
 
@@ -323,12 +339,16 @@ def _of_each(instruction: Instruction, key: str, values: object, count: int) -> 
     return values
 
 
-def _owned(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
-    """The tensor, or a copy where it lies in ``taken`` storage or its elements overlap; takes its storage."""
-    storage = tensor.untyped_storage().data_ptr()
-    if storage in taken or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0):
+def _owned(tensor: torch.Tensor, taken: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensor, or a copy where it shares storage with one that is ``taken`` or its elements overlap.
+
+    Python's objects of storages are not asked for: making one takes several times what a small operator does."""
+    is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
+    shared = False
+    for other in taken:
+        shared = shared or is_alias_of(tensor, other)
+    if shared or (not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0):
         return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() else tensor
-    taken.add(storage)
     return tensor
 
 
@@ -343,7 +363,8 @@ def _in_storage(dtype: torch.dtype, shape: ArrayShape, order: list[int] | None) 
             return torch.zeros(shape.dims, dtype=storage)
         if tensor.dtype is not dtype:
             tensor = tensor.to(dtype)
-        tensor = tensor.resolve_conj().resolve_neg()  # what is only marked would be lost with the tensor
+        if tensor.is_complex() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()  # what is only marked would be lost with the tensor
         if order is not None:
             tensor = tensor.permute(order)
         return tensor if dtype is storage else tensor.view(storage)

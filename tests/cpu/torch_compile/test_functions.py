@@ -253,3 +253,33 @@ def test_operators_of_lists(name: str) -> None:
     function = LISTS[name]
     x = [torch.randn(shape) for shape in ((4, 33), (7,), ())]
     _same(compiled(function)(x), function(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_diagonals_and_triangles(dtype: torch.dtype) -> None:
+    def all_of(x: Tensor, y: Tensor) -> list[Tensor]:
+        rows = [part for d in (0, 1, -2, 7, -9, 2**40) for part in (x.tril(d), x.triu(d), y.mT.triu(d))]
+        eyes = [torch.eye(n, dtype=dtype) for n in (0, 1, 4)]
+        return [*rows, *eyes, torch.eye(3, 5, dtype=dtype), torch.eye(5, 2, dtype=dtype)]
+
+    for x, y in ((4, 4), (2, 3, 7)), ((1, 6), (2, 5, 1)), ((0, 3), (3, 2, 0)):
+        given = [torch.randint(-3, 3, shape).to(dtype) for shape in (x, y)]
+        torch.compiler.reset()
+        for ours, eager in zip(compiled(all_of)(*given), all_of(*given), strict=True):
+            _same(ours, eager, rtol=0, atol=0)
+    assert not _whole()
+
+
+def test_triangles_of_special_values_and_their_gradients() -> None:
+    x = torch.tensor(SPECIAL[:25]).view(5, 5).requires_grad_()
+    weights = torch.randn(5, 5)
+
+    def loss(x: Tensor) -> Tensor:
+        return (x.tril(1) * weights).triu(-1)
+
+    ours, eager = compiled(loss)(x), loss(x)
+    _same(ours, eager)
+    seed = torch.randn(5, 5)
+    _same(*(torch.autograd.grad(value, x, seed)[0] for value in (ours, eager)))
+    complex_numbers = torch.randn(2, 4, 3, dtype=torch.complex64)
+    _same(compiled(lambda z: z.triu(1))(complex_numbers), complex_numbers.triu(1))

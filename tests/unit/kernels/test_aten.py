@@ -154,6 +154,33 @@ def test_results_lie_in_storage_of_their_own() -> None:
     assert spread.data_ptr() != x.data_ptr()
 
 
+def test_results_share_no_storage_with_one_another() -> None:
+    x = torch.randn(2, 4)
+    rows = [ArrayShape(E.F32, (2, 4))]
+    parts = call("aten::unbind.int", rows, TupleShape((VECTOR, VECTOR)), results=[0, 1])(Run(), x)
+    storages = {part.untyped_storage().data_ptr() for part in (*parts, x)}
+    assert len(storages) == 3
+    assert all(torch.equal(part, row) for part, row in zip(parts, x, strict=True))
+    # Both results are one tensor of the operator's.
+    numbers = ArrayShape(E.F32, (3,))
+    sizes: dict[str, Any] = {"arguments": [{"tensor": 0}, [1, 3]], "results": [1, 1]}
+    cut = call("aten::split_with_sizes_copy.default", [VECTOR], TupleShape((numbers,) * 2), **sizes)
+    first, again = cut(Run(), x[0])
+    assert torch.equal(first, again)
+    assert first.data_ptr() != again.data_ptr()
+
+
+def test_marked_results_are_stored_as_they_read() -> None:
+    x, z = torch.randn(4), torch.randn(4, dtype=torch.complex64)
+    negated = call("aten::_neg_view.default", [VECTOR], VECTOR)(Run(), x)
+    assert not negated.is_neg()
+    assert torch.equal(negated, -x)
+    numbers = ArrayShape(E.C64, (4,))
+    conjugate = call("aten::_conj.default", [numbers], numbers)(Run(), z)
+    assert not conjugate.is_conj()
+    assert torch.equal(conjugate, z.conj())
+
+
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
 
 

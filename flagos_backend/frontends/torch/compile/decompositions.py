@@ -59,8 +59,6 @@ _APART = (
     aten.tanh_backward,
     aten.xlogy,
 )
-# Positions that are compared, which on the host ATen need not do.
-_TRIANGLES = (aten.tril, aten.triu)
 # Operators that are a few that fuse, or read at places that are computed. On the host ATen's run best.
 _APART_ON_ACCELERATORS = (
     aten.binary_cross_entropy_with_logits,
@@ -310,7 +308,7 @@ def _of_both() -> Mapping[Any, Callable[..., Any]]:
 
 @functools.cache
 def _of_accelerators() -> Mapping[Any, Callable[..., Any]]:
-    more: Mapping[Any, Callable[..., Any]] = get_decompositions([*_TRIANGLES, *_APART_ON_ACCELERATORS])
+    more: Mapping[Any, Callable[..., Any]] = get_decompositions([*_APART_ON_ACCELERATORS])
     return {
         **_of_both(),
         **foreach_decompositions(),

@@ -1,4 +1,4 @@
-"""Operators that make a tensor of nothing: filled, or counting."""
+"""Operators that make a tensor of nothing, filled, counting or with a diagonal, and triangles of matrices."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
-from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, element_type
+from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
 from flagos_backend.frontends.torch.compile.lowering.table import Rule, lowering
-from flagos_backend.ir.attributes import DimensionAttributes
+from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 
 aten = torch.ops.aten
@@ -63,8 +63,47 @@ def _triangle(make: Callable[..., torch.Tensor]) -> Rule:
     return rule
 
 
-lowering(aten.tril_indices.default, on_host=False)(_triangle(torch.tril_indices))
-lowering(aten.triu_indices.default, on_host=False)(_triangle(torch.triu_indices))
+lowering(aten.tril_indices.default)(_triangle(torch.tril_indices))
+lowering(aten.triu_indices.default)(_triangle(torch.triu_indices))
+
+
+def _beside_diagonal(emitter: Emitter, dims: tuple[int, ...], direction: Comparison, diagonal: int) -> Instruction:
+    """Of matrices of ``dims``: whether column - row stands in that relation to ``diagonal``, without an overflow."""
+    *_, rows, columns = dims
+    diagonal = max(-rows - 1, min(diagonal, columns + 1))
+    shape = ArrayShape(ElementType.S64, (rows, columns))
+    row, column = (emitter.builder.add(Opcode.IOTA, (), DimensionAttributes(d), shape=shape) for d in range(2))
+    place = emitter.add(Opcode.ADD, row, emitter.operand(diagonal, ElementType.S64, shape.dims))
+    return emitter.expand(emitter.builder.add(Opcode.COMPARE, [column, place], CompareAttributes(direction)), dims)
+
+
+def _part(direction: Comparison) -> Rule:
+    """The elements on one side of a diagonal, the others zero."""
+
+    def rule(emitter: Emitter, result: torch.Tensor, x: Instruction, diagonal: int = 0) -> Instruction:
+        kind, dims = array(x).element_type, array(x).dims
+        if len(dims) < 2:
+            raise NoLoweringError("ATen refuses what is no matrix")
+        zero = emitter.operand(0, kind, dims)
+        if not result.numel():
+            return zero
+        return emitter.add(Opcode.SELECT, _beside_diagonal(emitter, dims, direction, diagonal), x, zero)
+
+    return rule
+
+
+lowering(aten.tril.default)(_part(Comparison.LE))
+lowering(aten.triu.default)(_part(Comparison.GE))
+
+
+@lowering(aten.eye.default, aten.eye.m)
+def _eye(emitter: Emitter, result: torch.Tensor, *_: Any, **__: Any) -> Instruction:
+    kind, dims = element_type(result), tuple(result.shape)
+    if kind.is_complex:
+        raise NoLoweringError("complex numbers are not made of truth values")
+    if not result.numel():
+        return emitter.operand(0, kind, dims)
+    return emitter.convert(_beside_diagonal(emitter, dims, Comparison.EQ, 0), kind)
 
 
 _COUNTED = frozenset({ElementType.S32, ElementType.S64})
