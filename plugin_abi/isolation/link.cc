@@ -14,11 +14,25 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 namespace flagos_isolation {
 namespace {
 
 constexpr int kTickMilliseconds = 250;
+// What may wait for the next call that takes it along.
+constexpr int64_t kTicksOfLife = 8;  // a child says each second that it lives
+constexpr size_t kMaxReleased = 256;
+constexpr int64_t kMaxReleasedBytes = int64_t{1} << 20;
+
+// Buffers that were let go of may be added.
+constexpr size_t kMaxMessage = UINT32_MAX - (size_t{1} << 20);
+
+Status TooLarge(const std::string& what, size_t size) {
+  return MakeStatus(FLAGOS_RESOURCE_EXHAUSTED, what + " of " + std::to_string(size) +
+                                                   " bytes does not fit into a message to the backend's process. Pass "
+                                                   "large constants of a program as arguments.");
+}
 
 std::string Seconds(int milliseconds) {
   std::string text = std::to_string(milliseconds / 1000);
@@ -163,6 +177,7 @@ std::shared_ptr<Link> Link::Begin(const Settings& settings, const Hello& own, He
 // ---- Signs of life --------------------------------------------------------------------------------------------------
 
 void Link::Watch() {
+  size_t num_released = 0;
   while (alive()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(kTickMilliseconds));
     ++tick_;
@@ -170,6 +185,10 @@ void Link::Watch() {
     if (!is_listening_) heard_ = tick_.load();
     const std::string fault = WhatIsWrong();
     if (!fault.empty()) Bury(fault);
+    // No call has come since the last tick. A child that does not read is not written to: that might never return.
+    const bool is_heard = tick_ - heard_ <= kTicksOfLife;
+    if (const size_t now = num_released_; now != 0 && now == std::exchange(num_released, now) && is_heard)
+      PostReleased();
   }
 }
 
@@ -308,16 +327,12 @@ void Link::GiveChannel(Channel* channel) {
 }
 
 Status Link::Request(const Call& call, Reply* reply, Segment* segment) {
-  const std::string message = Encode(call);
-  if (message.size() > UINT32_MAX) {
-    return MakeStatus(FLAGOS_RESOURCE_EXHAUSTED,
-                      "a call of " + std::to_string(message.size()) +
-                          " bytes does not fit into a message to the backend's process. Pass "
-                          "large constants of a program as arguments.");
-  }
+  std::string message = Encode(call);
+  if (message.size() > kMaxMessage) return TooLarge("a call", message.size());
   Status why;
   Channel* channel = TakeChannel(&why);
   if (channel == nullptr) return why;
+  AddReleased(&message);
   Frame frame;
   const bool announce = segment != nullptr && !segment->announced;
   const uint64_t sequence = ++channel->sequence;
@@ -335,13 +350,47 @@ Status Link::Request(const Call& call, Reply* reply, Segment* segment) {
   return reply->error;
 }
 
-void Link::Post(const Call& call) {
+Status Link::Post(const Call& call) {
+  std::string message = Encode(call);
+  if (message.size() > kMaxMessage) return TooLarge("a message", message.size());
   Status why;
   Channel* channel = TakeChannel(&why);
-  if (channel == nullptr) return;
+  if (channel == nullptr) return why;
+  AddReleased(&message);
   ++channel->sequence;
-  channel->Send(channel->sequence, Encode(call));
+  const Receipt receipt = channel->Send(channel->sequence, message);
   GiveChannel(channel);
+  return receipt == Receipt::kFrame ? nullptr : Bury("");
+}
+
+void Link::Release(uint64_t buffer, int64_t size) {
+  bool is_much = false;
+  {
+    const std::lock_guard<std::mutex> lock(released_mutex_);
+    released_.push_back(static_cast<int64_t>(buffer));
+    released_bytes_ += std::min(size, kMaxReleasedBytes);
+    num_released_ = released_.size();
+    is_much = released_bytes_ >= kMaxReleasedBytes || released_.size() >= kMaxReleased;
+  }
+  if (is_much) PostReleased();
+}
+
+void Link::AddReleased(std::string* message) {
+  if (num_released_ == 0) return;
+  Call released;
+  {
+    const std::lock_guard<std::mutex> lock(released_mutex_);
+    released.destroyed.swap(released_);
+    released_bytes_ = 0;
+    num_released_ = 0;
+  }
+  message->append(Encode(released));  // two messages in a row are one with the fields of both
+}
+
+void Link::PostReleased() {
+  Call call;
+  call.method = Method::kBufferDestroy;
+  Post(call);
 }
 
 // ---- The child's memory ---------------------------------------------------------------------------------------------
@@ -468,6 +517,11 @@ void Link::ReadEvents() {
     }
     if (receipt != Receipt::kFrame || !Decode(frame.message, &done)) {
       Malformed("an event that is none");
+      return;
+    }
+    if (done.ask.id != 0) {
+      if (answerer_.Take(shared_from_this(), std::move(done.ask))) continue;
+      Malformed("more questions than a host answers");
       return;
     }
     if (done.event == 0) continue;  // a sign of life

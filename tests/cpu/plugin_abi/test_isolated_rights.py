@@ -154,6 +154,9 @@ def test_a_backend_may_what_its_manifest_needs_and_no_more(place: Place, offer: 
     with place.context(needs=["network"]) as context:
         assert isolated.came_of(context, "socket") == "socket: done"
         assert isolated.came_of(context, "exec /bin/true") == "exec: Operation not permitted"
+    with place.context({rights.NEEDS_VARIABLE: "network"}) as context:
+        assert isolated.came_of(context, "socket") == "socket: done"
+        assert isolated.came_of(context, "exec /bin/true") == "exec: Operation not permitted"
 
 
 @pytest.mark.parametrize("offer", ["nothing", "landlock and seccomp"], indirect=True)
@@ -183,6 +186,7 @@ def test_the_user_may_give_his_own_rights_and_bounds(place: Place, monkeypatch: 
     [
         *((rights.RIGHTS_VARIABLE, value) for value in ("none", "leest")),
         *((rights.LIMITS_VARIABLE, value) for value in ("memory=1G", "memory_bytes", "open_files=-3", "open_files=1Q")),
+        *((rights.NEEDS_VARIABLE, value) for value in ("networks", "exec network")),
     ],
 )
 def test_settings_that_nobody_knows_are_refusals(place: Place, name: str, value: str) -> None:
