@@ -233,6 +233,15 @@ class Rights:
     seccomp: bool
 
 
+@dataclass(frozen=True)
+class Confinement:
+    """The rights of a process that loads a library (None: its user's), and the names of the variables that it has, or
+    what they begin with and "*" (None: all)."""
+
+    rights: Rights | None
+    environment: tuple[str, ...] | None
+
+
 def _homes(variables: Mapping[str, str]) -> set[Path]:
     """The user's home, by the variable and by the system's list, and all above it: never allowed as a whole."""
     homes = [variables.get("HOME", "")]
