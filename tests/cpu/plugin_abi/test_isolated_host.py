@@ -7,12 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cpu.native.harness import add_one, get, program, put
-from plugin_abi import isolation, loader, rights
+from plugin_abi import cache, isolation, loader, rights
 from plugin_abi.errors import FlagosStatusError, StatusCode
 from plugin_abi.host import Context, Executable, HostArray
 from support import isolation as isolated
@@ -80,6 +81,25 @@ def test_a_profile_shows_what_the_process_did(backend: loader.Backend, rng: np.r
         executable.execute([[argument]])[1][0].wait(60)
         events = json.loads(context.profiler_stop())["traceEvents"]
     assert any(event.get("ph") == "X" for event in events)
+
+
+def test_the_process_loads_no_backend_but_its_own(
+    backend: loader.Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch, which the backend imports, would try one for the device flagos, and the verdict would be kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert backend.manifest is not None
+    command = isolation.child_command(backend.manifest, rights=None)
+    assert command is not None
+    own = isolated.backend_of(command)
+    assert isinstance(own, loader.Backend), own
+    with Context(own, host_callback=lambda *_: None) as context:
+        calls = Executable.compile(context, program(CALLS_THE_HOST))
+        argument = put(context.devices[0].default_memory, np.ones(3, np.float32))
+        np.testing.assert_array_equal(get(calls.execute([[argument]])[0][0][0]), np.zeros(3))
+    verdicts = cache.cache_folder(os.environ, privileged=False)
+    assert verdicts is not None and verdicts.is_relative_to(tmp_path)
+    assert not list(verdicts.iterdir())
 
 
 class _Store:
