@@ -6,13 +6,18 @@ Started by libflagos_isolation.so with the command of isolation.py; main() never
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from plugin_abi import cabi, isolation, loader, rights
 from plugin_abi.errors import Refusal
 from plugin_abi.negotiation import PluginInfo
+
+#: PyTorch, where the backend imports it, would load a backend once more for the device flagos. A trial load of that
+#: fails for the rights of this process, and its verdict would be kept.
+_TORCH_DEVICE_VARIABLE: Final = "FLAGOS_TORCH_DEVICE"
 
 
 def _plugin_info(info: PluginInfo) -> tuple[Any, list[Any]]:
@@ -33,6 +38,7 @@ def _plugin_info(info: PluginInfo) -> tuple[Any, list[Any]]:
 def main(request: dict[str, Any], socket: int) -> NoReturn:
     """Serves the library of request["manifest"] to the host at the other end of `socket`."""
     serve = isolation.library().FlagosServe
+    os.environ[_TORCH_DEVICE_VARIABLE] = "0"
     if request["rights"] is not None:
         try:
             rights.take(request["rights"])

@@ -21,7 +21,7 @@ from typing import Any, Final
 from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.manifest import Manifest
 from plugin_abi.policy import Library
-from plugin_abi.rights import ENVIRONMENT, Rights, RightsMode, SettingError, rights_mode, rights_of
+from plugin_abi.rights import ENVIRONMENT, Confinement, Rights, RightsMode, SettingError, rights_mode, rights_of
 from plugin_abi.trial import python_program
 
 MODE_VARIABLE: Final = "FLAGOS_ISOLATION"
@@ -160,6 +160,14 @@ def _opened(library: Library, manifest: Manifest) -> list[Path]:
     return [manifest.path, library.path, Path(library.file.place), *needed]
 
 
+def confinement(library: Library, manifest: Manifest, variables: Mapping[str, str], privileged: bool) -> Confinement:
+    """That of a process of the library's own. Raises SettingError."""
+    asked = manifest.isolated
+    taken = rights_of(asked, _opened(library, manifest), manifest.resource_dir, variables, privileged)
+    is_clean = rights_mode(variables) is not RightsMode.USER
+    return Confinement(taken, (*ENVIRONMENT, *asked.environment) if is_clean else None)
+
+
 def entry(
     library: Library, manifest: Manifest, variables: Mapping[str, str], start: float, privileged: bool
 ) -> int | Refusal:
@@ -171,13 +179,12 @@ def entry(
     asked = manifest.isolated
     try:
         patience = Patience.of(variables, start, asked.hang_seconds)
-        taken = rights_of(asked, _opened(library, manifest), manifest.resource_dir, variables, privileged)
-        is_clean = rights_mode(variables) is not RightsMode.USER
-        command = child_command(manifest, taken)
+        confined = confinement(library, manifest, variables, privileged)
+        command = child_command(manifest, confined.rights)
         if command is None:
             cause = "no Python is found to run it with"
             return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, fact, place, cure, cause)
-        return entry_of_command(command, patience, [*ENVIRONMENT, *asked.environment] if is_clean else None)
+        return entry_of_command(command, patience, confined.environment)
     except SettingError as error:
         return Refusal(RefusalCode.ISOLATION_UNAVAILABLE, error.fact, place, error.cure, exception=error)
     except OSError as error:

@@ -24,6 +24,7 @@ from plugin_abi.log import BACKEND_LEVELS, backend_logger, logger
 from plugin_abi.manifest import Isolation, Manifest, OptionValue, read_manifest
 from plugin_abi.negotiation import PluginInfo, call_entry, judge
 from plugin_abi.policy import HOST_ABI, Library, Policy, examine, locate, static_initializers_policy
+from plugin_abi.rights import Confinement, SettingError
 from plugin_abi.search import DISABLE_VARIABLE, FoundManifest, SearchEnvironment, SearchResult, find_manifests
 from plugin_abi.trial import Trial, TrialMode, trial_mode, trial_timeout
 from plugin_abi.versions import AbiVersion
@@ -220,7 +221,23 @@ class _Session:
         library = examine(manifest, self.policy)
         if isinstance(library, Refusal):
             return library
-        return self.trial.judge(library, manifest, self.policy.abi) or library
+        try:
+            confined = self._confinement(library, manifest)
+        except SettingError as error:
+            return Refusal(
+                RefusalCode.ISOLATION_UNAVAILABLE, error.fact, str(library.path), error.cure, exception=error
+            )
+        return self.trial.judge(library, manifest, self.policy.abi, confined) or library
+
+    def _is_isolated(self, manifest: Manifest) -> bool:
+        asked = self.isolation is IsolationMode.AUTO and manifest.isolation is Isolation.PROCESS
+        return asked or self.isolation is IsolationMode.PROCESS
+
+    def _confinement(self, library: Library, manifest: Manifest) -> Confinement | None:
+        """How a trial of the library is confined: as its own process is, where it has one. Raises SettingError."""
+        if not self._is_isolated(manifest):
+            return None
+        return isolation.confinement(library, manifest, self.variables, self.privileged)
 
     def load(self, manifest: Manifest) -> Backend | Refusal:
         return _guarded(manifest.path, self._load, manifest)
@@ -228,8 +245,7 @@ class _Session:
     def _load(self, manifest: Manifest) -> Backend | Refusal:
         if self.isolation is None:
             return isolation.unknown_mode(str(manifest.path), self.variables[isolation.MODE_VARIABLE])
-        asked = self.isolation is IsolationMode.AUTO and manifest.isolation is Isolation.PROCESS
-        if asked or self.isolation is IsolationMode.PROCESS:
+        if self._is_isolated(manifest):
             return self._load_isolated(manifest)
         library = self._check(manifest)
         if isinstance(library, Refusal):

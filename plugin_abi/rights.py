@@ -24,6 +24,7 @@ from plugin_abi.landlock import DEVICE, READ, WRITE, Access, Rule
 
 RIGHTS_VARIABLE: Final = "FLAGOS_ISOLATION_RIGHTS"
 LIMITS_VARIABLE: Final = "FLAGOS_ISOLATION_LIMITS"
+NEEDS_VARIABLE: Final = "FLAGOS_ISOLATION_NEEDS"
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt")
 #: Of /proc nothing of other processes: what is in their environment is theirs.
@@ -136,6 +137,18 @@ def rights_mode(variables: Mapping[str, str]) -> RightsMode:
     raise SettingError(f"{RIGHTS_VARIABLE} is {value!r}, which is none of {known}", f"set it to one of {known}")
 
 
+def user_needs(variables: Mapping[str, str]) -> tuple[Need, ...]:
+    """What FLAGOS_ISOLATION_NEEDS allows beside what a manifest asks for: "network,exec". Raises SettingError."""
+    words = filter(None, (word.strip().lower() for word in variables.get(NEEDS_VARIABLE, "").split(",")))
+    known = {need.value: need for need in Need}
+    needs = []
+    for word in words:
+        if word not in known:
+            raise SettingError(f"{NEEDS_VARIABLE} has {word!r}, which is none of {', '.join(known)}", "correct it")
+        needs.append(known[word])
+    return tuple(needs)
+
+
 def user_limits(variables: Mapping[str, str]) -> Limits:
     """What FLAGOS_ISOLATION_LIMITS says: "memory_bytes=8G,open_files=256". Raises SettingError."""
     values: dict[str, int] = {}
@@ -184,9 +197,11 @@ def describe(variables: Mapping[str, str]) -> list[str]:
     try:
         mode = rights_mode(variables)
         limits = {name: value for name, value in asdict(user_limits(variables)).items() if value is not None}
+        given = ", ".join(need.value for need in user_needs(variables))
     except SettingError as error:
         return [f"{error.fact}: {error.cure}"]
     bounds = ["limits: " + ", ".join(f"{name} {value}" for name, value in limits.items())] if limits else []
+    bounds += [f"allowed by {NEEDS_VARIABLE} whatever it asks for: {given}"] if given else []
     if mode is RightsMode.USER:
         return [f"it has the rights of its user ({RIGHTS_VARIABLE}=user)", *bounds]
     offer = Offer.current()
@@ -218,6 +233,15 @@ class Rights:
     seccomp: bool
 
 
+@dataclass(frozen=True)
+class Confinement:
+    """The rights of a process that loads a library (None: its user's), and the names of the variables that it has, or
+    what they begin with and "*" (None: all)."""
+
+    rights: Rights | None
+    environment: tuple[str, ...] | None
+
+
 def _homes(variables: Mapping[str, str]) -> set[Path]:
     """The user's home, by the variable and by the system's list, and all above it: never allowed as a whole."""
     homes = [variables.get("HOME", "")]
@@ -246,7 +270,7 @@ def rights_of(
     there are no limits either. Raises SettingError."""
     mode, limits = rights_mode(variables), asked.limits.within(user_limits(variables))
     bounds = {name: max(value, LEAST.get(name, 0)) for name, value in asdict(limits).items() if value is not None}
-    needs = tuple(need.value for need in asked.needs)
+    needs = tuple(dict.fromkeys(need.value for need in (*asked.needs, *user_needs(variables))))
     if mode is RightsMode.USER:
         return Rights(needs, bounds, (), (), None, None, None, False, False) if bounds else None
     offer = Offer.current()

@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from plugin_abi.log import logger
 from plugin_abi.manifest import Manifest
 from plugin_abi.negotiation import ENTRY_OK, HOST_NAME, EntryAnswer, TableFacts, judge, slots
 from plugin_abi.policy import Library
+from plugin_abi.rights import Confinement
 from plugin_abi.versions import AbiRange, AbiVersion
 
 MODE_VARIABLE: Final = "FLAGOS_TRIAL_LOAD"
@@ -39,7 +41,7 @@ DEFAULT_TIMEOUT: Final = 20.0
 #: A crash or a hang may have had a passing cause; after this long it is tried again.
 BAD_VERDICT_SECONDS: Final = 3600.0
 _CHILD: Final = Path(__file__).parent / "trial_child.py"
-_NOT_LOADED: Final = 3
+_NOT_LOADED, _NOT_CONFINED = 3, 4
 _STDERR_TAIL: Final = 400
 _MAX_STATUS: Final = 64
 #: Bounds of what a child may say, and a kept verdict.
@@ -84,7 +86,7 @@ def _rules() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def _key(library: Library, manifest: Manifest, host: AbiRange) -> str:
+def _key(library: Library, manifest: Manifest, host: AbiRange, confined: Confinement | None) -> str:
     """What a verdict depends on: the library, what it is loaded with, who judges it and what it is compared with."""
     dependencies: list[object] = [file.stamp for file in library.files[1:]]
     for name, path in sorted(library.dependencies.found.items()):
@@ -95,6 +97,7 @@ def _key(library: Library, manifest: Manifest, host: AbiRange) -> str:
     facts = (
         *(library.sha256, str(host), _rules(), platform.libc_ver(), dependencies),
         *(manifest.name, manifest.platform, manifest.version, repr(built)),
+        *((repr(confined),) if confined is not None else ()),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
@@ -171,7 +174,9 @@ def _file(elf: ElfFile | None) -> OpenFile | None:
     return elf.file if elf is not None and isinstance(elf.file, OpenFile) else None
 
 
-def _request(library: Library, host: AbiRange, timeout: float, result_fd: int, status_fd: int) -> str:
+def _request(
+    library: Library, host: AbiRange, timeout: float, confined: Confinement | None, result_fd: int, status_fd: int
+) -> str:
     ffi = cabi.ffi()
 
     def layout(name: str) -> dict[str, Any]:
@@ -187,6 +192,7 @@ def _request(library: Library, host: AbiRange, timeout: float, result_fd: int, s
             "max": host.max.number,
             "host_name": HOST_NAME,
             "timeout": timeout,
+            "rights": asdict(confined.rights) if confined is not None and confined.rights is not None else None,
             "result_fd": result_fd,
             "status_fd": status_fd,
             "args": layout("FlagosEntryArgs"),
@@ -230,7 +236,15 @@ class _Pipe:
         os.close(self.reading)
 
 
-def _run_child(library: Library, host: AbiRange, python: str, timeout: float) -> _Outcome:
+def _environment(confined: Confinement | None) -> dict[str, str] | None:
+    """What the child has of this process's environment; None: all."""
+    if confined is None or confined.environment is None:
+        return None
+    patterns = confined.environment
+    return {name: value for name, value in os.environ.items() if any(fnmatchcase(name, p) for p in patterns)}
+
+
+def _run_child(library: Library, host: AbiRange, python: str, timeout: float, confined: Confinement | None) -> _Outcome:
     """Raises OSError where no child can be started."""
     with contextlib.ExitStack() as stack:
         pipes = []
@@ -238,7 +252,7 @@ def _run_child(library: Library, host: AbiRange, python: str, timeout: float) ->
             pipes.append(_Pipe(limit))
             stack.callback(pipes[-1].close)
         result, errors, status = pipes
-        request = _request(library, host, timeout, result.writing, status.writing)
+        request = _request(library, host, timeout, confined, result.writing, status.writing)
         child = subprocess.Popen(
             [python, "-I", "-S", str(_CHILD), request],
             stdin=subprocess.DEVNULL,
@@ -246,6 +260,7 @@ def _run_child(library: Library, host: AbiRange, python: str, timeout: float) ->
             stderr=errors.writing,
             pass_fds=(result.writing, status.writing, *(file.descriptor for file in library.files)),
             start_new_session=True,
+            env=_environment(confined),
         )
         try:
             _collect(pipes, time.monotonic() + timeout + _GRACE_SECONDS)
@@ -290,7 +305,9 @@ def _answer(result: bytes) -> EntryAnswer:
     )
 
 
-def _try(library: Library, manifest: Manifest, host: AbiRange, timeout: float) -> Refusal | None:
+def _try(
+    library: Library, manifest: Manifest, host: AbiRange, timeout: float, confined: Confinement | None
+) -> Refusal | None:
     place = str(library.path)
     vendor = "report it to the backend's vendor, or remove its manifest"
     python = python_program()
@@ -299,7 +316,7 @@ def _try(library: Library, manifest: Manifest, host: AbiRange, timeout: float) -
         fact = "there is no Python program to try the library with"
         return Refusal(RefusalCode.TRIAL_UNAVAILABLE, fact, place, cure)
     try:
-        outcome = _run_child(library, host, python, timeout)
+        outcome = _run_child(library, host, python, timeout, confined)
     except OSError as error:
         cure = f"correct the cause, or set {MODE_VARIABLE}=0 to load the library without a trial"
         fact = "the trial load could not be started"
@@ -313,6 +330,11 @@ def _try(library: Library, manifest: Manifest, host: AbiRange, timeout: float) -
             cause = str(json.loads(outcome.result)["error"])
             fact = "the dynamic linker does not load it"
             return Refusal(RefusalCode.DLOPEN_FAILED, fact, place, "correct what the cause names", cause)
+    if outcome.status == _NOT_CONFINED:
+        with contextlib.suppress(*_DAMAGED):
+            cause = str(json.loads(outcome.result)["error"])
+            fact = "the process of its trial load cannot be confined"
+            return Refusal(RefusalCode.TRIAL_UNAVAILABLE, fact, place, "correct what the cause names", cause)
     if outcome.status == 0:
         with contextlib.suppress(*_DAMAGED):
             return judge(_answer(outcome.result), manifest, host, place)
@@ -336,18 +358,21 @@ class Trial:
     timeout: float = DEFAULT_TIMEOUT
     folder: Path | None = None
 
-    def judge(self, library: Library, manifest: Manifest, host: AbiRange) -> Refusal | None:
-        """The verdict on a library: the kept one where it may be used, else that of a child."""
+    def judge(
+        self, library: Library, manifest: Manifest, host: AbiRange, confined: Confinement | None = None
+    ) -> Refusal | None:
+        """The verdict on a library: the kept one where it may be used, else that of a child. `confined`: how a
+        process of the library's own would be; None: the child has its user's rights, as this process."""
         if self.mode is TrialMode.NEVER:
             return None
-        key = _key(library, manifest, host)
+        key = _key(library, manifest, host, confined)
         if self.mode is TrialMode.AUTO and self.folder is not None:
             known, refusal = _recall(self.folder, key, str(library.path))
             if known:
                 logger.debug("trial: the verdict on %s is known", library.path)
                 return refusal
         logger.info("trial: loading %s in a child process", library.path)
-        refusal = _try(library, manifest, host, self.timeout)
+        refusal = _try(library, manifest, host, self.timeout, confined)
         changed = library.refuse_change()
         if changed is not None:
             return changed

@@ -1,6 +1,7 @@
 """The processes of a trial load: a supervisor, and its child that loads one library and calls its entry once.
 
-A script for `python -I -S`, run by trial.py; it imports neither this package nor anything outside the standard library.
+A script for `python -I -S`, run by trial.py; it imports nothing outside the standard library, and of this package what
+confines the child of a backend that is to have a process of its own.
 
 The supervisor runs no code of the library. It adopts whatever the child leaves behind (PR_SET_CHILD_SUBREAPER), daemons
 and processes of other sessions included, and ends with all of it. The child's account goes to `result_fd`. How the
@@ -27,7 +28,7 @@ _MAX_TEXT = 4096
 _END_SECONDS = 5.0
 
 #: Exit statuses of the child beside what a signal gives.
-DONE, NOT_LOADED = 0, 3
+DONE, NOT_LOADED, NOT_CONFINED = 0, 3, 4
 
 
 # ---- The child -----------------------------------------------------------------------------------------------------
@@ -80,12 +81,26 @@ def _load(request: dict[str, Any]) -> ctypes.CDLL:
     return loaded
 
 
+def _confine(values: dict[str, Any]) -> None:
+    """Takes upon this process what the backend's own would have. Raises OSError."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from plugin_abi import rights
+
+    rights.take(values)
+
+
 def _try(request: dict[str, Any]) -> NoReturn:
     def answer(value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
         while data:
             data = data[os.write(request["result_fd"], data) :]
 
+    if request["rights"] is not None:
+        try:
+            _confine(request["rights"])
+        except OSError as error:
+            answer({"error": str(error)})
+            os._exit(NOT_CONFINED)
     try:
         entry = _load(request).flagos_plugin_entry
     except (OSError, AttributeError) as error:

@@ -57,6 +57,7 @@ def isolate_environment() -> None:
     # Backends in processes of their own, if a run is meant for that: "process".
     if "FLAGOS_TEST_ISOLATION" in os.environ:
         os.environ["FLAGOS_ISOLATION"] = os.environ["FLAGOS_TEST_ISOLATION"]
+        os.environ["FLAGOS_ISOLATION_NEEDS"] = "network"  # for contexts of several processes
     # Another backend than the one of this tree, named by its manifest.
     if "FLAGOS_TEST_DRIVER_FILES" in os.environ:
         os.environ["FLAGOS_DRIVER_FILES"] = os.environ["FLAGOS_TEST_DRIVER_FILES"]

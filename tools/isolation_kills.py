@@ -51,8 +51,11 @@ def _shared_memory() -> int:
 
 
 def _children() -> set[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # of a thread that has ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def _kill_once(draw: random.Random) -> str:

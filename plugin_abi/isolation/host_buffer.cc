@@ -217,12 +217,8 @@ int64_t ElementSize(int32_t element_type) {
   return is_byte ? 1 : -1;
 }
 
-namespace {
-
-constexpr size_t kMaxRank = 64;
-
-// Bytes of a dense array; an error for what is no shape or no type.
 Status DenseSize(const int64_t* dims, size_t rank, int64_t element_type, int64_t* size) {
+  constexpr size_t kMaxRank = 64;
   *size = element_type >= 0 && element_type <= INT32_MAX ? ElementSize(static_cast<int32_t>(element_type)) : -1;
   FLAGOS_NEED(*size >= 0, "no array has element_type " + std::to_string(element_type));
   FLAGOS_NEED(element_type != FLAGOS_TYPE_TOKEN || rank == 0, "a token has no dimensions");
@@ -238,8 +234,6 @@ Status DenseSize(const int64_t* dims, size_t rank, int64_t element_type, int64_t
   if (is_empty) *size = 0;
   return nullptr;
 }
-
-}  // namespace
 
 Status PlaceCall(const std::string& function, Call* call, const FlagosContext* context, const FlagosMemory* memory,
                  const int64_t* dims, size_t rank, int32_t element_type) {
@@ -279,10 +273,7 @@ Status NewBuffer(FlagosContext* context, uint64_t id, Buffer described, FlagosBu
 
 void DestroyBuffer(FlagosBuffer* buffer) {
   if (buffer == nullptr) return;
-  Call call;
-  call.method = Method::kBufferDestroy;
-  call.object = buffer->id;
-  buffer->context->link->Post(call);
+  buffer->context->link->Release(buffer->id, buffer->described.size_bytes);
   if (buffer->is_promise) buffer->context->link->Owe(-1);
   delete buffer;
 }

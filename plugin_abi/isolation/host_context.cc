@@ -94,7 +94,9 @@ void ContextDestroy(FlagosContext* context) {
   call.method = Method::kContextDestroy;
   Reply reply;
   // A child that could not let go of its context is of no use to the next one.
-  if (context->link->Request(call, &reply) == nullptr) {
+  const bool is_well = context->link->Request(call, &reply) == nullptr;
+  context->link->answerer().End();
+  if (is_well) {
     context->give_back(std::move(context->link));
   } else {
     context->link->Close();
@@ -190,11 +192,25 @@ FlagosError* DeviceSynchronize(FlagosDeviceSynchronizeArgs* args) {
 }
 
 FlagosError* ProfilerStart(FlagosProfilerStartArgs* args) {
-  return Enter("profiler_start", args, [] { return NotIsolated("profiler_start"); });
+  return Enter("profiler_start", args, [&]() -> Status {
+    FLAGOS_NEED(args->context != nullptr, "profiler_start: no context");
+    Call call;
+    call.method = Method::kProfilerStart;
+    Reply reply;
+    return args->context->link->Request(call, &reply);
+  });
 }
 
 FlagosError* ProfilerStop(FlagosProfilerStopArgs* args) {
-  return Enter("profiler_stop", args, [] { return NotIsolated("profiler_stop"); });
+  return Enter("profiler_stop", args, [&]() -> Status {
+    FLAGOS_NEED(args->context != nullptr && args->sink != nullptr, "profiler_stop: no context or no sink");
+    Call call;
+    call.method = Method::kProfilerStop;
+    Reply reply;
+    FLAGOS_RETURN_IF_ERROR(args->context->link->Request(call, &reply));
+    args->sink(args->sink_data, reply.data.data(), reply.data.size());
+    return nullptr;
+  });
 }
 
 }  // namespace
@@ -225,16 +241,31 @@ Status TakeError(FlagosError* error) {
 Status CreateContext(std::shared_ptr<Link> link, FlagosContextCreateArgs* args,
                      std::unique_ptr<FlagosContext>* context) {
   FLAGOS_NEED(args->options != nullptr || args->num_options == 0, "context_create: the options are missing");
-  if (args->num_processes > 1) return NotIsolated("a context of several processes (collectives between them)");
   Call call;
   call.method = Method::kContextCreate;
-  call.number = args->host_callback != nullptr ? 1 : 0;
+  HostFunctions functions;
+  functions.callback = args->host_callback;
+  functions.callback_user_data = args->host_callback_user_data;
+  functions.get = args->key_value_get;
+  functions.put = args->key_value_put;
+  functions.store_user_data = args->key_value_user_data;
+  const bool gives_store = functions.get != nullptr && functions.put != nullptr;
+  call.number = (functions.callback != nullptr ? kGivesCallback : 0) + (gives_store ? kGivesStore : 0);
+  call.process_index = args->process_index;
+  call.num_processes = args->num_processes;
   call.options = FromAbi(args->options, args->num_options);
   Reply reply;
-  FLAGOS_RETURN_IF_ERROR(link->Request(call, &reply));
+  link->answerer().Begin(functions);
+  Status status = link->Request(call, &reply);
   auto made = std::make_unique<FlagosContext>();
   made->link = link;
-  if (!Adopt(std::move(reply.context), made.get())) return link->Malformed("a context whose parts do not fit");
+  if (status == nullptr && !Adopt(std::move(reply.context), made.get())) {
+    status = link->Malformed("a context whose parts do not fit");
+  }
+  if (status != nullptr) {
+    link->answerer().End();
+    return status;
+  }
   *context = std::move(made);
   return nullptr;
 }

@@ -6,6 +6,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -14,16 +18,57 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 namespace flagos_isolation {
 namespace {
 
 constexpr int kTickMilliseconds = 250;
+// What may wait for the next call that takes it along.
+constexpr int64_t kTicksOfLife = 8;  // a child says each second that it lives
+constexpr size_t kMaxReleased = 256;
+constexpr int64_t kMaxReleasedBytes = int64_t{1} << 20;
+
+// Buffers that were let go of may be added.
+constexpr size_t kMaxMessage = UINT32_MAX - (size_t{1} << 20);
+
+Status TooLarge(const std::string& what, size_t size) {
+  return MakeStatus(FLAGOS_RESOURCE_EXHAUSTED, what + " of " + std::to_string(size) +
+                                                   " bytes does not fit into a message to the backend's process. Pass "
+                                                   "large constants of a program as arguments.");
+}
 
 std::string Seconds(int milliseconds) {
   std::string text = std::to_string(milliseconds / 1000);
   if (milliseconds % 1000 != 0) text += "." + std::to_string(milliseconds % 1000 / 100);
   return text + " s";
+}
+
+// Copies to memory that is not read soon: past the caches, where the processor can, so that it is not read before it is
+// written. SettleStreamed() is called after the last copy.
+void CopyStreaming(char* to, const char* from, size_t size) {
+#if defined(__SSE2__)
+  constexpr size_t kVector = sizeof(__m128i);
+  const size_t head = std::min(size, (kVector - reinterpret_cast<uintptr_t>(to) % kVector) % kVector);
+  std::memcpy(to, from, head);
+  size_t done = head;
+  for (; size - done >= 4 * kVector; done += 4 * kVector) {
+    const auto* source = reinterpret_cast<const __m128i*>(from + done);
+    auto* target = reinterpret_cast<__m128i*>(to + done);
+    const __m128i vectors[4] = {_mm_loadu_si128(source), _mm_loadu_si128(source + 1), _mm_loadu_si128(source + 2),
+                                _mm_loadu_si128(source + 3)};
+    for (int i = 0; i < 4; ++i) _mm_stream_si128(target + i, vectors[i]);
+  }
+  std::memcpy(to + done, from + done, size - done);
+#else
+  std::memcpy(to, from, size);
+#endif
+}
+
+void SettleStreamed() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 }  // namespace
@@ -163,6 +208,7 @@ std::shared_ptr<Link> Link::Begin(const Settings& settings, const Hello& own, He
 // ---- Signs of life --------------------------------------------------------------------------------------------------
 
 void Link::Watch() {
+  size_t num_released = 0;
   while (alive()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(kTickMilliseconds));
     ++tick_;
@@ -170,6 +216,10 @@ void Link::Watch() {
     if (!is_listening_) heard_ = tick_.load();
     const std::string fault = WhatIsWrong();
     if (!fault.empty()) Bury(fault);
+    // No call has come since the last tick. A child that does not read is not written to: that might never return.
+    const bool is_heard = tick_ - heard_ <= kTicksOfLife;
+    if (const size_t now = num_released_; now != 0 && now == std::exchange(num_released, now) && is_heard)
+      PostReleased();
   }
 }
 
@@ -308,16 +358,12 @@ void Link::GiveChannel(Channel* channel) {
 }
 
 Status Link::Request(const Call& call, Reply* reply, Segment* segment) {
-  const std::string message = Encode(call);
-  if (message.size() > UINT32_MAX) {
-    return MakeStatus(FLAGOS_RESOURCE_EXHAUSTED,
-                      "a call of " + std::to_string(message.size()) +
-                          " bytes does not fit into a message to the backend's process. Pass "
-                          "large constants of a program as arguments.");
-  }
+  std::string message = Encode(call);
+  if (message.size() > kMaxMessage) return TooLarge("a call", message.size());
   Status why;
   Channel* channel = TakeChannel(&why);
   if (channel == nullptr) return why;
+  AddReleased(&message);
   Frame frame;
   const bool announce = segment != nullptr && !segment->announced;
   const uint64_t sequence = ++channel->sequence;
@@ -335,13 +381,47 @@ Status Link::Request(const Call& call, Reply* reply, Segment* segment) {
   return reply->error;
 }
 
-void Link::Post(const Call& call) {
+Status Link::Post(const Call& call) {
+  std::string message = Encode(call);
+  if (message.size() > kMaxMessage) return TooLarge("a message", message.size());
   Status why;
   Channel* channel = TakeChannel(&why);
-  if (channel == nullptr) return;
+  if (channel == nullptr) return why;
+  AddReleased(&message);
   ++channel->sequence;
-  channel->Send(channel->sequence, Encode(call));
+  const Receipt receipt = channel->Send(channel->sequence, message);
   GiveChannel(channel);
+  return receipt == Receipt::kFrame ? nullptr : Bury("");
+}
+
+void Link::Release(uint64_t buffer, int64_t size) {
+  bool is_much = false;
+  {
+    const std::lock_guard<std::mutex> lock(released_mutex_);
+    released_.push_back(static_cast<int64_t>(buffer));
+    released_bytes_ += std::min(size, kMaxReleasedBytes);
+    num_released_ = released_.size();
+    is_much = released_bytes_ >= kMaxReleasedBytes || released_.size() >= kMaxReleased;
+  }
+  if (is_much) PostReleased();
+}
+
+void Link::AddReleased(std::string* message) {
+  if (num_released_ == 0) return;
+  Call released;
+  {
+    const std::lock_guard<std::mutex> lock(released_mutex_);
+    released.destroyed.swap(released_);
+    released_bytes_ = 0;
+    num_released_ = 0;
+  }
+  message->append(Encode(released));  // two messages in a row are one with the fields of both
+}
+
+void Link::PostReleased() {
+  Call call;
+  call.method = Method::kBufferDestroy;
+  Post(call);
 }
 
 // ---- The child's memory ---------------------------------------------------------------------------------------------
@@ -363,8 +443,9 @@ Status Link::ReadMemory(void* to, uint64_t address, size_t size) {
   for (size_t done = 0; done < size; done += kStep) {
     const size_t step = std::min(kStep, size - done);
     if (Status status = CopyMemory(between, address + done, step, /*is_read=*/true); status != nullptr) return status;
-    std::memcpy(static_cast<char*>(to) + done, between, step);
+    CopyStreaming(static_cast<char*>(to) + done, between, step);
   }
+  SettleStreamed();
   return nullptr;
 }
 
@@ -468,6 +549,11 @@ void Link::ReadEvents() {
     }
     if (receipt != Receipt::kFrame || !Decode(frame.message, &done)) {
       Malformed("an event that is none");
+      return;
+    }
+    if (done.ask.id != 0) {
+      if (answerer_.Take(shared_from_this(), std::move(done.ask))) continue;
+      Malformed("more questions than a host answers");
       return;
     }
     if (done.event == 0) continue;  // a sign of life

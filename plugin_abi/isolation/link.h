@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "answerer.h"
 #include "channel.h"
 #include "frames.h"
 #include "process.h"
@@ -58,8 +59,11 @@ class Link : public std::enable_shared_from_this<Link> {
   // Makes a call; an error is the child's, or UNAVAILABLE where there is no child any more. `segment` is one that the call
   // names.
   Status Request(const Call& call, Reply* reply, Segment* segment = nullptr);
-  // Sends a call that has no reply. To a child that has ended it is nothing.
-  void Post(const Call& call);
+  // Sends a call that has no reply. An error where it is not sent.
+  Status Post(const Call& call);
+  // Lets go of a buffer of `size` bytes: with the next call, within two ticks where none comes, and at once where much
+  // memory waits for it.
+  void Release(uint64_t buffer, int64_t size);
 
   // What happens when the event `id` completes, before anybody learns of it: it may look at the event's data and changes
   // what the event says by changing the status. Called exactly once, also when the child ends.
@@ -82,6 +86,11 @@ class Link : public std::enable_shared_from_this<Link> {
   Status ReadMemory(void* to, uint64_t address, size_t size);
   Status WriteMemory(uint64_t address, const void* from, size_t size);
 
+  // Answers what the child asks.
+  Answerer& answerer() { return answerer_; }
+  // Ends a child that cannot be served any more; `fault` says what became of it.
+  Status GiveUp(const std::string& fault) { return Bury(fault); }
+
   pid_t process() const { return process_; }
   bool alive() const { return phase_ == kAlive; }
   // Whether this process, and not one that it was forked from, has a child there that is to be used.
@@ -103,6 +112,9 @@ class Link : public std::enable_shared_from_this<Link> {
   Link(const Settings& settings, Descriptor events, std::shared_ptr<ChildLog> log, pid_t process);
   static std::shared_ptr<Link> Begin(const Settings& settings, const Hello& own, Hello* hello, std::string* why);
   Channel* TakeChannel(Status* why);
+  // Adds the buffers that were let go of to a call that is about to be sent.
+  void AddReleased(std::string* message);
+  void PostReleased();
   void GiveChannel(Channel* channel);
   Status CopyMemory(char* ours, uint64_t theirs, size_t size, bool is_read);
   void ReadEvents();
@@ -130,6 +142,11 @@ class Link : public std::enable_shared_from_this<Link> {
   std::vector<Channel*> free_channels_;
   std::mutex opening_mutex_;  // the event socket's sending side
 
+  std::mutex released_mutex_;
+  std::vector<int64_t> released_;
+  int64_t released_bytes_ = 0;
+  std::atomic<size_t> num_released_{0};
+
   std::mutex expected_mutex_;
   std::unordered_map<uint64_t, Expected> expected_;
   size_t num_owed_ = 0;        // by the child
@@ -145,6 +162,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::atomic<int64_t> heard_{1};         // the tick of the last sign of life
   std::atomic<bool> is_listening_{true};  // false while the thread that reads signs of life does something else
   std::atomic<int64_t> num_owed_by_host_{0};
+  Answerer answerer_;
 
   mutable std::mutex phase_mutex_;
   mutable std::condition_variable buried_;

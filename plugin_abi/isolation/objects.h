@@ -125,6 +125,8 @@ Status PlaceCall(const std::string& function, Call* call, const FlagosContext* c
                  const int64_t* dims, size_t rank, int32_t element_type);
 // Bytes of an element in a dense array; -1 for what is no element type.
 int64_t ElementSize(int32_t element_type);
+// Bytes of a dense array; an error for what is no shape or no type.
+Status DenseSize(const int64_t* dims, size_t rank, int64_t element_type, int64_t* size);
 
 // Handles for what the child says that it made; an error where it says what cannot be.
 Status NewBuffer(FlagosContext* context, uint64_t id, Buffer described, FlagosBuffer** buffer);

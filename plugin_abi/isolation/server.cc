@@ -17,14 +17,7 @@
 namespace flagos_isolation {
 namespace {
 
-constexpr int kWellEnded = 0, kBadHost = 2;
 constexpr std::chrono::milliseconds kSignOfLife{1000};
-
-[[noreturn]] void End(int status, const char* why) {
-  if (why != nullptr) std::fprintf(stderr, "flagos: the backend's process ends: %s\n", why);
-  // Neither the backend's destructors nor Python's end: nobody is there any more who waits for them.
-  _exit(status);
-}
 
 // Ends this process with its parent, also where a process that the parent forked keeps the sockets open.
 void WatchParent(pid_t parent) {
@@ -39,6 +32,12 @@ void WatchParent(pid_t parent) {
 }
 
 }  // namespace
+
+void End(int status, const char* why) {
+  if (why != nullptr) std::fprintf(stderr, "flagos: the backend's process ends: %s\n", why);
+  // Neither the backend's destructors nor Python's end: nobody is there any more who waits for them.
+  _exit(status);
+}
 
 // What waits for one event.
 struct Server::Pending {
@@ -277,6 +276,10 @@ Status Server::EventCall(const Call& call, Reply* reply) {
 // ---- Which call it is -----------------------------------------------------------------------------------------------
 
 Status Server::Handle(const Call& call, Reply* reply) {
+  if (call.method == Method::kAnswer) {  // also while a context is made
+    TakeAnswer(call);
+    return nullptr;
+  }
   if (!call.forgotten.empty()) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const int64_t id : call.forgotten) segments_.erase(static_cast<uint64_t>(id));
@@ -298,6 +301,7 @@ Status Server::Handle(const Call& call, Reply* reply) {
 }
 
 Status Server::HandleInContext(const Call& call, Reply* reply) {
+  for (const int64_t id : call.destroyed) DestroyBuffer(static_cast<uint64_t>(id));
   switch (call.method) {
     case Method::kDeviceMemoryStats:
     case Method::kDeviceSynchronize:
@@ -313,8 +317,9 @@ Status Server::HandleInContext(const Call& call, Reply* reply) {
     case Method::kBufferCopy:
     case Method::kBufferBitcast:
       return MakeBuffer(call, reply);
-    case Method::kBufferFulfill:
     case Method::kBufferDestroy:
+      return nullptr;  // of what `destroyed` names
+    case Method::kBufferFulfill:
     case Method::kBufferReadyEvent:
     case Method::kBufferDelete:
     case Method::kBufferHold:
@@ -345,6 +350,9 @@ Status Server::HandleInContext(const Call& call, Reply* reply) {
       return Artifact(call, reply);
     case Method::kExecute:
       return Execute(call, reply);
+    case Method::kProfilerStart:
+    case Method::kProfilerStop:
+      return ProfilerCall(call, reply);
     default:
       return MakeStatus(FLAGOS_UNIMPLEMENTED, "the backend's process has no call of the number " +
                                                   std::to_string(static_cast<uint32_t>(call.method)));

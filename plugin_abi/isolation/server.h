@@ -18,6 +18,10 @@
 
 namespace flagos_isolation {
 
+constexpr int kWellEnded = 0, kBadHost = 2;
+// Ends this process; `why` not NULL: says so.
+[[noreturn]] void End(int status, const char* why);
+
 class Server {
  public:
   Server(const FlagosApi& api, Descriptor events) : api_(api), events_(std::move(events)) {}
@@ -95,13 +99,20 @@ class Server {
   uint64_t NumTold();
   Status Address(FlagosBuffer* buffer, int64_t offset, uint64_t* address);
   static void OnReady(void* user_data, FlagosError* error);
-  // Stands for the host's own, which is out of reach: the program that calls it fails.
-  static FlagosError* RefuseCallback(void* user_data, int64_t id, const FlagosHostArray* arguments,
-                                     size_t num_arguments, FlagosHostArray* results, size_t num_results);
+  // What the backend asks of its host, which the host's own functions answer: server_host.cc.
+  Call AskHost(Ask ask);
+  void TakeAnswer(const Call& call);
+  static FlagosError* HostCallback(void* user_data, int64_t id, const FlagosHostArray* arguments, size_t num_arguments,
+                                   FlagosHostArray* results, size_t num_results);
+  static int32_t KeyValueGet(void* user_data, const char* key, size_t key_size, int64_t timeout_ms,
+                             FlagosBytesSink sink, void* sink_data);
+  static int32_t KeyValuePut(void* user_data, const char* key, size_t key_size, const void* value, size_t value_size);
+  Status ProfilerCall(const Call& call, Reply* reply);
   bool HasCompletedWell(FlagosEvent* event);
 
   Status AddBuffer(FlagosBuffer* buffer, const Call& call, size_t index, Reply* reply);
   FlagosBuffer* FindBuffer(uint64_t id);
+  void DestroyBuffer(uint64_t id);
   Program FindProgram(uint64_t id);
   std::shared_ptr<Event> FindEvent(uint64_t id);
   FlagosDevice* FindDevice(int64_t index) const;  // 1 + index; NULL for none
@@ -133,6 +144,11 @@ class Server {
   std::condition_variable done_changed_;
   std::vector<Done> done_;
   uint64_t num_told_ = 0;  // events that have ever been in done_
+
+  std::mutex questions_mutex_;
+  std::condition_variable answers_changed_;
+  uint64_t last_question_ = 0;
+  std::unordered_map<uint64_t, std::unique_ptr<Call>> questions_;  // by id; NULL: not answered yet
 };
 
 }  // namespace flagos_isolation

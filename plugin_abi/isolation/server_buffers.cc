@@ -1,4 +1,8 @@
 // What the child does for calls about contexts, devices, buffers and their contents.
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "named_values.h"
@@ -36,6 +40,16 @@ Status NoSuch(const char* what) {
   return MakeStatus(FLAGOS_INVALID_ARGUMENT, std::string("the backend's process has no such ") + what);
 }
 
+// Processes that compute together talk over sockets, which the rights of this one may not allow.
+Status CanOpenSockets() {
+  const Descriptor tried(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (tried.valid()) return nullptr;
+  return MakeStatus(FLAGOS_PERMISSION_DENIED,
+                    std::string("a context of several processes needs sockets, which the rights of the backend's "
+                                "process do not allow (") +
+                        std::strerror(errno) + "). Set FLAGOS_ISOLATION_NEEDS=network to allow them.");
+}
+
 }  // namespace
 
 // ---- Context --------------------------------------------------------------------------------------------------------
@@ -46,21 +60,25 @@ Status Server::ContextCreate(const Call& call, Reply* reply) {
   auto args = New<FlagosContextCreateArgs>();
   args.options = options.data();
   args.num_options = options.size();
-  args.num_processes = 1;
-  if (call.number != 0) {
-    args.host_callback = RefuseCallback;
+  args.process_index = static_cast<int32_t>(call.process_index);
+  args.num_processes = static_cast<int32_t>(call.num_processes);
+  if (args.num_processes > 1) {
+    if (Status status = CanOpenSockets(); status != nullptr) return status;
+  }
+  if ((call.number & kGivesCallback) != 0) {
+    args.host_callback = HostCallback;
     args.host_callback_user_data = this;
+  }
+  if ((call.number & kGivesStore) != 0) {
+    args.key_value_get = KeyValueGet;
+    args.key_value_put = KeyValuePut;
+    args.key_value_user_data = this;
   }
   if (Status status = Take(api_.context_create(&args)); status != nullptr) return status;
   context_ = args.context;
   Status status = DescribeContext(&reply->context);
   if (status != nullptr) ContextDestroy();
   return status;
-}
-
-FlagosError* Server::RefuseCallback(void* user_data, int64_t /*id*/, const FlagosHostArray* /*arguments*/,
-                                    size_t /*num_arguments*/, FlagosHostArray* /*results*/, size_t /*num_results*/) {
-  return static_cast<Server*>(user_data)->Make(NotIsolated("host_callback, which a program calls,"));
 }
 
 Status Server::DescribeContext(Context* described) {
@@ -156,6 +174,18 @@ FlagosBuffer* Server::FindBuffer(uint64_t id) {
   return found == buffers_.end() ? nullptr : found->second;
 }
 
+void Server::DestroyBuffer(uint64_t id) {
+  FlagosBuffer* buffer = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = buffers_.find(id);
+    if (found == buffers_.end()) return;
+    buffer = found->second;
+    buffers_.erase(found);
+  }
+  api_.buffer_destroy(buffer);
+}
+
 // Describes a new buffer to the host under the id that the host gave it: the `index`-th from the first.
 Status Server::AddBuffer(FlagosBuffer* buffer, const Call& call, size_t index, Reply* reply) {
   auto args = New<FlagosBufferDescribeArgs>();
@@ -232,11 +262,7 @@ Status Server::MakeBuffer(const Call& call, Reply* reply) {
   if (status != nullptr || !is_written_by_host) return status;
   status = Address(made, 0, &reply->address);
   if (status != nullptr) {  // the host knows of no buffer
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      buffers_.erase(static_cast<uint64_t>(call.made[0]));
-    }
-    api_.buffer_destroy(made);
+    DestroyBuffer(static_cast<uint64_t>(call.made[0]));
   }
   return status;
 }
@@ -254,14 +280,6 @@ Status Server::BufferCall(const Call& call, Reply* reply) {
   FlagosBuffer* buffer = FindBuffer(call.object);
   if (buffer == nullptr) return NoSuch("buffer");
   switch (call.method) {
-    case Method::kBufferDestroy: {
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        buffers_.erase(call.object);
-      }
-      api_.buffer_destroy(buffer);
-      return nullptr;
-    }
     case Method::kBufferFulfill: {
       auto args = New<FlagosBufferFulfillArgs>();
       args.promise = buffer;

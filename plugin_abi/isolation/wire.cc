@@ -251,6 +251,10 @@ void Visit(V& v, T& call) {
   v.Field(20, call.forgotten);
   v.Messages(21, call.options);
   v.Error(22, call.error);
+  v.Field(23, call.destroyed);
+  v.Field(24, call.contents);
+  v.Field(25, call.process_index);
+  v.Field(26, call.num_processes);
 }
 
 template <typename V, typename T, If<T, Reply> = 0>
@@ -266,12 +270,31 @@ void Visit(V& v, T& reply) {
   v.Field(9, reply.address);
 }
 
+template <typename V, typename T, If<T, HostArray> = 0>
+void Visit(V& v, T& array) {
+  v.Field(1, array.element_type);
+  v.Field(2, array.dims);
+  v.Field(3, array.data);
+}
+
+template <typename V, typename T, If<T, Ask> = 0>
+void Visit(V& v, T& ask) {
+  v.Field(1, ask.id);
+  v.Field(2, ask.question);
+  v.Field(3, ask.number);
+  v.Messages(4, ask.arguments);
+  v.Messages(5, ask.results);
+  v.Field(6, ask.key);
+  v.Field(7, ask.value);
+}
+
 template <typename V, typename T, If<T, Done> = 0>
 void Visit(V& v, T& done) {
   v.Field(1, done.event);
   v.Error(2, done.error);
   v.Field(3, done.data);
   v.Field(4, done.address);
+  v.Message(5, done.ask);
 }
 
 template <typename T>
@@ -297,7 +320,8 @@ template <typename T>
 void Writer::Message(uint32_t number, const T& value) {
   std::string bytes = EncodeMessage(value);
   // An element of a list counts also when all its fields are zero; a message that stands alone does not.
-  if (!bytes.empty() || !(std::is_same_v<T, Context> || std::is_same_v<T, Executable>)) writer_.Bytes(number, bytes);
+  constexpr bool stands_alone = std::is_same_v<T, Context> || std::is_same_v<T, Executable> || std::is_same_v<T, Ask>;
+  if (!bytes.empty() || !stands_alone) writer_.Bytes(number, bytes);
 }
 
 template <typename T>

@@ -13,7 +13,7 @@
 namespace flagos_isolation {
 
 // Raised when an older side would misread a newer one; both sides refuse another.
-constexpr uint32_t kWireVersion = 3;
+constexpr uint32_t kWireVersion = 4;
 
 enum class Method : uint32_t {
   kNone = 0,
@@ -44,11 +44,14 @@ enum class Method : uint32_t {
   kExecutableArtifact = 25,
   kExecute = 26,
   kBufferUnpin = 27,  // no reply
+  kAnswer = 28,       // no reply
+  kProfilerStart = 29,
+  kProfilerStop = 30,
 };
 
 inline bool HasReply(Method method) {
   return method != Method::kEventDestroy && method != Method::kBufferDestroy && method != Method::kExecutableDestroy &&
-         method != Method::kBufferUnpin;
+         method != Method::kBufferUnpin && method != Method::kAnswer;
 }
 
 struct NamedValue {
@@ -125,6 +128,9 @@ struct Call {
   std::vector<int64_t> forgotten;  // segments that the host has given up
   std::vector<NamedValue> options;
   Status error;
+  std::vector<int64_t> destroyed;     // buffers that the host has let go of before
+  std::vector<std::string> contents;  // of an answer: the results of a callback
+  int64_t process_index = 0, num_processes = 0;
 };
 
 struct Reply {
@@ -139,12 +145,32 @@ struct Reply {
   uint64_t address = 0;  // in the child: of what was pinned, or is to be written
 };
 
-// An event that has completed.
+enum class Question : uint32_t { kNone = 0, kHostCallback = 1, kKeyValueGet = 2, kKeyValuePut = 3 };
+// What a context's host gives, as `number` of context_create says it.
+constexpr int64_t kGivesCallback = 1, kGivesStore = 2;
+
+struct HostArray {
+  int64_t element_type = 0;
+  std::vector<int64_t> dims;
+  std::string data;  // of a result nothing
+};
+
+// What a program or the backend asks of its host.
+struct Ask {
+  uint64_t id = 0;
+  Question question = Question::kNone;
+  int64_t number = 0;  // of the callback; get: how many ms it may wait
+  std::vector<HostArray> arguments, results;
+  std::string key, value;
+};
+
+// An event that has completed, or something that is asked.
 struct Done {
   uint64_t event = 0;
   Status error;
   std::string data;
   uint64_t address = 0;
+  Ask ask;
 };
 
 std::string Encode(const Hello& hello);

@@ -90,8 +90,11 @@ def process_of(context: Context) -> int:
 
 def children() -> set[int]:
     """The processes that this one has started and that have not been waited for."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # of a thread that has ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def comes_true(condition: Callable[[], bool], seconds: float = 10.0) -> bool:

@@ -154,6 +154,9 @@ def test_a_backend_may_what_its_manifest_needs_and_no_more(place: Place, offer: 
     with place.context(needs=["network"]) as context:
         assert isolated.came_of(context, "socket") == "socket: done"
         assert isolated.came_of(context, "exec /bin/true") == "exec: Operation not permitted"
+    with place.context({rights.NEEDS_VARIABLE: "network"}) as context:
+        assert isolated.came_of(context, "socket") == "socket: done"
+        assert isolated.came_of(context, "exec /bin/true") == "exec: Operation not permitted"
 
 
 @pytest.mark.parametrize("offer", ["nothing", "landlock and seccomp"], indirect=True)
@@ -178,11 +181,41 @@ def test_the_user_may_give_his_own_rights_and_bounds(place: Place, monkeypatch: 
         assert isolated.came_of(context, "files 80") == "files: Too many open files"
 
 
+#: Ends the trial load where it succeeds, which a trial reports.
+TRIES_AT_ENTRY = {
+    "landlock": 'if(open("{home}/secret",O_RDONLY)>=0)abort();',
+    "seccomp": "if(socket(AF_INET,SOCK_STREAM,0)>=0)abort();",
+    "environment": 'if(getenv("SECRET_TOKEN"))abort();',
+}
+
+
+@pytest.mark.parametrize("offer", ["landlock and seccomp"], indirect=True)
+@pytest.mark.parametrize("deed", TRIES_AT_ENTRY)
+def test_a_trial_has_the_rights_of_the_process_that_follows(
+    place: Place, offer: Offer, deed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a library's entry, which `flagos check` calls in no process but that of the trial."""
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    includes = [word for name in ("fcntl", "stdlib", "sys/socket") for word in ("-include", f"{name}.h")]
+    code = "-DBEFORE_NEGOTIATION=" + TRIES_AT_ENTRY[deed].replace("{home}", str(place.home))
+    plugins = Plugins(place.plugins.toolchain, place.plugins.folder / deed)
+    path = plugins.add(
+        library=plugins.toolchain.build(flags=("-D_DEFAULT_SOURCE", *includes, code)),
+        file_format_version="1.1.0", isolation="process",
+    )  # fmt: skip
+    given = {"HOME": str(place.home)}
+    assert loader.check(path, environment=plugins.environment(**given)) is None
+    for name, value in ((rights.RIGHTS_VARIABLE, "user"), (isolation.MODE_VARIABLE, "none")):
+        refusal = loader.check(path, environment=plugins.environment(**given, **{name: value}))
+        assert refusal is not None and refusal.code is RefusalCode.ENTRY_CRASHED, (name, refusal)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         *((rights.RIGHTS_VARIABLE, value) for value in ("none", "leest")),
         *((rights.LIMITS_VARIABLE, value) for value in ("memory=1G", "memory_bytes", "open_files=-3", "open_files=1Q")),
+        *((rights.NEEDS_VARIABLE, value) for value in ("networks", "exec network")),
     ],
 )
 def test_settings_that_nobody_knows_are_refusals(place: Place, name: str, value: str) -> None:
