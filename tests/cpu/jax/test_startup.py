@@ -14,6 +14,7 @@ import pytest
 def _said(program: str) -> Any:
     """The JSON that ``program`` prints last."""
     environment = os.environ | {"JAX_PLATFORMS": "flagos"}
+    del environment["OMP_WAIT_POLICY"]  # as users do: then flagos chooses, where it is the first to import PyTorch
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
