@@ -1,5 +1,5 @@
-"""Prints what flagos and one of its extras require, a line each, as pyproject.toml has it: what pip can install before there is
-a wheel.
+"""Prints what flagos and one of its extras require, a line each, from pyproject.toml: what pip can install before there
+is a wheel.
 
     python tools/requirements.py EXTRA
 """
