@@ -52,6 +52,9 @@ def isolate_environment() -> None:
     os.environ["XLA_FLAGS"] = " ".join(_quick_xla())
     # PyTorch refuses what it warns of elsewhere, where a continuous integration's variable is set.
     os.environ.pop("CI", None)
+    # Suites share the processors. PyTorch's threads, where they wait for one another, would spin through what others
+    # need, which can be most of the time that large operators take.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
     # The host, also where there is an accelerator, unless a run is meant for another device: "cuda", "simulated", ...
     os.environ["FLAGOS_DEVICE"] = os.environ.get("FLAGOS_TEST_DEVICE", "cpu")
     # Backends in processes of their own, if a run is meant for that: "process".

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Processes at once. Each takes one processor most of the time, and up to 2 GB.
-WORKERS = min(os.cpu_count() or 1, 4)
+#: Processes at once. Each takes one processor most of the time, and up to 2 GB; one more than there are processors, for
+#: tests of processes wait for them.
+WORKERS = min((os.cpu_count() or 1) + 1, 4)
 #: These take minutes each, so they begin first, the longest before the others: no processor waits for one in the end.
 LONG = (
     "tests/cpu/torch_compile",

@@ -23,7 +23,9 @@ using ReduceFunction = void (*)(void* accumulator, const void* x, int64_t n);
 // *accumulator = *accumulator + x[0] y[0] + ... + x[n - 1] y[n - 1], the accumulator in AccumulatorType.
 using ReduceProductsFunction = void (*)(void* accumulator, const void* x, const void* y, int64_t n);
 
-// Of each of `rows` rows of n: accumulators[row] = accumulators[row] op x[0] op ... op x[n - 1], in AccumulatorType.
+// Rows of no more elements are computed in blocks: alone, each would cost a call for every operation.
+inline constexpr int64_t kMaxBlockRow = 128;
+// Of each of `rows` rows of n, from 1 to kMaxBlockRow: accumulators[row] = accumulators[row] op x[0] op ... op x[n - 1], in AccumulatorType.
 using ReduceEachFunction = void (*)(void* accumulators, const void* x, int64_t rows, int64_t n);
 // accumulator[i] = accumulator[i] op x[i] op x[i + stride] ... for each of `rows` rows of n, in AccumulatorType.
 using ReduceRowsFunction = void (*)(void* accumulator, const void* x, int64_t rows, int64_t stride, int64_t n);

@@ -11,8 +11,6 @@ constexpr int64_t kMaxTile = 1024, kMinTile = 64;
 constexpr int64_t kMaxBlock = 4096;  // of a tile that is a block of short rows, each of which costs more
 // The registers of one lane that change from tile to tile, and all of them: they should stay in the first-level cache.
 constexpr int64_t kVaryingBytes = 24 << 10, kAllBytes = 48 << 10;
-// Rows of no more elements are computed in blocks: alone, each would cost a call for every operation.
-constexpr int64_t kShortRow = 128;
 // Whether the register holds the same everywhere, from before the first point on.
 bool IsInvariant(const LoopBase& loop, int64_t reg) {
   return std::any_of(loop.inputs.begin(), loop.inputs.end(),
@@ -229,7 +227,7 @@ RowLoop Parser::ParseRowLoop() {
   for (size_t d = loop.dims.size() - static_cast<size_t>(loop.num_reduced); d < loop.dims.size(); ++d) {
     loop.row *= loop.dims[d];
   }
-  loop.in_blocks = loop.row > 0 && loop.row <= kShortRow && points > loop.row;
+  loop.in_blocks = loop.row > 0 && loop.row <= kMaxBlockRow && points > loop.row;
   const int64_t num_registers = Count();
   int64_t row_bytes = 0;
   for (int64_t i = 0; i < num_registers; ++i) {
