@@ -49,7 +49,7 @@ Real<T> Norm(const T* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     largest = std::max<double>({largest, std::abs(std::real(x[i])), std::abs(std::imag(x[i]))});
   }
-  if (largest == 0) return 0;
+  if (largest == 0) return static_cast<Real<T>>(plain);  // which may be a NaN
   const int exponent = std::clamp(std::ilogb(largest), -1022, 1022);
   return static_cast<Real<T>>(std::ldexp(std::sqrt(sum(std::ldexp(1.0, -exponent))), exponent));
 }
@@ -59,17 +59,17 @@ template <class T>
 T MakeReflector(T* x, int64_t n) {
   constexpr Real<T> kSmallest = std::numeric_limits<Real<T>>::min() / std::numeric_limits<Real<T>>::epsilon();
   const Real<T> imaginary = std::imag(x[0]);
-  Real<T> rest = Norm(x + 1, n - 1);
-  if (rest == 0 && imaginary == 0) return T(0);
+  if (Norm(x + 1, n - 1) == 0 && imaginary == 0) return T(0);
   // Quotients by tiny numbers would lose digits, or be infinite.
   constexpr int kLift = -std::numeric_limits<Real<T>>::min_exponent / 2;
   int lifted = 0;
-  while (std::hypot(std::abs(x[0]), rest) < kSmallest) {
+  Real<T> length = Norm(x, n);
+  while (length < kSmallest) {
     for (int64_t i = 0; i < n; ++i) x[i] *= std::ldexp(Real<T>(1), kLift);
-    rest = Norm(x + 1, n - 1);
+    length = Norm(x, n);
     lifted += kLift;
   }
-  const Real<T> length = std::hypot(std::abs(x[0]), rest), beta = std::signbit(std::real(x[0])) ? length : -length;
+  const Real<T> beta = std::signbit(std::real(x[0])) ? length : -length;
   T tau;
   if constexpr (kIsComplex<T>) {
     tau = {(beta - x[0].real()) / beta, -x[0].imag() / beta};
