@@ -323,12 +323,17 @@ class _Writer:
         """
         row = self.tiling.axes[-1]
         shared = [s for s in stores if row.size > 1 and row.name not in self.positions.axes_of(s.index)]
-        self._store_all(store for store in shared if store.value in self.values)
-        waiting = [store for store in shared if store.value not in self.values]
+        waiting = self._store_known(shared)
         for expression in expressions:
             self._compute([expression])
-            self._store_all(store for store in waiting if store.value is expression)
+            waiting = self._store_known(waiting)
         self._store_all(store for store in stores if store not in shared)
+
+    def _store_known(self, stores: Sequence[Store]) -> list[Store]:
+        """Writes those whose value and place are known; returns the others."""
+        waiting = [s for s in stores if any(e not in self.values for e in (s.value, *s.index.starts))]
+        self._store_all(store for store in stores if store not in waiting)
+        return waiting
 
     def _value(self, expression: Expression) -> str:
         if isinstance(expression, Literal):

@@ -124,3 +124,23 @@ def test_a_maximum_of_rounded_numbers_is_one_of_them(rng: np.random.Generator) -
     for rows in (slice(None), slice(0, 200)):  # walked, and in one block
         kernel = compare(lambda x, y: jax.nn.softmax(x + y, -1), x[:, rows], y[:, rows], ulp=1)
         assert "head = " in kernel.source or rows.stop
+
+
+@pytest.mark.parametrize("length", [40, 5000])
+@pytest.mark.parametrize("place", [-1, 2, 11])
+def test_results_that_a_row_shares_at_a_place_that_is_data(length: int, place: int, rng: np.random.Generator) -> None:
+    """They are stored once both are known, whichever comes later."""
+
+    def function(table: jax.Array, i: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        i, mean = i + 3, x.mean(1)
+        most = jnp.maximum(mean, y.max(1))
+        kept = jnp.exp(mean - most)
+        return jax.lax.dynamic_update_slice(table, kept[None], (i, jnp.int32(0))), most, x * kept[:, None]
+
+    table, x, y = (rng.standard_normal(shape, np.float32) for shape in ((9, 6), (6, length), (6, length)))
+    arguments = (table, np.int32(place), x, y)
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
+    ours, theirs, kernels = run_both(for_accelerator(import_module(hlo_bytes(function, *shapes))).entry, arguments)
+    assert any(len(kernel.outputs) > 1 for kernel in kernels)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape and not np.any(distance(a, b) > 32)
