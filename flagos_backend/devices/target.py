@@ -175,8 +175,19 @@ class Target:
     @property
     def launches_early(self) -> bool:
         """Whether a kernel may start while the one before it ends, and waits by itself for what that one wrote."""
+        return self._capability >= _HOPPER
+
+    @property
+    def triton_target(self) -> tuple[str, int, int] | None:
+        """Backend, architecture and size of a warp as Triton names them, before its driver can be asked; None where
+        only that says it."""
+        return (self.device_type, self._capability, self.warp_size) if self._capability else None
+
+    @property
+    def _capability(self) -> int:
+        """Of a chip that CUDA names ("sm_90"): 90; else 0."""
         version = self.architecture.removeprefix("sm_")
-        return self.facts.assembly and version.isdecimal() and int(version) >= _HOPPER
+        return int(version) if self.facts.assembly and version.isdecimal() else 0
 
 
 HOST = Target("cpu")

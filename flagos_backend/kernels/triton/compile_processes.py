@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import flagos_backend
-from flagos_backend.devices.target import Target
 from flagos_backend.kernels.triton import compile_server
 from flagos_backend.process import interrupts
 from plugin_abi import ending
@@ -42,6 +41,8 @@ PROCESSES: Final = "FLAGOS_COMPILE_PROCESSES"
 _MIN_PROCESSORS: Final = 4
 #: Fewer kernels than this are compiled in threads.
 _MIN_KERNELS: Final = 3
+# So many kernels may be compiled twice before none is compiled ahead in processes any more.
+_MOST_OTHER_NAMES: Final = 8
 #: Memory that should be free for each process, in bytes: five times what compiling most kernels takes.
 _FREE: Final = 1 << 29
 #: After the last kernel processes wait for more, and then end.
@@ -206,7 +207,7 @@ class Processes:
 
 class _State:
     """``processes``: those of this process, if they run. ``programs``: how many of many kernels compile now.
-    ``refusal``: why there are none from now on."""
+    ``refusal``: why there are none from now on. ``other_names``: of how many kernels theirs was not the one here."""
 
     def __init__(self) -> None:
         self.registered = False
@@ -214,6 +215,7 @@ class _State:
         self.processes: Processes | None = None
         self.programs = 0
         self.refusal = ""
+        self.other_names = 0
         self.ahead = threading.local()
 
 
@@ -266,13 +268,6 @@ def _available_memory() -> int:
     return 0
 
 
-def target_of(target: Target) -> tuple[str, int, int] | None:
-    """As Triton names it, before its driver can be asked; None where only that says it."""
-    if target.vendor != "nvidia" or not target.architecture.startswith("sm_"):
-        return None
-    return "cuda", int(target.architecture.removeprefix("sm_")), target.warp_size
-
-
 def start(target: tuple[str, Any, int]) -> Processes | None:
     """The processes for kernels of ``target``, Triton's backend, architecture and size of a warp: those that run, or
     new ones. They get ready by themselves. None where there shall be none, or could not be."""
@@ -304,6 +299,17 @@ def _refuse(reason: str) -> None:
     if not _state.refusal:
         logger.warning("kernels are compiled in this process, by threads: %s", reason)
         _state.refusal = reason
+
+
+def _note_other_name(kernel: str) -> None:
+    """It was compiled twice, as what a process made has a name that Triton does not look for here. A few may: where all
+    do, processes only cost."""
+    logger.info("a process gave the Triton function %s another name than this process does", kernel)
+    with _state.lock:
+        _state.other_names += 1
+        too_many = _state.other_names > _MOST_OTHER_NAMES
+    if too_many:
+        _refuse(f"they give kernels other names than this one, {kernel} the last of them")
 
 
 @contextmanager
@@ -344,7 +350,7 @@ def _by_processes(compile_here: Callable[..., Any]) -> Callable[..., Any]:
         found = _ask(src.fn.__name__, (target.backend, target.arch, target.warp_size), request)
         kernel = compile_here(src, target=target, options=options, **others)
         if found and kernel.hash != found:
-            _refuse("they give kernels other names than this one")
+            _note_other_name(f"{src.fn.__module__}.{src.fn.__name__}")
         return kernel
 
     return compile

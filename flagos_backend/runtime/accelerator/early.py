@@ -32,7 +32,7 @@ def _load(accelerator: Accelerator) -> None:
     try:
         is_device = accelerator.device.type != "cpu"
         compiles = is_device and not launching.unavailable(accelerator.target)
-        target = compile_processes.target_of(accelerator.target) if compiles else None
+        target = accelerator.target.triton_target if compiles else None
         if target is not None:
             compile_processes.start(target)
         implementations_of("dot")

@@ -282,7 +282,7 @@ class _Divider:
                     *self._recorded(plan, range(numbers.start, cut)),
                     *self._recorded(plan, range(cut, numbers.stop)),
                 ]
-        if weight < MIN_STEPS:
+        if weight < MIN_STEPS and not any(map(meets, plan.steps[numbers.start : numbers.stop])):
             return self._left(
                 plan, numbers, f"{weight} steps, where a replay pays from {MIN_STEPS} on" if weight else ""
             )

@@ -50,7 +50,8 @@ ENTRY main { x = f32[16,16] parameter(0) y = f32[16,16] parameter(1) a = f32[16,
   c = f32[4,4] cosine(s) ROOT t = (f32[16,16], f32[4,4]) tuple(d, c) }"""
 
 SORTED = """HloModule sorted
-less { a = f32[] parameter(0) b = f32[] parameter(1) ROOT r = pred[] compare(a, b), direction=LT }
+less { a = f32[] parameter(0) b = f32[] parameter(1) k = f32[] sine(a) l = f32[] sine(b)
+  ROOT r = pred[] compare(k, l), direction=LT }
 ENTRY main { x = f32[256] parameter(0) a = f32[256] sine(x) b = f32[256] cosine(a) c = f32[256] multiply(a, b)
   r = f32[256] sort(c), dimensions={0}, to_apply=less
   s = f32[256] sine(r) t = f32[256] cosine(s) ROOT u = f32[256] multiply(s, t) }"""

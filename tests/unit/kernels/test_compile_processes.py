@@ -348,5 +348,5 @@ def test_where_processes_were_not_tried_none_are_asked(monkeypatch: pytest.Monke
 
 
 def test_targets_as_triton_names_them() -> None:
-    assert compile_processes.target_of(HOPPER) == H100
-    assert compile_processes.target_of(HOST) is None
+    assert HOPPER.triton_target == H100
+    assert HOST.triton_target is None
