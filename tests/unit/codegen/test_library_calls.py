@@ -14,7 +14,9 @@ from support.against_xla import hlo_of_text
 _FUNCTIONS = """
 less { a = f32[] parameter(0)
   b = f32[] parameter(1)
-  ROOT r = pred[] compare(a, b), direction=LT }
+  k = f32[] sine(a)
+  l = f32[] sine(b)
+  ROOT r = pred[] compare(k, l), direction=LT }
 sum { a = f32[] parameter(0)
   b = f32[] parameter(1)
   ROOT r = f32[] add(a, b) }
