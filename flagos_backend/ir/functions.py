@@ -159,6 +159,7 @@ TABLE_OF_TWO: Final = (
     ),
     _F2(_O.POWER, "pow", aten=WRITTEN, host=(WRITTEN, WRITTEN), plain="fm.power", lines=164, of_integers=True),
     _F2(_O.ATAN2, "atan2", lines=60),
+    _F2(_O.COPYSIGN, "copysign", is_cheap=True, lines=4, of_complex=False, in_hlo=False),
 )
 ALL: Final = (*TABLE, *TABLE_OF_TWO)
 FUNCTIONS: Final = tuple(function.opcode for function in TABLE)

@@ -57,6 +57,7 @@ class Opcode(enum.StrEnum):
     CLAMP = "clamp"
     COMPARE = "compare"
     COMPLEX = "complex"
+    COPYSIGN = "copysign"
     DIVIDE = "divide"
     MAXIMUM = "maximum"
     MINIMUM = "minimum"
