@@ -78,7 +78,7 @@ def program_sources() -> dict[str, bytes]:
     """Serialized flagos.Program of a training step, attention and a loop."""
     import jax
     import jax.numpy as jnp
-    from jax._src.lib import _jax
+    from jaxlib import _jax
 
     from flagos_backend.importer import schema
 
