@@ -116,6 +116,7 @@ def test_threads_of_a_program() -> None:
     """At most 1,024, also where a warp has twice as many."""
     flat = flatten(for_accelerator(import_module(hlo_bytes(lambda x: jax.nn.softmax(x, -1), bf16(4096, 65536)))).entry)
     (region,) = schedule(flat, H100).items
+    assert isinstance(region, Region)
     for lanes, warps in ((32, 32), (64, 16)):
         assert prepare(region, replace(H100, vendor="amd", warp_size=lanes)).launches[0].warps == warps
 
