@@ -55,6 +55,14 @@ _text(
     runs=False,
 )
 _text(
+    "copysign",
+    "ENTRY main {\n x = f32[7] parameter(0)\n y = f32[7] parameter(1)\n"
+    ' ROOT z = f32[7] custom-call(x, y), custom_call_target="flagos.copysign"\n}',
+    "f32[7]",
+    "f32[7]",
+    runs=False,
+)
+_text(
     "batch_norm_training",
     """ENTRY main {
  x = f32[4,3,2] parameter(0)

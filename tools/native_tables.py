@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flagos_backend.codegen.cpu import bytecode
-from flagos_backend.ir.functions import TABLE, WRITTEN
+from flagos_backend.ir.functions import TABLE, TABLE_OF_TWO, WRITTEN, Function
 from flagos_backend.ir.types import ElementType
 
 _ENUMS = (bytecode.ItemKind, bytecode.StepKind, bytecode.Split)
@@ -44,6 +44,15 @@ def _macro(name: str, entries: Iterable[str]) -> str:
     return " \\\n".join((f"#define {name}(X)", *(f"  X({entry})" for entry in entries)))
 
 
+def _functions(table: Iterable[Function]) -> Iterable[str]:
+    return (
+        f"{bytecode.cpp_name(function.opcode.name)}, {single}, {double}"
+        for function in table
+        for single, double in [function.on_host]
+        if WRITTEN not in (single, double)
+    )
+
+
 def header() -> str:
     """The header's text."""
     counted: dict[str, Iterable[enum.Enum]] = {
@@ -52,12 +61,6 @@ def header() -> str:
         "ComplexOp": bytecode.COMPLEX_OPERATIONS,
         "LinearAlgebraKind": bytecode.LinearAlgebraKind,
     }
-    functions = (
-        f"{bytecode.cpp_name(function.opcode.name)}, {single}, {double}"
-        for function in TABLE
-        for single, double in [function.on_host]
-        if WRITTEN not in (single, double)
-    )
     parts = [
         "// Written by tools/native_tables.py, of flagos_backend's codegen/cpu/bytecode.py and ir/functions.py.",
         "#pragma once",
@@ -65,7 +68,9 @@ def header() -> str:
         "// X(name) of each operation of a tile, by its number.",
         _macro("FLAGOS_CPU_OPS", bytecode.OPERATIONS),
         "// X(name, of a float x, of a double x) of each function of one float without a structure of its own.",
-        _macro("FLAGOS_CPU_FUNCTIONS", functions),
+        _macro("FLAGOS_CPU_FUNCTIONS", _functions(TABLE)),
+        "// The same of two floats or doubles x and y.",
+        _macro("FLAGOS_CPU_FUNCTIONS_OF_TWO", _functions(TABLE_OF_TWO)),
         "// X(first, second) of each pair, by its number: second(first(a, b), c); SubtractFrom: c - first(a, b).",
         _macro("FLAGOS_CPU_FLOAT_PAIRS", (", ".join(pair.cpp_names) for pair in bytecode.FLOAT_PAIRS)),
         _macro("FLAGOS_CPU_INTEGER_PAIRS", (", ".join(pair.cpp_names) for pair in bytecode.INTEGER_PAIRS)),

@@ -11,7 +11,7 @@ from typing import Any
 from flagos_backend.codegen.triton import RegionKernel
 from flagos_backend.compile.kernel_candidates import KernelCandidates
 from flagos_backend.compile.overlap import Wait
-from flagos_backend.compile.ownership import Ownership, Place
+from flagos_backend.compile.ownership import Ownership, StorageSet
 from flagos_backend.compile.plan_builder import Builder, Pending, PreparedKernel
 from flagos_backend.devices.target import Target
 from flagos_backend.fusion.updates import copied, targets
@@ -146,7 +146,7 @@ class _Walk:
             shared = owner.union(pending.operands)
             # With a root of its own a part has no result buffer: the buffer's is of another size or order.
             own = frozenset() if whole else frozenset({owner.new_root()})
-            owner.define(result, Place(shared.roots | own, shared.distinct))
+            owner.define(result, StorageSet(shared.roots | own, shared.distinct))
             return kernel, False, " view"
 
         self.builder.add(Pending(leaf, (slot,), (result,), finish, enqueues=False))
@@ -211,11 +211,11 @@ class _Walk:
                 else:
                     slot = _overwritten(kernel, output, inputs, operands, owner, dying, set(reused.values()))
                 if slot is None:
-                    owner.define(result, Place(frozenset({owner.new_root()})))
+                    owner.define(result, StorageSet(frozenset({owner.new_root()})))
                     self.builder.offer_buffer(owner, result, _array(output))
                 else:
                     owner.overwrite(slot)
-                    owner.define(result, owner.places[slot])
+                    owner.define(result, owner.storages[slot])
                     reused[output] = slot
             slots = {**dict(zip(fresh, results, strict=True)), **{output: self.slots[output] for output in begun}}
             places = [

@@ -26,7 +26,7 @@ def is_own(root: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StorageSet:
     """Where a value lies: the storages it may share, and whether no two of its elements can share a location."""
 
     roots: Roots
@@ -39,7 +39,7 @@ class Summary:
     in storage of their own. ``results``: where each result lies, in the plan's own roots."""
 
     overwrites: frozenset[int]
-    results: tuple[Place, ...]
+    results: tuple[StorageSet, ...]
 
 
 class Ownership:
@@ -47,7 +47,7 @@ class Ownership:
 
     def __init__(self, owned_parameters: Iterable[int]) -> None:
         self.overwrites: set[int] = set()
-        self.places: dict[int, Place] = {}
+        self.storages: dict[int, StorageSet] = {}
         self._owned = frozenset(owned_parameters)
         self._live: dict[int, set[int]] = {}  # root -> slots that may lie in it
         self._next_root = 1
@@ -56,26 +56,26 @@ class Ownership:
         self._next_root += 1
         return self._next_root - 1
 
-    def define(self, slot: int, place: Place) -> None:
-        self.places[slot] = place
-        for root in place.roots:
+    def define(self, slot: int, found: StorageSet) -> None:
+        self.storages[slot] = found
+        for root in found.roots:
             self._live.setdefault(root, set()).add(slot)
 
     def release(self, slot: int) -> None:
-        for root in self.places[slot].roots:
+        for root in self.storages[slot].roots:
             self._live[root].discard(slot)
 
-    def union(self, slots: Iterable[int]) -> Place:
+    def union(self, slots: Iterable[int]) -> StorageSet:
         """Where something lies that may be any of ``slots``, or all of them."""
-        places = [self.places[s] for s in slots]
-        return Place(frozenset().union(*(p.roots for p in places)), all(p.distinct for p in places))
+        sets = [self.storages[s] for s in slots]
+        return StorageSet(frozenset().union(*(p.roots for p in sets)), all(p.distinct for p in sets))
 
     def may_overwrite(self, slot: int, operands: Sequence[int], dying: frozenset[int]) -> bool:
         """Whether the step that takes ``operands`` may write over ``slot``; ``dying`` are the slots last used there."""
-        place = self.places[slot]
-        if slot not in dying or not place.distinct or operands.count(slot) != 1:
+        found = self.storages[slot]
+        if slot not in dying or not found.distinct or operands.count(slot) != 1:
             return False
-        for root in place.roots:
+        for root in found.roots:
             parameter = parameter_of(root)
             if root == BORROWED or (parameter is not None and parameter not in self._owned):
                 return False
@@ -85,11 +85,11 @@ class Ownership:
 
     def overwrite(self, slot: int) -> None:
         """Notes that a step writes over ``slot``."""
-        parameters = (parameter_of(root) for root in self.places[slot].roots)
+        parameters = (parameter_of(root) for root in self.storages[slot].roots)
         self.overwrites.update(p for p in parameters if p is not None)
 
     def summary(self, results: Sequence[int]) -> Summary:
-        return Summary(frozenset(self.overwrites), tuple(self.places[r] for r in results))
+        return Summary(frozenset(self.overwrites), tuple(self.storages[r] for r in results))
 
 
 def hand_over(
@@ -105,18 +105,18 @@ def hand_over(
     return tuple(copied)
 
 
-def after_copy(owner: Ownership, slot: int, copied: bool) -> Place:
-    return Place(frozenset({owner.new_root()})) if copied else owner.places[slot]
+def after_copy(owner: Ownership, slot: int, copied: bool) -> StorageSet:
+    return StorageSet(frozenset({owner.new_root()})) if copied else owner.storages[slot]
 
 
-def call_results(ownership: Ownership, summary: Summary, arguments: Sequence[Place]) -> tuple[Place, ...]:
+def call_results(ownership: Ownership, summary: Summary, arguments: Sequence[StorageSet]) -> tuple[StorageSet, ...]:
     """Where the results of a called plan lie for the caller, given where its arguments lay."""
     fresh: dict[int, int] = {}
     results = []
-    for place in summary.results:
+    for found in summary.results:
         roots: set[int] = set()
-        distinct = place.distinct
-        for root in place.roots:
+        distinct = found.distinct
+        for root in found.roots:
             parameter = parameter_of(root)
             if parameter is not None:
                 roots |= arguments[parameter].roots
@@ -127,26 +127,26 @@ def call_results(ownership: Ownership, summary: Summary, arguments: Sequence[Pla
                 if root not in fresh:
                     fresh[root] = ownership.new_root()
                 roots.add(fresh[root])
-        results.append(Place(frozenset(roots), distinct))
+        results.append(StorageSet(frozenset(roots), distinct))
     return tuple(results)
 
 
-def join(alternatives: Sequence[Sequence[Place]]) -> tuple[Place, ...]:
+def join(alternatives: Sequence[Sequence[StorageSet]]) -> tuple[StorageSet, ...]:
     """Where results lie that come from one of several calls."""
     return tuple(
-        Place(frozenset().union(*(p.roots for p in places)), all(p.distinct for p in places))
-        for places in zip(*alternatives, strict=True)
+        StorageSet(frozenset().union(*(p.roots for p in sets)), all(p.distinct for p in sets))
+        for sets in zip(*alternatives, strict=True)
     )
 
 
-def fresh_results(alternatives: Sequence[Sequence[Place]], arguments: Sequence[Place]) -> frozenset[int]:
+def fresh_results(alternatives: Sequence[Sequence[StorageSet]], arguments: Sequence[StorageSet]) -> frozenset[int]:
     """The numbers of the results that lie in storage of their own, whichever of the calls they come from."""
-    given = frozenset({BORROWED}).union(*(place.roots for place in arguments))
+    given = frozenset({BORROWED}).union(*(found.roots for found in arguments))
     joined = join(alternatives)
 
     def is_fresh(number: int) -> bool:
         roots = joined[number].roots
-        others = (place.roots for other, place in enumerate(joined) if other != number)
+        others = (found.roots for other, found in enumerate(joined) if other != number)
         return not roots & given and all(map(roots.isdisjoint, others))
 
     return frozenset(filter(is_fresh, range(len(joined))))
@@ -183,21 +183,23 @@ def close_loop(body: Summary) -> LoopSummary:
     pending = sorted(overwrites)
     while pending:
         index = pending.pop()
-        place = body.results[index]
+        found = body.results[index]
         others = (p for i, p in enumerate(body.results) if i != index and i not in copied)
-        shared = any(place.roots & other.roots for other in others)
-        if BORROWED in place.roots or not place.distinct or shared:
+        shared = any(found.roots & other.roots for other in others)
+        if BORROWED in found.roots or not found.distinct or shared:
             copied.add(index)
             continue
         # The storage that goes round into this leaf next iteration must be owned as well.
-        for parameter in sorted(p for p in map(parameter_of, place.roots) if p is not None):
+        for parameter in sorted(p for p in map(parameter_of, found.roots) if p is not None):
             if parameter not in overwrites:
                 overwrites.add(parameter)
                 pending.append(parameter)
     return LoopSummary(body, frozenset(overwrites), frozenset(copied))
 
 
-def loop_results(ownership: Ownership, loop: LoopSummary, initial: Sequence[Place], runs: bool) -> tuple[Place, ...]:
+def loop_results(
+    ownership: Ownership, loop: LoopSummary, initial: Sequence[StorageSet], runs: bool
+) -> tuple[StorageSet, ...]:
     """Where a loop's results lie for its caller, given where the initial values lay. ``runs``: the body runs at least
     once, and otherwise any number of times."""
     count = len(initial)
@@ -205,12 +207,12 @@ def loop_results(ownership: Ownership, loop: LoopSummary, initial: Sequence[Plac
     roots: list[set[int]] = [set() if runs else set(p.roots) for p in initial]
     distinct = [runs or p.distinct for p in initial]
     sources: list[list[int]] = [[] for _ in range(count)]
-    for index, place in enumerate(loop.body.results):
+    for index, found in enumerate(loop.body.results):
         if index in loop.copied:
             roots[index].add(ownership.new_root())
             continue
-        distinct[index] &= place.distinct
-        for root in place.roots:
+        distinct[index] &= found.distinct
+        for root in found.roots:
             parameter = parameter_of(root)
             if parameter is not None:
                 # What the last iteration got there: the initial value, or what the iteration before it left.
@@ -232,4 +234,4 @@ def loop_results(ownership: Ownership, loop: LoopSummary, initial: Sequence[Plac
                     roots[index] |= roots[source]
                     distinct[index] &= distinct[source]
                     changed = True
-    return tuple(Place(frozenset(r), d) for r, d in zip(roots, distinct, strict=True))
+    return tuple(StorageSet(frozenset(r), d) for r, d in zip(roots, distinct, strict=True))

@@ -11,7 +11,7 @@ from flagos_backend.compile.ownership import (
     BORROWED,
     LoopSummary,
     Ownership,
-    Place,
+    StorageSet,
     Summary,
     after_copy,
     call_results,
@@ -143,7 +143,7 @@ class Builder:
 
     def offer_buffer(self, owner: Ownership, slot: int, shape: ArrayShape) -> None:
         """The step that makes ``slot``, in storage of its own, takes what it finds in it for that storage."""
-        (root,) = owner.places[slot].roots
+        (root,) = owner.storages[slot].roots
         self._result_buffers[root] = ResultBuffer(slot, shape)
 
     def prepare(self, instruction: Instruction) -> PreparedKernel:
@@ -210,7 +210,7 @@ class Builder:
 
         def finish(pending: Pending, owner: Ownership, dying: frozenset[int]) -> tuple[Callable[..., Any], bool, str]:
             chosen, note = _choose_storage(instruction, pending, prepared, owner, dying)
-            places = [owner.places[slot] for slot in pending.results]
+            places = [owner.storages[slot] for slot in pending.results]
             if prepared.into is not None and all(len(place.roots) == 1 for place in places):
                 for slot, shape in zip(pending.results, leaves(instruction.shape), strict=True):
                     self.offer_buffer(owner, slot, shape)
@@ -292,13 +292,13 @@ class Builder:
                 plans.append(complete(owned))
                 for number in builder.summary.overwrites:
                     owner.overwrite(slots[number])
-                outcomes.append(call_results(owner, builder.summary, [owner.places[slot] for slot in slots]))
+                outcomes.append(call_results(owner, builder.summary, [owner.storages[slot] for slot in slots]))
             branches = tuple(plan.run for plan in plans)
             shapes = tuple(leaves(instruction.shape))
-            fresh = fresh_results(outcomes, [owner.places[slot] for slot in pending.operands])
+            fresh = fresh_results(outcomes, [owner.storages[slot] for slot in pending.operands])
             for number, (slot, place) in enumerate(zip(flat, join(outcomes), strict=True)):
                 has_buffer = number in fresh and shapes[number].element_type is not ElementType.TOKEN
-                owner.define(slot, Place(frozenset({owner.new_root()}), place.distinct) if has_buffer else place)
+                owner.define(slot, StorageSet(frozenset({owner.new_root()}), place.distinct) if has_buffer else place)
                 if has_buffer:
                     self.offer_buffer(owner, slot, shapes[number])
             kept = kept_arguments([builder.summary for builder in builders], arguments)
@@ -322,9 +322,9 @@ class Builder:
         """``entry``: the shapes of the results of an entry computation."""
         owner = Ownership(owned)
         for number in self._parameters:
-            owner.define(number, Place(frozenset({parameter_root(number)})))
+            owner.define(number, StorageSet(frozenset({parameter_root(number)})))
         for slot in self._constants:
-            owner.define(slot, Place(frozenset({BORROWED})))
+            owner.define(slot, StorageSet(frozenset({BORROWED})))
         # Their closures hold this builder: let go of, no garbage collector has to find it.
         pendings, self._pending = self._pending, []
         last_use = {slot: index for index, p in enumerate(pendings) for slot in (*p.operands, *p.keeps)}
@@ -338,7 +338,9 @@ class Builder:
             steps[0] = replace(steps[0], frees=(*steps[0].frees, *unused))
         self.summary = owner.summary(results)
         result_buffers = {
-            slot: result_buffer for slot, place in owner.places.items() if (result_buffer := self._result_buffer(place))
+            slot: result_buffer
+            for slot, place in owner.storages.items()
+            if (result_buffer := self._result_buffer(place))
         }
         allocations = tuple(_allocations(owner, steps, results))
         self.memory = PlanMemory(len(self._initial), self._parameters, results, self._followed(steps, owner, follows))
@@ -359,14 +361,16 @@ class Builder:
         self, steps: Sequence[Step], owner: Ownership, follows: Mapping[int, Follow]
     ) -> tuple[StepMemory, ...]:
         """Which storage each result of ``steps`` lies in."""
-        known = {root for slot in self._parameters for root in owner.places[slot].roots}
+        known = {root for slot in self._parameters for root in owner.storages[slot].roots}
 
         def made(step: Step, slot: int) -> Made:
-            roots = owner.places[slot].roots
+            roots = owner.storages[slot].roots
             takes = step.enqueues and any(root not in known for root in roots if is_own(root))
             known.update(roots)
             shares = tuple(
-                operand for operand in dict.fromkeys(step.operands) if not roots.isdisjoint(owner.places[operand].roots)
+                operand
+                for operand in dict.fromkeys(step.operands)
+                if not roots.isdisjoint(owner.storages[operand].roots)
             )
             shape = self._shapes[slot] if takes else None
             return Made(slot, shape.num_bytes if shape else 0, shares)
@@ -376,7 +380,7 @@ class Builder:
             for index, step in enumerate(steps)
         )
 
-    def _result_buffer(self, place: Place) -> ResultBuffer | None:
+    def _result_buffer(self, place: StorageSet) -> ResultBuffer | None:
         """Steps write over operands of their own size only, and share them whole or with a root of their own."""
         return self._result_buffers.get(next(iter(place.roots))) if len(place.roots) == 1 else None
 
@@ -415,12 +419,12 @@ class Builder:
             if shape.element_type is ElementType.TOKEN:
                 final.append(slot)
                 continue
-            place = owner.places[slot]
+            place = owner.storages[slot]
             borrowed = any(root <= 0 and root not in allowed for root in place.roots)
             copies = borrowed or not place.distinct or not taken.isdisjoint(place.roots)
             taken |= place.roots
             target = self.new_slot(shape)
-            owner.define(target, Place(frozenset({owner.new_root()})) if copies else place)
+            owner.define(target, StorageSet(frozenset({owner.new_root()})) if copies else place)
             kernel: Callable[..., Any] = contiguous
             if copies:
                 kernel = in_buffers(control_flow.copied_into, (slot,), (target,))
@@ -468,13 +472,13 @@ def _allocations(owner: Ownership, steps: Sequence[Step], results: Sequence[int]
     """One for each storage that a step makes and no result lies in: it lives as long as any slot that may lie in it."""
     freed = {slot: number for number, step in enumerate(steps) for slot in step.frees}
     last: dict[int, int] = {}
-    for slot, place in owner.places.items():
+    for slot, place in owner.storages.items():
         for root in place.roots:
             last[root] = max(last.get(root, 0), freed.get(slot, len(steps) - 1))
-    known = {root for slot in results for root in owner.places[slot].roots}
+    known = {root for slot in results for root in owner.storages[slot].roots}
     for number, step in enumerate(steps):
         for slot in step.results:
-            made = [root for root in owner.places[slot].roots if root not in known and is_own(root)]
+            made = [root for root in owner.storages[slot].roots if root not in known and is_own(root)]
             known.update(made)
             if made and step.enqueues:
                 yield Allocation(slot, number, max(last[root] for root in made))
@@ -490,13 +494,13 @@ def _choose_storage(
         if all(owner.may_overwrite(slot, pending.operands, dying) for slot in reused):
             for slot, result in zip(reused, pending.results, strict=True):
                 owner.overwrite(slot)
-                owner.define(result, owner.places[slot])
+                owner.define(result, owner.storages[slot])
             return variant.kernel, f" over {', '.join(f'#{slot}' for slot in reused)}"
     kind = registry.storage_of(instruction)
-    shared = Place(frozenset()) if kind is Storage.FRESH else owner.union(pending.operands)
+    shared = StorageSet(frozenset()) if kind is Storage.FRESH else owner.union(pending.operands)
     for result in pending.results:
         distinct = shared.distinct and kind is not Storage.SHARED
-        owner.define(result, Place(shared.roots | {owner.new_root()}, distinct))
+        owner.define(result, StorageSet(shared.roots | {owner.new_root()}, distinct))
     return prepared.kernel, ""
 
 

@@ -14,13 +14,13 @@ from flagos_backend.ir.attributes import (
     WhileAttributes,
 )
 from flagos_backend.ir.attributes import WindowAttributes as Window
-from flagos_backend.ir.functions import FUNCTIONS, ROUNDINGS
+from flagos_backend.ir.functions import EXPENSIVE
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import FftType
 from flagos_backend.ir.opcode import Opcode as O
 from flagos_backend.ir.types import ArrayShape, Shape, leaves
 
-_TRANSCENDENTAL = frozenset(FUNCTIONS) - ROUNDINGS | {O.ATAN2, O.POWER}
+_TRANSCENDENTAL = EXPENSIVE - {O.REMAINDER}
 # Names for values that exist, or parts of them: no work, no memory of their own.
 _FREE = frozenset(
     {O.PARAMETER, O.CONSTANT, O.TUPLE, O.GET_TUPLE_ELEMENT, O.RESHAPE, O.COPY, O.ADD_DEPENDENCY, O.AFTER_ALL}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flagos_backend.ir.attributes import DimensionsAttributes
-from flagos_backend.ir.functions import FUNCTIONS
+from flagos_backend.ir.functions import FUNCTIONS, TABLE_OF_TWO
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -37,11 +37,8 @@ ELEMENTWISE: dict[Opcode, frozenset[ElementType]] = {
     Opcode.SUBTRACT: _NUMBERS,
     Opcode.MULTIPLY: _ALL,
     Opcode.DIVIDE: _NUMBERS,
-    Opcode.REMAINDER: _NUMBERS,
     Opcode.MAXIMUM: _ALL,
     Opcode.MINIMUM: _ALL,
-    Opcode.POWER: _NUMBERS,
-    Opcode.ATAN2: _FLOATS,
     Opcode.AND: _INTEGERS | _PRED,
     Opcode.OR: _INTEGERS | _PRED,
     Opcode.XOR: _INTEGERS | _PRED,
@@ -54,7 +51,9 @@ ELEMENTWISE: dict[Opcode, frozenset[ElementType]] = {
     Opcode.CONVERT: _ALL,
     Opcode.BITCAST_CONVERT: _ALL,
     Opcode.IS_FINITE: _FLOATS,
-} | dict.fromkeys(FUNCTIONS, _FLOATS)
+    **dict.fromkeys(FUNCTIONS, _FLOATS),
+    **{function.opcode: _NUMBERS if function.of_integers else _FLOATS for function in TABLE_OF_TWO},
+}
 
 # The same for complex numbers of two floats, where a device's tiles hold them.
 _C64 = frozenset({ElementType.C64})

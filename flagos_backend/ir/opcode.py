@@ -4,6 +4,7 @@ opcode is refused by the importer."""
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 
 class Opcode(enum.StrEnum):
@@ -56,6 +57,7 @@ class Opcode(enum.StrEnum):
     CLAMP = "clamp"
     COMPARE = "compare"
     COMPLEX = "complex"
+    COPYSIGN = "copysign"
     DIVIDE = "divide"
     MAXIMUM = "maximum"
     MINIMUM = "minimum"
@@ -134,6 +136,17 @@ class Comparison(enum.StrEnum):
     GT = "GT"
     LE = "LE"
     LT = "LT"
+
+
+#: The same comparison with its operands exchanged.
+MIRRORED: Final = {
+    Comparison.EQ: Comparison.EQ,
+    Comparison.NE: Comparison.NE,
+    Comparison.GE: Comparison.LE,
+    Comparison.GT: Comparison.LT,
+    Comparison.LE: Comparison.GE,
+    Comparison.LT: Comparison.GT,
+}
 
 
 class ComparisonOrder(enum.StrEnum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes
 from flagos_backend.ir.hlo import Computation, Instruction, parameter_number
-from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
+from flagos_backend.ir.opcode import MIRRORED, Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 
 _ASCENDING = frozenset({Comparison.LT, Comparison.LE})
@@ -17,14 +17,6 @@ INFINITY = {
     ElementType.BF16: 0x7F80,
     ElementType.F32: 0x7F800000,
     ElementType.F64: 0x7FF0000000000000,
-}
-_MIRRORED = {
-    Comparison.LT: Comparison.GT,
-    Comparison.LE: Comparison.GE,
-    Comparison.GT: Comparison.LT,
-    Comparison.GE: Comparison.LE,
-    Comparison.EQ: Comparison.EQ,
-    Comparison.NE: Comparison.NE,
 }
 
 
@@ -147,7 +139,7 @@ def _comparison(node: Instruction) -> tuple[SortKey, Comparison] | None:
     direction = attributes.direction
     if _sides(left) == {1} and _sides(right) == {0}:
         left, right = right, left
-        direction = _MIRRORED[direction]
+        direction = MIRRORED[direction]
     shape = left.shape
     if _sides(left) != {0} or not _same(left, right, mirrored=True) or not isinstance(shape, ArrayShape):
         return None

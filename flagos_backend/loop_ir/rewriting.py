@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from flagos_backend.loop_ir.region import Affine, Apply, Expression, Index, Load, Reduce, Region, Shift, Store
 
 # Moves what varies of an index, its offset and coefficients, to other dimensions.
-Place = Callable[[Affine], Affine]
+IndexMap = Callable[[Affine], Affine]
 Moved = Mapping[Expression, Expression]
 
 
@@ -40,14 +40,14 @@ def _key(expression: Expression) -> object:
 def rewrite(
     expressions: Iterable[Expression],
     pool: Pool,
-    place: Place,
+    index_map: IndexMap,
     dims: Callable[[tuple[int, ...]], tuple[int, ...]],
     replace: Callable[[Expression], Expression | None],
     moved: dict[Expression, Expression] | None = None,
 ) -> dict[Expression, Expression]:
     """What each of ``expressions`` (operands first) becomes.
 
-    ``place`` moves an index to the new dimensions, ``dims`` the dimensions of a reduction; ``replace`` gives the
+    ``index_map`` moves an index to the new dimensions, ``dims`` the dimensions of a reduction; ``replace`` gives the
     expression that takes the place of an old one, or None to move it. Fills ``moved`` as it goes, if given.
     """
     moved = {} if moved is None else moved
@@ -56,11 +56,11 @@ def rewrite(
         if found is not None:
             moved[expression] = found
         elif isinstance(expression, Load):
-            index = _placed(expression.index, place, moved)
+            index = _mapped(expression.index, index_map, moved)
             guard = None if expression.guard is None else moved[expression.guard]
             moved[expression] = Load(expression.element_type, expression.source, index, guard)
         elif isinstance(expression, Index):
-            moved[expression] = Index(expression.element_type, _placed(expression.value, place, moved))
+            moved[expression] = Index(expression.element_type, _mapped(expression.value, index_map, moved))
         elif isinstance(expression, Apply):
             moved[expression] = pool.apply(expression, tuple(moved[o] for o in expression.operands))
         elif isinstance(expression, Reduce):
@@ -71,9 +71,9 @@ def rewrite(
     return moved
 
 
-def rewrite_store(store: Store, place: Place, moved: Mapping[Expression, Expression]) -> Store:
+def rewrite_store(store: Store, index_map: IndexMap, moved: Mapping[Expression, Expression]) -> Store:
     """``store`` of what its value became."""
-    return Store(store.target, moved[store.value], _placed(store.index, place, moved))
+    return Store(store.target, moved[store.value], _mapped(store.index, index_map, moved))
 
 
 def replaced(
@@ -93,14 +93,14 @@ def replaced(
     return Region(region.dims, tuple(rewrite_store(s, unmoved, moved) for s in region.stores))
 
 
-def _placed(index: Affine, place: Place, moved: Mapping[Expression, Expression]) -> Affine:
-    placed = place(index)
+def _mapped(index: Affine, index_map: IndexMap, moved: Mapping[Expression, Expression]) -> Affine:
+    result = index_map(index)
     if not index.shifts:
-        return placed
+        return result
     shifts = tuple(Shift(moved[s.start], s.limit, s.factor) for s in index.shifts)
-    return Affine(placed.offset, placed.coefficients, shifts)
+    return Affine(result.offset, result.coefficients, shifts)
 
 
 def unmoved(index: Affine) -> Affine:
-    """The Place of who stays on the same dimensions."""
+    """The identity, of who stays on the same dimensions."""
     return index

@@ -12,7 +12,7 @@ import numpy as np
 
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes, TupleIndexAttributes
 from flagos_backend.ir.elementwise import is_complex_elementwise, is_elementwise
-from flagos_backend.ir.functions import FUNCTIONS
+from flagos_backend.ir.functions import FUNCTIONS, FUNCTIONS_OF_TWO
 from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
@@ -24,7 +24,7 @@ MAX_INSTRUCTIONS = 128
 
 # A function takes about as long as this many additions.
 _FUNCTION_WEIGHT = 32
-_FUNCTIONS = frozenset({*FUNCTIONS, Opcode.ATAN2, Opcode.POWER})
+_FUNCTIONS = frozenset({*FUNCTIONS, *FUNCTIONS_OF_TWO}) - {Opcode.REMAINDER}
 
 _FREE = frozenset(
     {

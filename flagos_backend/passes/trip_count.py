@@ -5,19 +5,9 @@ from __future__ import annotations
 from flagos_backend.ir.attributes import CompareAttributes, WhileAttributes
 from flagos_backend.ir.constants import constant_array
 from flagos_backend.ir.hlo import Computation, Instruction, Module
-from flagos_backend.ir.opcode import Comparison, Opcode
+from flagos_backend.ir.opcode import MIRRORED, Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.passes.rewrite import Emitter, apply_rule, index_in
-
-# The comparison with its sides exchanged.
-_MIRRORED = {
-    Comparison.LT: Comparison.GT,
-    Comparison.LE: Comparison.GE,
-    Comparison.GT: Comparison.LT,
-    Comparison.GE: Comparison.LE,
-    Comparison.EQ: Comparison.EQ,
-    Comparison.NE: Comparison.NE,
-}
 
 
 def find_trip_counts(module: Module) -> Module:
@@ -49,7 +39,7 @@ def trip_count(loop: Instruction) -> int | None:
         return None
     direction = test.attributes_as(CompareAttributes).direction
     lhs, rhs = test.operands
-    for counter, bound, order in ((lhs, rhs, direction), (rhs, lhs, _MIRRORED[direction])):
+    for counter, bound, order in ((lhs, rhs, direction), (rhs, lhs, MIRRORED[direction])):
         index = _carried_index(counter, condition)
         if index is None:
             continue
@@ -110,7 +100,7 @@ def _count(start: int, limit: int, step: int, order: Comparison, element_type: E
     greatest = low + (1 << element_type.bits) - 1
     if order in (Comparison.GT, Comparison.GE):  # count upwards on the mirrored number line
         start, limit, step, greatest = -start, -limit, -step, -low
-        order = _MIRRORED[order]
+        order = MIRRORED[order]
     if order is Comparison.LE:
         limit += 1
     elif order is Comparison.NE:

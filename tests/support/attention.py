@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from flagos_backend.kernels.reference.storage import dtype_of
 
 E = ElementType
 SIZES = {"b": 2, "c": 3, "h": 2, "g": 2, "t": 40, "s": 56, "d": 16, "e": 24}
-_GROUPED = {"query": "bthgd", "key": "bshd", "value": "bshe", "output": "bthge", "scale": 0.25}
+_GROUPED: dict[str, Any] = {"query": "bthgd", "key": "bshd", "value": "bshe", "output": "bthge", "scale": 0.25}
 
 #: Every feature alone and the combinations that meet in one place of a kernel.
 CASES = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -29,7 +30,7 @@ POINTER = {
 
 
 def compile_kernel(
-    function: object, types: Sequence[object], constants: dict[str, object], warps: int, **options: object
+    function: Any, types: Sequence[object], constants: Mapping[str, object], warps: int, **options: object
 ) -> str:
     """The PTX. ``types``: those of the parameters that are no constants."""
     names = iter(types)

@@ -28,7 +28,7 @@ from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.region import Load, Region, Store, axis
 
 
-class Places:
+class BufferAssignment:
     """Of one computation. ``buffers``: as in its schedule; ``items``: what it runs, to which copies of results join."""
 
     def __init__(self, flat: FlatComputation, buffers: Mapping[Instruction, Instruction], items: list[Item]) -> None:
@@ -53,7 +53,7 @@ class Places:
             buffer = self.aliases[buffer]
         return buffer
 
-    def place_of(self, buffer: Instruction) -> Instruction:
+    def allocation_of(self, buffer: Instruction) -> Instruction:
         """The value whose place ``buffer`` has."""
         while buffer in self.shared:
             buffer = self.shared[buffer]
@@ -61,8 +61,8 @@ class Places:
 
     def is_changed_in_place(self, target: Instruction, source: Instruction) -> bool:
         """Whether a step that may write ``target`` over ``source`` does."""
-        place = self.place_of(target)
-        return self.place_of(source) is place or self.in_place.get(place) is source
+        place = self.allocation_of(target)
+        return self.allocation_of(source) is place or self.in_place.get(place) is source
 
     def share(self) -> None:
         """Finds temporaries that a step changes instead of a copy of them, because nobody reads them from then on."""
@@ -81,7 +81,7 @@ class Places:
                     made.add(target)
         for number, item in enumerate(self.items):
             for target in targets(item):
-                self._first.setdefault(self.place_of(target), (number, target))
+                self._first.setdefault(self.allocation_of(target), (number, target))
         self._copied = {
             number
             for number, output in enumerate(self._outputs)
@@ -126,7 +126,7 @@ class Places:
             return 1
         if self._may_replace(output, source):
             changes = (pair for item in self.items for pair in overwritten(item))
-            return int(any(array is source and self.place_of(target) is output for target, array in changes))
+            return int(any(array is source and self.allocation_of(target) is output for target, array in changes))
         return 0 if result in self._copied else -1
 
     def check_copies(self) -> None:
@@ -153,7 +153,7 @@ class Places:
 
 
 def changed_by_branches(
-    branches: Sequence[Places], operands: Sequence[Sequence[Instruction]], targets: Sequence[Instruction]
+    branches: Sequence[BufferAssignment], operands: Sequence[Sequence[Instruction]], targets: Sequence[Instruction]
 ) -> Over:
     """The ``over`` of a conditional: where no more copies are saved in some branches than are made in others, the best
     first. ``operands``: the buffers that each branch takes."""

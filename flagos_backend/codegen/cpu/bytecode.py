@@ -8,7 +8,7 @@ import functools
 import zlib
 from typing import Final, NamedTuple
 
-from flagos_backend.ir.functions import FUNCTIONS
+from flagos_backend.ir.functions import FUNCTIONS, FUNCTIONS_OF_TWO
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import SUBTRACTED, Intrinsic
@@ -84,8 +84,9 @@ COMPARISONS: Final = (Comparison.EQ, Comparison.NE, Comparison.GE, Comparison.GT
 # of three apart by this order.
 _UNARY = (Opcode.ABS, Opcode.NEGATE, Opcode.NOT, Opcode.SIGN, *FUNCTIONS, Opcode.IS_FINITE, Opcode.POPCNT, Opcode.CLZ)
 _BINARY = (
-    *(Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY, Opcode.DIVIDE, Opcode.REMAINDER, Opcode.MAXIMUM, Opcode.MINIMUM),
-    *(Opcode.POWER, Opcode.ATAN2, Opcode.AND, Opcode.OR, Opcode.XOR),
+    *(Opcode.ADD, Opcode.SUBTRACT, Opcode.MULTIPLY, Opcode.DIVIDE, Opcode.MAXIMUM, Opcode.MINIMUM),
+    *FUNCTIONS_OF_TWO,
+    *(Opcode.AND, Opcode.OR, Opcode.XOR),
     *(Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_ARITHMETIC, Opcode.SHIFT_RIGHT_LOGICAL),
 )
 

@@ -17,7 +17,7 @@ from itertools import accumulate, count, islice
 from flagos_backend.codegen.cpu import emit_map_loop as point_loop
 from flagos_backend.codegen.cpu import emit_row_loop as row_loop
 from flagos_backend.codegen.cpu.arena import Interval, plan_arena
-from flagos_backend.codegen.cpu.buffer_assignment import Places, changed_by_branches
+from flagos_backend.codegen.cpu.buffer_assignment import BufferAssignment, changed_by_branches
 from flagos_backend.codegen.cpu.bytecode import MAGIC, ItemKind
 from flagos_backend.codegen.cpu.fusion_policy import schedule
 from flagos_backend.codegen.cpu.llvm.code import NotCompilableError
@@ -171,8 +171,8 @@ class _Emitter:
             array_of(instruction)
         self.schedule: Schedule = schedule(self.flat)
         self.items: list[Item] = []
-        self.places = Places(self.flat, self.schedule.buffers, self.items)
-        self.lowering = InstructionLowering(self.flat, self.schedule, self.places, shared.calls)
+        self.assignment = BufferAssignment(self.flat, self.schedule.buffers, self.items)
+        self.lowering = InstructionLowering(self.flat, self.schedule, self.assignment, shared.calls)
         self.slots: dict[Instruction, int] = {}
         self.lines: list[str] = []
         self.notes: list[StepNote] = []
@@ -188,7 +188,7 @@ class _Emitter:
         self.released: dict[Step, list[Instruction]] = {}  # library call -> what nobody reads from then on
         scheduled = progress.counted(self.schedule.items, "kernels") if self.outermost else self.schedule.items
         self.items += (lowered for item in scheduled for lowered in self._lower(item))
-        self.places.share()
+        self.assignment.share()
 
     def emit(self, aliases: Mapping[int, int], *, copied_back: bool = False) -> tuple[list[int], int]:
         """The program's bytecode and the bytes of scratch memory it needs.
@@ -196,12 +196,12 @@ class _Emitter:
         ``aliases``: results, by number, and the parameters over which they may be written; ``copied_back``: over which
         they must be, because the caller has one place for both.
         """
-        results = self.places.assign(aliases, copied_back=copied_back)
+        results = self.assignment.assign(aliases, copied_back=copied_back)
         self.items[:] = map(self._with_branches, self.items)
         self.written = progress.counter(len(self.items), "kernels written") if self.outermost else None
         self.slots.update((parameter, number) for number, parameter in enumerate(self.flat.parameters))
         for number, result in enumerate(results):
-            parameter = self.places.in_place.get(result)
+            parameter = self.assignment.in_place.get(result)
             if parameter is not None:
                 self.slots[result] = self.slots[parameter]
             elif result not in self.slots:
@@ -259,13 +259,13 @@ class _Emitter:
             return self.lowering.call(item)
         leaves, buffers = self.flat.leaves_of[item], self.lowering.buffers(item)
         modes = [
-            _OVERWRITTEN if output in body.places.in_place else _INVARIANT if output is parameter else _BUFFERED
+            _OVERWRITTEN if output in body.assignment.in_place else _INVARIANT if output is parameter else _BUFFERED
             for output, parameter in zip(
-                map(body.places.buffer_of, body.flat.outputs), body.flat.parameters, strict=True
+                map(body.assignment.buffer_of, body.flat.outputs), body.flat.parameters, strict=True
             )
         ]
         carried = tuple(zip(leaves, modes, buffers, strict=True))
-        self.places.aliases.update((leaf, source) for leaf, mode, source in carried if mode == _INVARIANT)
+        self.assignment.aliases.update((leaf, source) for leaf, mode, source in carried if mode == _INVARIANT)
         targets = tuple(leaf for leaf, mode, _ in carried if mode != _INVARIANT)
         changed = tuple(
             pair for leaf, mode, source in carried if mode != _INVARIANT for pair in over(leaf, source, buffers)
@@ -294,7 +294,7 @@ class _Emitter:
         try:
             branches = tuple(self._nested(called, repeated=self.repeated) for called in item.called)
             for branch in branches:
-                branch.places.check_copies()
+                branch.assignment.check_copies()
         except NotNativeError:
             return self.lowering.call(item)
         index, *operands = (self.flat.leaves_of[operand] for operand in item.operands)
@@ -303,7 +303,7 @@ class _Emitter:
         numbers = (int(is_pred), len(branches), *(len(leaves) for leaves in operands), len(targets))
         rest = iter(buffers[1:])
         taken = [tuple(islice(rest, len(leaves))) for leaves in operands]
-        changed = changed_by_branches([branch.places for branch in branches], taken, targets)
+        changed = changed_by_branches([branch.assignment for branch in branches], taken, targets)
         step = Step(ItemKind.CONDITIONAL, buffers, targets, f"native conditional {item.name}", numbers, changed)
         self.branches[step] = tuple(zip(branches, taken, strict=True))
         return step
@@ -312,7 +312,7 @@ class _Emitter:
         """A conditional whose places are known, with its branches."""
         if not isinstance(item, Step) or item.kind != ItemKind.CONDITIONAL:
             return item
-        changed = [pair for pair in item.over if self.places.is_changed_in_place(*pair)]
+        changed = [pair for pair in item.over if self.assignment.is_changed_in_place(*pair)]
         nested: list[int] = []
         lines = [item.text]
         scratch_bytes = 0
@@ -340,7 +340,7 @@ class _Emitter:
         for item in self.items if self.outermost else ():
             if isinstance(item, Step) and item.kind == ItemKind.CALL:
                 self.callee_allocated.update(
-                    t for t in item.targets if t not in self.places.in_place and array_of(t).num_bytes
+                    t for t in item.targets if t not in self.assignment.in_place and array_of(t).num_bytes
                 )
 
     def _written_over(self, result: Instruction) -> int:
@@ -351,7 +351,7 @@ class _Emitter:
 
     def _place_constants(self, first_slot: int) -> list[tuple[int, int]]:
         places: list[tuple[int, int]] = []
-        for source in dict.fromkeys(self.places.buffer_of(s) for item in self.items for s in sources(item)):
+        for source in dict.fromkeys(self.assignment.buffer_of(s) for item in self.items for s in sources(item)):
             if source.opcode is Opcode.CONSTANT:
                 content = source.attributes_as(ConstantAttributes).data
                 self.slots[source] = first_slot + len(places)
@@ -362,11 +362,11 @@ class _Emitter:
         first: dict[Instruction, int] = {}
         last: dict[Instruction, int] = {}
         for number, item in enumerate(self.items):
-            for target in map(self.places.place_of, (*targets(item), *scratches(item))):
+            for target in map(self.assignment.allocation_of, (*targets(item), *scratches(item))):
                 first.setdefault(target, number)
                 last[target] = number
-            for source in map(self.places.buffer_of, sources(item)):
-                last[self.places.place_of(source)] = number
+            for source in map(self.assignment.buffer_of, sources(item)):
+                last[self.assignment.allocation_of(source)] = number
         temporaries = [t for t in first if t not in self.slots]
         planned = [t for t in temporaries if t not in self.callee_allocated]
         intervals = [Interval(first[t], last[t], array_of(t).num_bytes) for t in planned]
@@ -375,8 +375,10 @@ class _Emitter:
             self._note_buffers(temporaries, first, last)
         places = dict(zip(planned, offsets, strict=True))
         self.slots.update((temporary, first_slot + number) for number, temporary in enumerate(temporaries))
-        self.slots.update((shared, self.slots[self.places.place_of(shared)]) for shared in self.places.shared)
-        self.slots.update((alias, self.slots[self.places.buffer_of(alias)]) for alias in self.places.aliases)
+        self.slots.update(
+            (shared, self.slots[self.assignment.allocation_of(shared)]) for shared in self.assignment.shared
+        )
+        self.slots.update((alias, self.slots[self.assignment.buffer_of(alias)]) for alias in self.assignment.aliases)
         self._release([t for t in temporaries if t in self.callee_allocated], last)
         return total, [(places.get(t, _CALLEE_ALLOCATED), array_of(t).num_bytes) for t in temporaries]
 

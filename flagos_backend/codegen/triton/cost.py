@@ -6,26 +6,16 @@ from __future__ import annotations
 from math import prod
 
 from flagos_backend.devices.target import Target
-from flagos_backend.ir.functions import FUNCTIONS
+from flagos_backend.ir.functions import ALL
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.loop_ir.region import Apply, Reduce, Region
 from flagos_backend.loop_ir.spaces import moved_bytes
 
 # As many operations as a function of a float, or a quotient, takes the time of.
 _FUNCTION = 20
-_FUNCTIONS = frozenset({*FUNCTIONS, Opcode.ATAN2, Opcode.DIVIDE, Opcode.POWER, Opcode.REMAINDER})
-# Lines of PTX that an operation is for each element of a lane, as compilers write all of it out for each: counted for
-# an H200, of float32. Trigonometric functions hold the reduction of large arguments. Others are at most a few lines.
-_FUNCTION_LINES = 40
-_LINES = {
-    **dict.fromkeys(FUNCTIONS, _FUNCTION_LINES),
-    **dict.fromkeys((Opcode.CEIL, Opcode.FLOOR, Opcode.ROUND_AFZ, Opcode.ROUND_EVEN, Opcode.SQRT, Opcode.RSQRT), 4),
-    **dict.fromkeys((Opcode.EXP, Opcode.LOGISTIC), 16),
-    **dict.fromkeys((Opcode.SIN, Opcode.COS, Opcode.TAN), 124),
-    Opcode.ATAN2: 60,
-    Opcode.REMAINDER: 96,
-    Opcode.POWER: 164,
-}
+_FUNCTIONS = frozenset({*(function.opcode for function in ALL), Opcode.DIVIDE})
+# Operations that are no functions are at most a few lines of PTX.
+_LINES = {function.opcode: function.lines for function in ALL}
 # How many lines a kernel's functions may be: each takes some 0.5 ms to compile.
 _MOST_LINES = 4096
 

@@ -54,10 +54,11 @@ class RegionKernel:
 
     Arrays are given in the order of ``inputs`` and ``outputs``, dense and row major in their storage type, aligned to
     16 bytes. Compiles at the first call, which any thread may make. Raises KernelBuildFailed and KernelLaunchFailed.
-    ``text`` says what it is; ``choice`` why it was taken of several, if it was.
+    ``tiling`` is that of its first function. ``text`` says what it is; ``choice`` why it was taken of several, if so.
     """
 
     region: Region = field(repr=False)
+    tiling: Tiling = field(repr=False)
     inputs: tuple[Instruction, ...]
     outputs: tuple[Instruction, ...]
     source: str = field(repr=False)
@@ -159,7 +160,7 @@ def prepare(region: Region, target: Target, walk: Walk = Walk.ALONE, *, excess_p
     functions = "\n\n".join(["", *kernels.functions])
     source = _head(dialect, _work(region), functions) + functions
     launches = tuple(kernels.launches)
-    return RegionKernel(region, inputs, outputs, source, launches, workspaces, options, text, kernels.walks)
+    return RegionKernel(region, tiling, inputs, outputs, source, launches, workspaces, options, text, kernels.walks)
 
 
 class _Kernels:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from flagos_backend.codegen.triton.elements import HALF, HELD, Dialect, from_memory, rounded, to_memory
-from flagos_backend.ir.functions import TABLE
+from flagos_backend.ir.functions import ALL
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ElementType
 from flagos_backend.loop_ir.intrinsics import Intrinsic
@@ -71,19 +71,13 @@ _FLOAT: dict[Opcode, Text] = {
     O.SUBTRACT: _infix("-"),
 }
 _LIBDEVICE = _FLOAT | {
-    O.ATAN2: _call("libdevice.atan2"),
-    O.POWER: _call("libdevice.pow"),
-    O.REMAINDER: _call("libdevice.fmod"),
-    **{function.opcode: _function(function.on_accelerator) for function in TABLE},
+    **{function.opcode: _function(function.on_accelerator) for function in ALL},
 }
 _PLAIN = _FLOAT | {
-    O.ATAN2: _call("fm.atan2"),
     O.CLAMP: _call("fm.clamp_by_comparison"),
     O.MAXIMUM: _call("fm.maximum_by_comparison"),
     O.MINIMUM: _call("fm.minimum_by_comparison"),
-    O.POWER: _call("fm.power"),
-    O.REMAINDER: _call("fm.remainder"),
-    **{function.opcode: _function(function.in_plain_triton) for function in TABLE},
+    **{function.opcode: _function(function.in_plain_triton) for function in ALL},
 }
 _DIVISIONS: dict[str, Callable[..., str]] = {
     Intrinsic.SCALE: _call("fm.divisor_scale"),

@@ -60,7 +60,7 @@ def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Reduc
     everywhere = linear(tuple(dimension(d, rank) for d in range(rank)), dims, rank)
     pool = Pool()
 
-    def place(index: Affine) -> Affine:
+    def index_map(index: Affine) -> Affine:
         return Affine(index.offset, (0, *(index.coefficients[d] for d in kept.dims)))
 
     def replace(expression: Expression) -> Expression | None:
@@ -81,12 +81,12 @@ def _rest(region: Region, kept: Axis, dims: tuple[int, ...], buffers: dict[Reduc
         below_initial = below([reduction.initial])
         if any(isinstance(expression, Reduce) for expression in below_initial):
             raise AssertionError("a reduction that is split begins with what no reduction goes into")
-        initial = rewrite(below_initial, pool, place, lambda _: (), lambda _: None)[reduction.initial]
+        initial = rewrite(below_initial, pool, index_map, lambda _: (), lambda _: None)[reduction.initial]
         return initial if initial.element_type is wide else Apply(wide, Opcode.CONVERT, (initial,))
 
     late = Region(region.dims, tuple(store for store in region.stores if _needs(store.value, buffers)))
-    moved = rewrite(below(late.roots(), buffers), pool, place, lambda _: (), replace)
-    return Region(dims, tuple(rewrite_store(s, place, moved) for s in late.stores))
+    moved = rewrite(below(late.roots(), buffers), pool, index_map, lambda _: (), replace)
+    return Region(dims, tuple(rewrite_store(s, index_map, moved) for s in late.stores))
 
 
 def _needs(value: Expression, reductions: dict[Reduce, Instruction]) -> bool:

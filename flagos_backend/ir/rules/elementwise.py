@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flagos_backend.ir.attributes import ReducePrecisionAttributes
-from flagos_backend.ir.functions import TABLE
+from flagos_backend.ir.functions import ALL, Function
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.rules.common import Operation, Rule, broken, expect_same_dims
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape
@@ -20,8 +20,14 @@ _COMPLEX: Types = frozenset(t for t in ElementType if t.is_complex)
 _INEXACT = _FLOAT | _COMPLEX
 _NUMBER = _INTEGER | _INEXACT
 
+
+def _of_function(function: Function) -> Types:
+    return (_INEXACT if function.of_complex else _FLOAT) | (_INTEGER if function.of_integers else frozenset())
+
+
+_FUNCTIONS = tuple({f.opcode: _of_function(f) for f in ALL if f.operands == count} for count in (1, 2))
 _UNARY: dict[Opcode, Types] = {
-    **{function.opcode: _INEXACT if function.of_complex else _FLOAT for function in TABLE},
+    **_FUNCTIONS[0],
     **dict.fromkeys((Opcode.CLZ, Opcode.POPCNT), _INTEGER),
     Opcode.NEGATE: _NUMBER,
     Opcode.NOT: _INTEGER | _PRED,
@@ -32,11 +38,9 @@ _BINARY: dict[Opcode, Types] = {
     **dict.fromkeys((Opcode.MAXIMUM, Opcode.MINIMUM), _ALL - _COMPLEX),
     **dict.fromkeys((Opcode.AND, Opcode.OR, Opcode.XOR), _INTEGER | _PRED),
     **dict.fromkeys((Opcode.SHIFT_LEFT, Opcode.SHIFT_RIGHT_ARITHMETIC, Opcode.SHIFT_RIGHT_LOGICAL), _INTEGER),
-    Opcode.ATAN2: _INEXACT,
+    **_FUNCTIONS[1],
     Opcode.DIVIDE: _NUMBER,
     Opcode.MULHI: _INTEGER,
-    Opcode.POWER: _NUMBER,
-    Opcode.REMAINDER: _NUMBER,
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from flagos_backend.errors import UnsupportedElementType
 from flagos_backend.ir.attributes import CompareAttributes, ConstantAttributes
-from flagos_backend.ir.functions import TABLE, WRITTEN
+from flagos_backend.ir.functions import TABLE, TABLE_OF_TWO, WRITTEN
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -104,14 +104,13 @@ _FLOAT_UNARY: dict[Opcode, Unary] = {
 # Of two zeros with different signs maximum and minimum may give either.
 _FLOAT_BINARY: dict[Opcode, Binary] = {
     O.ADD: torch.add,
-    O.ATAN2: torch.atan2,
     O.DIVIDE: torch.div,
     O.MAXIMUM: torch.maximum,
     O.MINIMUM: torch.minimum,
     O.MULTIPLY: torch.mul,
-    O.POWER: torch.pow,
     O.REMAINDER: _remainder,
     O.SUBTRACT: torch.sub,
+    **{function.opcode: getattr(torch, function.in_torch) for function in TABLE_OF_TWO if function.in_torch != WRITTEN},
 }
 # What torch computes on half-width floats in float32, rounding once. Anything else is widened here, to the same effect,
 # but for torch.sqrt of float32, which may be off by a last bit.

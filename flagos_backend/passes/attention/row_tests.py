@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from flagos_backend.ir.attributes import CompareAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.opcode import Comparison
+from flagos_backend.ir.opcode import MIRRORED, Comparison
 from flagos_backend.ir.types import ElementType
 from flagos_backend.passes.attention.fully_masked_rows import compared, is_of_whole_row, zero_where_fully_masked
 from flagos_backend.passes.attention.labels import SIGNIFICAND, element_type_of, scalar_of
@@ -41,12 +41,6 @@ _ORDERS: dict[Comparison, Callable[[float, float], bool]] = {
     Comparison.LT: operator.lt,
 }
 _LEAST_F16 = 2.0**-7
-_MIRRORED = {
-    Comparison.GE: Comparison.LE,
-    Comparison.GT: Comparison.LT,
-    Comparison.LE: Comparison.GE,
-    Comparison.LT: Comparison.GT,
-}
 
 
 # ---- bounds ----
@@ -95,7 +89,7 @@ def tested(compare: Instruction, symbols: _Symbols) -> FullyMasked | FiniteMaxim
         return _tested_weights(a, direction, scalar_of(right), is_same=left is right)
     if isinstance(a, Polynomial) and isinstance(b, Polynomial):
         return _tested_sums(a, b, direction)
-    for symbol, other, order in ((a, right, direction), (b, left, _MIRRORED.get(direction, direction))):
+    for symbol, other, order in ((a, right, direction), (b, left, MIRRORED[direction])):
         if isinstance(symbol, Polynomial):
             number = scalar_of(other)
             return None if number is None else _tested_sum(symbol, number, order)

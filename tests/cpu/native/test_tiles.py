@@ -16,6 +16,7 @@ from flagos_backend.importer.export import export_module
 from flagos_backend.ir.attributes import NONE, CompareAttributes, DimensionsAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.elementwise import COMBINES, ELEMENTWISE
+from flagos_backend.ir.functions import FUNCTIONS_OF_TWO
 from flagos_backend.ir.hlo import Module
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape
@@ -167,14 +168,22 @@ def test_integer_power_wraps(element_type: E, context: Context, rng: np.random.G
     np.testing.assert_array_equal(ours.astype(object) % 2**element_type.bits, np.array(expected, object))
 
 
+_FUNCTIONS_OF_TWO: dict[Opcode, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    Opcode.POWER: torch.pow,
+    Opcode.ATAN2: torch.atan2,
+    Opcode.COPYSIGN: torch.copysign,
+}
+
+
 @pytest.mark.parametrize("element_type", [E.F16, E.BF16, E.F32, E.F64], ids=lambda t: t.name)
-@pytest.mark.parametrize("opcode", [Opcode.POWER, Opcode.ATAN2], ids=str)
+@pytest.mark.parametrize("opcode", [f for f in FUNCTIONS_OF_TWO if f not in _EXACT_FLOAT], ids=str)
 def test_function_of_two_floats(opcode: Opcode, element_type: E, context: Context, rng: np.random.Generator) -> None:
     x, y = make(element_type, rng), np.roll(make(element_type, rng), 5)
     ours, _ = apply(context, opcode, [element_type] * 2, [x, y])
-    function = torch.pow if opcode is Opcode.POWER else torch.atan2
-    exact = function(*(torch.from_numpy(a.astype(np.float64)) for a in (x, y))).numpy()
+    exact = _FUNCTIONS_OF_TWO[opcode](*(torch.from_numpy(a.astype(np.float64)) for a in (x, y))).numpy()
     assert units(ours, exact) <= 1.5
+    real = ~np.isnan(exact)
+    np.testing.assert_array_equal(np.signbit(ours.astype(np.float64)[real]), np.signbit(exact[real]))
 
 
 @pytest.mark.parametrize("element_type", [E.PRED, *_INTEGERS, *_FLOATS], ids=lambda t: t.name)

@@ -26,6 +26,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
             *("round", "sign", "trunc"),
         )
     },
+    **{f"copysign {y}": lambda x, y=y: torch.copysign(x, y) for y in (2, -0.0, 0.3)},
     **{name: getattr(torch, name) for name in ("isnan", "isinf", "isfinite", "frac")},
     **{f"pow {p}": lambda x, p=p: x**p for p in (-2, -1, -0.5, 0, 0.5, 1, 2, 3, 4, 1.7, -3)},
     **{f"power of {b}": lambda x, b=b: b**x for b in (2, 0.9, 0, 1.0, -2)},
@@ -90,6 +91,7 @@ def test_random_values_and_gradients(name: str) -> None:
 
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "atan2": torch.atan2,
+    "copysign": torch.copysign,
     "pow": torch.pow,
     "remainder": torch.remainder,
     "fmod": torch.fmod,

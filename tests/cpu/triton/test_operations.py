@@ -9,6 +9,7 @@ from cpu.triton.harness import Build, check, run_both
 from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes
 from flagos_backend.ir.builder import Builder
 from flagos_backend.ir.elementwise import ELEMENTWISE
+from flagos_backend.ir.functions import FUNCTIONS, FUNCTIONS_OF_TWO
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, ComparisonOrder, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -18,9 +19,9 @@ E = ElementType
 O = Opcode  # noqa: E741
 
 _TYPES = sorted(ELEMENTWISE[O.ADD])
-_FUNCTIONS = {opcode for opcode, types in ELEMENTWISE.items() if types == ELEMENTWISE[O.EXP]} - {O.ATAN2}
+_FUNCTIONS = set(FUNCTIONS)
 _UNARY = _FUNCTIONS | {O.ABS, O.NEGATE, O.SIGN, O.NOT, O.POPCNT, O.CLZ, O.IS_FINITE}
-_EXACT = {O.CEIL, O.FLOOR, O.ROUND_AFZ, O.ROUND_EVEN, O.IS_FINITE}
+_EXACT = {O.CEIL, O.FLOOR, O.ROUND_AFZ, O.ROUND_EVEN, O.IS_FINITE, O.REMAINDER, O.COPYSIGN}
 _SHIFTS = {O.SHIFT_LEFT, O.SHIFT_RIGHT_ARITHMETIC, O.SHIFT_RIGHT_LOGICAL}
 _TYPED_ELSEWHERE = {O.COMPARE, O.CONVERT, O.BITCAST_CONVERT}
 
@@ -60,7 +61,7 @@ def _tolerance(opcode: Opcode, element_type: ElementType) -> float:
         return 1000  # exp(y log x), with the relative error of y log x
     if opcode is O.ERFC and element_type is E.F64:
         return 8  # without a device library a quotient of polynomials times two exponentials
-    if opcode in _EXACT or opcode not in _FUNCTIONS | {O.POWER, O.ATAN2}:
+    if opcode in _EXACT or opcode not in _FUNCTIONS | set(FUNCTIONS_OF_TWO):
         return 0
     return 4 if element_type.bits >= 32 else 1
 

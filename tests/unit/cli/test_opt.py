@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from flagos_backend.cli import nests, opt
 from flagos_backend.cli.main import main
 from flagos_backend.codegen.loop_pass_manager import EXCESS_PRECISION
 from flagos_backend.importer import import_module
-from flagos_backend.ir.hlo import Computation, Instruction
+from flagos_backend.ir.hlo import Computation, Instruction, Module
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.passes import pipelines
 from flagos_backend.passes.pass_manager import Pipeline
 from programs import hlo_bytes
 
@@ -85,9 +87,9 @@ def test_bisect_finds_nothing_in_what_is_right(program: Path, capsys: pytest.Cap
 def test_bisect_names_the_first_wrong_pass(
     program: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = opt.pipeline_for
+    right = pipelines.pipeline_for
 
-    def wrong(*arguments: object, **options: object) -> Pipeline:
+    def wrong(*arguments: Any, **options: Any) -> Pipeline:
         return tuple(
             replace(step, run=lambda module, _: _with_sums_for_differences(module)) if step.name == "cse" else step
             for step in right(*arguments, **options)
@@ -100,7 +102,7 @@ def test_bisect_names_the_first_wrong_pass(
     assert "simplify                       right" in out
 
 
-def _with_sums_for_differences(module):
+def _with_sums_for_differences(module: Module) -> Module:
     made: dict[Instruction, Instruction] = {}
     for instruction in module.entry.instructions:
         opcode = Opcode.ADD if instruction.opcode is Opcode.SUBTRACT else instruction.opcode

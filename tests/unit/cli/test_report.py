@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxlib import _hlo
+from jaxlib import _hlo  # type: ignore[attr-defined]
 
 from flagos_backend.cli import report
 from flagos_backend.cli.main import main

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from jaxlib import _hlo
+from jaxlib import _hlo  # type: ignore[attr-defined]
 
 from flagos_backend.compile.accelerator_plan import build
 from flagos_backend.compile.compiler import CompiledProgram, compile_program

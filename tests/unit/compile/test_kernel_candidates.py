@@ -18,6 +18,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.kernels import tuning
 from flagos_backend.kernels.choice import Candidates, candidates
 from flagos_backend.kernels.reference.registry import Kernel
+from flagos_backend.loop_ir.region import Region
 from programs import hlo_bytes
 from support.passes import for_accelerator
 
@@ -56,9 +57,13 @@ def test_nothing_new_is_needed_while_a_plan_is_built(
         assert kernels
         made.append(device)
 
+    def of_region(region: Region, *arguments: Any, **keywords: Any) -> RegionKernels:
+        made.append(region)
+        return of(region, *arguments, **keywords)
+
     of = RegionKernels.of
     monkeypatch.setattr(kernel_candidates, "candidates", noted)
-    monkeypatch.setattr(RegionKernels, "of", lambda region, *a, **k: (made.append(region), of(region, *a, **k))[1])
+    monkeypatch.setattr(RegionKernels, "of", of_region)
     monkeypatch.setattr(kernel_candidates, "warm_up_together", together)
     device = torch.device("cpu")
     kernels = kernel_candidates.KernelCandidates(TARGET, excess_precision=False)

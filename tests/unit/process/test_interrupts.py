@@ -32,6 +32,11 @@ def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def press_after(reached: threading.Event | threading.Barrier) -> None:
+    reached.wait(60)
+    press()
+
+
 def test_what_runs_apart_goes_on_when_the_wait_for_it_ends() -> None:
     begun, go_on, ended = (threading.Event() for _ in range(3))
 
@@ -40,7 +45,7 @@ def test_what_runs_apart_goes_on_when_the_wait_for_it_ends() -> None:
         go_on.wait(60)
         ended.set()
 
-    threading.Thread(target=lambda: (begun.wait(60), press()), daemon=True).start()
+    threading.Thread(target=press_after, args=(begun,), daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         interrupts.apart(work)
     assert not ended.is_set()
@@ -109,7 +114,7 @@ def test_compilers_that_are_processes_are_killed(monkeypatch: pytest.MonkeyPatch
         both.wait(60)
         child.wait()
 
-    threading.Thread(target=lambda: (both.wait(60), press()), daemon=True).start()
+    threading.Thread(target=press_after, args=(both,), daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         side_by_side.side_by_side(compile_kernel, range(8), torch.device("cpu"))
     assert [child.wait(60) for child in children] == [-signal.SIGKILL] * 2

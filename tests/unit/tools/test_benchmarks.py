@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import marked
-from tools.benchmarks import measurements
+from tools.benchmarks import crossings, measurements
 
 ROOT = Path(__file__).resolve().parents[3]
 ORIGIN = {
@@ -84,3 +84,15 @@ def test_the_page_says_what_is_kept(tmp_path: Path) -> None:
     page.write_text(before)
     measurements.update(page, results)
     assert page.read_text() == before
+
+
+def test_crossings_are_counted_by_pairs_of_folders() -> None:
+    counts = {"passes ir": 5, "compile passes": 2, "codegen passes": 1, "passes codegen": 3}
+    assert crossings.Crossings.of(counts) == crossings.Crossings(folders=4, pairs=4, mutual=1, calls=11)
+
+
+def test_crossings_of_a_program_are_those_of_its_stages(tmp_path: Path) -> None:
+    sources = {"training step": crossings.program_sources()["training step"]}
+    (found,) = crossings.count(sources, Path(measurements.__file__).resolve().parents[2]).values()
+    assert found.folders >= len({"compile", "importer", "passes", "fusion", "loop_ir", "codegen", "ir"})
+    assert found.calls > found.pairs > found.mutual

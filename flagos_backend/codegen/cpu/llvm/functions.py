@@ -8,18 +8,14 @@ import struct
 from collections.abc import Callable
 
 from flagos_backend.codegen.cpu.llvm.code import Function, NotCompilableError, value_type
-from flagos_backend.ir.functions import TABLE, WRITTEN
+from flagos_backend.ir.functions import ALL, WRITTEN
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ElementType
 
 E = ElementType
 Op = Opcode
 
-_OF_LIBM = {
-    **{function.opcode: function.in_libm for function in TABLE if function.in_libm != WRITTEN},
-    Op.POWER: "pow",
-    Op.ATAN2: "atan2",
-}
+_OF_LIBM = {function.opcode: function.in_libm for function in ALL if function.in_libm != WRITTEN}
 # Adding this rounds a double of magnitude below 2^51 to the nearest integer and leaves that integer in the low bits.
 _ROUND_MAGIC = 6755399441055744.0
 _LOG2_E = 1.4426950408889634

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from flagos_backend.codegen.cpu.buffer_assignment import Places
+from flagos_backend.codegen.cpu.buffer_assignment import BufferAssignment
 from flagos_backend.codegen.cpu.bytecode import COMPLEX_OPERATIONS, ItemKind
 from flagos_backend.codegen.cpu.encoding import index_type, is_arithmetic_type
 from flagos_backend.codegen.cpu.lower.argminmax import argminmax_numbers
@@ -59,10 +59,12 @@ def _may_share_out(call: Call) -> bool:
 class InstructionLowering:
     """Of the instructions of one computation. Library calls are numbered in ``calls``, which all programs share."""
 
-    def __init__(self, flat: FlatComputation, schedule: Schedule, places: Places, calls: list[Call]) -> None:
+    def __init__(
+        self, flat: FlatComputation, schedule: Schedule, assignment: BufferAssignment, calls: list[Call]
+    ) -> None:
         self._flat = flat
         self._schedule = schedule
-        self._places = places
+        self._assignment = assignment
         self._calls = calls
 
     def lower(self, item: Instruction) -> Sequence[Item]:
@@ -103,7 +105,7 @@ class InstructionLowering:
         """Where the operands of a library call stand."""
         known = self._schedule.views
         return tuple(
-            known.get((instruction, number)) or row_major(self._places.buffer_of(operand), array_of(operand).dims)
+            known.get((instruction, number)) or row_major(self._assignment.buffer_of(operand), array_of(operand).dims)
             for number, operand in enumerate(self._flat.operands(instruction))
         )
 
@@ -206,6 +208,6 @@ class InstructionLowering:
         starts = operands[1:] if kind == ItemKind.SLICE else operands[2:]
         types = [int(index_type(array_of(start).element_type)) for start in starts]
         numbers = (array_of(item).element_type.bytes, len(dims), *dims, *block, *types)
-        buffers = tuple(self._places.buffer_of(o) for o in operands)
+        buffers = tuple(self._assignment.buffer_of(o) for o in operands)
         changed = over(item, buffers[1], buffers) if kind == ItemKind.UPDATE else ()
         return Step(kind, buffers, (item,), f"{name} {item.name} {item.shape}", numbers, changed)

@@ -36,13 +36,13 @@ def split(region: Region) -> Sequence[Region]:
     if order is None or not all(starts_neutral(reduction) for reduction in region.reductions):
         return (region,)
 
-    def place(index: Affine) -> Affine:
+    def index_map(index: Affine) -> Affine:
         strides = nest.strides(index)
         return Affine(index.offset, tuple(strides[d] for d in order))
 
     dims = tuple(nest.dims[d] for d in order)
     outer = tuple(n for n, d in enumerate(order) if d in nest.reduced[:-1])
-    moved = rewrite(region.expressions(), Pool(), place, lambda _: outer, lambda _: None)
+    moved = rewrite(region.expressions(), Pool(), index_map, lambda _: outer, lambda _: None)
     kept = [n for n in range(len(order)) if n not in outer]
     rows = tuple(dims[n] for n in kept)
     row_major = tuple(prod(rows[n + 1 :]) for n in range(len(rows)))
@@ -57,7 +57,7 @@ def split(region: Region) -> Sequence[Region]:
             partials[reduction] = Instruction(Opcode.COPY, shape, (store.target,), name=f"{store.target.name}.partial")
         load = Load(reduction.element_type, partials[reduction], Affine(0, row_major))
         join = Reduce(reduction.element_type, reduction.combine, load, moved[reduction.initial], (len(rows) - 1,))
-        index = place(store.index)
+        index = index_map(store.index)
         joins.append(Store(store.target, join, Affine(index.offset, tuple(index.coefficients[n] for n in kept))))
     everywhere = Affine(0, tuple(there.get(n, 0) for n in range(len(dims))))
     stores = tuple(Store(partial, moved[reduction], everywhere) for reduction, partial in partials.items())

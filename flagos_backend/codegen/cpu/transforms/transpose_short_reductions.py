@@ -49,14 +49,14 @@ def as_columns(region: Region) -> Sequence[Region]:
     copies: list[Region] = []
     loads: dict[Expression, Expression] = {}
 
-    def place(index: Affine) -> Affine:
+    def index_map(index: Affine) -> Affine:
         strides = nest.strides(index)
         return Affine(index.offset, tuple(strides[d] for d in order))
 
     for load in region.expressions():
-        if not isinstance(load, Load) or place(load.index).coefficients[-1] in (0, 1):
+        if not isinstance(load, Load) or index_map(load.index).coefficients[-1] in (0, 1):
             continue
-        index = place(load.index)
+        index = index_map(load.index)
         used = [d for d, stride in enumerate(index.coefficients) if stride]
         if prod(dims[d] for d in used) * _REPEATED <= prod(dims):
             store = _transposition(load, index, [dims[d] for d in used], used)
@@ -68,8 +68,8 @@ def as_columns(region: Region) -> Sequence[Region]:
         elif abs(index.coefficients[-1]) > _NEAR:
             return (region,)
     reduced = tuple(n for n, d in enumerate(order) if d in nest.reduced)
-    moved = rewrite(region.expressions(), Pool(), place, lambda _: reduced, loads.get)
-    stores = tuple(Store(s.target, moved[s.value], place(s.index)) for s in region.stores)
+    moved = rewrite(region.expressions(), Pool(), index_map, lambda _: reduced, loads.get)
+    stores = tuple(Store(s.target, moved[s.value], index_map(s.index)) for s in region.stores)
     return [*copies, Region(dims, stores)]
 
 

@@ -59,7 +59,7 @@ class _Rows:
     def is_one_element(self, index: Affine) -> bool:
         return not any(self.nest.strides(index))
 
-    def place(self, index: Affine) -> Affine:
+    def index_map(self, index: Affine) -> Affine:
         """``index``, contiguous or of one element, over ``dims``."""
         if self.is_one_element(index):
             return Affine(index.offset, (0, 0))
@@ -84,7 +84,7 @@ def lengthened(region: Region) -> Sequence[Region]:
     loads: dict[Expression, Expression] = {
         load: Load(load.element_type, store.target, Affine(0, (0, 1))) for load, store in repeated.items()
     }
-    moved = rewrite(region.expressions(), Pool(), rows.place, lambda dims: (0,), loads.get)
+    moved = rewrite(region.expressions(), Pool(), rows.index_map, lambda dims: (0,), loads.get)
     stores, joins = [], []
     for store in region.stores:
         value = moved[store.value]
@@ -96,7 +96,7 @@ def lengthened(region: Region) -> Sequence[Region]:
             join = Reduce(value.element_type, value.combine, load, value.initial, (0,))
             joins.append(Store(store.target, join, Affine(store.index.offset, (0, 1))))
         else:
-            stores.append(Store(store.target, value, rows.place(store.index)))
+            stores.append(Store(store.target, value, rows.index_map(store.index)))
     regions = [Region(rows.dims, tuple(stores))]
     if repeated:
         regions.insert(0, Region(rows.square, tuple(repeated.values())))

@@ -109,6 +109,8 @@ def test_a_fault_in_the_values_of_any_transform_is_caught(name: str, rng: np.ran
 
 # Of a nest that is drawn by chance.
 _DRAWS = 3
+# Of what a nest loads.
+_VALUES = 16
 
 
 def _survivors(name: str, nest: Region, rng: np.random.Generator) -> list[str]:
@@ -124,7 +126,8 @@ def _is_caught(name: str, nest: Region, broken: Sequence[Region], rng: np.random
     try:
         for result in broken:
             verify_loop_nest(result)
-        return not keeps_values(name, [nest], broken, rng)
+        # One special value, as -infinity, may be all that shows it, of few elements that are loaded.
+        return not all(keeps_values(name, [nest], broken, rng) for _ in range(_VALUES))
     except (LoopNestInvalid, NestUndefined):
         return True
 

@@ -54,7 +54,7 @@ def kernels_of(function: Callable[..., Any], shapes: list[Any], target: Target) 
     ],
 )
 def test_who_starts_early(program: Any, early: dict[str, bool], starts_next: dict[str, bool]) -> None:
-    (kernel,) = kernels_of(*program, H100)
+    (kernel,) = kernels_of(program[0], program[1], H100)
     assert {launch.function: launch.starts_early for launch in kernel.launches} == early
     assert {launch.function: launch.flags.get("launch_pdl", False) for launch in kernel.launches} == early
     for launch, ptx in zip(kernel.launches, compiled(kernel), strict=True):
@@ -64,7 +64,7 @@ def test_who_starts_early(program: Any, early: dict[str, bool], starts_next: dic
 
 @pytest.mark.parametrize("program", [SHORT, LONG, IN_PARTS, NORM])
 def test_it_waits_before_it_touches_memory(program: Any) -> None:
-    (kernel,) = kernels_of(*program, H100)
+    (kernel,) = kernels_of(program[0], program[1], H100)
     for launch, ptx in zip(kernel.launches, compiled(kernel), strict=True):
         if launch.starts_early:
             touched = [n for n, line in enumerate(ptx.splitlines()) if "ld.global" in line or "st.global" in line]
@@ -76,6 +76,6 @@ def test_it_waits_before_it_touches_memory(program: Any) -> None:
 @pytest.mark.parametrize("target", [AMPERE, NO_DEVICE_LIBRARY], ids=["before Hopper", "another vendor's"])
 def test_other_chips_wait_for_the_launch(target: Target) -> None:
     for program in (SHORT, IN_PARTS):
-        for kernel in kernels_of(*program, target):
+        for kernel in kernels_of(program[0], program[1], target):
             assert "wait_for_previous" not in kernel.source
             assert not any("launch_pdl" in launch.flags for launch in kernel.launches)

@@ -1,7 +1,6 @@
 """How the rows of regions are cut, as kernels say it."""
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -117,6 +116,7 @@ def test_threads_of_a_program() -> None:
     """At most 1,024, also where a warp has twice as many."""
     flat = flatten(for_accelerator(import_module(hlo_bytes(lambda x: jax.nn.softmax(x, -1), bf16(4096, 65536)))).entry)
     (region,) = schedule(flat, H100).items
+    assert isinstance(region, Region)
     for lanes, warps in ((32, 32), (64, 16)):
         assert prepare(region, replace(H100, vendor="amd", warp_size=lanes)).launches[0].warps == warps
 
@@ -161,7 +161,7 @@ def test_rows_that_are_loaded_ahead_while_columns_add_up(rows: int, size: int, p
     kernel = kernel_of(gradient_by_statistics, shapes)
     assert f", {parts} parts:" in kernel.text, kernel.text
     assert kernel.launches[0].warps == warps
-    assert "num_stages=3" in kernel.source
+    assert kernel.tiling.stages == 3
 
 
 def of_rows(x: jax.Array, shared: jax.Array) -> jax.Array:
@@ -233,8 +233,8 @@ def test_functions_that_are_much_code_have_fewer_points_per_lane(
 ) -> None:
     """Compilers write each of them out for each point of a lane: twelve sines of sixteen points took them seconds."""
     kernel = kernel_of(functools.partial(sums, function), [f32(256, 128)] * count)
-    blocks = re.findall(r"tl\.arange\(0, (\d+)\)", kernel.source.split("def finish")[0])
-    assert max(map(int, blocks)) // (32 * kernel.launches[0].warps) == points, kernel.text
+    blocks = (axis.block for axis in kernel.tiling.axes)
+    assert max(blocks) // (32 * kernel.launches[0].warps) == points, kernel.text
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])

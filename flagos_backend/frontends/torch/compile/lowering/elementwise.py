@@ -14,7 +14,7 @@ from flagos_backend.frontends.torch.compile.lowering import complex_numbers, sma
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
 from flagos_backend.frontends.torch.compile.lowering.table import Rule, lowering
 from flagos_backend.ir.attributes import CompareAttributes
-from flagos_backend.ir.functions import TABLE, WRITTEN
+from flagos_backend.ir.functions import TABLE, TABLE_OF_TWO, WRITTEN
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
@@ -102,6 +102,22 @@ def binary(
     dims = tuple(result.shape)
     operands = [emitter.operand(value, compute, dims) for value in (x, y)]
     return emitter.convert(emitter.add(opcode, *operands), kind)
+
+
+def _float_binary(opcode: Opcode) -> Rule:
+    """Operators of floats; integers and numbers become floats first."""
+    return lambda emitter, result, x, y: binary(emitter, result, opcode, x, y)
+
+
+def _overloads(name: str) -> list[Any]:
+    """Those of an operator of two operands that return a new tensor."""
+    packet = getattr(aten, name)
+    return [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
+
+
+for _function in TABLE_OF_TWO:
+    if _function.in_aten != WRITTEN:
+        lowering(*_overloads(_function.in_aten))(_float_binary(_function.opcode))
 
 
 def _is_boolean(operand: Operand) -> bool:

@@ -95,11 +95,6 @@ def _atan(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instruction
 # ---- Of two operands
 
 
-@lowering(aten.atan2.default)
-def _atan2(emitter: Emitter, result: torch.Tensor, y: Operand, x: Operand) -> Instruction:
-    return binary(emitter, result, Opcode.ATAN2, y, x)
-
-
 @lowering(aten.pow.Tensor_Scalar)
 def _pow(emitter: Emitter, result: torch.Tensor, x: Instruction, exponent: float) -> Instruction:
     """ATen turns some exponents into copies, products and roots."""

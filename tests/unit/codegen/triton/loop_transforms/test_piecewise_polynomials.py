@@ -33,6 +33,7 @@ def evaluated(function: Function, x: np.ndarray, change: Pass) -> np.ndarray:
     flat = flatten(for_accelerator(import_module(hlo_bytes(function, f32(*x.shape)))).entry)
     made = schedule(flat, H100)
     (region,) = made.items
+    assert isinstance(region, Region)
     (result,) = evaluate(flat, replace(made, items=(change(region),)), [x])
     return result
 
