@@ -51,6 +51,7 @@ def header() -> str:
         "PartOp": bytecode.PARTS,
         "ComplexOp": bytecode.COMPLEX_OPERATIONS,
         "LinearAlgebraKind": bytecode.LinearAlgebraKind,
+        "LapackRoutine": bytecode.LapackRoutine,
     }
     functions = (
         f"{bytecode.cpp_name(function.opcode.name)}, {single}, {double}"

@@ -12,6 +12,7 @@
 #include "log.h"
 #include "replays.h"
 #include "tensor.h"
+#include "cpu/lapack.h"
 #include "tile_program.h"
 
 namespace flagos {
@@ -366,6 +367,7 @@ std::unique_ptr<Program> MakeProgram(PyObject* compiled) {
   if (python->native().bytecode.empty()) return python;
   const NativeForm& native = python->native();
   LibraryCaller* const caller = python.get();
+  if (!native.lapack.empty()) cpu::SetLapack(native.lapack);
   return MakeTileProgram(std::move(python), caller, native.bytecode, native.constants, native.functions);
 }
 

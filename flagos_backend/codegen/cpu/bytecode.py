@@ -53,6 +53,28 @@ class LinearAlgebraKind(enum.IntEnum):
     TRIANGULAR_SOLVE = 2
     QR = 3
     REFLECTORS = 4
+    # From here on LAPACK's.
+    EIGH = 5
+    SVD = 6
+    EIG = 7
+    SCHUR = 8
+    HESSENBERG = 9
+    TRIDIAGONAL = 10
+    PIVOTED_QR = 11
+    APPLY_REFLECTORS = 12
+
+
+class LapackRoutine(enum.IntEnum):
+    """Of real matrices, by the names that LAPACK has for general and symmetric ones."""
+
+    SYEVD = 0
+    GESDD = 1
+    GEEV = 2
+    GEES = 3
+    GEHRD = 4
+    SYTRD = 5
+    GEQP3 = 6
+    ORMQR = 7
 
 
 class Split(enum.IntEnum):

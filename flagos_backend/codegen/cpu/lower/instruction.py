@@ -12,6 +12,7 @@ from flagos_backend.codegen.cpu.buffer_assignment import Places
 from flagos_backend.codegen.cpu.bytecode import COMPLEX_OPERATIONS, ItemKind
 from flagos_backend.codegen.cpu.encoding import index_type, is_arithmetic_type
 from flagos_backend.codegen.cpu.lower.argminmax import argminmax_numbers
+from flagos_backend.codegen.cpu.lower.decompositions import decomposition_numbers
 from flagos_backend.codegen.cpu.lower.dot import as_matrix_product
 from flagos_backend.codegen.cpu.lower.dot_transposed import as_arranged_product
 from flagos_backend.codegen.cpu.lower.dot_widened import as_widened_product
@@ -187,7 +188,7 @@ class InstructionLowering:
         return Step(ItemKind.SORT, self.buffers(item), self._flat.leaves_of[item], text, numbers)
 
     def _linear_algebra(self, item: Instruction) -> Step:
-        numbers = linear_algebra_numbers(item)
+        numbers = linear_algebra_numbers(item) or decomposition_numbers(item)
         if numbers is None:
             return self.call(item)
         text = f"native {item.opcode} {item.name} {item.shape}"
