@@ -353,7 +353,9 @@ bool Plan(LinearAlgebra* step) {
   step->workspace.elements = std::max<int64_t>(1, static_cast<int64_t>(std::real(space.work[0])));
   step->workspace.reals = is_eigh ? static_cast<int64_t>(space.reals[0]) : RealsOf<T>(*step);
   step->workspace.reals = std::max<int64_t>(1, step->workspace.reals);
-  step->workspace.integers = step->kind == LinearAlgebra::Kind::kSvd ? 8 * step->rank() : is_eigh ? space.integers[0] : 1;
+  step->workspace.integers = step->kind == LinearAlgebra::Kind::kSvd ? 8 * step->rank()
+                             : is_eigh                               ? space.integers[0]
+                                                                     : 1;
   return true;
 }
 

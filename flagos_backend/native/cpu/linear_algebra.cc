@@ -387,8 +387,7 @@ using One = void (*)(const LinearAlgebra& step, char* const* slots, int64_t numb
 
 template <class T>
 One OneOf(LinearAlgebra::Kind kind) {
-  constexpr One kAll[] = {&CholeskyOne<T>, &LuOne<T>, &SolveOne<T>, &QrOne<T>,
-                                                  &ReflectorsOne<T>};
+  constexpr One kAll[] = {&CholeskyOne<T>, &LuOne<T>, &SolveOne<T>, &QrOne<T>, &ReflectorsOne<T>};
   return kAll[static_cast<int64_t>(kind)];
 }
 

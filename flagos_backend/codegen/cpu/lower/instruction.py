@@ -16,7 +16,7 @@ from flagos_backend.codegen.cpu.lower.decompositions import decomposition_number
 from flagos_backend.codegen.cpu.lower.dot import as_matrix_product
 from flagos_backend.codegen.cpu.lower.dot_transposed import as_arranged_product
 from flagos_backend.codegen.cpu.lower.dot_widened import as_widened_product
-from flagos_backend.codegen.cpu.lower.fourier import fourier_is_available, fourier_numbers, fourier_scratch
+from flagos_backend.codegen.cpu.lower.fourier import fourier_numbers, fourier_scratch
 from flagos_backend.codegen.cpu.lower.gather import gather_numbers
 from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
@@ -152,7 +152,7 @@ class InstructionLowering:
 
     def _fourier(self, item: Instruction) -> Step:
         numbers = fourier_numbers(item)
-        if numbers is None or not fourier_is_available():
+        if numbers is None:
             return self.call(item)
         size = fourier_scratch(item)
         scratch = (scratch_of(item, size),) if size else ()
