@@ -72,7 +72,8 @@ class NativeCode:
     ``calls``: the instructions that the program hands back to its host, by number, with their flat operands.
     ``llvm``: LLVM IR of the ``functions`` that it calls, which have a name each, or None where nobody calls it.
     ``arena_bytes``: of temporaries; ``callee_allocated_bytes``: of those that calls allocate, the most that live at
-    once. ``operations``: how many operations of arrays the other steps replace. ``multiplies``: whether steps are products.
+    once. ``operations``: how many operations of arrays the other steps replace. ``multiplies``: whether steps are
+    products.
     """
 
     bytecode: bytes = field(repr=False)

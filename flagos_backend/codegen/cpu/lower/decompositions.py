@@ -136,8 +136,10 @@ def decomposition_numbers(item: Instruction) -> tuple[int, ...] | None:
     if item.opcode is not Opcode.CUSTOM_CALL:
         return None
     decomposition = _DECOMPOSITIONS.get(item.attributes_as(CustomCallAttributes).target)
-    flags = decomposition and _configuration(item, decomposition.defaults)
-    if decomposition is None or flags is None or not _follows(item, decomposition, flags):
+    if decomposition is None:
+        return None
+    flags = _configuration(item, decomposition.defaults)
+    if flags is None or not _follows(item, decomposition, flags):
         return None
     operands, results = _arrays(item)
     matrix, last = operands[0], operands[-1] if decomposition.kind is _Kind.APPLY_REFLECTORS else operands[0]
