@@ -8,11 +8,11 @@
 #include "accelerator.h"
 #include "barrier.h"
 #include "bridge.h"
+#include "cpu/lapack.h"
 #include "description.h"
 #include "log.h"
 #include "replays.h"
 #include "tensor.h"
-#include "cpu/lapack.h"
 #include "tile_program.h"
 
 namespace flagos {

@@ -173,7 +173,17 @@ def operation_number(name: str) -> int:
     return _NUMBERS[name]
 
 
-_MEMBERS = (*ARITHMETIC, *COMBINES, *PARTS, *COMPLEX_OPERATIONS, *ItemKind, *StepKind, *LinearAlgebraKind, *Split)
+_MEMBERS = (
+    *ARITHMETIC,
+    *COMBINES,
+    *PARTS,
+    *COMPLEX_OPERATIONS,
+    *ItemKind,
+    *StepKind,
+    *LinearAlgebraKind,
+    *LapackRoutine,
+    *Split,
+)
 _PAIRS = ("-".join(pair.cpp_names) for pair in (*FLOAT_PAIRS, *INTEGER_PAIRS))
 _TABLES = ",".join((*OPERATIONS, *_PAIRS, *(f"{member.name}={member.value}" for member in _MEMBERS)))
 #: The first word of a program: "FOSL", and a checksum of the tables above. A library built from others refuses it.

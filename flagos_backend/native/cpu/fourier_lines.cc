@@ -160,8 +160,8 @@ void LineTransform<T>::Run(const LinesOperands& operands, bool inverse, T scale,
     return RunAsMatrix(operands, inverse, scale, scratch);
   }
   FourierOf<T>().lanes({&stages_, static_cast<const std::complex<T>*>(operands.from),
-                      static_cast<std::complex<T>*>(operands.to), operands.read, operands.written, operands.lines,
-                      inverse, inverse, scale, nullptr, scratch});
+                        static_cast<std::complex<T>*>(operands.to), operands.read, operands.written, operands.lines,
+                        inverse, inverse, scale, nullptr, scratch});
 }
 
 // Element j of a line stands in row j / columns of a matrix. The transforms of columns, with their factors, are written
@@ -176,16 +176,16 @@ void LineTransform<T>::RunAsMatrix(const LinesOperands& operands, bool inverse, 
     auto* const to = static_cast<std::complex<T>*>(operands.to) + line * operands.written.line;
     const int64_t read = operands.read.element, written = operands.written.element;
     FourierOf<T>().lanes({&columns_,
-                        from,
-                        between,
-                        {read * columns, read},
-                        {columns, 1},
-                        columns,
-                        inverse,
-                        false,
-                        T(1),
-                        factors_.data(),
-                        rest});
+                          from,
+                          between,
+                          {read * columns, read},
+                          {columns, 1},
+                          columns,
+                          inverse,
+                          false,
+                          T(1),
+                          factors_.data(),
+                          rest});
     FourierOf<T>().lanes(
         {&rows_, between, to, {1, columns}, {written * rows, written}, rows, false, inverse, scale, nullptr, rest});
   }
