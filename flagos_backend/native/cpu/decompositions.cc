@@ -20,6 +20,16 @@ using Complex = std::complex<Real<T>>;
 
 using Flag = LinearAlgebra::Flag;
 
+// As TransposeInto, which has more to decide than a small matrix has to move.
+template <class T>
+void Transpose(T* to, int64_t to_leading, const T* from, int64_t from_leading, int64_t rows, int64_t columns) {
+  constexpr int64_t kFew = 256;
+  if (rows * columns > kFew) return TransposeInto(to, to_leading, from, from_leading, rows, columns);
+  for (int64_t j = 0; j < columns; ++j) {
+    for (int64_t i = 0; i < rows; ++i) to[j * to_leading + i] = from[i * from_leading + j];
+  }
+}
+
 // What one thread computes with. The sizes are the step's.
 template <class T>
 struct Workspace {
@@ -64,8 +74,8 @@ struct One {
   T* Transposed() {
     if (asks) return nullptr;
     space.matrix.resize(static_cast<size_t>(step.rows * step.columns));
-    TransposeInto(space.matrix.data(), step.rows, Source<T>(0, step.rows * step.columns), step.columns, step.rows,
-                  step.columns);
+    Transpose(space.matrix.data(), step.rows, Source<T>(0, step.rows * step.columns), step.columns, step.rows,
+              step.columns);
     return space.matrix.data();
   }
   T* AsItStands() {
@@ -83,7 +93,7 @@ struct One {
 
 template <class T>
 void FromColumns(T* to, const T* from, int64_t rows, int64_t columns) {
-  TransposeInto(to, columns, from, rows, columns, rows);
+  Transpose(to, columns, from, rows, columns, rows);
 }
 
 // a = v w vᴴ of the triangle that is given. LAPACK reads the conjugate of the matrix, whose vectors are conjugates.
@@ -249,8 +259,8 @@ void ApplyReflectors(One<T>& one) {
   T* const q = one.Scratch(one.space.first, int64_t{order} * k);
   T* const c = one.Scratch(one.space.second, size);
   if (!one.asks) {
-    TransposeInto(q, order, one.template Source<T>(0, int64_t{order} * k), k, order, k);
-    TransposeInto(c, m, one.template Source<T>(2, size), n, m, n);
+    Transpose(q, order, one.template Source<T>(0, int64_t{order} * k), k, order, k);
+    Transpose(c, m, one.template Source<T>(2, size), n, m, n);
   }
   one.lapack(LapackRoutine::kOrmqr, &side, &op, &m, &n, &k, q, &order, one.template Source<T>(1, k), c, &m,
              one.space.work.data(), &work, &one.info);
