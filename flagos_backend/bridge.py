@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
+from flagos_backend.codegen.cpu.lapack import lapack_addresses
 from flagos_backend.collectives import InProcessCommunicator
 from flagos_backend.compile import compiler, stages
 from flagos_backend.compile.compiler import CompiledProgram
@@ -250,7 +251,8 @@ def _describe(compiled: CompiledProgram) -> tuple[Any, ...]:
 
 def _native(compiled: CompiledProgram) -> tuple[Any, ...]:
     """The native program: bytecode, constants, for each library call the shapes of operands and results and what
-    devices of one process do in its place, if they may, and the addresses of its machine code; or ()."""
+    devices of one process do in its place, if they may, the addresses of its machine code, and those of LAPACK; or
+    ()."""
     if compiled.native is None:
         return ()
     code = compiled.native.code
@@ -260,7 +262,8 @@ def _native(compiled: CompiledProgram) -> tuple[Any, ...]:
         for call, plain in zip(code.calls, collectives, strict=True)
     )
     functions = compiled.native.machine_code
-    return code.bytecode, code.constants, calls, () if functions is None else functions.addresses
+    addresses = () if functions is None else functions.addresses
+    return code.bytecode, code.constants, calls, addresses, lapack_addresses()
 
 
 def _shapes(shapes: Sequence[ArrayShape]) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -60,6 +60,7 @@ def header() -> str:
         "PartOp": bytecode.PARTS,
         "ComplexOp": bytecode.COMPLEX_OPERATIONS,
         "LinearAlgebraKind": bytecode.LinearAlgebraKind,
+        "LapackRoutine": bytecode.LapackRoutine,
     }
     parts = [
         "// Written by tools/native_tables.py, of flagos_backend's codegen/cpu/bytecode.py and ir/functions.py.",

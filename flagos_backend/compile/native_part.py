@@ -63,7 +63,7 @@ def native_part(
     calls = collectives.count(None)
     if code.operations < _OPERATIONS_PER_CALL * calls:
         return None, f"{calls} library calls to {code.operations} native operations"
-    if code.uses_torch or (code.multiplies and os.environ.get(_PRODUCTS) in _OF_TORCH):
+    if code.multiplies and os.environ.get(_PRODUCTS) in _OF_TORCH:
         with stage("loading PyTorch"):
             torch_loading.load()
     with stage("machine code"):

@@ -73,6 +73,7 @@ NativeForm::NativeForm(Reader reader, int64_t devices) {
     if (!collective.done()) calls.back().collective.emplace(collective, devices);
   }
   functions = ReadIntegers(reader.Tuple());
+  lapack = ReadIntegers(reader.Tuple());
 }
 
 ProgramInfo ReadInfo(Reader& reader) {

@@ -22,6 +22,7 @@ struct NativeForm {
   };
   std::vector<Call> calls;
   std::vector<int64_t> functions;  // addresses of machine code, which the bridge keeps as long as the program
+  std::vector<int64_t> lapack;     // addresses of LAPACK's routines, where it calls any
 
   NativeForm() = default;
   // `devices`: of a launch.

@@ -8,6 +8,7 @@
 #include "accelerator.h"
 #include "barrier.h"
 #include "bridge.h"
+#include "cpu/lapack.h"
 #include "description.h"
 #include "log.h"
 #include "replays.h"
@@ -366,6 +367,7 @@ std::unique_ptr<Program> MakeProgram(PyObject* compiled) {
   if (python->native().bytecode.empty()) return python;
   const NativeForm& native = python->native();
   LibraryCaller* const caller = python.get();
+  if (!native.lapack.empty()) cpu::SetLapack(native.lapack);
   return MakeTileProgram(std::move(python), caller, native.bytecode, native.constants, native.functions);
 }
 

@@ -53,6 +53,28 @@ class LinearAlgebraKind(enum.IntEnum):
     TRIANGULAR_SOLVE = 2
     QR = 3
     REFLECTORS = 4
+    # From here on LAPACK's.
+    EIGH = 5
+    SVD = 6
+    EIG = 7
+    SCHUR = 8
+    HESSENBERG = 9
+    TRIDIAGONAL = 10
+    PIVOTED_QR = 11
+    APPLY_REFLECTORS = 12
+
+
+class LapackRoutine(enum.IntEnum):
+    """Of real matrices, by the names that LAPACK has for general and symmetric ones."""
+
+    SYEVD = 0
+    GESDD = 1
+    GEEV = 2
+    GEES = 3
+    GEHRD = 4
+    SYTRD = 5
+    GEQP3 = 6
+    ORMQR = 7
 
 
 class Split(enum.IntEnum):
@@ -152,7 +174,17 @@ def operation_number(name: str) -> int:
     return _NUMBERS[name]
 
 
-_MEMBERS = (*ARITHMETIC, *COMBINES, *PARTS, *COMPLEX_OPERATIONS, *ItemKind, *StepKind, *LinearAlgebraKind, *Split)
+_MEMBERS = (
+    *ARITHMETIC,
+    *COMBINES,
+    *PARTS,
+    *COMPLEX_OPERATIONS,
+    *ItemKind,
+    *StepKind,
+    *LinearAlgebraKind,
+    *LapackRoutine,
+    *Split,
+)
 _PAIRS = ("-".join(pair.cpp_names) for pair in (*FLOAT_PAIRS, *INTEGER_PAIRS))
 _TABLES = ",".join((*OPERATIONS, *_PAIRS, *(f"{member.name}={member.value}" for member in _MEMBERS)))
 #: The first word of a program: "FOSL", and a checksum of the tables above. A library built from others refuses it.

@@ -72,8 +72,8 @@ class NativeCode:
     ``calls``: the instructions that the program hands back to its host, by number, with their flat operands.
     ``llvm``: LLVM IR of the ``functions`` that it calls, which have a name each, or None where nobody calls it.
     ``arena_bytes``: of temporaries; ``callee_allocated_bytes``: of those that calls allocate, the most that live at
-    once. ``operations``: how many operations of arrays the other steps replace. ``uses_torch``: whether
-    steps call functions of libraries that torch brings into the process. ``multiplies``: whether steps are products.
+    once. ``operations``: how many operations of arrays the other steps replace. ``multiplies``: whether steps are
+    products.
     """
 
     bytecode: bytes = field(repr=False)
@@ -87,7 +87,6 @@ class NativeCode:
     arena_bytes: int
     callee_allocated_bytes: int
     operations: int
-    uses_torch: bool
     multiplies: bool
 
 
@@ -121,7 +120,6 @@ def emit(
         arena_bytes,
         emitter.callee_allocated_bytes,
         shared.operations,
-        shared.uses_torch,
         shared.multiplies,
     )
 
@@ -136,7 +134,6 @@ class _Shared:
         self.data = bytearray()
         self.calls: list[Call] = []
         self.operations = 0
-        self.uses_torch = False
         self.multiplies = False
 
     def place(self, content: bytes) -> int:
@@ -469,7 +466,6 @@ class _Emitter:
         if isinstance(item, MatrixProduct):
             self.shared.multiplies = True
             return self._write_product(item)
-        self.shared.uses_torch |= item.kind == ItemKind.FOURIER
         self.shared.multiplies |= item.kind == ItemKind.LINEAR_ALGEBRA
         bytecode = [item.kind, *item.numbers]
         for group in (item.sources, item.targets, self.released.get(item, item.scratch)):

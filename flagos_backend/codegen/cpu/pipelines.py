@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 
 from flagos_backend.codegen.cpu.emit_row_loop import Phases, reduces_rows
+from flagos_backend.codegen.cpu.passes.complex_conversions import without_complex_conversions
 from flagos_backend.codegen.cpu.passes.crop_before_pad import without_cropping_pads
 from flagos_backend.codegen.cpu.passes.narrow_integer_dots import with_narrow_products
 from flagos_backend.codegen.cpu.passes.short_scans_to_reductions import with_reduced_scans
@@ -45,6 +46,12 @@ def native_pipeline() -> Pipeline:
             "crop_before_pad",
             of_module(without_cropping_pads),
             "loop nests write around what they read, and do not crop",
+        ),
+        Pass(
+            "complex_conversions",
+            of_module(without_complex_conversions),
+            "loop nests convert to floats, and put numbers together",
+            after=(CSE, DCE),
         ),
         Pass(
             "split_complex_sums",

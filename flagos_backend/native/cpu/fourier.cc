@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 #include "cpu/tiles.h"
 
@@ -46,6 +48,8 @@ void Find(void* library, const char* name, F* function) {
 const Library& FindLibrary() {
   static const Library library = [] {
     Library found;
+    const char* wanted = std::getenv("FLAGOS_CPU_PRODUCTS");
+    if (wanted != nullptr && std::string_view(wanted) == "flagos") return found;
     void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
     if (torch == nullptr) return found;
     Find(torch, "DftiCreateDescriptor_s_1d", &found.create_f32);
@@ -95,6 +99,7 @@ std::shared_ptr<void> Descriptor(const Lines& lines, int64_t count) {
 
 // What a block of lines reads and writes stays in a cache.
 constexpr int64_t kBlockElements = 1 << 14;
+constexpr int64_t kLanes = 16;  // of the widest vectors
 
 int64_t OperationsOfLine(int64_t length) {
   int64_t operations = length;
@@ -132,6 +137,15 @@ bool AddPass(Fourier* step, size_t d, int64_t from, int64_t to, double scale) {
       lines.to_distance * (step->kind == Fourier::Kind::kRealInverse && is_last ? complex_bytes / 2 : complex_bytes);
   pass.block_lines = std::clamp<int64_t>(kBlockElements / lengths[d], 1, pass.lines);
   pass.work = pass.outer * pass.lines * OperationsOfLine(lengths[d]);
+  if (!FindLibrary().Complete()) {
+    // Whole vectors of lines.
+    pass.block_lines = std::min((pass.block_lines + kLanes - 1) / kLanes * kLanes, pass.lines);
+    pass.own = PlanLines({step->is_double, is_real, step->is_inverse(), lengths[d], scale});
+    pass.read = pass.written = {lines.stride, 1};
+    if (is_last) pass.read.line = pass.written.line = lengths[d];
+    step->passes.push_back(std::move(pass));
+    return true;
+  }
   pass.block = Descriptor(lines, pass.block_lines);
   const int64_t rest = pass.lines % pass.block_lines;
   pass.rest = rest == 0 ? pass.block : Descriptor(lines, rest);
@@ -140,7 +154,34 @@ bool AddPass(Fourier* step, size_t d, int64_t from, int64_t to, double scale) {
   return made;
 }
 
+struct Scratch {
+  explicit Scratch(int64_t bytes) : memory(new char[static_cast<size_t>(bytes + 64)]) {}
+  char* get() const { return memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64); }
+  const std::unique_ptr<char[]> memory;
+};
+
+void RunOwnPass(const Fourier::Pass& pass, char* const* slots) {
+  struct Job {
+    const Fourier::Pass& pass;
+    char *from, *to;
+  } job{pass, slots[pass.from], slots[pass.to]};
+  const auto body = [](void* user, int64_t begin, int64_t end) {
+    const Job& job = *static_cast<Job*>(user);
+    const Fourier::Pass& pass = job.pass;
+    const Scratch scratch(pass.own->ScratchBytes());
+    for (int64_t number = begin; number < end; ++number) {
+      const int64_t outer = number / pass.blocks(), line = number % pass.blocks() * pass.block_lines;
+      const char* const from = job.from + outer * pass.from_outer + line * pass.from_line;
+      char* const to = job.to + outer * pass.to_outer + line * pass.to_line;
+      const int64_t lines = std::min(pass.block_lines, pass.lines - line);
+      pass.own->Run({from, to, pass.read, pass.written, lines}, scratch.get());
+    }
+  };
+  RunTasks(pass.outer * pass.blocks(), pass.work, body, &job);
+}
+
 void RunPass(const Fourier::Pass& pass, char* const* slots) {
+  if (pass.own != nullptr) return RunOwnPass(pass, slots);
   struct Job {
     const Fourier::Pass& pass;
     char *from, *to;
@@ -160,8 +201,6 @@ void RunPass(const Fourier::Pass& pass, char* const* slots) {
 }
 
 }  // namespace
-
-bool HaveFourier() { return FindLibrary().Complete(); }
 
 bool PlanFourier(Fourier* step) {
   double scale = 1;

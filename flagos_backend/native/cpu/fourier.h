@@ -1,10 +1,13 @@
-// Discrete Fourier transforms of the last dimensions of an array, by MKL's functions where libtorch_cpu has them.
+// Discrete Fourier transforms of the last dimensions of an array, by MKL's functions where PyTorch was imported before the
+// process's first one and has them, else by our own.
 #ifndef FLAGOS_NATIVE_CPU_FOURIER_H_
 #define FLAGOS_NATIVE_CPU_FOURIER_H_
 
 #include <cstdint>
 #include <memory>
 #include <vector>
+
+#include "cpu/fourier_lines.h"
 
 namespace flagos::cpu {
 
@@ -17,7 +20,9 @@ struct Fourier {
 
   // Lines of one length, `outer` times `lines`, which are cut into blocks by shape alone.
   struct Pass {
-    std::shared_ptr<void> block, rest;  // committed descriptors of MKL: of a block, and of what is left of `lines`
+    std::shared_ptr<void> block, rest;     // committed descriptors of MKL: of a block, and of what is left of `lines`
+    std::shared_ptr<const LinesPlan> own;  // without MKL, for any number of lines
+    LineStrides read, written;             // of our own
     bool forward;
     int64_t outer, lines, block_lines;
     int64_t from, to;              // slots
@@ -40,9 +45,6 @@ struct Fourier {
   // Whether leading dimensions are transformed before the last one, in scratch of the source's size.
   bool needs_scratch() const { return kind == Kind::kRealInverse && lengths.size() > 1; }
 };
-
-// Whether the library that computes it is in this process.
-bool HaveFourier();
 
 // Decides on the passes of a step that has everything else. False: the library refuses one.
 bool PlanFourier(Fourier* step);

@@ -1,5 +1,6 @@
 #include "cpu/kernels.h"
 
+#include "cpu/fourier_kernels.h"
 #include "cpu/integer_kernels.h"
 #include "cpu/packed_kernels.h"
 #include "cpu/skinny_kernels.h"
@@ -59,6 +60,14 @@ const SkinnyKernels& SelectSkinnyKernels() {
   if (HasLevel3()) return avx2::kSkinnyKernels;
 #endif
   return baseline::kSkinnyKernels;
+}
+
+const FourierKernels& SelectFourierKernels() {
+#if defined(__x86_64__)
+  if (HasLevel4()) return avx512::kFourierKernels;
+  if (HasLevel3()) return avx2::kFourierKernels;
+#endif
+  return baseline::kFourierKernels;
 }
 
 const PackedKernels& SelectPackedKernels() {

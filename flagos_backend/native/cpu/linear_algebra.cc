@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu/blas.h"
+#include "cpu/decompositions.h"
 #include "cpu/matrix_elements.h"
 #include "cpu/packed_product.h"
 #include "cpu/qr.h"
@@ -386,8 +387,7 @@ using One = void (*)(const LinearAlgebra& step, char* const* slots, int64_t numb
 
 template <class T>
 One OneOf(LinearAlgebra::Kind kind) {
-  constexpr One kAll[LinearAlgebra::kNumKinds] = {&CholeskyOne<T>, &LuOne<T>, &SolveOne<T>, &QrOne<T>,
-                                                  &ReflectorsOne<T>};
+  constexpr One kAll[] = {&CholeskyOne<T>, &LuOne<T>, &SolveOne<T>, &QrOne<T>, &ReflectorsOne<T>};
   return kAll[static_cast<int64_t>(kind)];
 }
 
@@ -414,10 +414,13 @@ struct Job {
 
 int64_t WorkOf(const LinearAlgebra& step) {
   const int64_t inner = step.kind == LinearAlgebra::Kind::kTriangularSolve ? step.order() : step.rank();
-  return step.batch * step.rows * step.columns * inner;
+  // Iterations to eigenvalues take some ten times as long as a factorization.
+  const int64_t often = IsDecomposition(step.kind) ? kDecompositionWork : 1;
+  return step.batch * step.rows * step.columns * inner * often;
 }
 
 void RunLinearAlgebra(const LinearAlgebra& step, char* const* slots) {
+  if (IsDecomposition(step.kind)) return RunDecomposition(step, slots);
   Job job{step, slots, OneOf(step)};
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const Job& job = *static_cast<Job*>(user);

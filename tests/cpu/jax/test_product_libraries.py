@@ -86,6 +86,36 @@ print(jax.default_backend(), "agree")
 """
 
 
+# With PyTorch imported before, MKL's are taken. Lengths of one, of each radix, of larger primes, of convolutions, of a
+# matrix; few lines and many.
+TRANSFORMS = """
+import os, sys
+library = os.environ["FLAGOS_CPU_PRODUCTS"]
+if library == "mkl":
+    import torch
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_enable_x64", True)
+rng = np.random.default_rng(int(sys.argv[1]))
+n = int(rng.integers(2, 3000))
+for dtype in (np.float32, np.float64):
+    few, many = ((1,), (1, 49), (3, 143), (2, 122), (1, 1009), (2, 8192), (3, n)), ((17, 30), (40, 67), (5, 6, 7))
+    for shape in (*few, *many):
+        x = rng.standard_normal(shape).astype(dtype)
+        z = (x + 1j * rng.standard_normal(shape)).astype(np.result_type(dtype, np.complex64))
+        axes, sizes = tuple(range(-max(1, len(shape) - 1), 0)), shape[-max(1, len(shape) - 1):]
+        half = z[..., : shape[-1] // 2 + 1]
+        for name, given in (("fftn", z), ("ifftn", z), ("rfftn", x), ("irfftn", half)):
+            actual = np.asarray(jax.jit(lambda a: getattr(jnp.fft, name)(a, s=sizes, axes=axes))(given))
+            wide = given.astype(np.complex128 if given.dtype.kind == "c" else np.float64)
+            expected = getattr(np.fft, name)(wide, s=sizes, axes=axes)
+            bound = np.finfo(dtype).eps * (4 + 2 * np.log2(np.prod(sizes))) * np.sqrt(np.mean(abs(expected) ** 2))
+            assert actual.shape == expected.shape
+            assert abs(actual - expected).max() <= 4 * bound, (name, dtype, shape)
+assert ("torch" in sys.modules) == (library == "mkl"), "transforms import PyTorch"
+print(library, "agrees")
+"""
+
+
 def output(program: str, library: str, seed: int, processors: set[int], instruction_sets: str = "") -> str:
     """What the program prints; an empty name leaves the choice to the processor."""
     environment = {**os.environ, "JAX_PLATFORMS": "flagos,cpu", "FLAGOS_CPU_PRODUCTS": library}
@@ -151,3 +181,11 @@ def test_our_kernels_sum_alike_on_any_number_of_threads(rng: np.random.Generator
 @pytest.mark.parametrize("library", ["mkl", "flagos"])
 def test_factorizations_by_products_of_each(library: str, rng: np.random.Generator) -> None:
     assert output(FACTORIZATIONS, library, int(rng.integers(2**31)), os.sched_getaffinity(0)).startswith("flagos ")
+
+
+@pytest.mark.parametrize(
+    ("library", "instruction_sets"), [("mkl", ""), ("flagos", ""), ("flagos", "-AVX512F"), ("flagos", "-AVX512F,-AVX2")]
+)
+def test_transforms_of_each_instruction_set(library: str, instruction_sets: str, rng: np.random.Generator) -> None:
+    seed, processors = int(rng.integers(2**31)), os.sched_getaffinity(0)
+    assert output(TRANSFORMS, library, seed, processors, instruction_sets) == f"{library} agrees\n"

@@ -5,9 +5,6 @@ Used by emitter.py; native/cpu/parse.cc reads the numbers.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
 from math import prod
 
 from flagos_backend.ir.attributes import FftAttributes
@@ -15,23 +12,11 @@ from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import FftType
 from flagos_backend.ir.types import ArrayShape, ElementType
 from flagos_backend.loop_ir.indexing import dims_of
-from flagos_backend.process import torch_loading
 
 _IS_DOUBLE = {ElementType.F32: 0, ElementType.C64: 0, ElementType.F64: 1, ElementType.C128: 1}
 # Of native code: lengths are numbers of 32 bits, and all elements are fewer.
 _MAX_LENGTH = (1 << 31) - 1
 _MAX_ELEMENTS = 1 << 48
-
-
-@functools.cache
-def fourier_is_available() -> bool:
-    """Whether PyTorch brought MKL, whose transforms native code calls. Loads PyTorch."""
-    torch_loading.load()
-    try:
-        library = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
-    except OSError:
-        return False
-    return hasattr(library, "DftiCommitDescriptor")
 
 
 def fourier_numbers(item: Instruction) -> tuple[int, ...] | None:

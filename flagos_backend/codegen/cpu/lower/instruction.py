@@ -12,10 +12,11 @@ from flagos_backend.codegen.cpu.buffer_assignment import BufferAssignment
 from flagos_backend.codegen.cpu.bytecode import COMPLEX_OPERATIONS, ItemKind
 from flagos_backend.codegen.cpu.encoding import index_type, is_arithmetic_type
 from flagos_backend.codegen.cpu.lower.argminmax import argminmax_numbers
+from flagos_backend.codegen.cpu.lower.decompositions import decomposition_numbers
 from flagos_backend.codegen.cpu.lower.dot import as_matrix_product
 from flagos_backend.codegen.cpu.lower.dot_transposed import as_arranged_product
 from flagos_backend.codegen.cpu.lower.dot_widened import as_widened_product
-from flagos_backend.codegen.cpu.lower.fourier import fourier_is_available, fourier_numbers, fourier_scratch
+from flagos_backend.codegen.cpu.lower.fourier import fourier_numbers, fourier_scratch
 from flagos_backend.codegen.cpu.lower.gather import gather_numbers
 from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbers
 from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
@@ -153,7 +154,7 @@ class InstructionLowering:
 
     def _fourier(self, item: Instruction) -> Step:
         numbers = fourier_numbers(item)
-        if numbers is None or not fourier_is_available():
+        if numbers is None:
             return self.call(item)
         size = fourier_scratch(item)
         scratch = (scratch_of(item, size),) if size else ()
@@ -189,7 +190,7 @@ class InstructionLowering:
         return Step(ItemKind.SORT, self.buffers(item), self._flat.leaves_of[item], text, numbers)
 
     def _linear_algebra(self, item: Instruction) -> Step:
-        numbers = linear_algebra_numbers(item)
+        numbers = linear_algebra_numbers(item) or decomposition_numbers(item)
         if numbers is None:
             return self.call(item)
         text = f"native {item.opcode} {item.name} {item.shape}"
