@@ -1,5 +1,5 @@
 """Bags of as many rows of a table each, summed up or averaged, as F.embedding_bag has them of a matrix of indices; and
-the gradient of the table of any bags. On accelerators: the host's ATen has these, and both have all other bags."""
+the gradient of the table of any bags. All other bags are ATen's."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import torch
 
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
+from flagos_backend.frontends.torch.compile.lowering.index_checks import Refusal
 from flagos_backend.frontends.torch.compile.lowering.indexing import rows_at
 from flagos_backend.frontends.torch.compile.lowering.scatters import COMBINED, summed_rows
 from flagos_backend.frontends.torch.compile.lowering.table import lowering
 from flagos_backend.ir.attributes import DimensionAttributes, DimensionsAttributes
 from flagos_backend.ir.constants import is_splat_of, scalar_bytes
+from flagos_backend.ir.custom_calls.index_check import INDEX, POSITION
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape
+from flagos_backend.ir.types import ArrayShape, ElementType
 
 aten = torch.ops.aten
 _SUM, _MEAN = range(2)
@@ -43,7 +45,16 @@ def _bag_size(offsets: Instruction, count: int) -> int:
     return size
 
 
-@lowering(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, on_host=False)
+def _out_of_range(table: Instruction) -> Refusal:
+    """What eager raises, whose kernel depends on the type."""
+    shape = array(table)
+    message = f"embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be {INDEX}"
+    if shape.element_type is not ElementType.F64:
+        message = f"Index {POSITION} of input takes value {INDEX} which is not in the valid range [0, {shape.dims[0]})"
+    return Refusal(message, "RuntimeError")
+
+
+@lowering(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _bags(
     emitter: Emitter,
     result: Bags,
@@ -64,7 +75,8 @@ def _bags(
     if include_last or kind not in COMBINED or not output.numel() or array(table).num_elements == 0:
         raise NoLoweringError("bags that end where the last offset says are ATen's")
     size, wide = _bag_size(offsets, array(index).num_elements), COMBINED[kind]
-    rows = rows_at(emitter, (dims[0], size, dims[1]), table, 0, emitter.reshape(index, (dims[0], size)))
+    index = emitter.reshape(index, (dims[0], size))
+    rows = rows_at(emitter, (dims[0], size, dims[1]), table, 0, index, _out_of_range(table))
     total = emitter.builder.add(
         Opcode.REDUCE,
         [emitter.convert(rows, wide), emitter.scalar(0, wide)],
@@ -89,7 +101,7 @@ def _bag_of(emitter: Emitter, like: torch.Tensor, size: int) -> Instruction:
     return emitter.add(Opcode.DIVIDE, number, emitter.operand(size, kind, dims))
 
 
-@lowering(aten._embedding_bag_backward.default, on_host=False)
+@lowering(aten._embedding_bag_backward.default)
 def _bags_backward(
     emitter: Emitter,
     result: torch.Tensor,
