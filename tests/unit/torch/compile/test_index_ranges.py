@@ -15,13 +15,15 @@ CASES = {
     "moved": "i = s32[6,4] iota(), iota_dimension=0\n ROOT r = s32[4,6] transpose(i), dimensions={1,0}",
     "a constant": "ROOT r = s32[3] constant({4, -2, 7})",
     "clamped": "a = s32[] constant(-1)\n b = s32[] constant(3)\n ROOT r = s32[6,4] clamp(a, x, b)",
-    "bounded below and above": "a = s32[6,4] iota(), iota_dimension=0\n b = s32[6,4] minimum(x, a)\n z = s32[] constant(0)"
-    "\n y = s32[6,4] broadcast(z), dimensions={}\n ROOT r = s32[6,4] maximum(b, y)",
-    "arithmetic": "a = s32[6,4] iota(), iota_dimension=0\n b = s32[6,4] iota(), iota_dimension=1\n c = s32[] constant(-3)\n"
+    "bounded below and above": "a = s32[6,4] iota(), iota_dimension=0\n b = s32[6,4] minimum(x, a)\n"
+    " z = s32[] constant(0)\n y = s32[6,4] broadcast(z), dimensions={}\n ROOT r = s32[6,4] maximum(b, y)",
+    "arithmetic": "a = s32[6,4] iota(), iota_dimension=0\n b = s32[6,4] iota(), iota_dimension=1\n"
+    " c = s32[] constant(-3)\n"
     " d = s32[6,4] broadcast(c), dimensions={}\n e = s32[6,4] multiply(a, d)\n f = s32[6,4] subtract(e, b)\n"
     " ROOT r = s32[6,4] add(f, d)",
     "bits": "a = s32[6,4] iota(), iota_dimension=0\n ROOT r = s32[6,4] and(x, a)",
-    "a remainder": "a = s32[] constant(5)\n b = s32[6,4] broadcast(a), dimensions={}\n ROOT r = s32[6,4] remainder(x, b)",
+    "a remainder": "a = s32[] constant(5)\n b = s32[6,4] broadcast(a), dimensions={}\n"
+    " ROOT r = s32[6,4] remainder(x, b)",
     "one of two": "a = s32[6,4] iota(), iota_dimension=0\n b = s32[6,4] iota(), iota_dimension=1\n"
     " p = pred[6,4] compare(x, a), direction=LT\n ROOT r = s32[6,4] select(p, a, b)",
     "truth": "a = s32[6,4] iota(), iota_dimension=0\n p = pred[6,4] compare(x, a), direction=LT\n"
