@@ -104,3 +104,32 @@ def test_gradients_of_what_is_gathered() -> None:
         function(leaf, index).backward()
         gradients.append(leaf.grad)
     assert_same(gradients[1], gradients[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_bags_that_begin_where_the_data_say(dtype: torch.dtype, mode: str) -> None:
+    """Also empty ones. Rows that are twice in a bag count twice."""
+
+    def bags(x: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return F.embedding_bag(index, x, offsets, mode=mode) * 2
+
+    x, index = torch.randn(9, 4, dtype=dtype), torch.tensor([0, 8, 3, 3, 1])
+    torch.compiler.reset()
+    report.clear()
+    ours = compiled(bags)
+    tolerance = torch.finfo(dtype).eps * 16
+    for offsets in (torch.tensor([0, 2, 2, 5]), torch.tensor([0, 0, 1, 4])):
+        gradients, results = [], []
+        for function in (bags, ours):
+            leaf = x.clone().requires_grad_()
+            result = function(leaf, index, offsets)
+            result.square().sum().backward()
+            gradients.append(leaf.grad)
+            results.append(result.detach())
+        assert_same(results[1], results[0], rtol=tolerance, atol=0)
+        assert_same(gradients[1], gradients[0], rtol=tolerance, atol=0)
+    assert not any(graph.whole or graph.fallback for graph in report.reports())
+    bad = (torch.tensor([0, 9, 3, 3, 1]), torch.tensor([0, 2, 2, 5])), (index, torch.tensor([1, 2, 2, 5]))
+    for arguments in (*bad, (index, torch.tensor([0, 2, 2, 6]))):
+        assert raised(ours, x, *arguments) == raised(bags, x, *arguments)

@@ -38,6 +38,7 @@ _FAMILIES = (
     "elementwise",
     "functions",
     "indexing",
+    "losses",
     "movement",
     "ordering",
     "positions",
