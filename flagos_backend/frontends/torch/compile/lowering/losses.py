@@ -31,7 +31,7 @@ def _nll_loss(
     reduction: int,
     ignore_index: int,
 ) -> tuple[Instruction, Instruction]:
-    """Of logarithms [batch, classes] and targets [batch]: the loss, and the sum of the weights of targets that count."""
+    """Of logarithms [batch, classes] and targets [batch]: the loss, and the weights of what counts, summed up."""
     kind, shape = element_type(result[0]), array(x)
     fits = kind in (E.F32, E.F64) and shape.rank == 2 and array(target).rank == 1
     if not fits or not shape.num_elements or (weight is not None and array(weight).element_type is not kind):
