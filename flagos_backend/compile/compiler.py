@@ -23,7 +23,6 @@ from flagos_backend.importer.export import export_message
 from flagos_backend.importer.options import allows_excess_precision
 from flagos_backend.ir.attributes import CustomCallAttributes, WhileAttributes
 from flagos_backend.ir.cost import Cost, cost_of, temporary_bytes
-from flagos_backend.ir.custom_calls.index_check import index_check_of
 from flagos_backend.ir.effects import COLLECTIVES, HOST_CALLBACK
 from flagos_backend.ir.hlo import Instruction, Module
 from flagos_backend.ir.opcode import Opcode
@@ -160,7 +159,7 @@ class CompiledProgram:
                 captures = [f"where graphs have conditional nodes, collectives, and can be patched: {outline(plan)}"]
             matched = "".join(f"  {note}\n" for note in (*self.notes, *captures))
             return f"{head}  runs as Python steps: {self.not_native}\n{matched}{plan.explain()}\n"
-        calls = sum(index_check_of(call.instruction) is None for call in self.native.code.calls)
+        calls = sum(not call.is_check for call in self.native.code.calls)
         return f"{head}  runs as native tiles with {calls} library calls\n" + "\n".join(self.native.code.steps) + "\n"
 
 

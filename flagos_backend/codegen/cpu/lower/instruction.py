@@ -50,12 +50,14 @@ _TORCH_GRAIN = 1 << 15
 @dataclass(frozen=True, slots=True)
 class Call:
     """A library call: reads the buffers of ``operands`` and makes one for each of ``results``, or fills one where the
-    program has a place for it. ``views``: where in a buffer an operand is, for those that are not the whole of it."""
+    program has a place for it. ``views``: where in a buffer an operand is, for those that are not the whole of it.
+    ``is_check``: it is made only where native code has seen that it will fail."""
 
     instruction: Instruction
     operands: tuple[ArrayShape, ...]
     results: tuple[ArrayShape, ...]
     views: tuple[View | None, ...]
+    is_check: bool = False
 
 
 def _may_share_out(call: Call) -> bool:
@@ -207,7 +209,7 @@ class InstructionLowering:
         is_native = shape.element_type in (ElementType.S32, ElementType.S64)
         if not is_native or not -_MAX_INDEX <= check.low < check.high <= _MAX_INDEX:
             return self.call(item)
-        self._calls.append(Call(item, (shape,), (), (None,)))
+        self._calls.append(Call(item, (shape,), (), (None,), is_check=True))
         numbers = (
             len(self._calls) - 1,
             CHECKS_INDICES,
