@@ -60,7 +60,9 @@ def native_part(
     except NotNativeError as error:
         return None, str(error)
     collectives = tuple(native_collective(call, replicas, partitions) for call in code.calls)
-    calls = collectives.count(None)
+    calls = sum(
+        collective is None and not call.is_check for call, collective in zip(code.calls, collectives, strict=True)
+    )
     if code.operations < _OPERATIONS_PER_CALL * calls:
         return None, f"{calls} library calls to {code.operations} native operations"
     if code.multiplies and os.environ.get(_PRODUCTS) in _OF_TORCH:
