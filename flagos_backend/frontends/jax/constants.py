@@ -1,5 +1,5 @@
-"""Large constants of a StableHLO program, which go around jaxlib's converter: it takes a tenth of a microsecond for each
-element, seconds for a model's weights. Between parsing and conversion; convert.py calls it.
+"""Large constants of a StableHLO program, which go around jaxlib's converter: that takes a tenth of a microsecond for
+each element, seconds for a model's weights. Between parsing and conversion; convert.py calls it.
 
 A custom call without operands stands where such a constant was; it becomes one of HLO's, which becomes the constant.
 """
@@ -15,7 +15,6 @@ import numpy as np
 
 from flagos_backend.frontends.jax import jax_internals
 from flagos_backend.importer import schema
-
 
 logger = logging.getLogger("flagos_backend")
 
@@ -62,7 +61,7 @@ def take_out(code: bytes) -> Without:
     if len(code) < MIN_ELEMENTS:
         return Without(code, ())
     module = jax_internals.parse_stablehlo(code)
-    taken = []
+    taken: list[Elements] = []
     for constant in jax_internals.constants_of(module, MIN_ELEMENTS):
         kind = constant.results[0].type
         member, dtype = _TYPES.get(str(kind.element_type), ("", None))

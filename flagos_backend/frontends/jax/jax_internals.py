@@ -478,9 +478,7 @@ def replace_by_call(constant: Any, target: str, config: str) -> None:
     ir = lookup("jax._src.lib.mlir", "ir")
     with constant.context, constant.location, ir.InsertionPoint(constant):
         text = {"call_target_name": ir.StringAttr.get(target), "backend_config": ir.StringAttr.get(config)}
-        call = ir.Operation.create(
-            "stablehlo.custom_call", results=[constant.results[0].type], attributes=text
-        )
+        call = ir.Operation.create("stablehlo.custom_call", results=[constant.results[0].type], attributes=text)
     constant.results[0].replace_all_uses_with(call.results[0])
     constant.erase()
 

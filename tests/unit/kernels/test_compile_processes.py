@@ -93,7 +93,7 @@ def test_a_process_compiles_what_this_one_would(
 
 
 def test_names_do_not_go_by_the_order_of_kernels(here: list[str], tmp_path: Path) -> None:
-    """Triton 3.6 and 3.7 take constants that a function reads into its callers' names, once the function has its own."""
+    """Triton 3.6 and 3.7 take constants that a function reads into its callers' names, once it has its own."""
     text = """import triton
 import triton.language as tl
 
