@@ -2,15 +2,16 @@
 accelerator_plan.py.
 
 Compiling takes longest of all that an accelerator's first call does. So whatever may be needed, of every computation
-that the program runs, is compiled at once, side by side, and only then measured, one after the other.
+that the program runs, is compiled at once, side by side, and measured one after the other meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from flagos_backend.codegen.triton import RegionKernel, RegionKernels, schedule, warm_up_together
+from flagos_backend.codegen.triton import Measurement, RegionKernel, RegionKernels, schedule, warm_up_together
 from flagos_backend.compile.memory_order import ordered_by_memory
 from flagos_backend.compile.overlap import Wait, overlapped
 from flagos_backend.compile.plan_builder import RUN_OTHERS, WITHOUT_KERNEL
@@ -49,6 +50,8 @@ class KernelCandidates:
         self._scheduled: dict[Computation, Scheduled] = {}
         self._regions: dict[int, RegionKernels] = {}  # by the identity of a region in ``_scheduled``
         self._calls: dict[Instruction, Candidates] = {}
+        self._fastest: dict[int, RegionKernel] = {}  # as _regions
+        self._chosen: dict[Instruction, Choice] = {}
 
     def scheduled(self, computation: Computation) -> Scheduled:
         found = self._scheduled.get(computation)
@@ -71,31 +74,45 @@ class KernelCandidates:
 
     def region_kernel(self, region: Region) -> RegionKernel:
         """The kernel of a region of ``scheduled``."""
-        return self._region(region).fastest()
+        found = self._fastest.get(id(region))
+        if found is None:
+            found = self._fastest[id(region)] = self._region(region).fastest()
+        return found
 
     def choice(self, instruction: Instruction) -> Choice:
         """The kernel of a library instruction."""
-        return self._call(instruction).choose()
+        found = self._chosen.get(instruction)
+        if found is None:
+            found = self._chosen[instruction] = self._call(instruction).choose()
+        return found
 
     def warm_up(self, computation: Computation, device: torch.device) -> None:
         """Returns when all that ``region_kernel`` and ``choice`` need is compiled, of ``computation`` and of what it
-        runs. What fails is left to who needs it, who reports it."""
+        runs, and measured. What fails is left to who needs it, who reports it."""
         kernels: list[RegionKernel] = []
         warm_ups: dict[str, Callable[[], object]] = {}
+        measurements: list[Measurement] = []
         waiting, seen = [computation], {computation}
         while waiting:
             for item in self.scheduled(waiting.pop()).items:
                 if isinstance(item, Region):
                     if copied(item) is None:
-                        kernels += self._region(item).awaited
+                        awaited = self._region(item).awaited
+                        kernels += awaited
+                        if len(self._region(item).kernels) > 1:
+                            measurements.append(Measurement(partial(self.region_kernel, item), awaited))
                 elif not isinstance(item, Wait) and item.opcode in RUN_OTHERS:
                     run = [c for c in dict.fromkeys(_run_by(item)) if c not in seen]
                     waiting += run
                     seen.update(run)
                 elif not isinstance(item, Wait) and item.opcode not in WITHOUT_KERNEL:
                     text = "; ".join(signature_of(item))
-                    warm_ups |= {f"{text}; {name}": call for name, call in self._call(item).warm_ups.items()}
-        warm_up_together(kernels, warm_ups, device)
+                    call = self._call(item)
+                    own = {f"{text}; {name}": warm_up for name, warm_up in call.warm_ups.items()}
+                    warm_ups |= own
+                    if call.several:
+                        measurements.append(Measurement(partial(self.choice, item), warm_ups=own))
+        warm_up_together(kernels, warm_ups, device, measurements)
 
     def _region(self, region: Region) -> RegionKernels:
         found = self._regions.get(id(region))

@@ -41,10 +41,12 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The kernels that may compute an instruction. ``warm_ups``: by name, what ``choose`` waits for where it measures
-    them, and else what the first run of the one that it takes would do; as of Variant."""
+    them, and else what the first run of the one that it takes would do; as of Variant. ``several``: whether it may
+    measure."""
 
     warm_ups: Mapping[str, Callable[[], object]]
     choose: Callable[[], Choice]
+    several: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ def _fastest(
         outcome = tuning.fastest(task, target, kernels, policy.tune_seconds, compiled, warm_ups, checked)
         return _choice(*entries[outcome.name], [outcome.text, *reasons])
 
-    return Candidates(tuning.awaited(task, target, kernels, policy.tune_seconds, warm_ups), measured)
+    return Candidates(tuning.awaited(task, target, kernels, policy.tune_seconds, warm_ups), measured, several=True)
 
 
 def _starts_at_once(implementation: Implementation) -> bool:

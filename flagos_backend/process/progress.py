@@ -86,6 +86,16 @@ def stage(name: str) -> Iterator[None]:
         work.enter(*before)
 
 
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Nothing is shown of what this thread does meanwhile: other threads go on with what is."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def counted(items: Sequence[T], unit: str) -> Iterable[T]:
     """``items``, each done when the next one is asked for. ``unit``: what they are, in the plural."""
     done = counter(len(items), unit)

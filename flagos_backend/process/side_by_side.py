@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import TypeVar
 
 from flagos_backend.process import interrupts, progress
@@ -26,9 +26,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def side_by_side(function: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
-    """``function`` of each item, in order, ``device`` being the current one of each thread. Raises what the first
-    failing call raises."""
+def side_by_side(
+    function: Callable[[T], R],
+    items: Sequence[T],
+    device: torch.device,
+    then: Callable[[int], object] = lambda number: None,
+) -> list[R]:
+    """``function`` of each item, in order, ``device`` being the current one of each thread. ``then`` is called in this
+    thread with the number of each item that is done, while others go on. Raises what the first failing call raises,
+    and what ``then`` does."""
     threads = min(len(items), _threads())
     done = progress.counter(len(items), "kernels")
 
@@ -41,13 +47,21 @@ def side_by_side(function: Callable[[T], R], items: Sequence[T], device: torch.d
 
     # An interpreter that ends still runs exit handlers, but starts no threads.
     if threads < 2 or not threading.main_thread().is_alive():
-        return [call(item) for item in items]
+        results = []
+        for number, item in enumerate(items):
+            results.append(call(item))
+            then(number)
+        return results
     workers: list[threading.Thread] = []
     pool = ThreadPoolExecutor(threads, "flagos-compile", initializer=lambda: workers.append(threading.current_thread()))
     futures: list[Future[R]] = []
     try:
         for item in items:
             futures.append(pool.submit(call, item))  # one by one: an interrupt then finds what was begun
+        numbers = {future: number for number, future in enumerate(futures)}
+        for future in as_completed(futures):
+            future.result()
+            then(numbers[future])
         results = [future.result() for future in futures]
     except Exception:
         pool.shutdown(cancel_futures=True)

@@ -14,6 +14,7 @@ import jax
 
 from flagos_backend.frontends.jax import jax_internals
 from flagos_backend.frontends.jax.compile_options import CompileOptions, parse
+from flagos_backend.frontends.jax.constants import Without, put_back, take_out
 from flagos_backend.frontends.jax.errors import MalformedGraph, UnknownProgramFormat, UnsupportedArrayLayout
 from flagos_backend.frontends.jax.partition import Partitioned, partition
 from flagos_backend.importer import schema
@@ -52,13 +53,16 @@ def convert(format: str, code: bytes, compile_options: bytes) -> bytes:
 
 
 def _from_stablehlo(code: bytes, options: CompileOptions) -> _Converted:
+    # Partitioned, constants are parts of themselves.
+    alone = options.num_partitions == 1
     try:
-        module = jax_internals.stablehlo_to_hlo(code)
+        without = take_out(code) if alone else Without(code, ())
+        module = jax_internals.stablehlo_to_hlo(without.code)
     except RuntimeError as error:
         raise _malformed("StableHLO", error) from error
-    argument_kinds, output_kinds = _memory_kinds(code)
-    if options.num_partitions == 1 and not _has_sharding_constructs(module):
-        return _Converted(module, (), (), argument_kinds, output_kinds)
+    argument_kinds, output_kinds = _memory_kinds(without.code)
+    if alone and not _has_sharding_constructs(module):
+        return _Converted(put_back(module, without.constants), (), (), argument_kinds, output_kinds)
     return _partitioned(partition(code, options), options, argument_kinds, output_kinds)
 
 
@@ -161,11 +165,8 @@ def _envelope(converted: _Converted, options: CompileOptions, compile_options: b
     )
     serialized: bytes = program.SerializeToString()
     # The module goes in as the bytes that it is: parsing a model's constants only to write them again takes seconds.
-    return serialized + _length_delimited(_MODULE_FIELD, converted.module)
-
-
-def _length_delimited(field: int, data: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(data)) + data
+    head = _varint(_MODULE_FIELD << 3 | 2) + _varint(len(converted.module))
+    return b"".join((serialized, head, converted.module))
 
 
 def _varint(value: int) -> bytes:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import io
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 
 from flagos_backend.frontends.jax.errors import JaxApiChanged
 
@@ -415,6 +419,68 @@ def parse_stablehlo(code: bytes) -> Any:
         return ir.Module.parse(code, context)
     module = lookup("jaxlib._jax", "mlir.deserialize_portable_artifact")(code, context)
     return ir.Module.parse(module, context) if isinstance(module, str | bytes) else module
+
+
+def bytecode_of(operation: Any) -> bytes:
+    """MLIR bytecode of an operation and what is inside it."""
+    stream = io.BytesIO()
+    operation.operation.write_bytecode(stream)
+    return stream.getvalue()
+
+
+def constants_of(module: Any, min_elements: int) -> list[Any]:
+    """The stablehlo.constant operations of an MLIR module with so many elements or more, in order."""
+    ir = lookup("jax._src.lib.mlir", "ir")
+    found = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name == "stablehlo.constant":
+            kind = operation.results[0].type
+            if kind.has_static_shape and math.prod(kind.shape) >= min_elements:
+                found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def elements_of(constant: Any, dtype: np.dtype[Any]) -> memoryview | None:
+    """The bytes of a stablehlo.constant's elements, of ``dtype``, row major; valid as long as the module is. None for
+    a splat, and where this jaxlib does not show them."""
+    ir = lookup("jax._src.lib.mlir", "ir")
+    kind = constant.results[0].type
+    size = math.prod(kind.shape) * dtype.itemsize
+    value = constant.attributes["value"]
+    if getattr(value, "is_splat", True):
+        return None
+    with suppress(BufferError, TypeError):  # not of every type
+        return memoryview(value).cast("B")
+
+    def written(value: Any) -> bytes:
+        # An operation of its own: one inside a region cannot be written alone.
+        alone = ir.Operation.create(constant.name, results=[kind], attributes={"value": value})
+        return bytecode_of(alone)
+
+    with kind.context, ir.Location.unknown():
+        before = written(value)
+        # Where they are, others show that take their place.
+        sample = np.resize(np.arange(251, dtype=np.uint8), size)
+        after = written(ir.DenseElementsAttr.get(sample.view(dtype), type=kind.element_type, shape=kind.shape))
+    text = sample.tobytes()
+    start = after.find(text)
+    same = start >= 0 and len(after) == len(before)
+    same = same and (after[:start], after[start + size :]) == (before[:start], before[start + size :])
+    return memoryview(before)[start : start + size] if same else None
+
+
+def replace_by_call(constant: Any, target: str, config: str) -> None:
+    """Puts a stablehlo.custom_call without operands in an operation's place."""
+    ir = lookup("jax._src.lib.mlir", "ir")
+    with constant.context, constant.location, ir.InsertionPoint(constant):
+        text = {"call_target_name": ir.StringAttr.get(target), "backend_config": ir.StringAttr.get(config)}
+        call = ir.Operation.create("stablehlo.custom_call", results=[constant.results[0].type], attributes=text)
+    constant.results[0].replace_all_uses_with(call.results[0])
+    constant.erase()
 
 
 def rename_module(module: Any, name: str) -> str:

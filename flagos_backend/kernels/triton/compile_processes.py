@@ -336,7 +336,8 @@ def ahead() -> Iterator[None]:
 
 
 def install(compiler: Any) -> None:
-    """Has ``compiler``, Triton's module triton.compiler, ask the processes first."""
+    """Has ``compiler``, Triton's module triton.compiler, ask the processes first, and kernels have their names."""
+    compile_server.name_by_content()
     if not hasattr(compiler.compile, "__wrapped__"):
         compiler.compile = _by_processes(compiler.compile)
 

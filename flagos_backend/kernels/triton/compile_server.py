@@ -9,6 +9,7 @@ ends, and when nobody has asked them for anything for a while.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import importlib.util
 import json
@@ -110,6 +111,7 @@ def prepare(package: str, target: list[Any]) -> None:
     from triton.compiler import ASTSource, compile
     from triton.runtime import cache
 
+    name_by_content()
     for name in _FUNCTIONS:
         importlib.import_module(f"{package}.{name}")
     kernels = importlib.import_module(f"{package}.kernels.triton.compile_server_kernels")
@@ -125,6 +127,23 @@ def prepare(package: str, target: list[Any]) -> None:
                 del os.environ["TRITON_CACHE_DIR"]
             else:
                 os.environ["TRITON_CACHE_DIR"] = before
+
+
+def name_by_content() -> None:
+    """Has Triton name a kernel by what it is alone. It takes constants that a function reads into the name of who calls
+    it, but only if that function had a name before: names then go by the order in which kernels were met."""
+    from triton.runtime.jit import DependenciesFinder
+
+    update: Any = getattr(DependenciesFinder, "_update_hash", None)
+    if update is None or hasattr(update, "__wrapped__"):
+        return
+
+    @functools.wraps(update)
+    def update_hash(self: Any, function: Any) -> None:
+        _ = function.cache_key  # after which it says which constants it reads
+        update(self, function)
+
+    DependenciesFinder._update_hash = update_hash
 
 
 def work(connection: Connection, server: int, idle: float, modules: dict[str, ModuleType]) -> None:

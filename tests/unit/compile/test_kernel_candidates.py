@@ -53,7 +53,7 @@ def test_nothing_new_is_needed_while_a_plan_is_built(
         made.append(what)
         return candidates(what, *arguments, **keywords)
 
-    def together(kernels: Sequence[RegionKernel], warm_ups: Mapping[str, object], device: torch.device) -> None:
+    def together(kernels: Sequence[RegionKernel], warm_ups: Any, device: torch.device, measurements: Any) -> None:
         assert kernels
         made.append(device)
 

@@ -25,7 +25,7 @@ from triton.compiler import ASTSource, CompilationError
 
 from flagos_backend.codegen.triton import sources
 from flagos_backend.devices.target import HOPPER, HOST
-from flagos_backend.kernels.triton import compile_processes, launching, swaps_kernels
+from flagos_backend.kernels.triton import compile_processes, compile_server, launching, swaps_kernels
 from flagos_backend.process import interrupts
 
 H100 = ("cuda", 90, 32)
@@ -90,6 +90,37 @@ def test_a_process_compiles_what_this_one_would(
     assert here == ["ttir"]
     assert kernel.asm["cubin"] == own.asm["cubin"]
     assert kernel.hash == own.hash
+
+
+def test_names_do_not_go_by_the_order_of_kernels(here: list[str], tmp_path: Path) -> None:
+    """Triton 3.6 and 3.7 take constants that a function reads into its callers' names, once it has its own."""
+    text = """import triton
+import triton.language as tl
+
+SHARED = tl.constexpr(0.5)
+
+
+@triton.jit
+def shared(x):
+    return x * SHARED
+
+
+@triton.jit
+def first(source):
+    tl.store(source, shared(tl.load(source)))
+
+
+@triton.jit
+def second(source):
+    tl.store(source, shared(tl.load(source)) + 1)
+"""
+    names = []
+    for number, order in enumerate((("first", "second"), ("second", "first"))):
+        file = tmp_path / f"order{number}.py"
+        file.write_text(text)
+        module = compile_server._load(f"order{number}", str(file))
+        names.append({function: getattr(module, function).cache_key for function in order})
+    assert names[0] == names[1]
 
 
 def test_more_threads_than_processes_share_them(here: list[str]) -> None:

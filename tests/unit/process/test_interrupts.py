@@ -99,6 +99,28 @@ def test_compilers_are_killed_where_ctrl_c_comes_before_all_are_submitted(monkey
     assert [child.wait(60) for child in children] == [-signal.SIGKILL]
 
 
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_what_is_done_is_told_while_others_go_on(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(side_by_side.THREADS, threads)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: _Devices)
+    torch_loading.load()
+    told, seen = threading.Event(), []
+
+    def compile_kernel(number: int) -> int:
+        if number == 1:
+            assert told.wait(60)
+        return -number
+
+    def tell(number: int) -> None:
+        seen.append((number, threading.current_thread()))
+        if number == 0:
+            told.set()
+
+    assert side_by_side.side_by_side(compile_kernel, range(4), torch.device("cpu"), tell) == [0, -1, -2, -3]
+    assert sorted(number for number, _ in seen) == [0, 1, 2, 3]
+    assert {thread for _, thread in seen} == {threading.current_thread()}
+
+
 def test_compilers_that_are_processes_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(side_by_side.THREADS, "2")
     monkeypatch.setattr(torch, "get_device_module", lambda device: _Devices)

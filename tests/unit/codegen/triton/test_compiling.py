@@ -37,8 +37,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[torch.dty
             raise RuntimeError("no such type")
         seen.append((function.__name__, tuple(arguments)))
 
+    def together(
+        function: Callable[[Any], str], items: Sequence[Any], device: object, then: Callable[[int], object]
+    ) -> list[str]:
+        found = []
+        for number, item in enumerate(items):
+            found.append(function(item))
+            then(number)
+        return found
+
     monkeypatch.setattr(launching, "compile_only", compile_only)
-    monkeypatch.setattr(compiling, "side_by_side", lambda function, items, device: [function(item) for item in items])
+    monkeypatch.setattr(compiling, "side_by_side", together)
     return seen
 
 
@@ -71,6 +80,31 @@ def test_what_takes_longest_begins_first(compiled: list[Any]) -> None:
     assert compiled[0] == "library"
     assert [name for name, _ in compiled[1:]] == ["kernel", "finish", "kernel", "kernel"]
     assert len(short.source) < len(long.source) < len(parts.source)
+
+
+def test_what_is_measured_waits_for_its_own_kernels_alone(compiled: list[Any]) -> None:
+    short, long = kernel_of(jnp.negative, f32(512)), kernel_of(lambda x: jnp.tanh(x) * jnp.exp(x) + 1, f32(512, 512))
+    seen: dict[str, int] = {}
+
+    def measure(name: str) -> Callable[[], object]:
+        return lambda: seen.setdefault(name, len(compiled))
+
+    def fail() -> None:
+        seen["fails"] = len(compiled)
+        raise RuntimeError("cannot run")
+
+    measurements = [
+        compiling.Measurement(measure("all"), (short, long), ["library"]),
+        compiling.Measurement(measure("short"), (short,)),
+        compiling.Measurement(fail, (long,)),
+        compiling.Measurement(measure("long"), (long,), ["library"]),
+        compiling.Measurement(measure("library"), (), ["library"]),
+        compiling.Measurement(measure("nothing")),
+    ]
+    library = {"library": lambda: compiled.append("library")}
+    compiling.warm_up_together((short, long), library, torch.device("cuda"), measurements)
+    assert seen == {"library": 1, "nothing": 1, "fails": 2, "long": 2, "short": 3, "all": 3}
+    assert len(compiled) == 3
 
 
 def test_what_fails_is_left_to_the_first_run(compiled: list[Any], caplog: pytest.LogCaptureFixture) -> None:
