@@ -20,6 +20,7 @@ from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.donation import resolve_donation
 from flagos_backend.passes.dot_to_multiply import dot_to_multiply
 from flagos_backend.passes.dot_to_reduce import dot_to_reduce
+from flagos_backend.passes.expand_ragged_dots import expand_ragged_dots
 from flagos_backend.passes.fold_constants import fold_constants
 from flagos_backend.passes.hoist_gathers import hoist_gathers
 from flagos_backend.passes.hoist_invariants import hoist_invariants
@@ -61,7 +62,15 @@ def _simplification(target: Target) -> Pipeline:
     def if_conversion(module: Module, _: PassContext) -> Module:
         return convert_conditionals_to_selects(module, operations=target.untaken_operations)
 
+    def ragged_dots(module: Module, _: PassContext) -> Module:
+        return expand_ragged_dots(module, target)
+
     return (
+        Pass(
+            "expand_ragged_dots",
+            ragged_dots,
+            "products and masks that fuse, where no library computes one; leaves calls",
+        ),
         Pass("inline_calls", of_module(inline_calls), "passes and fusion see through calls"),
         Pass(
             "conditional_to_select",

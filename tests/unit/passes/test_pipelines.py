@@ -50,11 +50,11 @@ def test_report_says_what_each_pass_did():
     ran = [report.name for report in result.reports]
     assert ran == [name for name in names(cpu_pipeline()) if name in ran]
     first, second = result.reports[:2]
-    assert (first.name, second.name) == ("trivial_collectives", "inline_calls")
+    assert (first.name, second.name) == ("trivial_collectives", "expand_ragged_dots")
     assert second.changed and not first.changed
     assert first.instructions_before == sum(len(c.instructions) for c in module.computations())
     assert result.reports[-1].instructions_after == sum(len(c.instructions) for c in result.module.computations())
-    assert str(second).startswith("inline_calls: ")
+    assert str(second).startswith("expand_ragged_dots: ")
 
 
 def test_a_second_run_changes_nothing():
