@@ -177,6 +177,7 @@ def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pi
     from flagos_backend.passes.accelerator.canonicalize_convolutions import canonicalize_convolutions
     from flagos_backend.passes.accelerator.contracting_dims_minor import contracting_dimensions_minor
     from flagos_backend.passes.accelerator.pack_argminmax import pack_argminmax
+    from flagos_backend.passes.accelerator.swap_dot_operands import swap_dot_operands
     from flagos_backend.passes.attention.join_choices import join_choices
     from flagos_backend.passes.attention.match import match_attention
     from flagos_backend.passes.attention.sink_invariants import sink_invariants
@@ -227,6 +228,12 @@ def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pi
             "split_complex_sums",
             of_module(split_complex_sums),
             "loop nests compute with complex numbers, and reduce floats; both sums fuse",
+        ),
+        Pass(
+            "swap_dot_operands",
+            of_module(swap_dot_operands),
+            "a product is written as it is read, without a transpose after it",
+            after=(DCE,),
         ),
         Pass(
             "contracting_dimensions_minor",

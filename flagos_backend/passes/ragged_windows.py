@@ -31,7 +31,7 @@ _FITS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """``count`` windows of ``rows`` each. Those of all rows are one for each group, and a mask tells whose row is whose.
+    """``count`` windows of ``rows`` each. Those of all rows are one for each group; a mask tells whose row is whose.
     ``unrolled``: written one after another, which windows of all rows may be."""
 
     rows: int
