@@ -1,5 +1,5 @@
-"""A transpose of a dot that makes rows of columns is the dot of the operands in the other order, as gradients of weights
-are: no array is written twice.
+"""A transpose of a dot that makes rows of columns is the dot of the operands in the other order: the array is written
+once, as gradients of weights are wanted.
 
 Before contracting_dims_minor.py, which lays out operands and leaves their order.
 """
