@@ -80,7 +80,8 @@ def windows_for(ragged: RaggedDot, target: Target) -> Windows:
 
     def seconds(windows: Windows) -> float:
         moved = windows.rows * work.row_bytes + _MATRIX_MOVES * work.matrix_bytes
-        return windows.count * (roofline.seconds(windows.rows * work.row_flops, moved) + step)
+        # One after the other: a matrix is moved before it is multiplied.
+        return windows.count * (roofline.seconds(windows.rows * work.row_flops, 0) + roofline.seconds(0, moved) + step)
 
     cut = (Windows(1 << power, most_windows(ragged, 1 << power)) for power in range((ragged.length - 1).bit_length()))
     return min((whole, *cut), key=seconds)
