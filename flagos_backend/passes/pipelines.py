@@ -20,6 +20,7 @@ from flagos_backend.passes.dce import eliminate_dead_code
 from flagos_backend.passes.donation import resolve_donation
 from flagos_backend.passes.dot_to_multiply import dot_to_multiply
 from flagos_backend.passes.dot_to_reduce import dot_to_reduce
+from flagos_backend.passes.expand_ragged_dots import expand_ragged_dots
 from flagos_backend.passes.fold_constants import fold_constants
 from flagos_backend.passes.hoist_gathers import hoist_gathers
 from flagos_backend.passes.hoist_invariants import hoist_invariants
@@ -61,7 +62,15 @@ def _simplification(target: Target) -> Pipeline:
     def if_conversion(module: Module, _: PassContext) -> Module:
         return convert_conditionals_to_selects(module, operations=target.untaken_operations)
 
+    def ragged_dots(module: Module, _: PassContext) -> Module:
+        return expand_ragged_dots(module, target)
+
     return (
+        Pass(
+            "expand_ragged_dots",
+            ragged_dots,
+            "products and masks that fuse, where no library computes one; leaves calls",
+        ),
         Pass("inline_calls", of_module(inline_calls), "passes and fusion see through calls"),
         Pass(
             "conditional_to_select",
@@ -168,6 +177,7 @@ def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pi
     from flagos_backend.passes.accelerator.canonicalize_convolutions import canonicalize_convolutions
     from flagos_backend.passes.accelerator.contracting_dims_minor import contracting_dimensions_minor
     from flagos_backend.passes.accelerator.pack_argminmax import pack_argminmax
+    from flagos_backend.passes.accelerator.swap_dot_operands import swap_dot_operands
     from flagos_backend.passes.attention.join_choices import join_choices
     from flagos_backend.passes.attention.match import match_attention
     from flagos_backend.passes.attention.sink_invariants import sink_invariants
@@ -218,6 +228,12 @@ def accelerator_pipeline(target: Target, *, own_participants: bool = True) -> Pi
             "split_complex_sums",
             of_module(split_complex_sums),
             "loop nests compute with complex numbers, and reduce floats; both sums fuse",
+        ),
+        Pass(
+            "swap_dot_operands",
+            of_module(swap_dot_operands),
+            "a product is written as it is read, without a transpose after it",
+            after=(DCE,),
         ),
         Pass(
             "contracting_dimensions_minor",

@@ -244,6 +244,12 @@ def lower_function(function: Callable[..., Any], *, multiple_results: bool = Tru
     return rule
 
 
+def lower_ragged_dot(ctx: Any, *operands: Any, **parameters: Any) -> Any:
+    """A product of ragged groups as one instruction, which JAX lowers to where its flag asks for it."""
+    with lookup("jax._src.config", "jax_ragged_dot_use_ragged_dot_instruction")(True):
+        return lookup("jax._src.lax.lax", "_ragged_dot_general_lower")(ctx, *operands, **parameters)
+
+
 def ir_types(ctx: Any, avals: Iterable[Any]) -> list[Any]:
     """The MLIR types of abstract values, one each."""
     convert = lookup("jax._src.interpreters.mlir", "aval_to_ir_type")

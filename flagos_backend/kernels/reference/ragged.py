@@ -12,6 +12,7 @@ from flagos_backend.errors import UnsupportedAttribute
 from flagos_backend.ir.attributes import DotAttributes, RaggedDotAttributes
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.ir.ragged_dots import ragged_dot_of
 from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.reference.registry import Kernel, Run, kernel, prepare
 from flagos_backend.process.torch_loading import Tensor, torch
@@ -72,9 +73,7 @@ class _Ragged:
         self.length = lhs.dims[self.ragged]
         # The sizes have the left operand's dimensions that stand before the ragged one, batch first; or only [g].
         self.prefix = tuple(range(sizes.rank - 1))
-        order = (*self.dot.lhs_batch, *(d for d in range(lhs.rank) if d not in self.dot.lhs_batch))
-        before = order[: order.index(self.ragged)]
-        self.aligned = before[len(before) - len(self.prefix) :] if self.prefix else ()
+        self.aligned = ragged_dot_of(instruction).prefix
 
     def masks(self, sizes: Tensor) -> list[Tensor]:
         """For each group, which of the left operand's elements it holds; broadcastable."""

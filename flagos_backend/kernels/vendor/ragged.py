@@ -11,7 +11,8 @@ from collections.abc import Callable
 from flagos_backend.devices.target import Target
 from flagos_backend.ir.attributes import RaggedDotAttributes
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.ragged_dots import why_not_grouped
+from flagos_backend.ir.types import ArrayShape
 from flagos_backend.kernels.implementation import Variant
 from flagos_backend.kernels.reference.ragged import boundaries
 from flagos_backend.kernels.reference.registry import Run
@@ -19,32 +20,11 @@ from flagos_backend.process.torch_loading import Tensor, torch
 
 # Rows and the arrays themselves begin at multiples of as many bytes.
 _ALIGNMENT = 16
-_MULTIPLE = _ALIGNMENT // ElementType.BF16.bytes
 
 
 def unsupported(instruction: Instruction, target: Target) -> str:
     """Why ATen's grouped product does not compute it, or ""."""
-    if not target.has_grouped_products:
-        return "ATen has no grouped product for this chip"
-    attributes = instruction.attributes_as(RaggedDotAttributes)
-    dot = attributes.dot
-    lhs, rhs, sizes, result = (value.shape for value in (*instruction.operands, instruction))
-    shapes = [shape for shape in (lhs, rhs, sizes, result) if isinstance(shape, ArrayShape)]
-    if len(shapes) != 4 or any(shape.element_type is not ElementType.BF16 for shape in (*shapes[:2], shapes[3])):
-        return "its operands and its result are not all bf16"
-    of_lhs, of_rhs, of_sizes, _ = shapes
-    if dot.lhs_batch or of_sizes.rank != 1 or of_lhs.rank != 2 or len(dot.lhs_contracting) != 1:
-        return "it is no grouped product of matrices"
-    if any(shape.num_elements == 0 for shape in shapes):
-        return "there is nothing to compute"
-    if attributes.lhs_ragged == dot.lhs_contracting:
-        # A group begins anywhere along this dimension, where rows of the others have to begin.
-        if of_rhs.rank != 2 or (*dot.lhs_contracting, *dot.rhs_contracting) != (0, 0):
-            return "groups do not begin where rows do"
-    elif of_rhs.rank != 3 or attributes.rhs_group == (2,):
-        return "it is no grouped product of matrices"
-    minor = (of_lhs.dims[-1], of_rhs.dims[-1])
-    return "" if all(size % _MULTIPLE == 0 for size in minor) else f"rows are no multiples of {_MULTIPLE} elements"
+    return why_not_grouped(instruction) if target.has_grouped_products else "ATen has no grouped product for this chip"
 
 
 def variants(instruction: Instruction, target: Target) -> tuple[Variant, ...]:

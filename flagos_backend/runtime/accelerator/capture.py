@@ -24,8 +24,8 @@ from flagos_backend.runtime.plan import Plan
 
 # torch's allocations are aligned so, and kernels are chosen for it.
 _ALIGNMENT = 512
-# What captures may take for moving their arrays around, and how far from one another moves need not be.
-_MOVED_BYTES, _LARGEST_UNIT = 256 << 20, 1 << 20
+# How far from one another moves need not be.
+_LARGEST_UNIT = 1 << 20
 # What a step is told whose capture was broken before: by another thread, as it is not the step that broke it.
 _INVALIDATED = "due to a previous error during capture"
 # begin, bytes
@@ -57,23 +57,28 @@ class Captures:
 
 # In which the three captures may be made. What a stack leaves may follow the iterations, as if it followed the places.
 ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2))
+# An order, and what the captures may take for moving their arrays around. Moves in less memory are shorter, so that
+# more of what a stack left may be one: what a comparison then refuses is captured again with longer ones.
+Attempt = tuple[tuple[int, int, int], int]
+ATTEMPTS: tuple[Attempt, ...] = ((ORDERS[0], 32 << 20), *((order, 256 << 20) for order in ORDERS))
 
 
 def capture(
     plan: Plan,
     run: Run,
     conditionals: NativeConditionals | None = None,
-    order: tuple[int, int, int] = ORDERS[0],
+    attempt: Attempt = ATTEMPTS[0],
 ) -> Captures:
-    """Captures ``plan``, which has run before, with its arrays at their first, second and first places, in ``order``.
-    Nothing is computed.
+    """Captures ``plan``, which has run before, with its arrays at their first, second and first places, in the order of
+    ``attempt``. Nothing is computed.
 
     ``conditionals``: for a plan in which data decides what runs. Raises CaptureRefused.
     """
     shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
     # One piece of memory serves for all arrays, as nothing reads it; each has addresses of its own in it.
     sizes = [shape.num_bytes for shape in shapes]
-    first_places, second_places = _places(sizes)
+    order, moved_bytes = attempt
+    first_places, second_places = _places(sizes, moved_bytes)
     ends = (place + size for place, size in zip(second_places, sizes, strict=True))
     arena = torch.empty(max(ends, default=0), dtype=torch.uint8, device=run.device)
     places = (first_places, second_places, first_places)
@@ -96,11 +101,11 @@ def capture(
     return Captures(first, tuple(map(checked, others)), arrays, lambda memory: checked(recorded(0, memory)))
 
 
-def _places(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+def _places(sizes: Sequence[int], moved_bytes: int) -> tuple[list[int], list[int]]:
     """Where arrays of ``sizes`` bytes lie first, and second. Each moves by another distance, so that the distance tells
     which one an address belongs to. The larger ones move less, for which less memory is enough."""
     count = len(sizes)
-    unit = _unit_of_moves(count)
+    unit = _unit_of_moves(count, moved_bytes)
     first = [number * _ALIGNMENT for number in range(count)]
     second = list(first)
     for rank, number in enumerate(sorted(range(count), key=lambda number: -sizes[number])):
@@ -108,10 +113,10 @@ def _places(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     return first, second
 
 
-def _unit_of_moves(count: int) -> int:
+def _unit_of_moves(count: int, moved_bytes: int) -> int:
     """Moves are multiples of it: small numbers that a stack left, and that change, are then no moves, in elements of
     whatever size."""
-    wanted = _MOVED_BYTES // max(2 * count, 1)
+    wanted = moved_bytes // max(2 * count, 1)
     return max(_ALIGNMENT, min(1 << max(wanted.bit_length() - 1, 0), _LARGEST_UNIT))
 
 

@@ -11,7 +11,7 @@ from flagos_backend.collectives import Communicator
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.process.torch_loading import torch
-from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, NativeGraph, Recording, capture
+from flagos_backend.runtime.accelerator.capture import ATTEMPTS, Attempt, Captures, NativeGraph, Recording, capture
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
 from flagos_backend.runtime.accelerator.memory import give_back, shared_memory
 from flagos_backend.runtime.accelerator.warm_up import warm_up
@@ -81,9 +81,9 @@ class GraphRecorder:
 
     def __call__(self, plan: Plan) -> GraphReplay:
         reason = ""
-        for order in ORDERS:
+        for attempt in ATTEMPTS:
             try:
-                return self._recorded(plan, order)
+                return self._recorded(plan, attempt)
             except RuntimeError as error:
                 reason = str(error)
         raise CaptureRefused(reason=reason)
@@ -91,8 +91,8 @@ class GraphRecorder:
     def warm_up(self, plan: Plan) -> None:
         warm_up(plan, self._run)
 
-    def _recorded(self, plan: Plan, order: tuple[int, int, int]) -> GraphReplay:
-        captures = capture(plan, self._run, self._used_conditionals, order)
+    def _recorded(self, plan: Plan, attempt: Attempt) -> GraphReplay:
+        captures = capture(plan, self._run, self._used_conditionals, attempt)
         graphs = captures.graphs
         proof = self._native.compare(self._conditionals.accelerator, graphs, captures.arrays)
         captures.others = ()  # before there is another

@@ -22,7 +22,7 @@ from flagos_backend.importer import import_module
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.runtime.accelerator import capture as capture_module
 from flagos_backend.runtime.accelerator import memory as memory_module
-from flagos_backend.runtime.accelerator.capture import ORDERS, Captures, capture
+from flagos_backend.runtime.accelerator.capture import ATTEMPTS, Attempt, Captures, capture
 from flagos_backend.runtime.accelerator.conditional import ConditionalRecorder, NativeConditionals
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay, NativeReplays
 from flagos_backend.runtime.accelerator.memory import GraphMemory, shared_memory
@@ -350,10 +350,11 @@ def test_a_capture_that_breaks_names_its_step() -> None:
 
 
 @pytest.mark.usefixtures("host_graphs")
-@pytest.mark.parametrize("order", ORDERS)
-def test_places_do_not_depend_on_the_iterations(order: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=str)
+def test_places_do_not_depend_on_the_iterations(attempt: Attempt) -> None:
+    order, _ = attempt
     with torch.inference_mode():
-        captures = capture(plan_of(TEXT), Run(device=DEVICE), order=order)
+        captures = capture(plan_of(TEXT), Run(device=DEVICE), attempt=attempt)
     # The number of a graph says when it was captured.
     assert [handle for handle, _, _ in captures.graphs] == [order.index(number) + 1 for number in range(3)]
     assert captures.first.overwritten == (-1, 1, -1)
@@ -396,15 +397,15 @@ class _Native:
 
 
 @pytest.mark.usefixtures("host_graphs")
-@pytest.mark.parametrize("refusals", [0, 1, 2, 3])
-def test_what_cannot_be_patched_is_captured_in_other_orders(refusals: int) -> None:
+@pytest.mark.parametrize("refusals", [0, 1, 2, 3, 4])
+def test_what_cannot_be_patched_is_captured_by_longer_moves_and_in_other_orders(refusals: int) -> None:
     native = _Native(proofs=refusals)
-    if refusals < len(ORDERS):
+    if refusals < len(ATTEMPTS):
         assert str(native.record()) == "a graph of 5 nodes with 3 addresses"
     else:
         with pytest.raises(CaptureRefused, match="node 7 depends"):
             native.record()
-    assert len(native.compared) == min(refusals + 1, len(ORDERS))
+    assert len(native.compared) == min(refusals + 1, len(ATTEMPTS))
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -431,8 +432,8 @@ def test_what_is_not_proven_of_the_shared_one_stays_in_memory_of_its_own(pools: 
     reason = "node 3 of graph 4 is not what it was"
     assert str(kept) == f"a graph of 5 nodes with 3 addresses, in memory of its own ({reason})"
     assert native.replayed == [1] and [pool for pool, uses in pools.uses.items() if uses] == [(0, 1)]
-    with pytest.raises(CaptureRefused, match="node 3 of graph 14 is"):
-        _Native(graphs=(5, 8, 9, 12, 14, 16)).record()  # each order's fourth, then its first
+    with pytest.raises(CaptureRefused, match="node 3 of graph 18 is"):
+        _Native(graphs=(5, 8, 9, 12, 13, 16, 18, 20)).record()  # each attempt's fourth, then its first
 
 
 @pytest.mark.usefixtures("host_graphs")
@@ -503,10 +504,23 @@ def test_memory_is_given_back_while_nobody_captures(host_graphs: None, monkeypat
     assert alone == [True] and not device_lock.locked()
 
 
+@pytest.mark.parametrize("count", [1, 2, 55, 1000])
+def test_the_first_moves_are_within_little_memory(count: int, rng: np.random.Generator) -> None:
+    """And those that follow are of a megabyte and more, while there are few arrays."""
+    sizes = [int(size) for size in rng.integers(0, 8 << 20, count)]
+    first, second = capture_module._places(sizes, ATTEMPTS[0][1])
+    ends = [place + size for place, size in zip(second, sizes, strict=True)]
+    assert max(ends) <= max(sizes) + (32 << 20) + count * 512
+    for _, moved_bytes in ATTEMPTS[1:]:
+        first, second = capture_module._places(sizes, moved_bytes)
+        least = min(after - before for before, after in zip(first, second, strict=True))
+        assert least >= count * min(1 << 20, (256 << 20) // (4 * count))
+
+
 def test_no_other_order_of_the_moves_needs_less_memory(rng: np.random.Generator) -> None:
     count = 5
     sizes = [int(size) for size in rng.integers(0, 8 << 20, count)]
-    first, second = capture_module._places(sizes)
+    first, second = capture_module._places(sizes, 256 << 20)
     moves = [after - before for before, after in zip(first, second, strict=True)]
     assert len(set(moves)) == count
     # Beyond what the distance of two arrays changes by.
