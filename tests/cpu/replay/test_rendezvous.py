@@ -207,10 +207,10 @@ def test_a_launch_that_fails_fails_for_all(
     steps.run_until(lambda: len(driver.launches) > 0)
     note = bridge.Runner.launched
 
-    def failing(self: bridge.Runner, local_ordinal: int) -> None:
+    def failing(self: bridge.Runner, local_ordinal: int) -> float:
         if local_ordinal == 1:
             raise RuntimeError("the second device is lost")
-        note(self, local_ordinal)
+        return note(self, local_ordinal)
 
     weights = jax.tree.map(jnp.copy, steps.weights)
     with monkeypatch.context() as patch:
