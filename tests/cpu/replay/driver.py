@@ -44,7 +44,8 @@ class Driver:
     """``launches``: the plans launched, in order, but for those recorded kernel by kernel. ``refuse``: to patch graphs
     of the plan, or the kernel, of that number. ``stream``: the current one. ``captures_in``: the threads that capture.
     ``by_kernel``: record all plans so, with their temporaries in ``pools``. ``events``: kernels are captured between
-    nodes of events, as collectives are. ``keeps_addresses``: of what collectives are given, elsewhere than in graphs."""
+    nodes of events, as collectives are. ``keeps_addresses``: the addresses of what collectives are given are elsewhere
+    than in graphs."""
 
     def __init__(self) -> None:
         self._library = _build()
