@@ -418,15 +418,16 @@ class Runner:
             return (division.summary(),)
         return division.summary(), whole, whole.handle, whole.overwritten
 
-    def launched(self, local_ordinal: int) -> None:
-        """The device was given the whole program as it was recorded, in which it meets others."""
+    def launched(self, local_ordinal: int) -> float:
+        """The device was given the whole program as it was recorded, in which it meets others. Returns for how many
+        seconds nobody has to say so again."""
         assert self._peers is not None
         program = self._compiled.program
         run = self._alone[local_ordinal]
         run = replace(run, num_replicas=program.num_replicas, num_partitions=program.num_partitions)
         rendezvous = run.rendezvous(self._compiled.module.name)
         with discovery.opened(local_ordinal).guard():
-            self._peers.launched(rendezvous, self._devices)
+            return self._peers.launched(rendezvous, self._devices)
 
     def _launched(self, local_ordinal: int) -> Run:
         """A launch as what is recorded of it may read it."""

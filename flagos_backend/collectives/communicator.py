@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.process.torch_loading import Tensor, torch
@@ -54,6 +54,24 @@ class Rendezvous:
         return self.participants.index(self.participant)
 
 
+class Places(Protocol):
+    """The arrays of a launch that is recorded, which lie somewhere else when the record is repeated."""
+
+    def moves(self, array: Tensor) -> bool:
+        """Whether the array is one of them, or a part of one."""
+        ...
+
+    def stand_in(self, array: Tensor) -> Tensor | None:
+        """What a transport may be given for such an array: dense, of its shape, at an address of its own. What is
+        recorded is used only if that address is found in it, and so can be replaced by the array's. None: there is
+        none for this array, or another operation has it."""
+        ...
+
+    def stands_for(self, result: Tensor, array: Tensor) -> bool:
+        """Whether ``result`` lies in what stands in for all of ``array``."""
+        ...
+
+
 class Communicator(ABC):
     """All operations block until every participant of the rendezvous has come, and raise when one of them cannot.
 
@@ -70,10 +88,17 @@ class Communicator(ABC):
         """Seconds that collectives wait which the native side carries out without this object; 0: there are none."""
         return 0.0
 
-    def recorded(self, moves: Callable[[Tensor], bool]) -> Communicator:
-        """For a launch that one device records by itself: nothing waits for another. ``moves``: whether an array may
-        lie somewhere else when the record is repeated."""
+    def recorded(self, places: Places) -> Communicator:
+        """For a launch that one device records by itself: nothing waits for another."""
         raise AssertionError(f"nothing is recorded where {self.no_recording}")
+
+    def into(self, output: Tensor) -> Communicator:
+        """For one operation with one result, which may be made in ``output``: dense, as large, and nobody else's."""
+        return self
+
+    def settled(self, result: Tensor, output: Tensor) -> Tensor:
+        """``output``, which has what the operation of ``into`` gave: without a copy where it was made there."""
+        return output if result.data_ptr() == output.data_ptr() else output.copy_(result)
 
     @abstractmethod
     def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:

@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, cast
 
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
@@ -20,7 +21,7 @@ from flagos_backend.collectives.flagcx import unlike_nccl
 from flagos_backend.collectives.multi_process import MultiProcessCommunicator
 from flagos_backend.collectives.options import timeout_seconds
 from flagos_backend.collectives.transport import Transport
-from flagos_backend.collectives.watchdog import Watchdog
+from flagos_backend.collectives.watchdog import Event, Watchdog
 from flagos_backend.devices.process_groups import FLAGCX, backend_for, make_backend, members_text, reason_of
 from flagos_backend.devices.vendors import product_of, vendor_of
 from flagos_backend.errors import CollectiveAborted, CollectiveOverdue, RendezvousFailed, StatusCode
@@ -228,32 +229,54 @@ class ContextPeers:
         with self._lock:
             self._raise_if_aborted(rendezvous)
 
-    def launched(self, rendezvous: Rendezvous, devices: Sequence[int]) -> None:
-        """A graph was enqueued in which these devices meet; no transport sees it."""
+    def launched(self, rendezvous: Rendezvous, devices: Sequence[int]) -> float:
+        """A graph was enqueued in which these devices meet; no transport sees it. Returns for how many seconds whoever
+        enqueues more of it on this device need not say so."""
         member = self.member_of(devices[rendezvous.rank])
         with self._lock:
             found = [transport for (_, of), transport in self._transports.items() if of == member]
-        if found:
-            self._note(max(found, key=lambda transport: transport.size), rendezvous.channel, timeout_seconds())
+        watchdog = self._watch()
+        if not found or watchdog is None:
+            return 0.0
+        transport, timeout = max(found, key=lambda transport: transport.size), timeout_seconds()
+        described = partial(self._describe, transport, rendezvous.channel, timeout)
+        return watchdog.follow(member, self._recorder(), described)
 
     def _note(self, transport: Transport, channel: object, timeout: float) -> None:
         """What the current device was given to do has to end in time."""
-        module = torch.get_device_module(self.device_type)
-        # Whoever waits for it sleeps; of the host there is nothing to wait for.
-        event = module.Event() if self.device_type == "cpu" else module.Event(blocking=True)
-        event.record()
-        late = f"the device has not come to its end, and {transport.backend} does not give up by itself"
+        event, watchdog = self._recorder()(), self._watch()
+        if watchdog is not None:
+            described = partial(self._describe, transport, channel, timeout)
+            watchdog.note(event, transport.members[transport.rank], described)
+
+    def _watch(self) -> Watchdog | None:
+        """None once all is over."""
         with self._lock:
             if self._reason:
-                return
+                return None
             if self._watchdog is None:
-                self._watchdog = Watchdog(timeout, self.abort)
-            watchdog = self._watchdog
-        watchdog.note(
-            event,
-            transport.members[transport.rank],
-            lambda: str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}")),
-        )
+                self._watchdog = Watchdog(timeout_seconds(), self.abort)
+            return self._watchdog
+
+    def _recorder(self) -> Callable[[], Event]:
+        """What records an event on the current device, whichever is the current one then."""
+        module = torch.get_device_module(self.device_type)
+        if self.device_type == "cpu":  # there is nothing to wait for
+            return cast("Callable[[], Event]", module.Event)
+        device = module.current_device()
+
+        def record() -> Event:
+            event = module.Event(blocking=True)  # whoever waits for it sleeps
+            with module.device(device):
+                event.record()
+            return cast("Event", event)
+
+        return record
+
+    @staticmethod
+    def _describe(transport: Transport, channel: object, timeout: float) -> str:
+        late = f"the device has not come to its end, and {transport.backend} does not give up by itself"
+        return str(CollectiveOverdue(**transport.facts(channel), reason=late, seconds=f"{timeout:g}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +304,7 @@ class _LaunchPeers:
         self.peers.check(rendezvous)
 
     def launched(self, rendezvous: Rendezvous) -> None:
+        # Segments say it each time.
         self.peers.launched(rendezvous, [self.devices[p] for p in rendezvous.participants])
 
     def abort(self, reason: str) -> None:

@@ -3,17 +3,22 @@ and one of them deals with the others. An accelerator deals for itself. Between 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from flagos_backend.collectives.communicator import Combine, Communicator, Reducer, Rendezvous
+from flagos_backend.collectives import nccl
+from flagos_backend.collectives.communicator import Combine, Communicator, Places, Reducer, Rendezvous
 from flagos_backend.collectives.in_process import InProcessCommunicator
-from flagos_backend.collectives.transport import Transport, as_bytes, from_bytes, joined
+from flagos_backend.collectives.transport import Room, Transport, as_bytes, from_bytes, joined
 from flagos_backend.process.torch_loading import Tensor, torch
 
 Arrays = Sequence[Tensor]
 Value = TypeVar("Value")
+
+# Of so many members a collective of one array is one kernel, whose parameters say where it lies.
+MOST_LENT_TO: Final = 16
 
 
 class Peers(Protocol):
@@ -86,18 +91,30 @@ Across = Callable[[_Party, Sequence[Arrays]], Sequence[Any]]
 class MultiProcessCommunicator(Communicator):
     """One object serves one launch. Reductions combine each member's arrays in the order of ranks, then totals."""
 
-    def __init__(self, peers: Peers, moves: Callable[[Tensor], bool] | None = None) -> None:
-        """``moves``: of a launch that is recorded."""
+    def __init__(self, peers: Peers, places: Places | None = None) -> None:
+        """``places``: of a launch that is recorded."""
         self._peers = peers
         self._local = InProcessCommunicator()
-        self._moves = moves
+        self._places = places
+        self._output: Tensor | None = None
 
     @property
     def no_recording(self) -> str:  # type: ignore[override]
         return self._peers.no_recording
 
-    def recorded(self, moves: Callable[[Tensor], bool]) -> MultiProcessCommunicator:
-        return MultiProcessCommunicator(self._peers, moves)
+    def recorded(self, places: Places) -> MultiProcessCommunicator:
+        return MultiProcessCommunicator(self._peers, places)
+
+    def into(self, output: Tensor) -> MultiProcessCommunicator:
+        """The same launch."""
+        other = copy.copy(self)
+        other._output = output
+        return other
+
+    def settled(self, result: Tensor, output: Tensor) -> Tensor:
+        if self._places is not None and self._places.stands_for(result, output):
+            return output
+        return super().settled(result, output)
 
     def of_process(self, rendezvous: Rendezvous, value: Value) -> list[Value]:
         """What each participant that this process runs says, by rank; every one of them has to."""
@@ -248,13 +265,14 @@ class MultiProcessCommunicator(Communicator):
 
         def combine(mine: Sequence[Any], meet: Callable[[], None] = lambda: None) -> Sequence[Any]:
             transport = replace(self._peers.transport(rendezvous), meet=meet)
-            if self._moves is not None:
+            if self._output is not None and len(mine) == 1:
+                transport = replace(transport, room=Room(self._in_place_of(self._output, transport)))
+            if self._places is not None:
                 if transport.unlike_nccl:
                     raise RuntimeError(transport.unlike_nccl)  # it would begin now what is only recorded
-                transport = replace(transport, begun=lambda channel: None)
-                # A transport may note in memory of its own where an array lies, which nobody patches.
-                moves = self._moves
-                mine = [[a.clone() if moves(a) and not copies(transport, a) else a for a in arrays] for arrays in mine]
+                reduces = nccl.out_of_place(transport.group) if len(mine[0]) == 1 else None
+                transport = replace(transport, begun=lambda channel: None, reduces=reduces)
+                mine = [self._as_recorded(transport, arrays, copies) for arrays in mine]
             ranks = (tuple(r for r, own in enumerate(members) if own == member) for member in transport.members)
             return across(_Party(rendezvous, transport, tuple(ranks)), mine)
 
@@ -262,11 +280,34 @@ class MultiProcessCommunicator(Communicator):
         own = tuple(p for p, other in zip(rendezvous.participants, members, strict=True) if other == member)
         if own == here.participants:
             return self._local.exchange(here, contribution, combine)
-        if self._moves is not None:
+        if self._places is not None:
             return combine([contribution])[0]
         # What a transport has begun cannot be taken back: nobody of this process begins before all of it have come.
         self._local.barrier(here)
         return combine([contribution], lambda: self._local.barrier(here))[0]
+
+    def _as_recorded(
+        self, transport: Transport, arrays: Arrays, copies: Callable[[Transport, Tensor], bool]
+    ) -> Sequence[Tensor]:
+        """What the transport is given: it may note in memory of its own where an array lies, which nobody patches. So
+        it does where it begins many arrays at once, or meets many members."""
+        places = self._places
+        assert places is not None
+        is_alone = len(arrays) == 1
+
+        def given(array: Tensor) -> Tensor:
+            if not places.moves(array) or copies(transport, array):
+                return array
+            stand_in = places.stand_in(array) if is_alone and transport.size <= MOST_LENT_TO else None
+            return array.clone() if stand_in is None else stand_in
+
+        return [given(array) for array in arrays]
+
+    def _in_place_of(self, output: Tensor, transport: Transport) -> Tensor | None:
+        """Where the transport may put what belongs in ``output``."""
+        if self._places is None or not self._places.moves(output):
+            return output
+        return self._places.stand_in(output) if transport.size <= MOST_LENT_TO else None
 
 
 def _gather(party: _Party, mine: Sequence[Arrays]) -> list[list[Tensor]]:

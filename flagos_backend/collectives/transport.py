@@ -4,9 +4,10 @@ Under multi_process.py, which knows the participants of each member."""
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -38,6 +39,25 @@ _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.
 _BITWISE: Final = frozenset({Opcode.AND, Opcode.OR, Opcode.XOR})
 
 
+@dataclass(slots=True)
+class Room:
+    """Where the result of one operation may be made: ``array``, dense, or nowhere in particular."""
+
+    array: Tensor | None = None
+
+    def like(self, other: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """An array of the type and shape of another, or of ``shape``: the room, once, if that is as large."""
+        made, self.array = self.array, None
+        shape = other.shape if shape is None else shape
+        if made is not None and made.nbytes == math.prod(shape) * other.itemsize:
+            return made.view(-1).view(other.dtype).view(shape)
+        return other.new_empty(shape)
+
+
+# Enqueues a reduction of the first array over all members in the second one.
+ReduceInto = Callable[[Tensor, Tensor, Any], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Transport:
     """``group``: a torch.distributed ProcessGroup, or one of its backends. ``members``: by rank, their numbers among
@@ -46,7 +66,8 @@ class Transport:
     ``coalesces``: whether several operations are one to the group, without their arrays being put together. ``meet``:
     returns when the caller's neighbours have called it too, other members whose threads share its process. They begin
     together, and go on when all have begun: a device that waits in a collective holds up whoever asks the driver for
-    memory, and it waits for them.
+    memory, and it waits for them. ``room``: for the result of the next operation. ``reduces``: sums that are not made
+    in place, where the group has them.
 
     Every operation has to be called by all members in the same order, and raises CollectiveOverdue when the group's
     timeout passes and CollectiveFailed when a member is lost, naming ``channel``.
@@ -62,6 +83,8 @@ class Transport:
     coalesces: bool = False
     meet: Callable[[], None] = lambda: None
     begun: Callable[[object], None] = lambda channel: None
+    room: Room = field(default_factory=Room)
+    reduces: ReduceInto | None = None
 
     @property
     def size(self) -> int:
@@ -85,7 +108,7 @@ class Transport:
             shapes = ((array, (self.size, *array.shape)) for array in arrays)
             return [from_bytes(part.reshape(-1), *like) for part, like in zip(parts, shapes, strict=True)]
         arrays = [array.contiguous() for array in arrays]  # which stay until the last of them has begun
-        results = [array.new_empty((self.size, *array.shape)) for array in arrays]
+        results = [self.room.like(array, (self.size, *array.shape)) for array in arrays]
         options = _in_order(c10d.AllgatherOptions())
 
         def start(array: Tensor, result: Tensor) -> Any:
@@ -99,7 +122,7 @@ class Transport:
         """``parts[r]``, bytes, goes to rank r; returns what came, ``sizes[r]`` bytes from rank r, one after another in
         new storage."""
         source = joined(parts)
-        target = source.new_empty(sum(sizes))
+        target = self.room.like(source, (sum(sizes),))
         given = [part.numel() for part in parts]
         options = _in_order(c10d.AllToAllOptions())
         self._await(channel, [lambda: self.group.alltoall_base(target, source, list(sizes), given, options)])
@@ -111,7 +134,7 @@ class Transport:
             # FlagCX's host adaptor sends each member another part of the root's memory (0c72129, BroadcastBootstrap).
             (whole,) = self.all_gather(channel, [array])
             return whole[root].clone()
-        result = array.clone(memory_format=torch.contiguous_format)
+        result = self.room.like(array).copy_(array)
         options = _in_order(c10d.BroadcastOptions())
         options.rootRank = root
         if array.numel():
@@ -121,7 +144,7 @@ class Transport:
     def exchange(self, channel: object, parts: Tensor) -> Tensor:
         """``parts``: [size, ...]; that of rank r goes there. Returns what came, by rank."""
         source = parts.contiguous()
-        result = torch.empty_like(source)
+        result = self.room.like(source)
         options = _in_order(c10d.AllToAllOptions())
         start = partial(self.group.alltoall_base, _bytes(result), _bytes(source), [], [], options)
         self._await(channel, [start] if source.numel() else [])
@@ -134,8 +157,10 @@ class Transport:
         options = _in_order(c10d.AllreduceOptions())
 
         def native(arrays: Sequence[Tensor], operation: Any) -> list[Tensor]:
+            if self.reduces is not None and len(arrays) == 1:
+                return [self._reduced_into(channel, arrays[0].contiguous(), operation, self.reduces)]
             options.reduceOp = operation
-            results = [array.clone(memory_format=torch.contiguous_format) for array in arrays]  # see ``copies``
+            results = [self.room.like(array).copy_(array) for array in arrays]  # see ``copies``
             starts = (partial(self.group.allreduce, [result], options) for result in results if result.numel())
             self._await(channel, list(starts))
             return results
@@ -144,7 +169,12 @@ class Transport:
 
     def copies(self, array: Tensor, opcode: Opcode | None) -> bool:
         """Whether ``all_reduce`` reads the array only to copy it first: no transport sees where it lies."""
-        return self._native(opcode, array.dtype) is not None
+        return self._native(opcode, array.dtype) is not None and self.reduces is None
+
+    def _reduced_into(self, channel: object, array: Tensor, operation: Any, reduces: ReduceInto) -> Tensor:
+        result = self.room.like(array)
+        self._await(channel, [partial(reduces, array, result, operation)] if array.numel() else [])
+        return result
 
     def _reduction(self, channel: object, array: Tensor, reduction: Reduce) -> Tensor:
         """What ``all_reduce`` gives, without the transport's own."""
@@ -171,7 +201,7 @@ class Transport:
         def native(parts: Sequence[Tensor], operation: Any) -> list[Tensor]:
             options.reduceOp = operation
             parts = [part.contiguous() for part in parts]
-            results = [part.new_empty(part.shape[1:]) for part in parts]
+            results = [self.room.like(part, part.shape[1:]) for part in parts]
             pairs = zip(parts, results, strict=True)
             self._await(channel, [partial(start, *pair) for pair in pairs if pair[1].numel()])
             return results

@@ -15,6 +15,8 @@ from typing import Final, Protocol
 logger = logging.getLogger("flagos_backend")
 
 _POLL_SECONDS: Final = 0.2
+# For so long one call of ``follow`` counts.
+_FOLLOWED_SECONDS: Final = 0.2
 
 
 class Event(Protocol):
@@ -43,20 +45,40 @@ class Watchdog:
         with self._changed:
             if self._closed:
                 return
-            if not self._devices:
-                self._start(self._look_at_the_clock)
-            known = self._devices.get(device)
-            if known is None:
-                known = self._devices[device] = _Device()
-                self._start(self._wait_for, known)
-            known.pending.append(_Noted(time.monotonic(), event, describe))
+            self._device(device).pending.append(_Noted(time.monotonic(), event, describe))
             self._changed.notify_all()
+
+    def _device(self, device: Hashable) -> _Device:
+        if not self._devices:
+            self._start(self._look_at_the_clock)
+        known = self._devices.get(device)
+        if known is None:
+            known = self._devices[device] = _Device()
+            self._start(self._wait_for, known)
+        return known
+
+    def follow(self, device: Hashable, record: Callable[[], Event], describe: Callable[[], str]) -> float:
+        """As ``note`` of what the device was given until now, and will be given within as many seconds as this returns:
+        ``record`` gives an event behind it, and is called in another thread after these. Whoever launches often pays
+        once for many launches."""
+        with self._changed:
+            if self._closed:
+                return _FOLLOWED_SECONDS
+            known, now = self._device(device), time.monotonic()
+            if known.followed is None:
+                known.followed = _Followed(now + _FOLLOWED_SECONDS, record, describe)
+                self._changed.notify_all()
+            else:
+                # Not put off: who launches all the time would never be looked at.
+                known.followed = _Followed(known.followed.due, record, describe)
+            return max(0.0, known.followed.due - now)
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             for device in self._devices.values():
                 device.pending.clear()
+                device.followed = None
             self._changed.notify_all()
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
@@ -69,10 +91,13 @@ class Watchdog:
     def _wait_for(self, device: _Device) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: device.pending or self._closed)
+                self._changed.wait_for(lambda: device.pending or device.followed or self._closed)
                 if self._closed:
                     return
-                one = device.pending[0]
+                one = device.pending[0] if device.pending else None
+            if one is None:
+                self._note_followed(device)
+                continue
             with contextlib.suppress(RuntimeError):  # of a device that has failed: whoever waits for it hears that
                 one.event.synchronize()
             with self._changed:
@@ -83,6 +108,27 @@ class Watchdog:
                 is_up_to_date = not device.pending
             if is_up_to_date:  # those who begin many are not to be met after each
                 time.sleep(self._pause)
+
+    def _note_followed(self, device: _Device) -> None:
+        """In the device's own thread, of one of which nothing is pending."""
+        while True:
+            with self._changed:
+                followed = device.followed
+                if followed is None or device.pending:  # closed, or another thing is pending first
+                    return
+                seconds = followed.due - time.monotonic()
+                if seconds <= 0:
+                    device.followed = None
+                    break
+            time.sleep(seconds)
+        try:
+            event = followed.record()
+        except RuntimeError:  # of a device that has failed: whoever waits for it hears that
+            return
+        with self._changed:
+            if not self._closed:
+                device.pending.append(_Noted(time.monotonic(), event, followed.describe))
+                self._changed.notify_all()
 
     def _look_at_the_clock(self) -> None:
         while True:
@@ -109,11 +155,22 @@ class _Noted:
     describe: Callable[[], str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """``due``: from when on ``record`` may be called."""
+
+    due: float
+    record: Callable[[], Event]
+    describe: Callable[[], str]
+
+
 @dataclass(eq=False, slots=True)
 class _Device:
-    """``pending``: what has not ended, in order. ``ended``: when one was last seen to have."""
+    """``pending``: what has not ended, in order. ``followed``: what comes behind it. ``ended``: when one was last seen
+    to have."""
 
     pending: deque[_Noted] = field(default_factory=deque)
+    followed: _Followed | None = None
     ended: float = 0.0
 
     def overdue(self, now: float, seconds: float) -> _Noted | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flagos_backend.codegen.triton import RegionKernel
@@ -62,8 +62,11 @@ class _Builder(Builder):
     def prepare(self, instruction: Instruction) -> PreparedKernel:
         choice = self._kernels.choice(instruction)
         is_reference = choice.provider is Provider.REFERENCE
-        kernel = _started(instruction, choice.kernel) if instruction.opcode in COLLECTIVES else choice.kernel
-        return PreparedKernel(kernel, is_reference, f" [{choice.text}]", choice.into, choice.in_place)
+        kernel, into = choice.kernel, choice.into
+        if instruction.opcode in COLLECTIVES:
+            kernel = _started(instruction, choice.kernel)
+            into = _started_into(instruction, choice.kernel) if isinstance(instruction.shape, ArrayShape) else None
+        return PreparedKernel(kernel, is_reference, f" [{choice.text}]", into, choice.in_place)
 
     def inline(self, computation: Computation, arguments: Sequence[Tree]) -> Tree:
         scheduled = self._kernels.scheduled(computation)
@@ -243,6 +246,25 @@ def _started(collective: Instruction, kernel: Kernel) -> Kernel:
             return kernel(run, *operands)
 
     return run_started
+
+
+def _started_into(collective: Instruction, kernel: Kernel) -> Kernel:
+    """As ``_started``, of a collective with one result, which is made where there is an output for it."""
+
+    def run_there(run: Run, output: torch.Tensor, *operands: Any) -> torch.Tensor:
+        assert run.communicator is not None
+        communicator = run.communicator.into(output)
+        return communicator.settled(kernel(replace(run, communicator=communicator), *operands), output)
+
+    plain, there = _started(collective, kernel), _started(collective, run_there)
+
+    def into(run: Run, outputs: Sequence[Any], *operands: Any) -> Any:
+        (output,) = outputs
+        if output is None or run.communicator is None:
+            return plain(run, *operands)
+        return there(run, output, *operands)
+
+    return into
 
 
 def _overwritten(

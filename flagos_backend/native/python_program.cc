@@ -29,13 +29,19 @@ double TimeoutOf(PyObject* launch) {
   return seconds;
 }
 
+// Where the devices of a launch meet. The interpreter's part of it is made when it is first needed: what was recorded
+// goes without.
 class PythonLaunch final : public LaunchState {
  public:
-  PythonLaunch(Object launch, size_t shares) : launch_(launch.Detach()), barrier_(shares) {
-    const double seconds = TimeoutOf(launch_);
+  // `runner`: of bridge.py; outlives this object. With the GIL, unless `records_meetings`.
+  PythonLaunch(PyObject* runner, size_t shares, bool records_meetings) : runner_(runner), barrier_(shares) {
+    if (records_meetings) return;
+    const double seconds = TimeoutOf(get());
     if (seconds > 0) meetings_.emplace(std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9)));
   }
-  ~PythonLaunch() override { python::Discard(launch_, 0); }
+  ~PythonLaunch() override {
+    if (launch_ != nullptr) python::Discard(launch_, 0);
+  }
 
   void Abort(const Status& status) noexcept override {
     barrier_.Abort(status);
@@ -43,7 +49,7 @@ class PythonLaunch final : public LaunchState {
     python::Gil gil;
     if (!gil) return;
     try {
-      Object abort = python::Attribute(launch_, "abort");
+      Object abort = python::Attribute(get(), "abort");
       Object code = python::Integer(status.code());
       Object message = python::Text(status.data()->message);
       python::Call(abort.get(), {code.get(), message.get()}, "abort");
@@ -52,13 +58,22 @@ class PythonLaunch final : public LaunchState {
     }
   }
 
-  PyObject* get() const noexcept { return launch_; }
+  // With the GIL, which is given up in between: of two that are made the first counts.
+  PyObject* get() {
+    if (launch_ == nullptr) {
+      Object begin = python::Attribute(runner_, "begin");
+      Object made = python::Call(begin.get(), {}, "begin");
+      if (launch_ == nullptr) launch_ = made.Detach();
+    }
+    return launch_;
+  }
   Barrier& barrier() noexcept { return barrier_; }
   // NULL where devices of other processes may take part.
   Meetings* meetings() noexcept { return meetings_ ? &*meetings_ : nullptr; }
 
  private:
-  PyObject* launch_;
+  PyObject* const runner_;
+  PyObject* launch_ = nullptr;  // guarded by the GIL
   Barrier barrier_;
   std::optional<Meetings> meetings_;
 };
@@ -93,10 +108,10 @@ class PythonProgram final : public Program, public LibraryCaller {
   }
 
   std::unique_ptr<LaunchState> Begin(size_t shares) override {
+    if (records_meetings_) return std::make_unique<PythonLaunch>(runner_, shares, true);
     python::Gil gil;
     CheckOpen(gil);
-    Object begin = python::Attribute(runner_, "begin");
-    return std::make_unique<PythonLaunch>(python::Call(begin.get(), {}, "begin"), shares);
+    return std::make_unique<PythonLaunch>(runner_, shares, false);
   }
 
   std::vector<Ref<Block>> Run(const Place& place, LaunchState* state, std::vector<Argument>& arguments,
@@ -313,11 +328,13 @@ std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* stat
   try {
     if (accelerated) {
       std::shared_ptr<Replayed> replayed = replays_.Find(place, arguments, in_place);
+      Replays::Arrays arrays;
+      if (replayed != nullptr) arrays = replays_.Prepare(*replayed, place, arguments, memories);
       Barrier* const barrier =
           records_meetings_ && state != nullptr ? &static_cast<PythonLaunch*>(state)->barrier() : nullptr;
-      // Devices that wait for one another in what was recorded launch that together, or not at all.
-      const bool launches = barrier != nullptr ? barrier->All(replayed != nullptr) : replayed != nullptr;
-      if (launches) return replays_.Run(*replayed, place, arguments, memories, barrier);
+      const bool launched = barrier != nullptr ? replays_.LaunchTogether(replayed.get(), place, arrays, *barrier)
+                                               : replays_.Launch(replayed.get(), arrays);
+      if (launched) return std::move(arrays.results);
     }
     blocks = RunSteps(place, state, arguments, memories, in_place);
   } catch (const Failure& failure) {

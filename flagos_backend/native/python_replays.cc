@@ -42,7 +42,7 @@ Captures::Graph ReadGraph(Reader triple) {
   return graph;
 }
 
-Captures ReadCaptures(Reader graphs, Reader arrays) {
+Captures ReadCaptures(Reader graphs, Reader arrays, Reader stand_ins) {
   Captures captures{};
   for (Captures::Graph* graph : {&captures.first, &captures.second, &captures.third}) {
     *graph = ReadGraph(graphs.Tuple());
@@ -51,6 +51,12 @@ Captures ReadCaptures(Reader graphs, Reader arrays) {
     Reader array = arrays.Tuple();
     const auto first = static_cast<uint64_t>(array.Integer()), second = static_cast<uint64_t>(array.Integer());
     captures.arrays.push_back({first, second, static_cast<uint64_t>(array.Integer())});
+  }
+  while (!stand_ins.done()) {
+    Reader stand_in = stand_ins.Tuple();
+    const auto number = static_cast<size_t>(stand_in.Integer());
+    const auto first = static_cast<uint64_t>(stand_in.Integer()), second = static_cast<uint64_t>(stand_in.Integer());
+    captures.arrays.push_back({first, second, captures.arrays.at(number).bytes, number});
   }
   return captures;
 }
@@ -95,8 +101,8 @@ PyObject* CompareCapturesEntry(PyObject*, PyObject* arguments) {
   return Enter("comparing captures", [arguments] {
     Reader reader(arguments);
     Accelerator& accelerator = AcceleratorOf(reader);
-    Reader graphs = reader.Tuple(), arrays = reader.Tuple();
-    return CapsuleOf(accelerator.streams().Compare(ReadCaptures(graphs, arrays)));
+    Reader graphs = reader.Tuple(), arrays = reader.Tuple(), stand_ins = reader.Tuple();
+    return CapsuleOf(accelerator.streams().Compare(ReadCaptures(graphs, arrays, stand_ins)));
   });
 }
 

@@ -18,6 +18,10 @@ struct Captures {
   struct Array {
     uint64_t first, second;  // where it lay
     uint64_t bytes;
+    // What stands in for another one says which: it was given to a transport by an address of its own, to be told whether
+    // the graph has that address. A replay puts the other's there.
+    size_t stands_for = kItself;
+    static constexpr size_t kItself = SIZE_MAX;
   };
   struct Range {
     uint64_t begin, end;
@@ -39,7 +43,7 @@ struct Captures {
     }
   };
   Graph first, second, third;
-  std::vector<Array> arrays;
+  std::vector<Array> arrays;  // what stands in comes last
 };
 
 // Puts conditional nodes into what is captured. Streams are the driver's. Throws Failure.

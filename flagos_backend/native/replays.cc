@@ -72,48 +72,53 @@ std::shared_ptr<Replayed> Replays::Find(const Place& place, const std::vector<Ar
   return replayed != nullptr && CanAlign(*replayed, place, arguments) ? replayed : nullptr;
 }
 
-std::vector<Ref<Block>> Replays::Run(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
-                                     const std::vector<Memory*>& memories, Barrier* barrier) const {
-  std::vector<void*> addresses;
-  addresses.reserve(arguments.size() + memories.size());
-  // Used again once the replay is enqueued, and written behind it.
-  std::vector<Ref<Block>> copies;
-  for (const Argument& argument : arguments) addresses.push_back(Align(place, argument, copies));
-  std::vector<Ref<Block>> results;
-  results.reserve(memories.size());
+Replays::Arrays Replays::Prepare(const Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
+                                 const std::vector<Memory*>& memories) const {
+  Arrays made;
+  made.addresses.reserve(arguments.size() + memories.size());
+  for (const Argument& argument : arguments) made.addresses.push_back(Align(place, argument, made.copies));
+  made.results.reserve(memories.size());
   for (size_t i = 0; i < memories.size(); ++i) {
     const int64_t argument = replayed.overwritten[i];
     if (argument >= 0) {
-      results.push_back(arguments[static_cast<size_t>(argument)].contents->shared_block());
+      made.results.push_back(arguments[static_cast<size_t>(argument)].contents->shared_block());
     } else if (info_.outputs[i].bytes == 0) {
-      results.push_back(Block::Allocate(memories[i], 0));
+      made.results.push_back(Block::Allocate(memories[i], 0));
     } else {
-      results.push_back(place.device->accelerator->AllocateOutput(memories[i], info_.outputs[i].bytes));
+      made.results.push_back(place.device->accelerator->AllocateOutput(memories[i], info_.outputs[i].bytes));
     }
-    addresses.push_back(results.back()->data());
+    made.addresses.push_back(made.results.back()->data());
   }
-  if (barrier == nullptr) {
-    replayed.replay->Launch(addresses.data());
-  } else {
-    Launch(replayed, place, addresses.data(), *barrier);
-  }
-  return results;
+  return made;
 }
 
-void Replays::Launch(Replayed& replayed, const Place& place, void* const* addresses, Barrier& barrier) const {
+bool Replays::Launch(Replayed* replayed, const Arrays& arrays) const {
+  if (replayed == nullptr) return false;
+  replayed->replay->Launch(arrays.addresses.data());
+  return true;
+}
+
+bool Replays::LaunchTogether(Replayed* replayed, const Place& place, const Arrays& arrays, Barrier& barrier) const {
   // A device that waits for another may hold up an allocation there: all have theirs by now, and none goes on to others
   // before all have begun.
+  if (!barrier.All(replayed != nullptr)) return false;
+  Launch(replayed, arrays);
+  Watch(*replayed, place);
   barrier.All(true);
-  replayed.replay->Launch(addresses);
-  {
-    python::Gil gil;
-    if (gil) {
-      Object launched = python::Attribute(runner_, "launched"),
-             local = python::Integer(place.device->local_hardware_id);
-      python::Call(launched.get(), {local.get()}, "launched");
-    }
-  }
-  barrier.All(true);
+  return true;
+}
+
+void Replays::Watch(Replayed& replayed, const Place& place) const {
+  // What is enqueued before this moment is watched over if the moment is.
+  const auto now = std::chrono::steady_clock::now();
+  if (now < replayed.watched_until) return;
+  python::Gil gil;
+  if (!gil) return;
+  Object launched = python::Attribute(runner_, "launched"), local = python::Integer(place.device->local_hardware_id);
+  Object seconds = python::Call(launched.get(), {local.get()}, "launched");
+  const double covered = python::Known()->PyFloat_AsDouble(seconds.get());
+  if (python::Known()->PyErr_Occurred() != nullptr) throw Failure(python::TakeException("launched"));
+  replayed.watched_until = now + std::chrono::nanoseconds(static_cast<int64_t>(covered * 1e9));
 }
 
 void Replays::Ran(const Place& place) {

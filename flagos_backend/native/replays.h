@@ -4,6 +4,7 @@
 #ifndef FLAGOS_NATIVE_REPLAYS_H_
 #define FLAGOS_NATIVE_REPLAYS_H_
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -22,6 +23,8 @@ struct Replayed {
   PyObject* kept = nullptr;  // owns the replay, the graph, and the memory of its temporaries
   // For each output, the argument that it is written over, or -1.
   std::vector<int64_t> overwritten;
+  // Until then who watches over the device knows that something is launched. Of the device's thread.
+  std::chrono::steady_clock::time_point watched_until{};
   ~Replayed();
 };
 
@@ -33,14 +36,23 @@ class Replays {
   bool Has(const Device& device);
   // NULL: this launch goes through the interpreter. `in_place`: the arguments that the program uses up are its alone.
   std::shared_ptr<Replayed> Find(const Place& place, const std::vector<Argument>& arguments, bool in_place);
-  // `barrier`: of a launch in whose replays the devices meet; they begin together.
-  std::vector<Ref<Block>> Run(Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
-                              const std::vector<Memory*>& memories, Barrier* barrier) const;
+  // What one launch reads and writes. `copies`: used again once the replay is enqueued, and written behind it.
+  struct Arrays {
+    std::vector<void*> addresses;
+    std::vector<Ref<Block>> results, copies;
+  };
+  // All that asks for memory.
+  Arrays Prepare(const Replayed& replayed, const Place& place, std::vector<Argument>& arguments,
+                 const std::vector<Memory*>& memories) const;
+  // Whether it launched: nothing, where `replayed` is NULL.
+  bool Launch(Replayed* replayed, const Arrays& arrays) const;
+  // The same of a launch in whose replays the devices meet: all of them do, or none.
+  bool LaunchTogether(Replayed* replayed, const Place& place, const Arrays& arrays, Barrier& barrier) const;
   // Counts a run through the interpreter; after some of them has the program captured, whole or in parts.
   void Ran(const Place& place);
 
  private:
-  void Launch(Replayed& replayed, const Place& place, void* const* addresses, Barrier& barrier) const;
+  void Watch(Replayed& replayed, const Place& place) const;
   void Capture(const Place& place);
   void Keep(const Place& place, python::Reader& reader);
 

@@ -9,6 +9,7 @@ from flagos_backend.devices.target import HOST, Target
 from flagos_backend.ir.hlo import Module
 from flagos_backend.passes.channels_last import channels_last
 from flagos_backend.passes.collectives.combiner import combine_collectives
+from flagos_backend.passes.collectives.constant_sums import fold_constant_sums
 from flagos_backend.passes.collectives.major_dimension import make_split_dimension_major
 from flagos_backend.passes.collectives.reduce_scatter_creator import create_reduce_scatters
 from flagos_backend.passes.collectives.single_participant import eliminate_trivial_collectives
@@ -118,6 +119,12 @@ def _simplification(target: Target) -> Pipeline:
 
 
 def _collectives(target: Target) -> Pipeline:
+    constants = Pass(
+        "constant_sums",
+        of_module(fold_constant_sums),
+        "devices do not meet for what each of them knows; after fold_constants",
+        after=(FOLD_CONSTANTS, DCE),
+    )
     create = Pass(
         "reduce_scatter_creator",
         of_module(create_reduce_scatters),
@@ -132,7 +139,7 @@ def _collectives(target: Target) -> Pipeline:
     combine = Pass(
         "collective_combiner", of_module(combine_collectives), "one rendezvous of the devices for several collectives"
     )
-    return (create, combine) if target.is_host else (create, major, combine)
+    return (constants, create, combine) if target.is_host else (constants, create, major, combine)
 
 
 _OUTER_PRODUCTS = Pass(

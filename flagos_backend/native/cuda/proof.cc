@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "cuda/graph_replay.h"
 #include "cuda/verification.h"
 #include "error.h"
 
@@ -57,6 +56,26 @@ GraphProof::GraphProof(const CudaStreams& streams, const Captures& captures)
                          known_[i]);
     }
   }
+  for (size_t number = 0; number < arrays_.size(); ++number) {
+    if (arrays_[number].stands_for != Captures::Array::kItself && !IsFound(number)) {
+      Fail(FLAGOS_UNIMPLEMENTED, "a collective keeps the address of array %zu elsewhere than in the graph",
+           arrays_[number].stands_for);
+    }
+  }
+}
+
+bool GraphProof::IsFound(size_t array) const noexcept {
+  const auto is_it = [array](const Known& known) { return known.kind == Known::Kind::kArray && known.number == array; };
+  return std::any_of(known_.begin(), known_.end(), [&is_it](const std::vector<Known>& words) {
+    return std::any_of(words.begin(), words.end(), is_it);
+  });
+}
+
+void GraphProof::PutInPlace(Patch& patch) const noexcept {
+  const size_t number = arrays_[patch.array].stands_for;
+  if (number == Captures::Array::kItself) return;
+  patch.array = number;
+  *patch.place = arrays_[number].first + patch.offset;
 }
 
 std::unique_ptr<Replay> GraphProof::MakeReplay(const Captures::Graph& kept) const {
@@ -78,9 +97,12 @@ std::unique_ptr<Replay> GraphProof::MakeReplay(const Captures::Graph& kept) cons
       verification.Check(part.bytes, part.size, known, part.name, i, patches);
       known += WordsOf(part);
     }
+    for (Patch& patch : patches) PutInPlace(patch);
     if (!patches.empty()) patched.push_back({std::move(nodes[i]), std::move(patches)});
   }
-  return MakeGraphReplay(streams_, kept.handle, nodes.size(), std::move(patched), arrays_);
+  const auto is_itself = [](const Captures::Array& array) { return array.stands_for == Captures::Array::kItself; };
+  const auto end = std::partition_point(arrays_.begin(), arrays_.end(), is_itself);
+  return MakeGraphReplay(streams_, kept.handle, nodes.size(), std::move(patched), {arrays_.begin(), end});
 }
 
 }  // namespace flagos::cuda

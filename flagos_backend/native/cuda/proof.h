@@ -7,6 +7,7 @@
 
 #include "cuda/comparison.h"
 #include "cuda/graph_nodes.h"
+#include "cuda/graph_replay.h"
 #include "cuda/streams.h"
 #include "replay.h"
 
@@ -14,12 +15,17 @@ namespace flagos::cuda {
 
 class GraphProof final : public Proof {
  public:
-  // Throws Failure that names the first word that differs without being explained.
+  // Throws Failure that names the first word that differs without being explained, or the array of which what stands in
+  // for it is not found.
   GraphProof(const CudaStreams& streams, const Captures& captures);
 
   std::unique_ptr<Replay> MakeReplay(const Captures::Graph& kept) const override;
 
  private:
+  bool IsFound(size_t array) const noexcept;
+  // Of what stands in for an array: has the array's address there.
+  void PutInPlace(Patch& patch) const noexcept;
+
   const CudaStreams& streams_;
   const std::vector<Captures::Array> arrays_;
   const size_t conditionals_;

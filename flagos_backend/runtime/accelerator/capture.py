@@ -19,6 +19,7 @@ from flagos_backend.kernels.reference.storage import dtype_of
 from flagos_backend.process.torch_loading import torch
 from flagos_backend.runtime.accelerator.communication import CommunicationStream
 from flagos_backend.runtime.accelerator.conditional import ConditionalNode, ConditionalRecorder, NativeConditionals
+from flagos_backend.runtime.accelerator.lending import LentArrays
 from flagos_backend.runtime.accelerator.memory import GraphMemory, lent_stream
 from flagos_backend.runtime.plan import Plan
 
@@ -41,13 +42,15 @@ class Captures:
     """Three captures of one plan, each with temporaries in memory of its own: ``first``, and what it is compared with.
 
     ``arrays``: arguments, then outputs: where each lay in the first capture, as in the third, where in the second, and
-    its bytes. ``capture_in``: captures the plan once more, with arrays where the first had them and temporaries in that
-    memory; raises CaptureRefused.
+    its bytes. ``stand_ins``: the number of each array that collectives were given by another address, and where that
+    lay in the first and in the second. ``capture_in``: captures the plan once more, with arrays where the first had
+    them and temporaries in that memory; raises CaptureRefused.
     """
 
     first: Recording
     others: tuple[Recording, ...]
     arrays: tuple[tuple[int, int, int], ...]
+    stand_ins: tuple[tuple[int, int, int], ...]
     capture_in: Callable[[GraphMemory], Recording]
 
     @property
@@ -61,6 +64,8 @@ ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2))
 # more of what a stack left may be one: what a comparison then refuses is captured again with longer ones.
 Attempt = tuple[tuple[int, int, int], int]
 ATTEMPTS: tuple[Attempt, ...] = ((ORDERS[0], 32 << 20), *((order, 256 << 20) for order in ORDERS))
+# What is lent to collectives must be found in the graph's nodes, by the longest moves.
+LENT_ATTEMPT: Attempt = ATTEMPTS[1]
 
 
 def capture(
@@ -68,13 +73,16 @@ def capture(
     run: Run,
     conditionals: NativeConditionals | None = None,
     attempt: Attempt = ATTEMPTS[0],
+    lent: Sequence[int] = (),
 ) -> Captures:
     """Captures ``plan``, which has run before, with its arrays at their first, second and first places, in the order of
     ``attempt``. Nothing is computed.
 
-    ``conditionals``: for a plan in which data decides what runs. Raises CaptureRefused.
+    ``conditionals``: for a plan in which data decides what runs. ``lent``: the numbers of arrays that collectives may
+    be given without a copy. Raises CaptureRefused.
     """
-    shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
+    of_arrays = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
+    shapes = (*of_arrays, *(of_arrays[number] for number in lent))
     # One piece of memory serves for all arrays, as nothing reads it; each has addresses of its own in it.
     sizes = [shape.num_bytes for shape in shapes]
     order, moved_bytes = attempt
@@ -84,7 +92,9 @@ def capture(
     places = (first_places, second_places, first_places)
 
     def recorded(number: int, memory: GraphMemory) -> Recording:
-        return _recorded(plan, run, lay_out(arena, shapes, places[number]), conditionals, memory)
+        laid_out = lay_out(arena, shapes, places[number])
+        arrays, stand_ins = laid_out[: len(of_arrays)], dict(zip(lent, laid_out[len(of_arrays) :], strict=True))
+        return _recorded(plan, run, LentArrays(arrays, stand_ins), conditionals, memory)
 
     made = {number: recorded(number, GraphMemory(run.device)) for number in order}
     first, *others = (made[number] for number in range(len(places)))
@@ -92,13 +102,17 @@ def capture(
     def checked(recording: Recording) -> Recording:
         if recording.overwritten != first.overwritten:
             raise CaptureRefused(reason="its results lie over other arguments in each capture")
+        if recording.lent != first.lent:
+            raise CaptureRefused(reason="its collectives are given other arrays in each capture")
         return recording
 
     base = arena.data_ptr()
-    arrays = tuple(
-        (base + a, base + b, shape.num_bytes) for a, b, shape in zip(first_places, second_places, shapes, strict=True)
+    placed = [(base + a, base + b) for a, b in zip(first_places, second_places, strict=True)]
+    arrays = tuple((*place, shape.num_bytes) for place, shape in zip(placed, of_arrays, strict=False))
+    stand_ins = tuple(
+        (number, *place) for number, place in zip(lent, placed[len(of_arrays) :], strict=True) if number in first.lent
     )
-    return Captures(first, tuple(map(checked, others)), arrays, lambda memory: checked(recorded(0, memory)))
+    return Captures(first, tuple(map(checked, others)), arrays, stand_ins, lambda memory: checked(recorded(0, memory)))
 
 
 def _places(sizes: Sequence[int], moved_bytes: int) -> tuple[list[int], list[int]]:
@@ -134,7 +148,7 @@ def lay_out(arena: torch.Tensor, shapes: Sequence[ArrayShape], places: Sequence[
 
 
 def _recorded(
-    plan: Plan, run: Run, arrays: list[Any], conditionals: NativeConditionals | None, memory: GraphMemory
+    plan: Plan, run: Run, arrays: LentArrays, conditionals: NativeConditionals | None, memory: GraphMemory
 ) -> Recording:
     """One capture, which is made again where that may help. What other captures left is given back for it: while one
     goes on, torch frees nothing."""
@@ -166,14 +180,14 @@ class Recording:
 
     ``arrays``: arguments, then what the outputs are copied to: memory of the capture's own may be used for several
     things one after another, so that its addresses do not tell what they stand for. ``overwritten``: for each output
-    the argument that it is written over, or -1.
+    the argument that it is written over, or -1. ``lent``: the numbers of the arrays that collectives were given.
     """
 
     def __init__(
         self,
         plan: Plan,
         run: Run,
-        arrays: list[Any],
+        arrays: LentArrays,
         conditionals: NativeConditionals | None,
         memory: GraphMemory,
     ) -> None:
@@ -192,7 +206,7 @@ class Recording:
                 launch = run
                 try:
                     launch = recorded(run, recorder, arrays, memory)
-                    self.overwritten = run_into(plan, launch, arrays)
+                    self.overwritten = run_into(plan, launch, arrays.arrays)
                     self.graph.capture_end()
                 except Exception as error:
                     if launch.communication is not None:
@@ -202,6 +216,7 @@ class Recording:
                     raise _refusal(plan, error) from error
         memory.add(self.graph)
         self.conditionals = tuple(recorder.nodes) if recorder else ()
+        self.lent = arrays.lent
 
     def native(self) -> NativeGraph:
         return int(self.graph.raw_cuda_graph()), self.memory.segments(), self.conditionals
@@ -231,14 +246,13 @@ class Recording:
             healthy.capture_end()
 
 
-def recorded(run: Run, conditionals: Conditionals | None, arrays: Sequence[Any], memory: GraphMemory) -> Run:
+def recorded(run: Run, conditionals: Conditionals | None, arrays: LentArrays, memory: GraphMemory) -> Run:
     """A launch of ``run`` that is recorded with its arguments and outputs in ``arrays``."""
     meets = run.communicator is not None and not run.communicator.no_recording
     if not meets:
         return replace(run, conditionals=conditionals)
-    storages = {array.untyped_storage()._cdata for array in arrays if isinstance(array, torch.Tensor)}
     assert run.communicator is not None
-    communicator = run.communicator.recorded(lambda array: array.untyped_storage()._cdata in storages)
+    communicator = run.communicator.recorded(arrays)
     communication = CommunicationStream(memory.communication, run.device)
     return replace(run, conditionals=conditionals, communicator=communicator, communication=communication)
 

@@ -3,6 +3,7 @@ for on a device that has such graphs."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +12,27 @@ from flagos_backend.collectives import Communicator
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.kernels.reference.registry import Run
 from flagos_backend.process.torch_loading import torch
-from flagos_backend.runtime.accelerator.capture import ATTEMPTS, Attempt, Captures, NativeGraph, Recording, capture
+from flagos_backend.runtime.accelerator.capture import (
+    ATTEMPTS,
+    LENT_ATTEMPT,
+    Attempt,
+    Captures,
+    NativeGraph,
+    Recording,
+    capture,
+)
 from flagos_backend.runtime.accelerator.conditional import NativeConditionals
+from flagos_backend.runtime.accelerator.lending import lendable
 from flagos_backend.runtime.accelerator.memory import give_back, shared_memory
 from flagos_backend.runtime.accelerator.warm_up import warm_up
 from flagos_backend.runtime.plan import Plan
 
-# (address of the native accelerator, graphs and arrays as Captures has them) -> what they prove. Raises RuntimeError
-# that says why no graph of the plan can be replayed.
-NativeCompare = Callable[[int, tuple[NativeGraph, ...], tuple[tuple[int, int, int], ...]], object]
+logger = logging.getLogger("flagos_backend")
+
+_Places = tuple[tuple[int, int, int], ...]
+# (address of the native accelerator, graphs, arrays and stand-ins as Captures has them) -> what they prove. Raises
+# RuntimeError that says why no graph of the plan can be replayed.
+NativeCompare = Callable[[int, tuple[NativeGraph, ...], _Places, _Places], object]
 # (proof, graph) -> (handle, nodes, patches). The handle owns the native replay. Raises RuntimeError that says why this
 # graph cannot be replayed.
 NativeMake = Callable[[object, NativeGraph], tuple[object, int, int]]
@@ -38,12 +51,13 @@ class NativeReplays:
 
 
 class GraphReplay:
-    """A graph of ``nodes`` nodes with its memory, and the native replay of it. ``alone``: why it has memory of its own,
-    or ""."""
+    """A graph of ``nodes`` nodes with its memory, and the native replay of it. ``lent``: how many of its arrays
+    collectives read and write where they lie. ``alone``: why it has memory of its own, or ""."""
 
     def __init__(self, kept: Recording, made: tuple[object, int, int], native: NativeReplays, alone: str = "") -> None:
         self.handle, self.nodes, self._patches = made
         self.overwritten = kept.overwritten
+        self.lent = len(kept.lent)
         self._kept = kept
         self._native = native
         self.alone = alone
@@ -64,7 +78,8 @@ class GraphReplay:
     def __str__(self) -> str:
         conditionals = f", of which {self.conditionals} conditional," if self.conditionals else ""
         alone = f", in memory of its own ({self.alone})" if self.alone else ""
-        return f"a graph of {self.nodes} nodes{conditionals} with {self._patches} addresses{alone}"
+        lent = f", {self.lent} arrays lent to collectives" if self.lent else ""
+        return f"a graph of {self.nodes} nodes{conditionals} with {self._patches} addresses{lent}{alone}"
 
 
 class GraphRecorder:
@@ -81,6 +96,11 @@ class GraphRecorder:
 
     def __call__(self, plan: Plan) -> GraphReplay:
         reason = ""
+        if not self.no_rendezvous and (lent := lendable(plan)):
+            try:
+                return self._recorded(plan, LENT_ATTEMPT, lent)
+            except (RuntimeError, CaptureRefused) as error:
+                logger.info("%s: collectives are given copies, as %s", plan.name, error)
         for attempt in ATTEMPTS:
             try:
                 return self._recorded(plan, attempt)
@@ -91,10 +111,10 @@ class GraphRecorder:
     def warm_up(self, plan: Plan) -> None:
         warm_up(plan, self._run)
 
-    def _recorded(self, plan: Plan, attempt: Attempt) -> GraphReplay:
-        captures = capture(plan, self._run, self._used_conditionals, attempt)
+    def _recorded(self, plan: Plan, attempt: Attempt, lent: Sequence[int] = ()) -> GraphReplay:
+        captures = capture(plan, self._run, self._used_conditionals, attempt, lent)
         graphs = captures.graphs
-        proof = self._native.compare(self._conditionals.accelerator, graphs, captures.arrays)
+        proof = self._native.compare(self._conditionals.accelerator, graphs, captures.arrays, captures.stand_ins)
         captures.others = ()  # before there is another
         replay = self._kept(captures, proof, graphs[0])
         del captures

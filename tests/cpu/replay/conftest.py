@@ -92,8 +92,9 @@ def _recorded(plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
 def _captured(graph: _Graph, plan: Plan, run: Run, arrays: Sequence[Any]) -> tuple[int, ...]:
     is_decided = any(map(_is_decided_by_data, plan.steps))
     if not is_decided and not DRIVER.by_kernel:
-        graph._handle = DRIVER.record(plan, run, arrays)
-        return _run_into(plan, run, arrays)
+        overwritten = _run_into(plan, run, arrays)
+        graph._handle = DRIVER.record(plan, run, arrays, _lent(run))
+        return overwritten
     # What the native side of conditional nodes is given lies where it lies.
     tape = StreamTape.current = StreamTape(plan, None if is_decided else DRIVER.pools)
     try:
@@ -105,6 +106,12 @@ def _captured(graph: _Graph, plan: Plan, run: Run, arrays: Sequence[Any]) -> tup
             DRIVER.pools.adopt(tape.own_storages)
     (graph._handle,) = handle
     return overwritten
+
+
+def _lent(run: Run) -> dict[int, torch.Tensor]:
+    """What was given to collectives in the place of which arrays."""
+    places = getattr(run.communicator, "_places", None)
+    return {} if places is None else {number: places._stand_ins[number] for number in sorted(places.lent)}
 
 
 def _is_decided_by_data(step: Step) -> bool:
@@ -144,6 +151,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(DRIVER, "launches", [])
     monkeypatch.setattr(DRIVER, "by_kernel", False)
     monkeypatch.setattr(DRIVER, "events", False)
+    monkeypatch.setattr(DRIVER, "keeps_addresses", False)
     monkeypatch.setattr(DRIVER.pools, "misplaced", None)
     DRIVER.refuse(-1)
     DRIVER.delay(0)

@@ -9,7 +9,7 @@ import itertools
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +44,8 @@ class Driver:
     """``launches``: the plans launched, in order, but for those recorded kernel by kernel. ``refuse``: to patch graphs
     of the plan, or the kernel, of that number. ``stream``: the current one. ``captures_in``: the threads that capture.
     ``by_kernel``: record all plans so, with their temporaries in ``pools``. ``events``: kernels are captured between
-    nodes of events, as collectives are."""
+    nodes of events, as collectives are. ``keeps_addresses``: the addresses of what collectives are given are elsewhere
+    than in graphs."""
 
     def __init__(self) -> None:
         self._library = _build()
@@ -53,26 +54,29 @@ class Driver:
         self._library.driver_begin.argtypes = self._library.driver_end.argtypes = [ctypes.c_size_t]
         self._library.driver_kernel.argtypes = [ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
         self._calls: list[tuple[int, Callable[[list[int]], None]]] = []
-        self._plans: dict[tuple[Plan, int, int], int] = {}
+        self._plans: dict[tuple[Plan, int, int, tuple[int, ...]], int] = {}
         self._kernels: dict[tuple[Plan, int, str], int] = {}
         self.launches: list[Plan] = []
         self.captures_in: set[int] = set()
         self.stream, self._streams = 1, max(HANDLES)
         self._pooled = itertools.cycle(HANDLES[1:])
         self.pools = Pools()
-        self.by_kernel = self.events = False
+        self.by_kernel = self.events = self.keeps_addresses = False
         self._launched = 0
         signature = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t)
         self._callback = signature(self._launch)
         self._library.driver_set_launch(self._callback)
 
-    def record(self, plan: Plan, run: Run, arrays: Sequence[Any]) -> int:
-        """The handle of a graph that is ``plan`` on ``arrays``."""
-        addresses = [array.data_ptr() for array in arrays if _has_memory(array)]
-        key = plan, run.replica_id, run.partition_id
+    def record(self, plan: Plan, run: Run, arrays: Sequence[Any], stand_ins: Mapping[int, torch.Tensor]) -> int:
+        """The handle of a graph that is ``plan`` on ``arrays``, of which some were lent by what stands in for them."""
+        if self.keeps_addresses:
+            stand_ins = {}
+        addresses = [array.data_ptr() for array in (*arrays, *stand_ins.values()) if _has_memory(array)]
+        key = plan, run.replica_id, run.partition_id, tuple(stand_ins)
         if key not in self._plans:
             replay = PoisonedReplay(plan, replace(run, conditionals=None, communication=None))
-            self._plans[key] = self._new_function(functools.partial(self._launch_plan, plan, replay), len(addresses))
+            launch = functools.partial(self._launch_plan, plan, replay, tuple(stand_ins))
+            self._plans[key] = self._new_function(launch, len(addresses))
         with self.captured() as graph:
             self._capture(self._plans[key], addresses)
         return graph[0]
@@ -168,10 +172,12 @@ class Driver:
         with torch.inference_mode():
             self._calls[number][1](list(addresses[:count]))
 
-    def _launch_plan(self, plan: Plan, replay: PoisonedReplay, addresses: list[int]) -> None:
+    def _launch_plan(self, plan: Plan, replay: PoisonedReplay, lent: Sequence[int], addresses: list[int]) -> None:
         left = iter(addresses)
         shapes = (*plan.shapes_of(plan.parameters), *plan.result_shapes)
-        replay.launch([_array_at(left, shape) for shape in shapes])
+        arrays = [_array_at(left, shape) for shape in shapes]
+        assert [arrays[number].data_ptr() for number in lent] == list(left)
+        replay.launch(arrays)
         self.launches.append(plan)
 
 

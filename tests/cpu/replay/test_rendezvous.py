@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flagos_backend.frontends.jax
 from flagos_backend import bridge
-from flagos_backend.collectives import context_peers
+from flagos_backend.collectives import context_peers, watchdog
 from flagos_backend.collectives.context_peers import ContextPeers
 from flagos_backend.collectives.transport import Transport
 from flagos_backend.errors import CaptureRefused
@@ -143,6 +144,72 @@ def test_the_devices_launch_what_they_recorded(
     assert all(isinstance(made, Division) and made.whole is not None for _, made in outcomes)
 
 
+Collective = tuple[Callable[[jax.Array], jax.Array], P, Callable[[np.ndarray], np.ndarray]]
+
+# What a device does with its part, how the result is spread, and what it is of given[device, element].
+COLLECTIVES: dict[str, Collective] = {
+    "all-gather": (lambda y: lax.all_gather(y, "d", tiled=True), P(), np.ravel),
+    "all-reduce": (lambda y: lax.psum(y, "d"), P(), lambda g: g.sum(0)),
+    "all-to-all": (
+        lambda y: lax.all_to_all(y, "d", 0, 0, tiled=True),
+        P("d"),
+        lambda g: g.reshape(2, 2, -1).transpose(1, 0, 2).ravel(),
+    ),
+    "permute": (lambda y: lax.ppermute(y, "d", [(0, 1), (1, 0)]), P("d"), lambda g: g[::-1].ravel()),
+    "reduce-scatter": (lambda y: lax.psum_scatter(y, "d", tiled=True), P("d"), lambda g: g.sum(0)),
+    "argument used twice": (
+        lambda y: lax.all_gather(y, "d", tiled=True) - jnp.tile(lax.psum(y, "d") * y, 2)[::-1],
+        P("d"),
+        lambda g: np.concatenate([g.ravel() - np.tile(g.sum(0) * row, 2)[::-1] for row in g]),
+    ),
+}
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["in the graph", "elsewhere"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_of_arguments_and_outputs(
+    driver: Driver, outcomes: Outcomes, rng: np.random.Generator, name: str, keeps: bool
+) -> None:
+    """They are given these without a copy, if the graph then says where they lie."""
+    driver.keeps_addresses = keeps
+    function, out, expected = COLLECTIVES[name]
+    mesh = Mesh(np.array(jax.devices("flagos")[:DEVICES]), ("d",))
+    program = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("d"), out_specs=out, check_vma=False))
+    before = len(driver.launches)
+    for _ in range(RUNS):
+        given = rng.integers(-9, 9, (DEVICES, 6)).astype(np.float32)
+        x = jax.device_put(given.ravel(), NamedSharding(mesh, P("d")))
+        np.testing.assert_array_equal(np.asarray(program(x)), expected(given))
+        np.testing.assert_array_equal(np.asarray(x), given.ravel())
+    assert len(driver.launches) > before
+    assert outcomes and all(isinstance(made, Division) and made.rendezvous for _, made in outcomes)
+    assert all(("lent to collectives" in str(made)) != keeps for _, made in outcomes), [str(m) for _, m in outcomes]
+
+
+def test_a_launch_enters_the_interpreter_rarely(
+    driver: Driver, outcomes: Outcomes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what was recorded: to say that somebody has to watch, once for many launches."""
+    entered: list[str] = []
+    for name in ("begin", "launched"):
+        method = getattr(bridge.Runner, name)
+
+        def entry(self: bridge.Runner, *given: Any, name: str = name, method: Any = method) -> Any:
+            entered.append(name)
+            return method(self, *given)
+
+        monkeypatch.setattr(bridge.Runner, name, entry)
+    monkeypatch.setattr(watchdog, "_FOLLOWED_SECONDS", 3600.0)
+    mesh = Mesh(np.array(jax.devices("flagos")[:DEVICES]), ("d",))
+    sharding = NamedSharding(mesh, P("d"))
+    program = jax.jit(jax.shard_map(lambda y: lax.psum(y, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
+    for _ in range(_PATIENCE):
+        program(jax.device_put(rng.random(4, np.float32), sharding)).block_until_ready()
+    assert len(driver.launches) > DEVICES and len(outcomes) == DEVICES
+    assert entered.count("launched") == DEVICES
+    assert entered.count("begin") <= FIRST + 1
+
+
 def test_where_one_device_cannot_none_does(driver: Driver, rng: np.random.Generator) -> None:
     """What was recorded writes over the weights, which somebody else still has on one of them."""
     steps = Steps(rng)
@@ -207,10 +274,10 @@ def test_a_launch_that_fails_fails_for_all(
     steps.run_until(lambda: len(driver.launches) > 0)
     note = bridge.Runner.launched
 
-    def failing(self: bridge.Runner, local_ordinal: int) -> None:
+    def failing(self: bridge.Runner, local_ordinal: int) -> float:
         if local_ordinal == 1:
             raise RuntimeError("the second device is lost")
-        note(self, local_ordinal)
+        return note(self, local_ordinal)
 
     weights = jax.tree.map(jnp.copy, steps.weights)
     with monkeypatch.context() as patch:

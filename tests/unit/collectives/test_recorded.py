@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flagos_backend.collectives.communicator import Reducer, Rendezvous
+from flagos_backend.collectives.communicator import Communicator, Reducer, Rendezvous
 from flagos_backend.collectives.context_peers import ContextPeers
+from flagos_backend.collectives.in_process import InProcessCommunicator
 from flagos_backend.collectives.multi_process import MultiProcessCommunicator
-from flagos_backend.collectives.transport import Transport
+from flagos_backend.collectives.transport import Room, Transport
 from flagos_backend.errors import CollectiveAborted, FlagosBackendError
 from flagos_backend.ir.opcode import Opcode
+from flagos_backend.runtime.accelerator.lending import LentArrays
 from support.devices import on_each
 
 
@@ -122,7 +124,7 @@ def test_what_lies_where_the_next_launch_has_something_else_is_copied() -> None:
             return Transport(Group(), (0, 1), 0, "of two", "nccl", "device")
 
     lent, own = torch.randn(4), torch.randn(4)
-    communicator = MultiProcessCommunicator(Peers()).recorded(lambda array: array is lent)
+    communicator = MultiProcessCommunicator(Peers()).recorded(LentArrays([lent], {}))
     for array in (lent, own):
         (whole,) = communicator.all_gather(Rendezvous("%g", (0, 1), 0), [array], 0)
         assert torch.equal(whole, torch.cat([array, array]))
@@ -164,22 +166,22 @@ def of_pair(pair: Pair) -> MultiProcessCommunicator:
 
 
 def test_what_a_sum_is_made_in_is_copied_once(pair: Pair, of_pair: MultiProcessCommunicator) -> None:
-    lent, clones = torch.randn(4), list[torch.Tensor]()
+    lent, copies = torch.randn(4), list[Any]()
 
     class Counted(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = function(*args, **(kwargs or {}))
-            if function is torch.ops.aten.clone.default:
-                clones.append(made)
+            if function in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default):
+                copies.append(function)
             return made
 
     before = lent.clone()
     with Counted():
-        (total,) = of_pair.recorded(lambda array: array is lent).all_reduce(
+        (total,) = of_pair.recorded(LentArrays([lent], {})).all_reduce(
             Rendezvous("%r", (0, 1), 0), [lent], Reducer(torch.add, Opcode.ADD)
         )
     assert torch.equal(lent, before) and torch.equal(total, before * 2)
-    assert [clone.data_ptr() for clone in clones] == pair.sums == [total.data_ptr()]
+    assert len(copies) == 1 and pair.sums == [total.data_ptr()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
@@ -187,12 +189,122 @@ def test_what_is_sent_to_one_alone_is_not_copied(
     pair: Pair, of_pair: MultiProcessCommunicator, dtype: torch.dtype
 ) -> None:
     array = torch.randn(3, 5).to(dtype)
-    moved = of_pair.recorded(lambda array: False).permute(Rendezvous("%p", (0, 1), 0), [array], [1, 0])
+    moved = of_pair.recorded(LentArrays([], {})).permute(Rendezvous("%p", (0, 1), 0), [array], [1, 0])
     assert moved is not None
     (came,) = moved
     assert pair.sent == [array.data_ptr()]
     assert came.dtype == dtype and torch.equal(came, array) and came.data_ptr() != array.data_ptr()
     assert came.untyped_storage().nbytes() == array.nbytes
+
+
+ENTRIES = ["all-gather", "all-reduce", "all-to-all", "permute", "reduce-scatter"]
+
+
+class Addresses:
+    """A group of two, the other of which has the same arrays: where the arrays lie that each operation is given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, int]] = []  # source, target
+
+    def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: object) -> None:
+        self.given.append((source.data_ptr(), target.data_ptr()))
+        target.view(2, -1).copy_(source.view(-1))
+
+    def _reduce_scatter_base(self, target: torch.Tensor, source: torch.Tensor, options: object) -> None:
+        self.given.append((source.data_ptr(), target.data_ptr()))
+        target.copy_(source.view(2, -1)[0] * 2)
+
+    def alltoall_base(
+        self, target: torch.Tensor, source: torch.Tensor, sizes: list[int], given: list[int], options: object
+    ) -> None:
+        self.given.append((source.data_ptr(), target.data_ptr()))
+        if sizes:
+            target.copy_(source)
+        else:
+            target.view(2, -1).copy_(source.view(2, -1)[0])
+
+    def reduce_into(self, source: torch.Tensor, target: torch.Tensor, operation: object) -> None:
+        self.given.append((source.data_ptr(), target.data_ptr()))
+        target.copy_(source * 2)
+
+
+def operate(communicator: Communicator, entry: str, x: torch.Tensor) -> torch.Tensor:
+    rendezvous, add = Rendezvous("%c", (0, 1), 0), Reducer(torch.add, Opcode.ADD)
+    match entry:
+        case "all-gather":
+            return communicator.all_gather(rendezvous, [x], 0)[0]
+        case "all-reduce":
+            return communicator.all_reduce(rendezvous, [x], add)[0]
+        case "all-to-all":
+            return communicator.exchange_along(rendezvous, x, 0)
+        case "permute":
+            moved = communicator.permute(rendezvous, [x], [1, 0])
+            assert moved is not None
+            return moved[0]
+    return communicator.reduce_scatter(rendezvous, [x], add, 0)[0]
+
+
+def expected(entry: str, x: torch.Tensor) -> torch.Tensor:
+    whole = {"all-gather": torch.cat([x, x]), "all-reduce": x * 2, "permute": x}
+    return whole.get(entry, torch.cat([x[:2], x[:2]]) if entry == "all-to-all" else x[:2] * 2)
+
+
+@pytest.fixture
+def addresses(monkeypatch: pytest.MonkeyPatch) -> Addresses:
+    group = Addresses()
+    monkeypatch.setattr("flagos_backend.collectives.nccl.out_of_place", lambda group: group.reduce_into)
+    return group
+
+
+def communicator_over(group: Addresses, arrays: LentArrays, members: int = 2) -> MultiProcessCommunicator:
+    class Peers(OfOneProcess):
+        def transport(self, rendezvous: Rendezvous) -> Transport:
+            return Transport(group, tuple(range(members)), 0, "of two", "nccl", "device")
+
+    return MultiProcessCommunicator(Peers()).recorded(arrays)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_collective_reads_and_makes_arrays_where_they_stand_in(addresses: Addresses, entry: str) -> None:
+    """At the addresses that the graph is looked through for; and an array is lent once."""
+    x = torch.randn(4, 3)
+    output = torch.zeros_like(expected(entry, x))
+    stand_ins = [x.clone(), torch.zeros_like(output)]
+    arrays = LentArrays([x, output], dict(enumerate(stand_ins)))
+    communicator = communicator_over(addresses, arrays)
+    into = communicator.into(output)
+    result = operate(into, entry, x)
+    assert addresses.given == [(stand_ins[0].data_ptr(), stand_ins[1].data_ptr())]
+    assert torch.equal(result, expected(entry, x)) and into.settled(result, output) is output
+    assert not output.any(), "a copy of what a replay makes there"
+    assert arrays.lent == {0, 1}
+    again = operate(communicator, entry, x)
+    assert torch.equal(again, expected(entry, x))
+    taken = {array.data_ptr() for array in (x, output, *stand_ins)}
+    assert taken.isdisjoint(addresses.given[-1])
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_parts_of_arrays_are_copied(addresses: Addresses, entry: str) -> None:
+    x = torch.randn(5, 3)
+    arrays = LentArrays([x], {0: x.clone()})
+    assert torch.equal(operate(communicator_over(addresses, arrays), entry, x[1:]), expected(entry, x[1:]))
+    assert not arrays.lent and addresses.given[0][0] not in (x.data_ptr(), x[1:].data_ptr())
+
+
+def test_what_is_as_large_gets_the_room_and_once() -> None:
+    place, x = torch.zeros(2, 3), torch.randn(12)
+    room = Room(place)
+    assert room.like(x).data_ptr() != place.data_ptr()
+    assert room.like(x, (6,)).data_ptr() != place.data_ptr(), "what came first may have had it"
+    bytes_there = Room(place).like(x.view(torch.uint8), (24,))
+    assert bytes_there.data_ptr() == place.data_ptr() and bytes_there.shape == (24,)
+
+
+def test_a_result_that_was_made_elsewhere_is_copied() -> None:
+    output, result = torch.zeros(3), torch.randn(3)
+    assert InProcessCommunicator().settled(result, output) is output
+    assert torch.equal(output, result)
 
 
 @pytest.fixture
@@ -247,6 +359,6 @@ def test_a_group_of_two_vendors_is_not_recorded(over_flagcx: ContextPeers) -> No
     transport = Transport(None, (0, 1), 0, "of two", "flagcx", "device", unlike_nccl=reason)
     over_flagcx._transports[(0, 1), 0] = transport
     assert over_flagcx.no_recording == reason
-    communicator = over_flagcx.communicator((0, 1)).recorded(lambda array: False)
+    communicator = over_flagcx.communicator((0, 1)).recorded(LentArrays([], {}))
     with pytest.raises(RuntimeError, match=reason):
         communicator.all_gather(Rendezvous("%g", (0, 1), 0), [torch.ones(2)], 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -86,6 +87,34 @@ def test_a_host_that_runs_ahead_is_not_late() -> None:
     assert told == ["another device's"]
 
 
+def test_who_launches_often_is_watched_from_time_to_time() -> None:
+    """And what is launched last, too: nothing is told of it."""
+    told: list[str] = []
+    there = threading.Event()
+    watchdog = Watchdog(0.4, lambda text: (told.append(text), there.set()))
+    hangs, recorded = False, list[float]()
+
+    def record() -> Event:
+        recorded.append(time.monotonic())
+        return Event(not hangs)
+
+    began, covered, calls = time.monotonic(), 0.0, 0
+    while time.monotonic() - began < 1.0:
+        now = time.monotonic()
+        if now >= covered:
+            covered = now + watchdog.follow(0, record, lambda: "the program hangs")
+            calls += 1
+        time.sleep(0.01)
+    assert 2 <= len(recorded) <= calls <= 15
+    assert told == []
+    last = time.monotonic()
+    if last >= covered:
+        watchdog.follow(0, record, lambda: "the program hangs")
+    hangs = True  # launched within what the last call counts for
+    assert there.wait(30) and told == ["the program hangs"]
+    assert recorded[-1] >= last
+
+
 class Endless:
     """A group whose operations are begun and have no end on the device."""
 
@@ -107,7 +136,12 @@ def test_a_collective_over_a_backend_without_timeouts(
     group = Endless()
     monkeypatch.setattr("flagos_backend.collectives.context_peers.backend_for", lambda _: "flagcx")
     monkeypatch.setattr("flagos_backend.collectives.context_peers.make_backend", lambda *_: group)
-    module = SimpleNamespace(Event=lambda **_: Event(False), get_device_name=lambda: "NVIDIA H100")
+    module = SimpleNamespace(
+        Event=lambda **_: Event(False),
+        get_device_name=lambda: "NVIDIA H100",
+        current_device=lambda: 0,
+        device=lambda _: contextlib.nullcontext(),
+    )
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     peers = ContextPeers((0, 0), lambda *_: 0, lambda *_: 0, "cuda", accelerated=True)
     communicator = peers.communicator((0, 1))
