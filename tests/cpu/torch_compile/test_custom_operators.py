@@ -278,3 +278,42 @@ def test_refused_by_name_where_the_user_asks_for_that() -> None:
     run = compiled(lambda x: scaled(x, 2.0), options={"fallback": "error"})
     with pytest.raises(Exception, match=r"flagos_tests\.scaled.*FLAGOS-654"):
         run(torch.ones(2))
+
+
+@torch.library.custom_op("flagos_tests::fill", mutates_args=("target",))
+def fill(target: Tensor, value: float) -> Tensor:
+    before = target.clone()
+    target.fill_(value)
+    return before
+
+
+@fill.register_fake
+def _(target: Tensor, value: float) -> Tensor:
+    return torch.empty_like(target)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(3, 4), (5, 0), ()], ids=str)
+@torch.no_grad()
+def test_new_memory_lies_as_it_was_traced(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        dense, across = torch.empty_like(x, dtype=dtype), torch.empty(shape[::-1], dtype=dtype).t()
+        fill(dense, 1), fill(across, 1)
+        return dense, across
+
+    x = torch.randn(shape)
+    for given, expected in zip(compiled(run)(x), run(x), strict=True):
+        assert_same(given, expected)
+        assert (given.dtype, given.stride()) == (expected.dtype, expected.stride())
+
+
+@torch.no_grad()
+def test_new_memory_is_filled_where_pytorch_is_asked_to() -> None:
+    def run(x: Tensor) -> Tensor:
+        return fill(torch.empty_like(x), 1.0)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert compiled(run)(torch.randn(64)).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)

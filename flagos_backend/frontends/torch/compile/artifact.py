@@ -1,6 +1,6 @@
 """Compiled graphs that PyTorch saves: torch.compile(...).aot_compile and AOTAutograd's bundled cache. For backend.py.
 
-Saved is AOTAutograd's graph, which the loading process compiles: the backend has a cache of programs of its own.
+Saved is AOTAutograd's graph, which the loading process compiles: of its programs nothing is kept.
 """
 
 from __future__ import annotations

@@ -108,7 +108,9 @@ class _Writer:
 
     def _step(self, step: Step) -> None:
         if isinstance(step, ProgramStep):
-            call = f"{self._constant(step.program)}([{', '.join(map(_name, step.inputs))}])"
+            # The list of inputs is nobody else's, so that what only launches need not empty it.
+            program = getattr(step.program, "launch", step.program)
+            call = f"{self._constant(program)}([{', '.join(map(_name, step.inputs))}])"
             self._line(f"    {_row(map(_name, step.outputs))} = {call}" if step.outputs else f"    {call}")
         elif isinstance(step, ItemStep):
             key = "" if step.key is None else f"[{step.key!r}]"

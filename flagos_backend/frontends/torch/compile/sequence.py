@@ -162,9 +162,7 @@ class _Sequencer:
             return self._item(node, self._value(source), key)  # type: ignore[arg-type]
         if node.target in _EMPTY and not node.kwargs.get("pin_memory"):
             traced = self._traced[node]
-            with _disable_current_modes():
-                make = torch.empty(0, dtype=traced.dtype, device=traced.device).new_empty_strided
-            return self._emit(node, make, (tuple(traced.shape), tuple(traced.stride())), {})
+            return self._emit(node, *_maker_of(traced), {})
         return self._emit(node, node.target, self._given(node.args), self._given(node.kwargs))
 
     def _emit(self, node: Node, target: Any, args: Any, keywords: Any, **more: Any) -> Value:
@@ -343,6 +341,16 @@ class _Sequencer:
             return producer.args[1]
         call = mutating_call(producer)
         return producer.target if call is None else call.target
+
+
+def _maker_of(traced: torch.Tensor) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
+    """What makes memory for such a tensor, and its arguments. On the host without PyTorch's dispatcher, as Inductor has
+    it, unless PyTorch is asked to fill new memory."""
+    sizes, strides = tuple(traced.shape), tuple(traced.stride())
+    if traced.device.type == "cpu" and not torch.are_deterministic_algorithms_enabled():
+        return torch._C._dynamo.guards._empty_strided_cpu, (sizes, strides, traced.dtype)  # type: ignore[attr-defined]
+    with _disable_current_modes():
+        return torch.empty(0, dtype=traced.dtype, device=traced.device).new_empty_strided, (sizes, strides)
 
 
 def _waited_for(target: Overload, *args: Any, **keywords: Any) -> Any:
