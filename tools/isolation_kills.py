@@ -88,6 +88,8 @@ def main() -> int:
         if fault := _kill_once(draw):
             faults.append(f"kill {number}: {fault}")
             print(faults[-1], flush=True)
+        if number % 10 == 9:
+            print(f"{number + 1} kills, {len(faults)} faults so far", flush=True)
         jax.clear_caches()  # type: ignore[no-untyped-call]
         jax_backend.clear_backends()  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + _PATIENCE
