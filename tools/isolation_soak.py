@@ -69,7 +69,9 @@ def _grew(samples: list[_Sample]) -> list[str]:
     return grew
 
 
-def _round(device: jax.Device, step: Callable[..., jax.Array], calls: Callable[..., jax.Array], draw: random.Random) -> None:
+def _round(
+    device: jax.Device, step: Callable[..., jax.Array], calls: Callable[..., jax.Array], draw: random.Random
+) -> None:
     rng = np.random.default_rng(draw.randrange(1 << 30))
     w, x = jax.device_put((rng.random((48, 3), np.float32), rng.random((8, 48), np.float32)), device)
     for _ in range(draw.randrange(1, 40)):
@@ -88,9 +90,13 @@ class _Life:
         self.device = jax.devices("flagos")[0]
         self.child = self.device.isolated_process_id
         shape = jax.ShapeDtypeStruct((8, 48), np.float32)  # type: ignore[no-untyped-call]
-        self.step = jax.jit(lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w), donate_argnums=0)
+        self.step = jax.jit(
+            lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w), donate_argnums=0
+        )
         self.calls = jax.jit(lambda x: jax.pure_callback(_double, shape, x) + 1)
-        self._killer = threading.Timer(draw.expovariate(1 / seconds), os.kill, (self.child, signal.SIGKILL)) if seconds else None
+        self._killer = (
+            threading.Timer(draw.expovariate(1 / seconds), os.kill, (self.child, signal.SIGKILL)) if seconds else None
+        )
         if self._killer is not None:
             self._killer.daemon = True
             self._killer.start()

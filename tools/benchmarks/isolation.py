@@ -174,7 +174,11 @@ def main() -> int:
                 goal = 1.03
             rows.append(report.Row(name, unit, 0.0, apart * scale, within * scale, goal))
             print(f"{name}: {within * scale:.4g} in the process, {apart * scale:.4g} {unit} isolated", flush=True)
-    notes = [f"programs: geometric mean of in-process over isolated {statistics.geometric_mean(ratios):.3f}"] if ratios else []
+    notes = (
+        [f"programs: geometric mean of in-process over isolated {statistics.geometric_mean(ratios):.3f}"]
+        if ratios
+        else []
+    )
     report.publish("isolation_cost", rows, options.save, notes, peer="in-process")
     return 0
 
