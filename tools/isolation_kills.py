@@ -2,8 +2,9 @@
 
     PYTHONPATH=. .flagos/venv/bin/python tools/isolation_kills.py [KILLS] [SEED] [SECONDS]
 
-Each client gets a new process, which is killed once; after SECONDS no more are started. Exits with 1 unless each kill came out as UNAVAILABLE within ten
-seconds, and no process and no shared memory were left behind; prints what it counted.
+Each client gets a new process, which is killed once; after SECONDS no more are started. Exits with 1 unless each
+kill came out as UNAVAILABLE within ten seconds, and no process and no shared memory were left behind; prints what
+it counted.
 """
 
 from __future__ import annotations

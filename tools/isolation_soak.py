@@ -2,9 +2,10 @@
 
     PYTHONPATH=. .flagos/venv/bin/python tools/isolation_soak.py [SECONDS] [SEED] [LIFE]
 
-With LIFE the process is killed at random moments, after LIFE seconds on average, and a new one serves a new client. Prints the
-resident memory of host and child, their open files and threads, over time. Exits with 1 where any of them is larger in the last
-quarter than in the second by more than a twentieth, where a result is wrong, or where a kill is not told as what it is.
+With LIFE the process is killed at random moments, after LIFE seconds on average, and a new one serves a new
+client. Prints the resident memory of host and child, their open files and threads, over time. Exits with 1 where
+any of them is larger in the last quarter than in the second by more than a twentieth, where a result is wrong, or
+where a kill is told as something else.
 """
 
 from __future__ import annotations

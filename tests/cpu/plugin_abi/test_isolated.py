@@ -315,7 +315,7 @@ def test_the_process_ends_with_its_host(end: str) -> None:
 def greeting(**fields: object) -> bytes:
     """What a child of a host of today says."""
     abi = dict.fromkeys(("version_min", "version_max", "version"), 1 << 16)
-    known: dict[str, object] = {"wire_version": 4, **abi, "name": "hostile", "platform": "flagos"}
+    known: dict[str, object] = {"wire_version": 5, **abi, "name": "hostile", "platform": "flagos"}
     return isolated.messages()["Hello"](**(known | fields)).SerializeToString()
 
 
@@ -329,17 +329,17 @@ events.recv(65536)
 
 
 def test_another_version_of_the_wire_is_refused_by_name_on_both_sides(minimal: loader.Backend) -> None:
-    newer = isolated.frame(greeting(wire_version=5)).hex()
+    newer = isolated.frame(greeting(wire_version=6)).hex()
     why = str(isolated.backend_of([sys.executable, "-c", ANSWERS, newer]))
-    assert "speaks version 5 of the wire, this host version 4; install both from one build" in why
+    assert "speaks version 6 of the wire, this host version 5; install both from one build" in why
     ours, theirs = socket.socketpair()
     command = [*isolated.light_command(Path(minimal.place)), str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as child, ours:
         theirs.close()
         ours.sendall(isolated.frame(greeting(wire_version=1)))
         answer = isolated.messages()["Hello"].FromString(ours.recv(65536)[isolated.HEADER.size :])
-        assert (answer.wire_version, answer.name) == (4, "")
-        assert "the host speaks version 1 of the wire, the backend's process version 4" in answer.refusal
+        assert (answer.wire_version, answer.name) == (5, "")
+        assert "the host speaks version 1 of the wire, the backend's process version 5" in answer.refusal
         assert child.wait(60) == 2
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from cpu.native.harness import get, put
 from flagos_backend.cli.main import main
-from plugin_abi import isolation, landlock, loader, rights, seccomp
+from plugin_abi import isolation, landlock, loader, rights, seccomp, trial
 from plugin_abi.errors import RefusalCode
 from plugin_abi.host import Context, Executable
 from plugin_abi.rights import Limits, Offer, SettingError
@@ -105,6 +105,13 @@ DEEDS = {
 NEEDS_MORE = {"mount", "bpf", "keyring", "type", "peek {other}", "new_user", "ring", "ptrace {other}"}
 
 
+#: What of the deeds above the filter denies by itself, each of which is reported.
+REPORTED = (
+    *("chmod", "socket", "clone", "unshare", "ptrace", "process_vm_readv", "kill", "tkill", "pidfd_send_signal"),
+    *("prlimit64", "keyctl", "bpf", "io_uring_setup", "mount", "ioctl"),
+)
+
+
 @pytest.fixture
 def other() -> Iterator[int]:
     """A process of the same user."""
@@ -114,9 +121,10 @@ def other() -> Iterator[int]:
 
 
 def test_what_a_hostile_backend_tries_fails(
-    place: Place, offer: Offer, other: int, monkeypatch: pytest.MonkeyPatch
+    place: Place, offer: Offer, other: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
+    capfd.readouterr()
     held = {"limits", "environment"}
     held |= {"landlock"} if offer.landlock else set()
     held |= {"seccomp"} if offer.seccomp else set()
@@ -134,6 +142,11 @@ def test_what_a_hostile_backend_tries_fails(
         buffer = put(context.devices[0].default_memory, np.ones(4, np.float32))
         outputs, _ = Executable.compile(context, b"scale 3").execute([[buffer]])
         np.testing.assert_array_equal(get(outputs[0][0]), np.full(4, 3, np.float32))
+        process = isolated.process_of(context)
+    reports = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flagos: the backend's process")]
+    denied = {name: f"flagos: the backend's process {process} was denied {name}" for name in REPORTED}
+    for name, line in denied.items():
+        assert (reports.count(line) == 1) == offer.seccomp, (name, reports)
 
 
 @pytest.mark.parametrize("offer", ["landlock and seccomp"], indirect=True)
@@ -205,6 +218,7 @@ def test_a_trial_has_the_rights_of_the_process_that_follows(
     )  # fmt: skip
     given = {"HOME": str(place.home)}
     assert loader.check(path, environment=plugins.environment(**given)) is None
+    assert trial.denied(path) == (("socket",) if deed == "seccomp" else ())
     for name, value in ((rights.RIGHTS_VARIABLE, "user"), (isolation.MODE_VARIABLE, "none")):
         refusal = loader.check(path, environment=plugins.environment(**given, **{name: value}))
         assert refusal is not None and refusal.code is RefusalCode.ENTRY_CRASHED, (name, refusal)
