@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cpu.native.harness import get, put
+from flagos_backend.cli.devices import describe_devices
 from flagos_backend.cli.main import main
 from plugin_abi import isolation, landlock, loader, rights, seccomp, trial
 from plugin_abi.errors import RefusalCode
@@ -222,6 +223,20 @@ def test_a_trial_has_the_rights_of_the_process_that_follows(
     for name, value in ((rights.RIGHTS_VARIABLE, "user"), (isolation.MODE_VARIABLE, "none")):
         refusal = loader.check(path, environment=plugins.environment(**given, **{name: value}))
         assert refusal is not None and refusal.code is RefusalCode.ENTRY_CRASHED, (name, refusal)
+
+
+@pytest.mark.parametrize("offer", ["landlock and seccomp"], indirect=True)
+def test_the_tools_say_what_a_backend_was_denied_at_its_start(place: Place, offer: Offer) -> None:
+    code = "-DBEFORE_NEGOTIATION=socket(AF_INET,SOCK_STREAM,0);"
+    plugins = Plugins(place.plugins.toolchain, place.plugins.folder / "at its start")
+    library = plugins.toolchain.build(flags=("-D_DEFAULT_SOURCE", "-include", "sys/socket.h", code))
+    plugins.add(library=library, file_format_version="1.1.0", isolation="process")
+    result = loader.load(environment=plugins.environment(HOME=str(place.home)))
+    assert result.accepted is not None, result.refusals
+    with Context(result.accepted) as context:
+        assert context.devices[0].attributes[isolation.DENIED_ATTRIBUTE] == "socket"
+        told = f"in a process of its own ({isolated.process_of(context)}), which was denied socket"
+        assert describe_devices(context)[-1] == told
 
 
 @pytest.mark.parametrize(
