@@ -89,8 +89,11 @@ def _confine(values: dict[str, Any], supervisor: socket.socket) -> None:
     sys.path.append(str(Path(__file__).parents[1]))
     from plugin_abi import rights
 
+    def hand_over(listener: int) -> None:
+        socket.send_fds(supervisor, [b"."], [listener])
+
     with supervisor:
-        rights.take(values, lambda listener: socket.send_fds(supervisor, [b"."], [listener]) and None)
+        rights.take(values, hand_over)
 
 
 def _try(request: dict[str, Any], supervisor: socket.socket) -> NoReturn:
