@@ -39,5 +39,6 @@ def _own_process(context: Context) -> list[str]:
     attributes = context.devices[0].attributes if context.devices else {}
     if PROCESS_ATTRIBUTE not in attributes:
         return []
-    denied = attributes.get(DENIED_ATTRIBUTE, "nothing")
-    return [f"in a process of its own ({attributes[PROCESS_ATTRIBUTE]}), which was denied {denied}"]
+    process, denied = attributes[PROCESS_ATTRIBUTE], attributes.get(DENIED_ATTRIBUTE)
+    told = denied if isinstance(denied, str) else "nothing"
+    return [f"in a process of its own ({process!r}), which was denied {told}"]
