@@ -6,12 +6,15 @@ Started by libflagos_isolation.so with the command of isolation.py; main() never
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import socket as sockets
+import struct
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from plugin_abi import cabi, isolation, loader, rights
+from plugin_abi import cabi, isolation, loader, rights, seccomp
 from plugin_abi.errors import Refusal
 from plugin_abi.negotiation import PluginInfo
 
@@ -35,13 +38,37 @@ def _plugin_info(info: PluginInfo) -> tuple[Any, list[Any]]:
     return made, kept
 
 
+#: Of docs/isolation.md: a frame's header, and its first bytes.
+_HEADER: Final = struct.Struct("=IIQ")
+_MAGIC: Final = 0x31474C46
+_WIRE_VERSION: Final = 5
+
+
+def _listener_frame(calls: list[str]) -> bytes:
+    """A Hello with the version of the wire (field 1) and what the filter denies (field 16), in its frame."""
+    message = bytes((0x08, _WIRE_VERSION))
+    message += b"".join(b"\x82\x01" + bytes((len(call),)) + call.encode() for call in calls)
+    return _HEADER.pack(_MAGIC, len(message), 0) + message
+
+
+def _hand_over(socket: int, listener: int) -> None:
+    """Gives the host the listener of this process's filter."""
+    end = sockets.socket(fileno=socket)
+    try:
+        data = _listener_frame(seccomp.denied_calls())
+        sent = sockets.send_fds(end, [data], [listener])
+        end.sendall(data[sent:])
+    finally:
+        end.detach()
+
+
 def main(request: dict[str, Any], socket: int) -> NoReturn:
     """Serves the library of request["manifest"] to the host at the other end of `socket`."""
     serve = isolation.library().FlagosServe
     os.environ[_TORCH_DEVICE_VARIABLE] = "0"
     if request["rights"] is not None:
         try:
-            rights.take(request["rights"])
+            rights.take(request["rights"], functools.partial(_hand_over, socket))
         except OSError as error:
             serve(socket, None, 0, None, f"its process cannot be confined: {error}".encode("utf-8", "replace"))
     loaded = loader.load_manifest(Path(request["manifest"]))

@@ -34,6 +34,8 @@ DEFAULT_HANG: Final = 0.0
 _LONGEST: Final = 1_000_000.0
 #: The attribute by which a device says that its backend is in a process of its own: the number of that process.
 PROCESS_ATTRIBUTE: Final = "isolated_process_id"
+#: The system calls that it tried and was denied by the time that its client was there: "socket, ptrace".
+DENIED_ATTRIBUTE: Final = "isolated_denied"
 #: What a front end says that works on memory of this process.
 OUT_OF_REACH: Final = (
     f"it runs in a process of its own ({MODE_VARIABLE}), which does not reach the tensors of this one; "

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import functools
 import os
 import pwd
 import resource
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -322,8 +323,9 @@ def _rules(rights: Rights) -> list[Rule]:
     return rules
 
 
-def take(values: Mapping[str, Any]) -> None:
-    """Takes upon this process, which has one thread, what `rights_of` decided, for good. Raises OSError."""
+def take(values: Mapping[str, Any], hand_over: Callable[[int], None] | None = None) -> None:
+    """Takes upon this process, which has one thread, what `rights_of` decided, for good. Raises OSError. `hand_over`
+    gives the listener of its filter to a process that refuses what is denied, and reports it."""
     rights = Rights(**values)
     host = os.getppid()
     for name, folder in (("HOME", rights.home), ("TMPDIR", rights.temporary)):
@@ -340,5 +342,16 @@ def take(values: Mapping[str, Any]) -> None:
         os.open("/proc/self", os.O_PATH | os.O_CLOEXEC)
         landlock.restrict(_rules(rights), network=needs[Need.NETWORK])
     if rights.seccomp:
-        program = seccomp.filter_program(os.getpid(), host, programs=needs[Need.EXEC], network=needs[Need.NETWORK])
-        seccomp.install(program)
+        made = functools.partial(
+            seccomp.filter_program, os.getpid(), host, programs=needs[Need.EXEC], network=needs[Need.NETWORK]
+        )
+        if hand_over is not None:
+            try:
+                listener = seccomp.install(made(listened=True), listened=True)
+            except OSError:  # before Linux 5.7, or this process has a listener that somebody else set
+                pass
+            else:
+                hand_over(listener)
+                os.close(listener)
+                return
+        seccomp.install(made())

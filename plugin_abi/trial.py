@@ -43,7 +43,7 @@ BAD_VERDICT_SECONDS: Final = 3600.0
 _CHILD: Final = Path(__file__).parent / "trial_child.py"
 _NOT_LOADED, _NOT_CONFINED = 3, 4
 _STDERR_TAIL: Final = 400
-_MAX_STATUS: Final = 64
+_MAX_STATUS: Final = 4096
 #: Bounds of what a child may say, and a kept verdict.
 MAX_RESULT: Final = 1 << 20
 MAX_VERDICT: Final = 1 << 16
@@ -211,6 +211,7 @@ class _Outcome:
     status: int | None
     result: bytes
     errors: str
+    denied: tuple[str, ...] = ()
 
 
 class _Pipe:
@@ -273,7 +274,8 @@ def _run_child(library: Library, host: AbiRange, python: str, timeout: float, co
         if not status.kept:
             # The supervisor did not live to tell.
             return _Outcome(child.returncode or None, b"", text)
-        return _Outcome(json.loads(status.kept), result.kept, text)
+        told = json.loads(status.kept)
+        return _Outcome(told["status"], result.kept, text, tuple(told["denied"]))
 
 
 def _collect(pipes: list[_Pipe], deadline: float) -> None:
@@ -305,6 +307,16 @@ def _answer(result: bytes) -> EntryAnswer:
     )
 
 
+#: Of trials in this process, by manifest.
+_denied: dict[Path, tuple[str, ...]] = {}
+
+
+def denied(manifest: Path) -> tuple[str, ...]:
+    """The system calls that the library of a manifest tried in its last trial here, and was denied by the filter of its
+    process."""
+    return _denied.get(manifest, ())
+
+
 def _try(
     library: Library, manifest: Manifest, host: AbiRange, timeout: float, confined: Confinement | None
 ) -> Refusal | None:
@@ -321,6 +333,9 @@ def _try(
         cure = f"correct the cause, or set {MODE_VARIABLE}=0 to load the library without a trial"
         fact = "the trial load could not be started"
         return Refusal(RefusalCode.TRIAL_UNAVAILABLE, fact, place, cure, str(error), error)
+    _denied[manifest.path] = outcome.denied
+    if outcome.denied:
+        logger.warning("trial: %s was denied %s", library.path, ", ".join(outcome.denied))
     if outcome.status is None:
         fact = f"its trial load did not end within {timeout:g} s"
         cure = f"{vendor}; {TIMEOUT_VARIABLE} allows a slow library more time"

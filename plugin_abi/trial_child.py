@@ -17,7 +17,9 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +28,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_TEXT = 4096
 #: How long the supervisor insists on the end of what the child left behind.
 _END_SECONDS = 5.0
+_MAX_DENIED = 100
 
 #: Exit statuses of the child beside what a signal gives.
 DONE, NOT_LOADED, NOT_CONFINED = 0, 3, 4
@@ -81,15 +84,19 @@ def _load(request: dict[str, Any]) -> ctypes.CDLL:
     return loaded
 
 
-def _confine(values: dict[str, Any]) -> None:
+def _confine(values: dict[str, Any], supervisor: socket.socket) -> None:
     """Takes upon this process what the backend's own would have. Raises OSError."""
     sys.path.append(str(Path(__file__).parents[1]))
     from plugin_abi import rights
 
-    rights.take(values)
+    def hand_over(listener: int) -> None:
+        socket.send_fds(supervisor, [b"."], [listener])
+
+    with supervisor:
+        rights.take(values, hand_over)
 
 
-def _try(request: dict[str, Any]) -> NoReturn:
+def _try(request: dict[str, Any], supervisor: socket.socket) -> NoReturn:
     def answer(value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
         while data:
@@ -97,10 +104,11 @@ def _try(request: dict[str, Any]) -> NoReturn:
 
     if request["rights"] is not None:
         try:
-            _confine(request["rights"])
+            _confine(request["rights"], supervisor)
         except OSError as error:
             answer({"error": str(error)})
             os._exit(NOT_CONFINED)
+    supervisor.close()
     try:
         entry = _load(request).flagos_plugin_entry
     except (OSError, AttributeError) as error:
@@ -192,6 +200,18 @@ def _supervise(child: int, timeout: float) -> int | None:
             return None
 
 
+def _refuse(child: socket.socket, denied: list[str]) -> None:
+    """Refuses what the child is denied, and adds the name of each such call to `denied`, until the child has ended."""
+    with child:
+        _, descriptors, _, _ = socket.recv_fds(child, 1, 1)
+    if not descriptors:  # it reports nothing
+        return
+    sys.path.append(str(Path(__file__).parents[1]))
+    from plugin_abi import seccomp
+
+    seccomp.refuse_calls(descriptors[0], lambda name: denied.append(name) if name not in denied else None)
+
+
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 
 
@@ -205,21 +225,29 @@ def _main() -> NoReturn:
     supervisor = os.getpid()
     if os.getppid() != request["host"]:
         os._exit(DONE)
+    ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
+        ours.close()
         os.close(request["status_fd"])
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         if os.getppid() != supervisor:
             os._exit(DONE)
-        _try(request)
+        _try(request, theirs)
     # Who holds these has not ended: the host reads them up to their end.
     os.close(request["result_fd"])
     os.close(1)
     os.close(2)
+    theirs.close()
+    denied: list[str] = []
+    refusing = threading.Thread(target=_refuse, args=(ours, denied), daemon=True)
+    refusing.start()
     status = _supervise(child, request["timeout"])
     _end_descendants()
-    os.write(request["status_fd"], json.dumps(status).encode())
+    refusing.join(_END_SECONDS)
+    told = {"status": status, "denied": denied[:_MAX_DENIED]}
+    os.write(request["status_fd"], json.dumps(told).encode())
     os._exit(DONE)
 
 

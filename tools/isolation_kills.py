@@ -1,14 +1,16 @@
 """Kills a backend's own process at random moments of JAX programs: compiles, training steps and transfers.
 
-    PYTHONPATH=. .flagos/venv/bin/python tools/isolation_kills.py [KILLS] [SEED]
+    PYTHONPATH=. .flagos/venv/bin/python tools/isolation_kills.py [KILLS] [SEED] [SECONDS]
 
-Each client gets a new process, which is killed once. Exits with 1 unless each kill came out as UNAVAILABLE within ten
-seconds, and no process and no shared memory were left behind; prints what it counted.
+Each client gets a new process, which is killed once; after SECONDS no more are started. Exits with 1 unless each
+kill came out as UNAVAILABLE within ten seconds, and no process and no shared memory were left behind; prints what
+it counted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -82,19 +84,25 @@ def _kill_once(draw: random.Random) -> str:
 def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 30)
-    draw, faults = random.Random(seed), []
+    until = time.monotonic() + (float(sys.argv[3]) if len(sys.argv) > 3 else math.inf)
+    draw, faults, done = random.Random(seed), [], 0
     print(f"seed {seed}", flush=True)
     for number in range(kills):
+        if time.monotonic() > until:
+            break
+        done += 1
         if fault := _kill_once(draw):
             faults.append(f"kill {number}: {fault}")
             print(faults[-1], flush=True)
         jax.clear_caches()  # type: ignore[no-untyped-call]
         jax_backend.clear_backends()  # type: ignore[no-untyped-call]
+        if done % 10 == 0:
+            print(f"{done} kills, {len(faults)} faults so far", flush=True)
     deadline = time.monotonic() + _PATIENCE
     while (_children() or _shared_memory()) and time.monotonic() < deadline:
         time.sleep(0.1)
     left, memory = len(_children()), _shared_memory()
-    print(f"{kills} kills, {len(faults)} faults, {left} processes and {memory} segments of shared memory left")
+    print(f"{done} kills, {len(faults)} faults, {left} processes and {memory} segments of shared memory left")
     return 1 if faults or left or memory else 0
 
 

@@ -1,18 +1,24 @@
 """Trains, transfers and calls back for some minutes with JAX on a backend in a process of its own, and watches memory.
 
-    PYTHONPATH=. .flagos/venv/bin/python tools/isolation_soak.py [SECONDS] [SEED]
+    PYTHONPATH=. .flagos/venv/bin/python tools/isolation_soak.py [SECONDS] [SEED] [LIFE]
 
-Prints the resident memory of host and child, their open files and threads, over time. Exits with 1 where any of them is
-larger in the last quarter than in the second by more than a twentieth, or where a result is wrong.
+With LIFE the process is killed at random moments, after LIFE seconds on average, and a new one serves a new
+client. Prints the resident memory of host and child, their open files and threads, over time. Exits with 1 where
+any of them is larger in the last quarter than in the second by more than a twentieth, where a result is wrong, or
+where a kill is told as something else.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import signal
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -21,6 +27,7 @@ os.environ["FLAGOS_ISOLATION"] = "process"
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import backend as jax_backend
 
 _SAMPLES = 40
 
@@ -63,33 +70,82 @@ def _grew(samples: list[_Sample]) -> list[str]:
     return grew
 
 
+def _round(
+    device: jax.Device, step: Callable[..., jax.Array], calls: Callable[..., jax.Array], draw: random.Random
+) -> None:
+    rng = np.random.default_rng(draw.randrange(1 << 30))
+    w, x = jax.device_put((rng.random((48, 3), np.float32), rng.random((8, 48), np.float32)), device)
+    for _ in range(draw.randrange(1, 40)):
+        w = step(w, x)
+    if not np.isfinite(np.asarray(w)).all():
+        raise AssertionError("training gave no numbers")
+    np.testing.assert_array_equal(np.asarray(calls(x)), np.asarray(x) * 2 + 1)
+    large = rng.random(draw.choice((1000, 20_000, 500_000)), np.float32)
+    np.testing.assert_array_equal(np.asarray(jax.device_put(large, device)), large)
+
+
+class _Life:
+    """A child, from its start to its kill."""
+
+    def __init__(self, seconds: float, draw: random.Random) -> None:
+        self.device = jax.devices("flagos")[0]
+        self.child = self.device.isolated_process_id
+        shape = jax.ShapeDtypeStruct((8, 48), np.float32)  # type: ignore[no-untyped-call]
+        self.step = jax.jit(
+            lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w), donate_argnums=0
+        )
+        self.calls = jax.jit(lambda x: jax.pure_callback(_double, shape, x) + 1)
+        self._killer = (
+            threading.Timer(draw.expovariate(1 / seconds), os.kill, (self.child, signal.SIGKILL)) if seconds else None
+        )
+        if self._killer is not None:
+            self._killer.daemon = True
+            self._killer.start()
+
+    def is_killed(self, error: Exception) -> bool:
+        """Whether `error` says that this child was killed, as it was."""
+        if self._killer is None or "was ended by signal 9" not in str(error):
+            return False
+        self._killer.join()
+        return True
+
+
+def _forget() -> None:
+    """Lets go of the client whose child was killed: all arrays, programs and frames that hold it are gone."""
+    jax.clear_caches()  # type: ignore[no-untyped-call]
+    jax_backend.clear_backends()  # type: ignore[no-untyped-call]
+    gc.collect()
+
+
 def main() -> int:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 600.0
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 30)
-    draw, rng = random.Random(seed), np.random.default_rng(seed)
-    device = jax.devices("flagos")[0]
-    child = device.isolated_process_id
-    step = jax.jit(lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w), donate_argnums=0)
-    shape = jax.ShapeDtypeStruct((8, 48), np.float32)  # type: ignore[no-untyped-call]
-    calls = jax.jit(lambda x: jax.pure_callback(_double, shape, x) + 1)
+    lasts = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    draw = random.Random(seed)
+    life: _Life | None = None
     print(f"seed {seed}; {', '.join(field.name for field in fields(_Sample))}", flush=True)
-    begin, rounds = time.monotonic(), 0
+    begin, rounds, kills = time.monotonic(), 0, 0
     samples: list[_Sample] = []
     while (passed := time.monotonic() - begin) < seconds or len(samples) < _SAMPLES // 2:
-        w, x = jax.device_put((rng.random((48, 3), np.float32), rng.random((8, 48), np.float32)), device)
-        for _ in range(draw.randrange(1, 40)):
-            w = step(w, x)
-        if not np.isfinite(np.asarray(w)).all():
-            raise AssertionError("training gave no numbers")
-        np.testing.assert_array_equal(np.asarray(calls(x)), np.asarray(x) * 2 + 1)
-        large = rng.random(draw.choice((1000, 20_000, 500_000)), np.float32)
-        np.testing.assert_array_equal(np.asarray(jax.device_put(large, device)), large)
+        life = life or _Life(lasts, draw)
+        try:
+            _round(life.device, life.step, life.calls, draw)
+        except (RuntimeError, ValueError) as error:  # JAX has no class of its own for UNAVAILABLE
+            if not life.is_killed(error):
+                raise
+            kills, life = kills + 1, None
+        if life is None:
+            _forget()
+            continue
         rounds += 1
         if passed >= len(samples) * seconds / _SAMPLES:
-            samples.append(_sample(child))
-            print(f"{passed:6.0f} s {rounds:7} rounds", *astuple(samples[-1]), flush=True)
+            try:
+                samples.append(_sample(life.child))
+            except (FileNotFoundError, ProcessLookupError, KeyError):  # killed just now: the next round says so
+                continue
+            print(f"{passed:6.0f} s {rounds:7} rounds {kills:4} kills", *astuple(samples[-1]), flush=True)
     grew = _grew(samples)
-    print(f"{rounds} rounds in {time.monotonic() - begin:.0f} s; grew: {', '.join(grew) or 'nothing'}")
+    print(f"{rounds} rounds, {kills} kills in {time.monotonic() - begin:.0f} s; grew: {', '.join(grew) or 'nothing'}")
     return 1 if grew else 0
 
 

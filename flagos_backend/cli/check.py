@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from plugin_abi import loader, rights
+from plugin_abi import loader, rights, trial
 from plugin_abi.elf_format import ElfError
 from plugin_abi.errors import Refusal, RefusalCode, printable
 from plugin_abi.frameworks import compilers_of, cxx11_abi_of
@@ -48,6 +48,8 @@ def _process_of(manifest: Manifest) -> list[str]:
     limits = [f"{name} {value}" for name, value in asdict(asked.limits).items() if value is not None]
     needs = ", ".join(need.value for need in asked.needs) or "nothing"
     lines = [f"in a process of its own, which needs {needs}", *(["limits: " + ", ".join(limits)] if limits else [])]
+    denied = ", ".join(trial.denied(manifest.path))
+    lines += [f"in its trial it was denied: {denied}"] if denied else []
     return [f"  {line}" for line in (*lines, *rights.describe(os.environ))]
 
 

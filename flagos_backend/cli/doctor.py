@@ -16,7 +16,7 @@ from flagos_backend.cli.devices import describe_devices
 from flagos_backend.cli.verdict import Verdict
 from flagos_backend.devices import discovery
 from flagos_backend.process import torch_loading
-from plugin_abi import isolation, loader, rights
+from plugin_abi import isolation, loader, rights, trial
 from plugin_abi.errors import FlagosStatusError
 from plugin_abi.files import exists
 from plugin_abi.frameworks import detect
@@ -142,7 +142,9 @@ def _verdict(candidate: Candidate) -> str:
     assert candidate.manifest is not None
     if candidate.manifest.unknown_fields:
         print(f"  {loader.unknown_fields_message(candidate.manifest)}")
-    return f"accepted, for the platform {candidate.manifest.platform}, priority {candidate.manifest.priority}"
+    denied = ", ".join(trial.denied(candidate.manifest.path))
+    held = f"\n    in its trial it was denied: {denied}" if denied else ""
+    return f"accepted, for the platform {candidate.manifest.platform}, priority {candidate.manifest.priority}{held}"
 
 
 def _print_backend(backend: Backend) -> None:

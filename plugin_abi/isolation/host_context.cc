@@ -38,6 +38,13 @@ bool Adopt(Context described, FlagosContext* context) {
     isolated.name = "isolated_process_id";
     isolated.kind = FLAGOS_VALUE_INT64;
     isolated.int64_value = context->link->process();
+    std::string denied;  // by the time that the context is there; what comes later is in the log
+    for (const std::string& name : context->link->Denied()) denied += (denied.empty() ? "" : ", ") + name;
+    if (!denied.empty()) {
+      NamedValue& value = kept.emplace_back();
+      value.name = "isolated_denied";
+      value.string_value = std::move(denied);
+    }
     made->described.attributes = std::move(kept);
     made->attributes = ToAbi(made->described.attributes);
     context->all_devices.push_back(made.get());

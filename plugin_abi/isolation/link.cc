@@ -176,18 +176,9 @@ std::shared_ptr<Link> Link::Begin(const Settings& settings, const Hello& own, He
   auto log = std::make_shared<ChildLog>(std::move(reading));
   log->Start();
   std::shared_ptr<Link> link(new Link(settings, std::move(ours), std::move(log), process));
-  Frame frame;
   SendFrame(link->events_.get(), 0, Encode(own));
-  const Receipt receipt = ReceiveFrame(link->events_.get(), &frame, settings.start_ms);
-  std::string fault;
-  if (receipt == Receipt::kTimeout) {
-    fault = "did not answer within " + Seconds(settings.start_ms);
-  } else if (receipt == Receipt::kMalformed || (receipt == Receipt::kFrame && !Decode(frame.message, hello))) {
-    fault = "gave an answer that is none";
-  } else if (receipt == Receipt::kFrame && hello->wire_version != kWireVersion) {
-    fault = "speaks version " + std::to_string(hello->wire_version) + " of the wire, this host version " +
-            std::to_string(kWireVersion) + "; install both from one build";
-  }
+  Receipt receipt = Receipt::kEnd;
+  const std::string fault = link->AwaitHello(settings.start_ms, &receipt, hello);
   if (receipt != Receipt::kFrame || !fault.empty()) {
     *why = link->Bury(fault)->message;
     return nullptr;
@@ -203,6 +194,27 @@ std::shared_ptr<Link> Link::Begin(const Settings& settings, const Hello& own, He
   link->reaches_memory_ = process_vm_readv(process, &here, 1, &there, 1, 0) == ssize_t{sizeof(probe)};
   std::thread([link] { link->Watch(); }).detach();
   return link;
+}
+
+std::string Link::AwaitHello(int start_ms, Receipt* receipt, Hello* hello) {
+  while (true) {
+    Frame frame;
+    *hello = Hello();
+    *receipt = ReceiveFrame(events_.get(), &frame, start_ms);
+    if (*receipt == Receipt::kTimeout) return "did not answer within " + Seconds(start_ms);
+    if (*receipt == Receipt::kEnd) return "";
+    if (*receipt == Receipt::kMalformed || !Decode(frame.message, hello)) return "gave an answer that is none";
+    if (hello->wire_version != kWireVersion) {
+      return "speaks version " + std::to_string(hello->wire_version) + " of the wire, this host version " +
+             std::to_string(kWireVersion) + "; install both from one build";
+    }
+    if (!frame.descriptor.valid()) return "";
+    if (denials_ != nullptr) return "gave an answer that is none";
+    denials_ = std::make_shared<Denials>(std::move(frame.descriptor), hello->denied);
+    denials_->Start([log = log_, own = process_](const std::string& name) {
+      log->Add("flagos: the backend's process " + std::to_string(own) + " was denied " + name + "\n");
+    });
+  }
 }
 
 // ---- Signs of life --------------------------------------------------------------------------------------------------
@@ -268,6 +280,7 @@ Status Link::Bury(const std::string& fault) {
     copies_changed_.wait(lock, [this] { return num_copies_ == 0; });
   }
   const std::string ended = AwaitEnd(process_);
+  if (denials_ != nullptr) denials_->Close();
   const std::string place = "the backend's process " + std::to_string(process_) + " ";
   std::string fact = place + (fault.empty() ? ended : fault + ", and was ended") + ".";
   if (const std::string lines = log_->LastLines(); !lines.empty()) fact += " It wrote last: " + lines + ".";

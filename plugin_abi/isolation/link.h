@@ -21,6 +21,7 @@
 
 #include "answerer.h"
 #include "channel.h"
+#include "denials.h"
 #include "frames.h"
 #include "process.h"
 #include "segment.h"
@@ -91,6 +92,11 @@ class Link : public std::enable_shared_from_this<Link> {
   // Ends a child that cannot be served any more; `fault` says what became of it.
   Status GiveUp(const std::string& fault) { return Bury(fault); }
 
+  // System calls that the child tried and was denied, each once; those that only Landlock denied are not among them.
+  std::vector<std::string> Denied() const {
+    return denials_ != nullptr ? denials_->Names() : std::vector<std::string>();
+  }
+
   pid_t process() const { return process_; }
   bool alive() const { return phase_ == kAlive; }
   // Whether this process, and not one that it was forked from, has a child there that is to be used.
@@ -111,6 +117,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   Link(const Settings& settings, Descriptor events, std::shared_ptr<ChildLog> log, pid_t process);
   static std::shared_ptr<Link> Begin(const Settings& settings, const Hello& own, Hello* hello, std::string* why);
+  // Waits for what the child says first; takes its filter's listener, where it sends one. What is wrong with it, or "".
+  std::string AwaitHello(int start_ms, Receipt* receipt, Hello* hello);
   Channel* TakeChannel(Status* why);
   // Adds the buffers that were let go of to a call that is about to be sent.
   void AddReleased(std::string* message);
@@ -126,6 +134,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
   const int silence_ms_, hang_ms_;
   const std::shared_ptr<ChildLog> log_;
+  std::shared_ptr<Denials> denials_;  // NULL: the child reports nothing. Set before anybody else has the link
   Descriptor events_;
   const pid_t process_;
   const pid_t owner_;

@@ -173,32 +173,49 @@ std::string AwaitEnd(pid_t process) {
 
 // ---- What it writes -------------------------------------------------------------------------------------------------
 
-void ChildLog::Start() {
-  std::thread([log = shared_from_this()] { log->Read(); }).detach();
-}
+namespace {
 
-void ChildLog::Read() {
-  // A standard error of the host that nobody reads is not to end the host.
+// In a thread of ours: a standard error of the host that nobody reads is not to end the host.
+void BlockBrokenPipe() {
   sigset_t broken_pipe;
   sigemptyset(&broken_pipe);
   sigaddset(&broken_pipe, SIGPIPE);
   pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
+}
+
+}  // namespace
+
+void ChildLog::Start() {
+  std::thread([log = shared_from_this()] { log->Read(); }).detach();
+}
+
+void ChildLog::Keep(std::string_view text) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kept_.append(text);
+    if (kept_.size() > kMaxKept) kept_.erase(0, kept_.size() - kMaxKept);
+  }
+  while (!text.empty()) {
+    const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) break;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+void ChildLog::Add(std::string_view line) {
+  BlockBrokenPipe();
+  Keep(line);
+}
+
+void ChildLog::Read() {
+  BlockBrokenPipe();
   char data[4096];
   while (true) {
     const ssize_t got = read(reading_.get(), data, sizeof(data));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) break;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      kept_.append(data, static_cast<size_t>(got));
-      if (kept_.size() > kMaxKept) kept_.erase(0, kept_.size() - kMaxKept);
-    }
-    for (ssize_t done = 0; done < got;) {
-      const ssize_t written = write(STDERR_FILENO, data + done, static_cast<size_t>(got - done));
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) break;
-      done += written;
-    }
+    Keep({data, static_cast<size_t>(got)});
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   is_at_end_ = true;

@@ -29,12 +29,15 @@ class ChildLog : public std::enable_shared_from_this<ChildLog> {
   explicit ChildLog(Descriptor reading) : reading_(std::move(reading)) {}
   // Reads in a thread of its own until no process holds the other end.
   void Start();
+  // Adds a line of the host's, as if the child had written it.
+  void Add(std::string_view line);
   // The last lines in quotes, without anything that a terminal would act on; "" where there is none. Called after the
   // child has ended; waits a moment for what it wrote last.
   std::string LastLines();
 
  private:
   void Read();
+  void Keep(std::string_view text);
 
   Descriptor reading_;
   std::mutex mutex_;

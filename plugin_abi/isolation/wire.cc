@@ -161,6 +161,7 @@ void Visit(V& v, T& hello) {
   v.Field(13, hello.python_abi);
   v.Field(14, hello.refusal);
   v.Field(15, hello.probe);
+  v.Field(16, hello.denied);
 }
 
 template <typename V, typename T, If<T, Device> = 0>

@@ -13,7 +13,7 @@
 namespace flagos_isolation {
 
 // Raised when an older side would misread a newer one; both sides refuse another.
-constexpr uint32_t kWireVersion = 4;
+constexpr uint32_t kWireVersion = 5;
 
 enum class Method : uint32_t {
   kNone = 0,
@@ -70,8 +70,9 @@ struct Hello {
   uint32_t version = 0;                       // the child's: of the table
   std::string name, platform, backend_version, git_revision, compiler, glibc, build_id;
   int64_t cxx11_abi = 0, python_abi = 0;
-  std::string refusal;  // the child's: why it serves nothing
-  uint64_t probe = 0;   // the child's: an address of its memory
+  std::string refusal;              // the child's: why it serves nothing
+  uint64_t probe = 0;               // the child's: an address of its memory
+  std::vector<std::string> denied;  // the child's, before all else: calls that its listener hands over
 };
 
 struct Device {

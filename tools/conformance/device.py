@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 
+from plugin_abi import isolation
 from tools.conformance.records import HOST, Device
 from tools.conformance.worker_pool import worker_command
 
@@ -14,8 +16,10 @@ FLAGOS = "flagos"
 
 def of_flagos() -> Device:
     """What flagos computes on, as the environment chooses. Asked of a process of its own, since a device once opened
-    takes memory for good."""
-    answer = subprocess.run(worker_command("tools.conformance.device"), check=True, stdout=subprocess.PIPE).stdout
+    takes memory for good, and whose backend is in it: one in another process does not say what PyTorch calls it."""
+    environment = {**os.environ, isolation.MODE_VARIABLE: isolation.IsolationMode.NONE.value}
+    command = worker_command("tools.conformance.device")
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout
     return Device(**json.loads(answer.splitlines()[-1]))
 
 

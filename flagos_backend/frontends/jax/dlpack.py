@@ -14,6 +14,7 @@ import jax
 from flagos_backend.devices.attributes import DLPACK_DEVICE
 from flagos_backend.frontends.jax import jax_internals
 from flagos_backend.process.torch_loading import torch
+from plugin_abi.isolation import OUT_OF_REACH, PROCESS_ATTRIBUTE
 from plugin_abi.loader import DEFAULT_PLATFORM
 
 #: DLDeviceType and number of ordinary host memory.
@@ -56,7 +57,10 @@ def _device_of(array: Any) -> tuple[int, int] | None:
     (device,) = devices
     place = _HOST if "host" in (array.sharding.memory_kind or "") else _place_of(device)
     if place is None:
-        raise BufferError(f"__dlpack__ of memory on {device} is not available. Move the array to a CPU device first.")
+        apart = f": {OUT_OF_REACH}" if hasattr(device, PROCESS_ATTRIBUTE) else ""
+        raise BufferError(
+            f"__dlpack__ of memory on {device} is not available{apart}. Move the array to a CPU device first."
+        )
     return place
 
 

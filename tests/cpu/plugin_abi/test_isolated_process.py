@@ -104,7 +104,7 @@ def procrastinator() -> loader.Backend:
     answers = {method: reply.SerializeToString().hex() for method, reply in replies.items()}
     answers["support"] = str(Path(isolated.__file__).parent)
     answers["greeting"] = (
-        kinds["Hello"](wire_version=4, **abi, name="slow", platform="flagos").SerializeToString().hex()
+        kinds["Hello"](wire_version=5, **abi, name="slow", platform="flagos").SerializeToString().hex()
     )
     command = [sys.executable, "-I", "-S", "-c", PROCRASTINATOR, json.dumps(answers)]
     backend = isolated.backend_of(command, isolation.Patience(silence=2.0, hang=1.0))

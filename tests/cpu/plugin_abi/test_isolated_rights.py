@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from cpu.native.harness import get, put
+from flagos_backend.cli.devices import describe_devices
 from flagos_backend.cli.main import main
-from plugin_abi import isolation, landlock, loader, rights, seccomp
+from plugin_abi import isolation, landlock, loader, rights, seccomp, trial
 from plugin_abi.errors import RefusalCode
 from plugin_abi.host import Context, Executable
 from plugin_abi.rights import Limits, Offer, SettingError
@@ -105,6 +106,13 @@ DEEDS = {
 NEEDS_MORE = {"mount", "bpf", "keyring", "type", "peek {other}", "new_user", "ring", "ptrace {other}"}
 
 
+#: What of the deeds above the filter denies by itself, each of which is reported.
+REPORTED = (
+    *("chmod", "socket", "clone", "unshare", "ptrace", "process_vm_readv", "kill", "tkill", "pidfd_send_signal"),
+    *("prlimit64", "keyctl", "bpf", "io_uring_setup", "mount", "ioctl"),
+)
+
+
 @pytest.fixture
 def other() -> Iterator[int]:
     """A process of the same user."""
@@ -114,9 +122,10 @@ def other() -> Iterator[int]:
 
 
 def test_what_a_hostile_backend_tries_fails(
-    place: Place, offer: Offer, other: int, monkeypatch: pytest.MonkeyPatch
+    place: Place, offer: Offer, other: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
+    capfd.readouterr()
     held = {"limits", "environment"}
     held |= {"landlock"} if offer.landlock else set()
     held |= {"seccomp"} if offer.seccomp else set()
@@ -134,6 +143,11 @@ def test_what_a_hostile_backend_tries_fails(
         buffer = put(context.devices[0].default_memory, np.ones(4, np.float32))
         outputs, _ = Executable.compile(context, b"scale 3").execute([[buffer]])
         np.testing.assert_array_equal(get(outputs[0][0]), np.full(4, 3, np.float32))
+        process = isolated.process_of(context)
+    reports = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flagos: the backend's process")]
+    denied = {name: f"flagos: the backend's process {process} was denied {name}" for name in REPORTED}
+    for name, line in denied.items():
+        assert (reports.count(line) == 1) == offer.seccomp, (name, reports)
 
 
 @pytest.mark.parametrize("offer", ["landlock and seccomp"], indirect=True)
@@ -205,9 +219,24 @@ def test_a_trial_has_the_rights_of_the_process_that_follows(
     )  # fmt: skip
     given = {"HOME": str(place.home)}
     assert loader.check(path, environment=plugins.environment(**given)) is None
+    assert trial.denied(path) == (("socket",) if deed == "seccomp" else ())
     for name, value in ((rights.RIGHTS_VARIABLE, "user"), (isolation.MODE_VARIABLE, "none")):
         refusal = loader.check(path, environment=plugins.environment(**given, **{name: value}))
         assert refusal is not None and refusal.code is RefusalCode.ENTRY_CRASHED, (name, refusal)
+
+
+@pytest.mark.parametrize("offer", ["landlock and seccomp"], indirect=True)
+def test_the_tools_say_what_a_backend_was_denied_at_its_start(place: Place, offer: Offer) -> None:
+    code = "-DBEFORE_NEGOTIATION=socket(AF_INET,SOCK_STREAM,0);"
+    plugins = Plugins(place.plugins.toolchain, place.plugins.folder / "at its start")
+    library = plugins.toolchain.build(flags=("-D_DEFAULT_SOURCE", "-include", "sys/socket.h", code))
+    plugins.add(library=library, file_format_version="1.1.0", isolation="process")
+    result = loader.load(environment=plugins.environment(HOME=str(place.home)))
+    assert result.accepted is not None, result.refusals
+    with Context(result.accepted) as context:
+        assert context.devices[0].attributes[isolation.DENIED_ATTRIBUTE] == "socket"
+        told = f"in a process of its own ({isolated.process_of(context)}), which was denied socket"
+        assert describe_devices(context)[-1] == told
 
 
 @pytest.mark.parametrize(
