@@ -12,7 +12,7 @@ from pathlib import Path
 
 from plugin_abi.errors import RefusalCode
 from plugin_abi.frameworks import RunningFramework
-from unit.plugin_abi.plugins import FIXTURES, GIT_REVISION, Plugins
+from unit.plugin_abi.plugins import FIXTURES, GIT_REVISION, MINIMAL, Plugins
 
 NAME = "40_defective"
 #: A regular file that not even root can read: reading at its beginning is an input/output error.
@@ -115,7 +115,7 @@ def _missing_library(plugins: Plugins) -> Path:
 
 def _old_strings(plugins: Plugins) -> Path:
     """The library's strings are of the old ABI; its manifest and its info say C++11."""
-    sources = ("minimal_backend.c", "minimal_event.c", "cxx_strings.cc")
+    sources = (*MINIMAL, "cxx_strings.cc")
     library = plugins.toolchain.build(sources, ("-D_GLIBCXX_USE_CXX11_ABI=0",), cxx11_abi=1)
     return plugins.add(NAME, library, built_with__cxx11_abi=True)
 
@@ -197,7 +197,7 @@ def _future_glibc(plugins: Plugins) -> Path:
 
 
 def _future_libstdcxx(plugins: Plugins) -> Path:
-    sources = ("minimal_backend.c", "minimal_event.c", "cxx_strings.cc")
+    sources = (*MINIMAL, "cxx_strings.cc")
     data = plugins.toolchain.build(sources, cxx11_abi=1).read_bytes()
     data = future_version(data, b"GLIBCXX_3.4.21", b"GLIBCXX_3.9.99")
     return plugins.add(NAME, data, built_with__cxx11_abi=True)
@@ -391,7 +391,7 @@ DEFECTS: dict[str, Defect] = {
     ),
     "library that the linker refuses": Defect(
         RefusalCode.DLOPEN_FAILED,
-        _built("-DMINIMAL_MIN_MINOR=minimal_nowhere()", "-Wno-error=implicit-function-declaration"),
+        _built("-DSAMPLE_MIN_MINOR=minimal_nowhere()", "-Wno-error=implicit-function-declaration"),
         ("minimal_nowhere",),
     ),
     "entry that speaks an older ABI": Defect(

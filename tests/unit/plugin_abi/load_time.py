@@ -15,9 +15,9 @@ from plugin_abi.elf import ElfFile
 from plugin_abi.elf_format import SegmentType, Tag
 from plugin_abi.errors import RefusalCode
 from unit.plugin_abi.elf_edit import add_tags, address_of, header_place, replace_tag, set_word
-from unit.plugin_abi.plugins import FIXTURES, Plugins
+from unit.plugin_abi.plugins import FIXTURES, MINIMAL, Plugins
 
-SOURCES = ("minimal_backend.c", "minimal_event.c", "at_load.c")
+SOURCES = (*MINIMAL, "at_load.c")
 LEAVES = 42
 
 Make = Callable[[Plugins, str], Path]

@@ -16,9 +16,18 @@ from typing import Any
 from plugin_abi.search import SearchEnvironment
 
 FIXTURES = Path(__file__).parent / "fixtures"
+SAMPLE = Path(__file__).parents[3] / "tools" / "sample_backend" / "src"
+#: The minimal backend: the sample's device and buffers with a program of its own, and an entry that has the defects.
+MINIMAL = ("objects.c", "device.c", "buffer.c", "minimal_program.c", "minimal_entry.c")
 INCLUDE = Path(__file__).parents[3] / "plugin_abi" / "include"
 MARKER_VARIABLE = "FLAGOS_TEST_MARKER"
 GIT_REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+def source_path(name: str) -> Path:
+    """Where a source of the fixtures or of the sample backend lies."""
+    fixture = FIXTURES / name
+    return fixture if fixture.exists() else SAMPLE / name
 
 
 def _version_of(compiler: str) -> str:
@@ -40,11 +49,13 @@ class Toolchain:
 
     def build(
         self,
-        sources: tuple[str, ...] = ("minimal_backend.c", "minimal_event.c"),
+        sources: tuple[str, ...] = MINIMAL,
         flags: tuple[str, ...] = (),
         **defines: str | int,
     ) -> Path:
-        """A shared library of fixture sources; defines are given by their names in lower case, strings quoted."""
+        """A shared library of sources of the fixtures or the sample; defines are given by their names in lower case,
+        without SAMPLE_, strings quoted."""
+        defines = {"name": "minimal", "git_revision": GIT_REVISION, **defines}
         defines = {"compiler": self.compiler, "glibc": self.glibc, **defines}
         key = hashlib.sha256(repr((sources, flags, sorted(defines.items()))).encode()).hexdigest()[:16]
         library = self.folder / key / "libminimal.so"
@@ -52,7 +63,7 @@ class Toolchain:
             return library
         library.parent.mkdir(parents=True)
         quoted = [
-            f"-DMINIMAL_{name.upper()}=" + (f'"{value}"' if isinstance(value, str) else str(value))
+            f"-DSAMPLE_{name.upper()}=" + (f'"{value}"' if isinstance(value, str) else str(value))
             for name, value in defines.items()
         ]
         linker = "g++" if any(source.endswith(".cc") for source in sources) else "gcc"
@@ -60,9 +71,10 @@ class Toolchain:
         for source in sources:
             target = library.parent / f"{source}.o"
             compiler = ["g++", "-std=c++17"] if source.endswith(".cc") else ["gcc", "-std=c11"]
-            options = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}", *quoted]
+            options = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]
+            options += [f"-I{FIXTURES}", f"-I{SAMPLE}", '-DSAMPLE_KIND="minimal"', *quoted]
             options += [flag for flag in flags if not flag.startswith(("-Wl,", "-l", "-L"))]
-            files = ["-c", str(FIXTURES / source), "-o", str(target)]
+            files = ["-c", str(source_path(source)), "-o", str(target)]
             subprocess.run([*compiler, *options, *files], check=True)
             objects.append(str(target))
         link_flags = [flag for flag in flags if not flag.startswith("-D")]
@@ -71,7 +83,7 @@ class Toolchain:
 
     def build_hostile(self) -> Path:
         """The minimal backend that also does what a program "try DEED" asks for."""
-        return self.build(("minimal_backend.c", "minimal_event.c", "hostile_deeds.c"), hostile=1)
+        return self.build((*MINIMAL, "hostile_deeds.c"), hostile=1)
 
 
 def manifest_fields(toolchain: Toolchain) -> dict[str, Any]:

@@ -1,10 +1,15 @@
-"""docs/howto.md, "From the smallest backend to a device in JAX": its commands and its manifest, run as they stand."""
+"""docs/howto.md, "From the sample to a device in JAX": its commands and its program, run as they stand.
+
+The sample's own tests run on the backend that they make.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
-import textwrap
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,32 +17,53 @@ import pytest
 from flagos_backend.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[3]
+_CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
 
-def block(language: str) -> str:
-    """The guide's one block of a language."""
-    section = (
-        (ROOT / "docs" / "howto.md").read_text().partition("### From the smallest backend")[2].partition("\n## ")[0]
-    )
-    [found] = re.findall(rf"^ *```{language}\n(.*?)^ *```$", section, re.MULTILINE | re.DOTALL)
-    return textwrap.dedent(found)
+def _blocks(language: str) -> list[str]:
+    """The guide's blocks of a language."""
+    section = (ROOT / "docs" / "howto.md").read_text().partition("### From the sample")[2].partition("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
 
+def _run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **variables}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(_CMAKE is None, reason="the guide builds with CMake: none is there")
 def test_the_guide_makes_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert _CMAKE is not None
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
+    build, add = _blocks("sh")
+    [program] = _blocks("python")
+    (tmp_path / "seen.py").write_text(program)
+    path = {"PATH": f"{Path(sys.executable).parent}:{Path(_CMAKE).parent}:{os.environ['PATH']}"}
+    python = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+    built = _run(["bash", "-ec", build], tmp_path, **path, **python)
+    assert built.returncode == 0, built.stdout + built.stderr
     monkeypatch.chdir(tmp_path)
-    for folder in ("tests", "plugin_abi"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    subprocess.run(["bash", "-e", "-c", block("sh")], check=True)
-    manifest = tmp_path / "mychip" / "mychip.json"
-    manifest.write_text(block("json"))
-    assert main(["check", "mychip/mychip.json"]) == 0
-    assert capsys.readouterr().out == "mychip/mychip.json: accepted\n"
-    monkeypatch.setenv("FLAGOS_DRIVER_FILES", "mychip")
+    assert main(["check", "mychip/build/mychip.json"]) == 0
+    assert capsys.readouterr().out == "mychip/build/mychip.json: accepted\n"
+    monkeypatch.setenv("FLAGOS_DRIVER_FILES", "mychip/build")
     assert main(["devices"]) == 0
-    assert capsys.readouterr().out.startswith("mychip 0.1.0\nminimal:0: minimal, process 0,")
-    # Without a field that is required: its name, and the cure.
-    manifest.write_text(block("json").replace(', "python": {"abi": "none"}', ""))
-    assert main(["check", "mychip/mychip.json"]) == 1
-    assert "field built_with.python is missing" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("mychip 0.1.0\nmychip:0: mychip, process 0,")
+
+    jax = {"JAX_PLATFORMS": "flagos,cpu", "FLAGOS_DRIVER_FILES": str(tmp_path / "mychip" / "build"), **python}
+    seen = _run([sys.executable, "seen.py"], tmp_path, **jax)
+    assert "[1.        2.5231884 2.9280553 2.9901094] {mychip:0}" in seen.stdout
+    assert seen.returncode == 1
+    assert "UNIMPLEMENTED: sine: the mychip backend does not compute it; add it to `operations`" in seen.stderr
+
+    added = _run(["bash", "-ec", add], tmp_path, **path, **python)
+    assert added.returncode == 0, added.stdout + added.stderr
+    seen = _run([sys.executable, "seen.py"], tmp_path, **jax)
+    assert seen.returncode == 0, seen.stderr
+    assert "0.84147" in seen.stdout
+
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
+    tested = _run([*pytest_, "tests"], tmp_path / "mychip", **jax)
+    assert tested.returncode == 0, tested.stdout + tested.stderr

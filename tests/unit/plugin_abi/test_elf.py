@@ -28,7 +28,7 @@ from plugin_abi.initializers import foreign_initializers
 from plugin_abi.libraries import current_linker, open_elf
 from plugin_abi.linkage import faults
 from plugin_abi.policy import Policy, examine, read_library
-from unit.plugin_abi.plugins import FIXTURES, INCLUDE, Plugins, Toolchain
+from unit.plugin_abi.plugins import MINIMAL, Plugins, Toolchain
 
 READELF = shutil.which("readelf")
 LINKER = current_linker()
@@ -49,7 +49,7 @@ def library(request: pytest.FixtureRequest, toolchain: Toolchain) -> Path:
 
 
 def _static_libstdcxx(toolchain: Toolchain) -> Path:
-    sources = ("minimal_backend.c", "minimal_event.c", "cxx_strings.cc")
+    sources = (*MINIMAL, "cxx_strings.cc")
     return toolchain.build(sources, ("-Wl,--exclude-libs,ALL", "-static-libstdc++", "-static-libgcc"), cxx11_abi=1)
 
 
@@ -211,7 +211,7 @@ def test_compilers_are_read_from_comments(comment: str, compiler: str | None, tm
 
 @pytest.mark.parametrize(("flag", "expected"), [(0, False), (1, True)])
 def test_the_cxx11_abi_is_read_from_mangled_names(flag: int, expected: bool, toolchain: Toolchain) -> None:
-    sources = ("minimal_backend.c", "minimal_event.c", "cxx_strings.cc")
+    sources = (*MINIMAL, "cxx_strings.cc")
     library = toolchain.build(sources, (f"-D_GLIBCXX_USE_CXX11_ABI={flag}",), cxx11_abi=flag)
     assert cxx11_abi_of(open_elf(library)) is expected
 
@@ -227,11 +227,8 @@ def test_a_library_without_strings_says_nothing_of_the_cxx11_abi(toolchain: Tool
 @functools.cache
 def _sound() -> bytes:
     folder = Path(__import__("tempfile").mkdtemp())
-    library = folder / "fuzz.so"
-    sources = [str(FIXTURES / name) for name in ("minimal_backend.c", "minimal_event.c")]
-    options = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,fuzz.so", "-Wl,-rpath,$ORIGIN/x", f"-I{INCLUDE}"]
-    subprocess.run(["gcc", *options, *sources, "-o", str(library)], check=True)
-    return library.read_bytes()
+    flags = ("-Wl,-soname,fuzz.so", "-Wl,-rpath,$ORIGIN/x")
+    return Toolchain(folder).build(flags=flags).read_bytes()
 
 
 def _everything(elf: ElfFile) -> Iterator[object]:

@@ -15,7 +15,7 @@ import pytest
 
 from plugin_abi import libraries
 from plugin_abi.libraries import current_linker, open_elf, resolve
-from unit.plugin_abi.plugins import Toolchain
+from unit.plugin_abi.plugins import MINIMAL, Toolchain
 
 
 def _linkers_view(library: Path, **environment: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ def _link(folders: Path, name: str, *flags: str) -> Path:
 
 
 def test_the_systems_libraries(toolchain: Toolchain) -> None:
-    sources = ("minimal_backend.c", "minimal_event.c", "cxx_strings.cc")
+    sources = (*MINIMAL, "cxx_strings.cc")
     _agree(toolchain.build(sources, cxx11_abi=1))
 
 

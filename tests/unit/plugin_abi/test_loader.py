@@ -17,7 +17,7 @@ from plugin_abi.errors import Refusal, RefusalCode
 from plugin_abi.frameworks import RunningFramework
 from plugin_abi.host import Context
 from plugin_abi.versions import AbiVersion
-from unit.plugin_abi.plugins import GIT_REVISION, Plugins
+from unit.plugin_abi.plugins import GIT_REVISION, MINIMAL, Plugins
 
 
 def _accepted(result: loader.LoadResult) -> str:
@@ -182,7 +182,7 @@ def test_a_stripped_library_has_no_static_initializers_of_its_own(plugins: Plugi
 
 
 def test_a_plugin_of_the_cxx11_abi_is_accepted(plugins: Plugins) -> None:
-    sources = ("minimal_backend.c", "minimal_event.c", "cxx_strings.cc")
+    sources = (*MINIMAL, "cxx_strings.cc")
     plugins.add("cxx", plugins.toolchain.build(sources, cxx11_abi=1), built_with__cxx11_abi=True)
     assert _accepted(loader.load(environment=plugins.environment())) == "cxx"
 
