@@ -211,8 +211,9 @@ Collective::Collective(python::Reader reader, int64_t devices) {
   }
 }
 
-Meetings::Outcome Meetings::Perform(int64_t number, const Collective& collective, int64_t device,
-                                    const void* const* operands, void* const* results, std::vector<int64_t>& missing) {
+Rendezvous::Outcome Rendezvous::Perform(int64_t number, const Collective& collective, int64_t device,
+                                        const void* const* operands, void* const* results,
+                                        std::vector<int64_t>& missing) {
   const std::vector<int64_t>& participants = collective.participants[static_cast<size_t>(device)];
   const size_t count = collective.parts.size();
   if (participants.empty()) {
@@ -294,8 +295,8 @@ Meetings::Outcome Meetings::Perform(int64_t number, const Collective& collective
 
 // Small arrays are reduced by everybody; of large ones everybody reduces a share into its own result, `own_share`, from
 // where the others copy it after a barrier.
-void Meetings::AllReduce(const Collective& collective, const std::vector<Group::Said>& said, size_t rank,
-                         bool own_share) {
+void Rendezvous::AllReduce(const Collective& collective, const std::vector<Group::Said>& said, size_t rank,
+                           bool own_share) {
   const size_t size = said.size();
   for (size_t i = 0; i < collective.parts.size(); ++i) {
     const Collective::Part& part = collective.parts[i];
@@ -316,13 +317,13 @@ void Meetings::AllReduce(const Collective& collective, const std::vector<Group::
   }
 }
 
-void Meetings::Abort() noexcept {
+void Rendezvous::Abort() noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
   aborted_ = true;
   changed_.notify_all();
 }
 
-Meetings::Group& Meetings::Find(int64_t number, const std::vector<int64_t>& participants) {
+Rendezvous::Group& Rendezvous::Find(int64_t number, const std::vector<int64_t>& participants) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::unique_ptr<Group>& group = groups_[{number, participants.front()}];
   if (!group) {
@@ -334,7 +335,7 @@ Meetings::Group& Meetings::Find(int64_t number, const std::vector<int64_t>& part
 }
 
 // A few microseconds: most participants come at about the same time, and a thread that sleeps wakes late.
-bool Meetings::Spin(const Group& group, uint64_t round) {
+bool Rendezvous::Spin(const Group& group, uint64_t round) {
   static const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   if (group.here.size() > cores) return false;
   for (int i = 0; i < kSpins; ++i) {
@@ -344,7 +345,7 @@ bool Meetings::Spin(const Group& group, uint64_t round) {
   return false;
 }
 
-Meetings::Outcome Meetings::Enter(Group& group, size_t rank) {
+Rendezvous::Outcome Rendezvous::Enter(Group& group, size_t rank) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (aborted_) return Outcome::kAborted;
   const uint64_t round = group.round.load(std::memory_order_relaxed);
@@ -368,7 +369,7 @@ Meetings::Outcome Meetings::Enter(Group& group, size_t rank) {
   return in_time ? Outcome::kAborted : Outcome::kLate;
 }
 
-void Meetings::Wait(Group& group) {
+void Rendezvous::Wait(Group& group) {
   std::unique_lock<std::mutex> lock(mutex_);
   const uint64_t round = group.round.load(std::memory_order_relaxed);
   if (++group.came == group.here.size()) {

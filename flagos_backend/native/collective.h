@@ -36,12 +36,12 @@ struct Collective {
 
 // Where the devices of one launch meet: each runs the same collectives in a thread of its own, and reads what it needs of
 // the others' operands. All methods may be called from several threads.
-class Meetings {
+class Rendezvous {
  public:
   enum class Outcome { kDone, kAborted, kLate };
 
   // `timeout`: how long a collective waits for its participants.
-  explicit Meetings(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
+  explicit Rendezvous(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
 
   // The collective `number` as `device` has it: one operand and one result for each part. Where it is late, `missing` gets
   // the devices that have not come. Until it returns others may read the operands, and nobody does afterwards.

@@ -33,11 +33,11 @@ double TimeoutOf(PyObject* launch) {
 // goes without.
 class PythonLaunch final : public LaunchState {
  public:
-  // `runner`: of bridge.py; outlives this object. With the GIL, unless `records_meetings`.
-  PythonLaunch(PyObject* runner, size_t shares, bool records_meetings) : runner_(runner), barrier_(shares) {
-    if (records_meetings) return;
+  // `runner`: of bridge.py; outlives this object. With the GIL, unless `records_rendezvous`.
+  PythonLaunch(PyObject* runner, size_t shares, bool records_rendezvous) : runner_(runner), barrier_(shares) {
+    if (records_rendezvous) return;
     const double seconds = TimeoutOf(get());
-    if (seconds > 0) meetings_.emplace(std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9)));
+    if (seconds > 0) rendezvous_.emplace(std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9)));
   }
   ~PythonLaunch() override {
     if (launch_ != nullptr) python::Discard(launch_, 0);
@@ -45,7 +45,7 @@ class PythonLaunch final : public LaunchState {
 
   void Abort(const Status& status) noexcept override {
     barrier_.Abort(status);
-    if (meetings_) meetings_->Abort();
+    if (rendezvous_) rendezvous_->Abort();
     python::Gil gil;
     if (!gil) return;
     try {
@@ -69,13 +69,13 @@ class PythonLaunch final : public LaunchState {
   }
   Barrier& barrier() noexcept { return barrier_; }
   // NULL where devices of other processes may take part.
-  Meetings* meetings() noexcept { return meetings_ ? &*meetings_ : nullptr; }
+  Rendezvous* rendezvous() noexcept { return rendezvous_ ? &*rendezvous_ : nullptr; }
 
  private:
   PyObject* const runner_;
   PyObject* launch_ = nullptr;  // guarded by the GIL
   Barrier barrier_;
-  std::optional<Meetings> meetings_;
+  std::optional<Rendezvous> rendezvous_;
 };
 
 class PythonProgram final : public Program, public LibraryCaller {
@@ -87,7 +87,7 @@ class PythonProgram final : public Program, public LibraryCaller {
     info_ = ReadInfo(description);
     native_ = NativeForm(description.Tuple(), info_.num_replicas * info_.num_partitions);
     runner_ = Object::Share(reader.Next()).Detach();
-    records_meetings_ = reader.Integer() != 0;
+    records_rendezvous_ = reader.Integer() != 0;
   }
 
   const NativeForm& native() const noexcept { return native_; }
@@ -108,7 +108,7 @@ class PythonProgram final : public Program, public LibraryCaller {
   }
 
   std::unique_ptr<LaunchState> Begin(size_t shares) override {
-    if (records_meetings_) return std::make_unique<PythonLaunch>(runner_, shares, true);
+    if (records_rendezvous_) return std::make_unique<PythonLaunch>(runner_, shares, true);
     python::Gil gil;
     CheckOpen(gil);
     return std::make_unique<PythonLaunch>(runner_, shares, false);
@@ -171,7 +171,7 @@ class PythonProgram final : public Program, public LibraryCaller {
 
   NativeForm native_;
   PyObject* runner_;
-  bool records_meetings_ = false;
+  bool records_rendezvous_ = false;
   std::unordered_map<int64_t, Bound> bound_;  // by device id; guarded by the GIL
   Replays replays_{info_, runner_};
   std::shared_ptr<const ProgramNotes> notes_;  // once asked for; accessed atomically
@@ -222,7 +222,7 @@ const PythonProgram::Bound& PythonProgram::BoundTo(const Place& place) {
 }
 
 // Where the devices of the launch meet; None for a launch of one.
-PyObject* MeetingPlace(LaunchState* state) {
+PyObject* RendezvousObject(LaunchState* state) {
   return state ? static_cast<PythonLaunch*>(state)->get() : python::Known()->none;
 }
 
@@ -263,7 +263,7 @@ void PythonProgram::CallLibrary(const Place& place, LaunchState* state, int64_t 
   const NativeForm::Call& call = native_.calls.at(static_cast<size_t>(number));
   if (call.collective && state != nullptr) {
     auto& launch = static_cast<PythonLaunch&>(*state);
-    if (launch.meetings() != nullptr) return Meet(place, launch, number, call, sources, targets, allocated);
+    if (launch.rendezvous() != nullptr) return Meet(place, launch, number, call, sources, targets, allocated);
   }
   python::Gil gil;
   CheckOpen(gil);
@@ -271,8 +271,8 @@ void PythonProgram::CallLibrary(const Place& place, LaunchState* state, int64_t 
   const python::Functions& py = *python::Known();
   Object index = python::Integer(number);
   Object operands = Tensors(sources, call.operands), results = Tensors(targets, call.results);
-  Object tensors =
-      python::Call(BoundTo(place).call, {index.get(), operands.get(), results.get(), MeetingPlace(state)}, "execute");
+  Object tensors = python::Call(BoundTo(place).call,
+                                {index.get(), operands.get(), results.get(), RendezvousObject(state)}, "execute");
   std::vector<Ref<Block>> none;
   ptrdiff_t next = 0;
   for (size_t i = 0; i < call.results.size(); ++i) {
@@ -293,14 +293,14 @@ void PythonProgram::Meet(const Place& place, PythonLaunch& launch, int64_t numbe
   }
   const int64_t device = place.replica * info_.num_partitions + place.partition;
   std::vector<int64_t> missing;
-  const Meetings::Outcome outcome =
-      launch.meetings()->Perform(number, *call.collective, device, sources, targets, missing);
-  if (outcome == Meetings::Outcome::kDone) return;
+  const Rendezvous::Outcome outcome =
+      launch.rendezvous()->Perform(number, *call.collective, device, sources, targets, missing);
+  if (outcome == Rendezvous::Outcome::kDone) return;
   // The interpreter says what happened, as it does where devices meet there.
   python::Gil gil;
   CheckOpen(gil);
   const python::Functions& py = *python::Known();
-  if (outcome == Meetings::Outcome::kAborted) missing.clear();
+  if (outcome == Rendezvous::Outcome::kAborted) missing.clear();
   Object late = python::Check(py.PyTuple_New(static_cast<ptrdiff_t>(missing.size())), "PyTuple_New");
   for (size_t i = 0; i < missing.size(); ++i) {
     py.PyTuple_SetItem(late.get(), static_cast<ptrdiff_t>(i), python::Integer(missing[i]).Detach());
@@ -331,7 +331,7 @@ std::vector<Ref<Block>> PythonProgram::Run(const Place& place, LaunchState* stat
       Replays::Arrays arrays;
       if (replayed != nullptr) arrays = replays_.Prepare(*replayed, place, arguments, memories);
       Barrier* const barrier =
-          records_meetings_ && state != nullptr ? &static_cast<PythonLaunch*>(state)->barrier() : nullptr;
+          records_rendezvous_ && state != nullptr ? &static_cast<PythonLaunch*>(state)->barrier() : nullptr;
       const bool launched = barrier != nullptr ? replays_.LaunchTogether(replayed.get(), place, arrays, *barrier)
                                                : replays_.Launch(replayed.get(), arrays);
       if (launched) return std::move(arrays.results);
@@ -360,7 +360,7 @@ std::vector<Ref<Block>> PythonProgram::RunSteps(const Place& place, LaunchState*
     if (in_place && arguments[i].donated) reusable.push_back(arguments[i].contents->shared_block());
   }
   Object flag = python::Integer(in_place);
-  Object results = python::Call(BoundTo(place).execute, {list.get(), flag.get(), MeetingPlace(state)}, "execute");
+  Object results = python::Call(BoundTo(place).execute, {list.get(), flag.get(), RendezvousObject(state)}, "execute");
   const size_t count = info_.outputs.size();
   if (py.PyList_Size(results.get()) != static_cast<ptrdiff_t>(count)) {
     py.PyErr_Clear();

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from flagos_backend.collectives.communicator import Combine, Communicator, Rendezvous
+from flagos_backend.collectives.communicator import Combine, Communicator, Places, Rendezvous
 from flagos_backend.importer import import_module
 from flagos_backend.ir.hlo import Module
 from support.against_xla import hlo_of_text
@@ -25,7 +24,7 @@ class Alike(Communicator):
 
     no_recording = ""
 
-    def recorded(self, moves: Callable[[Tensor], bool]) -> Alike:
+    def recorded(self, places: Places) -> Alike:
         return self
 
     def exchange(self, rendezvous: Rendezvous, contribution: Any, combine: Combine) -> Any:

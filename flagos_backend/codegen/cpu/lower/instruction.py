@@ -222,7 +222,7 @@ class InstructionLowering:
             check.high,
         )
         text = f"native check of indices {item.name} {shape}"
-        return Step(ItemKind.CALL, (self._places.buffer_of(indices),), (), text, numbers)
+        return Step(ItemKind.CALL, (self._assignment.buffer_of(indices),), (), text, numbers)
 
     def _linear_algebra(self, item: Instruction) -> Step:
         numbers = linear_algebra_numbers(item) or decomposition_numbers(item)
