@@ -11,7 +11,7 @@ from typing import Self
 from flagos_backend.errors import MalformedProgram
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
-from flagos_backend.ir.config import parse_config
+from flagos_backend.ir.config import is_size, parse_config
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape
@@ -44,7 +44,7 @@ class StridedView:
             view = cls(tuple(config.pop("strides")), config.pop("offset", 0))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _malformed(instruction, f"its backend config is not {{strides, offset}} ({error})") from error
-        if config or any(type(number) is not int or number < 0 for number in (*view.strides, view.offset)):
+        if config or not all(map(is_size, (*view.strides, view.offset))):
             raise _malformed(instruction, "its backend config is not {strides, offset} of natural numbers")
         view._check(instruction)
         return view

@@ -187,6 +187,8 @@ def _call(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         config = parse_config(call.backend_config)
     except ValueError:
         return None  # whoever prepares the kernel refuses it
+    if not isinstance(config, dict):
+        return None
     tensors = [tensor for tensor in tensors_of(config) if tensor["tensor"] in numbers]
     if not types or any("strides" in tensor or "dtype" in tensor or "order" in tensor for tensor in tensors):
         return None
@@ -200,6 +202,8 @@ def _call(instruction: Instruction, emitter: Emitter) -> Instruction | None:
         tensor["order"] = list(_first(array_shape(operands[tensor["tensor"]]).rank))
         tensor.pop("strided", None)
     orders = config.get("orders") or [None] * len(shapes)
+    if not isinstance(orders, list) or len(orders) != len(shapes):
+        return None
     permuted = [_has_rank(shape) and order is None for shape, order in zip(shapes, orders, strict=True)]
     for number, shape in enumerate(shapes):
         if permuted[number]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from flagos_backend.errors import MalformedProgram
 from flagos_backend.ir.attributes import CustomCallAttributes
-from flagos_backend.ir.config import parse_config
+from flagos_backend.ir.config import is_integer, parse_config
 from flagos_backend.ir.hlo import Instruction
-from flagos_backend.ir.types import leaves
+from flagos_backend.ir.types import ArrayShape, leaves
 from flagos_backend.process.torch_loading import torch
 
 FORWARD = "flagos.attention"
@@ -128,8 +130,13 @@ class AttentionCall:
     @classmethod
     def of(cls, instruction: Instruction) -> Self:
         config = _config_of(instruction)
-        own = {name: bool(config.pop(name, False)) for name in ("statistics", "tells_nan")}
-        return cls(_decoded(instruction, config, AttentionCall), **own)
+        own = {name: config.pop(name, False) for name in ("statistics", "tells_nan")}
+        attention, sizes = _decoded(instruction, config, AttentionCall)
+        results = list(leaves(instruction.shape))
+        if len(results) != 1 + own["statistics"]:
+            raise _malformed(instruction, f"it has {len(results)} results, not {1 + own['statistics']}")
+        _check_dims(instruction, "output", attention.output, results[0], sizes)
+        return cls(attention, **own)
 
     def config(self) -> bytes:
         own = {"statistics": self.statistics, **({"tells_nan": True} if self.tells_nan else {})}
@@ -156,7 +163,19 @@ class AttentionBackwardCall:
     def of(cls, instruction: Instruction) -> Self:
         config = _config_of(instruction)
         own = {name: config.pop(name, None) for name in _BACKWARD_DIMS}
-        return cls(_decoded(instruction, config, AttentionBackwardCall), **own)
+        attention, sizes = _decoded(instruction, config, AttentionBackwardCall)
+        if own["output_gradient"] is None:
+            raise _malformed(instruction, "output_gradient is missing")
+        call = cls(attention, **own)
+        operands = [leaf for operand in instruction.operands for leaf in leaves(operand.shape)]
+        _check_dims(instruction, "output", attention.output, operands[3], sizes)
+        _check_dims(instruction, "output_gradient", call.output_gradient, operands[5], sizes)
+        wanted, results = call.wanted(), list(leaves(instruction.shape))
+        if len(results) != len(wanted):
+            raise _malformed(instruction, f"it has {len(results)} results, not {len(wanted)}")
+        for (name, dims), shape in zip(wanted.items(), results, strict=True):
+            _check_dims(instruction, f"{name}_gradient", dims, shape, sizes)
+        return call
 
     def config(self) -> bytes:
         own = {name: getattr(self, name) for name in _BACKWARD_DIMS if getattr(self, name) is not None}
@@ -173,6 +192,38 @@ GRADIENTS = ("query", "key", "value", "sink", "bias")
 _BACKWARD_DIMS = ("output_gradient", *(f"{name}_gradient" for name in GRADIENTS))
 
 
+def _is_dims(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    letters = value.replace("1", "")
+    return len(set(letters)) == len(letters) and all(letter.isascii() and letter.isalpha() for letter in letters)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+_DIMS_TEXT = "dimensions, a letter each, none twice"
+_MANDATORY = ("query", "key", "value", "output")
+#: What each field of a config must be, in words, and what tells whether it is.
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(_MANDATORY, (_DIMS_TEXT, _is_dims)),
+    **dict.fromkeys(("bias", "mask", "sink", *_BACKWARD_DIMS), (_DIMS_TEXT, _or_null(_is_dims))),
+    "scale": ("a finite number", _is_number),
+    **dict.fromkeys(("fill", "cap"), ("a finite number or null", _or_null(_is_number))),
+    **dict.fromkeys(("upper", "lower"), ("an integer of 64 bits or null", _or_null(is_integer))),
+    **dict.fromkeys(("added", "tensor_float", "statistics", "tells_nan"), ("true or false", _is_flag)),
+}
+
+
 def _config_of(instruction: Instruction) -> dict[str, Any]:
     try:
         config = parse_config(instruction.attributes_as(CustomCallAttributes).backend_config)
@@ -180,10 +231,18 @@ def _config_of(instruction: Instruction) -> dict[str, Any]:
         raise _malformed(instruction, f"its backend config is not JSON ({error})") from error
     if not isinstance(config, dict):
         raise _malformed(instruction, "its backend config is not a JSON object")
+    for name, (wanted, fits) in _TYPES.items():
+        if name in config and not fits(config[name]):
+            raise _malformed(instruction, f"{name} is {_shown(config[name])}, not {wanted}")
     return config
 
 
-def _decoded(instruction: Instruction, config: dict[str, Any], kind: type) -> Attention:
+def _shown(value: Any) -> str:
+    return textwrap.shorten(json.dumps(value), 60)
+
+
+def _decoded(instruction: Instruction, config: dict[str, Any], kind: type) -> tuple[Attention, dict[str, int]]:
+    """Also the sizes of dimensions by their letters."""
     unknown = config.keys() - {field.name for field in fields(Attention)}
     if unknown:
         raise _malformed(instruction, f"{kind.__name__} knows no {', '.join(sorted(unknown))}")
@@ -191,11 +250,10 @@ def _decoded(instruction: Instruction, config: dict[str, Any], kind: type) -> At
         attention = Attention.from_config(config)
     except (TypeError, ValueError) as error:
         raise _malformed(instruction, str(error)) from error
-    _check(instruction, attention, kind)
-    return attention
+    return attention, _sizes(instruction, attention, kind)
 
 
-def _check(instruction: Instruction, attention: Attention, kind: type) -> None:
+def _sizes(instruction: Instruction, attention: Attention, kind: type) -> dict[str, int]:
     operands = attention.operands()
     given = [leaf for operand in instruction.operands for leaf in leaves(operand.shape)]
     extra = 0 if kind is AttentionCall else 3
@@ -208,6 +266,12 @@ def _check(instruction: Instruction, attention: Attention, kind: type) -> None:
         for letter, size in zip(dims, shape.dims, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise _malformed(instruction, f"the dimension {letter} is {sizes[letter]} and {size}")
+    return {"t": 1, "s": 1, "d": 1, "e": 1, **sizes}
+
+
+def _check_dims(instruction: Instruction, name: str, dims: str, shape: ArrayShape, sizes: dict[str, int]) -> None:
+    if tuple(sizes.get(letter) for letter in dims) != shape.dims:
+        raise _malformed(instruction, f"the dimensions {dims!r} of {name} do not name those of {shape}")
 
 
 def _malformed(instruction: Instruction, fact: str) -> MalformedProgram:

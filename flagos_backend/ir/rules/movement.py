@@ -206,6 +206,8 @@ def _gather(operation: Operation) -> Shape:
         broken(f"slice_sizes {list(a.slice_sizes)} do not fit {operand}, or a dropped dimension is larger than 1")
     window = [size for dimension, size in enumerate(a.slice_sizes) if dimension not in dropped]
     rank = len(batch) + len(window)
+    if 0 in (a.slice_sizes[dimension] for dimension in dropped) and 0 not in (*window, *batch):
+        broken(f"windows of slice_sizes {list(a.slice_sizes)} hold no element to gather")
     if len(a.offset_dims) != len(window):
         broken(f"offset_dims {list(a.offset_dims)} must have an entry for each of {len(window)} window dimensions")
     expect_distinct(a.offset_dims, rank, "offset_dims", increasing=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from flagos_backend.errors import AtenCallFailed
 from flagos_backend.ir.attributes import CustomCallAttributes
+from flagos_backend.ir.config import is_permutation, is_size
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.torch_dtypes import TORCH_DTYPE
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
@@ -255,20 +256,25 @@ def _decode(instruction: Instruction, value: Any, casts: Sequence[torch.dtype | 
 
 def _operand(instruction: Instruction, value: dict[str, Any], casts: Sequence[torch.dtype | None]) -> _Build:
     number, strides, order = value["tensor"], value.get("strides"), value.get("order")
-    if not isinstance(number, int) or not 0 <= number < len(casts):
+    if not is_size(number) or number >= len(casts):
         raise malformed(instruction, f"it has no operand {number!r}")
     dtype = casts[number]
     if "dtype" in value:
         dtype = _of_bits(instruction, value["dtype"], instruction.operands[number].shape)
     if order is not None:
         shape = instruction.operands[number].shape
-        if not isinstance(shape, ArrayShape) or sorted(order) != list(range(shape.rank)) or dtype is not None:
+        if not isinstance(shape, ArrayShape) or not is_permutation(order, shape.rank) or dtype is not None:
             raise malformed(instruction, f"{order} does not order the dimensions of {shape}")
         return lambda operands: operands[number].contiguous().permute(order)
     if strides is None:
         if "strided" not in value:  # some operators do not look at strides
             return (lambda o: o[number].contiguous()) if dtype is None else lambda o: o[number].contiguous().view(dtype)
         return (lambda operands: operands[number]) if dtype is None else lambda o: o[number].view(dtype)
+
+    shape = instruction.operands[number].shape
+    rank = shape.rank if isinstance(shape, ArrayShape) else 0
+    if not isinstance(strides, list) or len(strides) != rank or not all(map(is_size, strides)):
+        raise malformed(instruction, f"{strides} are no strides of {shape}")
 
     def strided(operands: Sequence[Any]) -> Any:
         tensor = operands[number] if dtype is None else operands[number].view(dtype)
@@ -310,7 +316,7 @@ def _results(
     )
     for shape, name, order in zip(shapes, names, permutations, strict=True):
         seen = _as_torch(instruction, shape) if name is None else _of_bits(instruction, name, shape)
-        if order is not None and (not isinstance(order, list) or sorted(order) != list(range(len(shape.dims)))):
+        if order is not None and not is_permutation(order, len(shape.dims)):
             raise malformed(instruction, f"{order} does not order the dimensions of {shape}")
         give.append(_in_storage(seen or dtype_of(shape.element_type), shape, order))
     if kept is None:
@@ -318,7 +324,7 @@ def _results(
             raise malformed(instruction, f"one tensor is no {instruction.shape}")
         store_one = give[0]
         return lambda outcome, device, operands: _owned(moved(store_one(outcome), device), operands)
-    if not isinstance(kept, list) or len(kept) != len(give) or not all(isinstance(k, int) for k in kept):
+    if not isinstance(kept, list) or len(kept) != len(give) or not all(map(is_size, kept)):
         raise malformed(instruction, f"results {kept} do not make {instruction.shape}")
 
     def finish(outcome: Any, device: torch.device, operands: Sequence[torch.Tensor]) -> Value:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flagos_backend.errors import HostCallbackMissing, MalformedProgram, UnknownCustomCall, UnsupportedAttribute
 from flagos_backend.ir.attributes import CustomCallAttributes, SortAttributes
-from flagos_backend.ir.config import parse_config
+from flagos_backend.ir.config import is_integer, parse_config
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType, Shape, TupleShape, leaves
@@ -164,7 +164,7 @@ def _sink(instruction: Instruction, config: Config) -> Kernel:
 def _host_callback(instruction: Instruction, config: Config) -> Kernel:
     """Calls the host with the arrays among the operands; tokens only order calls."""
     identifier = config["id"]
-    if not isinstance(identifier, int) or isinstance(identifier, bool):
+    if not is_integer(identifier):
         raise malformed(instruction, f"backend_config.id is {identifier!r}, not an integer")
     shapes = [leaf for operand in instruction.operands for leaf in leaves(operand.shape) if not _is_token(leaf)]
     results = [leaf for leaf in leaves(instruction.shape) if not _is_token(leaf)]

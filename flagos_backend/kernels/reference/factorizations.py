@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 from flagos_backend.errors import UnsupportedElementType
+from flagos_backend.ir.config import is_size
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.types import ArrayShape, ElementType, leaves
 from flagos_backend.kernels.reference import householder, storage
@@ -97,10 +99,20 @@ def _factorisation(instruction: Instruction, factorise: Factorise) -> Kernel:
 # ---- Eigenvalues
 
 
+def _range(instruction: Instruction, subset: Any, size: int) -> tuple[int, int]:
+    given = subset if isinstance(subset, list) else []
+    if len(given) != 2 or not all(map(is_size, given)) or not given[0] <= given[1] <= size:
+        raise malformed(
+            instruction, f"backend_config.subset is {subset!r}, not [first, last] within {size} eigenvalues"
+        )
+    return given[0], given[1]
+
+
 @custom_call("flagos.eigh", lower=True, subset=None)
 def _eigh(instruction: Instruction, config: Config) -> Kernel:
     triangle = "L" if config["lower"] else "U"
-    first, last = config["subset"] or (0, _matrix(instruction).dims[-1])
+    size, subset = _matrix(instruction).dims[-1], config["subset"]
+    first, last = (0, size) if subset is None else _range(instruction, subset, size)
 
     def factorise(a: Tensor) -> tuple[Tensor, ...]:
         values, vectors = torch.linalg.eigh(a, UPLO=triangle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flagos_backend.ir.config import is_size
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.kernels.reference.custom_calls import REQUIRED, Config, custom_call, malformed
 from flagos_backend.kernels.reference.registry import Kernel, Run
@@ -28,7 +29,7 @@ def multiply(data: Tensor, row: Tensor, col: Tensor, x: Tensor, shape: tuple[int
 
 def _shape(instruction: Instruction, config: Config) -> tuple[int, int]:
     shape = config["shape"]
-    if not isinstance(shape, list) or len(shape) != 2 or not all(isinstance(size, int) and size >= 0 for size in shape):
+    if not isinstance(shape, list) or len(shape) != 2 or not all(map(is_size, shape)):
         raise malformed(instruction, f"backend_config.shape is {shape!r}, not [rows, columns]")
     return shape[0], shape[1]
 

@@ -1,5 +1,7 @@
 """The builder infers what JAX infers, and refuses what breaks a rule."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from flagos_backend.ir.attributes import (
     CompareAttributes,
     DimensionsAttributes,
     DotAttributes,
+    GatherAttributes,
     SliceAttributes,
     WhileAttributes,
 )
@@ -111,6 +114,20 @@ def test_shape_that_operands_contradict():
         builder.add(Opcode.SLICE, [x], SliceAttributes((0, 0), (9, 5), (1, 1)))
     with pytest.raises(VerificationFailed, match="carries SliceAttributes, not NoAttributes"):
         builder.add(Opcode.SLICE, [x])
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_gathers_of_windows_of_nothing(rows):
+    """They make no element: none is there to be read."""
+    builder = Builder("b")
+    x, indices = builder.parameter(f32(rows, 5)), builder.parameter(ArrayShape(ElementType.S32, (3, 1)))
+    none = builder.parameter(ArrayShape(ElementType.S32, (0, 1)))
+    attributes = GatherAttributes((1,), (0,), (0,), index_vector_dim=1, slice_sizes=(0, 5))
+    with pytest.raises(VerificationFailed, match="hold no element to gather"):
+        builder.add(Opcode.GATHER, [x, indices], attributes)
+    assert builder.add(Opcode.GATHER, [x, none], attributes).shape == f32(0, 5)
+    empty = replace(attributes, slice_sizes=(0, 0))
+    assert builder.add(Opcode.GATHER, [x, indices], empty).shape == f32(3, 0)
 
 
 def test_empty_computation_is_refused():

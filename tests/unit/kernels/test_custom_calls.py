@@ -477,6 +477,10 @@ def test_an_unknown_target_is_refused_by_name_with_the_known_ones() -> None:
         ("[1]", MalformedProgram, "not a JSON object"),
         ({"lower": 1}, MalformedProgram, "backend_config.lower"),
         ({"upper": True}, UnsupportedAttribute, "backend_config.upper"),
+        *(
+            ({"subset": subset}, MalformedProgram, "backend_config.subset")
+            for subset in (True, 1, "12", {}, [], [1], [0, True], [0, 1.0], [2, 1], [-1, 2], [0, 99], [0, 10**400])
+        ),
     ],
 )
 def test_a_bad_config_is_refused_by_name(config: object, error: type[Exception], said: str) -> None:
@@ -489,8 +493,12 @@ def test_a_bad_config_is_refused_by_name(config: object, error: type[Exception],
     [
         ("flagos.csr_spmv", {}),
         ("flagos.csr_spmv", {"shape": [3]}),
+        ("flagos.csr_spmv", {"shape": [3, True]}),
+        ("flagos.csr_spmv", {"shape": [3, 1 << 63]}),
         ("flagos.host_callback", {}),
         ("flagos.host_callback", {"id": "1"}),
+        ("flagos.host_callback", {"id": True}),
+        ("flagos.host_callback", {"id": 1 << 63}),
     ],
 )
 def test_a_config_that_lacks_what_is_needed_is_refused(target: str, config: object) -> None:
@@ -541,6 +549,9 @@ def test_strided_view(
         ("f32[20]", "f32[3,4]", {"strides": [8]}),
         ("f32[20]", "f32[3,4]", {"strides": [8, -1]}),
         ("f32[20]", "f32[3]", {"strides": [1.5]}),
+        ("f32[20]", "f32[3]", {"strides": True}),
+        ("f32[20]", "f32[3]", {"strides": [True]}),
+        ("f32[20]", "f32[1]", {"strides": [1 << 63]}),  # a stride that nothing takes
         ("f32[20]", "f32[3]", {"strides": [1], "offset": -1}),
         ("f32[20]", "f32[3]", {"strides": [1], "steps": 2}),
         ("f32[20]", "f32[3]", {}),

@@ -215,6 +215,25 @@ _DILATED: Final = (
 )
 
 
+def _gather_of_slices(sizes: list[int], text: str) -> Callable[[], bytes]:
+    """The gather with other slice sizes, which XLA's reader of text may not take."""
+
+    def make() -> bytes:
+        program = schema.Program.FromString(from_text(text))
+        for computation in program.module.computations:
+            for instruction in computation.instructions:
+                if instruction.opcode == "gather":
+                    instruction.gather_slice_sizes[:] = sizes
+        return bytes(program.SerializeToString())
+
+    return make
+
+
+def _attention_of(**fields: Any) -> bytes:
+    config = {"query": "td", "key": "sd", "value": "se", "output": "te"} | fields
+    return call_of("flagos.attention", ("f32[4,8]", "f32[6,8]", "f32[6,5]"), ("f32[4,5]",), json.dumps(config))
+
+
 def _deep_config(target: str) -> bytes:
     call = f'custom-call(x), custom_call_target="{target}", backend_config="{"[" * 50_000}"'
     return from_text(f"ENTRY e {{ x = f32[6] parameter(0) ROOT y = f32[6] {call} }}")
@@ -232,6 +251,9 @@ def _deep_trip_count() -> bytes:
 
 _PROGRAMS: Final = (
     Entry("importer", "a gather of nothing", _without_operands("gather", _GATHER), "VerificationFailed"),
+    Entry("program", "a gather of windows of nothing", _gather_of_slices([0, 5], _GATHER), "VerificationFailed"),
+    Entry("program", "attention of a query that is true", lambda: _attention_of(query=True), "MalformedProgram"),
+    Entry("program", "attention of an infinite scale", lambda: _attention_of(scale=float("inf")), "MalformedProgram"),
     Entry("program", "a base dilation of 10^9", lambda: from_text(_DILATED), "RESOURCE_EXHAUSTED"),
     Entry("importer", "a trip count that nests deep", _deep_trip_count, "MalformedProgram"),
     *(

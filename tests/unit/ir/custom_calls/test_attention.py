@@ -1,5 +1,9 @@
 """The reference kernels of flagos.attention and flagos.attention_backward against dense float64 einsums."""
 
+import dataclasses
+import json
+import math
+
 import pytest
 import torch
 
@@ -7,9 +11,9 @@ from flagos_backend.devices.target import Target
 from flagos_backend.errors import MalformedProgram
 from flagos_backend.ir.attributes import CustomCallAttributes
 from flagos_backend.ir.builder import Builder
-from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD, Attention, AttentionCall
+from flagos_backend.ir.custom_calls.attention import BACKWARD, FORWARD, Attention, AttentionBackwardCall, AttentionCall
 from flagos_backend.ir.opcode import Opcode
-from flagos_backend.ir.types import ArrayShape, ElementType
+from flagos_backend.ir.types import ArrayShape, ElementType, TupleShape
 from flagos_backend.kernels.choice import implementations_of
 from flagos_backend.kernels.implementation import Provider
 from flagos_backend.kernels.reference import attention, registry
@@ -102,13 +106,63 @@ def test_arguments_of_other_strides(rng):
     ],
 )
 def test_malformed(config, fact):
-    builder = Builder("c")
-    operands = [builder.parameter(ArrayShape(E.F32, dims)) for dims in ((4, 8), (6, 8), (6, 5))]
-    call = builder.add(
-        Opcode.CUSTOM_CALL, operands, CustomCallAttributes(FORWARD, config), shape=ArrayShape(E.F32, (4, 5))
-    )
     with pytest.raises(MalformedProgram, match=fact):
-        registry.prepare(call)
+        prepare(FORWARD, config)
+
+
+def prepare(target, config):
+    """The kernel of a call of a query td, a key sd and a value se; the backward call gives the query's gradient."""
+    dims = ((4, 8), (6, 8), (6, 5)) if target == FORWARD else ((4, 8), (6, 8), (6, 5), (4, 5), (1, 1, 4), (4, 5))
+    builder = Builder("c")
+    operands = [builder.parameter(ArrayShape(E.F32, sizes)) for sizes in dims]
+    result = ArrayShape(E.F32, (4, 5)) if target == FORWARD else TupleShape((ArrayShape(E.F32, (4, 8)),))
+    return registry.prepare(
+        builder.add(Opcode.CUSTOM_CALL, operands, CustomCallAttributes(target, config), shape=result)
+    )
+
+
+VALID = {"query": "td", "key": "sd", "value": "se", "output": "te"}
+VALID_BACKWARD = {**VALID, "output_gradient": "te", "query_gradient": "td"}
+#: What is no dims, no finite number, no integer, no flag: each field refuses those that it is not.
+NOT_DIMS = (True, 1, 1.5, ["t", "d"], {}, "tt", "t?", "tdx")
+NOT_NUMBERS = (True, "1", [1.0], {}, math.nan, math.inf, 10**400)
+NOT_INTEGERS = (True, 0.5, "0", [0], {}, 1 << 63, 10**400)
+NOT_FLAGS = (0, 1, "true", [], {}, None)
+REFUSED = {
+    **dict.fromkeys(("query", "key", "value", "output"), (*NOT_DIMS, None)),
+    **dict.fromkeys(("bias", "mask", "sink"), NOT_DIMS),
+    "scale": (*NOT_NUMBERS, None),
+    **dict.fromkeys(("fill", "cap"), NOT_NUMBERS),
+    **dict.fromkeys(("upper", "lower"), NOT_INTEGERS),
+    **dict.fromkeys(("added", "tensor_float"), NOT_FLAGS),
+}
+OWN = {
+    FORWARD: dict.fromkeys(("statistics", "tells_nan"), NOT_FLAGS),
+    BACKWARD: {
+        "output_gradient": (*NOT_DIMS, None),
+        **dict.fromkeys(
+            ("query_gradient", "key_gradient", "value_gradient", "sink_gradient", "bias_gradient"), NOT_DIMS
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(("target", "valid"), [(FORWARD, VALID), (BACKWARD, VALID_BACKWARD)])
+def test_every_field_is_of_its_type(target, valid):
+    assert prepare(target, json.dumps(valid).encode())
+    for name, values in (REFUSED | OWN[target]).items():
+        for value in values:
+            with pytest.raises(MalformedProgram, match=f"{target} breaks its convention") as refusal:
+                prepare(target, json.dumps({**valid, name: value}).encode())
+            # Dimensions of the right form that name no array's are refused as those.
+            assert name in str(refusal.value) or value == "tdx", (name, value)
+
+
+def test_no_field_of_a_call_goes_unchecked():
+    fields = {
+        field.name for kind in (Attention, AttentionCall, AttentionBackwardCall) for field in dataclasses.fields(kind)
+    }
+    assert fields - {"attention"} == REFUSED.keys() | OWN[FORWARD].keys() | OWN[BACKWARD].keys()
 
 
 @pytest.mark.parametrize(
