@@ -21,7 +21,7 @@ from flagos_backend.frontends.torch.compile import report
 from flagos_backend.frontends.torch.compile.corrections import correct_graph, corrected
 from flagos_backend.frontends.torch.compile.counters import counters_as_tensors
 from flagos_backend.frontends.torch.compile.errors import FallbackRefused, UnsupportedNode
-from flagos_backend.frontends.torch.compile.executable import Launch, StridesDiffer, launcher_of
+from flagos_backend.frontends.torch.compile.executable import StridesDiffer, launcher_of
 from flagos_backend.frontends.torch.compile.layout import Strided
 from flagos_backend.frontends.torch.compile.lowering.aten_call import views_read_as_they_lie
 from flagos_backend.frontends.torch.compile.mutation import copying, return_copies, written_inputs
@@ -212,7 +212,15 @@ def _program(
                 raise UnsupportedNode(target=node.target, reason=reason, place=place_of(node))
 
     if launch is not None and is_direct and not begin_their_memory:
-        return program, _Direct(launch)
+
+        def run_direct(inputs: list[Any]) -> list[Any]:
+            outputs = launch(inputs)
+            inputs.clear()
+            return outputs
+
+        # What calls it with a list of its own, which need not be emptied, saves a call (runner.py).
+        run_direct.launch = launch  # type: ignore[attr-defined]
+        return program, run_direct
 
     def run(inputs: list[Any]) -> list[Any]:
         look(inputs)
@@ -222,21 +230,6 @@ def _program(
         return outputs
 
     return program, run
-
-
-class _Direct:
-    """A program whose outputs are those of its graph. ``launch`` runs it, and leaves the list of inputs as it is: what
-    calls it with a list of its own saves a call (runner.py)."""
-
-    __slots__ = ("launch",)
-
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        outputs = self.launch(inputs)
-        inputs.clear()
-        return outputs
 
 
 def compile_graph(graph: GraphModule, kind: str, options: CompileOptions) -> CompiledGraph:
