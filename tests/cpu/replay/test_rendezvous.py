@@ -19,9 +19,10 @@ from jax.sharding import PartitionSpec as P
 
 import flagos_backend.frontends.jax
 from flagos_backend import bridge
-from flagos_backend.collectives import context_peers, watchdog
+from flagos_backend.collectives import context_peers
 from flagos_backend.collectives.context_peers import ContextPeers
 from flagos_backend.collectives.transport import Transport
+from flagos_backend.collectives.watchdog import Watchdog
 from flagos_backend.errors import CaptureRefused
 from flagos_backend.runtime.accelerator.graphs import GraphRecorder, GraphReplay
 from flagos_backend.runtime.accelerator.recordings import Recordings
@@ -186,6 +187,17 @@ def test_collectives_of_arguments_and_outputs(
     assert all(("lent to collectives" in str(made)) != keeps for _, made in outcomes), [str(m) for _, m in outcomes]
 
 
+def _is_told_again_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch says that somebody has to watch, and for so long no other one does."""
+    follow = Watchdog.follow
+
+    def followed(self: Watchdog, *given: Any) -> float:
+        follow(self, *given)
+        return seconds
+
+    monkeypatch.setattr(Watchdog, "follow", followed)
+
+
 def test_a_launch_enters_the_interpreter_rarely(
     driver: Driver, outcomes: Outcomes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +211,7 @@ def test_a_launch_enters_the_interpreter_rarely(
             return method(self, *given)
 
         monkeypatch.setattr(bridge.Runner, name, entry)
-    monkeypatch.setattr(watchdog, "_FOLLOWED_SECONDS", 3600.0)
+    _is_told_again_after(3600.0, monkeypatch)
     mesh = Mesh(np.array(jax.devices("flagos")[:DEVICES]), ("d",))
     sharding = NamedSharding(mesh, P("d"))
     program = jax.jit(jax.shard_map(lambda y: lax.psum(y, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
@@ -270,6 +282,7 @@ def test_a_launch_that_fails_fails_for_all(
     driver: Driver, outcomes: Outcomes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the one after it does not."""
+    _is_told_again_after(0.0, monkeypatch)
     steps = Steps(rng)
     steps.run_until(lambda: len(driver.launches) > 0)
     note = bridge.Runner.launched
