@@ -159,7 +159,7 @@ class CompiledProgram:
                 captures = [f"where graphs have conditional nodes, collectives, and can be patched: {outline(plan)}"]
             matched = "".join(f"  {note}\n" for note in (*self.notes, *captures))
             return f"{head}  runs as Python steps: {self.not_native}\n{matched}{plan.explain()}\n"
-        calls = sum(not call.is_check for call in self.native.code.calls)
+        calls = len(self.native.calls)
         return f"{head}  runs as native tiles with {calls} library calls\n" + "\n".join(self.native.code.steps) + "\n"
 
 

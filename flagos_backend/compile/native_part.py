@@ -60,9 +60,7 @@ def native_part(
     except NotNativeError as error:
         return None, str(error)
     collectives = tuple(native_collective(call, replicas, partitions) for call in code.calls)
-    calls = sum(
-        collective is None and not call.is_check for call, collective in zip(code.calls, collectives, strict=True)
-    )
+    calls = collectives.count(None)
     if code.operations < _OPERATIONS_PER_CALL * calls:
         return None, f"{calls} library calls to {code.operations} native operations"
     if code.multiplies and os.environ.get(_PRODUCTS) in _OF_TORCH:

@@ -33,7 +33,6 @@ from flagos_backend.codegen.cpu.steps import (
     NotNativeError,
     Step,
     array_of,
-    calls_library,
     is_empty,
     operations,
     over,
@@ -336,7 +335,7 @@ class _Emitter:
     def _find_callee_allocated(self) -> None:
         """Arrays that are where the library that makes them puts them: nobody copies them to a place of ours."""
         for item in self.items if self.outermost else ():
-            if isinstance(item, Step) and calls_library(item):
+            if isinstance(item, Step) and item.kind == ItemKind.CALL:
                 self.callee_allocated.update(
                     t for t in item.targets if t not in self.assignment.in_place and array_of(t).num_bytes
                 )
@@ -387,7 +386,7 @@ class _Emitter:
         self.buffers = tuple(
             BufferNote(t.name, array_of(t).num_bytes, position[first[t]], position[last[t]]) for t in temporaries
         )
-        calls = [n for n, item in enumerate(self.items) if calls_library(item)]
+        calls = [n for n, item in enumerate(self.items) if isinstance(item, Step) and item.kind == ItemKind.CALL]
         changes: Counter[int] = Counter()
         for t in temporaries:
             if t in self.callee_allocated:
@@ -401,7 +400,7 @@ class _Emitter:
         interpreter."""
         waiting = list(temporaries)
         for number, item in enumerate(self.items):
-            if isinstance(item, Step) and calls_library(item):
+            if isinstance(item, Step) and item.kind == ItemKind.CALL:
                 self.released[item] = [t for t in waiting if last[t] < number]
                 waiting = [t for t in waiting if last[t] >= number]
 
@@ -441,7 +440,7 @@ class _Emitter:
         if self.written is not None:
             self.written()
         called = None
-        if isinstance(item, Step) and calls_library(item):
+        if isinstance(item, Step) and item.kind == ItemKind.CALL:
             called = self.shared.calls[item.numbers[0]].instruction
         nested = self.nested_notes.get(id(item), ())
         self.notes.append(StepNote(number, item, label(text), compiled, called, nested))

@@ -21,7 +21,6 @@ from flagos_backend.fusion.policy import HOST
 from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.fusion.seams import MAX_BOXES
 from flagos_backend.ir.attributes import GatherAttributes
-from flagos_backend.ir.custom_calls.index_check import index_check_of
 from flagos_backend.ir.elementwise import element_type
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Opcode
@@ -54,8 +53,6 @@ def _reads_view(call: Instruction, operand: int, view: View) -> bool:
     """BLAS takes the strides of a matrix, arithmetic of two doubles each one number for all elements."""
     if call.opcode in (Opcode.MULTIPLY, Opcode.DIVIDE):
         return dims_of(view.buffer) == () and element_type(call) is ElementType.C128
-    if index_check_of(call) is not None:
-        return False  # native code looks at all of an array
     if call.opcode is Opcode.DOT:
         return view.buffer.opcode is not Opcode.CONSTANT and is_product_operand(call, operand, view)
     return HOST.reads_view(call, operand, view)

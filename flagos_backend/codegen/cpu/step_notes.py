@@ -8,7 +8,7 @@ from math import prod
 
 from flagos_backend.codegen.cpu.bytecode import ItemKind
 from flagos_backend.codegen.cpu.lower.dot import MatrixProduct
-from flagos_backend.codegen.cpu.steps import Item, Step, array_of, calls_library, sources, targets
+from flagos_backend.codegen.cpu.steps import Item, Step, array_of, sources, targets
 from flagos_backend.ir.cost import instruction_cost
 from flagos_backend.ir.effects import COLLECTIVES
 from flagos_backend.ir.hlo import Instruction
@@ -46,10 +46,7 @@ class StepNote:
             return "reduction" if self.item.reductions else "loop"
         if self.called is not None and self.called.opcode in COLLECTIVES:
             return "collective"
-        if isinstance(self.item, MatrixProduct):
-            return "product"
-        is_check = self.item.kind == ItemKind.CALL and not calls_library(self.item)
-        return "kernel" if is_check else _KINDS.get(self.item.kind, "kernel")
+        return "product" if isinstance(self.item, MatrixProduct) else _KINDS.get(self.item.kind, "kernel")
 
     @property
     def provider(self) -> str:

@@ -56,15 +56,6 @@ class Step:
 
 Item = Region | MatrixProduct | Step
 
-#: The second number of a call: whether the library may share it out, or that the call is only made where one of the
-#: indices that it reads lies outside.
-ALONE, SHARED_OUT, CHECKS_INDICES = range(3)
-
-
-def calls_library(item: Item) -> bool:
-    """Whether the host of the program makes a library call for ``item`` in each run."""
-    return isinstance(item, Step) and item.kind == ItemKind.CALL and item.numbers[1] != CHECKS_INDICES
-
 
 def scratch_of(item: Instruction, size: int) -> Instruction:
     return Instruction(Opcode.COPY, ArrayShape(ElementType.U8, (size,)), (item,), name=f"{item.name}.scratch")

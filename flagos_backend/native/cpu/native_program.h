@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -143,18 +142,11 @@ struct ScalarLoop {
 
 // A library call that the host of the program makes: buffers in, buffers out, some of which the call brings.
 struct Call {
-  // Of a call that is made only where one of the indices, its one source, lies outside: it says so, and fails.
-  struct IndexCheck {
-    Type type;                 // kS32 or kS64
-    int64_t count, low, high;  // indices are at least `low` and less than `high`
-  };
   int64_t number;
   bool shares_out;                        // PyTorch may use all its threads in it
   std::vector<int64_t> sources, targets;  // slots
   std::vector<int64_t> released;          // slots of what earlier calls allocated and nobody reads any more
-  std::optional<IndexCheck> check;
 };
-inline constexpr int64_t kMaxIndex = int64_t{1} << 48;  // of either sign, of a check's bounds
 
 // A block at run-time starts, which are clamped so that it lies inside: sliced out of an array (sources: array, starts),
 // or written into it (sources: block, array, starts; the array is copied first unless source and target are one slot).
@@ -317,7 +309,6 @@ class NativeProgram {
   bool is_callee_allocated(size_t i) const { return callee_allocated_[i]; }
   int64_t scratch_bytes() const { return arena_bytes_; }
   int64_t work() const { return work_; }  // element operations, to tell short programs from long ones
-  // Whether library calls are made where all goes well.
   bool has_calls() const { return has_calls_; }
 
   // Buffers aligned to 16 bytes; results overlap neither each other nor arguments, but a result that overwrites an

@@ -145,14 +145,11 @@ void Parser::ParseStep(NativeProgram& program) {
       program.steps_.emplace_back(std::move(step));
       return;
     }
-    case ItemKind::kCall: {
-      Call call = ParseCall();
-      program.has_calls_ |= !call.check;
-      program.shares_out_ |= call.shares_out;
-      if (call.check) program.work_ += call.check->count;
-      program.steps_.emplace_back(std::move(call));
+    case ItemKind::kCall:
+      program.has_calls_ = true;
+      program.steps_.emplace_back(ParseCall());
+      program.shares_out_ |= std::get<Call>(program.steps_.back()).shares_out;
       return;
-    }
     case ItemKind::kSlice:
       program.steps_.emplace_back(ParseBlockCopy(false));
       program.work_ += SlotBytes(std::get<BlockCopy>(program.steps_.back()).target);
@@ -175,12 +172,8 @@ void Parser::ParseStep(NativeProgram& program) {
 Call Parser::ParseCall() {
   Call call;
   call.number = Word();
-  const int64_t form = Word();
-  Require(form >= 0 && form <= 2, "unknown form of a call");
-  call.shares_out = form == 1;
-  if (form == 2) call.check = ParseIndexCheck();
+  call.shares_out = Word() != 0;
   call.sources = ReadableSlots();
-  if (call.check) CheckBuffers(call.sources, {Times(call.check->count, TypeBytes(call.check->type))});
   for (int64_t i = Count(); i > 0; --i) {
     const int64_t* const word = next_;
     const int64_t slot = Slot();
@@ -201,19 +194,7 @@ Call Parser::ParseCall() {
             "a call releases what it uses");
     AllocationOf(slot) = CalleeAllocated::kReleased;
   }
-  Require(!call.check || (call.targets.empty() && call.released.empty()), "a check of indices makes nothing");
   return call;
-}
-
-Call::IndexCheck Parser::ParseIndexCheck() {
-  Call::IndexCheck check;
-  check.type = ParseType();
-  Require(check.type == Type::kS32 || check.type == Type::kS64, "indices of this type do not exist");
-  check.count = Word();
-  check.low = Word();
-  check.high = Word();
-  Require(-kMaxIndex <= check.low && check.low < check.high && check.high <= kMaxIndex, "no index lies in this range");
-  return check;
 }
 
 BlockCopy Parser::ParseBlockCopy(bool is_update) {

@@ -146,7 +146,6 @@ class Parser {
   // parse.cc
   void ParseStep(NativeProgram& program);
   Call ParseCall();
-  Call::IndexCheck ParseIndexCheck();
   BlockCopy ParseBlockCopy(bool is_update);
   std::unique_ptr<NativeProgram> ParseNested(NativeProgram& parent);
   void CheckBuffers(const std::vector<int64_t>& slots, const std::vector<int64_t>& bytes) const;

@@ -17,8 +17,6 @@ void RunArgMinMax(const ArgMinMax& step, char* const* slots);
 void RunScatter(const ScatterWindows& scatter, char* const* slots);
 void RunTopK(const TopK& top_k, char* const* slots);
 void RunComplexArithmetic(const ComplexArithmetic& step, char* const* slots);
-// Whether all indices lie where the check wants them.
-bool AllInside(const Call::IndexCheck& check, const char* indices);
 void RunMatrixProduct(const MatrixProduct& product, char* const* slots);
 
 // Makes tiles boxes where that is better for a loop over points. elements: what a tile holds at most; streams: some

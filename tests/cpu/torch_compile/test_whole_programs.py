@@ -33,8 +33,8 @@ def test_a_small_model_calls_no_library_forward_or_backward() -> None:
 
 def test_an_operator_left_whole_leaves_the_others_lowered() -> None:
     weight, bias = torch.randn(3, 5), torch.randn(3)
-    check_function(lambda x: functional.linear(x, weight, bias).logcumsumexp(0), torch.randn(4, 5))
-    assert set(report.reports()[-1].whole) == {"aten.logcumsumexp.default"}
+    check_function(lambda x: functional.linear(x, weight, bias).cumsum(0), torch.randn(4, 5))
+    assert set(report.reports()[-1].whole) == {"aten.cumsum.default"}
 
 
 @pytest.mark.parametrize("approximate", ["tanh", "none"])

@@ -22,19 +22,9 @@ from flagos_backend.codegen.cpu.lower.linear_algebra import linear_algebra_numbe
 from flagos_backend.codegen.cpu.lower.scatter import scatter_numbers
 from flagos_backend.codegen.cpu.lower.sort import sort_numbers
 from flagos_backend.codegen.cpu.lower.transposed_convolution import as_patch_products
-from flagos_backend.codegen.cpu.steps import (
-    ALONE,
-    CHECKS_INDICES,
-    SHARED_OUT,
-    Item,
-    Step,
-    array_of,
-    over,
-    scratch_of,
-)
+from flagos_backend.codegen.cpu.steps import Item, Step, array_of, over, scratch_of
 from flagos_backend.fusion.schedule import Schedule
 from flagos_backend.ir.attributes import TopKAttributes
-from flagos_backend.ir.custom_calls.index_check import index_check_of
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.library_calls import may_use_threads, runs_alone
 from flagos_backend.ir.opcode import Opcode
@@ -43,7 +33,6 @@ from flagos_backend.loop_ir.flat import FlatComputation
 from flagos_backend.loop_ir.indexing import View, dims_of, row_major
 
 _MAX_TOP_K = 128  # kMaxTopK of native/cpu/native_program.h
-_MAX_INDEX = 1 << 48  # kMaxIndex there
 # at::internal::GRAIN_SIZE: the elements that one thread of a loop of torch's has at least.
 _TORCH_GRAIN = 1 << 15
 
@@ -51,14 +40,12 @@ _TORCH_GRAIN = 1 << 15
 @dataclass(frozen=True, slots=True)
 class Call:
     """A library call: reads the buffers of ``operands`` and makes one for each of ``results``, or fills one where the
-    program has a place for it. ``views``: where in a buffer an operand is, for those that are not the whole of it.
-    ``is_check``: it is made only where native code has seen that it will fail."""
+    program has a place for it. ``views``: where in a buffer an operand is, for those that are not the whole of it."""
 
     instruction: Instruction
     operands: tuple[ArrayShape, ...]
     results: tuple[ArrayShape, ...]
     views: tuple[View | None, ...]
-    is_check: bool = False
 
 
 def _may_share_out(call: Call) -> bool:
@@ -107,8 +94,7 @@ class InstructionLowering:
             Opcode.REDUCE: self._reduce,
             Opcode.SCATTER: self._scatter,
             Opcode.SORT: self._sort,
-            Opcode.CUSTOM_CALL: self._custom_call,
-            **dict.fromkeys((Opcode.CHOLESKY, Opcode.TRIANGULAR_SOLVE), self._linear_algebra),
+            **dict.fromkeys((Opcode.CHOLESKY, Opcode.TRIANGULAR_SOLVE, Opcode.CUSTOM_CALL), self._linear_algebra),
         }.get(item.opcode, self.call)
         return [lower(item)]
 
@@ -133,7 +119,7 @@ class InstructionLowering:
         call = Call(item, shapes, tuple(array_of(t) for t in targets), views)
         self._calls.append(call)
         text = f"call {item.opcode} {item.name}"
-        numbers = (len(self._calls) - 1, SHARED_OUT if _may_share_out(call) else ALONE)
+        numbers = (len(self._calls) - 1, int(_may_share_out(call)))
         return Step(ItemKind.CALL, self.buffers(item), targets, text, numbers)
 
     def _dynamic_slice(self, item: Instruction) -> Step:
@@ -202,27 +188,6 @@ class InstructionLowering:
             return self.call(item)
         text = f"native sort {item.name} {item.shape}"
         return Step(ItemKind.SORT, self.buffers(item), self._flat.leaves_of[item], text, numbers)
-
-    def _custom_call(self, item: Instruction) -> Step:
-        check = index_check_of(item)
-        if check is None:
-            return self._linear_algebra(item)
-        (indices,) = self._flat.operands(item)
-        shape = array_of(indices)
-        is_native = shape.element_type in (ElementType.S32, ElementType.S64)
-        if not is_native or not -_MAX_INDEX <= check.low < check.high <= _MAX_INDEX:
-            return self.call(item)
-        self._calls.append(Call(item, (shape,), (), (None,), is_check=True))
-        numbers = (
-            len(self._calls) - 1,
-            CHECKS_INDICES,
-            int(shape.element_type),
-            shape.num_elements,
-            check.low,
-            check.high,
-        )
-        text = f"native check of indices {item.name} {shape}"
-        return Step(ItemKind.CALL, (self._assignment.buffer_of(indices),), (), text, numbers)
 
     def _linear_algebra(self, item: Instruction) -> Step:
         numbers = linear_algebra_numbers(item) or decomposition_numbers(item)

@@ -29,7 +29,6 @@ _APART = (
     aten._safe_softmax,
     aten._softmax,
     aten._softmax_backward_data,
-    aten.binary_cross_entropy_with_logits,
     aten.celu,
     aten.elu,
     aten.elu_backward,
@@ -46,35 +45,35 @@ _APART = (
     aten.hardtanh_backward,
     aten.leaky_relu,
     aten.leaky_relu_backward,
-    aten.linalg_vector_norm,
-    aten.log_sigmoid_backward,
-    aten.log_sigmoid_forward,
     aten.logaddexp,
-    aten.logsumexp,
     aten.mish,
     aten.mish_backward,
     aten.mse_loss,
     aten.mse_loss_backward,
     aten.native_layer_norm_backward,
+    aten.silu,
+    aten.silu_backward,
+    aten.smooth_l1_loss,
+    aten.softplus,
+    aten.softplus_backward,
+    aten.tanh_backward,
+    aten.xlogy,
+)
+# Operators that are a few that fuse, or read at places that are computed. On the host ATen's run best.
+_APART_ON_ACCELERATORS = (
+    aten.binary_cross_entropy_with_logits,
+    aten.grid_sampler_2d,
+    aten.linalg_vector_norm,
+    aten.linspace,
+    aten.log_sigmoid_backward,
+    aten.log_sigmoid_forward,
+    aten.logsumexp,
     aten.reflection_pad1d,
     aten.reflection_pad1d_backward,
     aten.reflection_pad2d,
     aten.reflection_pad2d_backward,
     aten.replication_pad1d,
     aten.replication_pad2d,
-    aten.silu,
-    aten.silu_backward,
-    aten.smooth_l1_loss,
-    aten.smooth_l1_loss_backward,
-    aten.softplus,
-    aten.softplus_backward,
-    aten.tanh_backward,
-    aten.xlogy,
-)
-# Operators that are a few that fuse on accelerators. On the host ATen's run best.
-_APART_ON_ACCELERATORS = (
-    aten.grid_sampler_2d,
-    aten.linspace,
 )
 # Of later versions of PyTorch.
 _APART_IF_THERE = ("_fused_rms_norm", "_fused_rms_norm_backward")
@@ -282,7 +281,7 @@ def _in_wide_types(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _of_host() -> Mapping[Any, Callable[..., Any]]:
     wide = {
         **_of_both(),
-        # The forward pass looks for targets that are no class: lowering/losses.py.
+        # Not the forward pass: ATen's looks for targets that are no class.
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss2d_backward.default: _nll_loss_backward,
     }

@@ -11,7 +11,6 @@ from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.frontends.torch.compile.placement import computes_on_host
 from flagos_backend.ir.attributes import CompareAttributes, DimensionsAttributes
 from flagos_backend.ir.builder import Builder
-from flagos_backend.ir.custom_calls.index_check import IndexCheck
 from flagos_backend.ir.hlo import Computation, Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ArrayShape, ElementType
@@ -36,15 +35,12 @@ def element_type(tensor: torch.Tensor) -> ElementType:
 
 class Emitter:
     """Emits into one computation. Sizes are concrete. ``on_host``: whether it runs there. ``channels``: the process
-    group of each collective's channel. ``ranges``: of integers, what rules know of the least and the greatest.
-    ``checked``: indices that are checked."""
+    group of each collective's channel."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.on_host = True
         self.channels: dict[int, str] = {}
-        self.ranges: dict[Instruction, tuple[int, int]] = {}
-        self.checked: set[tuple[Instruction, IndexCheck]] = set()
         self._combiners: dict[tuple[Opcode, ElementType], Computation] = {}
 
     def scalar(self, value: complex, kind: ElementType) -> Instruction:

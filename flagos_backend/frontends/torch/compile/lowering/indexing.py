@@ -1,8 +1,8 @@
 """What reads elements at places that tensors say: indexing, rows of tables, elements along a dimension. scatters.py has
 what writes there.
 
-Eager checks on the host that places lie inside, and so do programs there (index_checks.py). On accelerators eager ends
-the process, and programs do not look: a place outside is read as the nearest one inside."""
+Eager checks on the host that places lie inside, and ends the process on accelerators. Programs of accelerators do not
+look: a place outside is read as the nearest one inside."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ import torch
 
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.frontends.torch.compile.lowering.index_checks import IN_SELF, Refusal, check, of_dimension
 from flagos_backend.frontends.torch.compile.lowering.movement import cut
 from flagos_backend.frontends.torch.compile.lowering.table import lowering
 from flagos_backend.ir.attributes import CompareAttributes, DimensionAttributes, GatherAttributes
-from flagos_backend.ir.custom_calls.index_check import INDEX
 from flagos_backend.ir.hlo import Instruction
 from flagos_backend.ir.opcode import Comparison, Opcode
 from flagos_backend.ir.types import ElementType
@@ -58,11 +56,6 @@ class Chosen:
     def together(self) -> bool:
         return self._stand_together(self.dims)
 
-    def check(self, emitter: Emitter, sizes: Sequence[int]) -> None:
-        """They lie inside an array of ``sizes``; negative ones count from the end. Eager numbers the indices."""
-        for number, (d, place) in enumerate(zip(self.dims, self.places, strict=True)):
-            check(emitter, place, -sizes[d], sizes[d], of_dimension(number, sizes[d]))
-
     def offsets(self, rank: int) -> tuple[int, ...]:
         """The dimensions of a result of that rank that are not those of ``shape``."""
         return tuple(d for d in range(rank) if not self.first <= d < self.first + len(self.shape))
@@ -98,15 +91,11 @@ def _refuse_choosing_of_nothing(x: Instruction, dims: Sequence[int]) -> None:
         raise NoLoweringError("ATen refuses to choose from nothing")
 
 
-def _chosen(
-    emitter: Emitter, result: torch.Tensor, x: Instruction, indices: Indices, *, is_checked: bool
-) -> Instruction:
+def _index(emitter: Emitter, result: torch.Tensor, x: Instruction, indices: Indices) -> Instruction:
     rank, sizes, chosen = array(x).rank, array(x).dims, Chosen.by(indices)
     if not result.numel():
         return nothing(emitter, result)
     _refuse_choosing_of_nothing(x, chosen.dims)
-    if is_checked:
-        chosen.check(emitter, sizes)
     places = [wrapped(emitter, place, sizes[d]) for d, place in zip(chosen.dims, chosen.places, strict=True)]
     attributes = GatherAttributes(
         offset_dims=chosen.offsets(result.dim()),
@@ -118,39 +107,24 @@ def _chosen(
     return emitter.builder.add(Opcode.GATHER, [x, vectors(emitter, places, chosen.shape)], attributes)
 
 
-@lowering(aten.index.Tensor)
-def _index(emitter: Emitter, result: torch.Tensor, x: Instruction, indices: Indices) -> Instruction:
-    return _chosen(emitter, result, x, indices, is_checked=True)
+# Indices of the second are known to lie inside, as those of an interpolation: the host's ATen looks at others.
+lowering(aten.index.Tensor, on_host=False)(_index)
+lowering(aten._unsafe_index.Tensor)(_index)
 
 
-@lowering(aten._unsafe_index.Tensor)
-def _unsafe_index(emitter: Emitter, result: torch.Tensor, x: Instruction, indices: Indices) -> Instruction:
-    """Indices are known to lie inside, as those of an interpolation."""
-    return _chosen(emitter, result, x, indices, is_checked=False)
-
-
-@lowering(aten._unsafe_masked_index.default)
+@lowering(aten._unsafe_masked_index.default, on_host=False)
 def _masked_index(
     emitter: Emitter, result: torch.Tensor, x: Instruction, mask: Instruction, indices: Indices, fill: complex
 ) -> Instruction:
     """Places where ``mask`` is false may lie anywhere."""
     kind, dims = element_type(result), tuple(result.shape)
-    chosen = emitter.expand(_chosen(emitter, result, x, indices, is_checked=False), dims)
+    chosen = emitter.expand(_index(emitter, result, x, indices), dims)
     return emitter.add(Opcode.SELECT, emitter.operand(mask, E.PRED, dims), chosen, emitter.operand(fill, kind, dims))
 
 
-def rows_at(
-    emitter: Emitter,
-    dims: Sequence[int],
-    x: Instruction,
-    dim: int,
-    index: Instruction,
-    refusal: Refusal | None = None,
-) -> Instruction:
+def rows_at(emitter: Emitter, dims: Sequence[int], x: Instruction, dim: int, index: Instruction) -> Instruction:
     """The parts of ``x`` at ``index`` along ``dim``; the dimensions of ``index`` stand there in the result, which has
-    the sizes ``dims``. ``refusal``: what is raised for a place outside; None where that is checked already."""
-    if refusal is not None:
-        check(emitter, index, 0, array(x).dims[dim], refusal)
+    the sizes ``dims``."""
     if not prod(dims):
         return emitter.operand(0, array(x).element_type, dims)
     _refuse_choosing_of_nothing(x, (dim,))
@@ -165,42 +139,29 @@ def rows_at(
     return emitter.builder.add(Opcode.GATHER, [x, index], attributes)
 
 
-def _out_of_range(x: Instruction, dim: int) -> Refusal:
-    """What eager's index_select raises, whose kernel depends on the dimension."""
-    shape = array(x)
-    if shape.rank > 1 and (dim == 1 or not shape.num_elements):
-        return Refusal(f"INDICES element is out of DATA bounds, id={INDEX} axis_dim={shape.dims[dim]}", "RuntimeError")
-    return IN_SELF
-
-
-@lowering(aten.embedding.default)
+@lowering(aten.embedding.default, on_host=False)
 def _embedding(
     emitter: Emitter, result: torch.Tensor, weight: Instruction, index: Instruction, *_: object
 ) -> Instruction:
-    return rows_at(emitter, tuple(result.shape), weight, 0, index, _out_of_range(weight, 0))
+    return rows_at(emitter, tuple(result.shape), weight, 0, index)
 
 
-@lowering(aten.index_select.default)
+@lowering(aten.index_select.default, on_host=False)
 def _index_select(emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: Instruction) -> Instruction:
     if not array(x).rank:
-        check(emitter, index, 0, 1, IN_SELF)
         return emitter.reshape(x, tuple(result.shape)) if result.numel() == 1 else nothing(emitter, result)
     index = emitter.reshape(index, (array(index).num_elements,))
-    dim %= array(x).rank
-    return rows_at(emitter, tuple(result.shape), x, dim, index, _out_of_range(x, dim))
+    return emitter.reshape(rows_at(emitter, tuple(result.shape), x, dim % array(x).rank, index), tuple(result.shape))
 
 
-@lowering(aten.take.default)
+@lowering(aten.take.default, on_host=False)
 def _take(emitter: Emitter, result: torch.Tensor, x: Instruction, index: Instruction) -> Instruction:
     """Of the elements in order; negative numbers count from the end."""
     count = array(x).num_elements
-    if count:
-        outside = f"out of range: tried to access index {INDEX} on a tensor of {count} elements."
-        check(emitter, index, -count, count, Refusal(outside))
     return rows_at(emitter, tuple(result.shape), emitter.reshape(x, (count,)), 0, wrapped(emitter, index, count))
 
 
-@lowering(aten.gather.default)
+@lowering(aten.gather.default, on_host=False)
 def _gather(
     emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: Instruction, *, sparse_grad: bool = False
 ) -> Instruction:
@@ -212,8 +173,6 @@ def _gather(
     rank = array(x).rank
     dim %= rank
     _refuse_choosing_of_nothing(x, (dim,))
-    size = array(x).dims[dim]
-    check(emitter, index, 0, size, of_dimension(dim, size, exception="RuntimeError"))
     others = tuple(d for d in range(rank) if d != dim)
     for d in others:
         x = cut(emitter, x, d, 0, array(index).dims[d])

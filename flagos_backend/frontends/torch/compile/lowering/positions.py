@@ -48,9 +48,7 @@ def _found(emitter: Emitter, x: Instruction, dim: int, direction: Comparison) ->
     # softmax.
     combiner = emitter.combiner(Opcode.MAXIMUM if greatest else Opcode.MINIMUM, kind)
     value = emitter.builder.add(Opcode.REDUCE, [x, emitter.scalar(initial, kind)], along, called=[combiner])
-    place = emitter.builder.element(both, 1)
-    emitter.ranges[place] = (0, shape.dims[dim] - 1)
-    return emitter.convert(value, E.PRED) if truth else value, place
+    return emitter.convert(value, E.PRED) if truth else value, emitter.builder.element(both, 1)
 
 
 def _taken(direction: Comparison, kind: ElementType) -> Computation:

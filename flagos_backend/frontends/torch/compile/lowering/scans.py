@@ -1,5 +1,5 @@
 """Running sums, products and log-sum-exps along a dimension: windows that reach from its first element, or to its last
-one. Accelerators have kernels for them; the host computes short sums and products, and leaves all others to ATen."""
+one. Accelerators have kernels for them; on the host ATen's run best."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ aten = torch.ops.aten
 E = ElementType
 #: Gives the computation of two values of a type.
 _Combiner = Callable[[Emitter, ElementType], Computation]
-# Of what the host makes reductions: codegen/cpu/passes/short_scans_to_reductions.py.
-_MOST_TERMS: Final = 1 << 15
 
 
 def _scan(combiner: _Combiner, initial: float, *, of_integers: bool) -> Rule:
@@ -38,8 +36,6 @@ def _scan(combiner: _Combiner, initial: float, *, of_integers: bool) -> Rule:
         shape = array(x)
         if not shape.rank or not shape.num_elements:
             return x
-        if emitter.on_host and (combiner is _log_add_exp or shape.num_elements * shape.dims[dim] > _MOST_TERMS):
-            raise NoLoweringError("it would be a call all the same")
         turned = _unturned(x, dim % shape.rank)
         size = shape.dims[dim % shape.rank]
         low, high = (size - 1, 0) if turned is None else (0, size - 1)
@@ -88,4 +84,4 @@ _RULES: Final = {
     aten.logcumsumexp.default: _scan(_log_add_exp, float("-inf"), of_integers=False),
 }
 for _overload, _rule in _RULES.items():
-    lowering(_overload)(_rule)
+    lowering(_overload, on_host=False)(_rule)

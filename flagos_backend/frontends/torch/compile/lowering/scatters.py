@@ -1,9 +1,8 @@
-"""What writes, adds or compares at places that tensors say.
+"""What writes, adds or compares at places that tensors say. On accelerators: the host's ATen has these.
 
-On the host everything is done in order, of several elements at one place that are not combined the last is kept, and
-places outside are refused as in eager (index_checks.py). On accelerators any of several elements is written, as in
-eager; sums of floats are made in the order in which the device comes to them, and left to ATen where PyTorch is asked
-for deterministic algorithms; places outside, with which eager ends the process, are left out."""
+Of several elements at one place that are not combined, any is written, as in eager. Sums of floats are made in the
+order in which the device comes to them; where PyTorch is asked for deterministic algorithms they are left to ATen.
+Places outside, with which eager ends the process, are left out."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ import torch
 
 from flagos_backend.frontends.torch.compile.errors import NoLoweringError
 from flagos_backend.frontends.torch.compile.lowering.emitter import Emitter, array, element_type
-from flagos_backend.frontends.torch.compile.lowering.index_checks import IN_SELF, Refusal, check, of_dimension
 from flagos_backend.frontends.torch.compile.lowering.indexing import Chosen, Indices, compare, vectors, wrapped
 from flagos_backend.frontends.torch.compile.lowering.movement import cut
 from flagos_backend.frontends.torch.compile.lowering.table import lowering
@@ -53,14 +51,13 @@ class Places:
         kind, dims = array(x).element_type, array(x).dims
         called = _second(kind) if opcode is None else emitter.combiner(opcode, kind)
         operands = [emitter.reshape(x, self.dims), self.index, emitter.reshape(updates, self.updates)]
-        # On accelerators it does not matter who is written over at one place, so nobody has to look.
-        in_order = opcode is not None or emitter.on_host
-        attributes = self.attributes if in_order else _any_of_equal(self.attributes)
+        # Who is written over at one place does not matter, so nobody has to look.
+        attributes = self.attributes if opcode is not None else _any_of_equal(self.attributes)
         return emitter.reshape(emitter.builder.add(Opcode.SCATTER, operands, attributes, called=[called]), dims)
 
     def combine(self, emitter: Emitter, x: Instruction, updates: Instruction, opcode: Opcode) -> Instruction:
         """``scatter`` in a type that chips combine in; ``x`` and the result are of that type, too."""
-        kind = combined_type(emitter, array(x).element_type, opcode)
+        kind = combined_type(array(x).element_type, opcode)
         return self.scatter(emitter, emitter.convert(x, kind), emitter.convert(updates, kind), opcode)
 
 
@@ -81,10 +78,10 @@ def _second(kind: ElementType) -> Computation:
     return builder.build(update)
 
 
-def combined_type(emitter: Emitter, kind: ElementType, opcode: Opcode) -> ElementType:
+def combined_type(kind: ElementType, opcode: Opcode) -> ElementType:
     if kind not in COMBINED:
         raise NoLoweringError("numbers of this type are combined by ATen")
-    if not emitter.on_host and opcode is Opcode.ADD and kind.is_float and torch.are_deterministic_algorithms_enabled():
+    if opcode is Opcode.ADD and kind.is_float and torch.are_deterministic_algorithms_enabled():
         raise NoLoweringError("sums of floats depend on the order in which the device comes to them")
     return COMBINED[kind]
 
@@ -196,7 +193,7 @@ def _joined(
 # ---- Operators
 
 
-@lowering(aten.index_put.default, aten._unsafe_index_put.default)
+@lowering(aten.index_put.default, aten._unsafe_index_put.default, on_host=False)
 def _index_put(
     emitter: Emitter,
     result: torch.Tensor,
@@ -212,14 +209,9 @@ def _index_put(
     kind, dims = element_type(result), array(x).dims
     if array(values).element_type is not kind:
         raise NoLoweringError("ATen refuses values of another type")
-    if any(dims[d] == 0 for d in chosen.dims):
-        raise NoLoweringError("ATen says whether there is anything to choose from")
-    if accumulate:
-        combined_type(emitter, kind, Opcode.ADD)
     places = _indexed(emitter, dims, chosen)
     if not prod(places.updates) or not result.numel():
         return x
-    chosen.check(emitter, dims)
     updates = emitter.expand(values, places.updates)
     if not accumulate:
         return places.scatter(emitter, x, updates, None)
@@ -244,15 +236,7 @@ def _masked_put(
     return emitter.add(Opcode.SELECT, mask, value, x)
 
 
-def _not_added(shape: ArrayShape, dim: int, index: Instruction) -> Refusal:
-    """What eager's index_add raises, which is scatter_add in the first and the last of several dimensions."""
-    scatters = shape.rank > 1 and dim % shape.rank in (0, shape.rank - 1) and array(index).element_type is E.S64
-    if not scatters:
-        return IN_SELF
-    return of_dimension(dim % shape.rank, shape.dims[dim], exception="RuntimeError")
-
-
-@lowering(aten.index_add.default)
+@lowering(aten.index_add.default, on_host=False)
 def _index_add(
     emitter: Emitter,
     result: torch.Tensor,
@@ -264,10 +248,8 @@ def _index_add(
     alpha: complex = 1,
 ) -> Instruction:
     kind = element_type(result)
-    combined_type(emitter, kind, Opcode.ADD)
-    refusal = _not_added(array(x), dim, index) if alpha == 1 else IN_SELF
-    places, updates = _parts(emitter, x, dim, index, source, refusal)
-    wide = combined_type(emitter, kind, Opcode.ADD)
+    places, updates = _parts(emitter, x, dim, index, source)
+    wide = combined_type(kind, Opcode.ADD)
     if not result.numel() or not array(updates).num_elements:
         return x
     if alpha != 1:
@@ -276,18 +258,17 @@ def _index_add(
     return _shaped(emitter, result, places.combine(emitter, _vector(emitter, x), updates, Opcode.ADD))
 
 
-@lowering(aten.index_copy.default)
+@lowering(aten.index_copy.default, on_host=False)
 def _index_copy(
     emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: Instruction, source: Instruction
 ) -> Instruction:
-    size = (array(x).dims or (1,))[dim]
-    places, updates = _parts(emitter, x, dim, index, source, of_dimension(dim, size, "index_copy_(): "))
+    places, updates = _parts(emitter, x, dim, index, source)
     if not result.numel() or not array(updates).num_elements:
         return x
     return _shaped(emitter, result, places.scatter(emitter, _vector(emitter, x), updates, None))
 
 
-@lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+@lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, on_host=False)
 def _index_fill(
     emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: Instruction, value: Instruction | complex
 ) -> Instruction:
@@ -297,7 +278,6 @@ def _index_fill(
         emitter.refuse_overflow(value, kind)
     index = emitter.reshape(index, (array(index).num_elements,))
     dim %= len(dims)
-    check(emitter, index, -dims[dim], dims[dim], of_dimension(dim, dims[dim]))
     places = _along(dims, dim, wrapped(emitter, index, dims[dim]))
     if not prod(places.updates):
         return x
@@ -315,20 +295,16 @@ def _shaped(emitter: Emitter, result: torch.Tensor, x: Instruction) -> Instructi
 
 
 def _parts(
-    emitter: Emitter, x: Instruction, dim: int, index: Instruction, source: Instruction, refusal: Refusal
+    emitter: Emitter, x: Instruction, dim: int, index: Instruction, source: Instruction
 ) -> tuple[Places, Instruction]:
-    """Where the parts ``source`` of ``x`` along ``dim`` go, and they as an array of all windows. ``refusal``: of places
-    outside."""
+    """Where the parts ``source`` of ``x`` along ``dim`` go, and they as an array of all windows."""
     if array(source).element_type is not array(x).element_type:
         raise NoLoweringError("ATen refuses sources of another type")
-    if not array(x).rank and array(source).rank:
-        raise NoLoweringError("ATen refuses sources of other sizes")
     dims = array(x).dims or (1,)
     index = emitter.reshape(index, (array(index).num_elements,))
     places = _along(dims, dim % len(dims), index)
     if array(source).num_elements != prod(places.updates):
         raise NoLoweringError("ATen refuses sources of other sizes")
-    check(emitter, index, 0, dims[dim % len(dims)], refusal)
     return places, emitter.reshape(source, places.updates)
 
 
@@ -340,9 +316,8 @@ def _spread(
 ) -> tuple[Places, Instruction, Instruction]:
     """Where the elements of ``source`` that have an index go in ``x``; they; and ``x``, which has a dimension."""
     kind, x, index = element_type(result), _vector(emitter, x), _vector(emitter, index)
-    dims, shape, dim = array(x).dims, array(index).dims, dim % array(x).rank
-    check(emitter, index, 0, dims[dim], of_dimension(dim, dims[dim], exception="RuntimeError"))
-    places = _elements(emitter, dims, dim, index)
+    places = _elements(emitter, array(x).dims, dim % array(x).rank, index)
+    shape = array(index).dims
     if not isinstance(source, Instruction):
         emitter.refuse_overflow(source, kind)
         return places, emitter.operand(source, kind, shape), x
@@ -358,7 +333,7 @@ def _is_empty(result: torch.Tensor, index: Instruction) -> bool:
     return not result.numel() or not array(index).num_elements
 
 
-@lowering(aten.scatter.src, aten.scatter.value)
+@lowering(aten.scatter.src, aten.scatter.value, on_host=False)
 def _scatter(
     emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: Instruction, source: Instruction | complex
 ) -> Instruction:
@@ -368,7 +343,7 @@ def _scatter(
     return _shaped(emitter, result, places.scatter(emitter, x, updates, None))
 
 
-@lowering(aten.scatter_add.default)
+@lowering(aten.scatter_add.default, on_host=False)
 def _scatter_add(
     emitter: Emitter, result: torch.Tensor, x: Instruction, dim: int, index: Instruction, source: Instruction | complex
 ) -> Instruction:
@@ -378,7 +353,7 @@ def _scatter_add(
     return _shaped(emitter, result, places.combine(emitter, x, updates, Opcode.ADD))
 
 
-@lowering(aten.scatter.reduce, aten.scatter.value_reduce)
+@lowering(aten.scatter.reduce, aten.scatter.value_reduce, on_host=False)
 def _scatter_by_name(
     emitter: Emitter,
     result: torch.Tensor,
@@ -394,7 +369,7 @@ def _scatter_by_name(
     return _scatter_add(emitter, result, x, dim, index, source)
 
 
-@lowering(aten.scatter_reduce.two)
+@lowering(aten.scatter_reduce.two, on_host=False)
 def _scatter_reduce(
     emitter: Emitter,
     result: torch.Tensor,
@@ -410,7 +385,7 @@ def _scatter_reduce(
     if opcode is None:
         raise NoLoweringError("chips multiply nothing in memory")
     kind = element_type(result)
-    wide = combined_type(emitter, kind, opcode)
+    wide = combined_type(kind, opcode)
     if _is_empty(result, index):
         return x
     places, updates, x = _spread(emitter, result, x, dim, index, source)
@@ -456,7 +431,7 @@ def _quotient(emitter: Emitter, x: Instruction, y: Instruction) -> Instruction:
 # ---- Gradients
 
 
-@lowering(aten.embedding_dense_backward.default)
+@lowering(aten.embedding_dense_backward.default, on_host=False)
 def _embedding_backward(
     emitter: Emitter,
     result: torch.Tensor,
@@ -480,7 +455,7 @@ def _embedding_backward(
 def summed_rows(emitter: Emitter, result: torch.Tensor, index: Instruction, rows: Instruction) -> Instruction:
     """``rows`` [*, n] added up at ``index`` [*] in the matrix that ``result`` is, zero elsewhere."""
     kind, dims = element_type(result), tuple(result.shape)
-    wide = combined_type(emitter, kind, Opcode.ADD)
+    wide = combined_type(kind, Opcode.ADD)
     if not result.numel() or not array(index).num_elements:
         return emitter.operand(0, kind, dims)
     places = _along(dims, 0, emitter.reshape(index, (array(index).num_elements,)))

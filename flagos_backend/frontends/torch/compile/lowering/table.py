@@ -28,7 +28,7 @@ class Rule(Protocol):
 R = TypeVar("R", bound=Rule)
 
 _RULES: dict[Overload, Rule] = {}
-# Of accelerators only: on the host ATen's kernels of these run best, or the rule has no native form there.
+# Of accelerators only: on the host ATen's kernels of these run best.
 _OF_ACCELERATORS: dict[Overload, Rule] = {}
 _FAMILIES = (
     "bags",
@@ -38,14 +38,12 @@ _FAMILIES = (
     "elementwise",
     "functions",
     "indexing",
-    "losses",
     "movement",
     "ordering",
     "positions",
     "reductions",
     "scans",
     "scatters",
-    "searches",
     # Without torch.distributed there are no such operators.
     *(("collectives",) if torch.distributed.is_available() else ()),
 )
