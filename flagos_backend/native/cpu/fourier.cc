@@ -160,7 +160,35 @@ struct Scratch {
   const std::unique_ptr<char[]> memory;
 };
 
-void RunOwnPass(const Fourier::Pass& pass, char* const* slots) {
+// What computes a block of a pass: our own kernels, with memory of the thread that they run on.
+class OwnLines {
+ public:
+  explicit OwnLines(const Fourier::Pass& pass) : pass_(pass), scratch_(pass.own->ScratchBytes()) {}
+  void operator()(const char* from, char* to, int64_t lines) const {
+    pass_.own->Run({from, to, pass_.read, pass_.written, lines}, scratch_.get());
+  }
+
+ private:
+  const Fourier::Pass& pass_;
+  const Scratch scratch_;
+};
+
+// The library's.
+class LibraryLines {
+ public:
+  explicit LibraryLines(const Fourier::Pass& pass)
+      : pass_(pass), compute_(pass.forward ? FindLibrary().forward : FindLibrary().backward) {}
+  void operator()(char* from, char* to, int64_t lines) const {
+    compute_((lines == pass_.block_lines ? pass_.block : pass_.rest).get(), from, to);
+  }
+
+ private:
+  const Fourier::Pass& pass_;
+  long (*const compute_)(void* descriptor, void* from, ...);
+};
+
+template <class Lines>
+void RunBlocks(const Fourier::Pass& pass, char* const* slots) {
   struct Job {
     const Fourier::Pass& pass;
     char *from, *to;
@@ -168,36 +196,19 @@ void RunOwnPass(const Fourier::Pass& pass, char* const* slots) {
   const auto body = [](void* user, int64_t begin, int64_t end) {
     const Job& job = *static_cast<Job*>(user);
     const Fourier::Pass& pass = job.pass;
-    const Scratch scratch(pass.own->ScratchBytes());
+    const Lines compute(pass);
     for (int64_t number = begin; number < end; ++number) {
       const int64_t outer = number / pass.blocks(), line = number % pass.blocks() * pass.block_lines;
-      const char* const from = job.from + outer * pass.from_outer + line * pass.from_line;
-      char* const to = job.to + outer * pass.to_outer + line * pass.to_line;
-      const int64_t lines = std::min(pass.block_lines, pass.lines - line);
-      pass.own->Run({from, to, pass.read, pass.written, lines}, scratch.get());
+      compute(job.from + outer * pass.from_outer + line * pass.from_line,
+              job.to + outer * pass.to_outer + line * pass.to_line, std::min(pass.block_lines, pass.lines - line));
     }
   };
   RunTasks(pass.outer * pass.blocks(), pass.work, body, &job);
 }
 
 void RunPass(const Fourier::Pass& pass, char* const* slots) {
-  if (pass.own != nullptr) return RunOwnPass(pass, slots);
-  struct Job {
-    const Fourier::Pass& pass;
-    char *from, *to;
-  } job{pass, slots[pass.from], slots[pass.to]};
-  const auto body = [](void* user, int64_t begin, int64_t end) {
-    const Job& job = *static_cast<Job*>(user);
-    const Fourier::Pass& pass = job.pass;
-    const auto compute = pass.forward ? FindLibrary().forward : FindLibrary().backward;
-    for (int64_t number = begin; number < end; ++number) {
-      const int64_t outer = number / pass.blocks(), line = number % pass.blocks() * pass.block_lines;
-      const bool is_whole = line + pass.block_lines <= pass.lines;
-      compute((is_whole ? pass.block : pass.rest).get(), job.from + outer * pass.from_outer + line * pass.from_line,
-              job.to + outer * pass.to_outer + line * pass.to_line);
-    }
-  };
-  RunTasks(pass.outer * pass.blocks(), pass.work, body, &job);
+  if (pass.own != nullptr) return RunBlocks<OwnLines>(pass, slots);
+  RunBlocks<LibraryLines>(pass, slots);
 }
 
 }  // namespace
