@@ -58,13 +58,23 @@ def tokens() -> dict[str, Any]:
     return {"input_ids": ids, "labels": ids}
 
 
+def without_a_cache() -> dict[str, Any]:
+    """As the library's Trainer calls a model: it gives no cache, so that its mask looks for packed sequences."""
+    ids = torch.randint(100, (2, 9))
+    return {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
+
+
 def images() -> dict[str, Any]:
     return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
 
 
 @pytest.mark.parametrize(
     ("make", "inputs"),
-    [(gpt2, tokens), (llama, tokens), (qwen3, tokens), (bert, tokens), (mixtral, tokens), (t5, tokens), (vit, images)],
+    [
+        *((gpt2, tokens), (llama, tokens), (qwen3, tokens), (bert, tokens), (mixtral, tokens), (t5, tokens)),
+        *((make, without_a_cache) for make in (gpt2, llama, qwen3, mixtral)),
+        (vit, images),
+    ],
     ids=lambda value: value.__name__,
 )
 def test_training(make: Callable[[], torch.nn.Module], inputs: Callable[[], dict[str, Any]]) -> None:
